@@ -1,0 +1,139 @@
+// Element types, and the exact conversions of the 16-bit floats.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/base/export.h"
+
+namespace tessera::base {
+
+enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, u32, u64 };
+
+/// Bytes of one element.
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::i8:
+    case DType::u8: return 1;
+    case DType::f16:
+    case DType::bf16: return 2;
+    case DType::f32:
+    case DType::i32:
+    case DType::u32: return 4;
+    case DType::f64:
+    case DType::i64:
+    case DType::u64: return 8;
+  }
+  return 0;
+}
+
+constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
+
+/// "f32", "bf16", ...: the spelling of options, errors and JSON.
+TESSERA_API std::string_view name_of(DType dtype);
+
+/// The inverse of name_of. Throws InvalidUsage listing the known names.
+TESSERA_API DType parse_dtype(std::string_view name);
+
+/// IEEE binary16, held as its bits. Conversions round to nearest even; NaN stays NaN, overflow gives infinity.
+struct f16 {
+  std::uint16_t bits = 0;
+  f16() = default;
+  constexpr explicit f16(float value) : bits(from_float(value)) {}
+  constexpr explicit operator float() const { return to_float(bits); }
+  static constexpr f16 of_bits(std::uint16_t bits);
+  static constexpr std::uint16_t from_float(float value);
+  static constexpr float to_float(std::uint16_t bits);
+};
+
+/// bfloat16: the upper half of a binary32. Rounds to nearest even; NaN stays (a quiet) NaN.
+struct bf16 {
+  std::uint16_t bits = 0;
+  bf16() = default;
+  constexpr explicit bf16(float value) : bits(from_float(value)) {}
+  constexpr explicit operator float() const { return to_float(bits); }
+  static constexpr bf16 of_bits(std::uint16_t bits);
+  static constexpr std::uint16_t from_float(float value);
+  static constexpr float to_float(std::uint16_t bits);
+};
+
+constexpr f16 f16::of_bits(std::uint16_t bits) {
+  f16 value;
+  value.bits = bits;
+  return value;
+}
+
+constexpr std::uint16_t f16::from_float(float value) {
+  const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
+  const auto sign = static_cast<std::uint16_t>((x >> 16) & 0x8000u);
+  const std::uint32_t magnitude = x & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to 2^16 or more
+  if (magnitude >= 0x38800000u) {                                                   // a normal half
+    const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+    return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+  }
+  if (magnitude < 0x33000000u) return sign;  // at most half of the smallest subnormal... below it: zero
+  const std::uint32_t exponent = magnitude >> 23;
+  const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+  const std::uint32_t shift = 126u - exponent;  // 14 .. 24
+  const std::uint32_t half = mantissa >> shift;
+  const std::uint32_t rest = mantissa & ((1u << shift) - 1u);
+  const std::uint32_t tie = 1u << (shift - 1u);
+  const std::uint32_t up = (rest > tie || (rest == tie && (half & 1u))) ? 1u : 0u;
+  return static_cast<std::uint16_t>(sign | (half + up));
+}
+
+constexpr float f16::to_float(std::uint16_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+  std::uint32_t exponent = (bits >> 10) & 0x1fu;
+  std::uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    if (mantissa == 0) return std::bit_cast<float>(sign);
+    exponent = 1;
+    while ((mantissa & 0x400u) == 0) {
+      mantissa <<= 1;
+      exponent -= 1;
+    }
+    mantissa &= 0x3ffu;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+constexpr bf16 bf16::of_bits(std::uint16_t bits) {
+  bf16 value;
+  value.bits = bits;
+  return value;
+}
+
+constexpr std::uint16_t bf16::from_float(float value) {
+  const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
+  if ((x & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((x >> 16) | 0x40u);
+  return static_cast<std::uint16_t>((x + 0x7fffu + ((x >> 16) & 1u)) >> 16);
+}
+
+constexpr float bf16::to_float(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// DType of a C++ type: dtype_of<float> == DType::f32.
+template <class T>
+inline constexpr DType dtype_of = [] {
+  static_assert(sizeof(T) == 0, "no DType stands for this type");
+  return DType::f32;
+}();
+template <> inline constexpr DType dtype_of<float> = DType::f32;
+template <> inline constexpr DType dtype_of<double> = DType::f64;
+template <> inline constexpr DType dtype_of<f16> = DType::f16;
+template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <> inline constexpr DType dtype_of<std::int8_t> = DType::i8;
+template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+template <> inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <> inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
+template <> inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
+
+}  // namespace tessera::base

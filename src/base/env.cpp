@@ -1,0 +1,34 @@
+#include "tessera/base/env.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace tessera::base {
+
+std::optional<std::string> read_foreign_env(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+std::optional<std::string> read_env(const EnvVariable& variable) { return read_foreign_env(std::string(variable.name)); }
+
+std::string env_or_default(const EnvVariable& variable) {
+  return read_env(variable).value_or(std::string(variable.default_value));
+}
+
+std::vector<std::string> unknown_variables(std::span<const EnvVariable> known) {
+  std::vector<std::string> unknown;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view line(*entry);
+    const std::string_view name = line.substr(0, line.find('='));
+    if (!name.starts_with("TESSERA_")) continue;
+    const bool found = std::any_of(known.begin(), known.end(), [&](const EnvVariable& v) { return v.name == name; });
+    if (!found) unknown.emplace_back(name);
+  }
+  return unknown;
+}
+
+}  // namespace tessera::base

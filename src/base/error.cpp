@@ -1,0 +1,24 @@
+#include "tessera/base/error.h"
+
+#include <cerrno>
+#include <system_error>
+
+namespace tessera::base {
+
+// Out of line, so that each class has one home for its type information across modules.
+Error::~Error() = default;
+InvalidUsage::~InvalidUsage() = default;
+Unsupported::~Unsupported() = default;
+Mismatch::~Mismatch() = default;
+Timeout::~Timeout() = default;
+PeerLost::~PeerLost() = default;
+Aborted::~Aborted() = default;
+BackendError::~BackendError() = default;
+SystemError::~SystemError() = default;
+
+SystemError system_error(std::string_view what, int code) {
+  if (code < 0) code = errno;
+  return SystemError(std::string(what) + ": " + std::generic_category().message(code));
+}
+
+}  // namespace tessera::base

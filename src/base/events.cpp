@@ -1,0 +1,97 @@
+#include "tessera/base/events.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <set>
+#include <utility>
+
+namespace tessera::base {
+namespace {
+
+constexpr std::array<std::string_view, 8> kNames = {"unshard_issue", "unshard_wait", "forward",     "backward",
+                                                    "reshard",       "reduce_issue", "reduce_wait", "optimizer_step"};
+
+struct Track {
+  int id;
+  const char* name;
+};
+
+Track track_of(EventKind kind) {
+  switch (kind) {
+    case EventKind::unshard_issue:
+    case EventKind::reshard: return {2, "gather"};
+    case EventKind::reduce_issue: return {3, "reduce"};
+    case EventKind::unshard_wait:
+    case EventKind::reduce_wait: return {1, "waiting"};
+    default: return {0, "compute"};
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(EventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
+
+Recorder::Span Recorder::begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+  pending_.push_back({{kind, std::string(unit), rank_, bytes}, stream.record(), Event(), false});
+  return pending_.size() - 1;
+}
+
+void Recorder::end(Span span, Stream& stream) {
+  pending_.at(span).finish = stream.record();
+  pending_.at(span).ended = true;
+}
+
+void Recorder::mark(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+  const Event now = stream.record();
+  pending_.push_back({{kind, std::string(unit), rank_, bytes}, now, now, true});
+}
+
+std::vector<EventRecord> Recorder::take() {
+  std::vector<EventRecord> records;
+  records.reserve(pending_.size());
+  for (Pending& pending : pending_) {
+    if (!pending.ended) continue;
+    pending.record.start_ns = pending.start.time_ns();
+    pending.record.end_ns = pending.finish.time_ns();
+    records.push_back(std::move(pending.record));
+  }
+  pending_.clear();
+  return records;
+}
+
+void write_chrome_trace(std::ostream& out, std::span<const EventRecord> events) {
+  using nlohmann::json;
+  std::int64_t origin = std::numeric_limits<std::int64_t>::max();
+  for (const EventRecord& e : events) origin = std::min(origin, e.start_ns);
+  const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000.0; };
+
+  json trace = json::array();
+  std::set<std::pair<int, int>> named;
+  for (const EventRecord& e : events) {
+    const Track track = track_of(e.kind);
+    if (named.insert({e.rank, -1}).second)
+      trace.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", e.rank}, {"args", {{"name", "rank " + std::to_string(e.rank)}}}});
+    if (named.insert({e.rank, track.id}).second)
+      trace.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", e.rank}, {"tid", track.id}, {"args", {{"name", track.name}}}});
+    json entry = {{"name", std::string(name_of(e.kind)) + " " + e.unit},
+                  {"cat", name_of(e.kind)},
+                  {"pid", e.rank},
+                  {"tid", track.id},
+                  {"ts", microseconds(e.start_ns - origin)},
+                  {"args", {{"unit", e.unit}, {"bytes", e.bytes}}}};
+    if (e.end_ns > e.start_ns) {
+      entry["ph"] = "X";
+      entry["dur"] = microseconds(e.duration_ns());
+    } else {
+      entry["ph"] = "i";
+      entry["s"] = "t";
+    }
+    trace.push_back(std::move(entry));
+  }
+  out << json{{"traceEvents", std::move(trace)}, {"displayTimeUnit", "ms"}}.dump() << "\n";
+}
+
+}  // namespace tessera::base

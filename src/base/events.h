@@ -1,0 +1,68 @@
+// What the engine did and when: one vocabulary for the runtime, the trace, the tests and the planner.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <iosfwd>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/export.h"
+#include "tessera/base/stream.h"
+
+namespace tessera::base {
+
+enum class EventKind : std::uint8_t {
+  unshard_issue,
+  unshard_wait,
+  forward,
+  backward,
+  reshard,
+  reduce_issue,
+  reduce_wait,
+  optimizer_step,
+};
+TESSERA_API std::string_view name_of(EventKind kind);
+
+struct EventRecord {
+  EventKind kind;
+  std::string unit;
+  int rank = 0;
+  std::uint64_t bytes = 0;
+  std::int64_t start_ns = 0;  ///< on the stream's clock
+  std::int64_t end_ns = 0;
+  std::int64_t duration_ns() const { return end_ns - start_ns; }
+};
+
+/// Collects the events of one rank. Times are taken from the streams, never from a clock of its own. One thread at a time.
+class TESSERA_API Recorder {
+ public:
+  explicit Recorder(int rank) : rank_(rank) {}
+
+  using Span = std::size_t;  ///< names a begun event until it is ended
+  Span begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
+  void end(Span span, Stream& stream);
+  /// An event without duration.
+  void mark(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
+
+  /// The ended events in the order they were begun, and forgets them. Waits for their streams. Unended ones are dropped.
+  std::vector<EventRecord> take();
+
+ private:
+  struct Pending {
+    EventRecord record;
+    Event start;
+    Event finish;
+    bool ended = false;
+  };
+  const int rank_;
+  std::deque<Pending> pending_;
+};
+
+/// Chrome trace format (JSON): opens in Perfetto and chrome://tracing. One process per rank; compute, gather and reduce are its
+/// threads. Times become microseconds since the earliest event.
+TESSERA_API void write_chrome_trace(std::ostream& out, std::span<const EventRecord> events);
+
+}  // namespace tessera::base

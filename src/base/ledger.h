@@ -1,0 +1,80 @@
+// The memory ledger: requested live bytes by use, now and at the peak.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/base/export.h"
+
+namespace tessera::base {
+
+/// What memory is for. The names are those of the reports and of the JSON.
+enum class MemoryUse : std::uint8_t {
+  parameter,
+  gradient,
+  optimizer,
+  activation,
+  unsharded_parameter,
+  unsharded_gradient,
+  communication,
+  other,
+};
+inline constexpr std::size_t kMemoryUses = 8;
+TESSERA_API std::string_view name_of(MemoryUse use);
+
+/// One per rank. Thread-safe. All figures are bytes.
+class TESSERA_API Ledger {
+ public:
+  struct Snapshot {
+    std::array<std::uint64_t, kMemoryUses> now{};
+    std::array<std::uint64_t, kMemoryUses> peak{};  ///< each use's own highest
+    std::uint64_t total_now = 0;
+    std::uint64_t total_peak = 0;  ///< highest sum at one instant
+    std::uint64_t reserved = 0;    ///< highest held minus total_peak: what pooling cost at its worst
+    std::uint64_t peak_of(MemoryUse use) const { return peak[static_cast<std::size_t>(use)]; }
+    std::uint64_t now_of(MemoryUse use) const { return now[static_cast<std::size_t>(use)]; }
+  };
+
+  void add(MemoryUse use, std::size_t bytes) noexcept;
+  void remove(MemoryUse use, std::size_t bytes) noexcept;
+
+  /// A pool tells how much it holds beyond what is live in it (idle blocks, rounding).
+  void hold(std::int64_t change) noexcept;
+
+  Snapshot snapshot() const noexcept;
+  /// Peaks restart from what is live now.
+  void reset_peaks() noexcept;
+
+ private:
+  using Counter = std::atomic<std::int64_t>;
+  static void raise(Counter& peak, std::int64_t value) noexcept;
+  std::array<Counter, kMemoryUses> now_{};
+  std::array<Counter, kMemoryUses> peak_{};
+  Counter total_{0};
+  Counter total_peak_{0};
+  Counter slack_{0};
+  Counter held_peak_{0};
+};
+
+/// Keeps bytes in a ledger for as long as it lives. The ledger must outlive it. Move-only.
+class TESSERA_API LedgerEntry {
+ public:
+  LedgerEntry() = default;
+  LedgerEntry(Ledger& ledger, MemoryUse use, std::size_t bytes) : ledger_(&ledger), use_(use), bytes_(bytes) {
+    ledger.add(use, bytes);
+  }
+  LedgerEntry(LedgerEntry&& other) noexcept;
+  LedgerEntry& operator=(LedgerEntry&& other) noexcept;
+  ~LedgerEntry() { reset(); }
+  void reset() noexcept;
+
+ private:
+  Ledger* ledger_ = nullptr;
+  MemoryUse use_ = MemoryUse::other;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace tessera::base

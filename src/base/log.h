@@ -1,0 +1,35 @@
+// Logging to the sink that the program sets; without one, nothing is written.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/export.h"
+
+namespace tessera::base {
+
+enum class LogLevel : std::uint8_t { debug, info, warn, error, off };
+
+/// "debug", "info", "warn", "error", "off". Throws InvalidUsage.
+TESSERA_API LogLevel parse_log_level(std::string_view name);
+TESSERA_API std::string_view name_of(LogLevel level);
+
+/// Thread-safe: sink calls are serialised. Handed around by shared_ptr; a null pointer means silence.
+class TESSERA_API Logger {
+ public:
+  using Sink = std::function<void(LogLevel, std::string_view)>;
+  Logger(LogLevel level, Sink sink) : level_(level), sink_(std::move(sink)) {}
+  bool enabled(LogLevel level) const noexcept { return level >= level_ && level != LogLevel::off; }
+  /// Never throws: what a sink throws is swallowed, since logging happens in destructors too.
+  void write(LogLevel level, std::string_view text) noexcept;
+
+ private:
+  const LogLevel level_;
+  const Sink sink_;
+  std::mutex mutex_;
+};
+
+}  // namespace tessera::base

@@ -1,0 +1,183 @@
+#include "tessera/base/memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::base {
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      release_(std::move(other.release_)) {
+  other.release_ = nullptr;
+}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this != &other) {
+    reset();
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    release_ = std::move(other.release_);
+    other.release_ = nullptr;
+  }
+  return *this;
+}
+
+void Buffer::reset() noexcept {
+  void* data = std::exchange(data_, nullptr);
+  if (data != nullptr && release_) release_(data, bytes_);
+  bytes_ = 0;
+  release_ = nullptr;
+}
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+
+std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+[[noreturn]] void out_of_memory(std::size_t bytes) {
+  throw system_error("memory: can't allocate " + std::to_string(bytes) + " bytes", ENOMEM);
+}
+
+}  // namespace
+
+/// Idle blocks by size, oldest first among equals; a request takes the smallest that fits and wastes at most an eighth.
+class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options) : ledger_(std::move(ledger)), options_(options) {}
+  ~Impl() { trim(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Buffer small(std::size_t bytes, MemoryUse use) {
+    void* data = std::aligned_alloc(kAlignment, round_up(bytes == 0 ? 1 : bytes, kAlignment));
+    if (data == nullptr) out_of_memory(bytes);
+    ledger_->add(use, bytes);
+    return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
+              if (self->options_.poison) std::memset(p, 0xFF, n);
+              self->ledger_->remove(use, n);
+              std::free(p);
+            }};
+  }
+
+  Buffer pooled(std::size_t bytes, MemoryUse use) {
+    const Block block = take(round_up(bytes, kPage));
+    ledger_->add(use, bytes);
+    return {block.data, bytes, [self = shared_from_this(), use, held = block.bytes](void* p, std::size_t n) {
+              if (self->options_.poison) std::memset(p, 0xFF, n);
+              self->ledger_->remove(use, n);
+              self->give(Block{p, held});
+            }};
+  }
+
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    while (!idle_.empty()) drop_oldest();
+  }
+
+  Ledger& ledger() const { return *ledger_; }
+  std::shared_ptr<Ledger> shared_ledger() const { return ledger_; }
+  const MemoryPoolOptions& options() const { return options_; }
+
+ private:
+  struct Block {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  using Idle = std::multimap<std::size_t, std::list<Block>::iterator>;
+
+  Block take(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_size_.lower_bound(bytes);
+    if (found != by_size_.end() && found->first <= bytes + bytes / 8) {
+      const Block block = *found->second;
+      idle_.erase(found->second);
+      by_size_.erase(found);
+      idle_bytes_ -= block.bytes;
+      account(static_cast<std::int64_t>(block.bytes));
+      return block;
+    }
+    // Nothing fits: before more is mapped, idle blocks go back, so that what is held stays near what was ever needed.
+    while (!idle_.empty() && live_ + idle_bytes_ + bytes > allowance(live_ + bytes)) drop_oldest();
+    const Block block{map(bytes), bytes};
+    account(static_cast<std::int64_t>(bytes));
+    return block;
+  }
+
+  void give(Block block) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(block);
+    by_size_.emplace(block.bytes, std::prev(idle_.end()));
+    idle_bytes_ += block.bytes;
+    account(-static_cast<std::int64_t>(block.bytes));
+  }
+
+  /// Moves bytes between idle and live. The ledger's slack follows the idle bytes (page rounding is not worth counting).
+  void account(std::int64_t live_change) {
+    live_ = static_cast<std::size_t>(static_cast<std::int64_t>(live_) + live_change);
+    if (live_ > live_peak_) live_peak_ = live_;
+    const auto idle = static_cast<std::int64_t>(idle_bytes_);
+    ledger_->hold(idle - told_);
+    told_ = idle;
+  }
+
+  std::size_t allowance(std::size_t live) const {
+    const std::size_t peak = live > live_peak_ ? live : live_peak_;
+    return peak + static_cast<std::size_t>(options_.slack * static_cast<double>(peak)) + options_.slack_bytes;
+  }
+
+  void drop_oldest() {
+    const Block block = idle_.front();
+    const auto [first, last] = by_size_.equal_range(block.bytes);
+    for (auto it = first; it != last; ++it) {
+      if (it->second != idle_.begin()) continue;
+      by_size_.erase(it);
+      break;
+    }
+    idle_.pop_front();
+    idle_bytes_ -= block.bytes;
+    account(0);
+    ::munmap(block.data, block.bytes);
+  }
+
+  static void* map(std::size_t bytes) {
+    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) out_of_memory(bytes);
+    if (bytes >= 2 * kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);  // a hint: refusal costs only time
+    return data;
+  }
+
+  const std::shared_ptr<Ledger> ledger_;
+  const MemoryPoolOptions options_;
+  std::mutex mutex_;
+  std::list<Block> idle_;  // oldest first
+  Idle by_size_;
+  std::size_t idle_bytes_ = 0;
+  std::size_t live_ = 0;
+  std::size_t live_peak_ = 0;
+  std::int64_t told_ = 0;
+};
+
+MemoryPool::MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options)
+    : impl_(std::make_shared<Impl>(std::move(ledger), options)) {}
+MemoryPool::~MemoryPool() = default;
+
+Buffer MemoryPool::allocate(std::size_t bytes, MemoryUse use) {
+  return bytes < impl_->options().pooled_from ? impl_->small(bytes, use) : impl_->pooled(bytes, use);
+}
+
+void MemoryPool::trim() { impl_->trim(); }
+Ledger& MemoryPool::ledger() const noexcept { return impl_->ledger(); }
+std::shared_ptr<Ledger> MemoryPool::shared_ledger() const noexcept { return impl_->shared_ledger(); }
+
+}  // namespace tessera::base

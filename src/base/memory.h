@@ -1,0 +1,70 @@
+// Buffers, and the pool they come from.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "tessera/base/export.h"
+#include "tessera/base/ledger.h"
+
+namespace tessera::base {
+
+/// Every buffer starts at a multiple of this many bytes.
+inline constexpr std::size_t kAlignment = 64;
+
+/// Owned bytes, given back to where they came from when the object dies. Move-only.
+class TESSERA_API Buffer {
+ public:
+  using Release = std::function<void(void* data, std::size_t bytes)>;  ///< must not throw
+  Buffer() = default;
+  Buffer(void* data, std::size_t bytes, Release release) : data_(data), bytes_(bytes), release_(std::move(release)) {}
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer() { reset(); }
+  void reset() noexcept;
+
+  void* data() const noexcept { return data_; }
+  std::byte* bytes_at(std::size_t offset) const noexcept { return static_cast<std::byte*>(data_) + offset; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  Release release_;
+};
+
+struct MemoryPoolOptions {
+  std::size_t pooled_from = 256 * 1024;       ///< smaller requests go to the C library
+  double slack = 0.02;                        ///< idle memory kept, as a part of the highest live total ...
+  std::size_t slack_bytes = 8 * 1024 * 1024;  ///< ... plus this
+  bool poison = false;                        ///< fill released blocks with 0xFF (NaN), to make a stale read visible
+};
+
+/// Memory of one rank. A released block keeps its pages and serves the next request that it fits, so that a training step
+/// maps and faults nothing once the first has run. Thread-safe. Buffers may outlive the pool object; the ledger, which is
+/// given, must outlive the buffers.
+class TESSERA_API MemoryPool {
+ public:
+  explicit MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options = {});
+  ~MemoryPool();
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  /// Uninitialised bytes, aligned to kAlignment, booked in the ledger under `use`. Zero bytes give a valid buffer of size 0.
+  /// Throws SystemError where the system has no more.
+  Buffer allocate(std::size_t bytes, MemoryUse use);
+
+  /// Gives all idle blocks back to the system.
+  void trim();
+
+  Ledger& ledger() const noexcept;
+  std::shared_ptr<Ledger> shared_ledger() const noexcept;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::base

@@ -1,0 +1,82 @@
+#include "tessera/base/parse.h"
+
+#include <charconv>
+#include <limits>
+
+#include "tessera/base/error.h"
+
+namespace tessera::base {
+namespace {
+
+struct Number {
+  std::int64_t value = 0;
+  std::string_view unit;
+  bool valid = false;
+};
+
+Number split_number(std::string_view text) {
+  Number number;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number.value);
+  number.valid = error == std::errc{};
+  if (number.valid) number.unit = text.substr(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+}  // namespace
+
+std::uint64_t parse_size(std::string_view text, std::string_view what) {
+  const Number number = split_number(text);
+  int shift = -1;
+  if (number.unit.empty()) shift = 0;
+  if (number.unit == "K") shift = 10;
+  if (number.unit == "M") shift = 20;
+  if (number.unit == "G") shift = 30;
+  if (!number.valid || shift < 0 || number.value < 0 || number.value > (std::numeric_limits<std::int64_t>::max() >> shift))
+    throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not a size; write 4096, 64K, 8M or 1G");
+  return static_cast<std::uint64_t>(number.value) << shift;
+}
+
+std::chrono::milliseconds parse_duration(std::string_view text, std::string_view what) {
+  const Number number = split_number(text);
+  std::int64_t scale = 0;
+  if (number.unit == "ms") scale = 1;
+  if (number.unit == "s") scale = 1000;
+  if (number.unit == "m") scale = 60'000;
+  if (number.unit == "h") scale = 3'600'000;
+  constexpr std::int64_t kLongest = 365LL * 24 * 3'600'000;
+  if (!number.valid || scale == 0 || number.value <= 0 || number.value > kLongest / scale)
+    throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not a duration; write 500ms, 6s or 2m");
+  return std::chrono::milliseconds(number.value * scale);
+}
+
+std::int64_t parse_integer(std::string_view text, std::string_view what, std::int64_t low, std::int64_t high) {
+  const Number number = split_number(text);
+  if (!number.valid || !number.unit.empty() || number.value < low || number.value > high) {
+    const std::string upper = high == std::numeric_limits<std::int64_t>::max() ? " or more" : " to " + std::to_string(high);
+    throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is not a whole number from " +
+                       std::to_string(low) + upper);
+  }
+  return number.value;
+}
+
+bool parse_flag(std::string_view text, std::string_view what) {
+  if (text == "1" || text == "true" || text == "on" || text == "yes") return true;
+  if (text == "0" || text == "false" || text == "off" || text == "no") return false;
+  throw InvalidUsage(std::string(what) + ": '" + std::string(text) + "' is neither 1 nor 0");
+}
+
+std::string format_duration(std::chrono::milliseconds duration) {
+  const std::int64_t ms = duration.count();
+  if (ms % 1000 != 0 || ms == 0) return std::to_string(ms) + "ms";
+  if (ms % 60'000 != 0) return std::to_string(ms / 1000) + "s";
+  return std::to_string(ms / 60'000) + "m";
+}
+
+std::string format_size(std::uint64_t bytes) {
+  if (bytes != 0 && bytes % (1ULL << 30) == 0) return std::to_string(bytes >> 30) + "G";
+  if (bytes != 0 && bytes % (1ULL << 20) == 0) return std::to_string(bytes >> 20) + "M";
+  if (bytes != 0 && bytes % (1ULL << 10) == 0) return std::to_string(bytes >> 10) + "K";
+  return std::to_string(bytes);
+}
+
+}  // namespace tessera::base

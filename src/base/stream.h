@@ -1,0 +1,84 @@
+// Streams and events: work in order, and points in that order that other streams can wait for.
+//
+// The engine never waits on the host; it says what comes after what. On the CPU a stream is *immediate*: run() executes at
+// once. The *lazy* stream executes only when somebody waits for it, as a GPU may run arbitrarily late: a dependency that was
+// forgotten then reads stale data on any machine. Allocation is not deferred: memory handed from one piece of work to the next
+// on one stream is safe, between streams it needs an event.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "tessera/base/device.h"
+#include "tessera/base/export.h"
+
+namespace tessera::base {
+
+/// A point in a stream's order. A cheap handle; a default one is always reached. Used by the thread that uses the stream.
+class TESSERA_API Event {
+ public:
+  class State {
+   public:
+    virtual ~State();
+    virtual bool done() const = 0;
+    virtual void wait() = 0;             ///< host waits; rethrows what the stream's work threw
+    virtual std::int64_t time_ns() = 0;  ///< when it was reached, on the stream's clock; waits
+  };
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool done() const { return state_ == nullptr || state_->done(); }
+  void wait() const {
+    if (state_ != nullptr) state_->wait();
+  }
+  std::int64_t time_ns() const { return state_ == nullptr ? 0 : state_->time_ns(); }
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// Used by one thread at a time.
+class TESSERA_API Stream {
+ public:
+  virtual ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  Device device() const { return device_; }
+  /// True where run() has finished the work when it returns.
+  bool immediate() const { return immediate_; }
+
+  /// Appends work. What it captures must stay valid until it has run.
+  template <class F>
+  void run(F&& work) {
+    if (immediate_) {
+      std::forward<F>(work)();
+    } else {
+      enqueue(std::function<void()>(std::forward<F>(work)));
+    }
+  }
+
+  virtual Event record() = 0;
+  /// Work appended from here on runs after `event`.
+  virtual void wait(const Event& event) = 0;
+  /// The host waits until everything appended so far has run.
+  void synchronize() { record().wait(); }
+
+ protected:
+  Stream(Device device, bool immediate) : device_(device), immediate_(immediate) {}
+  virtual void enqueue(std::function<void()> work) = 0;
+
+ private:
+  const Device device_;
+  const bool immediate_;
+};
+
+TESSERA_API std::unique_ptr<Stream> make_immediate_stream();
+TESSERA_API std::unique_ptr<Stream> make_lazy_stream();
+
+/// Nanoseconds of the steady clock: the clock of the host's streams.
+TESSERA_API std::int64_t host_time_ns();
+
+}  // namespace tessera::base

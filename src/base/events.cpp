@@ -35,7 +35,9 @@ Track track_of(EventKind kind) {
 std::string_view name_of(EventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 Recorder::Span Recorder::begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
-  pending_.push_back({{kind, std::string(unit), rank_, bytes}, stream.record(), Event(), false});
+  Pending& pending = pending_.emplace_back();
+  pending.record = EventRecord{kind, std::string(unit), rank_, bytes};
+  pending.start = stream.record();
   return pending_.size() - 1;
 }
 
@@ -45,8 +47,9 @@ void Recorder::end(Span span, Stream& stream) {
 }
 
 void Recorder::mark(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
-  const Event now = stream.record();
-  pending_.push_back({{kind, std::string(unit), rank_, bytes}, now, now, true});
+  const Span span = begin(kind, unit, bytes, stream);
+  pending_[span].finish = pending_[span].start;
+  pending_[span].ended = true;
 }
 
 std::vector<EventRecord> Recorder::take() {

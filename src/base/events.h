@@ -27,7 +27,7 @@ enum class EventKind : std::uint8_t {
 TESSERA_API std::string_view name_of(EventKind kind);
 
 struct EventRecord {
-  EventKind kind;
+  EventKind kind = EventKind::forward;
   std::string unit;
   int rank = 0;
   std::uint64_t bytes = 0;

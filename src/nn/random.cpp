@@ -55,33 +55,20 @@ float natural_log(float x) {
   return (f + y) + exponent * 0.693359375f;
 }
 
-// With v in (0, 1/2] the probability beyond the sought quantile: x = 1 - 2v, w = -ln(1 - x^2) = -ln(4 v (1 - v)), and
-// sqrt(2) erfinv(x) = sqrt(2) x p(w). Both ranges of w are computed and one chosen, so that the loop has no branch.
+// The upper quantile of v in (0, 1/2] by Wichura's PPND7: one rational function of (1/2 - v)^2 in the middle, one of
+// sqrt(-ln v) in the tail (his third, for v below exp(-25), can't be reached by 31 bits). Both are computed and one
+// chosen, so that the loop has no branch.
 float normal_from_word(std::uint32_t word) {
   const std::uint32_t magnitude = word >> 1;  // the lowest bit is the sign
   const float v = (static_cast<float>(static_cast<std::int32_t>(magnitude)) + 0.5f) * 0x1p-32f;
-  const float w = -natural_log(4.0f * v * (1.0f - v));
-  const float a = w - 2.5f;
-  float near = 2.81022636e-08f;
-  near = near * a + 3.43273939e-07f;
-  near = near * a - 3.5233877e-06f;
-  near = near * a - 4.39150654e-06f;
-  near = near * a + 0.00021858087f;
-  near = near * a - 0.00125372503f;
-  near = near * a - 0.00417768164f;
-  near = near * a + 0.246640727f;
-  near = near * a + 1.50140941f;
-  const float b = std::sqrt(w > 5.0f ? w : 5.0f) - 3.0f;
-  float far = -0.000200214257f;
-  far = far * b + 0.000100950558f;
-  far = far * b + 0.00134934322f;
-  far = far * b - 0.00367342844f;
-  far = far * b + 0.00573950773f;
-  far = far * b - 0.0076224613f;
-  far = far * b + 0.00943887047f;
-  far = far * b + 1.00167406f;
-  far = far * b + 2.83297682f;
-  const float z = 1.41421356237f * (1.0f - 2.0f * v) * (w < 5.0f ? near : far);
+  const float q = 0.5f - v;
+  const float r = 0.180625f - q * q;
+  const float middle = q * (((5.9109374720e1f * r + 1.5929113202e2f) * r + 5.0434271938e1f) * r + 3.3871327179e0f) /
+                       (((6.7187563600e1f * r + 7.8757757664e1f) * r + 1.7895169469e1f) * r + 1.0f);
+  const float t = std::sqrt(-natural_log(v)) - 1.6f;
+  const float tail = (((1.7023821103e-1f * t + 1.3067284816e0f) * t + 2.7568153900e0f) * t + 1.4234372777e0f) /
+                     ((1.2021132975e-1f * t + 7.3700164250e-1f) * t + 1.0f);
+  const float z = q <= 0.425f ? middle : tail;
   return (word & 1u) ? -z : z;
 }
 

@@ -115,7 +115,7 @@ TEST(Models, GptAndLlamaLearn) {
 
 TEST(Models, ThreadsAndLazyStreamsChangeNoBit) {
   ModelConfig dropping = preset("gpt-nano");
-  dropping.embedding_dropout = dropping.residual_dropout = 0.1;
+  dropping.embedding_dropout = dropping.residual_dropout = dropping.attention_dropout = 0.1;
   for (const ModelConfig& config : {preset("gpt-nano"), preset("llama-nano"), dropping}) {
     const std::vector<double> expected = train(config, {}, 4);
     EXPECT_EQ(train(config, {.threads = 2}, 4), expected) << config.name;

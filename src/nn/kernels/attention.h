@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "tessera/nn/random.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -39,6 +40,13 @@ struct AttentionShape {
   double scale = 0;          ///< of the scores; 0: 1 / sqrt(dim)
 };
 
+/// Dropout of the attention weights, drawn again in backward: weight (query, key) of head h of a sample is dropped by word
+/// (h * positions + query) * positions + key of the sample's stream. Kept ones are divided by 1 - probability.
+struct AttentionDropout {
+  double probability = 0;  ///< 0: none
+  RandomStream stream;     ///< dropout_stream of the batch's first sample; that of sample b has b added to `high`
+};
+
 /// Bytes of scratch that a call needs for elements of `element_bytes` on a pool of `threads`: a function of dim, block and
 /// threads, except that it does not grow with positions.
 TESSERA_API std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
@@ -53,6 +61,7 @@ struct AttentionForward {
   HeadsView<T> out;             ///< usually heads_view(y, positions, heads, dim) with y[batch, positions, heads * dim]
   T* log_sum_exp = nullptr;     ///< [batch, heads, positions], saved for backward; may be null
   void* scratch = nullptr;      ///< attention_forward_scratch_bytes, aligned to 64
+  AttentionDropout dropout;
 };
 template <class T>
 TESSERA_API void attention_forward(ThreadPool& pool, const AttentionForward<T>& args);
@@ -67,6 +76,7 @@ struct AttentionBackward {
   HeadsView<T> dq, dk, dv;
   bool accumulate_dq = false, accumulate_dk = false, accumulate_dv = false;
   void* scratch = nullptr;  ///< attention_backward_scratch_bytes, aligned to 64
+  AttentionDropout dropout;  ///< as in forward
 };
 template <class T>
 TESSERA_API void attention_backward(ThreadPool& pool, const AttentionBackward<T>& args);

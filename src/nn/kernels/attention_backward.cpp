@@ -103,7 +103,11 @@ void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T>
                  .c_row = n, .triangle = c_lower});
   block_gemm<T>({.m = queries, .n = n, .k = dim, .a = dout.data, .a_row = dout.stride, .b = room.v_t, .b_row = n,
                  .c = room.ds, .c_row = n, .triangle = c_lower});
+  WeightBlock<T> weights{room.ds, n, 1, at.batch, at.head, first, queries, at.key_block * n, keys};
+  drop_weights(shape, a.dropout, weights);  // what a dropped weight would have contributed has no gradient
   probabilities(room, queries, diagonal, static_cast<T>(score_scale(shape)), a.log_sum_exp + row, delta + row);
+  weights.data = room.p;
+  drop_weights(shape, a.dropout, weights);
   block_gemm<T>({.m = keys, .n = wide, .k = queries, .a = room.p, .a_row = 1, .a_column = n, .b = dout.data,
                  .b_row = dout.stride, .c = room.dv, .c_row = wide, .accumulate = true, .triangle = a_upper});
   block_gemm<T>({.m = keys, .n = wide, .k = queries, .a = room.ds, .a_row = 1, .a_column = n, .b = q.data,

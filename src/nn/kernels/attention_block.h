@@ -51,6 +51,34 @@ inline void check(const AttentionShape& shape) {
                              std::to_string(shape.kv_heads) + " key/value heads; the latter must divide the former");
 }
 
+/// A block of attention weights, or of their gradients: element (q, k) lies at data[q * query_stride + k * key_stride].
+template <class T>
+struct WeightBlock {
+  T* data = nullptr;
+  std::size_t query_stride = 0, key_stride = 0;
+  std::size_t batch = 0, head = 0;
+  std::size_t first_query = 0, queries = 0;
+  std::size_t first_key = 0, keys = 0;
+};
+
+/// Multiplies the weights below the diagonal by 0 where dropped and by 1 / (1 - probability) where kept.
+template <class T>
+void drop_weights(const AttentionShape& shape, const AttentionDropout& dropout, const WeightBlock<T>& block) {
+  if (dropout.probability == 0) return;
+  const auto threshold = static_cast<std::uint32_t>(std::min(std::ldexp(dropout.probability, 32), 4294967295.0));
+  const T factor = static_cast<T>(1 / (1 - dropout.probability));
+  const RandomStream stream{dropout.stream.key, dropout.stream.high + block.batch};
+  std::uint32_t words[kAttentionBlock];
+  for (std::size_t q = 0; q < block.queries; ++q) {
+    const std::size_t query = block.first_query + q;
+    const std::size_t keys = std::min(block.keys, query + 1 - block.first_key);
+    const std::uint64_t begin = (block.head * shape.positions + query) * shape.positions + block.first_key;
+    random_words(stream, begin, begin + keys, words);
+    T* at = block.data + q * block.query_stride;
+    for (std::size_t k = 0; k < keys; ++k) at[k * block.key_stride] *= words[k] < threshold ? T(0) : factor;
+  }
+}
+
 /// Scratch elements of one thread.
 constexpr std::size_t forward_scratch(std::size_t dim) { return 3 * rows_block(dim) + kScoreBlock + 3 * kAttentionBlock; }
 constexpr std::size_t backward_scratch(std::size_t dim) { return 8 * rows_block(dim) + 2 * kScoreBlock; }

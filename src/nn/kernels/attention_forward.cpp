@@ -101,6 +101,7 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
                    .b_row = kAttentionBlock, .c = s, .c_row = kAttentionBlock,
                    .triangle = diagonal ? Triangle::c_upper : Triangle::none});
     softmax_step(s, keys, diagonal, running);
+    drop_weights<T>(shape, a.dropout, {s, 1, kAttentionBlock, at.batch, at.head, first, queries, key, keys});
     if (block > 0)
       for (std::size_t r = 0; r < queries; ++r) {
         const Vec<T> shrink = hn::Set(Tag<T>(), running.shrink[r]);

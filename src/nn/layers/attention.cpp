@@ -7,12 +7,13 @@ namespace tessera::nn {
 SelfAttention::SelfAttention(Context& context, const SelfAttentionOptions& options)
     : Layer(context),
       heads_(options.heads),
+      attention_dropout_(options.attention_dropout),
       c_attn_(add<Linear>("c_attn", conv1d(options.width, 3 * options.width, options.deviation))),
       c_proj_(add<Linear>("c_proj", conv1d(options.width, options.width, options.projection_deviation))),
       resid_dropout_(add<Dropout>("resid_dropout", options.residual_dropout)) {}
 
 Tensor SelfAttention::forward(const Tensor& x) {
-  return resid_dropout_(c_proj_(ops::causal_attention(c_attn_(x), heads_)));
+  return resid_dropout_(c_proj_(ops::causal_attention(c_attn_(x), heads_, {attention_dropout_, path()})));
 }
 
 const ops::RopeTable& RotaryEmbedding::table(Context& context) {
@@ -24,6 +25,7 @@ GroupedAttention::GroupedAttention(Context& context, const GroupedAttentionOptio
     : Layer(context),
       heads_(options.heads),
       kv_heads_(options.kv_heads),
+      attention_dropout_(options.attention_dropout),
       rotary_(options.rotary),
       q_proj_(add<Linear>("q_proj", LinearOptions{.in = options.width,
                                                   .out = options.heads * options.head_dim,
@@ -46,7 +48,7 @@ Tensor GroupedAttention::forward(const Tensor& x) {
   const ops::RopeTable& table = rotary_->table(context());
   const Tensor q = ops::rope(q_proj_(x), table, heads_);
   const Tensor k = ops::rope(k_proj_(x), table, kv_heads_);
-  return o_proj_(ops::causal_attention(q, k, v_proj_(x), {heads_, kv_heads_}));
+  return o_proj_(ops::causal_attention(q, k, v_proj_(x), {heads_, kv_heads_}, {attention_dropout_, path()}));
 }
 
 }  // namespace tessera::nn

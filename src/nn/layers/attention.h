@@ -13,6 +13,7 @@ struct SelfAttentionOptions {
   double deviation = 0.02;
   double projection_deviation = 0.02;  ///< of c_proj
   double residual_dropout = 0.0;
+  double attention_dropout = 0.0;
 };
 
 /// x[batch, position, width] -> the same shape. Children: c_attn ([width, 3 * width]), c_proj, and a dropout.
@@ -23,6 +24,7 @@ class TESSERA_API SelfAttention : public Layer<SelfAttention> {
 
  private:
   const std::int64_t heads_;
+  const double attention_dropout_;
   Linear& c_attn_;
   Linear& c_proj_;
   Dropout& resid_dropout_;
@@ -45,6 +47,7 @@ struct GroupedAttentionOptions {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   double deviation = 0.02;
+  double attention_dropout = 0.0;
   std::shared_ptr<RotaryEmbedding> rotary;
 };
 
@@ -57,6 +60,7 @@ class TESSERA_API GroupedAttention : public Layer<GroupedAttention> {
  private:
   const std::int64_t heads_;
   const std::int64_t kv_heads_;
+  const double attention_dropout_;
   const std::shared_ptr<RotaryEmbedding> rotary_;
   Linear& q_proj_;
   Linear& k_proj_;

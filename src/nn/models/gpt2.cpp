@@ -14,10 +14,12 @@ double projection_deviation(const ModelConfig& config) {
 }
 
 SelfAttentionOptions attention_options(const ModelConfig& config) {
-  if (config.attention_dropout > 0)
-    throw InvalidUsage("model " + config.name + ": dropout of attention weights (attn_pdrop " +
-                       std::to_string(config.attention_dropout) + ") is not supported; set it to 0");
-  return {config.width, config.heads, config.init_deviation, projection_deviation(config), config.residual_dropout};
+  return {config.width,
+          config.heads,
+          config.init_deviation,
+          projection_deviation(config),
+          config.residual_dropout,
+          config.attention_dropout};
 }
 
 }  // namespace

@@ -6,10 +6,9 @@ namespace tessera::nn {
 namespace {
 
 GroupedAttentionOptions attention_options(const ModelConfig& config, std::shared_ptr<RotaryEmbedding> rotary) {
-  if (config.attention_dropout > 0)
-    throw InvalidUsage("model " + config.name + ": dropout of attention weights (attention_dropout " +
-                       std::to_string(config.attention_dropout) + ") is not supported; set it to 0");
-  return {config.width, config.heads, config.kv_heads, config.head_dim, config.init_deviation, std::move(rotary)};
+  return {config.width,     config.heads,          config.kv_heads,
+          config.head_dim,  config.init_deviation, config.attention_dropout,
+          std::move(rotary)};
 }
 
 }  // namespace

@@ -6,7 +6,24 @@
 namespace tessera::nn::ops {
 namespace {
 
+using kernels::AttentionDropout;
 using kernels::AttentionShape;
+
+/// What forward and backward have in common.
+struct Settings {
+  AttentionShape shape;
+  AttentionDropout dropout;
+};
+
+AttentionDropout drawn(Context& context, const AttentionDropoutOptions& options) {
+  if (!(options.probability >= 0.0 && options.probability < 1.0))
+    throw InvalidUsage("attention: the dropout probability is " + std::to_string(options.probability) +
+                       ", needs 0 <= p < 1");
+  if (options.probability == 0.0 || !context.training()) return {};
+  const RandomState& state = context.random();
+  return {options.probability,
+          dropout_stream(state.seed, state.step, options.module, static_cast<std::uint64_t>(state.first_sample))};
+}
 
 Tensor scratch(Context& context, std::size_t bytes) {
   return Tensor::empty(context, {static_cast<std::int64_t>(bytes)}, DType::u8);
@@ -34,7 +51,8 @@ Views<T> separate(T* q, T* k, T* v, const AttentionShape& shape) {
 }
 
 template <class T>
-void forward(const AttentionShape& shape, const Views<const T>& in, const Tensor& y, const Tensor& log_sum_exp) {
+void forward(const Settings& settings, const Views<const T>& in, const Tensor& y, const Tensor& log_sum_exp) {
+  const AttentionShape& shape = settings.shape;
   Context& context = y.context();
   const Tensor memory =
       scratch(context, kernels::attention_forward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
@@ -45,15 +63,18 @@ void forward(const AttentionShape& shape, const Views<const T>& in, const Tensor
                                     kernels::heads_view(y.data<T>(), shape.positions, shape.heads, shape.dim),
                                     data_or_null<T>(log_sum_exp),
                                     memory.raw()};
+  args.dropout = settings.dropout;
   launch(context, args, kernels::attention_forward<T>);
 }
 
 struct Result {
+  Settings settings;
   Tensor y, log_sum_exp, dy;
 };
 
 template <class T>
-void backward(const AttentionShape& shape, const Result& result, kernels::AttentionBackward<T> args) {
+void backward(const Result& result, kernels::AttentionBackward<T> args) {
+  const AttentionShape& shape = result.settings.shape;
   Context& context = result.y.context();
   const Tensor memory =
       scratch(context, kernels::attention_backward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
@@ -61,6 +82,7 @@ void backward(const AttentionShape& shape, const Result& result, kernels::Attent
     return kernels::heads_view<const T>(t.data<T>(), shape.positions, shape.heads, shape.dim);
   };
   args.shape = shape;
+  args.dropout = result.settings.dropout;
   args.out = rows(result.y);
   args.dout = rows(result.dy);
   args.log_sum_exp = result.log_sum_exp.data<T>();
@@ -78,7 +100,8 @@ AttentionShape check(const Tensor& x, std::int64_t heads, std::int64_t kv_heads,
 }
 
 template <class T>
-void backward_fused(const AttentionShape& shape, const Tensor& qkv, const Result& result) {
+void backward_fused(const Tensor& qkv, const Result& result) {
+  const AttentionShape& shape = result.settings.shape;
   const Views<const T> in = fused<const T>(qkv.data<T>(), shape);
   const Destination<T> target(qkv.gradient());
   const Views<T> out = fused<T>(target.data, shape);
@@ -86,7 +109,7 @@ void backward_fused(const AttentionShape& shape, const Tensor& qkv, const Result
   args.q = in.q, args.k = in.k, args.v = in.v;
   args.dq = out.q, args.dk = out.k, args.dv = out.v;
   args.accumulate_dq = args.accumulate_dk = args.accumulate_dv = target.accumulate;
-  backward(shape, result, args);
+  backward(result, args);
 }
 
 /// The kernel computes all three gradients; those that nobody wants go to memory that is dropped.
@@ -104,8 +127,8 @@ struct Wanted {
 };
 
 template <class T>
-void backward_separate(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                       const Result& result) {
+void backward_separate(const Tensor& q, const Tensor& k, const Tensor& v, const Result& result) {
+  const AttentionShape& shape = result.settings.shape;
   const Views<const T> in = separate<const T>(q.data<T>(), k.data<T>(), v.data<T>(), shape);
   const Wanted<T> dq(q), dk(k), dv(v);
   const Views<T> out = separate<T>(dq.data(), dk.data(), dv.data(), shape);
@@ -115,7 +138,7 @@ void backward_separate(const AttentionShape& shape, const Tensor& q, const Tenso
   args.accumulate_dq = dq.target.accumulate;
   args.accumulate_dk = dk.target.accumulate;
   args.accumulate_dv = dv.target.accumulate;
-  backward(shape, result, args);
+  backward(result, args);
 }
 
 Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
@@ -124,43 +147,43 @@ Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
 
 }  // namespace
 
-Tensor causal_attention(const Tensor& qkv, std::int64_t heads) {
+Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout) {
   const std::int64_t width = qkv.dim(-1) / 3;
   if (width * 3 != qkv.dim(-1))
     throw InvalidUsage("attention: qkv has shape " + to_string(qkv.shape()) + "; the last must be 3 * width");
-  const AttentionShape shape = check(qkv, heads, heads, width);
+  const Settings settings{check(qkv, heads, heads, width), drawn(qkv.context(), dropout)};
   Tensor y = Tensor::empty(qkv.context(), {qkv.dim(0), qkv.dim(1), width}, qkv.dtype());
   Tape* tape = recording({qkv}, y);
-  const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, shape) : Tensor();
+  const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();
   for_floating("attention", qkv.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    forward<T>(shape, fused<const T>(qkv.data<T>(), shape), y, log_sum_exp);
+    forward<T>(settings, fused<const T>(qkv.data<T>(), settings.shape), y, log_sum_exp);
   });
   if (tape != nullptr)
-    tape->record("attention", y, [shape, qkv, y, log_sum_exp, dy = y.gradient()] {
-      const Result result{y, log_sum_exp, dy->value()};
-      for_floating("attention", qkv.dtype(), [&](auto zero) { backward_fused<decltype(zero)>(shape, qkv, result); });
+    tape->record("attention", y, [settings, qkv, y, log_sum_exp, dy = y.gradient()] {
+      const Result result{settings, y, log_sum_exp, dy->value()};
+      for_floating("attention", qkv.dtype(), [&](auto zero) { backward_fused<decltype(zero)>(qkv, result); });
     });
   return y;
 }
 
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHeads heads) {
-  const AttentionShape shape = check(q, heads.heads, heads.kv_heads, q.dim(-1));
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHeads heads,
+                        const AttentionDropoutOptions& dropout) {
+  const Settings settings{check(q, heads.heads, heads.kv_heads, q.dim(-1)), drawn(q.context(), dropout)};
   const Shape kv_shape{q.dim(0), q.dim(1), q.dim(-1) / heads.heads * heads.kv_heads};
   require_shape("attention", "k", k, kv_shape);
   require_shape("attention", "v", v, kv_shape);
   Tensor y = Tensor::empty(q.context(), q.shape(), q.dtype());
   Tape* tape = recording({q, k, v}, y);
-  const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, shape) : Tensor();
+  const Tensor log_sum_exp = tape != nullptr ? row_statistics(y, settings.shape) : Tensor();
   for_floating("attention", q.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    forward<T>(shape, separate<const T>(q.data<T>(), k.data<T>(), v.data<T>(), shape), y, log_sum_exp);
+    forward<T>(settings, separate<const T>(q.data<T>(), k.data<T>(), v.data<T>(), settings.shape), y, log_sum_exp);
   });
   if (tape != nullptr)
-    tape->record("attention", y, [shape, q, k, v, y, log_sum_exp, dy = y.gradient()] {
-      const Result result{y, log_sum_exp, dy->value()};
-      for_floating("attention", q.dtype(),
-                   [&](auto zero) { backward_separate<decltype(zero)>(shape, q, k, v, result); });
+    tape->record("attention", y, [settings, q, k, v, y, log_sum_exp, dy = y.gradient()] {
+      const Result result{settings, y, log_sum_exp, dy->value()};
+      for_floating("attention", q.dtype(), [&](auto zero) { backward_separate<decltype(zero)>(q, k, v, result); });
     });
   return y;
 }

@@ -1,13 +1,21 @@
 // Causal self-attention, fused: nothing of size positions^2 is ever in memory.
 #pragma once
 
+#include <string_view>
+
 #include "tessera/nn/tensor.h"
 
 namespace tessera::nn::ops {
 
+/// Dropout of the attention weights, as ops::dropout: its mask depends on `module` (a path), and is never stored.
+struct AttentionDropoutOptions {
+  double probability = 0.0;
+  std::string_view module;
+};
+
 /// GPT-2's form: qkv[batch, position, 3 * heads * dim] (all queries, then keys, then values) -> [batch, position, heads
 /// * dim]. Saves qkv, the output and one number per row and head.
-TESSERA_API Tensor causal_attention(const Tensor& qkv, std::int64_t heads);
+TESSERA_API Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout = {});
 
 struct AttentionHeads {
   std::int64_t heads = 1;
@@ -15,6 +23,7 @@ struct AttentionHeads {
 };
 
 /// q[batch, position, heads * dim]; k, v[batch, position, kv_heads * dim] -> as q. Scores are scaled by 1 / sqrt(dim).
-TESSERA_API Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHeads heads);
+TESSERA_API Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionHeads heads,
+                                    const AttentionDropoutOptions& dropout = {});
 
 }  // namespace tessera::nn::ops

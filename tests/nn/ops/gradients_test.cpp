@@ -87,6 +87,37 @@ TEST_P(Gradients, CausalAttention) {
   expect([&] { return weighted_sum(ops::causal_attention(q, k, v, {4, 2})); }, {q, k, v}, 1e-6);
 }
 
+TEST_P(Gradients, AttentionWithDropout) {
+  context_.random() = {.seed = 5, .step = 2, .first_sample = 3};
+  const Tensor qkv = leaf({2, 67, 3 * 2 * 3}, "qkv");
+  expect([&] { return weighted_sum(ops::causal_attention(qkv, 2, {0.3, "h.0.attn"})); }, {qkv}, 1e-6);
+  const Tensor q = leaf({2, 5, 4 * 3}, "q"), k = leaf({2, 5, 2 * 3}, "k"), v = leaf({2, 5, 2 * 3}, "v");
+  expect([&] { return weighted_sum(ops::causal_attention(q, k, v, {4, 2}, {0.3, "h.0.attn"})); }, {q, k, v}, 1e-6);
+}
+
+TEST_P(Gradients, AttentionDropoutIsKeyedBySampleAndKeepsTheMean) {
+  constexpr std::int64_t kPositions = 130;
+  const Tensor qkv = leaf({2, kPositions, 3 * 4}, "qkv");
+  std::fill_n(qkv.data<double>(), qkv.count(), 1.0);  // every output is then the sum of its kept weights
+  const TapeScope none(context_, nullptr);
+  const auto run = [&](std::int64_t first_sample, std::string_view module, double probability = 0.5) {
+    context_.random().first_sample = first_sample;
+    const Tensor y = ops::causal_attention(qkv, 2, {probability, module});
+    return std::vector<double>(y.data<double>(), y.data<double>() + y.count());
+  };
+  const std::vector<double> first = run(0, "a"), second = run(1, "a");
+  const std::size_t half = first.size() / 2;
+  EXPECT_TRUE(std::equal(second.begin(), second.begin() + static_cast<std::ptrdiff_t>(half),
+                         first.begin() + static_cast<std::ptrdiff_t>(half)));
+  EXPECT_NE(first, run(0, "b"));
+  double mean = 0;
+  for (const double y : first) mean += y / static_cast<double>(first.size());
+  EXPECT_NEAR(mean, 1.0, 0.1);
+  for (const double y : run(0, "a", 0.0)) EXPECT_NEAR(y, 1.0, 1e-12);
+  context_.set_training(false);
+  EXPECT_EQ(run(0, "a"), run(0, "b"));
+}
+
 TEST_P(Gradients, AttentionLooksBackOnly) {
   const Tensor qkv = leaf({1, 6, 3 * 4}, "qkv");
   const auto first_row = [&] {

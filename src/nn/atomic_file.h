@@ -1,0 +1,37 @@
+// A file that appears under its name only when it is complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/export.h"
+
+namespace tessera::nn {
+
+/// Writes go to a temporary file beside the target, which is removed if commit() is never reached.
+class TESSERA_API AtomicFile {
+ public:
+  /// Throws InvalidUsage "PATH: can't be written (REASON)".
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  /// Throws SystemError.
+  void write(std::uint64_t offset, const void* data, std::size_t bytes);
+  /// Flushes to the disk and takes the target's name. Throws SystemError.
+  void commit();
+
+ private:
+  const std::string path_;
+  std::string temporary_;
+  int file_ = -1;
+};
+
+/// Afterwards the file holds all of `text`; whatever happens, it holds that or what was there before.
+TESSERA_API void write_file_atomically(const std::string& path, std::string_view text);
+
+}  // namespace tessera::nn

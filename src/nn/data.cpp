@@ -1,0 +1,184 @@
+#include "tessera/nn/data.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/nn/kernels/cross_entropy.h"
+#include "tessera/nn/random.h"
+
+namespace tessera::nn {
+namespace {
+
+std::int64_t bytes_of(TokenFormat format) {
+  switch (format) {
+    case TokenFormat::bytes:
+      return 1;
+    case TokenFormat::u16:
+      return 2;
+    case TokenFormat::u32:
+      return 4;
+  }
+  return 1;
+}
+
+template <class T>
+void widen(const std::byte* from, std::int64_t count, std::int32_t* out) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    T token;
+    std::memcpy(&token, from + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+    out[i] = static_cast<std::int32_t>(token);
+  }
+}
+
+template <class T>
+T largest(std::span<const std::byte> bytes) {
+  T most = 0;
+  for (std::size_t at = 0; at + sizeof(T) <= bytes.size(); at += sizeof(T)) {
+    T token;
+    std::memcpy(&token, bytes.data() + at, sizeof(T));
+    most = std::max(most, token);
+  }
+  return most;
+}
+
+/// (high word of random * count) / 2^64: uniform over [0, count) to within count / 2^64.
+std::int64_t below(std::uint64_t random, std::int64_t count) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::int64_t>((Wide{random} * static_cast<std::uint64_t>(count)) >> 64U);
+}
+
+TokenBatch empty_batch(Context& context, std::int64_t sequences, std::int64_t positions) {
+  return {Tensor::empty(context, {sequences, positions}, DType::i32),
+          Tensor::empty(context, {sequences, positions}, DType::i32)};
+}
+
+/// Fills row `row` with the window at `begin`. The memory is new, so that nothing on the stream uses it yet.
+void fill_row(const TokenBatch& batch, std::int64_t row, const TokenFiles& files, std::int64_t begin) {
+  const std::int64_t positions = batch.tokens.dim(1);
+  files.read(begin, positions, batch.tokens.data<std::int32_t>() + row * positions);
+  files.read(begin + 1, positions, batch.targets.data<std::int32_t>() + row * positions);
+}
+
+void require_window(const TokenFiles& files, ElementRange range, std::int64_t positions) {
+  if (positions < 1)
+    throw InvalidUsage("data: a sequence length of " + std::to_string(positions) + ", needs 1 or more");
+  if (range.begin < 0 || range.end > files.size() || range.count() < positions + 1)
+    throw InvalidUsage("data: " + files.name() + " has " + std::to_string(range.count()) +
+                       " tokens here, needs at least " + std::to_string(positions + 1) + " (sequence length " +
+                       std::to_string(positions) + " and one to predict)");
+}
+
+}  // namespace
+
+TokenFormat parse_token_format(std::string_view name) {
+  if (name == "bytes") return TokenFormat::bytes;
+  if (name == "u16") return TokenFormat::u16;
+  if (name == "u32") return TokenFormat::u32;
+  throw InvalidUsage("data format '" + std::string(name) + "' is unknown; there are: bytes u16 u32");
+}
+
+TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary)
+    : format_(format) {
+  if (paths.empty()) throw InvalidUsage("data: no file was named");
+  if (format == TokenFormat::bytes && vocabulary < 256)
+    throw InvalidUsage("data: text needs a vocabulary of 256 or more, the model's has " + std::to_string(vocabulary));
+  std::int64_t end = 0;
+  for (const std::string& path : paths) {
+    files_.emplace_back(path);
+    const auto bytes = static_cast<std::int64_t>(files_.back().bytes().size());
+    if (bytes == 0) throw InvalidUsage(path + ": the file is empty");
+    if (bytes % bytes_of(format) != 0)
+      throw InvalidUsage(path + ": " + std::to_string(bytes) + " bytes are not a multiple of " +
+                         std::to_string(bytes_of(format)) + ", the size of a token");
+    check_ids(files_.size() - 1, vocabulary);
+    ends_.push_back(end += bytes / bytes_of(format));
+  }
+}
+
+void TokenFiles::check_ids(std::size_t file, std::int64_t vocabulary) const {
+  if (format_ == TokenFormat::bytes) return;
+  const std::span<const std::byte> bytes = files_[file].bytes();
+  const std::int64_t most = format_ == TokenFormat::u16 ? largest<std::uint16_t>(bytes) : largest<std::uint32_t>(bytes);
+  if (most >= vocabulary)
+    throw InvalidUsage(files_[file].path() + ": holds token " + std::to_string(most) +
+                       ", but the model's vocabulary has " + std::to_string(vocabulary));
+}
+
+std::string TokenFiles::name() const {
+  if (files_.size() == 1) return files_.front().path();
+  return files_.front().path() + " and " + std::to_string(files_.size() - 1) + " more";
+}
+
+void TokenFiles::read_file(std::size_t file, std::int64_t begin, std::int64_t count, std::int32_t* out) const {
+  const std::byte* from = files_[file].bytes().data() + begin * bytes_of(format_);
+  switch (format_) {
+    case TokenFormat::bytes:
+      return widen<std::uint8_t>(from, count, out);
+    case TokenFormat::u16:
+      return widen<std::uint16_t>(from, count, out);
+    case TokenFormat::u32:
+      return widen<std::uint32_t>(from, count, out);
+  }
+}
+
+void TokenFiles::read(std::int64_t begin, std::int64_t count, std::int32_t* out) const {
+  if (begin < 0 || count < 0 || count > size() - begin)
+    throw InvalidUsage("data: tokens " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of " +
+                       name() + ", which has " + std::to_string(size()));
+  while (count > 0) {
+    const auto file = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+    const std::int64_t start = file == 0 ? 0 : ends_[file - 1];
+    const std::int64_t part = std::min(count, ends_[file] - begin);
+    read_file(file, begin - start, part, out);
+    begin += part;
+    out += part;
+    count -= part;
+  }
+}
+
+Batches::Batches(std::shared_ptr<const TokenFiles> files, const BatchOptions& options)
+    : files_(std::move(files)), options_(options) {
+  if (options.global_batch < 1)
+    throw InvalidUsage("data: a global batch of " + std::to_string(options.global_batch) + ", needs 1 or more");
+  require_window(*files_, options_.range, options_.positions);
+}
+
+std::int64_t Batches::window(std::int64_t step, std::int64_t index) const {
+  if (step < 1 || index < 0 || index >= options_.global_batch)
+    throw InvalidUsage("data: sequence " + std::to_string(index) + " of step " + std::to_string(step) +
+                       "; steps count from 1, and " + std::to_string(options_.global_batch) + " sequences are in one");
+  const auto sample = static_cast<std::uint64_t>(step - 1) * static_cast<std::uint64_t>(options_.global_batch) +
+                      static_cast<std::uint64_t>(index);
+  std::uint32_t words[2];
+  random_words(tensor_stream(options_.seed, "batch order"), 2 * sample, 2 * sample + 2, words);
+  const std::uint64_t random = (std::uint64_t{words[1]} << 32U) | words[0];
+  return options_.range.begin + below(random, options_.range.count() - options_.positions);
+}
+
+TokenBatch Batches::batch(Context& context, std::int64_t step, ElementRange indices) const {
+  TokenBatch batch = empty_batch(context, indices.count(), options_.positions);
+  for (std::int64_t i = indices.begin; i < indices.end; ++i)
+    fill_row(batch, i - indices.begin, *files_, window(step, i));
+  return batch;
+}
+
+Windows::Windows(std::shared_ptr<const TokenFiles> files, ElementRange range, std::int64_t positions)
+    : files_(std::move(files)), range_(range), positions_(positions) {
+  require_window(*files_, range_, positions_);
+}
+
+TokenBatch Windows::batch(Context& context, ElementRange windows) const {
+  TokenBatch batch = empty_batch(context, windows.count(), positions_);
+  for (std::int64_t w = windows.begin; w < windows.end; ++w) {
+    const std::int64_t row = w - windows.begin;
+    if (w < count()) {
+      fill_row(batch, row, *files_, range_.begin + w * positions_);
+      continue;
+    }
+    std::fill_n(batch.tokens.data<std::int32_t>() + row * positions_, positions_, 0);
+    std::fill_n(batch.targets.data<std::int32_t>() + row * positions_, positions_, kernels::kIgnoreIndex);
+  }
+  return batch;
+}
+
+}  // namespace tessera::nn

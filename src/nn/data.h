@@ -1,0 +1,94 @@
+// Training and evaluation data: token files, mapped, and which of their windows make up a batch.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/nn/init.h"
+#include "tessera/nn/mapped_file.h"
+#include "tessera/nn/tensor.h"
+
+namespace tessera::nn {
+
+enum class TokenFormat : std::uint8_t {
+  bytes,  ///< text: every byte is a token, so the vocabulary must be 256 or more
+  u16,    ///< headerless little-endian ids, as nanoGPT writes them
+  u32,
+};
+/// "bytes", "u16", "u32". Throws InvalidUsage.
+TESSERA_API TokenFormat parse_token_format(std::string_view name);
+
+/// One or more files, read as one sequence of tokens. Thread-safe once opened.
+class TESSERA_API TokenFiles {
+ public:
+  /// Throws InvalidUsage for files that can't be read, are empty, hold half a token, or hold an id outside the
+  /// vocabulary (u16 and u32 files are scanned once).
+  TokenFiles(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary);
+
+  std::int64_t size() const { return ends_.back(); }  ///< in tokens
+  ElementRange all() const { return {0, size()}; }
+  /// The first nine tenths (rounded down), for training ...
+  ElementRange training() const { return {0, size() / 10 * 9 + size() % 10 * 9 / 10}; }
+  /// ... and the rest, for validation.
+  ElementRange validation() const { return {training().end, size()}; }
+  /// "a.txt" or "a.txt and 2 more": for errors.
+  std::string name() const;
+
+  /// Tokens [begin, begin + count) of the sequence.
+  void read(std::int64_t begin, std::int64_t count, std::int32_t* out) const;
+
+ private:
+  void read_file(std::size_t file, std::int64_t begin, std::int64_t count, std::int32_t* out) const;
+  void check_ids(std::size_t file, std::int64_t vocabulary) const;
+  const TokenFormat format_;
+  std::vector<MappedFile> files_;
+  std::vector<std::int64_t> ends_;  // of each file, in tokens of the sequence
+};
+
+/// i32 [sequences, positions] each; a target is the token after its input.
+struct TokenBatch {
+  Tensor tokens, targets;
+};
+
+struct BatchOptions {
+  ElementRange range;  ///< of the files: TokenFiles::training(), say
+  std::int64_t positions = 0;
+  std::int64_t global_batch = 0;  ///< sequences per step over all ranks and microbatches
+  std::uint64_t seed = 0;
+};
+
+/// Random windows. The window of sequence `index` of step `step` depends on the seed, the step, the global batch and
+/// the index alone, so rank r of n takes the sequences [r * global_batch / n, (r + 1) * global_batch / n).
+class TESSERA_API Batches {
+ public:
+  /// Throws InvalidUsage where the range is shorter than positions + 1.
+  Batches(std::shared_ptr<const TokenFiles> files, const BatchOptions& options);
+  /// Where the window begins: uniform over all places where a window and its last target fit. Steps count from 1.
+  std::int64_t window(std::int64_t step, std::int64_t index) const;
+  /// Sequences `indices` of the step's global batch, in new memory.
+  TokenBatch batch(Context& context, std::int64_t step, ElementRange indices) const;
+
+ private:
+  std::shared_ptr<const TokenFiles> files_;
+  const BatchOptions options_;
+};
+
+/// Non-overlapping windows in order: window w has the inputs [w * positions, (w + 1) * positions) of the range, each of
+/// which predicts the next token; a rest shorter than that is left out.
+class TESSERA_API Windows {
+ public:
+  /// Throws InvalidUsage where there is not even one.
+  Windows(std::shared_ptr<const TokenFiles> files, ElementRange range, std::int64_t positions);
+  std::int64_t count() const { return (range_.count() - 1) / positions_; }
+  /// Windows `windows`. Those at count() and beyond are empty: all their targets are kIgnoreIndex.
+  TokenBatch batch(Context& context, ElementRange windows) const;
+
+ private:
+  std::shared_ptr<const TokenFiles> files_;
+  const ElementRange range_;
+  const std::int64_t positions_;
+};
+
+}  // namespace tessera::nn

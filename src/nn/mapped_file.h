@@ -1,0 +1,32 @@
+// A file mapped for reading.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "tessera/base/export.h"
+
+namespace tessera::nn {
+
+/// Move-only. The file must not shrink while it is mapped.
+class TESSERA_API MappedFile {
+ public:
+  MappedFile() = default;
+  /// Throws InvalidUsage "PATH: REASON" where it can't be opened or is not a regular file. An empty file maps to no
+  /// bytes.
+  explicit MappedFile(std::string path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+
+ private:
+  std::string path_;
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,63 @@
+#include "tessera/nn/safetensors.h"
+
+#include <cstring>
+
+#include "tessera/nn/tensor.h"
+
+namespace tessera::nn {
+namespace {
+
+template <class T>
+void convert(const std::byte* from, std::int64_t count, float* out) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, from + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+    out[i] = static_cast<float>(value);
+  }
+}
+
+std::uint64_t little_endian(const std::byte* bytes) {
+  std::uint64_t value = 0;
+  for (int i = 7; i >= 0; --i) value = value << 8U | std::to_integer<std::uint64_t>(bytes[i]);
+  return value;
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+  const std::span<const std::byte> bytes = file_.bytes();
+  if (bytes.size() < 8)
+    throw InvalidUsage(path + ": " + std::to_string(bytes.size()) + " bytes are too few for a safetensors file");
+  const std::uint64_t length = little_endian(bytes.data());
+  if (length > kMostHeaderBytes || length > bytes.size() - 8)
+    throw InvalidUsage(path + ": a header of " + std::to_string(length) + " bytes in a file of " +
+                       std::to_string(bytes.size()) + " (truncated, or not a safetensors file)");
+  data_begin_ = 8 + static_cast<std::size_t>(length);
+  const auto* text = reinterpret_cast<const char*>(bytes.data()) + 8;
+  header_ = parse_safetensors_header({text, static_cast<std::size_t>(length)}, bytes.size() - data_begin_, path);
+  for (std::size_t i = 0; i < header_.entries.size(); ++i) index_.emplace(header_.entries[i].name, i);
+}
+
+const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &header_.entries[found->second];
+}
+
+std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry) const {
+  return file_.bytes().subspan(data_begin_ + entry.begin, entry.end - entry.begin);
+}
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, ElementRange range, float* out) const {
+  if (range.begin < 0 || range.begin > range.end || range.end > entry.count())
+    throw InvalidUsage(path() + ": elements " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
+                       " of '" + entry.name + "', which has " + std::to_string(entry.count()));
+  if (range.count() == 0) return;
+  const std::byte* from = bytes(entry).data() + static_cast<std::size_t>(range.begin) * entry.element_bytes;
+  if (entry.dtype == "F32") return convert<float>(from, range.count(), out);
+  if (entry.dtype == "F64") return convert<double>(from, range.count(), out);
+  if (entry.dtype == "F16") return convert<f16>(from, range.count(), out);
+  if (entry.dtype == "BF16") return convert<bf16>(from, range.count(), out);
+  throw InvalidUsage(path() + ": '" + entry.name + "' is " + entry.dtype + ", needs a floating-point type");
+}
+
+}  // namespace tessera::nn

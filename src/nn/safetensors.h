@@ -1,0 +1,92 @@
+// safetensors, read and written by ranges. Format: https://github.com/huggingface/safetensors (8 bytes of little-endian
+// header length, a JSON header, then the tensors).
+//
+// A file is foreign input: every length, offset and shape is checked before it is used, and what is wrong throws
+// InvalidUsage "PATH: what" in one line.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/atomic_file.h"
+#include "tessera/nn/init.h"
+#include "tessera/nn/mapped_file.h"
+#include "tessera/nn/types.h"
+
+namespace tessera::nn {
+
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype;  ///< as the file spells it: "F32", "BF16", "BOOL", ...
+  std::size_t element_bytes = 0;
+  Shape shape;
+  std::uint64_t begin = 0;  ///< in bytes behind the header
+  std::uint64_t end = 0;
+  std::int64_t count() const { return static_cast<std::int64_t>((end - begin) / element_bytes); }
+};
+
+/// Headers longer than this are refused, as the reference implementation does.
+inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
+
+/// Parses and checks a header for a data part of `data_bytes`; `origin` names the file in errors. In the file's order.
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;
+  std::map<std::string, std::string> metadata;
+};
+TESSERA_API SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
+                                                       const std::string& origin);
+
+/// A file, mapped. Thread-safe.
+class TESSERA_API SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path);
+  const std::string& path() const { return file_.path(); }
+  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// Null where there is none.
+  const SafetensorsEntry* find(std::string_view name) const;
+  /// The bytes of an entry of this file; any alignment.
+  std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
+  /// Elements `range` of a floating-point entry, converted to f32 (from F64 rounded to nearest).
+  void read(const SafetensorsEntry& entry, ElementRange range, float* out) const;
+
+ private:
+  MappedFile file_;
+  SafetensorsHeader header_;
+  std::size_t data_begin_ = 0;
+  std::map<std::string, std::size_t, std::less<>> index_;
+};
+
+struct SafetensorsTensor {
+  std::string name;
+  Shape shape;
+};
+
+/// Writes f32 tensors: the header at once, then any ranges in any order, then commit(). Until then only a temporary
+/// file beside the target exists; it is removed if commit() is never reached.
+class TESSERA_API SafetensorsWriter {
+ public:
+  /// Throws InvalidUsage where the path can't be written, SystemError where writing fails.
+  SafetensorsWriter(std::string path, const std::vector<SafetensorsTensor>& tensors,
+                    const std::map<std::string, std::string>& metadata);
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  void write(std::string_view name, ElementRange range, const float* values);
+  /// Flushes to the disk and takes the target's name. Throws InvalidUsage where elements are missing.
+  void commit();
+
+ private:
+  struct Place {
+    std::uint64_t offset = 0;
+    std::int64_t count = 0;
+    std::int64_t written = 0;
+  };
+  std::unique_ptr<AtomicFile> file_;
+  std::map<std::string, Place, std::less<>> places_;
+};
+
+}  // namespace tessera::nn

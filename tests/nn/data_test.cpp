@@ -1,0 +1,134 @@
+// Token files, batch order and evaluation windows.
+#include "tessera/nn/data.h"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "tessera/nn/kernels/cross_entropy.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::nn::test {
+namespace {
+
+using testing::HasSubstr;
+
+std::string counting(std::size_t count, char first = 0) {
+  std::string text;
+  for (std::size_t i = 0; i < count; ++i) text += static_cast<char>(first + static_cast<char>(i));
+  return text;
+}
+
+std::shared_ptr<const TokenFiles> bytes(const std::vector<std::string>& paths) {
+  return std::make_shared<const TokenFiles>(paths, TokenFormat::bytes, 256);
+}
+
+std::vector<std::int32_t> values(const Tensor& t) {
+  return {t.data<std::int32_t>(), t.data<std::int32_t>() + t.count()};
+}
+
+TEST(TokenFiles, AreReadAsOneSequence) {
+  const TemporaryFolder folder;
+  const auto files = bytes({folder.write("a", "abc"), folder.write("b", "d"),
+                            folder.write("c",
+                                         "\xff"
+                                         "f")});
+  EXPECT_EQ(files->size(), 6);
+  std::vector<std::int32_t> out(5);
+  files->read(1, 5, out.data());
+  EXPECT_EQ(out, (std::vector<std::int32_t>{'b', 'c', 'd', 255, 'f'}));
+  EXPECT_THROW(files->read(2, 5, out.data()), InvalidUsage);
+}
+
+TEST(TokenFiles, TheLastTenthIsForValidation) {
+  const TemporaryFolder folder;
+  const auto files = bytes({folder.write("a", counting(109))});
+  EXPECT_EQ(files->training().end, 98);
+  EXPECT_EQ(files->validation().begin, 98);
+  EXPECT_EQ(files->validation().end, 109);
+}
+
+TEST(TokenFiles, WideIdsAreCheckedAgainstTheVocabulary) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("ids", std::string("\x01\x00\x00\x02", 4));
+  const TokenFiles files({path}, TokenFormat::u16, 513);
+  std::vector<std::int32_t> out(2);
+  files.read(0, 2, out.data());
+  EXPECT_EQ(out, (std::vector<std::int32_t>{1, 512}));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { TokenFiles({path}, TokenFormat::u16, 512); }), HasSubstr("holds token 512"));
+  EXPECT_NO_THROW(TokenFiles({path}, TokenFormat::u32, 1 << 26));
+  EXPECT_THROW(TokenFiles({path}, TokenFormat::u32, 1 << 25), InvalidUsage);
+}
+
+TEST(TokenFiles, WhatIsWrongIsSaidInOneLine) {
+  const TemporaryFolder folder;
+  const auto error = [&](const std::vector<std::string>& paths, TokenFormat format = TokenFormat::bytes,
+                         std::int64_t vocabulary = 256) {
+    return error_of<InvalidUsage>([&] { TokenFiles(paths, format, vocabulary); });
+  };
+  EXPECT_THAT(error({folder.path("none")}), HasSubstr("No such file"));
+  EXPECT_THAT(error({folder.path()}), HasSubstr("not a regular file"));
+  EXPECT_THAT(error({folder.write("empty", "")}), HasSubstr("is empty"));
+  EXPECT_THAT(error({folder.write("odd", "abc")}, TokenFormat::u16), HasSubstr("not a multiple of 2"));
+  EXPECT_THAT(error({folder.write("text", "abc")}, TokenFormat::bytes, 100), HasSubstr("256 or more"));
+  EXPECT_THROW(parse_token_format("u8"), InvalidUsage);
+  const auto files = bytes({folder.write("short", "abcd")});
+  EXPECT_THAT(
+      error_of<InvalidUsage>([&] { Batches(files, {.range = files->all(), .positions = 4, .global_batch = 1}); }),
+      HasSubstr("needs at least 5"));
+  EXPECT_NO_THROW(Batches(files, {.range = files->all(), .positions = 3, .global_batch = 1}));
+}
+
+TEST(Batches, RanksTogetherSeeWhatOneRankSees) {
+  const TemporaryFolder folder;
+  const auto files = bytes({folder.write("a", counting(200))});
+  const Batches batches(files, {.range = {10, 150}, .positions = 7, .global_batch = 6, .seed = 3});
+  Context context;
+  const TokenBatch whole = batches.batch(context, 5, {0, 6});
+  std::vector<std::int32_t> parts;
+  for (std::int64_t rank = 0; rank < 3; ++rank)
+    for (const std::int32_t token : values(batches.batch(context, 5, {2 * rank, 2 * rank + 2}).tokens))
+      parts.push_back(token);
+  EXPECT_EQ(parts, values(whole.tokens));
+  for (std::int64_t i = 0; i < whole.tokens.count(); ++i)
+    EXPECT_EQ(values(whole.targets)[static_cast<std::size_t>(i)],
+              values(whole.tokens)[static_cast<std::size_t>(i)] + 1);
+}
+
+TEST(Batches, DependOnSeedAndStepAndStayInTheRange) {
+  const TemporaryFolder folder;
+  const auto files = bytes({folder.write("a", counting(100))});
+  const auto windows = [&](std::uint64_t seed, std::int64_t step) {
+    const Batches batches(files, {.range = {20, 60}, .positions = 30, .global_batch = 50, .seed = seed});
+    std::vector<std::int64_t> out;
+    for (std::int64_t i = 0; i < 50; ++i) out.push_back(batches.window(step, i));
+    return out;
+  };
+  EXPECT_EQ(windows(1, 1), windows(1, 1));
+  EXPECT_NE(windows(1, 1), windows(2, 1));
+  EXPECT_NE(windows(1, 1), windows(1, 2));
+  std::set<std::int64_t> seen;
+  for (std::int64_t step = 1; step <= 20; ++step)
+    for (const std::int64_t start : windows(1, step)) seen.insert(start);
+  EXPECT_EQ(*seen.begin(), 20);  // every place where 30 inputs and one more target fit, and no other
+  EXPECT_EQ(*seen.rbegin(), 29);
+  EXPECT_EQ(seen.size(), 10U);
+}
+
+TEST(Windows, CutTheFileAndLeaveTheRestOut) {
+  const TemporaryFolder folder;
+  const auto files = bytes({folder.write("a", counting(15))});
+  const Windows windows(files, files->all(), 4);
+  EXPECT_EQ(windows.count(), 3);  // 12 inputs; the 13th predicts nothing whole
+  EXPECT_EQ(Windows(files, {0, 13}, 4).count(), 3);
+  EXPECT_EQ(Windows(files, {0, 12}, 4).count(), 2);  // the third would lack its last target
+  Context context;
+  const TokenBatch batch = windows.batch(context, {2, 4});
+  EXPECT_EQ(values(batch.tokens), (std::vector<std::int32_t>{8, 9, 10, 11, 0, 0, 0, 0}));
+  const std::int32_t ignore = kernels::kIgnoreIndex;
+  EXPECT_EQ(values(batch.targets), (std::vector<std::int32_t>{9, 10, 11, 12, ignore, ignore, ignore, ignore}));
+  EXPECT_THROW(Windows(files, files->all(), 15), InvalidUsage);
+}
+
+}  // namespace
+}  // namespace tessera::nn::test

@@ -1,0 +1,154 @@
+// The library against PyTorch's golden numbers (golden.py), and against folders that transformers wrote (folders.py).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/optimizer.h"
+
+namespace tessera::nn {
+namespace {
+
+const std::string kFolder = TESSERA_PEERS_DIR;
+
+nlohmann::json read_json(const std::string& name) { return nlohmann::json::parse(std::ifstream(kFolder + "/" + name)); }
+
+/// The generator of models.py.
+class Tokens {
+ public:
+  explicit Tokens(Context& context) : context_(context) {}
+  std::pair<Tensor, Tensor> next() {
+    constexpr std::int64_t kBatch = 4, kPositions = 33;
+    Tensor tokens = Tensor::empty(context_, {kBatch, kPositions}, DType::i32);
+    Tensor targets = Tensor::empty(context_, {kBatch, kPositions}, DType::i32);
+    for (std::int64_t b = 0; b < kBatch; ++b)
+      for (std::int64_t t = 0; t <= kPositions; ++t) {
+        state_ = state_ * 1664525U + 1013904223U;
+        const auto token = static_cast<std::int32_t>(state_ >> 24U);
+        if (t < kPositions) tokens.data<std::int32_t>()[b * kPositions + t] = token;
+        if (t > 0) targets.data<std::int32_t>()[b * kPositions + t - 1] = token;
+      }
+    return {tokens, targets};
+  }
+
+ private:
+  Context& context_;
+  std::uint32_t state_ = 1;
+};
+
+/// In theory zero: a constant added to all scores of a row changes nothing. Elements [width, 2 * width) of c_attn.bias.
+bool is_key_bias(const Parameter& parameter, std::int64_t index) {
+  return parameter.name().ends_with("attn.c_attn.bias") && index >= parameter.count() / 3 &&
+         index < 2 * parameter.count() / 3;
+}
+
+/// Largest difference over what is allowed.
+double gradient_error(const Parameter& parameter, const nlohmann::json& golden) {
+  const float* values = parameter.gradient().value().data<float>();
+  const auto& samples = golden["samples"];
+  const double allowed = 1e-4 * golden["largest"].get<double>() + 1e-7;
+  const auto count = static_cast<std::int64_t>(samples.size());
+  double worst = 0, squares = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t index = i * parameter.count() / count;
+    if (is_key_bias(parameter, index)) continue;
+    worst = std::max(worst, std::abs(values[index] - samples[static_cast<std::size_t>(i)].get<double>()) / allowed);
+  }
+  for (std::int64_t i = 0; i < parameter.count(); ++i) squares += static_cast<double>(values[i]) * values[i];
+  const double norm = golden["norm"].get<double>();
+  return std::max(worst, std::abs(std::sqrt(squares) - norm) / (1e-4 * norm + 1e-7));
+}
+
+class Golden : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Presets, Golden, testing::Values("gpt-nano", "llama-nano"));
+
+/// Largest relative difference of 20 losses; the gradients of the first step are handed to `first`.
+double loss_error(const nlohmann::json& golden, const OptimizerConfig& config, const char* name,
+                  const std::function<void(const CausalModel&)>& first) {
+  Context context;
+  const auto model = make_model(context, preset(name));
+  model->materialize(0);
+  Optimizer optimizer(*model, config);
+  Tokens tokens(context);
+  const std::pair<Tensor, Tensor> batches[] = {tokens.next(), tokens.next()};
+  double worst = 0;
+  for (std::size_t step = 0; step < golden["losses"].size(); ++step) {
+    Tape tape;
+    const TapeScope scope(context, &tape);
+    const auto& [inputs, targets] = batches[step % 2];
+    const Tensor loss = model->loss(inputs, targets);
+    tape.backward(loss);
+    const double expected = golden["losses"][step].get<double>();
+    worst = std::max(worst, std::abs(loss.item() - expected) / expected);
+    if (step == 0) first(*model);
+    optimizer.step(1e-3);
+  }
+  return worst;
+}
+
+TEST_P(Golden, LossesAndGradientsAreThoseOfPyTorch) {
+  const nlohmann::json golden = read_json(std::string(GetParam()) + ".json");
+  ASSERT_EQ(golden["losses"].size(), 20U);
+  EXPECT_LT(golden["losses"].back().get<double>(), 0.9 * golden["losses"].front().get<double>());  // it learns
+  const auto compare = [&](const CausalModel& model) {
+    EXPECT_EQ(golden["gradients"].size(), model.parameters().size());
+    for (const auto& parameter : model.parameters())
+      EXPECT_LE(gradient_error(*parameter, golden["gradients"].at(parameter->name())), 1.0) << parameter->name();
+  };
+  EXPECT_LE(loss_error(golden, {}, GetParam(), compare), 1e-4);
+}
+
+/// The negative control: other settings of the optimizer are seen.
+TEST_P(Golden, AnotherOptimizerIsSeen) {
+  const nlohmann::json golden = read_json(std::string(GetParam()) + ".json");
+  EXPECT_GT(loss_error(golden, {.beta2 = 0.99}, GetParam(), [](const CausalModel&) {}), 2e-4);
+  EXPECT_GT(loss_error(golden, {.kind = OptimizerConfig::Kind::adam, .weight_decay = 0.1}, GetParam(),
+                       [](const CausalModel&) {}),
+            2e-4);
+}
+
+/// The negative control: a change of one part in a thousand is seen.
+TEST_P(Golden, AWrongGradientIsSeen) {
+  const nlohmann::json golden = read_json(std::string(GetParam()) + ".json");
+  Context context;
+  const auto model = make_model(context, preset(GetParam()));
+  model->materialize(0);
+  Tape tape;
+  const TapeScope scope(context, &tape);
+  const auto [inputs, targets] = Tokens(context).next();
+  tape.backward(model->loss(inputs, targets), 1.001);
+  for (const auto& parameter : model->parameters())
+    EXPECT_GT(gradient_error(*parameter, golden["gradients"].at(parameter->name())), 1.0) << parameter->name();
+}
+
+class Folder : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Types, Folder, testing::Values("gpt2", "llama"));
+
+TEST_P(Folder, OfTransformersOpensAndHasTheSameLoss) {
+  const HfFolder folder(kFolder + "/transformers-" + GetParam());
+  Context context;
+  const auto model = make_model(context, folder.config());
+  std::vector<SafetensorsTensor> needed;
+  for (const auto& parameter : model->parameters()) needed.push_back({parameter->name(), parameter->shape()});
+  folder.check(needed);
+  model->materialize(0);
+  for (const auto& parameter : model->parameters())
+    folder.read(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
+  context.set_training(false);  // its config has dropout
+  const auto [tokens, targets] = Tokens(context).next();
+  EXPECT_NEAR(model->loss(tokens, targets).item(), read_json("transformers.json").at(GetParam()).get<double>(), 2e-5);
+}
+
+TEST_P(Folder, TheConfigOfTransformersFiveMeansTheSame) {
+  const ModelConfig four = read_config(kFolder + "/transformers-" + GetParam() + "/config.json");
+  ModelConfig five = read_config(kFolder + "/" + GetParam() + "-config-5.json");
+  five.name = four.name;
+  EXPECT_EQ(five, four);
+}
+
+}  // namespace
+}  // namespace tessera::nn

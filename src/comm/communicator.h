@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -107,7 +108,8 @@ class TESSERA_API Communicator {
 
   /// Uninitialised memory that this backend moves fastest, aligned to base::kAlignment, booked in the ledger under `use`. Local:
   /// nobody else takes part. May outlive the communicator. Zero bytes give a valid buffer. Throws SystemError, Unsupported.
-  Buffer allocate(std::size_t bytes, MemoryKind kind, MemoryUse use);
+  /// Without a use the caller books it: a pool of such buffers knows better what is live.
+  Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use);
 
   /// Every pending and later call fails with Aborted naming this rank and the reason, on all ranks (unless something else has
   /// failed before). Any thread.
@@ -128,7 +130,7 @@ class TESSERA_API Communicator {
   virtual Work do_start(const Call& call) = 0;
   virtual Work do_batch(std::span<const Call> parts) = 0;
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
-  virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, MemoryUse use) = 0;
+  virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) = 0;
   virtual void do_abort(std::string_view reason) noexcept = 0;
   /// Adds bytes_sent by kind and by peer; calls are counted here.
   virtual void do_meter(MeterSnapshot& snapshot) const = 0;

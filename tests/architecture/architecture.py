@@ -37,7 +37,7 @@ LINES, EXAMPLE_LINES = 400, 100
 
 # (rule, pattern, where it holds, where it doesn't); the patterns see code without comments.
 PATTERNS = [
-    ("environment", re.compile(r"\b(getenv|secure_getenv|environ)\b"), LIBRARY + ("tools/", "examples/"),
+    ("environment", re.compile(r"\b(getenv|secure_getenv)\b|(?<![\w/])environ\b"), LIBRARY + ("tools/", "examples/"),
      re.compile(r"^src/base/env\.cpp$")),
     ("backend name", re.compile(r"(?<!ip::)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
     ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",), None),

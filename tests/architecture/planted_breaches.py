@@ -25,6 +25,7 @@ PLANTED = [  # rule, file, content
     ("public header", "src/comm/e.h", '#include "tessera/comm/internal/x.h"\n'),
     ("environment", "src/comm/e.cpp", 'auto v = std::getenv("HOME");\n'),
     ("environment", "tools/c.cpp", 'auto v = secure_getenv("HOME");\n'),
+    ("environment", "src/nn/e.cpp", "for (char** e = environ; *e; ++e) {}\n"),
     ("backend name", "src/comm/f.cpp", 'if (name == "shm") {}\n'),
     ("backend name", "src/fsdp/f.cpp", "int nccl = 0;\n"),
     ("host wait", "src/fsdp/g.cpp", "work.wait();\n"),

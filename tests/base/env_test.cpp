@@ -53,5 +53,15 @@ TEST(Env, MisspelledVariablesAreFound) {
   EXPECT_THAT(unknown, testing::Not(testing::Contains("NOT_TESSERA_TEST")));
 }
 
+TEST(Env, AChildsEnvironmentHoldsEachNameOnce) {
+  const Setting old("TESSERA_TEST_SAMPLE", "old");
+  const Setting kept("TESSERA_TEST_SAMPLE_2", "kept");
+  const std::vector<std::pair<std::string, std::string>> changes = {{"TESSERA_TEST_SAMPLE", "new"}, {"TESSERA_TEST_OTHER", ""}};
+  const auto lines = environment_with(changes);
+  EXPECT_THAT(lines, testing::IsSupersetOf({"TESSERA_TEST_SAMPLE=new", "TESSERA_TEST_OTHER=", "TESSERA_TEST_SAMPLE_2=kept"}));
+  EXPECT_THAT(lines, testing::Not(testing::Contains("TESSERA_TEST_SAMPLE=old")));
+  EXPECT_EQ(read_env(kSample), "old") << "this process's own is untouched";
+}
+
 }  // namespace
 }  // namespace tessera::base

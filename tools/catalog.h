@@ -1,0 +1,35 @@
+// What this program has: the lists behind `tessera info`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/base/env.h"
+
+namespace tessera::tools {
+
+struct BackendEntry {
+  std::string name;
+  bool available = false;
+  std::string reason;  ///< why it isn't, or what it found
+  std::vector<std::string> devices;
+};
+
+struct ModelEntry {
+  std::string name;
+  std::string shape;  ///< "2 layers, width 64, ..."
+  std::uint64_t parameters = 0;
+};
+
+struct Catalog {
+  std::vector<BackendEntry> backends;
+  std::vector<std::string> strategies;
+  std::vector<std::string> collectives;
+  std::vector<ModelEntry> models;
+  std::vector<base::EnvVariable> variables;
+};
+
+/// Asks each library for what it offers. Variables are sorted by name.
+Catalog catalog();
+
+}  // namespace tessera::tools

@@ -179,11 +179,15 @@ void Engine::step(double learning_rate) {
     std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
   }
   nn::OptimizerStep step{.number = ++steps_, .learning_rate = learning_rate};
-  if (options_.clip_norm > 0 || options_.measure_norm) {
+  if (measures_norm()) {
     compute_norm();
     if (options_.clip_norm > 0) step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
   }
   for (const auto& unit : units_) unit->update(options_.optimizer, step);
+}
+
+void Engine::settle() {
+  for (const auto& unit : units_) unit->settle();
 }
 
 /// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each slice gives
@@ -214,7 +218,7 @@ void Engine::compute_norm() {
 }
 
 double Engine::grad_norm() {
-  if (options_.clip_norm <= 0 && !options_.measure_norm) throw InvalidUsage("grad_norm: set clip_norm or measure_norm");
+  if (!measures_norm()) throw InvalidUsage("grad_norm: set clip_norm or measure_norm");
   fabric_->compute().synchronize();
   return static_cast<const double*>(norms_.data())[norm_slots_];
 }
@@ -297,6 +301,14 @@ comm::MeterSnapshot::Line difference(const comm::MeterSnapshot::Line& a, const c
 EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
   return {difference(all_gather, earlier.all_gather), difference(reduce_scatter, earlier.reduce_scatter),
           difference(all_reduce, earlier.all_reduce), difference(control, earlier.control)};
+}
+
+std::uint64_t Engine::control_formula_bytes() const {
+  std::uint64_t bytes = 0;
+  if (measures_norm())
+    for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts)
+      bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
+  return bytes;
 }
 
 EngineTraffic Engine::traffic() const {

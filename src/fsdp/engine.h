@@ -71,6 +71,9 @@ class TESSERA_API Engine {
 
   /// After a backward: waits for the reductions, clips, updates, and starts what must be gathered again.
   void step(double learning_rate);
+  /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
+  void settle();
+  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm; }
   /// Of the last step, over all ranks, before clipping. Waits. Throws InvalidUsage unless clipping or measure_norm.
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
@@ -94,6 +97,8 @@ class TESSERA_API Engine {
   const Strategy& strategy() const { return options_.strategy; }
   const MeshShape& mesh() const;
   EngineTraffic traffic() const;
+  /// Bytes that this engine's norms send per step, at most over ranks.
+  std::uint64_t control_formula_bytes() const;
   std::uint64_t copied_bytes() const;
   Recorder& recorder();
 

@@ -131,6 +131,11 @@ void Unit::unshard_wait() {
   state_ = State::ready;
 }
 
+void Unit::settle() {
+  if (state_ == State::gathering && !fabric_.plan.gather_axis) unshard_wait();
+  if (!gathers_.empty()) gathers_.wait_on(fabric_.compute());
+}
+
 void Unit::reshard() {
   if (!fabric_.plan.gather_axis) return;
   for (Flat& flat : flats_) {

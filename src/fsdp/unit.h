@@ -54,6 +54,7 @@ class TESSERA_API Unit {
   void unshard_issue();  ///< no effect unless sharded
   void unshard_wait();   ///< after it, work on the compute stream may read the parameters
   void reshard();        ///< no effect where they are replicated
+  void settle();         ///< waits for gathers that an optimizer step started
 
   // Gradients.
   void begin_gradients();  ///< memory for a backward; no effect where there is some

@@ -1,5 +1,6 @@
 #include "tessera/nn/context.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace tessera::nn {
@@ -8,7 +9,7 @@ Context::Context(ContextOptions options)
     : make_stream_(options.make_stream ? std::move(options.make_stream) : make_immediate_stream),
       memory_(options.ledger ? std::move(options.ledger) : std::make_shared<Ledger>(), options.memory),
       stream_(make_stream_()),
-      threads_(std::make_unique<ThreadPool>(options.threads)) {}
+      threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))) {}
 
 Context::~Context() = default;
 

@@ -1,6 +1,7 @@
 // What the operations of one rank run on: memory, a stream, threads, and the tape that records them.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "tessera/nn/thread_pool.h"
@@ -39,6 +40,10 @@ class TESSERA_API Context {
   ThreadPool& threads() { return *threads_; }
   RandomState& random() { return random_; }
 
+  /// False: dropout does nothing (evaluation).
+  bool training() const { return training_; }
+  void set_training(bool training) { training_ = training; }
+
   /// The tape that records operations now; null: nothing is recorded.
   Tape* tape() const { return tape_; }
 
@@ -50,6 +55,7 @@ class TESSERA_API Context {
   std::unique_ptr<ThreadPool> threads_;
   RandomState random_;
   Tape* tape_ = nullptr;
+  bool training_ = true;
 };
 
 /// Makes `tape` (null: none) the recording one for as long as it lives. Scopes nest.

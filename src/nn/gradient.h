@@ -19,7 +19,11 @@ class TESSERA_API Gradient {
 
   /// Claims the memory for one writer, who must then write (or add) all of it.
   GradientTarget write();
-  /// Hands over a finished gradient of the same count. The first one is shared, not copied; a later one is added.
+  /// As write(), but takes over the memory of `finished` where nobody else reads it: for element-wise backwards, which may
+  /// run in place on their output's gradient. `finished` must not be read afterwards.
+  GradientTarget write_over(const Gradient& finished);
+  /// Hands over a finished gradient of the same count. The first one is shared, not copied; a later one is added. Shared
+  /// memory is never written: whoever adds to it while another still holds it continues in a copy.
   void give(const Tensor& gradient);
 
   bool written() const { return written_; }
@@ -43,7 +47,6 @@ class TESSERA_API Gradient {
   Tensor value_;
   bool written_ = false;
   bool bound_ = false;
-  bool shared_ = false;  // value_ is also somebody else's: adding makes a new tensor
 };
 
 }  // namespace tessera::nn

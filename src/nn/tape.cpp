@@ -3,82 +3,6 @@
 #include "tessera/nn/module.h"
 
 namespace tessera::nn {
-namespace {
-
-template <class T>
-void add_into(T* target, const T* source, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) target[i] += source[i];
-}
-
-void add(const Tensor& target, const Tensor& source) {
-  target.context().stream().run([t = target.raw(), s = source.raw(), count = target.count(), dtype = target.dtype()] {
-    if (dtype == DType::f64) {
-      add_into(static_cast<double*>(t), static_cast<const double*>(s), count);
-    } else {
-      add_into(static_cast<float*>(t), static_cast<const float*>(s), count);
-    }
-  });
-}
-
-void copy(const Tensor& target, const Tensor& source) {
-  target.context().stream().run([t = target.raw(), s = source.raw(), bytes = target.bytes()] { std::copy_n(static_cast<const std::byte*>(s), bytes, static_cast<std::byte*>(t)); });
-}
-
-}  // namespace
-
-GradientTarget Gradient::write() {
-  if (!value_) {
-    value_ = Tensor::empty(context_, shape_, dtype_, use_);
-    shared_ = false;
-  }
-  if (written_ && shared_) {  // the memory is read by somebody else still: continue in memory of its own
-    Tensor own = Tensor::empty(context_, shape_, dtype_, use_);
-    copy(own, value_);
-    value_ = own;
-    shared_ = false;
-  }
-  return {value_, std::exchange(written_, true)};
-}
-
-void Gradient::give(const Tensor& gradient) {
-  if (gradient.count() != count_of(shape_))
-    throw InvalidUsage("gradient: got " + to_string(gradient.shape()) + " for a tensor of shape " + to_string(shape_));
-  if (!written_ && !bound_) {
-    value_ = gradient.viewed(shape_);
-    written_ = shared_ = true;
-    return;
-  }
-  const GradientTarget target = write();
-  if (target.accumulate) {
-    add(target.tensor, gradient);
-  } else {
-    copy(target.tensor, gradient);
-  }
-}
-
-const Tensor& Gradient::value() const {
-  if (!written_) throw InvalidUsage("gradient: nothing was written for the tensor of shape " + to_string(shape_));
-  return value_;
-}
-
-void Gradient::clear() {
-  written_ = shared_ = false;
-  if (!bound_) value_ = Tensor();
-}
-
-void Gradient::bind(void* data, bool keep) {
-  value_ = Tensor::unbound(context_, shape_, dtype_, "");
-  value_.bind(data);
-  bound_ = true;
-  written_ = keep;
-  shared_ = false;
-}
-
-void Gradient::unbind() {
-  value_ = Tensor();
-  bound_ = written_ = shared_ = false;
-}
-
 Tape::~Tape() = default;
 
 void Tape::record(std::string_view op, const Tensor& output, std::function<void()> backward) {
@@ -106,6 +30,9 @@ void Tape::backward(const Tensor& loss, double seed) {
     Tape& tape;
     ~Emptied() { tape.clear(); }
   } const emptied{*this};
+  if (nodes_.empty() || !loss.requires_grad())
+    throw InvalidUsage("backward: nothing was recorded for this loss; compute it inside a TapeScope, from tensors that require a gradient");
+  loss.gradient()->clear();
   const Tensor start = loss.gradient()->write().tensor;
   start.context().stream().run([data = start.raw(), dtype = start.dtype(), seed] {
     if (dtype == DType::f64) {

@@ -101,6 +101,7 @@ std::size_t Tensor::bytes() const { return static_cast<std::size_t>(count()) * s
 DType Tensor::dtype() const { return impl().dtype; }
 Context& Tensor::context() const { return *impl().context; }
 bool Tensor::bound() const { return impl().data != nullptr; }
+bool Tensor::shares_memory() const { return impl().storage == nullptr || impl().storage.use_count() > 1; }
 bool Tensor::requires_grad() const { return impl().requires_grad; }
 void Tensor::set_requires_grad(bool value) { impl().requires_grad = value; }
 const std::string& Tensor::name() const { return impl().name; }

@@ -29,9 +29,10 @@ class TESSERA_API Tensor {
   static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryUse use = MemoryUse::activation);
   /// A handle without memory; see bind().
   static Tensor unbound(Context& context, Shape shape, DType dtype, std::string name);
-  /// The same memory and (if any) gradient slot of its own under another shape of equal count.
+  /// The same memory under another shape of equal count, without a gradient. Of a parameter it is a view of what is bound
+  /// now, so never kept.
   Tensor viewed(Shape shape) const;
-  /// The same memory without a gradient: what a backward saves and reads.
+  /// The same memory without a gradient: what a backward saves and reads. Of a parameter: as viewed().
   Tensor detached() const;
 
   explicit operator bool() const { return impl_ != nullptr; }
@@ -49,6 +50,8 @@ class TESSERA_API Tensor {
   }
   void* raw() const;
   bool bound() const;
+  /// True where writing could be seen elsewhere: the memory is lent, or a tensor of another shape holds it too.
+  bool shares_memory() const;
 
   /// Lends memory of at least bytes() to this tensor, until unbind(); the lender keeps it alive.
   void bind(void* data);

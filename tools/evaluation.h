@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/nn/models/model.h"
+#include "tessera/nn/models/causal_model.h"
 #include "tools/train_options.h"
 
 namespace tessera::tools {

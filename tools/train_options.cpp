@@ -10,7 +10,7 @@
 #include "tessera/base/parse.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/checkpoint_hf.h"
-#include "tessera/nn/models/model.h"
+#include "tessera/nn/models/causal_model.h"
 #include "tools/corpus.h"
 
 namespace tessera::tools {
@@ -80,27 +80,19 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
 
 nn::Schedule schedule_of(const TrainOptions& o) {
   if (!(o.lr > 0)) throw InvalidUsage("--lr " + std::to_string(o.lr) + ": a learning rate is above 0");
-  nn::Schedule schedule;
-  schedule.kind = o.schedule == "cosine" ? nn::Schedule::Kind::cosine : nn::Schedule::Kind::constant;
-  schedule.learning_rate = o.lr;
-  schedule.warmup = o.warmup;
-  schedule.steps = o.steps;
+  nn::Schedule schedule{.kind = nn::parse_schedule(o.schedule), .peak = o.lr, .warmup = o.warmup, .steps = o.steps};
+  if (o.steps > 0) nn::validate(schedule);
   return schedule;
 }
 
 nn::ModelConfig model_of(const TrainOptions& o) {
-  const auto named = [](const std::string& model) {
-    const auto presets = nn::preset_names();
-    if (std::find(presets.begin(), presets.end(), model) != presets.end()) return nn::preset(model);
-    if (model.ends_with(".json")) return nn::read_config(model);
-    std::string known;
-    for (const std::string& name : presets) known += (known.empty() ? "" : " ") + name;
-    throw InvalidUsage("unknown model '" + model + "'; known: " + known + ", or a Hugging Face config.json");
-  };
-  if (o.init.empty()) return named(o.model);
-  const nn::ModelConfig config = nn::HfFolder(o.init).config();
-  if (o.model_given && !(named(o.model) == config))
-    throw InvalidUsage("--model " + o.model + " is not the model in --init " + o.init + "; leave --model out");
+  if (o.init.empty()) return nn::find_config(o.model);
+  nn::ModelConfig config = nn::HfFolder(o.init).config();
+  if (o.model_given) {
+    nn::ModelConfig named = nn::find_config(o.model);
+    named.name = config.name;
+    if (!(named == config)) throw InvalidUsage("--model " + o.model + " is not the model in --init " + o.init + "; leave --model out");
+  }
   return config;
 }
 
@@ -109,7 +101,7 @@ nn::DataOptions data_of(const TrainOptions& o, const nn::ModelConfig& model, std
   data.files = o.data;
   if (data.files.empty()) data.files.push_back(default_corpus());
   data.format = nn::parse_data_format(o.data_format);
-  data.vocab_size = model.vocab_size;
+  data.vocab_size = model.vocabulary;
   data.seq_len = seq_len;
   data.seed = o.seed;
   data.global_batch = o.global_batch;

@@ -9,7 +9,7 @@
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
-#include "tessera/nn/models/model.h"
+#include "tessera/nn/models/causal_model.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
 
@@ -117,7 +117,7 @@ class Training {
     const std::int64_t start = base::host_time_ns();
     const double loss = forward_backward(step);
     note_model_state();
-    const double rate = nn::learning_rate(plan_.schedule, step);
+    const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
     note_model_state();
     const double mean = mean_over_ranks(loss);

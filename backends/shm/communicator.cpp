@@ -20,9 +20,9 @@ Work ShmCommunicator::do_batch(std::span<const Call> parts) { return group_->sta
 void ShmCommunicator::do_abort(std::string_view reason) noexcept { group_->abort(reason); }
 void ShmCommunicator::do_meter(MeterSnapshot& snapshot) const { group_->read_meter(snapshot); }
 
-Buffer ShmCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, MemoryUse use) {
+Buffer ShmCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
   if (kind != MemoryKind::host) throw Unsupported("shm: allocate gives memory of the host only");
-  return group_->host().arena().allocate(bytes, use, ledger());
+  return group_->host().arena().allocate(bytes, use.value_or(MemoryUse::other), use ? ledger() : nullptr);
 }
 
 template <class T>

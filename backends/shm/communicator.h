@@ -18,7 +18,7 @@ class ShmCommunicator final : public Communicator {
   Work do_start(const Call& call) override;
   Work do_batch(std::span<const Call> parts) override;
   std::unique_ptr<Communicator> do_split(int color, int key) override;
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, MemoryUse use) override;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
   void do_abort(std::string_view reason) noexcept override;
   void do_meter(MeterSnapshot& snapshot) const override;
   /// What every member gives, without metering. `mine` has the same length everywhere.

@@ -1,0 +1,30 @@
+// Initial values of parameters: a function of seed, name and index only, so that a shard is filled where it lives.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/nn/types.h"
+
+namespace tessera::nn {
+
+struct Init {
+  enum class Kind : std::uint8_t { zeros, ones, normal };
+  Kind kind = Kind::zeros;
+  double deviation = 0.0;
+  static constexpr Init zeros() { return {Kind::zeros, 0.0}; }
+  static constexpr Init ones() { return {Kind::ones, 0.0}; }
+  static constexpr Init normal(double deviation) { return {Kind::normal, deviation}; }
+};
+
+/// Elements [begin, end) of a tensor.
+struct ElementRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t count() const { return end - begin; }
+};
+
+/// Fills out[0, range.count()) with the initial values of `range` of the tensor called `name`.
+TESSERA_API void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range, float* out);
+
+}  // namespace tessera::nn

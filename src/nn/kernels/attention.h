@@ -1,0 +1,74 @@
+// Causal self-attention with grouped-query heads, fused and blocked: online softmax over blocks of keys (T. Dao et al.,
+// "FlashAttention", 2022), probabilities recomputed in backward. Memory beyond inputs and outputs: one number per row and
+// head, and a few blocks of scratch per thread; never anything of size positions^2.
+#pragma once
+
+#include <cstddef>
+
+#include "tessera/nn/thread_pool.h"
+
+namespace tessera::nn::kernels {
+
+/// Queries and keys are cut into blocks of this many positions.
+inline constexpr std::size_t kAttentionBlock = 64;
+
+/// Element d of head h at position t of batch b: data[b*batch_stride + t*position_stride + h*head_stride + d].
+template <class T>
+struct HeadsView {
+  T* data = nullptr;
+  std::size_t batch_stride = 0, position_stride = 0, head_stride = 0;
+};
+
+/// View of a contiguous [batch, positions, heads, dim] tensor.
+template <class T>
+HeadsView<T> heads_view(T* data, std::size_t positions, std::size_t heads, std::size_t dim) {
+  return {data, positions * heads * dim, heads * dim, dim};
+}
+
+/// View of part 0 (q), 1 (k) or 2 (v) of a contiguous [batch, positions, 3, heads, dim] tensor.
+template <class T>
+HeadsView<T> fused_qkv_view(T* qkv, std::size_t part, std::size_t positions, std::size_t heads, std::size_t dim) {
+  return {qkv + part * heads * dim, positions * 3 * heads * dim, 3 * heads * dim, dim};
+}
+
+struct AttentionShape {
+  std::size_t batch = 0, positions = 0;
+  std::size_t heads = 0;
+  std::size_t kv_heads = 0;  ///< divides heads; query head h reads kv head h / (heads / kv_heads)
+  std::size_t dim = 0;       ///< of one head
+  double scale = 0;          ///< of the scores; 0: 1 / sqrt(dim)
+};
+
+/// Bytes of scratch that a call needs for elements of `element_bytes` on a pool of `threads`: a function of dim, block and
+/// threads, except that it does not grow with positions.
+TESSERA_API std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
+                                                        std::size_t element_bytes);
+TESSERA_API std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
+                                                         std::size_t element_bytes);
+
+template <class T>
+struct AttentionForward {
+  AttentionShape shape;
+  HeadsView<const T> q, k, v;
+  HeadsView<T> out;             ///< usually heads_view(y, positions, heads, dim) with y[batch, positions, heads * dim]
+  T* log_sum_exp = nullptr;     ///< [batch, heads, positions], saved for backward; may be null
+  void* scratch = nullptr;      ///< attention_forward_scratch_bytes, aligned to 64
+};
+template <class T>
+TESSERA_API void attention_forward(ThreadPool& pool, const AttentionForward<T>& args);
+
+/// Gradients may be views of one fused dqkv. All three are wanted.
+template <class T>
+struct AttentionBackward {
+  AttentionShape shape;
+  HeadsView<const T> q, k, v;
+  HeadsView<const T> out, dout;
+  const T* log_sum_exp = nullptr;
+  HeadsView<T> dq, dk, dv;
+  bool accumulate_dq = false, accumulate_dk = false, accumulate_dv = false;
+  void* scratch = nullptr;  ///< attention_backward_scratch_bytes, aligned to 64
+};
+template <class T>
+TESSERA_API void attention_backward(ThreadPool& pool, const AttentionBackward<T>& args);
+
+}  // namespace tessera::nn::kernels

@@ -1,0 +1,58 @@
+// What the forward and the backward of attention share: the scratch of one thread, and blocks of rows in place or padded.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/kernels/attention.h"
+
+namespace tessera::nn::kernels {
+
+/// Row length of a padded block, in elements: B operands of block products are read in whole vectors.
+constexpr std::size_t padded_dim(std::size_t dim) { return (dim + 15) / 16 * 16; }
+
+/// Elements of one block [kAttentionBlock, padded_dim] (also of its transpose), and of one block of scores.
+constexpr std::size_t rows_block(std::size_t dim) { return kAttentionBlock * padded_dim(dim); }
+inline constexpr std::size_t kScoreBlock = kAttentionBlock * kAttentionBlock;
+
+/// A block of rows of one head.
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  std::size_t stride = 0;
+};
+
+template <class T>
+Rows<T> rows_of(const HeadsView<T>& view, std::size_t b, std::size_t h, std::size_t position) {
+  return {view.data + b * view.batch_stride + h * view.head_stride + position * view.position_stride, view.position_stride};
+}
+
+/// The rows themselves where whole vectors fit, else a copy padded with zeros in `room`.
+template <class T>
+Rows<const T> padded(Rows<const T> rows, std::size_t count, std::size_t dim, T* room) {
+  const std::size_t stride = padded_dim(dim);
+  if (stride == dim) return rows;
+  for (std::size_t r = 0; r < count; ++r) {
+    std::copy(rows.data + r * rows.stride, rows.data + r * rows.stride + dim, room + r * stride);
+    std::fill(room + r * stride + dim, room + (r + 1) * stride, T(0));
+  }
+  return {room, stride};
+}
+
+inline double score_scale(const AttentionShape& shape) {
+  return shape.scale != 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.dim));
+}
+
+inline void check(const AttentionShape& shape) {
+  if (shape.kv_heads == 0 || shape.heads % shape.kv_heads != 0 || shape.dim == 0)
+    throw base::InvalidUsage("attention: " + std::to_string(shape.heads) + " heads of " + std::to_string(shape.dim) + " over " +
+                             std::to_string(shape.kv_heads) + " key/value heads; the latter must divide the former");
+}
+
+/// Scratch elements of one thread.
+constexpr std::size_t forward_scratch(std::size_t dim) { return 3 * rows_block(dim) + kScoreBlock + 3 * kAttentionBlock; }
+constexpr std::size_t backward_scratch(std::size_t dim) { return 8 * rows_block(dim) + 2 * kScoreBlock; }
+
+}  // namespace tessera::nn::kernels

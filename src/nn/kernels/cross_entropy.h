@@ -1,0 +1,47 @@
+// Softmax and cross-entropy in one pass over the logits; the backward can write over them, so one such buffer lives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/nn/thread_pool.h"
+
+namespace tessera::nn::kernels {
+
+inline constexpr std::int32_t kIgnoreIndex = -100;
+
+struct CrossEntropyResult {
+  double loss_sum = 0;     ///< over the valid targets, in f64, in the order of the rows
+  std::size_t valid = 0;   ///< targets that are not ignore_index
+};
+
+template <class T>
+struct CrossEntropyForward {
+  const T* logits = nullptr;              ///< [rows, vocabulary]
+  const std::int32_t* targets = nullptr;  ///< [rows]; outside [0, vocabulary) and not ignore_index: InvalidUsage
+  std::size_t rows = 0, vocabulary = 0;
+  std::int32_t ignore_index = kIgnoreIndex;
+  T* row_max = nullptr;  ///< [rows], saved for backward; both may be null (evaluation)
+  T* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
+};
+template <class T>
+TESSERA_API CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const CrossEntropyForward<T>& args);
+
+/// dlogits = (softmax(logits) - onehot(target)) * scale, zero in ignored rows. `scale` is the gradient of loss_sum, so
+/// 1 / valid for the mean. dlogits may be logits.
+template <class T>
+struct CrossEntropyBackward {
+  const T* logits = nullptr;
+  const std::int32_t* targets = nullptr;
+  std::size_t rows = 0, vocabulary = 0;
+  std::int32_t ignore_index = kIgnoreIndex;
+  const T* row_max = nullptr;
+  const T* row_sum = nullptr;
+  T scale = 1;
+  T* dlogits = nullptr;
+  bool accumulate = false;
+};
+template <class T>
+TESSERA_API void cross_entropy_backward(ThreadPool& pool, const CrossEntropyBackward<T>& args);
+
+}  // namespace tessera::nn::kernels

@@ -1,0 +1,78 @@
+// Element-wise kernels over contiguous ranges, sums over a range, and conversions. An element's result depends on its
+// inputs only, never on its place, the alignment or the number of threads.
+#pragma once
+
+#include <cstddef>
+
+#include "tessera/base/dtype.h"
+#include "tessera/nn/thread_pool.h"
+
+namespace tessera::nn::kernels {
+
+/// What every function here takes: T is float or double; `out` may be one of the inputs (in place), not overlap otherwise.
+
+/// out = value
+template <class T>
+TESSERA_API void fill(ThreadPool& pool, T value, T* out, std::size_t count);
+/// out = x, or out += x where `accumulate`: hands a gradient on.
+template <class T>
+TESSERA_API void assign(ThreadPool& pool, const T* x, T* out, std::size_t count, bool accumulate);
+/// out = a + b
+template <class T>
+TESSERA_API void add(ThreadPool& pool, const T* a, const T* b, T* out, std::size_t count);
+
+template <class T>
+struct ScaleArgs {
+  const T* x = nullptr;
+  T factor = 1;
+  T* out = nullptr;
+  std::size_t count = 0;
+  bool accumulate = false;
+};
+/// out = factor * x, or out += factor * x (rounded twice: multiply, then add) where `accumulate`
+template <class T>
+TESSERA_API void scale(ThreadPool& pool, const ScaleArgs<T>& args);
+
+template <class T>
+struct MultiplyArgs {
+  const T* a = nullptr;
+  const T* b = nullptr;
+  T* out = nullptr;
+  std::size_t count = 0;
+  bool accumulate = false;
+};
+/// out = a * b, or out += a * b (rounded twice) where `accumulate`
+template <class T>
+TESSERA_API void multiply(ThreadPool& pool, const MultiplyArgs<T>& args);
+
+/// y[rows, columns] += bias[columns] in every row
+template <class T>
+TESSERA_API void add_bias(ThreadPool& pool, const T* bias, T* y, std::size_t rows, std::size_t columns);
+/// y[rows, columns] = bias[columns] in every row
+template <class T>
+TESSERA_API void broadcast_rows(ThreadPool& pool, const T* bias, T* y, std::size_t rows, std::size_t columns);
+
+template <class T>
+struct ColumnSumsArgs {
+  const T* x = nullptr;  ///< [rows, columns]
+  T* out = nullptr;      ///< [columns]
+  std::size_t rows = 0, columns = 0;
+  bool accumulate = false;
+};
+/// out[c] = sum over rows of x[r, c], in a fixed order (blocks of 64 rows, each in order): the bias gradient.
+template <class T>
+TESSERA_API void column_sums(ThreadPool& pool, const ColumnSumsArgs<T>& args);
+
+/// Sum of x and of x^2 in f64, in an order that depends on `count` only.
+template <class T>
+TESSERA_API double sum(ThreadPool& pool, const T* x, std::size_t count);
+template <class T>
+TESSERA_API double sum_of_squares(ThreadPool& pool, const T* x, std::size_t count);
+
+/// Element conversions as base/dtype.h defines them (to 16 bits: nearest even). Ranges must not overlap.
+TESSERA_API void convert(ThreadPool& pool, const float* in, base::f16* out, std::size_t count);
+TESSERA_API void convert(ThreadPool& pool, const float* in, base::bf16* out, std::size_t count);
+TESSERA_API void convert(ThreadPool& pool, const base::f16* in, float* out, std::size_t count);
+TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, float* out, std::size_t count);
+
+}  // namespace tessera::nn::kernels

@@ -1,0 +1,36 @@
+// Embedding: rows of a table by id.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/nn/thread_pool.h"
+
+namespace tessera::nn::kernels {
+
+/// y[r, :] = weight[ids[r], :], or += where `accumulate` (so that token and position embeddings need one buffer).
+/// An id outside [0, vocabulary) throws InvalidUsage before anything is written.
+template <class T>
+struct EmbeddingForward {
+  const T* weight = nullptr;          ///< [vocabulary, width]
+  const std::int32_t* ids = nullptr;  ///< [rows]
+  T* y = nullptr;                     ///< [rows, width]
+  std::size_t rows = 0, vocabulary = 0, width = 0;
+  bool accumulate = false;
+};
+template <class T>
+TESSERA_API void embedding_forward(ThreadPool& pool, const EmbeddingForward<T>& args);
+
+/// dweight[ids[r], :] += dy[r, :] in the order of r; without `accumulate` the whole table is zeroed first.
+template <class T>
+struct EmbeddingBackward {
+  const std::int32_t* ids = nullptr;
+  const T* dy = nullptr;
+  T* dweight = nullptr;
+  std::size_t rows = 0, vocabulary = 0, width = 0;
+  bool accumulate = false;
+};
+template <class T>
+TESSERA_API void embedding_backward(ThreadPool& pool, const EmbeddingBackward<T>& args);
+
+}  // namespace tessera::nn::kernels

@@ -1,0 +1,131 @@
+#include "tessera/nn/kernels/gemm.h"
+
+#include <cblas.h>
+
+#include <mutex>
+#include <string>
+#include <type_traits>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/kernels/elementwise.h"
+#include "tessera/nn/kernels/tiles.h"
+
+namespace tessera::nn::kernels {
+namespace {
+
+/// BLAS must not start threads of its own: the pool has them. One setting of the process, made before the first product.
+void use_one_blas_thread() {
+  static std::once_flag once;
+  std::call_once(once, [] { openblas_set_num_threads(1); });
+}
+
+// BLAS rounds an element differently at other places of a tile (its edge kernels sum in another order), so one call over
+// the whole and several over its tiles differ. The same tiles are therefore used for every number of threads: of 512 rows,
+// and of fewer columns where that gives less than four tiles.
+struct Tiling {
+  std::size_t rows, columns, column_tiles, tiles;
+};
+constexpr std::size_t kRowTile = 512, kColumnTile = 192, kWantedTiles = 4;
+
+Tiling tiling(std::size_t m, std::size_t n) {
+  const std::size_t row_tiles = std::max<std::size_t>(1, tiles_of(m, kRowTile));
+  // Equal heights, in whole steps of BLAS's register tile.
+  const std::size_t rows = tiles_of(tiles_of(m, row_tiles), 16) * 16;
+  const std::size_t wanted = tiles_of(kWantedTiles, row_tiles);
+  const std::size_t columns = std::max(kColumnTile, tiles_of(tiles_of(n, wanted), 48) * 48);
+  const std::size_t column_tiles = tiles_of(n, columns);
+  return {rows, columns, column_tiles, tiles_of(m, rows) * column_tiles};
+}
+
+blasint blas_int(std::size_t value) {
+  if (value > 0x7fffffff) throw base::InvalidUsage("gemm: a size of " + std::to_string(value) + " is beyond BLAS's 2^31");
+  return static_cast<blasint>(value);
+}
+
+template <class T>
+void multiply_tile(const GemmArgs<T>& g) {
+  const auto ta = g.trans_a == Transpose::yes ? CblasTrans : CblasNoTrans;
+  const auto tb = g.trans_b == Transpose::yes ? CblasTrans : CblasNoTrans;
+  const blasint m = blas_int(g.m), n = blas_int(g.n), k = blas_int(g.k);
+  const blasint lda = blas_int(g.lda), ldb = blas_int(g.ldb), ldc = blas_int(g.ldc);
+  if constexpr (std::is_same_v<T, float>)
+    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, g.alpha, g.a, lda, g.b, ldb, g.beta, g.c, ldc);
+  else
+    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, g.alpha, g.a, lda, g.b, ldb, g.beta, g.c, ldc);
+}
+
+/// C's tile [row, row + rows) x [column, column + columns).
+template <class T>
+GemmArgs<T> tile_of(GemmArgs<T> g, const Tiling& t, std::size_t index) {
+  const std::size_t row = index / t.column_tiles * t.rows, column = index % t.column_tiles * t.columns;
+  g.a += g.trans_a == Transpose::yes ? row : row * g.lda;
+  g.b += g.trans_b == Transpose::yes ? column * g.ldb : column;
+  g.c += row * g.ldc + column;
+  g.m = std::min(t.rows, g.m - row);
+  g.n = std::min(t.columns, g.n - column);
+  return g;
+}
+
+/// The products of all tiles; `bias`, if any, is what C begins as in every row (beta is 1 then).
+template <class T>
+void gemm_tiles(ThreadPool& pool, GemmArgs<T> g, const T* bias) {
+  if (g.m == 0 || g.n == 0) return;
+  use_one_blas_thread();
+  if (g.lda == 0) g.lda = std::max<std::size_t>(1, g.trans_a == Transpose::yes ? g.m : g.k);
+  if (g.ldb == 0) g.ldb = std::max<std::size_t>(1, g.trans_b == Transpose::yes ? g.k : g.n);
+  if (g.ldc == 0) g.ldc = g.n;
+  const Tiling t = tiling(g.m, g.n);
+  pool.parallel_for(t.tiles, [&](std::size_t index) {
+    const GemmArgs<T> part = tile_of(g, t, index);
+    if (bias) {
+      const T* from = bias + index % t.column_tiles * t.columns;
+      for (std::size_t row = 0; row < part.m; ++row) std::copy(from, from + part.n, part.c + row * part.ldc);
+    }
+    multiply_tile(part);
+  });
+}
+
+}  // namespace
+
+template <class T>
+void gemm(ThreadPool& pool, const GemmArgs<T>& args) {
+  gemm_tiles<T>(pool, args, nullptr);
+}
+
+template <class T>
+void linear_forward(ThreadPool& pool, const LinearForward<T>& args) {
+  const LinearShape& s = args.shape;
+  gemm_tiles<T>(pool,
+                {.trans_b = s.layout == WeightLayout::out_in ? Transpose::yes : Transpose::no,
+                 .m = s.rows, .n = s.out, .k = s.in,
+                 .a = args.x, .b = args.weight, .beta = args.bias ? T(1) : T(0), .c = args.y},
+                args.bias);
+}
+
+template <class T>
+void linear_backward(ThreadPool& pool, const LinearBackward<T>& args) {
+  const LinearShape& s = args.shape;
+  const bool out_in = s.layout == WeightLayout::out_in;
+  if (args.dbias) column_sums<T>(pool, {args.dy, args.dbias, s.rows, s.out, args.accumulate_dbias});
+  if (args.dweight) {
+    // dW[in, out] = x^T dy, dW[out, in] = dy^T x
+    gemm<T>(pool, {.trans_a = Transpose::yes,
+                   .m = out_in ? s.out : s.in, .n = out_in ? s.in : s.out, .k = s.rows,
+                   .a = out_in ? args.dy : args.x, .b = out_in ? args.x : args.dy,
+                   .beta = args.accumulate_dweight ? T(1) : T(0), .c = args.dweight});
+  }
+  if (args.dx) {
+    gemm<T>(pool, {.trans_b = out_in ? Transpose::no : Transpose::yes,
+                   .m = s.rows, .n = s.in, .k = s.out,
+                   .a = args.dy, .b = args.weight, .beta = args.accumulate_dx ? T(1) : T(0), .c = args.dx});
+  }
+}
+
+template void gemm<float>(ThreadPool&, const GemmArgs<float>&);
+template void gemm<double>(ThreadPool&, const GemmArgs<double>&);
+template void linear_forward<float>(ThreadPool&, const LinearForward<float>&);
+template void linear_forward<double>(ThreadPool&, const LinearForward<double>&);
+template void linear_backward<float>(ThreadPool&, const LinearBackward<float>&);
+template void linear_backward<double>(ThreadPool&, const LinearBackward<double>&);
+
+}  // namespace tessera::nn::kernels

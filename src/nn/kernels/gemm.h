@@ -1,0 +1,73 @@
+// Matrix products through BLAS (called single-threaded), split over the pool by fixed tiles of C, and the linear layer.
+//
+// All matrices are row-major. The tiles depend on m and n only, and k is never split, so the bits are the same for every
+// number of threads.
+#pragma once
+
+#include <cstddef>
+
+#include "tessera/nn/thread_pool.h"
+
+namespace tessera::nn::kernels {
+
+enum class Transpose : bool { no, yes };
+
+/// C[m, n] = alpha * op(A) * op(B) + beta * C, op(A)[m, k], op(B)[k, n]. beta 0 never reads C (NaN there is ignored).
+template <class T>
+struct GemmArgs {
+  Transpose trans_a = Transpose::no;
+  Transpose trans_b = Transpose::no;
+  std::size_t m = 0, n = 0, k = 0;
+  T alpha = 1;
+  const T* a = nullptr;
+  std::size_t lda = 0;  ///< elements from one stored row to the next; 0: packed
+  const T* b = nullptr;
+  std::size_t ldb = 0;
+  T beta = 0;
+  T* c = nullptr;
+  std::size_t ldc = 0;
+};
+
+/// T: float, double.
+template <class T>
+TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args);
+
+/// How a linear layer's weight is stored: out_in as torch.nn.Linear, in_out as GPT-2's Conv1D.
+enum class WeightLayout : bool { out_in, in_out };
+
+struct LinearShape {
+  std::size_t rows = 0, in = 0, out = 0;
+  WeightLayout layout = WeightLayout::out_in;
+};
+
+/// y[rows, out] = x[rows, in] * W + bias[out]; bias may be null. Overwrites y.
+template <class T>
+struct LinearForward {
+  LinearShape shape;
+  const T* x = nullptr;
+  const T* weight = nullptr;
+  const T* bias = nullptr;
+  T* y = nullptr;
+};
+template <class T>
+TESSERA_API void linear_forward(ThreadPool& pool, const LinearForward<T>& args);
+
+/// Gradients of linear_forward; a null gradient is not computed. accumulate_*: add to what is there, else overwrite.
+/// x is needed for dweight only, weight for dx only (the other may be null).
+template <class T>
+struct LinearBackward {
+  LinearShape shape;
+  const T* x = nullptr;
+  const T* weight = nullptr;
+  const T* dy = nullptr;
+  T* dx = nullptr;
+  T* dweight = nullptr;
+  T* dbias = nullptr;
+  bool accumulate_dx = false;
+  bool accumulate_dweight = false;
+  bool accumulate_dbias = false;
+};
+template <class T>
+TESSERA_API void linear_backward(ThreadPool& pool, const LinearBackward<T>& args);
+
+}  // namespace tessera::nn::kernels

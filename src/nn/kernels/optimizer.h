@@ -1,0 +1,50 @@
+// Optimizer steps over flat ranges, one pass each, with PyTorch's meaning of every setting. An element's update depends on
+// its own values and the settings only, so a range may be cut anywhere (a shard border never shows).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/nn/thread_pool.h"
+
+namespace tessera::nn::kernels {
+
+/// grad_scale multiplies the gradient first (clipping, loss scaling); `maximize` then flips its sign.
+template <class T>
+struct SgdStep {
+  T* parameter = nullptr;
+  const T* gradient = nullptr;
+  T* momentum_buffer = nullptr;  ///< null if and only if momentum == 0
+  std::size_t count = 0;
+  double learning_rate = 1e-3;
+  double momentum = 0;
+  double weight_decay = 0;  ///< added to the gradient
+  bool nesterov = false;
+  bool maximize = false;
+  bool first_step = false;  ///< the buffer is set to the gradient instead of read (PyTorch's first step; dampening 0)
+  double grad_scale = 1;
+};
+template <class T>
+TESSERA_API void sgd_step(ThreadPool& pool, const SgdStep<T>& args);
+
+/// Bias corrections are computed in f64 from `step` (1 is the first).
+template <class T>
+struct AdamStep {
+  T* parameter = nullptr;
+  const T* gradient = nullptr;
+  T* first_moment = nullptr;
+  T* second_moment = nullptr;
+  T* max_second_moment = nullptr;  ///< not null: amsgrad
+  std::size_t count = 0;
+  std::uint64_t step = 1;
+  double learning_rate = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double weight_decay = 0;
+  bool decoupled = true;  ///< true: AdamW (parameter *= 1 - lr * decay); false: Adam (decay added to the gradient)
+  bool maximize = false;
+  double grad_scale = 1;
+};
+template <class T>
+TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);
+
+}  // namespace tessera::nn::kernels

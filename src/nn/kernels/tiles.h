@@ -1,0 +1,29 @@
+// How the kernels cut ranges into tiles: by the problem only.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+
+#include "tessera/nn/thread_pool.h"
+
+namespace tessera::nn::kernels {
+
+/// Elements of one tile of an element-wise kernel: long enough that handing it out costs nothing, short enough for L2.
+inline constexpr std::size_t kElementTile = 16384;
+
+constexpr std::size_t tiles_of(std::size_t count, std::size_t tile) { return (count + tile - 1) / tile; }
+
+/// function(begin, end) over [0, count) in tiles of `tile`.
+template <class Function>
+void for_tiles(ThreadPool& pool, std::size_t count, std::size_t tile, Function&& function) {
+  pool.parallel_for(tiles_of(count, tile), [&](std::size_t index) {
+    const std::size_t begin = index * tile;
+    function(begin, std::min(count, begin + tile));
+  });
+}
+
+/// Rows of a tile such that a kernel over [rows, width] has at most 16 tiles of at least 16 rows.
+constexpr std::size_t row_tile(std::size_t rows) { return std::max<std::size_t>(16, tiles_of(rows, 16)); }
+
+}  // namespace tessera::nn::kernels

@@ -1,0 +1,34 @@
+// What the model families have in common.
+#pragma once
+
+#include <memory>
+
+#include "tessera/nn/models/config.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+
+/// A decoder that predicts the next token. Parameters are named as in Hugging Face's checkpoints; blocks are marked.
+class TESSERA_API CausalModel : public Layer<CausalModel> {
+ public:
+  CausalModel(Context& context, ModelConfig config);
+  const ModelConfig& config() const { return config_; }
+
+  /// The mean cross-entropy over the targets that are not kIgnoreIndex: an f64 scalar. tokens and targets: i32 [batch,
+  /// position]. Goes through the call operator, so that the root's hooks are around all of it.
+  Tensor loss(const Tensor& tokens, const Tensor& targets) { return (*this)(tokens, targets); }
+  Tensor forward(const Tensor& tokens, const Tensor& targets);
+
+ protected:
+  /// The hidden states after the last norm, [batch, position, width].
+  virtual Tensor hidden(const Tensor& tokens) = 0;
+  virtual Tensor logits(const Tensor& hidden) = 0;
+
+ private:
+  const ModelConfig config_;
+};
+
+/// Validates the config; throws InvalidUsage. No memory is taken for parameters: see Module::materialize.
+TESSERA_API std::unique_ptr<CausalModel> make_model(Context& context, const ModelConfig& config);
+
+}  // namespace tessera::nn

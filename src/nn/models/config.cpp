@@ -1,0 +1,124 @@
+#include "tessera/nn/models/config.h"
+
+#include <array>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nn {
+namespace {
+
+using base::InvalidUsage;
+using Family = ModelConfig::Family;
+
+ModelConfig gpt(std::string name, std::int64_t layers, std::int64_t width, std::int64_t heads) {
+  ModelConfig config;
+  config.name = std::move(name);
+  config.layers = layers;
+  config.width = width;
+  config.heads = config.kv_heads = heads;
+  config.head_dim = width / heads;
+  config.hidden = 4 * width;
+  config.vocabulary = 256;
+  config.context = 256;
+  return config;
+}
+
+ModelConfig llama(std::string name, std::int64_t layers, std::int64_t width, std::int64_t heads) {
+  ModelConfig config = gpt(std::move(name), layers, width, heads);
+  config.family = Family::llama;
+  config.activation = kernels::Activation::silu;
+  config.tied = false;
+  config.norm_eps = 1e-6;
+  return config;
+}
+
+std::vector<ModelConfig> make_presets() {
+  ModelConfig gpt_nano = gpt("gpt-nano", 2, 64, 2);
+  gpt_nano.context = 64;
+  ModelConfig gpt2 = gpt("gpt2", 12, 768, 12);
+  ModelConfig gpt2_xl = gpt("gpt2-xl", 48, 1600, 25);
+  for (ModelConfig* config : {&gpt2, &gpt2_xl}) {
+    config->vocabulary = 50257;
+    config->context = 1024;
+  }
+  ModelConfig llama_nano = llama("llama-nano", 2, 64, 4);
+  llama_nano.kv_heads = 2;
+  llama_nano.hidden = 172;
+  llama_nano.context = 64;
+  ModelConfig llama_7b = llama("llama-7b", 32, 4096, 32);
+  llama_7b.hidden = 11008;
+  llama_7b.vocabulary = 32000;
+  llama_7b.context = 2048;
+  return {gpt_nano, gpt("gpt-mini", 6, 384, 6), gpt2, gpt2_xl, llama_nano, llama_7b};
+}
+
+std::string known_presets() {
+  std::string text;
+  for (const std::string& name : preset_names()) text += (text.empty() ? "" : " ") + name;
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const ModelConfig& config : make_presets()) names.push_back(config.name);
+  return names;
+}
+
+ModelConfig preset(std::string_view name) {
+  for (const ModelConfig& config : make_presets())
+    if (config.name == name) return config;
+  throw InvalidUsage("model '" + std::string(name) + "' is unknown; there are: " + known_presets() +
+                     ", or a config.json of Hugging Face (gpt2 or llama)");
+}
+
+ModelConfig find_config(const std::string& name_or_file) {
+  if (name_or_file.ends_with(".json")) return read_config(name_or_file);
+  return preset(name_or_file);
+}
+
+void validate(const ModelConfig& config) {
+  const auto require = [&](bool holds, const std::string& what) {
+    if (!holds) throw InvalidUsage("model " + config.name + ": " + what);
+  };
+  const auto positive = [&](std::int64_t value, const char* what) {
+    constexpr std::int64_t kMost = 1LL << 31;  // products of two stay far from overflow
+    require(value >= 1 && value < kMost, std::string(what) + " is " + std::to_string(value) + ", needs 1 or more");
+  };
+  positive(config.layers, "the number of layers");
+  positive(config.width, "the width");
+  positive(config.heads, "the number of heads");
+  positive(config.kv_heads, "the number of key heads");
+  positive(config.head_dim, "the head dimension");
+  positive(config.hidden, "the hidden width");
+  positive(config.vocabulary, "the vocabulary");
+  positive(config.context, "the context");
+  require(config.heads % config.kv_heads == 0, std::to_string(config.kv_heads) + " key heads don't divide " +
+                                                   std::to_string(config.heads) + " heads");
+  if (config.family == Family::gpt2) {
+    require(config.width == config.heads * config.head_dim,
+            std::to_string(config.heads) + " heads don't divide the width " + std::to_string(config.width));
+    require(config.kv_heads == config.heads, "gpt2 has as many key heads as heads");
+  } else {
+    require(config.head_dim % 2 == 0, "the head dimension " + std::to_string(config.head_dim) + " is odd; rotary positions need an even one");
+    require(config.activation == kernels::Activation::silu, "llama's feed-forward layer is silu");
+    require(config.rope_theta > 0, "rope_theta must be above 0");
+  }
+  for (const double p : {config.embedding_dropout, config.residual_dropout, config.attention_dropout})
+    require(p >= 0 && p < 1, "a dropout probability is " + std::to_string(p) + ", needs 0 <= p < 1");
+  require(config.norm_eps > 0 && config.init_deviation >= 0, "the norm's epsilon and the initial deviation must not be negative");
+}
+
+std::int64_t parameter_count(const ModelConfig& c) {
+  const std::int64_t head = c.tied ? 0 : c.vocabulary * c.width;
+  if (c.family == Family::gpt2) {
+    const std::int64_t attention = 4 * c.width * c.width + 4 * c.width;
+    const std::int64_t mlp = 2 * c.width * c.hidden + c.hidden + c.width;
+    return (c.vocabulary + c.context) * c.width + c.layers * (attention + mlp + 4 * c.width) + 2 * c.width + head;
+  }
+  const std::int64_t attention = 2 * c.width * (c.heads + c.kv_heads) * c.head_dim;
+  return c.vocabulary * c.width + c.layers * (attention + 3 * c.width * c.hidden + 2 * c.width) + c.width + head;
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,61 @@
+// What a model is: presets, and Hugging Face's config.json of types gpt2 and llama (transformers 4 and 5).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/export.h"
+#include "tessera/nn/kernels/activation.h"
+
+namespace tessera::nn {
+
+struct ModelConfig {
+  enum class Family : std::uint8_t { gpt2, llama };
+  Family family = Family::gpt2;
+  std::string name;  ///< of the preset, or the file it was read from
+  std::int64_t layers = 0;
+  std::int64_t width = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;    ///< llama; gpt2: = heads
+  std::int64_t head_dim = 0;    ///< gpt2: width / heads
+  std::int64_t hidden = 0;      ///< of the feed-forward layers
+  std::int64_t vocabulary = 0;
+  std::int64_t context = 0;     ///< most positions
+  kernels::Activation activation = kernels::Activation::gelu_tanh;
+  bool tied = true;             ///< the head uses the token embedding
+  double norm_eps = 1e-5;
+  double init_deviation = 0.02;
+  double rope_theta = 10000.0;
+  double embedding_dropout = 0.0;
+  double residual_dropout = 0.0;
+  double attention_dropout = 0.0;
+
+  bool operator==(const ModelConfig&) const = default;
+};
+
+/// "gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b".
+TESSERA_API std::vector<std::string> preset_names();
+
+/// Throws InvalidUsage that lists the presets.
+TESSERA_API ModelConfig preset(std::string_view name);
+
+/// A preset's name, or a path that ends in ".json". Throws InvalidUsage.
+TESSERA_API ModelConfig find_config(const std::string& name_or_file);
+
+/// Reads a config.json. What this library can't do (rope scaling, attention biases, ...) throws InvalidUsage with the field.
+TESSERA_API ModelConfig read_config(const std::string& path);
+/// The same from its text; `origin` names it in errors.
+TESSERA_API ModelConfig parse_config(std::string_view text, const std::string& origin);
+
+/// The text of a config.json that transformers 4 and 5 open.
+TESSERA_API std::string config_json(const ModelConfig& config);
+
+/// Throws InvalidUsage where the numbers don't fit together.
+TESSERA_API void validate(const ModelConfig& config);
+
+/// Parameters, tied ones once.
+TESSERA_API std::int64_t parameter_count(const ModelConfig& config);
+
+}  // namespace tessera::nn

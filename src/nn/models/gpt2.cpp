@@ -1,0 +1,65 @@
+#include "tessera/nn/models/gpt2.h"
+
+#include <cmath>
+
+#include "tessera/nn/ops/arithmetic.h"
+#include "tessera/nn/ops/embedding.h"
+
+namespace tessera::nn {
+namespace {
+
+/// Hugging Face scales the projections onto the residual stream by 1 / sqrt(2 * layers).
+double projection_deviation(const ModelConfig& config) {
+  return config.init_deviation / std::sqrt(2.0 * static_cast<double>(config.layers));
+}
+
+SelfAttentionOptions attention_options(const ModelConfig& config) {
+  if (config.attention_dropout > 0)
+    throw InvalidUsage("model " + config.name + ": dropout of attention weights (attn_pdrop " + std::to_string(config.attention_dropout) +
+                       ") is not supported; set it to 0");
+  return {config.width, config.heads, config.init_deviation, projection_deviation(config), config.residual_dropout};
+}
+
+}  // namespace
+
+Gpt2Block::Gpt2Block(Context& context, const ModelConfig& config)
+    : Layer(context),
+      ln_1_(add<LayerNorm>("ln_1", NormOptions{config.width, config.norm_eps})),
+      attn_(add<SelfAttention>("attn", attention_options(config))),
+      ln_2_(add<LayerNorm>("ln_2", NormOptions{config.width, config.norm_eps})),
+      mlp_(add<Mlp>("mlp", MlpOptions{config.width, config.hidden, config.activation, config.init_deviation,
+                                      projection_deviation(config), config.residual_dropout})) {
+  mark_block();
+}
+
+Tensor Gpt2Block::forward(const Tensor& x) {
+  const Tensor middle = ops::add(x, attn_(ln_1_(x)));
+  return ops::add(middle, mlp_(ln_2_(middle)));
+}
+
+Gpt2::Gpt2(Context& context, const ModelConfig& config)
+    : CausalModel(context, config),
+      wte_(add<Embedding>("wte", EmbeddingOptions{config.vocabulary, config.width, config.init_deviation})),
+      wpe_(add<Embedding>("wpe", EmbeddingOptions{config.context, config.width, config.init_deviation})),
+      drop_(add<Dropout>("drop", config.embedding_dropout)),
+      blocks_([&] {
+        std::vector<Gpt2Block*> blocks;
+        for (std::int64_t i = 0; i < config.layers; ++i) blocks.push_back(&add<Gpt2Block>("h." + std::to_string(i), config));
+        return blocks;
+      }()),
+      ln_f_(add<LayerNorm>("ln_f", NormOptions{config.width, config.norm_eps})),
+      lm_head_(add<Head>("lm_head", wte_, config.tied, config.init_deviation)) {}
+
+Tensor Gpt2::hidden(const Tensor& tokens) {
+  // The two tables are read in one pass; the hooks of both modules are around it.
+  wte_.notify_forward_begins();
+  wpe_.notify_forward_begins();
+  Tensor x = ops::embedding(tokens, wte_.weight(), wpe_.weight());
+  wpe_.notify_forward_ends();
+  wte_.notify_forward_ends();
+  x = drop_(x);
+  for (Gpt2Block* block : blocks_) x = (*block)(x);
+  return ln_f_(x);
+}
+
+}  // namespace tessera::nn

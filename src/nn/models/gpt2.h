@@ -1,0 +1,42 @@
+// GPT-2 (A. Radford et al., 2019) with the names, shapes and initial values of Hugging Face's GPT2LMHeadModel.
+#pragma once
+
+#include "tessera/nn/layers/attention.h"
+#include "tessera/nn/layers/mlp.h"
+#include "tessera/nn/layers/norm.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/models/head.h"
+
+namespace tessera::nn {
+
+/// x + attn(ln_1(x)), then x + mlp(ln_2(x)).
+class TESSERA_API Gpt2Block : public Layer<Gpt2Block> {
+ public:
+  Gpt2Block(Context& context, const ModelConfig& config);
+  Tensor forward(const Tensor& x);
+
+ private:
+  LayerNorm& ln_1_;
+  SelfAttention& attn_;
+  LayerNorm& ln_2_;
+  Mlp& mlp_;
+};
+
+/// Children: wte, wpe, drop, h.0 .., ln_f, lm_head.
+class TESSERA_API Gpt2 : public CausalModel {
+ public:
+  Gpt2(Context& context, const ModelConfig& config);
+
+ private:
+  Tensor hidden(const Tensor& tokens) override;
+  Tensor logits(const Tensor& x) override { return lm_head_(x); }
+
+  Embedding& wte_;
+  Embedding& wpe_;
+  Dropout& drop_;
+  std::vector<Gpt2Block*> blocks_;
+  LayerNorm& ln_f_;
+  Head& lm_head_;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,23 @@
+// The output head, with a matrix of its own or the token embedding's.
+#pragma once
+
+#include "tessera/nn/layers/embedding.h"
+#include "tessera/nn/ops/linear.h"
+
+namespace tessera::nn {
+
+/// logits[..., vocabulary] = x[..., width] * W^T. Tied: the parameter is the embedding's, under the embedding's name.
+class TESSERA_API Head : public Layer<Head> {
+ public:
+  /// Ties to `embedding`'s weight where `tied`, else makes a weight of the same shape.
+  Head(Context& context, const Embedding& embedding, bool tied, double deviation)
+      : Layer(context),
+        weight_(tied ? tie_parameter(embedding.weight(), embedding)
+                     : add_parameter("weight", embedding.weight().shape(), Init::normal(deviation))) {}
+  Tensor forward(const Tensor& x) { return ops::linear(x, weight_.tensor()); }
+
+ private:
+  Parameter& weight_;
+};
+
+}  // namespace tessera::nn

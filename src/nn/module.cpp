@@ -1,0 +1,116 @@
+#include "tessera/nn/module.h"
+
+#include <algorithm>
+#include <set>
+
+namespace tessera::nn {
+
+Parameter::Parameter(Context& context, std::string name, Shape shape, Init init)
+    : name_(name), init_(init), tensor_(Tensor::unbound(context, std::move(shape), DType::f32, std::move(name))) {
+  tensor_.set_requires_grad(true);
+  tensor_.gradient()->set_use(MemoryUse::gradient);
+}
+
+Module::~Module() = default;
+
+namespace {
+
+void collect(const Module& module, std::set<const Parameter*>& seen, std::vector<std::shared_ptr<Parameter>>& out) {
+  for (const auto& parameter : module.own_parameters())
+    if (seen.insert(parameter.get()).second) out.push_back(parameter);
+  for (const auto& child : module.children()) collect(*child, seen, out);
+}
+
+void collect(Module& module, std::vector<Module*>& out) {
+  out.push_back(&module);
+  for (const auto& child : module.children()) collect(*child, out);
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Parameter>> Module::parameters() const {
+  std::set<const Parameter*> seen;
+  std::vector<std::shared_ptr<Parameter>> out;
+  collect(*this, seen, out);
+  return out;
+}
+
+std::vector<Module*> Module::modules() {
+  std::vector<Module*> out;
+  collect(*this, out);
+  return out;
+}
+
+Module& Module::find(std::string_view path) {
+  const std::vector<Module*> all = modules();
+  for (Module* module : all)
+    if (module->path_ == path) return *module;
+  std::string known;
+  for (const Module* module : all)
+    if (!module->path_.empty()) known += (known.empty() ? "" : " ") + module->path_;
+  throw InvalidUsage("no module '" + std::string(path) + "'; there are: " + known);
+}
+
+Parameter& Module::add_parameter(std::string name, Shape shape, Init init) {
+  parameters_.push_back(std::make_shared<Parameter>(context_, name, std::move(shape), init));
+  local_names_.push_back(std::move(name));
+  return *parameters_.back();
+}
+
+Parameter& Module::tie_parameter(const Parameter& parameter, const Module& owner) {
+  for (const auto& candidate : owner.parameters()) {
+    if (candidate.get() != &parameter) continue;
+    parameters_.push_back(candidate);
+    local_names_.emplace_back();
+    return *candidate;
+  }
+  throw InvalidUsage("tie: " + parameter.name() + " is not a parameter of the module that was named as its owner");
+}
+
+void Module::adopt(std::string name, std::unique_ptr<Module> child) {
+  child->rename(name);
+  children_.push_back(std::move(child));
+}
+
+void Module::rename(const std::string& prefix) {
+  path_ = path_.empty() ? prefix : prefix + "." + path_;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (local_names_[i].empty()) continue;
+    Parameter& parameter = *parameters_[i];
+    const Tensor renamed = Tensor::unbound(context_, parameter.shape(), parameter.dtype(), prefix + "." + parameter.name_);
+    parameter.name_ = prefix + "." + parameter.name_;
+    parameter.tensor_ = renamed;
+    parameter.tensor_.set_requires_grad(true);
+    parameter.tensor_.gradient()->set_use(MemoryUse::gradient);
+  }
+  for (const auto& child : children_) child->rename(prefix);
+}
+
+void Module::materialize(std::uint64_t seed) {
+  for (const auto& parameter : parameters()) {
+    Tensor tensor = parameter->tensor();
+    storage_.push_back(context_.memory().allocate(tensor.bytes(), MemoryUse::parameter));
+    tensor.bind(storage_.back().data());
+    fill_initial(parameter->init(), parameter->name(), seed, {0, parameter->count()}, tensor.data<float>());
+  }
+}
+
+void Module::notify_forward_begins() {
+  if (Tape* tape = context_.tape()) tape->enter(*this);
+  if (hooks_.begin_forward) hooks_.begin_forward(Phase::forward);
+}
+
+void Module::notify_forward_ends() {
+  if (hooks_.end_forward) hooks_.end_forward(Phase::forward);
+  if (Tape* tape = context_.tape()) tape->leave(*this);
+}
+
+void Module::notify_backward_begins() {
+  if (hooks_.begin_backward) hooks_.begin_backward();
+}
+
+void Module::notify_backward_ends() {
+  if (hooks_.end_backward) hooks_.end_backward();
+}
+
+}  // namespace tessera::nn

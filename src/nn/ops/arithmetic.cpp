@@ -1,0 +1,94 @@
+#include "tessera/nn/ops/arithmetic.h"
+
+#include "tessera/nn/kernels/elementwise.h"
+#include "tessera/nn/ops/dispatch.h"
+
+namespace tessera::nn::ops {
+namespace {
+
+template <class T>
+void scale_into(const Tensor& x, double factor, const Tensor& out, bool accumulate) {
+  const kernels::ScaleArgs<T> args{x.data<T>(), static_cast<T>(factor), out.data<T>(), size(x.count()), accumulate};
+  launch(out.context(), args, kernels::scale<T>);
+}
+
+/// out[b, c, r] = in[b, r, c]
+template <class T>
+struct TransposeArgs {
+  const T* in = nullptr;
+  T* out = nullptr;
+  std::size_t batch = 0, rows = 0, columns = 0;
+};
+
+template <class T>
+void transpose_kernel(ThreadPool& pool, const TransposeArgs<T>& args) {
+  pool.parallel_for(args.batch, [&](std::size_t b) {
+    const T* in = args.in + b * args.rows * args.columns;
+    T* out = args.out + b * args.rows * args.columns;
+    for (std::size_t r = 0; r < args.rows; ++r)
+      for (std::size_t c = 0; c < args.columns; ++c) out[c * args.rows + r] = in[r * args.columns + c];
+  });
+}
+
+Tensor transposed(const Tensor& x) {
+  if (x.shape().size() < 2) throw InvalidUsage("transpose: x has shape " + to_string(x.shape()) + ", needs two dimensions");
+  Shape shape = x.shape();
+  std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
+  Tensor y = Tensor::empty(x.context(), std::move(shape), x.dtype());
+  if (x.count() == 0) return y;
+  for_floating("transpose", x.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
+    const TransposeArgs<T> args{x.data<T>(), y.data<T>(), size(x.count() / (rows * columns)), size(rows), size(columns)};
+    launch(x.context(), args, transpose_kernel<T>);
+  });
+  return y;
+}
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b) {
+  require_shape("add", "b", b, a.shape());
+  require_dtype("add", "b", b, a.dtype());
+  Tensor y = Tensor::empty(a.context(), a.shape(), a.dtype());
+  for_floating("add", a.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    a.context().stream().run([&pool = a.context().threads(), l = a.data<T>(), r = b.data<T>(), to = y.data<T>(),
+                              count = size(a.count())] { kernels::add<T>(pool, l, r, to, count); });
+  });
+  if (Tape* tape = recording({a, b}, y))
+    tape->record("add", y, [da = slot_of(a), db = slot_of(b), dy = y.gradient()] {
+      if (da) da->give(dy->value());
+      if (db) db->give(dy->value());
+    });
+  return y;
+}
+
+Tensor scale(const Tensor& x, double factor) {
+  Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
+  for_floating("scale", x.dtype(), [&](auto zero) { scale_into<decltype(zero)>(x, factor, y, false); });
+  if (Tape* tape = recording({x}, y))
+    tape->record("scale", y, [dx = slot_of(x), factor, dy = y.gradient()] {
+      const Tensor from = dy->value();
+      const GradientTarget target = dx->write_over(*dy);
+      for_floating("scale", from.dtype(),
+                   [&](auto zero) { scale_into<decltype(zero)>(from, factor, target.tensor, target.accumulate); });
+    });
+  return y;
+}
+
+Tensor reshape(const Tensor& x, Shape shape) {
+  Tensor y = x.viewed(std::move(shape));
+  if (Tape* tape = recording({x}, y))
+    tape->record("reshape", y, [dx = slot_of(x), dy = y.gradient()] { dx->give(dy->value()); });
+  return y;
+}
+
+Tensor transpose(const Tensor& x) {
+  Tensor y = transposed(x);
+  if (Tape* tape = recording({x}, y))
+    tape->record("transpose", y, [dx = slot_of(x), dy = y.gradient()] { dx->give(transposed(dy->value())); });
+  return y;
+}
+
+}  // namespace tessera::nn::ops

@@ -1,0 +1,71 @@
+// What the operations share: choosing the element type, and putting work on the stream.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tessera/nn/tape.h"
+#include "tessera/nn/tensor.h"
+
+namespace tessera::nn::ops {
+
+/// Calls function(T{}) with the C++ type of `dtype`.
+template <class Function>
+void for_floating(std::string_view op, DType dtype, Function&& function) {
+  switch (dtype) {
+    case DType::f32: function(float{}); return;
+    case DType::f64: function(double{}); return;
+    default: throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)) + " on cpu");
+  }
+}
+
+/// Runs kernel(pool, args) on the compute stream. `args` holds raw pointers: memory of tensors is given back in stream order.
+template <class Arguments, class Kernel>
+void launch(Context& context, const Arguments& args, Kernel kernel) {
+  context.stream().run([&pool = context.threads(), args, kernel] { kernel(pool, args); });
+}
+
+inline std::size_t size(std::int64_t extent) { return static_cast<std::size_t>(extent); }
+
+/// All extents but the last, as rows.
+inline std::int64_t rows_of(const Tensor& x) { return x.dim(-1) == 0 ? 0 : x.count() / x.dim(-1); }
+
+/// The tensor's data, or null for an empty handle.
+template <class T>
+T* data_or_null(const Tensor& tensor) {
+  return tensor ? tensor.data<T>() : nullptr;
+}
+
+/// The tensor's gradient slot where it wants one.
+inline std::shared_ptr<Gradient> slot_of(const Tensor& tensor) {
+  return tensor && tensor.requires_grad() ? tensor.gradient() : nullptr;
+}
+
+/// A place to write a gradient to, or nothing where none is wanted.
+template <class T>
+struct Destination {
+  T* data = nullptr;
+  bool accumulate = false;
+  explicit Destination(const std::shared_ptr<Gradient>& slot) {
+    if (slot == nullptr) return;
+    const GradientTarget target = slot->write();
+    data = target.tensor.data<T>();
+    accumulate = target.accumulate;
+  }
+};
+
+/// Throws InvalidUsage "OP: WHAT has shape S, needs T".
+inline void require_shape(std::string_view op, std::string_view what, const Tensor& tensor, const Shape& needed) {
+  if (tensor.shape() != needed)
+    throw InvalidUsage(std::string(op) + ": " + std::string(what) + " has shape " + to_string(tensor.shape()) + ", needs " +
+                       to_string(needed));
+}
+
+inline void require_dtype(std::string_view op, std::string_view what, const Tensor& tensor, DType needed) {
+  if (tensor.dtype() != needed)
+    throw InvalidUsage(std::string(op) + ": " + std::string(what) + " is " + std::string(name_of(tensor.dtype())) + ", needs " +
+                       std::string(name_of(needed)));
+}
+
+}  // namespace tessera::nn::ops

@@ -1,0 +1,14 @@
+// Token and position embeddings.
+#pragma once
+
+#include "tessera/nn/tensor.h"
+
+namespace tessera::nn::ops {
+
+/// y[..., width] = weight[ids[...], :]; ids are i32, an id outside the table throws InvalidUsage (when the work runs).
+TESSERA_API Tensor embedding(const Tensor& ids, const Tensor& weight);
+
+/// y[batch, position, width] = tokens[ids[batch, position], :] + positions[position, :]
+TESSERA_API Tensor embedding(const Tensor& ids, const Tensor& tokens, const Tensor& positions);
+
+}  // namespace tessera::nn::ops

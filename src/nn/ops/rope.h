@@ -1,0 +1,28 @@
+// Rotary position embedding, in the convention of Hugging Face's Llama (element i is paired with i + dim/2).
+#pragma once
+
+#include "tessera/nn/tensor.h"
+
+namespace tessera::nn::ops {
+
+/// Cosines and sines of position * theta^(-2i/dim), [positions, dim/2] each.
+struct RopeTable {
+  Tensor cosine, sine;
+  std::int64_t positions() const { return cosine.dim(0); }
+  std::int64_t dim() const { return 2 * cosine.dim(1); }
+};
+
+struct RopeSettings {
+  std::int64_t positions = 0;
+  std::int64_t dim = 0;  ///< of one head; even, else InvalidUsage
+  double theta = 10000.0;
+};
+
+/// Booked under `other`, for as long as the table lives.
+TESSERA_API RopeTable make_rope_table(Context& context, const RopeSettings& settings, DType dtype = DType::f32);
+
+/// Rotates x[batch, position, heads * dim] IN PLACE: the result has x's memory, so nothing else may read x afterwards (it is
+/// meant for the output of a linear layer, which nobody keeps). The gradient is rotated back in place too.
+TESSERA_API Tensor rope(const Tensor& x, const RopeTable& table, std::int64_t heads);
+
+}  // namespace tessera::nn::ops

@@ -1,0 +1,124 @@
+#include "tessera/nn/optimizer.h"
+
+#include <cstring>
+
+#include "tessera/nn/kernels/optimizer.h"
+
+namespace tessera::nn {
+namespace {
+
+using Kind = OptimizerConfig::Kind;
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw InvalidUsage("optimizer: " + what);
+}
+
+bool within(double value, double low, double below) { return value >= low && value < below; }
+
+void update_sgd(Context& context, const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range) {
+  kernels::SgdStep<float> args;
+  args.parameter = range.values;
+  args.gradient = range.gradients;
+  args.momentum_buffer = range.state[0];
+  args.count = static_cast<std::size_t>(range.count);
+  args.learning_rate = step.learning_rate;
+  args.momentum = config.momentum;
+  args.weight_decay = range.decay ? config.weight_decay : 0.0;
+  args.nesterov = config.nesterov;
+  args.maximize = config.maximize;
+  args.first_step = step.number == 1;
+  context.stream().run([&pool = context.threads(), args, factor = step.gradient_scale]() mutable {
+    if (factor != nullptr) args.grad_scale = *factor;
+    kernels::sgd_step<float>(pool, args);
+  });
+}
+
+void update_adam(Context& context, const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range) {
+  kernels::AdamStep<float> args;
+  args.parameter = range.values;
+  args.gradient = range.gradients;
+  args.first_moment = range.state[0];
+  args.second_moment = range.state[1];
+  args.max_second_moment = config.amsgrad ? range.state[2] : nullptr;
+  args.count = static_cast<std::size_t>(range.count);
+  args.step = step.number;
+  args.learning_rate = step.learning_rate;
+  args.beta1 = config.beta1;
+  args.beta2 = config.beta2;
+  args.eps = config.eps;
+  args.weight_decay = range.decay ? config.weight_decay : 0.0;
+  args.decoupled = config.kind == Kind::adamw;
+  args.maximize = config.maximize;
+  context.stream().run([&pool = context.threads(), args, factor = step.gradient_scale]() mutable {
+    if (factor != nullptr) args.grad_scale = *factor;
+    kernels::adam_step<float>(pool, args);
+  });
+}
+
+}  // namespace
+
+OptimizerConfig::Kind parse_optimizer(std::string_view name) {
+  if (name == "sgd") return Kind::sgd;
+  if (name == "adam") return Kind::adam;
+  if (name == "adamw") return Kind::adamw;
+  throw InvalidUsage("optimizer '" + std::string(name) + "' is unknown; there are: adamw adam sgd");
+}
+
+void validate(const OptimizerConfig& config) {
+  const bool sgd = config.kind == Kind::sgd;
+  require(within(config.beta1, 0, 1) && within(config.beta2, 0, 1),
+          "betas are " + std::to_string(config.beta1) + " and " + std::to_string(config.beta2) + ", need 0 <= beta < 1");
+  require(config.eps >= 0, "eps is " + std::to_string(config.eps) + ", needs 0 or more");
+  require(config.weight_decay >= 0, "weight decay is " + std::to_string(config.weight_decay) + ", needs 0 or more");
+  require(config.momentum >= 0, "momentum is " + std::to_string(config.momentum) + ", needs 0 or more");
+  require(sgd || config.momentum == 0, "momentum is a setting of sgd; adam and adamw have betas");
+  require(sgd || !config.nesterov, "nesterov is a setting of sgd");
+  require(!config.nesterov || config.momentum > 0, "nesterov needs a momentum above 0");
+  require(!sgd || !config.amsgrad, "amsgrad is a setting of adam and adamw");
+}
+
+int state_slots(const OptimizerConfig& config) {
+  if (config.kind == Kind::sgd) return config.momentum == 0 ? 0 : 1;
+  return config.amsgrad ? 3 : 2;
+}
+
+void update(Context& context, const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range) {
+  if (range.count == 0) return;
+  if (config.kind == Kind::sgd) return update_sgd(context, config, step, range);
+  update_adam(context, config, step, range);
+}
+
+Optimizer::Optimizer(Module& model, OptimizerConfig config) : config_(config) {
+  validate(config_);
+  Context& context = model.context();
+  for (const auto& parameter : model.parameters()) {
+    Entry entry{parameter, {}};
+    const std::size_t bytes = parameter->tensor().bytes();
+    for (int slot = 0; slot < state_slots(config_); ++slot) {
+      entry.state.push_back(context.memory().allocate(bytes, MemoryUse::optimizer));
+      context.stream().run([data = entry.state.back().data(), bytes] { std::memset(data, 0, bytes); });
+    }
+    entries_.push_back(std::move(entry));
+  }
+}
+
+void Optimizer::step(double learning_rate) {
+  OptimizerStep step;
+  step.number = ++steps_;
+  step.learning_rate = learning_rate;
+  for (Entry& entry : entries_) {
+    const Tensor& tensor = entry.parameter->tensor();
+    Gradient& gradient = entry.parameter->gradient();
+    if (!gradient.written()) continue;  // as PyTorch: an unused parameter stays as it is
+    OptimizerRange range;
+    range.values = tensor.data<float>();
+    range.gradients = gradient.value().data<float>();
+    for (std::size_t slot = 0; slot < entry.state.size(); ++slot) range.state[slot] = static_cast<float*>(entry.state[slot].data());
+    range.count = tensor.count();
+    range.decay = entry.parameter->decays();
+    update(tensor.context(), config_, step, range);
+    gradient.clear();
+  }
+}
+
+}  // namespace tessera::nn

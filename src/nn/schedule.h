@@ -1,0 +1,31 @@
+// Learning-rate schedules.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/base/export.h"
+
+namespace tessera::nn {
+
+/// With s the step (1 is the first), W the warm-up and N the steps in total:
+///   warm-up, s <= W:  peak * s / W
+///   constant, s > W:  peak
+///   cosine,   s > W:  floor + (peak - floor) * (1 + cos(pi * (s - W) / (N - W))) / 2, which ends at `floor` in step N
+struct Schedule {
+  enum class Kind : std::uint8_t { constant, cosine };
+  Kind kind = Kind::constant;
+  double peak = 1e-3;
+  double floor = 0.0;
+  std::int64_t warmup = 0;
+  std::int64_t steps = 0;  ///< in total; cosine needs it
+};
+
+/// "constant", "cosine". Throws InvalidUsage.
+TESSERA_API Schedule::Kind parse_schedule(std::string_view name);
+/// Throws InvalidUsage for values that make no sense.
+TESSERA_API void validate(const Schedule& schedule);
+/// The rate of step `step`; steps after the last keep its rate.
+TESSERA_API double learning_rate(const Schedule& schedule, std::int64_t step);
+
+}  // namespace tessera::nn

@@ -1,0 +1,62 @@
+#include "tessera/nn/tape.h"
+
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+Tape::~Tape() = default;
+
+void Tape::record(std::string_view op, const Tensor& output, std::function<void()> backward) {
+  nodes_.push_back({Kind::operation, op, output.gradient(), std::move(backward), nullptr});
+}
+
+void Tape::enter(Module& module) { nodes_.push_back({Kind::enter, {}, nullptr, nullptr, &module}); }
+void Tape::leave(Module& module) { nodes_.push_back({Kind::leave, {}, nullptr, nullptr, &module}); }
+void Tape::clear() { nodes_.clear(); }
+
+void Tape::run(Node& node) {
+  switch (node.kind) {
+    case Kind::leave: node.module->notify_backward_begins(); return;
+    case Kind::enter: node.module->notify_backward_ends(); return;
+    case Kind::operation: break;
+  }
+  if (!node.output->written()) return;  // nothing downstream wanted it
+  node.backward();
+  node.output->clear();
+}
+
+void Tape::backward(const Tensor& loss, double seed) {
+  if (loss.count() != 1) throw InvalidUsage("backward: the loss has shape " + to_string(loss.shape()) + ", not one element");
+  struct Emptied {
+    Tape& tape;
+    ~Emptied() { tape.clear(); }
+  } const emptied{*this};
+  if (nodes_.empty() || !loss.requires_grad())
+    throw InvalidUsage("backward: nothing was recorded for this loss; compute it inside a TapeScope, from tensors that require a gradient");
+  loss.gradient()->clear();
+  const Tensor start = loss.gradient()->write().tensor;
+  start.context().stream().run([data = start.raw(), dtype = start.dtype(), seed] {
+    if (dtype == DType::f64) {
+      *static_cast<double*>(data) = seed;
+    } else {
+      *static_cast<float*>(data) = static_cast<float>(seed);
+    }
+  });
+  while (!nodes_.empty()) {
+    Node node = std::move(nodes_.back());
+    nodes_.pop_back();
+    run(node);
+  }
+}
+
+Tape* recording(std::initializer_list<Tensor> inputs, Tensor& output) {
+  Tape* tape = output.context().tape();
+  if (tape == nullptr) return nullptr;
+  for (const Tensor& input : inputs) {
+    if (!input || !input.requires_grad()) continue;
+    output.set_requires_grad(true);
+    return tape;
+  }
+  return nullptr;
+}
+
+}  // namespace tessera::nn

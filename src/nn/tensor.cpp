@@ -1,0 +1,147 @@
+#include "tessera/nn/tensor.h"
+
+#include <cstring>
+
+#include "tessera/nn/gradient.h"
+
+namespace tessera::nn {
+
+std::int64_t count_of(const Shape& shape) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape) count *= extent;
+  return count;
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+struct Tensor::Impl {
+  Context* context = nullptr;
+  Shape shape;
+  DType dtype = DType::f32;
+  std::shared_ptr<Buffer> storage;  // null where the memory is lent
+  void* data = nullptr;
+  bool requires_grad = false;
+  std::shared_ptr<Gradient> gradient;
+  std::string name;
+  std::string reason;  // why it is unbound
+};
+
+namespace {
+
+/// Memory given back by the host must stay untouched until the stream has passed the work that uses it.
+std::shared_ptr<Buffer> stream_ordered(Context& context, Buffer buffer) {
+  if (context.stream().immediate()) return std::make_shared<Buffer>(std::move(buffer));
+  return {new Buffer(std::move(buffer)), [&stream = context.stream()](Buffer* released) {
+            const std::shared_ptr<Buffer> keep(released);
+            stream.run([keep] {});
+          }};
+}
+
+}  // namespace
+
+Tensor Tensor::empty(Context& context, Shape shape, DType dtype, MemoryUse use) {
+  auto impl = std::make_shared<Impl>();
+  impl->context = &context;
+  const auto bytes = static_cast<std::size_t>(count_of(shape)) * size_of(dtype);
+  impl->shape = std::move(shape);
+  impl->dtype = dtype;
+  impl->storage = stream_ordered(context, context.memory().allocate(bytes, use));
+  impl->data = impl->storage->data();
+  return Tensor(std::move(impl));
+}
+
+Tensor Tensor::zeros(Context& context, Shape shape, DType dtype, MemoryUse use) {
+  Tensor tensor = empty(context, std::move(shape), dtype, use);
+  context.stream().run([data = tensor.raw(), bytes = tensor.bytes()] { std::memset(data, 0, bytes); });
+  return tensor;
+}
+
+Tensor Tensor::unbound(Context& context, Shape shape, DType dtype, std::string name) {
+  auto impl = std::make_shared<Impl>();
+  impl->context = &context;
+  impl->shape = std::move(shape);
+  impl->dtype = dtype;
+  impl->name = std::move(name);
+  impl->reason = "it was never given memory (materialize the model, or wrap it in an engine)";
+  return Tensor(std::move(impl));
+}
+
+Tensor Tensor::viewed(Shape shape) const {
+  if (count_of(shape) != count())
+    throw InvalidUsage("view: " + to_string(impl().shape) + " has " + std::to_string(count()) + " elements, " +
+                       to_string(shape) + " has " + std::to_string(count_of(shape)));
+  Tensor view = detached();
+  view.impl_->shape = std::move(shape);
+  return view;
+}
+
+Tensor Tensor::detached() const {
+  auto copy = std::make_shared<Impl>(impl());
+  copy->requires_grad = false;
+  copy->gradient = nullptr;
+  return Tensor(std::move(copy));
+}
+
+Tensor::Impl& Tensor::impl() const {
+  if (impl_ == nullptr) throw InvalidUsage("an empty tensor was used");
+  return *impl_;
+}
+
+const Shape& Tensor::shape() const { return impl().shape; }
+std::int64_t Tensor::dim(int index) const {
+  const Shape& s = impl().shape;
+  return s.at(static_cast<std::size_t>(index < 0 ? static_cast<int>(s.size()) + index : index));
+}
+std::int64_t Tensor::count() const { return count_of(impl().shape); }
+std::size_t Tensor::bytes() const { return static_cast<std::size_t>(count()) * size_of(impl().dtype); }
+DType Tensor::dtype() const { return impl().dtype; }
+Context& Tensor::context() const { return *impl().context; }
+bool Tensor::bound() const { return impl().data != nullptr; }
+bool Tensor::shares_memory() const { return impl().storage == nullptr || impl().storage.use_count() > 1; }
+bool Tensor::requires_grad() const { return impl().requires_grad; }
+void Tensor::set_requires_grad(bool value) { impl().requires_grad = value; }
+const std::string& Tensor::name() const { return impl().name; }
+
+void* Tensor::raw() const {
+  const Impl& self = impl();
+  if (self.data == nullptr)
+    throw InvalidUsage((self.name.empty() ? "tensor " + to_string(self.shape) : self.name) + " is not readable: " + self.reason);
+  return self.data;
+}
+
+void* Tensor::raw(DType expected) const {
+  if (impl().dtype != expected)
+    throw InvalidUsage("tensor " + impl().name + to_string(impl().shape) + " holds " + std::string(name_of(impl().dtype)) +
+                       ", read as " + std::string(name_of(expected)));
+  return raw();
+}
+
+void Tensor::bind(void* data) {
+  impl().storage = nullptr;
+  impl().data = data;
+}
+
+void Tensor::unbind(std::string reason) {
+  impl().storage = nullptr;
+  impl().data = nullptr;
+  impl().reason = std::move(reason);
+}
+
+double Tensor::item() const {
+  if (count() != 1) throw InvalidUsage("item: the tensor has shape " + to_string(shape()) + ", not one element");
+  context().stream().synchronize();
+  if (dtype() == DType::f64) return *data<double>();
+  return static_cast<double>(*data<float>());
+}
+
+const std::shared_ptr<Gradient>& Tensor::gradient() const {
+  Impl& self = impl();
+  if (self.gradient == nullptr) self.gradient = std::make_shared<Gradient>(*self.context, self.shape, self.dtype);
+  return self.gradient;
+}
+
+}  // namespace tessera::nn

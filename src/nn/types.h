@@ -1,0 +1,20 @@
+// What nn takes from base.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
+#include "tessera/base/export.h"
+#include "tessera/base/memory.h"
+#include "tessera/base/stream.h"
+
+namespace tessera::nn {
+
+using namespace base;  // NOLINT: one directory of this header's kind per layer
+
+/// Extents, outermost first. Tensors are contiguous, row-major. An empty shape is a scalar.
+using Shape = std::vector<std::int64_t>;
+
+}  // namespace tessera::nn

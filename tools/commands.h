@@ -16,6 +16,7 @@ struct Commands {
 };
 
 void add_info(Commands& commands);
+void add_report(Commands& commands);
 void add_run(Commands& commands);
 
 }  // namespace tessera::tools

@@ -89,6 +89,7 @@ int main_of(std::vector<std::string> arguments) {
   Commands commands{app, std::move(arguments), {}, {}};
   add_info(commands);
   add_run(commands);
+  add_report(commands);
   const int code = parse(commands);
   return code >= 0 ? code : run(commands);
 }

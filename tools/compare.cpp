@@ -22,7 +22,7 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Every strategy's runs use the same algorithm, so that bytes can be held against the formulas.
-constexpr const char* kPinnedAlgorithm = "direct";
+constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
 
 struct CompareOptions : TrainOptions {
   std::string only;  ///< set in the ranks: the strategy that this process runs

@@ -5,6 +5,9 @@
 
 #include "tessera/base/error.h"
 #include "tools/commands.h"
+#include "tools/machine.h"
+#include "tools/output.h"
+#include "tools/report.h"
 #include "tools/report/page.h"
 
 namespace tessera::tools {
@@ -25,14 +28,24 @@ report::Comparison read_comparison(const std::string& path) {
 }
 
 int run_report(const ReportOptions& options) {
+  check_writable("--output", options.output);
   std::vector<report::Comparison> comparisons;
   for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
-  report::write_page(comparisons, options.output);
+  write_file(options.output, report::page(comparisons));
   std::printf("wrote %s\n", options.output.c_str());
   return 0;
 }
 
 }  // namespace
+
+std::string report_page(const std::vector<Comparison>& comparisons) {
+  std::vector<report::Comparison> parsed;
+  for (const Comparison& comparison : comparisons) {
+    parsed.push_back(report::parse_comparison(to_json(comparison), "this comparison"));
+    parsed.back().machine = machine_line();
+  }
+  return report::page(parsed);
+}
 
 void add_report(Commands& commands) {
   CLI::App* report = commands.app.add_subcommand("report", "write one HTML page with pictures of what compare measured");

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 
-#include "tessera/base/error.h"
 #include "tools/report/html.h"
 #include "tools/report/pictures.h"
 #include "tools/report/style.h"
@@ -188,13 +186,6 @@ std::string page(const std::vector<Comparison>& comparisons) {
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Tessera: " + escape(title) +
          "</title>\n<style>" + kStyle + "</style></head>\n<body>\n" + body + "</body></html>\n";
-}
-
-void write_page(const std::vector<Comparison>& comparisons, const std::string& path) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << page(comparisons);
-  file.close();
-  if (!file) throw base::InvalidUsage("report: can't write '" + path + "'; give a file in a folder that can be written");
 }
 
 }  // namespace tessera::tools::report

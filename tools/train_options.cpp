@@ -1,7 +1,5 @@
 #include "tools/train_options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <thread>

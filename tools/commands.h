@@ -15,8 +15,10 @@ struct Commands {
   std::function<int()> chosen;         ///< set by the callback of the subcommand that was named; returns the exit code
 };
 
+void add_compare(Commands& commands);
 void add_info(Commands& commands);
 void add_report(Commands& commands);
 void add_run(Commands& commands);
+void add_train(Commands& commands);
 
 }  // namespace tessera::tools

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
 #include "tools/commands.h"
 #include "tools/launcher.h"
 #include "tools/output.h"

@@ -24,7 +24,7 @@ struct Meeting {
 class MeetingCommunicator : public comm::Communicator {
  public:
   MeetingCommunicator(int rank, int size, std::shared_ptr<Meeting> m) : Communicator(rank, size, {}), meeting_(std::move(m)) {
-    capabilities_.backend = "meeting";
+    capabilities_ = {.backend = "meeting", .dtypes = {base::DType::f32}, .memory = {comm::MemoryKind::host}};
   }
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
 

@@ -140,7 +140,8 @@ void add_options(CLI::App& command, BenchOptions& options) {
   command.add_option("--ranks", options.ranks, "how many processes on this host (default: the launcher's, else 4)")->check(CLI::Range(1, 1024));
   command.add_option("--backends,--backend", options.backends, "which to measure, one after the other (default: TESSERA_BACKEND, else shm)")
       ->type_name("A,B")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command.add_option("--min-bytes", options.min_bytes, "the smallest total size, such as 8 or 64K")->type_name("SIZE")->capture_default_str();
   command.add_option("--max-bytes", options.max_bytes, "the largest")->type_name("SIZE")->capture_default_str();
   command.add_option("--factor", options.factor, "each size is the one before times this")->type_name("N")->capture_default_str();

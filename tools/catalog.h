@@ -29,7 +29,10 @@ struct Catalog {
   std::vector<base::EnvVariable> variables;
 };
 
-/// Asks each library for what it offers. Variables are sorted by name.
+/// What every owner declares, sorted by name.
+std::vector<base::EnvVariable> all_variables();
+
+/// Asks each library for what it offers.
 Catalog catalog();
 
 }  // namespace tessera::tools

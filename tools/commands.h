@@ -16,7 +16,10 @@ struct Commands {
 };
 
 void add_bench(Commands& commands);
+void add_compare(Commands& commands);
 void add_info(Commands& commands);
+void add_report(Commands& commands);
 void add_run(Commands& commands);
+void add_train(Commands& commands);
 
 }  // namespace tessera::tools

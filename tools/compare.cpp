@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
 #include "tools/commands.h"
 #include "tools/launcher.h"
 #include "tools/output.h"
@@ -22,7 +23,7 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Every strategy's runs use the same algorithm, so that bytes can be held against the formulas.
-constexpr const char* kPinnedAlgorithm = "direct";
+constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
 
 struct CompareOptions : TrainOptions {
   std::string only;  ///< set in the ranks: the strategy that this process runs

@@ -18,7 +18,6 @@ struct Comparison {
 };
 
 nlohmann::ordered_json to_json(const Comparison& comparison);
-Comparison comparison_from_json(const nlohmann::ordered_json& json);
 
 /// The table as text.
 std::string comparison_table(const Comparison& comparison);

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "tools/compare.h"
 #include "tools/output.h"
@@ -14,17 +13,6 @@ ordered_json to_json(const Comparison& c) {
   ordered_json runs = ordered_json::array();
   for (const RunResult& run : c.runs) runs.push_back(to_json(run));
   return {{"model", c.model}, {"parameters", c.parameters}, {"ranks", c.ranks}, {"backend", c.backend}, {"steps", c.steps}, {"runs", runs}};
-}
-
-Comparison comparison_from_json(const ordered_json& json) {
-  Comparison c;
-  c.model = json.at("model");
-  c.parameters = json.at("parameters");
-  c.ranks = json.at("ranks");
-  c.backend = json.at("backend");
-  c.steps = json.at("steps");
-  for (const ordered_json& run : json.at("runs")) c.runs.push_back(run_result_from_json(run));
-  return c;
 }
 
 namespace {

@@ -14,7 +14,7 @@ struct Evaluation {
   std::int64_t tokens = 0;
 };
 
-/// Cuts --eval's file into non-overlapping windows of seq_len inputs; a shorter rest is left out. Window i goes to rank i mod n.
+/// Cuts --eval's file into non-overlapping windows of seq_len inputs; a shorter rest is left out.
 /// Ranks short of windows run an empty one, so that every rank makes the same collective calls; it counts for nothing.
 Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::Communicator& control);
 

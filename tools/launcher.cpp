@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -19,6 +20,9 @@
 
 namespace tessera::tools {
 namespace {
+
+constexpr base::EnvVariable kToken{"TESSERA_TOKEN", "", "secret that the ranks of one run share; the launcher makes one"};
+constexpr std::array kVariables = {kToken};
 
 using Clock = std::chrono::steady_clock;
 
@@ -118,7 +122,8 @@ void Launcher::start(int number, const std::string& token) {
                                  {"TESSERA_LOCAL_RANK", std::to_string(number)},
                                  {"TESSERA_LOCAL_WORLD_SIZE", std::to_string(plan_.ranks)},
                                  {"TESSERA_RUN_ID", run_id_},
-                                 {"TESSERA_TOKEN", token}});
+                                 {"TESSERA_LAUNCHER", "tessera"},
+                                 {std::string(kToken.name), token}});
   ProcessPlan process{.command = plan_.command, .environment = base::environment_with(changes)};
   process.output = rank.output->child_output();
   process.errors = rank.output->child_errors();
@@ -282,6 +287,8 @@ int launch(const LaunchPlan& plan) {
   std::fflush(nullptr);
   return Launcher(plan).run();
 }
+
+std::span<const base::EnvVariable> launcher_variables() { return kVariables; }
 
 LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments) {
   LaunchPlan plan;

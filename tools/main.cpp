@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
+#include "tools/catalog.h"
 #include "tools/commands.h"
 #include "tools/launcher.h"
 #include "tools/version.h"
-#include "tools/world.h"
 
 namespace tessera::tools {
 namespace {
@@ -57,11 +58,26 @@ int parse(Commands& commands) {
   return -1;
 }
 
-/// The code of a rank that fails only because another did, where our launcher looks at it.
+/// True for a rank that this tool's launcher looks after: no other names a run.
+bool started_by_us() {
+  try {
+    const comm::Launch launch = comm::resolve_launch();
+    return launch.launcher == "tessera" && !launch.job.empty() && !launch.job.starts_with("parent-");
+  } catch (const base::Error&) {
+    return false;
+  }
+}
+
 int code_of(const base::Error& error) {
   if (error.kind() == "InvalidUsage") return 2;
   const bool through_others = error.kind() == "PeerLost" || error.kind() == "Aborted";
-  return through_others && this_world().started_by_us ? kOtherRankFailed : 1;
+  return through_others && started_by_us() ? kOtherRankFailed : 1;
+}
+
+/// A misspelled variable would silently do nothing.
+void warn_of_unknown_variables() {
+  for (const std::string& name : base::unknown_variables(all_variables()))
+    say("warning: " + name + " is no variable of this program; see tessera info --env");
 }
 
 int run(const Commands& commands) {
@@ -88,10 +104,15 @@ int main_of(std::vector<std::string> arguments) {
   app.footer("Exit codes: 0 done, 1 the work failed, 2 wrong usage or input. More: tessera SUBCOMMAND --help");
   Commands commands{app, std::move(arguments), {}, {}};
   add_bench(commands);
+  add_compare(commands);
+  add_train(commands);
   add_info(commands);
   add_run(commands);
+  add_report(commands);
   const int code = parse(commands);
-  return code >= 0 ? code : run(commands);
+  if (code >= 0) return code;
+  if (!started_by_us()) warn_of_unknown_variables();  // the launcher has said it for its ranks
+  return run(commands);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "tools/train_options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <thread>
@@ -96,16 +94,21 @@ nn::ModelConfig model_of(const TrainOptions& o) {
   return config;
 }
 
-nn::DataOptions data_of(const TrainOptions& o, const nn::ModelConfig& model, std::int64_t seq_len) {
-  nn::DataOptions data;
-  data.files = o.data;
-  if (data.files.empty()) data.files.push_back(default_corpus());
-  data.format = nn::parse_data_format(o.data_format);
-  data.vocab_size = model.vocabulary;
-  data.seq_len = seq_len;
-  data.seed = o.seed;
-  data.global_batch = o.global_batch;
-  return data;
+std::shared_ptr<const nn::TokenFiles> open_data(const TrainOptions& o, const std::vector<std::string>& files, const nn::ModelConfig& model) {
+  return std::make_shared<const nn::TokenFiles>(files, nn::parse_token_format(o.data_format), model.vocabulary);
+}
+
+/// Opens what the run will read, and lets the reader say what is wrong with it.
+void open_files(TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  if (o.steps > 0) {
+    plan.data = open_data(o, o.data.empty() ? std::vector{default_corpus()} : o.data, plan.model);
+    const nn::Batches check(plan.data, {plan.data->training(), plan.seq_len, o.global_batch, o.seed});
+  }
+  if (!o.eval.empty()) {
+    plan.eval = open_data(o, {o.eval}, plan.model);
+    const nn::Windows check(plan.eval, plan.eval->all(), plan.seq_len);
+  }
 }
 
 }  // namespace
@@ -137,8 +140,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   optimizer.beta1 = options.betas.at(0);
   optimizer.beta2 = options.betas.at(1);
   nn::validate(optimizer);
-  plan.data = data_of(options, plan.model, plan.seq_len);
-  if (options.steps > 0) nn::Dataset check(plan.data);
+  open_files(plan);
   // The wrapping is checked on the model without data: a wrong name must not wait for the ranks.
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,7 +59,8 @@ struct TrainPlan {
   int ranks = 1;
   nn::ModelConfig model;
   std::int64_t seq_len = 0;
-  nn::DataOptions data;
+  std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
+  std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval
   nn::Schedule schedule;
   std::int64_t parameters = 0;
 };

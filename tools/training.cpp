@@ -1,10 +1,9 @@
 #include "tools/training.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/checkpoint_hf.h"
@@ -69,7 +68,7 @@ class Training {
         context_({.threads = threads_per_rank(plan.options, world.size()), .ledger = ledger, .memory = {}, .make_stream = {}}),
         model_(nn::make_model(context_, plan.model)),
         engine_(*model_, world, options_for(plan, strategy, measure_norm)) {
-    if (plan.options.steps > 0) data_.emplace(plan.data);
+    if (plan.data != nullptr) batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch, plan.options.seed});
     load();
   }
 
@@ -109,7 +108,7 @@ class Training {
       return;
     }
     nn::HfFolder folder(plan_.options.init);
-    folder.check(*model_);
+    folder.check(tensors());
     engine_.fill([&](const nn::Parameter& parameter, nn::ElementRange range, float* out) { folder.read(parameter.name(), range, out); });
   }
 
@@ -133,13 +132,13 @@ class Training {
   double forward_backward(std::int64_t step) {
     const std::int64_t count = plan_.options.global_batch / world_.size();
     const std::int64_t first = count * world_.rank();
-    const nn::Batch batch = data_->batch(step, first, count);
+    const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
     context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
     nn::Tape tape;
     nn::Tensor loss;
     {
       const nn::TapeScope recording(context_, &tape);
-      loss = model_->loss(batch);
+      loss = model_->loss(batch.tokens, batch.targets);
     }
     tape.backward(loss);
     return loss.item();
@@ -209,6 +208,7 @@ class Training {
 
   RunResult summarize();
   std::vector<EventRecord> gather_events();
+  std::vector<nn::SafetensorsTensor> tensors() const;
   void export_model();
 
   const TrainPlan& plan_;
@@ -218,7 +218,7 @@ class Training {
   nn::Context context_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
-  std::optional<nn::Dataset> data_;
+  std::optional<nn::Batches> batches_;
   std::vector<double> losses_;
   Measured measured_;
   RunResult::ModelState state_;
@@ -289,13 +289,19 @@ std::vector<EventRecord> Training::gather_events() {
   return events;
 }
 
+std::vector<nn::SafetensorsTensor> Training::tensors() const {
+  std::vector<nn::SafetensorsTensor> tensors;
+  for (const auto& parameter : model_->parameters()) tensors.push_back({parameter->name(), parameter->shape()});
+  return tensors;
+}
+
 void Training::export_model() {
-  std::unique_ptr<nn::HfWriter> writer;
-  if (world_.rank() == 0) writer = std::make_unique<nn::HfWriter>(plan_.options.export_dir, *model_);
+  std::optional<nn::HfFolderWriter> writer;
+  if (world_.rank() == 0) writer.emplace(plan_.options.export_dir, plan_.model, tensors());
   engine_.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
-    if (writer != nullptr) writer->write(parameter.name(), values);
+    if (writer) writer->write(parameter.name(), {0, parameter.count()}, values.data());
   });
-  if (writer != nullptr) writer->finish();
+  if (writer) writer->commit();
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ struct EngineOptions {
 };
 
 /// What one rank called and sent, by kind; `control` holds norms. Cumulative.
-struct EngineTraffic {
+struct TESSERA_API EngineTraffic {
   comm::MeterSnapshot::Line all_gather, reduce_scatter, all_reduce, control;
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };

@@ -25,7 +25,7 @@ struct FlatEntry {
 };
 
 /// One dtype and one trainability. The layout depends on the parameters and the world size only, never on the strategy.
-struct FlatLayout {
+struct TESSERA_API FlatLayout {
   DType dtype = DType::f32;
   bool trainable = true;
   std::vector<FlatEntry> entries;  ///< in order of registration

@@ -16,7 +16,7 @@ struct MeshAxis {
 };
 
 /// Outermost axis first. rank = r * S + s for replicas x shards.
-struct MeshShape {
+struct TESSERA_API MeshShape {
   std::vector<MeshAxis> axes;
   int size() const;
   int size_of(const Axis& axis) const;  ///< 1 for an axis that the mesh doesn't have

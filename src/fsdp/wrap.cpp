@@ -53,7 +53,10 @@ std::vector<Group> groups_of(Module& model, std::string_view spec) {
       continue;
     }
     Group group;
-    for (const std::string_view path : split(part, '+')) group.push_back(&model.find(path));
+    for (const std::string_view path : split(part, '+')) {
+      if (path.empty()) throw InvalidUsage("--wrap '" + std::string(spec) + "': a module's name is missing");
+      group.push_back(&model.find(path));
+    }
     groups.push_back(std::move(group));
   }
   if (groups.empty()) throw InvalidUsage("--wrap " + std::string(spec) + ": the model has no blocks; use none, size:N or module names");

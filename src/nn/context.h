@@ -20,7 +20,7 @@ struct RandomState {
 
 struct ContextOptions {
   int threads = 1;
-  std::shared_ptr<Ledger> ledger;               ///< null: one of its own
+  std::shared_ptr<Ledger> ledger;  ///< null: one of its own
   MemoryPoolOptions memory;
   std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: immediate streams
 };

@@ -32,7 +32,8 @@ GradientTarget Gradient::write() {
 
 GradientTarget Gradient::write_over(const Gradient& finished) {
   const Tensor& source = finished.value();
-  if (written_ || bound_ || source.shares_memory() || source.dtype() != dtype_ || source.count() != count_of(shape_)) return write();
+  if (written_ || bound_ || source.shares_memory() || source.dtype() != dtype_ || source.count() != count_of(shape_))
+    return write();
   give(source);
   return {value_, false};
 }

@@ -19,11 +19,11 @@ class TESSERA_API Gradient {
 
   /// Claims the memory for one writer, who must then write (or add) all of it.
   GradientTarget write();
-  /// As write(), but takes over the memory of `finished` where nobody else reads it: for element-wise backwards, which may
-  /// run in place on their output's gradient. `finished` must not be read afterwards.
+  /// As write(), but takes over the memory of `finished` where nobody else reads it: for element-wise backwards, which
+  /// may run in place on their output's gradient. `finished` must not be read afterwards.
   GradientTarget write_over(const Gradient& finished);
-  /// Hands over a finished gradient of the same count. The first one is shared, not copied; a later one is added. Shared
-  /// memory is never written: whoever adds to it while another still holds it continues in a copy.
+  /// Hands over a finished gradient of the same count. The first one is shared, not copied; a later one is added.
+  /// Shared memory is never written: whoever adds to it while another still holds it continues in a copy.
   void give(const Tensor& gradient);
 
   bool written() const { return written_; }

@@ -25,6 +25,7 @@ struct ElementRange {
 };
 
 /// Fills out[0, range.count()) with the initial values of `range` of the tensor called `name`.
-TESSERA_API void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range, float* out);
+TESSERA_API void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range,
+                              float* out);
 
 }  // namespace tessera::nn

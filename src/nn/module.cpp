@@ -77,7 +77,8 @@ void Module::rename(const std::string& prefix) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (local_names_[i].empty()) continue;
     Parameter& parameter = *parameters_[i];
-    const Tensor renamed = Tensor::unbound(context_, parameter.shape(), parameter.dtype(), prefix + "." + parameter.name_);
+    const Tensor renamed =
+        Tensor::unbound(context_, parameter.shape(), parameter.dtype(), prefix + "." + parameter.name_);
     parameter.name_ = prefix + "." + parameter.name_;
     parameter.tensor_ = renamed;
     parameter.tensor_.set_requires_grad(true);

@@ -39,8 +39,8 @@ class TESSERA_API Parameter {
 /// In which walk a hook was called.
 enum class Phase : std::uint8_t { forward, recompute, backward };
 
-/// Called at a module's borders; any may be empty. `end_backward` of a module comes when all gradients that its operations in
-/// that call produce are written.
+/// Called at a module's borders; any may be empty. `end_backward` of a module comes when all gradients that its
+/// operations in that call produce are written.
 struct Hooks {
   std::function<void(Phase)> begin_forward;
   std::function<void(Phase)> end_forward;
@@ -74,7 +74,8 @@ class TESSERA_API Module {
 
   void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
 
-  /// Gives every parameter memory and its initial values, which depend on seed, name and shape only. For training alone.
+  /// Gives every parameter memory and its initial values, which depend on seed, name and shape only. For training
+  /// alone.
   void materialize(std::uint64_t seed);
 
   /// What Layer's call operator and the tape call at the borders.
@@ -110,7 +111,8 @@ class TESSERA_API Module {
   bool is_block_ = false;
 };
 
-/// class Mlp : public Layer<Mlp> { ... Tensor forward(const Tensor& x); };  then  mlp(x)  calls forward between the hooks.
+/// class Mlp : public Layer<Mlp> { ... Tensor forward(const Tensor& x); };  then  mlp(x)  calls forward between the
+/// hooks.
 template <class Self>
 class Layer : public Module {
  public:

@@ -15,7 +15,8 @@ void require(bool holds, const std::string& what) {
 
 bool within(double value, double low, double below) { return value >= low && value < below; }
 
-void update_sgd(Context& context, const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range) {
+void update_sgd(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
+                const OptimizerRange& range) {
   kernels::SgdStep<float> args;
   args.parameter = range.values;
   args.gradient = range.gradients;
@@ -33,7 +34,8 @@ void update_sgd(Context& context, const OptimizerConfig& config, const Optimizer
   });
 }
 
-void update_adam(Context& context, const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range) {
+void update_adam(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
+                 const OptimizerRange& range) {
   kernels::AdamStep<float> args;
   args.parameter = range.values;
   args.gradient = range.gradients;
@@ -66,8 +68,9 @@ OptimizerConfig::Kind parse_optimizer(std::string_view name) {
 
 void validate(const OptimizerConfig& config) {
   const bool sgd = config.kind == Kind::sgd;
-  require(within(config.beta1, 0, 1) && within(config.beta2, 0, 1),
-          "betas are " + std::to_string(config.beta1) + " and " + std::to_string(config.beta2) + ", need 0 <= beta < 1");
+  require(
+      within(config.beta1, 0, 1) && within(config.beta2, 0, 1),
+      "betas are " + std::to_string(config.beta1) + " and " + std::to_string(config.beta2) + ", need 0 <= beta < 1");
   require(config.eps >= 0, "eps is " + std::to_string(config.eps) + ", needs 0 or more");
   require(config.weight_decay >= 0, "weight decay is " + std::to_string(config.weight_decay) + ", needs 0 or more");
   require(config.momentum >= 0, "momentum is " + std::to_string(config.momentum) + ", needs 0 or more");
@@ -113,7 +116,8 @@ void Optimizer::step(double learning_rate) {
     OptimizerRange range;
     range.values = tensor.data<float>();
     range.gradients = gradient.value().data<float>();
-    for (std::size_t slot = 0; slot < entry.state.size(); ++slot) range.state[slot] = static_cast<float*>(entry.state[slot].data());
+    for (std::size_t slot = 0; slot < entry.state.size(); ++slot)
+      range.state[slot] = static_cast<float*>(entry.state[slot].data());
     range.count = tensor.count();
     range.decay = entry.parameter->decays();
     update(tensor.context(), config_, step, range);

@@ -1,5 +1,5 @@
-// Optimizers over flat ranges. (Interface fixed by the engine, which calls update() on its shards; see the tests for the exact
-// formulas: they are PyTorch's.)
+// Optimizers over flat ranges. (Interface fixed by the engine, which calls update() on its shards; see the tests for
+// the exact formulas: they are PyTorch's.)
 #pragma once
 
 #include <array>
@@ -27,7 +27,8 @@ struct OptimizerConfig {
 
 /// "sgd", "adam", "adamw". Throws InvalidUsage.
 TESSERA_API OptimizerConfig::Kind parse_optimizer(std::string_view name);
-/// Throws InvalidUsage for values that make no sense (beta outside [0, 1), nesterov without momentum, amsgrad with sgd, ...).
+/// Throws InvalidUsage for values that make no sense (beta outside [0, 1), nesterov without momentum, amsgrad with sgd,
+/// ...).
 TESSERA_API void validate(const OptimizerConfig& config);
 
 /// f32 values kept per parameter: adam and adamw 2, with amsgrad 3; sgd 0, with momentum 1.
@@ -52,9 +53,11 @@ struct OptimizerRange {
 };
 
 /// Appends the update to the context's stream. An element's update depends on its own values only.
-TESSERA_API void update(Context& context, const OptimizerConfig& config, const OptimizerStep& step, const OptimizerRange& range);
+TESSERA_API void update(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
+                        const OptimizerRange& range);
 
-/// Training alone: owns the state of a model's parameters. Gradients are those of the last backward; step() clears them.
+/// Training alone: owns the state of a model's parameters. Gradients are those of the last backward; step() clears
+/// them.
 class TESSERA_API Optimizer {
  public:
   Optimizer(Module& model, OptimizerConfig config);

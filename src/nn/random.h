@@ -2,9 +2,9 @@
 // initialised where it lives, and any part of a tensor can be drawn again.
 //
 // Philox4x32-10: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Normals: the inverse of the
-// normal distribution by M. Giles' polynomials for erfinv ("Approximating the erfinv function", GPU Computing Gems, 2011)
-// over our own logarithm, from + - * / sqrt alone (no fused operation, no library function), so that every machine,
-// vector width and tail gives the same bits.
+// normal distribution by M. Wichura's rational functions (algorithm AS 241, PPND7, Applied Statistics 37, 1988) over our own
+// logarithm, from + - * / sqrt alone (no fused operation, no library function), so that every machine, vector width and
+// tail gives the same bits.
 #pragma once
 
 #include <array>

@@ -19,7 +19,8 @@ void validate(const Schedule& schedule) {
   const auto require = [](bool holds, const std::string& what) {
     if (!holds) throw base::InvalidUsage("learning rate: " + what);
   };
-  require(std::isfinite(schedule.peak) && schedule.peak >= 0, "it is " + std::to_string(schedule.peak) + ", needs 0 or more");
+  require(std::isfinite(schedule.peak) && schedule.peak >= 0,
+          "it is " + std::to_string(schedule.peak) + ", needs 0 or more");
   require(schedule.floor >= 0 && schedule.floor <= schedule.peak, "the floor must lie between 0 and the peak");
   require(schedule.warmup >= 0, "the warm-up is " + std::to_string(schedule.warmup) + " steps, needs 0 or more");
 }

@@ -15,9 +15,14 @@ void Tape::clear() { nodes_.clear(); }
 
 void Tape::run(Node& node) {
   switch (node.kind) {
-    case Kind::leave: node.module->notify_backward_begins(); return;
-    case Kind::enter: node.module->notify_backward_ends(); return;
-    case Kind::operation: break;
+    case Kind::leave:
+      node.module->notify_backward_begins();
+      return;
+    case Kind::enter:
+      node.module->notify_backward_ends();
+      return;
+    case Kind::operation:
+      break;
   }
   if (!node.output->written()) return;  // nothing downstream wanted it
   node.backward();
@@ -25,13 +30,16 @@ void Tape::run(Node& node) {
 }
 
 void Tape::backward(const Tensor& loss, double seed) {
-  if (loss.count() != 1) throw InvalidUsage("backward: the loss has shape " + to_string(loss.shape()) + ", not one element");
+  if (loss.count() != 1)
+    throw InvalidUsage("backward: the loss has shape " + to_string(loss.shape()) + ", not one element");
   struct Emptied {
     Tape& tape;
     ~Emptied() { tape.clear(); }
   } const emptied{*this};
   if (nodes_.empty() || !loss.requires_grad())
-    throw InvalidUsage("backward: nothing was recorded for this loss; compute it inside a TapeScope, from tensors that require a gradient");
+    throw InvalidUsage(
+        "backward: nothing was recorded for this loss; compute it inside a TapeScope, from tensors that require a "
+        "gradient");
   loss.gradient()->clear();
   const Tensor start = loss.gradient()->write().tensor;
   start.context().stream().run([data = start.raw(), dtype = start.dtype(), seed] {

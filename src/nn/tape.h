@@ -1,8 +1,8 @@
 // The tape: what was computed, in order, so that it can be walked backwards.
 //
-// Reverse order of recording is a valid order of backward, so there is no graph to sort. Each node is dropped as soon as it
-// has run, and with it the activations that it saved. Module borders are on the tape too: that is how hooks learn that the
-// backward of a module begins and ends.
+// Reverse order of recording is a valid order of backward, so there is no graph to sort. Each node is dropped as soon
+// as it has run, and with it the activations that it saved. Module borders are on the tape too: that is how hooks learn
+// that the backward of a module begins and ends.
 #pragma once
 
 #include <functional>
@@ -26,14 +26,16 @@ class TESSERA_API Tape {
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  /// Records that `output` was computed. `backward` is called when output's gradient is complete; it captures handles of what it
-  /// reads (parameters: the handle, resolved only then), output's gradient() and the gradient() of each input that it writes.
+  /// Records that `output` was computed. `backward` is called when output's gradient is complete; it captures handles
+  /// of what it reads (parameters: the handle, resolved only then), output's gradient() and the gradient() of each
+  /// input that it writes.
   void record(std::string_view op, const Tensor& output, std::function<void()> backward);
 
   void enter(Module& module);
   void leave(Module& module);
 
-  /// Gradients of everything that requires one, beginning with d(loss)/d(loss) = `seed`. Empties the tape, also when it throws.
+  /// Gradients of everything that requires one, beginning with d(loss)/d(loss) = `seed`. Empties the tape, also when it
+  /// throws.
   void backward(const Tensor& loss, double seed = 1.0);
   void clear();
   std::size_t size() const { return nodes_.size(); }
@@ -51,7 +53,8 @@ class TESSERA_API Tape {
   std::vector<Node> nodes_;
 };
 
-/// The tape to record on, or null: there is one, and one of the inputs requires a gradient. Marks `output` as requiring one.
+/// The tape to record on, or null: there is one, and one of the inputs requires a gradient. Marks `output` as requiring
+/// one.
 TESSERA_API Tape* recording(std::initializer_list<Tensor> inputs, Tensor& output);
 
 }  // namespace tessera::nn

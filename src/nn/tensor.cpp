@@ -109,14 +109,15 @@ const std::string& Tensor::name() const { return impl().name; }
 void* Tensor::raw() const {
   const Impl& self = impl();
   if (self.data == nullptr)
-    throw InvalidUsage((self.name.empty() ? "tensor " + to_string(self.shape) : self.name) + " is not readable: " + self.reason);
+    throw InvalidUsage((self.name.empty() ? "tensor " + to_string(self.shape) : self.name) +
+                       " is not readable: " + self.reason);
   return self.data;
 }
 
 void* Tensor::raw(DType expected) const {
   if (impl().dtype != expected)
-    throw InvalidUsage("tensor " + impl().name + to_string(impl().shape) + " holds " + std::string(name_of(impl().dtype)) +
-                       ", read as " + std::string(name_of(expected)));
+    throw InvalidUsage("tensor " + impl().name + to_string(impl().shape) + " holds " +
+                       std::string(name_of(impl().dtype)) + ", read as " + std::string(name_of(expected)));
   return raw();
 }
 

@@ -29,8 +29,8 @@ class TESSERA_API Tensor {
   static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryUse use = MemoryUse::activation);
   /// A handle without memory; see bind().
   static Tensor unbound(Context& context, Shape shape, DType dtype, std::string name);
-  /// The same memory under another shape of equal count, without a gradient. Of a parameter it is a view of what is bound
-  /// now, so never kept.
+  /// The same memory under another shape of equal count, without a gradient. Of a parameter it is a view of what is
+  /// bound now, so never kept.
   Tensor viewed(Shape shape) const;
   /// The same memory without a gradient: what a backward saves and reads. Of a parameter: as viewed().
   Tensor detached() const;
@@ -43,7 +43,8 @@ class TESSERA_API Tensor {
   DType dtype() const;
   Context& context() const;
 
-  /// The elements. Throws InvalidUsage where T is not the dtype, or where the memory is unbound (names the tensor and why).
+  /// The elements. Throws InvalidUsage where T is not the dtype, or where the memory is unbound (names the tensor and
+  /// why).
   template <class T>
   T* data() const {
     return static_cast<T*>(raw(dtype_of<T>));

@@ -19,7 +19,7 @@ ARROWS = {  # who may include which layer of src/
     "tools": {"fsdp", "nn", "comm", "base"},
     "examples": {"fsdp", "nn", "comm", "base"},
 }
-INTERNAL = {"internal", "detail", "kernels"}  # folders of headers that are not installed
+INTERNAL = {"internal", "detail"}  # folders of headers that are not installed; nor is what ends in -inl.h
 VENDORS = [  # header, and where it may be included
     (re.compile(r"^(cuda|cublas|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
      ("src/base/cuda/", "src/nn/ops/cuda/", "backends/nccl/", "tests/", "bench/")),
@@ -65,7 +65,11 @@ def owner(path):
 
 
 def is_public_header(path):
-    return path.startswith("src/") and path.endswith(".h") and not INTERNAL & set(path.split("/"))
+    return path.startswith("src/") and path.endswith(".h") and not is_internal(path)
+
+
+def is_internal(name):
+    return bool(INTERNAL & set(name.split("/"))) or name.endswith("-inl.h")
 
 
 def include_breaches(path, bracket, name):
@@ -76,7 +80,7 @@ def include_breaches(path, bracket, name):
     if is_public_header(path):
         if not name.startswith("tessera/") and not STANDARD.match(name):
             yield "public header", f"<{name}> is not part of the standard library; move this header to internal/"
-        if INTERNAL & set(name.split("/")):
+        if is_internal(name):
             yield "public header", f'"{name}" is not installed, a public header can\'t include it'
     arrows = ARROWS.get(owner(path))
     if arrows is None or bracket != '"':
@@ -85,8 +89,10 @@ def include_breaches(path, bracket, name):
     if parts[0] == "tessera":
         if parts[1] not in arrows:
             yield "layering", f'{owner(path)} may not include "{name}"'
-        if owner(path) == "plugins" and parts[1] == "fsdp" and INTERNAL & set(parts):
+        if owner(path) == "plugins" and parts[1] == "fsdp" and is_internal(name):
             yield "layering", f'plugins see only the public headers of fsdp, not "{name}"'
+    elif name.startswith("hwy/"):  # Highway's headers that are included again and again want quotes
+        return
     elif path.startswith("src/"):
         yield "spelling", f'"{name}" is spelled "tessera/..." inside src/'
     elif parts[0] in ("backends", "plugins", "tools", "tests", "bench", "examples", ".."):

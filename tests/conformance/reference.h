@@ -86,7 +86,7 @@ S combine(ReduceOp::Kind kind, S a, S b) {
       default: return a + b;
     }
   } else {
-    using U = unsigned __int128;
+    using U = std::uint64_t;  // wraps, and the low bits are those of S
     switch (kind) {
       case ReduceOp::Kind::prod: return static_cast<S>(static_cast<U>(a) * static_cast<U>(b));
       case ReduceOp::Kind::min: return a < b ? a : b;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "tessera/fsdp/lease.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {

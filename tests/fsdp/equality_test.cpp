@@ -53,7 +53,6 @@ class Equality : public testing::TestWithParam<int> {};
 
 TEST_P(Equality, OneAxisStrategiesEndWithTheSameBits) {
   const TrainingRecord ddp = train(spec_for("ddp", GetParam()));
-  EXPECT_LT(ddp.losses.back(), ddp.losses.front());
   for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
     EXPECT_TRUE(same_bits(ddp, train(spec_for(name, GetParam())))) << name;
 }
@@ -159,6 +158,7 @@ TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
     const TrainingRecord one = train(spec);
     spec.ranks = 4;
     const TrainingRecord four = train(spec);
+    EXPECT_LT(four.losses.back(), four.losses.front() - 0.1);  // it did learn
     for (std::size_t i = 0; i < one.losses.size(); ++i) {
       EXPECT_NEAR(one.losses[i], four.losses[i], 3e-6 * one.losses[i]) << i;
       EXPECT_NEAR(one.norms[i], four.norms[i], 3e-6 * one.norms[i]) << i;

@@ -147,7 +147,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   std::mutex mutex;
   comm::Config config;
   config.backend = "shm";
-  config.algorithms = "direct";
+  config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
   config.timeout = std::chrono::seconds(60);
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) { Rank(spec, world, record, mutex).run(); });
   return record;

@@ -29,7 +29,7 @@ def main():
         headers = sorted((prefix / "include" / "tessera").rglob("*.h"))
         assert len(headers) > 5, headers
         for header in headers:
-            assert not {"internal", "detail", "kernels"} & set(header.parts), header
+            assert not {"internal", "detail"} & set(header.parts) and not header.name.endswith("-inl.h"), header
         project = scratch / "project"
         shutil.copytree(outside, project)
         lines = [f'#include "{header.relative_to(prefix / "include")}"\n' for header in headers]

@@ -70,6 +70,20 @@ class CommandLineTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("seventeen", out)
 
+    def test_a_misspelled_variable_is_noticed(self):
+        code, _, err = tool("info", env={**os.environ, "TESSERA_TIMOUT": "1s", "TESSERA_TIMEOUT": "1s"})
+        self.assertEqual((code, err), (0, "tessera: warning: TESSERA_TIMOUT is no variable of this program; see tessera info --env\n"))
+        self.assertEqual(tool("info", env={**os.environ, "TESSERA_TIMEOUT": "1s"})[2], "")
+
+    def test_info_lists_what_the_libraries_have(self):
+        info = json.loads(tool("info", "--json")[1])
+        self.assertGreaterEqual({backend["name"] for backend in info["backends"]}, {"shm"})
+        self.assertEqual(set(info["strategies"]), {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"})
+        self.assertEqual(info["models"], ["gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b"])
+        rows = {line.split()[0]: int(line.split()[1]) for line in tool("info", "--models")[1].splitlines()}
+        self.assertEqual(rows, {"gpt-nano": 120576, "gpt-mini": 10844160, "gpt2": 124439808, "gpt2-xl": 1557611200,
+                                "llama-nano": 123712, "llama-7b": 6738415616})
+
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w") as full:
             code, _, err = tool("info", stdout=full)

@@ -23,7 +23,7 @@ struct ElementwiseTable {
   void (*column_sums)(const ColumnSumsArgs<T>&, std::size_t begin, std::size_t end);
 };
 using ElementwiseTables = std::tuple<ElementwiseTable<float>, ElementwiseTable<double>>;
-inline constexpr std::size_t kColumnTile = 64;
+inline constexpr std::size_t kColumnTile = 384;
 }  // namespace tessera::nn::kernels
 #endif
 

@@ -11,7 +11,9 @@ SelfAttention::SelfAttention(Context& context, const SelfAttentionOptions& optio
       c_proj_(add<Linear>("c_proj", conv1d(options.width, options.width, options.projection_deviation))),
       resid_dropout_(add<Dropout>("resid_dropout", options.residual_dropout)) {}
 
-Tensor SelfAttention::forward(const Tensor& x) { return resid_dropout_(c_proj_(ops::causal_attention(c_attn_(x), heads_))); }
+Tensor SelfAttention::forward(const Tensor& x) {
+  return resid_dropout_(c_proj_(ops::causal_attention(c_attn_(x), heads_)));
+}
 
 const ops::RopeTable& RotaryEmbedding::table(Context& context) {
   if (!table_.cosine) table_ = ops::make_rope_table(context, settings_);
@@ -23,10 +25,22 @@ GroupedAttention::GroupedAttention(Context& context, const GroupedAttentionOptio
       heads_(options.heads),
       kv_heads_(options.kv_heads),
       rotary_(options.rotary),
-      q_proj_(add<Linear>("q_proj", LinearOptions{.in = options.width, .out = options.heads * options.head_dim, .bias = false, .deviation = options.deviation})),
-      k_proj_(add<Linear>("k_proj", LinearOptions{.in = options.width, .out = options.kv_heads * options.head_dim, .bias = false, .deviation = options.deviation})),
-      v_proj_(add<Linear>("v_proj", LinearOptions{.in = options.width, .out = options.kv_heads * options.head_dim, .bias = false, .deviation = options.deviation})),
-      o_proj_(add<Linear>("o_proj", LinearOptions{.in = options.heads * options.head_dim, .out = options.width, .bias = false, .deviation = options.deviation})) {}
+      q_proj_(add<Linear>("q_proj", LinearOptions{.in = options.width,
+                                                  .out = options.heads * options.head_dim,
+                                                  .bias = false,
+                                                  .deviation = options.deviation})),
+      k_proj_(add<Linear>("k_proj", LinearOptions{.in = options.width,
+                                                  .out = options.kv_heads * options.head_dim,
+                                                  .bias = false,
+                                                  .deviation = options.deviation})),
+      v_proj_(add<Linear>("v_proj", LinearOptions{.in = options.width,
+                                                  .out = options.kv_heads * options.head_dim,
+                                                  .bias = false,
+                                                  .deviation = options.deviation})),
+      o_proj_(add<Linear>("o_proj", LinearOptions{.in = options.heads * options.head_dim,
+                                                  .out = options.width,
+                                                  .bias = false,
+                                                  .deviation = options.deviation})) {}
 
 Tensor GroupedAttention::forward(const Tensor& x) {
   const ops::RopeTable& table = rotary_->table(context());

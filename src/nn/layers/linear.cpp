@@ -5,7 +5,8 @@ namespace {
 
 Shape weight_shape(const LinearOptions& options) {
   if (options.in < 1 || options.out < 1)
-    throw InvalidUsage("linear: " + std::to_string(options.in) + " inputs and " + std::to_string(options.out) + " outputs; both must be 1 or more");
+    throw InvalidUsage("linear: " + std::to_string(options.in) + " inputs and " + std::to_string(options.out) +
+                       " outputs; both must be 1 or more");
   if (options.layout == ops::WeightLayout::in_out) return {options.in, options.out};
   return {options.out, options.in};
 }

@@ -13,9 +13,15 @@ Tensor Mlp::forward(const Tensor& x) { return dropout_(c_proj_(ops::activation(a
 
 GatedMlp::GatedMlp(Context& context, const GatedMlpOptions& options)
     : Layer(context),
-      gate_proj_(add<Linear>("gate_proj", LinearOptions{.in = options.width, .out = options.hidden, .bias = false, .deviation = options.deviation})),
-      up_proj_(add<Linear>("up_proj", LinearOptions{.in = options.width, .out = options.hidden, .bias = false, .deviation = options.deviation})),
-      down_proj_(add<Linear>("down_proj", LinearOptions{.in = options.hidden, .out = options.width, .bias = false, .deviation = options.deviation})) {}
+      gate_proj_(add<Linear>(
+          "gate_proj",
+          LinearOptions{.in = options.width, .out = options.hidden, .bias = false, .deviation = options.deviation})),
+      up_proj_(add<Linear>(
+          "up_proj",
+          LinearOptions{.in = options.width, .out = options.hidden, .bias = false, .deviation = options.deviation})),
+      down_proj_(add<Linear>(
+          "down_proj",
+          LinearOptions{.in = options.hidden, .out = options.width, .bias = false, .deviation = options.deviation})) {}
 
 Tensor GatedMlp::forward(const Tensor& x) { return down_proj_(ops::swiglu(gate_proj_(x), up_proj_(x))); }
 

@@ -94,20 +94,22 @@ void validate(const ModelConfig& config) {
   positive(config.hidden, "the hidden width");
   positive(config.vocabulary, "the vocabulary");
   positive(config.context, "the context");
-  require(config.heads % config.kv_heads == 0, std::to_string(config.kv_heads) + " key heads don't divide " +
-                                                   std::to_string(config.heads) + " heads");
+  require(config.heads % config.kv_heads == 0,
+          std::to_string(config.kv_heads) + " key heads don't divide " + std::to_string(config.heads) + " heads");
   if (config.family == Family::gpt2) {
     require(config.width == config.heads * config.head_dim,
             std::to_string(config.heads) + " heads don't divide the width " + std::to_string(config.width));
     require(config.kv_heads == config.heads, "gpt2 has as many key heads as heads");
   } else {
-    require(config.head_dim % 2 == 0, "the head dimension " + std::to_string(config.head_dim) + " is odd; rotary positions need an even one");
+    require(config.head_dim % 2 == 0,
+            "the head dimension " + std::to_string(config.head_dim) + " is odd; rotary positions need an even one");
     require(config.activation == kernels::Activation::silu, "llama's feed-forward layer is silu");
     require(config.rope_theta > 0, "rope_theta must be above 0");
   }
   for (const double p : {config.embedding_dropout, config.residual_dropout, config.attention_dropout})
     require(p >= 0 && p < 1, "a dropout probability is " + std::to_string(p) + ", needs 0 <= p < 1");
-  require(config.norm_eps > 0 && config.init_deviation >= 0, "the norm's epsilon and the initial deviation must not be negative");
+  require(config.norm_eps > 0 && config.init_deviation >= 0,
+          "the norm's epsilon and the initial deviation must not be negative");
 }
 
 std::int64_t parameter_count(const ModelConfig& c) {

@@ -18,13 +18,13 @@ struct ModelConfig {
   std::int64_t layers = 0;
   std::int64_t width = 0;
   std::int64_t heads = 0;
-  std::int64_t kv_heads = 0;    ///< llama; gpt2: = heads
-  std::int64_t head_dim = 0;    ///< gpt2: width / heads
-  std::int64_t hidden = 0;      ///< of the feed-forward layers
+  std::int64_t kv_heads = 0;  ///< llama; gpt2: = heads
+  std::int64_t head_dim = 0;  ///< gpt2: width / heads
+  std::int64_t hidden = 0;    ///< of the feed-forward layers
   std::int64_t vocabulary = 0;
-  std::int64_t context = 0;     ///< most positions
+  std::int64_t context = 0;  ///< most positions
   kernels::Activation activation = kernels::Activation::gelu_tanh;
-  bool tied = true;             ///< the head uses the token embedding
+  bool tied = true;  ///< the head uses the token embedding
   double norm_eps = 1e-5;
   double init_deviation = 0.02;
   double rope_theta = 10000.0;
@@ -44,7 +44,8 @@ TESSERA_API ModelConfig preset(std::string_view name);
 /// A preset's name, or a path that ends in ".json". Throws InvalidUsage.
 TESSERA_API ModelConfig find_config(const std::string& name_or_file);
 
-/// Reads a config.json. What this library can't do (rope scaling, attention biases, ...) throws InvalidUsage with the field.
+/// Reads a config.json. What this library can't do (rope scaling, attention biases, ...) throws InvalidUsage with the
+/// field.
 TESSERA_API ModelConfig read_config(const std::string& path);
 /// The same from its text; `origin` names it in errors.
 TESSERA_API ModelConfig parse_config(std::string_view text, const std::string& origin);

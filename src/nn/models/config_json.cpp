@@ -31,12 +31,15 @@ class Fields {
       fail(std::string("'") + field + "' is " + shown(value) + ", needs a whole number");
     return value.get<std::int64_t>();
   }
-  std::int64_t integer(const char* field, std::int64_t otherwise) const { return has(field) ? integer(field) : otherwise; }
+  std::int64_t integer(const char* field, std::int64_t otherwise) const {
+    return has(field) ? integer(field) : otherwise;
+  }
 
   double number(const char* field, double otherwise) const {
     if (!has(field)) return otherwise;
     const Json& value = json_.at(field);
-    if (!value.is_number() || !std::isfinite(value.get<double>())) fail(std::string("'") + field + "' is " + shown(value) + ", needs a number");
+    if (!value.is_number() || !std::isfinite(value.get<double>()))
+      fail(std::string("'") + field + "' is " + shown(value) + ", needs a number");
     return value.get<double>();
   }
   bool flag(const char* field, bool otherwise) const {
@@ -53,11 +56,14 @@ class Fields {
   }
   /// Fields whose other values change the mathematics.
   void only(const char* field, bool supported) const {
-    if (flag(field, supported) != supported) fail(std::string("'") + field + ": " + shown(json_.at(field)) + "' is not supported");
+    if (flag(field, supported) != supported)
+      fail(std::string("'") + field + ": " + shown(json_.at(field)) + "' is not supported");
   }
 
  private:
-  static std::string shown(const Json& value) { return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 80); }
+  static std::string shown(const Json& value) {
+    return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 80);
+  }
   const Json& json_;
   const std::string origin_;
 };
@@ -72,10 +78,14 @@ Activation activation_of(const Fields& fields, const std::string& name) {
 
 std::string name_of(Activation activation) {
   switch (activation) {
-    case Activation::relu: return "relu";
-    case Activation::gelu_tanh: return "gelu_new";
-    case Activation::gelu_erf: return "gelu";
-    case Activation::silu: return "silu";
+    case Activation::relu:
+      return "relu";
+    case Activation::gelu_tanh:
+      return "gelu_new";
+    case Activation::gelu_erf:
+      return "gelu";
+    case Activation::silu:
+      return "silu";
   }
   return "gelu_new";
 }
@@ -104,7 +114,8 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
 double read_rope(const Fields& fields) {
   if (fields.has("rope_scaling")) {
     const Json& scaling = fields.at("rope_scaling");
-    const std::string type = !scaling.is_object() ? "?" : scaling.value("rope_type", scaling.value("type", std::string("?")));
+    const std::string type =
+        !scaling.is_object() ? "?" : scaling.value("rope_type", scaling.value("type", std::string("?")));
     if (type != "default") fields.fail("rope scaling ('rope_scaling' of type " + type + ") is not supported");
   }
   if (!fields.has("rope_parameters")) return fields.number("rope_theta", 10000.0);
@@ -139,9 +150,12 @@ void read_llama(const Fields& fields, ModelConfig& config) {
 }  // namespace
 
 ModelConfig parse_config(std::string_view text, const std::string& origin) {
-  if (text.size() > (1U << 20U)) throw InvalidUsage(origin + ": " + std::to_string(text.size()) + " bytes are too many for a config.json");
+  if (text.size() > (1U << 20U))
+    throw InvalidUsage(origin + ": " + std::to_string(text.size()) + " bytes are too many for a config.json");
   int deepest = 0;
-  const auto shallow = [&deepest](int depth, Json::parse_event_t, Json&) { return (deepest = std::max(deepest, depth)) < 64; };
+  const auto shallow = [&deepest](int depth, Json::parse_event_t, Json&) {
+    return (deepest = std::max(deepest, depth)) < 64;
+  };
   const Json json = Json::parse(text, shallow, false);
   if (!json.is_object() || deepest >= 64) throw InvalidUsage(origin + ": not a JSON object");
   const Fields fields(json, origin);

@@ -15,8 +15,8 @@ double projection_deviation(const ModelConfig& config) {
 
 SelfAttentionOptions attention_options(const ModelConfig& config) {
   if (config.attention_dropout > 0)
-    throw InvalidUsage("model " + config.name + ": dropout of attention weights (attn_pdrop " + std::to_string(config.attention_dropout) +
-                       ") is not supported; set it to 0");
+    throw InvalidUsage("model " + config.name + ": dropout of attention weights (attn_pdrop " +
+                       std::to_string(config.attention_dropout) + ") is not supported; set it to 0");
   return {config.width, config.heads, config.init_deviation, projection_deviation(config), config.residual_dropout};
 }
 
@@ -44,7 +44,8 @@ Gpt2::Gpt2(Context& context, const ModelConfig& config)
       drop_(add<Dropout>("drop", config.embedding_dropout)),
       blocks_([&] {
         std::vector<Gpt2Block*> blocks;
-        for (std::int64_t i = 0; i < config.layers; ++i) blocks.push_back(&add<Gpt2Block>("h." + std::to_string(i), config));
+        for (std::int64_t i = 0; i < config.layers; ++i)
+          blocks.push_back(&add<Gpt2Block>("h." + std::to_string(i), config));
         return blocks;
       }()),
       ln_f_(add<LayerNorm>("ln_f", NormOptions{config.width, config.norm_eps})),

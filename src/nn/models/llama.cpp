@@ -30,9 +30,11 @@ Tensor LlamaBlock::forward(const Tensor& x) {
 
 Llama::Llama(Context& context, const ModelConfig& config)
     : CausalModel(context, config),
-      embed_tokens_(add<Embedding>("model.embed_tokens", EmbeddingOptions{config.vocabulary, config.width, config.init_deviation})),
+      embed_tokens_(add<Embedding>("model.embed_tokens",
+                                   EmbeddingOptions{config.vocabulary, config.width, config.init_deviation})),
       blocks_([&] {
-        const auto rotary = std::make_shared<RotaryEmbedding>(ops::RopeSettings{config.context, config.head_dim, config.rope_theta});
+        const auto rotary =
+            std::make_shared<RotaryEmbedding>(ops::RopeSettings{config.context, config.head_dim, config.rope_theta});
         std::vector<LlamaBlock*> blocks;
         for (std::int64_t i = 0; i < config.layers; ++i)
           blocks.push_back(&add<LlamaBlock>("model.layers." + std::to_string(i), config, rotary));

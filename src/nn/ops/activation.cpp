@@ -9,8 +9,10 @@ template <class T>
 void backward_activation(Activation kind, const Tensor& x, const Gradient& dy) {
   const T* from = dy.value().data<T>();
   const GradientTarget target = x.gradient()->write_over(dy);
-  const kernels::ActivationBackward<T> args{x.data<T>(), from, target.tensor.data<T>(), size(x.count()), target.accumulate};
-  launch(x.context(), args, [kind](ThreadPool& pool, const auto& a) { kernels::activation_backward<T>(pool, kind, a); });
+  const kernels::ActivationBackward<T> args{x.data<T>(), from, target.tensor.data<T>(), size(x.count()),
+                                            target.accumulate};
+  launch(x.context(), args,
+         [kind](ThreadPool& pool, const auto& a) { kernels::activation_backward<T>(pool, kind, a); });
 }
 
 struct Gated {
@@ -45,8 +47,10 @@ Tensor activation(Activation kind, const Tensor& x) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
   for_floating("activation", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    x.context().stream().run([&pool = x.context().threads(), kind, from = x.data<T>(), to = y.data<T>(),
-                              count = size(x.count())] { kernels::activation_forward<T>(pool, kind, from, to, count); });
+    x.context().stream().run(
+        [&pool = x.context().threads(), kind, from = x.data<T>(), to = y.data<T>(), count = size(x.count())] {
+          kernels::activation_forward<T>(pool, kind, from, to, count);
+        });
   });
   if (Tape* tape = recording({x}, y))
     tape->record("activation", y, [kind, x, dy = y.gradient()] {
@@ -61,7 +65,8 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   Tensor y = Tensor::empty(gate.context(), gate.shape(), gate.dtype());
   for_floating("swiglu", gate.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    gate.context().stream().run([&pool = gate.context().threads(), g = gate.data<T>(), u = up.data<T>(), to = y.data<T>(),
+    gate.context().stream().run([&pool = gate.context().threads(), g = gate.data<T>(), u = up.data<T>(),
+                                 to = y.data<T>(),
                                  count = size(gate.count())] { kernels::swiglu_forward<T>(pool, g, u, to, count); });
   });
   if (Tape* tape = recording({gate, up}, y))

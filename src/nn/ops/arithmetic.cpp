@@ -31,7 +31,8 @@ void transpose_kernel(ThreadPool& pool, const TransposeArgs<T>& args) {
 }
 
 Tensor transposed(const Tensor& x) {
-  if (x.shape().size() < 2) throw InvalidUsage("transpose: x has shape " + to_string(x.shape()) + ", needs two dimensions");
+  if (x.shape().size() < 2)
+    throw InvalidUsage("transpose: x has shape " + to_string(x.shape()) + ", needs two dimensions");
   Shape shape = x.shape();
   std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
   Tensor y = Tensor::empty(x.context(), std::move(shape), x.dtype());
@@ -39,7 +40,8 @@ Tensor transposed(const Tensor& x) {
   for_floating("transpose", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
-    const TransposeArgs<T> args{x.data<T>(), y.data<T>(), size(x.count() / (rows * columns)), size(rows), size(columns)};
+    const TransposeArgs<T> args{x.data<T>(), y.data<T>(), size(x.count() / (rows * columns)), size(rows),
+                                size(columns)};
     launch(x.context(), args, transpose_kernel<T>);
   });
   return y;

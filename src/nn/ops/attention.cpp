@@ -20,7 +20,9 @@ struct Views {
 
 template <class T>
 Views<T> fused(T* qkv, const AttentionShape& shape) {
-  const auto part = [&](std::size_t index) { return kernels::fused_qkv_view(qkv, index, shape.positions, shape.heads, shape.dim); };
+  const auto part = [&](std::size_t index) {
+    return kernels::fused_qkv_view(qkv, index, shape.positions, shape.heads, shape.dim);
+  };
   return {part(0), part(1), part(2)};
 }
 
@@ -34,9 +36,15 @@ Views<T> separate(T* q, T* k, T* v, const AttentionShape& shape) {
 template <class T>
 void forward(const AttentionShape& shape, const Views<const T>& in, const Tensor& y, const Tensor& log_sum_exp) {
   Context& context = y.context();
-  const Tensor memory = scratch(context, kernels::attention_forward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
-  kernels::AttentionForward<T> args{shape, in.q, in.k, in.v, kernels::heads_view(y.data<T>(), shape.positions, shape.heads, shape.dim),
-                                    data_or_null<T>(log_sum_exp), memory.raw()};
+  const Tensor memory =
+      scratch(context, kernels::attention_forward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
+  kernels::AttentionForward<T> args{shape,
+                                    in.q,
+                                    in.k,
+                                    in.v,
+                                    kernels::heads_view(y.data<T>(), shape.positions, shape.heads, shape.dim),
+                                    data_or_null<T>(log_sum_exp),
+                                    memory.raw()};
   launch(context, args, kernels::attention_forward<T>);
 }
 
@@ -47,8 +55,11 @@ struct Result {
 template <class T>
 void backward(const AttentionShape& shape, const Result& result, kernels::AttentionBackward<T> args) {
   Context& context = result.y.context();
-  const Tensor memory = scratch(context, kernels::attention_backward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
-  const auto rows = [&](const Tensor& t) { return kernels::heads_view<const T>(t.data<T>(), shape.positions, shape.heads, shape.dim); };
+  const Tensor memory =
+      scratch(context, kernels::attention_backward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
+  const auto rows = [&](const Tensor& t) {
+    return kernels::heads_view<const T>(t.data<T>(), shape.positions, shape.heads, shape.dim);
+  };
   args.shape = shape;
   args.out = rows(result.y);
   args.dout = rows(result.dy);
@@ -93,7 +104,8 @@ struct Wanted {
 };
 
 template <class T>
-void backward_separate(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Result& result) {
+void backward_separate(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                       const Result& result) {
   const Views<const T> in = separate<const T>(q.data<T>(), k.data<T>(), v.data<T>(), shape);
   const Wanted<T> dq(q), dk(k), dv(v);
   const Views<T> out = separate<T>(dq.data(), dk.data(), dv.data(), shape);
@@ -114,7 +126,8 @@ Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
 
 Tensor causal_attention(const Tensor& qkv, std::int64_t heads) {
   const std::int64_t width = qkv.dim(-1) / 3;
-  if (width * 3 != qkv.dim(-1)) throw InvalidUsage("attention: qkv has shape " + to_string(qkv.shape()) + "; the last must be 3 * width");
+  if (width * 3 != qkv.dim(-1))
+    throw InvalidUsage("attention: qkv has shape " + to_string(qkv.shape()) + "; the last must be 3 * width");
   const AttentionShape shape = check(qkv, heads, heads, width);
   Tensor y = Tensor::empty(qkv.context(), {qkv.dim(0), qkv.dim(1), width}, qkv.dtype());
   Tape* tape = recording({qkv}, y);
@@ -146,7 +159,8 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, Atten
   if (tape != nullptr)
     tape->record("attention", y, [shape, q, k, v, y, log_sum_exp, dy = y.gradient()] {
       const Result result{y, log_sum_exp, dy->value()};
-      for_floating("attention", q.dtype(), [&](auto zero) { backward_separate<decltype(zero)>(shape, q, k, v, result); });
+      for_floating("attention", q.dtype(),
+                   [&](auto zero) { backward_separate<decltype(zero)>(shape, q, k, v, result); });
     });
   return y;
 }

@@ -5,8 +5,8 @@
 
 namespace tessera::nn::ops {
 
-/// GPT-2's form: qkv[batch, position, 3 * heads * dim] (all queries, then keys, then values) -> [batch, position, heads * dim].
-/// Saves qkv, the output and one number per row and head.
+/// GPT-2's form: qkv[batch, position, 3 * heads * dim] (all queries, then keys, then values) -> [batch, position, heads
+/// * dim]. Saves qkv, the output and one number per row and head.
 TESSERA_API Tensor causal_attention(const Tensor& qkv, std::int64_t heads);
 
 struct AttentionHeads {

@@ -14,14 +14,16 @@ struct Saved {
 
 template <class T>
 void forward(const Saved& saved, const Tensor& loss) {
-  const kernels::CrossEntropyForward<T> args{saved.logits.data<T>(), saved.targets.data<std::int32_t>(), size(saved.targets.count()),
-                                             size(saved.logits.dim(-1)), saved.options.ignore_index, data_or_null<T>(saved.row_max),
+  const kernels::CrossEntropyForward<T> args{saved.logits.data<T>(),        saved.targets.data<std::int32_t>(),
+                                             size(saved.targets.count()),   size(saved.logits.dim(-1)),
+                                             saved.options.ignore_index,    data_or_null<T>(saved.row_max),
                                              data_or_null<T>(saved.row_sum)};
-  launch(loss.context(), args, [out = loss.data<double>(), valid = saved.valid.data<double>()](ThreadPool& pool, const auto& a) {
-    const kernels::CrossEntropyResult result = kernels::cross_entropy_forward<T>(pool, a);
-    *valid = static_cast<double>(result.valid);
-    *out = result.valid == 0 ? 0.0 : result.loss_sum / *valid;
-  });
+  launch(loss.context(), args,
+         [out = loss.data<double>(), valid = saved.valid.data<double>()](ThreadPool& pool, const auto& a) {
+           const kernels::CrossEntropyResult result = kernels::cross_entropy_forward<T>(pool, a);
+           *valid = static_cast<double>(result.valid);
+           *out = result.valid == 0 ? 0.0 : result.loss_sum / *valid;
+         });
 }
 
 template <class T>
@@ -52,7 +54,8 @@ void backward(const Saved& saved) {
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options) {
   require_dtype("cross_entropy", "targets", targets, DType::i32);
   if (logits.shape().empty() || targets.count() != rows_of(logits))
-    throw InvalidUsage("cross_entropy: logits have shape " + to_string(logits.shape()) + " and targets " + to_string(targets.shape()));
+    throw InvalidUsage("cross_entropy: logits have shape " + to_string(logits.shape()) + " and targets " +
+                       to_string(targets.shape()));
   Context& context = logits.context();
   Tensor loss = Tensor::empty(context, {}, DType::f64);
   Saved saved{logits, targets, {}, {}, Tensor::empty(context, {}, DType::f64), options, nullptr};

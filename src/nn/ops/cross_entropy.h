@@ -14,8 +14,8 @@ struct CrossEntropyOptions {
   bool overwrite_logits = false;
 };
 
-/// The mean over the valid targets of -log softmax(logits[row])[target]: an f64 scalar, the sum divided by the count (0 where
-/// every target is ignored). logits[..., vocabulary], targets[...] i32. Saves the logits and two numbers per row.
+/// The mean over the valid targets of -log softmax(logits[row])[target]: an f64 scalar, the sum divided by the count (0
+/// where every target is ignored). logits[..., vocabulary], targets[...] i32. Saves the logits and two numbers per row.
 TESSERA_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOptions options = {});
 
 }  // namespace tessera::nn::ops

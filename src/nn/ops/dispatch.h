@@ -14,13 +14,19 @@ namespace tessera::nn::ops {
 template <class Function>
 void for_floating(std::string_view op, DType dtype, Function&& function) {
   switch (dtype) {
-    case DType::f32: function(float{}); return;
-    case DType::f64: function(double{}); return;
-    default: throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)) + " on cpu");
+    case DType::f32:
+      function(float{});
+      return;
+    case DType::f64:
+      function(double{});
+      return;
+    default:
+      throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)) + " on cpu");
   }
 }
 
-/// Runs kernel(pool, args) on the compute stream. `args` holds raw pointers: memory of tensors is given back in stream order.
+/// Runs kernel(pool, args) on the compute stream. `args` holds raw pointers: memory of tensors is given back in stream
+/// order.
 template <class Arguments, class Kernel>
 void launch(Context& context, const Arguments& args, Kernel kernel) {
   context.stream().run([&pool = context.threads(), args, kernel] { kernel(pool, args); });
@@ -58,14 +64,14 @@ struct Destination {
 /// Throws InvalidUsage "OP: WHAT has shape S, needs T".
 inline void require_shape(std::string_view op, std::string_view what, const Tensor& tensor, const Shape& needed) {
   if (tensor.shape() != needed)
-    throw InvalidUsage(std::string(op) + ": " + std::string(what) + " has shape " + to_string(tensor.shape()) + ", needs " +
-                       to_string(needed));
+    throw InvalidUsage(std::string(op) + ": " + std::string(what) + " has shape " + to_string(tensor.shape()) +
+                       ", needs " + to_string(needed));
 }
 
 inline void require_dtype(std::string_view op, std::string_view what, const Tensor& tensor, DType needed) {
   if (tensor.dtype() != needed)
-    throw InvalidUsage(std::string(op) + ": " + std::string(what) + " is " + std::string(name_of(tensor.dtype())) + ", needs " +
-                       std::string(name_of(needed)));
+    throw InvalidUsage(std::string(op) + ": " + std::string(what) + " is " + std::string(name_of(tensor.dtype())) +
+                       ", needs " + std::string(name_of(needed)));
 }
 
 }  // namespace tessera::nn::ops

@@ -31,7 +31,8 @@ Tensor dropout(const Tensor& x, double probability, std::string_view module) {
   Context& context = x.context();
   if (probability == 0.0 || !context.training()) return x;
   const std::int64_t samples = x.dim(0);
-  const Mask mask{context.random(), std::string(module), probability, size(samples), samples == 0 ? 0 : size(x.count() / samples)};
+  const Mask mask{context.random(), std::string(module), probability, size(samples),
+                  samples == 0 ? 0 : size(x.count() / samples)};
   Tensor y = Tensor::empty(context, x.shape(), x.dtype());
   for_floating("dropout", x.dtype(), [&](auto zero) { apply<decltype(zero)>(mask, x, y, false); });
   if (Tape* tape = recording({x}, y))

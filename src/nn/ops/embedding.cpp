@@ -8,16 +8,17 @@ namespace {
 
 template <class T>
 void look_up(const Tensor& ids, const Tensor& weight, const Tensor& y, bool accumulate) {
-  kernels::EmbeddingForward<T> args{weight.data<T>(), ids.data<std::int32_t>(), y.data<T>(), size(ids.count()),
-                                    size(weight.dim(0)), size(weight.dim(1)), accumulate};
+  kernels::EmbeddingForward<T> args{weight.data<T>(),    ids.data<std::int32_t>(), y.data<T>(), size(ids.count()),
+                                    size(weight.dim(0)), size(weight.dim(1)),      accumulate};
   launch(y.context(), args, kernels::embedding_forward<T>);
 }
 
 template <class T>
 void backward(const Tensor& ids, const Tensor& weight, const Tensor& dy) {
   const Destination<T> dweight(weight.gradient());
-  kernels::EmbeddingBackward<T> args{ids.data<std::int32_t>(), dy.data<T>(), dweight.data, size(ids.count()),
-                                     size(weight.dim(0)), size(weight.dim(1)), dweight.accumulate};
+  kernels::EmbeddingBackward<T> args{ids.data<std::int32_t>(), dy.data<T>(),        dweight.data,
+                                     size(ids.count()),        size(weight.dim(0)), size(weight.dim(1)),
+                                     dweight.accumulate};
   launch(weight.context(), args, kernels::embedding_backward<T>);
 }
 
@@ -57,11 +58,12 @@ Tensor embedding(const Tensor& ids, const Tensor& weight) {
 
 Tensor embedding(const Tensor& ids, const Tensor& tokens, const Tensor& positions) {
   if (ids.shape().size() != 2 || positions.shape().size() != 2 || ids.dim(1) > positions.dim(0))
-    throw InvalidUsage("embedding: ids have shape " + to_string(ids.shape()) + ", needs [batch, position] with at most " +
-                       std::to_string(positions.dim(0)) + " positions");
+    throw InvalidUsage("embedding: ids have shape " + to_string(ids.shape()) +
+                       ", needs [batch, position] with at most " + std::to_string(positions.dim(0)) + " positions");
   require_dtype("embedding", "position table", positions, tokens.dtype());
   if (positions.dim(1) != tokens.dim(-1))
-    throw InvalidUsage("embedding: tables of width " + std::to_string(tokens.dim(-1)) + " and " + std::to_string(positions.dim(1)));
+    throw InvalidUsage("embedding: tables of width " + std::to_string(tokens.dim(-1)) + " and " +
+                       std::to_string(positions.dim(1)));
   Tensor y = make_output(ids, tokens);
   const Tensor order = position_ids(ids);
   for_floating("embedding", tokens.dtype(), [&](auto zero) {

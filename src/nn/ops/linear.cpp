@@ -13,15 +13,16 @@ kernels::LinearShape check(const Tensor& x, const Tensor& weight, const Tensor& 
   const std::int64_t in = weight.dim(out_in ? 1 : 0);
   const std::int64_t out = weight.dim(out_in ? 0 : 1);
   if (x.dim(-1) != in)
-    throw InvalidUsage("linear: x has shape " + to_string(x.shape()) + ", but " + weight.name() + to_string(weight.shape()) +
-                       " takes " + std::to_string(in) + " inputs");
+    throw InvalidUsage("linear: x has shape " + to_string(x.shape()) + ", but " + weight.name() +
+                       to_string(weight.shape()) + " takes " + std::to_string(in) + " inputs");
   require_dtype("linear", "weight", weight, x.dtype());
   if (bias) require_shape("linear", "bias", bias, {out});
   return {size(rows_of(x)), size(in), size(out), layout};
 }
 
 template <class T>
-void forward(const kernels::LinearShape& shape, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y) {
+void forward(const kernels::LinearShape& shape, const Tensor& x, const Tensor& weight, const Tensor& bias,
+             const Tensor& y) {
   const kernels::LinearForward<T> args{shape, x.data<T>(), weight.data<T>(), data_or_null<T>(bias), y.data<T>()};
   launch(y.context(), args, kernels::linear_forward<T>);
 }
@@ -59,7 +60,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
   Tensor y = Tensor::empty(x.context(), std::move(out_shape), x.dtype());
   for_floating("linear", x.dtype(), [&](auto zero) { forward<decltype(zero)>(shape, x, weight, bias, y); });
   if (Tape* tape = recording({x, weight, bias}, y)) {
-    Saved saved{shape, weight.requires_grad() ? x : Tensor(), weight, slot_of(x), slot_of(weight), slot_of(bias), y.gradient()};
+    Saved saved{shape,       weight.requires_grad() ? x : Tensor(), weight, slot_of(x), slot_of(weight), slot_of(bias),
+                y.gradient()};
     tape->record("linear", y, [saved = std::move(saved)] {
       for_floating("linear", saved.weight.dtype(), [&](auto zero) { backward<decltype(zero)>(saved); });
     });

@@ -68,14 +68,17 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   }
   for_floating("layer_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::LayerNormForward<T> args{size(rows_of(x)), size(x.dim(-1)), x.data<T>(), weight.data<T>(), data_or_null<T>(bias),
-                                      static_cast<T>(eps), y.data<T>(), data_or_null<T>(mean), data_or_null<T>(rstd)};
+    kernels::LayerNormForward<T> args{size(rows_of(x)), size(x.dim(-1)),       x.data<T>(),
+                                      weight.data<T>(), data_or_null<T>(bias), static_cast<T>(eps),
+                                      y.data<T>(),      data_or_null<T>(mean), data_or_null<T>(rstd)};
     launch(x.context(), args, kernels::layer_norm_forward<T>);
   });
   if (tape != nullptr)
-    tape->record("layer_norm", y, [saved = Saved{x, weight, mean, rstd, slot_of(x), slot_of(weight), slot_of(bias), y.gradient()}] {
-      for_floating("layer_norm", saved.x.dtype(), [&](auto zero) { backward_layer<decltype(zero)>(saved); });
-    });
+    tape->record("layer_norm", y,
+                 [saved = Saved{x, weight, mean, rstd, slot_of(x), slot_of(weight), slot_of(bias), y.gradient()}] {
+                   for_floating("layer_norm", saved.x.dtype(),
+                                [&](auto zero) { backward_layer<decltype(zero)>(saved); });
+                 });
   return y;
 }
 
@@ -87,14 +90,15 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   if (tape != nullptr) rstd = Tensor::empty(x.context(), {rows_of(x)}, x.dtype());
   for_floating("rms_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::RmsNormForward<T> args{size(rows_of(x)), size(x.dim(-1)), x.data<T>(), weight.data<T>(), static_cast<T>(eps),
-                                    y.data<T>(), data_or_null<T>(rstd)};
+    kernels::RmsNormForward<T> args{size(rows_of(x)),    size(x.dim(-1)), x.data<T>(),          weight.data<T>(),
+                                    static_cast<T>(eps), y.data<T>(),     data_or_null<T>(rstd)};
     launch(x.context(), args, kernels::rms_norm_forward<T>);
   });
   if (tape != nullptr)
-    tape->record("rms_norm", y, [saved = Saved{x, weight, {}, rstd, slot_of(x), slot_of(weight), nullptr, y.gradient()}] {
-      for_floating("rms_norm", saved.x.dtype(), [&](auto zero) { backward_rms<decltype(zero)>(saved); });
-    });
+    tape->record("rms_norm", y,
+                 [saved = Saved{x, weight, {}, rstd, slot_of(x), slot_of(weight), nullptr, y.gradient()}] {
+                   for_floating("rms_norm", saved.x.dtype(), [&](auto zero) { backward_rms<decltype(zero)>(saved); });
+                 });
   return y;
 }
 

@@ -27,7 +27,9 @@ void rotate(const Tensor& in, const GradientTarget& out, const RopeTable& table,
 RopeTable make_rope_table(Context& context, const RopeSettings& settings, DType dtype) {
   if (settings.dim < 2 || settings.dim % 2 != 0)
     throw InvalidUsage("rope: a head has " + std::to_string(settings.dim) + " elements, needs an even number");
-  const auto make = [&] { return Tensor::empty(context, {settings.positions, settings.dim / 2}, dtype, MemoryUse::other); };
+  const auto make = [&] {
+    return Tensor::empty(context, {settings.positions, settings.dim / 2}, dtype, MemoryUse::other);
+  };
   RopeTable table{make(), make()};
   for_floating("rope", dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -40,8 +42,9 @@ RopeTable make_rope_table(Context& context, const RopeSettings& settings, DType 
 
 Tensor rope(const Tensor& x, const RopeTable& table, std::int64_t heads) {
   if (x.shape().size() != 3 || x.dim(2) != heads * table.dim() || x.dim(1) > table.positions())
-    throw InvalidUsage("rope: x has shape " + to_string(x.shape()) + ", needs [batch, at most " + std::to_string(table.positions()) +
-                       ", " + std::to_string(heads) + " x " + std::to_string(table.dim()) + "]");
+    throw InvalidUsage("rope: x has shape " + to_string(x.shape()) + ", needs [batch, at most " +
+                       std::to_string(table.positions()) + ", " + std::to_string(heads) + " x " +
+                       std::to_string(table.dim()) + "]");
   require_dtype("rope", "x", x, table.cosine.dtype());
   Tensor y = x.detached();
   for_floating("rope", x.dtype(), [&](auto zero) { rotate<decltype(zero)>(x, {y, false}, table, false); });

@@ -1,0 +1,14 @@
+// The vector code below random.h. Not for other callers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/nn/random.h"
+
+namespace tessera::nn {
+
+/// Words of Philox blocks [first, first + count): out[4 * count].
+void philox_blocks(const RandomStream& stream, std::uint64_t first, std::uint64_t count, std::uint32_t* out);
+
+}  // namespace tessera::nn

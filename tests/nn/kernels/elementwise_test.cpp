@@ -1,0 +1,217 @@
+#include "tessera/nn/kernels/elementwise.h"
+
+#include "tessera/nn/kernels/activation.h"
+#include "tests/nn/kernels/support.h"
+
+namespace tessera::nn::kernels {
+namespace {
+using namespace test;
+
+constexpr std::size_t kCounts[] = {1, 5, 7, 13, 33, 257};
+const Activation kActivations[] = {Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu};
+
+double reference(Activation kind, double x) {
+  switch (kind) {
+    case Activation::relu: return x > 0 ? x : 0;
+    case Activation::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::gelu_erf: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::silu: return x / (1 + std::exp(-x));
+  }
+  return NAN;
+}
+
+TEST(Activation, ForwardAgainstTheLibrary) {
+  ThreadPool pool;
+  std::vector<double> x;
+  for (int i = -1200; i <= 1200; ++i) x.push_back(i * 0.01);
+  for (const double far : {-50.0, -30.0, 30.0, 50.0}) x.push_back(far);
+  const std::vector<float> xf = cast<float>(x);
+  std::vector<double> y(x.size());
+  std::vector<float> yf(x.size());
+  for (const Activation kind : kActivations) {
+    activation_forward(pool, kind, x.data(), y.data(), x.size());
+    activation_forward(pool, kind, xf.data(), yf.data(), x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      EXPECT_NEAR(y[i], reference(kind, x[i]), 4e-15 * std::max(1.0, std::abs(x[i]))) << static_cast<int>(kind) << " " << x[i];
+      const double xi = static_cast<double>(xf[i]);
+      EXPECT_NEAR(yf[i], reference(kind, xi), 3e-7 * std::max(1.0, std::abs(xi))) << static_cast<int>(kind) << " " << xi;
+    }
+  }
+}
+
+TEST(Activation, GradientsAgainstDifferences) {
+  ThreadPool pool;
+  for (const Activation kind : kActivations)
+    for (const std::size_t n : kCounts) {
+      std::vector<double> x = random_vector<double>(n, n, 2), dy = random_vector<double>(n, n + 1), y(n), dx(n, NAN);
+      const auto expected = differences(x, [&] {
+        activation_forward(pool, kind, x.data(), y.data(), n);
+        return dot(y, dy);
+      });
+      activation_backward<double>(pool, kind, {x.data(), dy.data(), dx.data(), n, false});
+      EXPECT_LT(relative_difference(dx, expected), kGradientTolerance) << static_cast<int>(kind) << " " << n;
+      std::vector<double> more = random_vector<double>(n, 5);
+      const std::vector<double> sum = plus(more, dx);
+      activation_backward<double>(pool, kind, {x.data(), dy.data(), more.data(), n, true});
+      EXPECT_LT(relative_difference(more, sum), 1e-15);
+      std::vector<float> dxf(n), xf = cast<float>(x), dyf = cast<float>(dy);
+      activation_backward<float>(pool, kind, {xf.data(), dyf.data(), dxf.data(), n, false});
+      EXPECT_LT(relative_difference(dxf, dx), 2e-6);
+    }
+}
+
+TEST(Swiglu, GradientsAgainstDifferences) {
+  ThreadPool pool;
+  for (const std::size_t n : kCounts) {
+    std::vector<double> gate = random_vector<double>(n, 1, 2), up = random_vector<double>(n, 2), dy = random_vector<double>(n, 3);
+    std::vector<double> y(n), dgate(n, NAN), dup(n, NAN);
+    const auto loss = [&] {
+      swiglu_forward(pool, gate.data(), up.data(), y.data(), n);
+      return dot(y, dy);
+    };
+    const auto expected_gate = differences(gate, loss), expected_up = differences(up, loss);
+    SwigluBackward<double> args{gate.data(), up.data(), dy.data(), dgate.data(), dup.data(), n, false, false};
+    swiglu_backward(pool, args);
+    EXPECT_LT(relative_difference(dgate, expected_gate), kGradientTolerance);
+    EXPECT_LT(relative_difference(dup, expected_up), kGradientTolerance);
+    std::vector<double> more(n, 3.0);
+    args.dup = nullptr;
+    args.dgate = more.data();
+    args.accumulate_dgate = true;
+    swiglu_backward(pool, args);
+    EXPECT_LT(relative_difference(more, plus(std::vector<double>(n, 3.0), dgate)), 1e-15);
+    // In place of the inputs.
+    std::vector<double> g = gate, u = up;
+    swiglu_backward<double>(pool, {g.data(), u.data(), dy.data(), g.data(), u.data(), n, false, false});
+    EXPECT_TRUE(same_bits(g, dgate) && same_bits(u, dup));
+  }
+}
+
+/// Runs `kernel(x, y, n)` over a range whole and cut anywhere, unaligned and with tails: do the bits stay the same?
+template <class T, class Kernel>
+bool placeless(Kernel kernel) {
+  const std::size_t n = 199;
+  const std::vector<T> x = random_vector<T>(n, 11, 2);
+  std::vector<T> whole(n);
+  kernel(x.data(), whole.data(), n);
+  for (const std::size_t cut : {1u, 2u, 3u, 8u, 15u, 64u, 100u, 198u}) {
+    std::vector<T> parts(n), shifted(n + cut);
+    kernel(x.data(), parts.data(), cut);
+    kernel(x.data() + cut, parts.data() + cut, n - cut);
+    kernel(x.data(), shifted.data() + cut, n);
+    shifted.erase(shifted.begin(), shifted.begin() + static_cast<long>(cut));
+    if (!same_bits(parts, whole) || !same_bits(shifted, whole)) return false;
+  }
+  return true;
+}
+
+template <class T>
+void expect_all_placeless() {
+  ThreadPool pool;
+  for (const Activation kind : kActivations) {
+    EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { activation_forward(pool, kind, x, y, n); })) << "forward";
+    EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { activation_backward<T>(pool, kind, {x, x, y, n, false}); })) << "backward";
+  }
+  EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { swiglu_forward(pool, x, x, y, n); })) << "swiglu";
+  EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { add(pool, x, x, y, n); })) << "add";
+  EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { scale<T>(pool, {x, T(0.3), y, n, false}); })) << "scale";
+}
+TEST(Elementwise, AnElementsBitsDoNotDependOnItsPlace) {
+  expect_all_placeless<float>();
+  expect_all_placeless<double>();
+}
+// The control: a kernel that treats the last elements of its range otherwise is seen.
+TEST(Elementwise, TheCheckOfPlacesSeesADifference) {
+  EXPECT_FALSE(placeless<float>([](const float* x, float* y, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) y[i] = i < n / 8 * 8 ? std::fma(x[i], x[i], x[i]) : x[i] * x[i] + x[i];
+  }));
+}
+
+TEST(Elementwise, SimpleOnes) {
+  for (const std::size_t threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    const std::size_t n = 40001;
+    const std::vector<float> a = random_vector<float>(n, 1), b = random_vector<float>(n, 2);
+    std::vector<float> y(n), z(n, 2.0f), w(n, 1.0f);
+    add(pool, a.data(), b.data(), y.data(), n);
+    assign(pool, a.data(), z.data(), n, true);
+    multiply<float>(pool, {a.data(), b.data(), w.data(), n, true});
+    for (std::size_t i = 0; i < n; ++i) {
+      ASSERT_EQ(y[i], a[i] + b[i]);
+      ASSERT_EQ(z[i], 2.0f + a[i]);
+      const float product = a[i] * b[i];
+      ASSERT_EQ(w[i], 1.0f + product);
+    }
+    scale<float>(pool, {a.data(), 0.5f, w.data(), n, false});
+    assign(pool, b.data(), z.data(), n, false);
+    for (std::size_t i = 0; i < n; ++i) ASSERT_TRUE(w[i] == 0.5f * a[i] && z[i] == b[i]);
+    fill(pool, 7.0f, w.data(), n);
+    EXPECT_EQ(w, std::vector<float>(n, 7.0f));
+  }
+}
+
+TEST(Elementwise, RowsAndColumns) {
+  ThreadPool pool(2);
+  for (const std::size_t columns : {5u, 7u, 33u, 130u}) {
+    const std::size_t rows = 131;
+    const auto x = random_vector<double>(rows * columns, 1), bias = random_vector<double>(columns, 2);
+    std::vector<double> y = x, sums(columns, 9.0), more(columns, 9.0), spread(rows * columns);
+    add_bias(pool, bias.data(), y.data(), rows, columns);
+    broadcast_rows(pool, bias.data(), spread.data(), rows, columns);
+    column_sums<double>(pool, {x.data(), sums.data(), rows, columns, false});
+    column_sums<double>(pool, {x.data(), more.data(), rows, columns, true});
+    for (std::size_t c = 0; c < columns; ++c) {
+      double sum = 0;
+      for (std::size_t r = 0; r < rows; ++r) {
+        EXPECT_EQ(y[r * columns + c], x[r * columns + c] + bias[c]);
+        EXPECT_EQ(spread[r * columns + c], bias[c]);
+        sum += x[r * columns + c];
+      }
+      EXPECT_NEAR(sums[c], sum, 1e-12);
+      EXPECT_NEAR(more[c], sum + 9, 1e-12);
+    }
+  }
+}
+
+TEST(Elementwise, SumsAreExactEnoughAndIndependentOfThreads) {
+  const std::size_t n = 100003;
+  const std::vector<float> x = random_vector<float>(n, 4);
+  long double exact = 0, squares = 0;
+  for (const float v : x) {
+    exact += v;
+    squares += static_cast<long double>(v) * v;
+  }
+  ThreadPool one(1);
+  const double s = sum(one, x.data(), n), q = sum_of_squares(one, x.data(), n);
+  EXPECT_NEAR(s, static_cast<double>(exact), 1e-9);
+  EXPECT_NEAR(q, static_cast<double>(squares), 1e-8);
+  for (const std::size_t threads : {2, 3}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(sum(pool, x.data(), n), s);
+    EXPECT_EQ(sum_of_squares(pool, x.data(), n), q);
+  }
+  std::vector<double> xd = cast<double>(x);
+  EXPECT_EQ(sum_of_squares(one, xd.data(), n), q);
+}
+
+TEST(Convert, SixteenBits) {
+  ThreadPool pool(2);
+  const std::size_t n = 20011;
+  const std::vector<float> x = random_vector<float>(n, 1, 100);
+  std::vector<base::f16> half(n);
+  std::vector<base::bf16> brain(n);
+  std::vector<float> from_half(n), from_brain(n);
+  convert(pool, x.data(), half.data(), n);
+  convert(pool, x.data(), brain.data(), n);
+  convert(pool, half.data(), from_half.data(), n);
+  convert(pool, brain.data(), from_brain.data(), n);
+  for (std::size_t i = 0; i < n; ++i) {
+    ASSERT_EQ(half[i].bits, base::f16(x[i]).bits);
+    ASSERT_EQ(brain[i].bits, base::bf16(x[i]).bits);
+    ASSERT_EQ(from_half[i], static_cast<float>(half[i]));
+    ASSERT_EQ(from_brain[i], static_cast<float>(brain[i]));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::nn::kernels

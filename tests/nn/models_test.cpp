@@ -1,0 +1,182 @@
+// Models: sizes, names, and training alone on a tape.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/optimizer.h"
+#include "tessera/nn/random.h"
+
+namespace tessera::nn {
+namespace {
+
+TEST(Models, PresetsHaveTheStatedSizes) {
+  const std::map<std::string, std::int64_t> sizes{{"gpt-nano", 120576},   {"gpt-mini", 10844160},
+                                                  {"gpt2", 124439808},    {"gpt2-xl", 1557611200},
+                                                  {"llama-nano", 123712}, {"llama-7b", 6738415616}};
+  EXPECT_EQ(preset_names().size(), sizes.size());
+  Context context;
+  for (const std::string& name : preset_names()) {
+    EXPECT_EQ(parameter_count(preset(name)), sizes.at(name)) << name;
+    const auto model = make_model(context, preset(name));  // handles only: even llama-7b takes no memory
+    std::int64_t count = 0;
+    for (const auto& parameter : model->parameters()) count += parameter->count();
+    EXPECT_EQ(count, sizes.at(name)) << name;
+  }
+  EXPECT_EQ(context.ledger().snapshot().total_peak, 0U);
+}
+
+std::vector<std::string> names_and_shapes(const CausalModel& model) {
+  std::vector<std::string> out;
+  for (const auto& parameter : model.parameters())
+    out.push_back(parameter->name() + " " + to_string(parameter->shape()));
+  return out;
+}
+
+TEST(Models, NamesAndShapesAreThoseOfHuggingFace) {
+  Context context;
+  ModelConfig gpt = preset("gpt-nano");
+  gpt.layers = 1;
+  EXPECT_EQ(names_and_shapes(*make_model(context, gpt)),
+            (std::vector<std::string>{
+                "wte.weight [256, 64]", "wpe.weight [64, 64]", "h.0.ln_1.weight [64]", "h.0.ln_1.bias [64]",
+                "h.0.attn.c_attn.weight [64, 192]", "h.0.attn.c_attn.bias [192]", "h.0.attn.c_proj.weight [64, 64]",
+                "h.0.attn.c_proj.bias [64]", "h.0.ln_2.weight [64]", "h.0.ln_2.bias [64]",
+                "h.0.mlp.c_fc.weight [64, 256]", "h.0.mlp.c_fc.bias [256]", "h.0.mlp.c_proj.weight [256, 64]",
+                "h.0.mlp.c_proj.bias [64]", "ln_f.weight [64]", "ln_f.bias [64]"}));
+  gpt.tied = false;
+  EXPECT_EQ(names_and_shapes(*make_model(context, gpt)).back(), "lm_head.weight [256, 64]");
+  ModelConfig llama = preset("llama-nano");
+  llama.layers = 1;
+  EXPECT_EQ(names_and_shapes(*make_model(context, llama)),
+            (std::vector<std::string>{
+                "model.embed_tokens.weight [256, 64]", "model.layers.0.self_attn.q_proj.weight [64, 64]",
+                "model.layers.0.self_attn.k_proj.weight [32, 64]", "model.layers.0.self_attn.v_proj.weight [32, 64]",
+                "model.layers.0.self_attn.o_proj.weight [64, 64]", "model.layers.0.mlp.gate_proj.weight [172, 64]",
+                "model.layers.0.mlp.up_proj.weight [172, 64]", "model.layers.0.mlp.down_proj.weight [64, 172]",
+                "model.layers.0.input_layernorm.weight [64]", "model.layers.0.post_attention_layernorm.weight [64]",
+                "model.norm.weight [64]", "lm_head.weight [256, 64]"}));
+}
+
+TEST(Models, BlocksAreMarkedAndPathsFound) {
+  Context context;
+  const auto model = make_model(context, preset("gpt-nano"));
+  int blocks = 0;
+  for (const Module* module : model->modules()) blocks += module->is_block() ? 1 : 0;
+  EXPECT_EQ(blocks, 2);
+  EXPECT_EQ(model->find("h.1.attn").path(), "h.1.attn");
+  EXPECT_EQ(model->find("lm_head").own_parameters().front()->name(), "wte.weight");  // tied
+  EXPECT_THROW(model->find("h.2"), InvalidUsage);
+}
+
+struct Batch {
+  Tensor tokens, targets;
+};
+
+/// Sequences that count modulo 17 from different starts: easily learnt.
+Batch counting(Context& context, std::int64_t batch, std::int64_t positions) {
+  Batch out{Tensor::empty(context, {batch, positions}, DType::i32),
+            Tensor::empty(context, {batch, positions}, DType::i32)};
+  for (std::int64_t b = 0; b < batch; ++b)
+    for (std::int64_t t = 0; t < positions; ++t) {
+      out.tokens.data<std::int32_t>()[b * positions + t] = static_cast<std::int32_t>((5 * b + t) % 17);
+      out.targets.data<std::int32_t>()[b * positions + t] = static_cast<std::int32_t>((5 * b + t + 1) % 17);
+    }
+  return out;
+}
+
+std::vector<double> train(const ModelConfig& config, const ContextOptions& options, int steps) {
+  Context context(options);
+  const auto model = make_model(context, config);
+  model->materialize(0);
+  Optimizer optimizer(*model, {});
+  const Batch batch = counting(context, 3, 21);
+  std::vector<double> losses;
+  for (int step = 1; step <= steps; ++step) {
+    context.random().step = static_cast<std::uint64_t>(step);
+    Tape tape;
+    const TapeScope scope(context, &tape);
+    const Tensor loss = model->loss(batch.tokens, batch.targets);
+    tape.backward(loss);
+    optimizer.step(3e-3);
+    losses.push_back(loss.item());
+  }
+  return losses;
+}
+
+TEST(Models, GptAndLlamaLearn) {
+  for (const char* name : {"gpt-nano", "llama-nano"}) {
+    const std::vector<double> losses = train(preset(name), {}, 30);
+    EXPECT_NEAR(losses.front(), std::log(256.0), 0.1) << name;  // begins as a guess among 256
+    EXPECT_LT(losses.back(), 0.5) << name;
+  }
+}
+
+TEST(Models, ThreadsAndLazyStreamsChangeNoBit) {
+  ModelConfig dropping = preset("gpt-nano");
+  dropping.embedding_dropout = dropping.residual_dropout = 0.1;
+  for (const ModelConfig& config : {preset("gpt-nano"), preset("llama-nano"), dropping}) {
+    const std::vector<double> expected = train(config, {}, 4);
+    EXPECT_EQ(train(config, {.threads = 2}, 4), expected) << config.name;
+    EXPECT_EQ(train(config, {.make_stream = make_lazy_stream}, 4), expected) << config.name;
+  }
+  EXPECT_NE(train(dropping, {}, 4), train(preset("gpt-nano"), {}, 4));
+}
+
+TEST(Models, DropoutIsOffInEvaluation) {
+  ModelConfig config = preset("gpt-nano");
+  config.residual_dropout = 0.5;
+  Context context;
+  const auto model = make_model(context, config);
+  model->materialize(0);
+  const Batch batch = counting(context, 2, 9);
+  const auto loss = [&](std::uint64_t step) {
+    context.random().step = step;
+    return model->loss(batch.tokens, batch.targets).item();
+  };
+  EXPECT_NE(loss(1), loss(2));
+  context.set_training(false);
+  EXPECT_EQ(loss(1), loss(2));
+}
+
+TEST(Models, AllMemoryIsGivenBackAfterAStep) {
+  Context context;
+  const auto model = make_model(context, preset("gpt-nano"));
+  model->materialize(0);
+  const std::uint64_t before = context.ledger().snapshot().total_now;
+  {
+    const Batch batch = counting(context, 2, 9);
+    Tape tape;
+    const TapeScope scope(context, &tape);
+    tape.backward(model->loss(batch.tokens, batch.targets));
+  }
+  for (const auto& parameter : model->parameters()) {
+    EXPECT_TRUE(parameter->gradient().written()) << parameter->name();
+    parameter->gradient().clear();
+  }
+  EXPECT_EQ(context.ledger().snapshot().total_now, before);
+}
+
+TEST(Models, HooksSurroundForwardAndBackward) {
+  Context context;
+  const auto model = make_model(context, preset("gpt-nano"));
+  model->materialize(0);
+  std::string story;
+  for (Module* module : model->modules()) {
+    if (!module->is_block() && !module->path().empty()) continue;
+    const std::string name = module->path().empty() ? "root" : module->path();
+    module->set_hooks({.begin_forward = [&story, name](Phase) { story += " +" + name; },
+                       .end_forward = [&story, name](Phase) { story += " -" + name; },
+                       .begin_backward = [&story, name] { story += " <" + name; },
+                       .end_backward = [&story, name] { story += " >" + name; }});
+  }
+  const Batch batch = counting(context, 1, 4);
+  Tape tape;
+  const TapeScope scope(context, &tape);
+  tape.backward(model->loss(batch.tokens, batch.targets));
+  EXPECT_EQ(story, " +root +h.0 -h.0 +h.1 -h.1 -root <root <h.1 >h.1 <h.0 >h.0 >root");
+}
+
+}  // namespace
+}  // namespace tessera::nn

@@ -1,0 +1,154 @@
+// Optimizers against a reference in double, options, and schedules.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tessera/nn/optimizer.h"
+#include "tessera/nn/random.h"
+#include "tessera/nn/schedule.h"
+
+namespace tessera::nn {
+namespace {
+
+using Kind = OptimizerConfig::Kind;
+
+/// One element, as PyTorch's documentation defines it.
+struct Reference {
+  OptimizerConfig config;
+  double value = 0, first = 0, second = 0, largest = 0;
+  int steps = 0;
+  void step(double gradient, double rate, bool decay) {
+    ++steps;
+    const double lambda = decay ? config.weight_decay : 0.0;
+    double g = config.maximize ? -gradient : gradient;
+    if (config.kind == Kind::adamw) {
+      value -= rate * lambda * value;
+    } else {
+      g += lambda * value;
+    }
+    if (config.kind == Kind::sgd) {
+      if (config.momentum != 0) {
+        first = steps == 1 ? g : config.momentum * first + g;
+        g = config.nesterov ? g + config.momentum * first : first;
+      }
+      value -= rate * g;
+      return;
+    }
+    first = config.beta1 * first + (1 - config.beta1) * g;
+    second = config.beta2 * second + (1 - config.beta2) * g * g;
+    largest = std::max(largest, second);
+    const double v = config.amsgrad ? largest : second;
+    const double correction = std::sqrt(v / (1 - std::pow(config.beta2, steps)));
+    value -= rate * (first / (1 - std::pow(config.beta1, steps))) / (correction + config.eps);
+  }
+};
+
+std::vector<OptimizerConfig> configs() {
+  std::vector<OptimizerConfig> all;
+  for (const Kind kind : {Kind::adamw, Kind::adam})
+    for (const bool amsgrad : {false, true})
+      all.push_back({.kind = kind, .weight_decay = 0.1, .amsgrad = amsgrad, .maximize = amsgrad});
+  all.push_back({.kind = Kind::sgd, .weight_decay = 0.1});
+  all.push_back({.kind = Kind::sgd, .weight_decay = 0.1, .momentum = 0.9});
+  all.push_back({.kind = Kind::sgd, .weight_decay = 0.1, .momentum = 0.9, .nesterov = true, .maximize = true});
+  return all;
+}
+
+class Updates : public testing::TestWithParam<OptimizerConfig> {};
+INSTANTIATE_TEST_SUITE_P(All, Updates, testing::ValuesIn(configs()));
+
+constexpr std::size_t kCount = 37;
+
+std::vector<float> run(Context& context, const OptimizerConfig& config, const std::vector<std::size_t>& cuts,
+                       bool decay) {
+  std::vector<float> values(kCount), gradients(kCount);
+  std::array<std::vector<float>, kMaxStateSlots> state;
+  for (auto& slot : state) slot.assign(kCount, 0.0F);
+  fill_normal({"values", 1, 0, kCount}, 0.0F, 1.0F, values.data());
+  for (std::uint64_t step = 1; step <= 6; ++step) {
+    fill_normal({"gradients", step, 0, kCount}, 0.0F, 1.0F, gradients.data());
+    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+      OptimizerRange range{values.data() + cuts[i],
+                           gradients.data() + cuts[i],
+                           {},
+                           static_cast<std::int64_t>(cuts[i + 1] - cuts[i]),
+                           decay};
+      for (int slot = 0; slot < state_slots(config); ++slot)
+        range.state[static_cast<std::size_t>(slot)] = state[static_cast<std::size_t>(slot)].data() + cuts[i];
+      update(context, config, {.number = step, .learning_rate = 0.01}, range);
+    }
+    context.stream().synchronize();
+  }
+  return values;
+}
+
+TEST_P(Updates, AgreeWithTheReferenceInDouble) {
+  Context context;
+  for (const bool decay : {true, false}) {
+    const std::vector<float> values = run(context, GetParam(), {0, kCount}, decay);
+    std::vector<float> start(kCount), gradients(kCount);
+    fill_normal({"values", 1, 0, kCount}, 0.0F, 1.0F, start.data());
+    double without_decay = 0;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      Reference reference{GetParam(), start[i]}, other{GetParam(), start[i]};
+      for (std::uint64_t step = 1; step <= 6; ++step) {
+        fill_normal({"gradients", step, 0, kCount}, 0.0F, 1.0F, gradients.data());
+        reference.step(gradients[i], 0.01, decay);
+        other.step(gradients[i], 0.01, !decay);
+      }
+      EXPECT_NEAR(values[i], reference.value, 2e-6);
+      without_decay = std::max(without_decay, std::abs(values[i] - other.value));
+    }
+    EXPECT_GT(without_decay, 2e-5);  // decay is seen
+  }
+}
+
+TEST_P(Updates, ARangeMayBeCutAnywhereAndRunLate) {
+  Context context, late({.threads = 2, .make_stream = make_lazy_stream});
+  const std::vector<float> whole = run(context, GetParam(), {0, kCount}, true);
+  EXPECT_EQ(run(context, GetParam(), {0, 1, 8, 21, kCount}, true), whole);
+  EXPECT_EQ(run(late, GetParam(), {0, kCount}, true), whole);
+}
+
+TEST(Optimizers, TheGradientScaleIsReadWhenTheStreamGetsThere) {
+  Context context({.make_stream = make_lazy_stream});
+  float value = 1.0F, gradient = 2.0F;
+  double factor = 1.0;
+  update(context, {.kind = Kind::sgd, .weight_decay = 0},
+         {.number = 1, .learning_rate = 0.5, .gradient_scale = &factor}, {&value, &gradient, {}, 1, true});
+  factor = 0.25;
+  context.stream().synchronize();
+  EXPECT_EQ(value, 0.75F);
+}
+
+TEST(Optimizers, OptionsThatMakeNoSenseAreRefused) {
+  EXPECT_NO_THROW(validate(OptimizerConfig{}));
+  const std::vector<OptimizerConfig> wrong{{.beta1 = 1.0},
+                                           {.beta2 = -0.1},
+                                           {.eps = -1},
+                                           {.weight_decay = -1},
+                                           {.momentum = 0.9},
+                                           {.nesterov = true},
+                                           {.kind = Kind::sgd, .nesterov = true},
+                                           {.kind = Kind::sgd, .amsgrad = true},
+                                           {.beta1 = std::nan("")}};
+  for (const OptimizerConfig& config : wrong) EXPECT_THROW(validate(config), InvalidUsage);
+  EXPECT_THROW(parse_optimizer("lion"), InvalidUsage);
+}
+
+TEST(Schedules, FollowTheFormula) {
+  const Schedule constant{.peak = 0.5, .warmup = 4};
+  EXPECT_DOUBLE_EQ(learning_rate(constant, 1), 0.125);
+  EXPECT_DOUBLE_EQ(learning_rate(constant, 4), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate(constant, 100), 0.5);
+  const Schedule cosine{.kind = Schedule::Kind::cosine, .peak = 1.0, .floor = 0.1, .warmup = 2, .steps = 12};
+  EXPECT_DOUBLE_EQ(learning_rate(cosine, 2), 1.0);
+  EXPECT_NEAR(learning_rate(cosine, 7), 0.55, 1e-12);
+  EXPECT_NEAR(learning_rate(cosine, 12), 0.1, 1e-12);
+  EXPECT_NEAR(learning_rate(cosine, 20), 0.1, 1e-12);
+  EXPECT_THROW(parse_schedule("linear"), InvalidUsage);
+  EXPECT_THROW(validate(Schedule{.peak = -1.0}), InvalidUsage);
+}
+
+}  // namespace
+}  // namespace tessera::nn

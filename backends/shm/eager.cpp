@@ -17,6 +17,7 @@ void Group::run_eager(Op& op) {
   const Call& call = op.call;
   if (call.kind == OpKind::barrier) return;
   const std::size_t size = size_of(call.in.dtype);
+  for (int k = 0; k < size_; ++k) count_sent(op, k, op.gives(k).count * size);
   const auto payload = [&](int k) {
     return k == rank_ ? static_cast<const std::byte*>(call.in.data) : static_cast<const std::byte*>(port(k).slot(op.sequence).payload);
   };
@@ -26,7 +27,6 @@ void Group::run_eager(Op& op) {
     if (whole.count == 0) return;
     for (int k = 0; k < size_; ++k) {
       sources_[static_cast<std::size_t>(k)] = payload(k) + whole.offset * size;
-      credit(op, k, whole.count * size);
     }
     combine(op, sources_, out + op.lands_at(rank_) * size, whole.count);
     return;
@@ -35,7 +35,6 @@ void Group::run_eager(Op& op) {
     const Slice whole = op.reads(k);
     if (whole.count == 0) continue;
     copy_bytes(out + op.lands_at(k) * size, payload(k) + whole.offset * size, whole.count * size, false);
-    credit(op, k, whole.count * size);
   }
 }
 

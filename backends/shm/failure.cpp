@@ -107,11 +107,15 @@ bool Group::look_for_trouble() noexcept {
     for (Channel& channel : *side)
       if (!failed_.load() && !channel.queue.empty()) check_peers(*channel.queue.head);
   }
-  for (Op* op = collectives_.head; op != nullptr && !failed_.load(); op = op->next)
-    if (now >= op->deadline) time_out(*collectives_.head), op = collectives_.head;
+  const auto too_late = [&](const OpQueue& queue) {  // the one at the head is what holds the others up
+    for (const Op* op = queue.head; op != nullptr; op = op->next)
+      if (now >= op->deadline) return true;
+    return false;
+  };
+  if (!failed_.load() && too_late(collectives_)) time_out(*collectives_.head);
   for (std::vector<Channel>* side : {&sends_, &receives_})
     for (Channel& channel : *side)
-      if (!failed_.load() && !channel.queue.empty() && now >= channel.queue.head->deadline) time_out(*channel.queue.head);
+      if (!failed_.load() && too_late(channel.queue)) time_out(*channel.queue.head);
   return failed_.load();
 }
 

@@ -14,6 +14,7 @@ std::shared_ptr<Group> Group::make(std::shared_ptr<Host> host, int rank, int mem
 Group::Group(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger)
     : host_(std::move(host)), rank_(rank), size_(members), ledger_(std::move(ledger)) {
   head_ = host_->arena().allocate(Port::head_bytes(members), MemoryUse::communication, ledger_, true);
+  sent_ = std::vector<Credit>(static_cast<std::size_t>(members));
   slots_ = host_->arena().allocate(sizeof(PortSlots), MemoryUse::communication, ledger_, true);
 }
 
@@ -219,18 +220,30 @@ void Group::notify() noexcept {
     if (k != rank_) ring(board(k).bell);
 }
 
+namespace {
+
+void add(Credit& credit, OpKind kind, std::size_t bytes) noexcept {
+  auto& counter = credit.bytes[static_cast<std::size_t>(kind)];
+  counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);  // one writer
+}
+
+}  // namespace
+
 void Group::credit(const Op& op, int source, std::size_t bytes) noexcept {
-  if (op.internal || source == rank_) return;
-  auto& counter = own().credit(source).bytes[static_cast<std::size_t>(op.call.kind == OpKind::recv ? OpKind::send : op.call.kind)];
-  counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);  // only we write it
+  if (!op.internal && source != rank_) add(own().credit(source), op.call.kind, bytes);
+}
+
+void Group::count_sent(const Op& op, int reader, std::size_t bytes) noexcept {
+  if (!op.internal && reader != rank_) add(sent_[static_cast<std::size_t>(reader)], op.call.kind, bytes);
 }
 
 void Group::read_meter(MeterSnapshot& snapshot) const {
   for (int k = 0; k < size_; ++k) {
     if (k == rank_) continue;
-    const Credit& credit = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us
+    const Credit& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us
+    const Credit& sent = sent_[static_cast<std::size_t>(k)];
     for (std::size_t i = 0; i < kOpKinds; ++i) {
-      const std::uint64_t bytes = credit.bytes[i].load(std::memory_order_relaxed);
+      const std::uint64_t bytes = read.bytes[i].load(std::memory_order_relaxed) + sent.bytes[i].load(std::memory_order_relaxed);
       snapshot.by_kind[i].bytes_sent += bytes;
       snapshot.bytes_to_peer[static_cast<std::size_t>(k)] += bytes;
     }

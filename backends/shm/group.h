@@ -74,7 +74,10 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   Port& own() { return port(rank_); }
   const std::byte* window_of(int member) const { return host_->window(world_rank(member)); }
   BoardEntry& board(int member) const { return host_->board(world_rank(member)); }
+  /// Counts bytes that were read from a peer's memory: in our port, where the peer finds them.
   void credit(const Op& op, int source, std::size_t bytes) noexcept;
+  /// Counts bytes that went out with a payload or a tile, where we may be done before the peer has read them.
+  void count_sent(const Op& op, int reader, std::size_t bytes) noexcept;
 
   // collective.cpp
   bool advance_collective(Op& op);
@@ -100,7 +103,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   // peer_to_peer.cpp
   bool advance_send(int peer);
   bool advance_receive(int peer);
-  bool advance_messages() noexcept;
+  bool advance_messages();
 
   // failure.cpp
   void fail(FailureKind kind, std::string_view text) noexcept;
@@ -121,6 +124,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   Buffer tiles_;  ///< of collectives; made at the first operation that needs them
   std::vector<Member> members_;
   std::vector<Port> ports_;
+  std::vector<Credit> sent_;  ///< by reader; written under the engine's lock
 
   std::mutex submit_mutex_;
   OpQueue submitted_;

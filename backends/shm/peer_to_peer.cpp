@@ -15,7 +15,7 @@ std::uint64_t rounds_of_bytes(std::size_t bytes) { return (bytes + kMessageTile 
 
 }  // namespace
 
-bool Group::advance_messages() noexcept {
+bool Group::advance_messages() {
   bool moved = false;
   for (int k = 0; k < size_ && !failed_.load(); ++k) {
     if (k == rank_) continue;
@@ -33,7 +33,7 @@ bool Group::advance_send(int peer) {
   SendLine& line = own().sends(peer);
   const std::uint64_t received = port(peer).received(rank_).load();
   if (!channel.running) {
-    if (rounds_of(received, channel.messages) != kAllRounds) return false;  // the message before is still being read
+    if (channel.messages > 0 && rounds_of(received, channel.messages) != kAllRounds) return false;  // the message before is still being read
     ++channel.messages;
     channel.rounds = 0;
     channel.running = true;
@@ -62,6 +62,7 @@ bool Group::advance_send(int peer) {
   // What went through tiles is ours again once it is in them; a window once the peer has read it.
   if (!op.stages_in && taken != kAllRounds) return false;
   if (!op.stages_in && peer_failed()) return true;
+  count_sent(op, peer, in.bytes());
   channel.running = false;
   channel.queue.pop();
   --messages_waiting_;
@@ -95,7 +96,6 @@ bool Group::advance_receive(int peer) {
     const std::byte* from = line.in_offset == kStaged ? window + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
                                                       : window + line.in_offset + begin;
     copy_bytes(static_cast<std::byte*>(out.data) + begin, from, bytes, false);
-    credit(op, peer, bytes);
     ++channel.rounds;
   }
   const bool all = channel.rounds == rounds;

@@ -100,16 +100,22 @@ void Connection::send_refusal(std::string_view text, Deadline deadline) noexcept
   }
 }
 
-std::string Connection::receive_frame(Deadline deadline) {
-  std::array<char, 5> head = {};
-  receive_all(head.data(), head.size(), deadline);
+std::string Connection::receive_payload(Deadline deadline) {
   std::uint32_t length = 0;
-  std::memcpy(&length, head.data() + 1, sizeof(length));
+  receive_all(&length, sizeof(length), deadline);
   if (length > kLongestFrame) throw SystemError("init: a frame of " + std::to_string(length) + " bytes is none of ours");
   std::string payload(length, '\0');
   receive_all(payload.data(), payload.size(), deadline);
-  if (head[0] == kRefusal) throw Timeout(payload);
   return payload;
+}
+
+void Connection::throw_refusal(Deadline deadline) { throw Timeout(receive_payload(deadline)); }
+
+std::string Connection::receive_frame(Deadline deadline) {
+  char type = 0;
+  receive_all(&type, 1, deadline);
+  if (type == kRefusal) throw_refusal(deadline);
+  return receive_payload(deadline);
 }
 
 void Connection::send_descriptor(int fd, Deadline deadline) {
@@ -148,6 +154,7 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
     if (n == 0 || !again()) lost();
     wait_ready(fd_.get(), POLLIN, deadline);
   }
+  if (byte == kRefusal) throw_refusal(deadline);
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
     throw SystemError("init: no descriptor came; is the limit of open files (ulimit -n) reached?");

@@ -33,6 +33,8 @@ class Connection {
  private:
   void send_typed(char type, std::string_view payload, Deadline deadline);
   void send_all(const void* data, std::size_t bytes, Deadline deadline);
+  std::string receive_payload(Deadline deadline);
+  [[noreturn]] void throw_refusal(Deadline deadline);
   void receive_all(void* data, std::size_t bytes, Deadline deadline);
   UniqueFd fd_;
 };

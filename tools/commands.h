@@ -15,6 +15,7 @@ struct Commands {
   std::function<int()> chosen;         ///< set by the callback of the subcommand that was named; returns the exit code
 };
 
+void add_bench(Commands& commands);
 void add_compare(Commands& commands);
 void add_info(Commands& commands);
 void add_report(Commands& commands);

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/base/ledger.h"
 #include "tessera/comm/communicator.h"
-#include "tools/train_options.h"
 
 namespace tessera::tools {
 

@@ -31,4 +31,16 @@ std::vector<std::string> unknown_variables(std::span<const EnvVariable> known) {
   return unknown;
 }
 
+std::vector<std::string> environment_with(std::span<const std::pair<std::string, std::string>> changes) {
+  std::vector<std::string> result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view line(*entry);
+    const std::string_view name = line.substr(0, line.find('='));
+    const bool changed = std::any_of(changes.begin(), changes.end(), [&](const auto& change) { return change.first == name; });
+    if (!changed) result.emplace_back(line);
+  }
+  for (const auto& [name, value] : changes) result.push_back(name + "=" + value);
+  return result;
+}
+
 }  // namespace tessera::base

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/export.h"
@@ -31,5 +32,8 @@ TESSERA_API std::optional<std::string> read_foreign_env(const std::string& name)
 
 /// Names that begin with TESSERA_ and are set but not among `known`: a misspelling is worth a warning.
 TESSERA_API std::vector<std::string> unknown_variables(std::span<const EnvVariable> known);
+
+/// The whole environment as NAME=value, with `changes` set (also where they were there before): what a child process is given.
+TESSERA_API std::vector<std::string> environment_with(std::span<const std::pair<std::string, std::string>> changes);
 
 }  // namespace tessera::base

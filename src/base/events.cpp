@@ -53,15 +53,15 @@ void Recorder::mark(EventKind kind, std::string_view unit, std::uint64_t bytes, 
 }
 
 std::vector<EventRecord> Recorder::take() {
+  const std::deque<Pending> taken = std::exchange(pending_, {});  // forgotten also where a stream's work threw
   std::vector<EventRecord> records;
-  records.reserve(pending_.size());
-  for (Pending& pending : pending_) {
+  records.reserve(taken.size());
+  for (const Pending& pending : taken) {
     if (!pending.ended) continue;
-    pending.record.start_ns = pending.start.time_ns();
-    pending.record.end_ns = pending.finish.time_ns();
-    records.push_back(std::move(pending.record));
+    EventRecord& record = records.emplace_back(pending.record);
+    record.start_ns = pending.start.time_ns();
+    record.end_ns = pending.finish.time_ns();
   }
-  pending_.clear();
   return records;
 }
 
@@ -94,7 +94,8 @@ void write_chrome_trace(std::ostream& out, std::span<const EventRecord> events) 
     }
     trace.push_back(std::move(entry));
   }
-  out << json{{"traceEvents", std::move(trace)}, {"displayTimeUnit", "ms"}}.dump() << "\n";
+  const json document = {{"traceEvents", std::move(trace)}, {"displayTimeUnit", "ms"}};
+  out << document.dump(-1, ' ', false, json::error_handler_t::replace) << "\n";  // a name may hold any bytes
 }
 
 }  // namespace tessera::base

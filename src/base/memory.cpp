@@ -71,12 +71,13 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Buffer pooled(std::size_t bytes, MemoryUse use) {
-    const Block block = take(round_up(bytes, kPage));
+    const std::size_t needed = round_up(bytes, kPage);
+    const Block block = take(needed);
     ledger_->add(use, bytes);
-    return {block.data, bytes, [self = shared_from_this(), use, held = block.bytes](void* p, std::size_t n) {
+    return {block.data, bytes, [self = shared_from_this(), use, needed, held = block.bytes](void* p, std::size_t n) {
               if (self->options_.poison) std::memset(p, 0xFF, n);
               self->ledger_->remove(use, n);
-              self->give(Block{p, held});
+              self->give(Block{p, held}, needed);
             }};
   }
 
@@ -96,6 +97,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   };
   using Idle = std::multimap<std::size_t, std::list<Block>::iterator>;
 
+  /// `bytes` and `needed` are whole pages; the block may be larger.
   Block take(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto found = by_size_.lower_bound(bytes);
@@ -104,6 +106,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
       idle_.erase(found->second);
       by_size_.erase(found);
       idle_bytes_ -= block.bytes;
+      spare_bytes_ += block.bytes - bytes;
       account(static_cast<std::int64_t>(block.bytes));
       return block;
     }
@@ -114,21 +117,23 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     return block;
   }
 
-  void give(Block block) {
+  void give(Block block, std::size_t needed) {
     const std::lock_guard lock(mutex_);
     idle_.push_back(block);
     by_size_.emplace(block.bytes, std::prev(idle_.end()));
     idle_bytes_ += block.bytes;
+    spare_bytes_ -= block.bytes - needed;
     account(-static_cast<std::int64_t>(block.bytes));
   }
 
-  /// Moves bytes between idle and live. The ledger's slack follows the idle bytes (page rounding is not worth counting).
+  /// Moves bytes between idle and live. The ledger's slack follows what is held beyond what was asked for: idle blocks, and
+  /// the unused ends of live ones (the rounding to pages is not worth counting).
   void account(std::int64_t live_change) {
     live_ = static_cast<std::size_t>(static_cast<std::int64_t>(live_) + live_change);
     if (live_ > live_peak_) live_peak_ = live_;
-    const auto idle = static_cast<std::int64_t>(idle_bytes_);
-    ledger_->hold(idle - told_);
-    told_ = idle;
+    const auto slack = static_cast<std::int64_t>(idle_bytes_ + spare_bytes_);
+    ledger_->hold(slack - told_);
+    told_ = slack;
   }
 
   std::size_t allowance(std::size_t live) const {
@@ -163,6 +168,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   std::list<Block> idle_;  // oldest first
   Idle by_size_;
   std::size_t idle_bytes_ = 0;
+  std::size_t spare_bytes_ = 0;
   std::size_t live_ = 0;
   std::size_t live_peak_ = 0;
   std::int64_t told_ = 0;

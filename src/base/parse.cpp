@@ -69,7 +69,8 @@ std::string format_duration(std::chrono::milliseconds duration) {
   const std::int64_t ms = duration.count();
   if (ms % 1000 != 0 || ms == 0) return std::to_string(ms) + "ms";
   if (ms % 60'000 != 0) return std::to_string(ms / 1000) + "s";
-  return std::to_string(ms / 60'000) + "m";
+  if (ms % 3'600'000 != 0) return std::to_string(ms / 60'000) + "m";
+  return std::to_string(ms / 3'600'000) + "h";
 }
 
 std::string format_size(std::uint64_t bytes) {

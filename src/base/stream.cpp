@@ -70,6 +70,7 @@ class LazyEvent final : public Event::State {
     wait();
     return time_;
   }
+  const LazyQueue* queue() const { return queue_.get(); }
 
  private:
   const std::shared_ptr<LazyQueue> queue_;
@@ -89,6 +90,9 @@ class LazyStream final : public Stream {
     return Event(event);
   }
   void wait(const Event& event) override {
+    // A point of its own order is passed anyway, and a queue that owned its own event would never be freed.
+    const auto* own = dynamic_cast<const LazyEvent*>(event.state().get());
+    if (own != nullptr && own->queue() == queue_.get()) return;
     enqueue([event] { event.wait(); });
   }
 

@@ -1,0 +1,213 @@
+#include "backends/shm/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // since Linux 5.14; an older kernel refuses it
+#endif
+
+namespace tessera::shm {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSmallestArena = std::size_t{1} << 30;
+constexpr std::size_t kIdleBytes = 8 * 1024 * 1024;  // free pages kept, beyond a part of the highest live total, as in MemoryPool
+constexpr std::size_t kIdlePart = 50;
+
+std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+/// Addresses cost nothing: twice the machine's memory leaves room for holes.
+std::size_t wanted_capacity() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  std::size_t bytes = kSmallestArena;
+  while (pages > 0 && bytes < 2 * static_cast<std::size_t>(pages) * kPage) bytes *= 2;
+  return bytes;
+}
+
+}  // namespace
+
+Mapping::~Mapping() { ::munmap(data_, bytes_); }
+
+bool Mapping::holds(const void* pointer, std::size_t bytes) const noexcept {
+  const auto* at = static_cast<const std::byte*>(pointer);
+  const std::less<> before;
+  return !before(at, data()) && !before(data() + bytes_, at + bytes);
+}
+
+UniqueFd make_segment(const char* name, std::size_t bytes) {
+  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC));
+  if (!fd) throw system_error("shm: memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw system_error("shm: ftruncate of a segment");
+  return fd;
+}
+
+std::shared_ptr<Mapping> map_segment(int fd, bool writable) {
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) throw system_error("shm: fstat of a segment");
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (data == MAP_FAILED) throw system_error("shm: can't map a segment of " + std::to_string(bytes) + " bytes");
+  return std::make_shared<Mapping>(data, bytes);
+}
+
+std::shared_ptr<Arena> Arena::make(bool shared) {
+  for (std::size_t bytes = wanted_capacity();; bytes /= 2) {
+    try {
+      if (shared) {
+        UniqueFd fd = make_segment("tessera-window", bytes);
+        std::shared_ptr<Mapping> mapping = map_segment(fd.get(), true);
+        return std::make_shared<Arena>(std::move(fd), std::move(mapping));
+      }
+      void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (data == MAP_FAILED) throw system_error("shm: can't map " + std::to_string(bytes) + " bytes");
+      return std::make_shared<Arena>(UniqueFd{}, std::make_shared<Mapping>(data, bytes));
+    } catch (const SystemError&) {  // a limit on addresses: fewer may do
+      if (bytes <= kSmallestArena) throw;
+    }
+  }
+}
+
+Arena::Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping) : fd_(std::move(fd)), mapping_(std::move(mapping)) {
+  free_[0] = Extent{mapping_->bytes(), false};
+  ::madvise(mapping_->data(), mapping_->bytes(), MADV_HUGEPAGE);  // a hint: refusal costs only time
+}
+
+Buffer Arena::allocate(std::size_t bytes, MemoryUse use, const std::shared_ptr<Ledger>& ledger, bool zeroed) {
+  // Large pieces begin on pages of their own, so that giving one back returns them.
+  const std::size_t unit = bytes >= 16 * kPage ? kPage : 128;
+  const std::size_t held = round_up(bytes == 0 ? 1 : bytes, unit);
+  const std::size_t offset = take(held);
+  std::byte* data = mapping_->data() + offset;
+  if (zeroed) std::memset(data, 0, bytes);
+  if (ledger != nullptr) ledger->add(use, bytes);
+  return {data, bytes, [self = shared_from_this(), use, ledger, offset, held](void*, std::size_t n) {
+            if (ledger != nullptr) ledger->remove(use, n);
+            self->give(offset, held);
+          }};
+}
+
+std::size_t Arena::take(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  // The smallest free range with pages that fits; else fresh ones, as low as possible.
+  auto best = free_.end();
+  auto fresh = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->second.bytes < bytes) continue;
+    if (it->second.warm && (best == free_.end() || it->second.bytes < best->second.bytes)) best = it;
+    if (!it->second.warm && fresh == free_.end()) fresh = it;
+  }
+  live_ += bytes;
+  if (live_ > live_peak_) live_peak_ = live_;
+  if (best != free_.end()) {
+    idle_ -= bytes;
+    return cut(best, bytes);
+  }
+  if (fresh == free_.end()) {
+    live_ -= bytes;
+    throw system_error("shm: no room for " + std::to_string(bytes) + " bytes in the window's addresses", ENOMEM);
+  }
+  trim();
+  // Small pieces come from larger fresh ones, so that pages are not asked for one by one.
+  constexpr std::size_t kChunk = 64 * 1024;
+  const std::size_t whole = std::min(fresh->second.bytes, round_up(bytes, bytes < kChunk ? kChunk : kPage));
+  const std::size_t offset = cut(fresh, whole);
+  try {
+    populate(offset, whole);
+  } catch (...) {
+    live_ -= bytes;
+    insert(offset, {whole, false});
+    throw;
+  }
+  if (whole > bytes) {
+    insert(offset + bytes, {whole - bytes, true});
+    idle_ += whole - bytes;
+  }
+  return offset;
+}
+
+std::size_t Arena::cut(Extents::iterator where, std::size_t bytes) {
+  const std::size_t offset = where->first;
+  const Extent rest{where->second.bytes - bytes, where->second.warm};
+  free_.erase(where);
+  if (rest.bytes > 0) free_[offset + bytes] = rest;
+  return offset;
+}
+
+void Arena::insert(std::size_t offset, Extent extent) {
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && next->first == offset + extent.bytes && next->second.warm == extent.warm) {
+    extent.bytes += next->second.bytes;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second.bytes == offset && before->second.warm == extent.warm) {
+      before->second.bytes += extent.bytes;
+      return;
+    }
+  }
+  free_[offset] = extent;
+}
+
+void Arena::give(std::size_t offset, std::size_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  live_ -= bytes;
+  if (quarantined_) return;
+  insert(offset, {bytes, true});
+  idle_ += bytes;
+}
+
+void Arena::quarantine() noexcept {
+  const std::lock_guard lock(mutex_);
+  quarantined_ = true;
+}
+
+void Arena::populate(std::size_t offset, std::size_t bytes) {
+  // Asking for the pages now turns a later SIGBUS into an error here. Plain memory may fault as it is used.
+  if (!fd_) return;
+  if (::madvise(mapping_->data() + offset, bytes, MADV_POPULATE_WRITE) == 0) return;
+  const int refused = errno == EINVAL ? ::posix_fallocate(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes)) : errno;
+  if (refused != 0) throw system_error("shm: no memory for a window of " + std::to_string(bytes) + " bytes", refused);
+}
+
+void Arena::trim() {
+  if (idle_ <= live_peak_ / kIdlePart + kIdleBytes) return;
+  for (auto it = free_.begin(); it != free_.end();) {
+    const std::size_t first = round_up(it->first, kPage);
+    const std::size_t last = (it->first + it->second.bytes) / kPage * kPage;
+    if (!it->second.warm || last <= first) {
+      ++it;
+      continue;
+    }
+    const std::size_t offset = it->first;
+    const Extent whole = it->second;
+    drop_pages(first, last - first);
+    it = free_.erase(it);
+    if (first > offset) insert(offset, {first - offset, true});
+    if (offset + whole.bytes > last) insert(last, {offset + whole.bytes - last, true});
+    insert(first, {last - first, false});
+    idle_ -= last - first;
+    it = free_.upper_bound(last);
+  }
+}
+
+void Arena::drop_pages(std::size_t offset, std::size_t bytes) noexcept {
+  if (fd_) {
+    ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } else {
+    ::madvise(mapping_->data() + offset, bytes, MADV_DONTNEED);
+  }
+}
+
+}  // namespace tessera::shm

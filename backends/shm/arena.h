@@ -1,0 +1,84 @@
+// The memory of one rank that its peers can read.
+//
+// A rank has one segment (a memfd; in a world of threads plain memory) of which a large range of addresses is mapped at once and
+// pages appear as they are used. Windows, staging tiles and flags are pieces of it, so one number, the offset, names any of them
+// to any peer, and every communicator split from the same root knows it. Peers map it read-only: only the owner writes.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "backends/shm/base.h"
+#include "tessera/base/ledger.h"
+#include "tessera/base/memory.h"
+#include "tessera/comm/bootstrap.h"
+
+namespace tessera::shm {
+
+/// A range of mapped memory. Shared, since ranks that are threads use each other's.
+class Mapping {
+ public:
+  Mapping(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
+  std::size_t bytes() const noexcept { return bytes_; }
+  bool holds(const void* pointer, std::size_t bytes) const noexcept;
+
+ private:
+  void* const data_;
+  const std::size_t bytes_;
+};
+
+/// A memfd of `bytes`, all of them still without pages.
+UniqueFd make_segment(const char* name, std::size_t bytes);
+/// Maps all of `fd`. Throws SystemError.
+std::shared_ptr<Mapping> map_segment(int fd, bool writable);
+
+class Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  /// `shared`: in a memfd, for processes; else in plain memory, for threads.
+  static std::shared_ptr<Arena> make(bool shared);
+  Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
+
+  /// A piece aligned to kAlignment whose pages exist. Given back when the buffer dies. Its bytes are zero only where `zeroed`.
+  /// The ledger (null: none) books it. Thread-safe. Throws SystemError.
+  Buffer allocate(std::size_t bytes, MemoryUse use, const std::shared_ptr<Ledger>& ledger, bool zeroed = false);
+
+  const std::shared_ptr<Mapping>& mapping() const noexcept { return mapping_; }
+  int descriptor() const noexcept { return fd_.get(); }
+  std::size_t offset_of(const void* pointer) const noexcept {
+    return static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - mapping_->data());
+  }
+  /// After a failure peers may be anywhere: pieces are no longer given out again.
+  void quarantine() noexcept;
+
+ private:
+  struct Extent {
+    std::size_t bytes = 0;
+    bool warm = false;  ///< has pages
+  };
+  using Extents = std::map<std::size_t, Extent>;  ///< free ranges by offset
+
+  std::size_t take(std::size_t bytes);
+  std::size_t cut(Extents::iterator where, std::size_t bytes);
+  void give(std::size_t offset, std::size_t bytes) noexcept;
+  void insert(std::size_t offset, Extent extent);
+  void populate(std::size_t offset, std::size_t bytes);
+  void trim();
+  void drop_pages(std::size_t offset, std::size_t bytes) noexcept;
+
+  const UniqueFd fd_;
+  const std::shared_ptr<Mapping> mapping_;
+  std::mutex mutex_;
+  Extents free_;
+  std::size_t live_ = 0;
+  std::size_t live_peak_ = 0;
+  std::size_t idle_ = 0;  ///< bytes of free ranges that have pages
+  bool quarantined_ = false;
+};
+
+}  // namespace tessera::shm

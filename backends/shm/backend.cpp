@@ -1,0 +1,45 @@
+// The entry of this backend in the registry.
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "backends/shm/communicator.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::shm {
+namespace {
+
+std::string probe() {
+  const UniqueFd fd(::memfd_create("tessera-probe", MFD_CLOEXEC));
+  return fd ? "" : "this system has no memfd_create: " + std::string(std::strerror(errno));
+}
+
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+  WorldOptions own = options;
+  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
+  const std::shared_ptr<Host> host = Host::make(bootstrap, own);
+  std::shared_ptr<Group> group = Group::make(host, bootstrap->rank(), bootstrap->size(), own.communicator.ledger);
+  const Group::Member place = group->own_place();
+  std::vector<Group::Member> members;
+  for (const std::string& blob : bootstrap->exchange({reinterpret_cast<const char*>(&place), sizeof(place)})) {
+    Group::Member member;
+    if (blob.size() != sizeof(member)) throw SystemError("shm: a rank of another version of the library is in this world");
+    std::memcpy(&member, blob.data(), sizeof(member));
+    members.push_back(member);
+  }
+  group->connect(std::move(members));
+  host->watch();
+  return std::make_unique<ShmCommunicator>(std::move(group), own.communicator, true);
+}
+
+}  // namespace
+
+const comm::Backend& backend();  // declared by the generated list
+const comm::Backend& backend() {
+  static const comm::Backend kBackend{.name = "shm", .devices = "cpu", .probe = probe, .create = create, .variables = {}};
+  return kBackend;
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,32 @@
+// The Communicator of this backend: a Group with the public interface.
+#pragma once
+
+#include <memory>
+
+#include "backends/shm/group.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::shm {
+
+class ShmCommunicator final : public Communicator {
+ public:
+  ShmCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options, bool is_world);
+  ~ShmCommunicator() override;
+  const Capabilities& capabilities() const noexcept override;
+
+ private:
+  Work do_start(const Call& call) override;
+  Work do_batch(std::span<const Call> parts) override;
+  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
+  void do_abort(std::string_view reason) noexcept override;
+  void do_meter(MeterSnapshot& snapshot) const override;
+  /// What every member gives, without metering. `mine` has the same length everywhere.
+  template <class T>
+  std::vector<T> collect(const T& mine);
+
+  const std::shared_ptr<Group> group_;
+  const bool is_world_;
+};
+
+}  // namespace tessera::shm

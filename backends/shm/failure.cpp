@@ -1,0 +1,179 @@
+// How an operation fails: once per communicator, on all ranks, with the first cause.
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "backends/shm/group.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+
+namespace tessera::shm {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kAnswerTime = 250ms;  ///< a rank that lives answers a ping within microseconds
+
+std::string number(std::uint64_t value) { return std::to_string(value); }
+
+}  // namespace
+
+void Group::throw_failure() const {
+  switch (failure_) {
+    case FailureKind::mismatch: throw Mismatch(cause_);
+    case FailureKind::timeout: throw Timeout(cause_);
+    case FailureKind::peer_lost: throw PeerLost(cause_);
+    case FailureKind::aborted: throw Aborted(cause_);
+    case FailureKind::system: throw SystemError(cause_);
+    case FailureKind::backend:
+    case FailureKind::none: break;
+  }
+  throw BackendError(cause_);
+}
+
+/// Under the engine's lock, so nobody moves an operation meanwhile: when they are marked as failed, nothing of ours writes the
+/// caller's memory any more.
+void Group::fail(FailureKind kind, std::string_view text) noexcept {
+  if (!failed_.load()) {
+    failure_ = kind;
+    cause_ = text;
+    failed_.store(true);
+    host_->arena().quarantine();
+    FailureRecord& record = own().head().failure;
+    record.kind = kind;
+    const std::size_t length = std::min(text.size(), record.text.size() - 1);
+    std::memcpy(record.text.data(), text.data(), length);
+    record.text[length] = '\0';
+    record.state.store(1);
+    notify();
+    if (const auto& logger = host_->options().communicator.logger) logger->write(LogLevel::debug, cause_);
+  }
+  drain_submissions();
+  while (!collectives_.empty()) complete(collectives_.pop(), Op::kFailed);
+  for (std::vector<Channel>* side : {&sends_, &receives_})
+    for (Channel& channel : *side)
+      while (!channel.queue.empty()) complete(channel.queue.pop(), Op::kFailed);
+  messages_waiting_ = 0;
+}
+
+void Group::abort(std::string_view reason) noexcept {
+  const std::lock_guard lock(host_->engine().mutex());
+  if (!failed_.load()) fail(FailureKind::aborted, "rank " + number(static_cast<std::uint64_t>(rank_)) + " aborted: " + std::string(reason));
+}
+
+std::string Group::describe(const Op& op) const {
+  std::string text(name_of(op.call.kind));
+  if (op.call.kind == OpKind::send) text += " to rank " + std::to_string(op.call.root);
+  if (op.call.kind == OpKind::recv) text += " from rank " + std::to_string(op.call.root);
+  if (op.sequence != 0) text += " #" + number(op.sequence);
+  if (!op.call.label.empty()) text += " (" + std::string(op.call.label) + ")";
+  return text;
+}
+
+void Group::check_mismatch(const Op& op) {
+  bool same = true;
+  for (int k = 0; k < size_; ++k) same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;
+  if (same) return;
+  std::string table = "operation #" + number(op.sequence) + " differs between the ranks:";
+  for (int k = 0; k < size_; ++k) {
+    const Slot& slot = port(k).slot(op.sequence);
+    table += (k == 0 ? " rank " : "; rank ") + std::to_string(k) + ": " + std::string(name_of(slot.kind));
+    if (slot.kind == OpKind::barrier) continue;
+    table += " of " + number(slot.count) + " " + std::string(name_of(slot.dtype));
+    if (slot.kind == OpKind::all_reduce || slot.kind == OpKind::reduce_scatter || slot.kind == OpKind::reduce)
+      table += " " + std::string(name_of(slot.reduce));
+    if (slot.kind == OpKind::broadcast || slot.kind == OpKind::reduce || slot.kind == OpKind::gather || slot.kind == OpKind::scatter)
+      table += " root " + std::to_string(slot.root);
+  }
+  throw Mismatch(table);
+}
+
+bool Group::peer_failed() noexcept {
+  for (int k = 0; k < size_; ++k) {
+    const FailureRecord& record = port(k).head().failure;
+    if (k == rank_ || record.state.load() == 0) continue;
+    fail(record.kind, record.text.data());
+    return true;
+  }
+  return false;
+}
+
+/// Deadlines, and whether the peers are well. True: the communicator has failed.
+bool Group::look_for_trouble() noexcept {
+  if (peer_failed()) return true;
+  const Clock::time_point now = Clock::now();
+  if (!collectives_.empty()) check_peers(*collectives_.head);
+  for (std::vector<Channel>* side : {&sends_, &receives_}) {
+    if (messages_waiting_ == 0) break;
+    for (Channel& channel : *side)
+      if (!failed_.load() && !channel.queue.empty()) check_peers(*channel.queue.head);
+  }
+  const auto too_late = [&](const OpQueue& queue) {  // the one at the head is what holds the others up
+    for (const Op* op = queue.head; op != nullptr; op = op->next)
+      if (now >= op->deadline) return true;
+    return false;
+  };
+  if (!failed_.load() && too_late(collectives_)) time_out(*collectives_.head);
+  for (std::vector<Channel>* side : {&sends_, &receives_})
+    for (Channel& channel : *side)
+      if (!failed_.load() && too_late(channel.queue)) time_out(*channel.queue.head);
+  return failed_.load();
+}
+
+std::uint64_t Group::announced_by(int member) const {
+  const Port& theirs = ports_[static_cast<std::size_t>(member)];
+  return std::max(theirs.slot(0).sequence.load(), theirs.slot(1).sequence.load());
+}
+
+void Group::check_peers(const Op& op) noexcept {
+  const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
+  for (int k = 0; k < size_; ++k) {
+    if (k == rank_ || (message && k != op.call.root)) continue;
+    const BoardEntry& entry = board(k);
+    const std::string who = "rank " + std::to_string(k);
+    if (entry.lost.load() != 0)
+      return fail(FailureKind::peer_lost,
+                  describe(op) + ": " + who + " died (process " + std::to_string(entry.pid.load()) + ")");
+    if (entry.left.load() == 0) continue;
+    const bool stuck = !message ? announced_by(k) < op.sequence
+                       : op.call.kind == OpKind::recv
+                           ? (port(k).sends(rank_).sent.load() >> kRoundBits) <= receives_[static_cast<std::size_t>(k)].messages
+                           : rounds_of(port(k).received(rank_).load(), sends_[static_cast<std::size_t>(k)].messages) != kAllRounds;
+    if (stuck) return fail(FailureKind::peer_lost, describe(op) + ": " + who + " has closed its communicator");
+  }
+}
+
+void Group::time_out(const Op& op) noexcept {
+  const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
+  std::vector<std::uint32_t> asked(static_cast<std::size_t>(size_));
+  const auto answered = [&](int k) {
+    return static_cast<std::int32_t>(board(k).bell.pong.load() - asked[static_cast<std::size_t>(k)]) >= 0;
+  };
+  for (int k = 0; k < size_; ++k)
+    if (k != rank_) asked[static_cast<std::size_t>(k)] = send_ping(board(k).bell);
+  const Clock::time_point until = Clock::now() + kAnswerTime;
+  for (bool all = false; !all && Clock::now() < until;) {
+    host_->engine().answer_pings();  // the others may be asking at the same moment
+    std::this_thread::sleep_for(1ms);
+    all = true;
+    for (int k = 0; k < size_; ++k) all &= k == rank_ || answered(k);
+  }
+  // Somebody else may have told the cause while we asked.
+  if (peer_failed()) return;
+  std::string behind;
+  for (int k = 0; k < size_; ++k) {
+    if (k == rank_ || (message && k != op.call.root)) continue;
+    const std::uint64_t at = announced_by(k);
+    if (!answered(k)) {
+      behind += "; rank " + std::to_string(k) + " is not responding";
+    } else if (message) {
+      behind += "; rank " + std::to_string(k) + " has not called the other side of it";
+    } else if (at < op.sequence) {
+      behind += "; rank " + std::to_string(k) + " is behind at operation #" + number(at);
+    }
+  }
+  if (behind.empty()) behind = "; all ranks have called it, and it is still under way";
+  const auto limit = op.call.timeout;
+  fail(FailureKind::timeout, describe(op) + ": not done within " + format_duration(limit) + behind);
+}
+
+}  // namespace tessera::shm

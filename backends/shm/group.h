@@ -1,0 +1,150 @@
+// One communicator of one rank: its port and those of its peers, the operations in flight, and how they move.
+//
+// Collectives of one communicator run one after the other in the order of their calls, which is the same on all ranks; messages
+// between two ranks run beside them, in an order of their own for each pair and direction. Everything below poll() happens under
+// the progress engine's lock.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/shm/host.h"
+#include "backends/shm/op.h"
+#include "backends/shm/port.h"
+
+namespace tessera::shm {
+
+class Group final : public Pollable, public std::enable_shared_from_this<Group> {
+ public:
+  struct Member {
+    int world_rank = 0;
+    std::size_t head_offset = 0;
+    std::size_t slots_offset = 0;
+  };
+  /// Allocates this rank's port for a group of `members`; its place is then told to the others, and connect() called.
+  static std::shared_ptr<Group> make(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger);
+  ~Group() override;
+  Member own_place() const;
+  void connect(std::vector<Member> members);
+  /// No more operations; waits for what is in flight.
+  void close() noexcept;
+
+  Work start(const Call& call, bool internal);
+  Work start_batch(std::span<const Call> parts);
+  void abort(std::string_view reason) noexcept;
+  void read_meter(MeterSnapshot& snapshot) const;
+  Host& host() noexcept { return *host_; }
+  const std::shared_ptr<Host>& shared_host() const noexcept { return host_; }
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  const std::shared_ptr<Ledger>& ledger() const noexcept { return ledger_; }
+  int world_rank(int member) const noexcept { return members_[static_cast<std::size_t>(member)].world_rank; }
+
+  [[noreturn]] void throw_failure() const;
+  bool poll(bool thorough) noexcept override;
+  void put_back(Op& op) noexcept;
+
+ private:
+  struct Peer {  ///< what the peers of the collective at the head announced
+    const std::byte* in = nullptr;   ///< null: staged
+    const std::byte* out = nullptr;  ///< null: staged
+    const std::byte* tiles = nullptr;
+  };
+  struct Channel {  ///< messages to or from one peer
+    OpQueue queue;
+    std::uint64_t messages = 0;  ///< begun
+    std::uint64_t rounds = 0;
+    bool running = false;
+    Buffer tiles;
+  };
+
+  Group(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger);
+  Op& acquire();
+  void choose_way(Op& op) const;
+  void submit(Op& op) noexcept;
+  Work launch(Op& op);
+  void run_alone(Op& op);
+  void complete(Op& op, std::uint32_t how) noexcept;
+  bool drain_submissions() noexcept;
+  void notify() noexcept;
+  Port& port(int member) { return ports_[static_cast<std::size_t>(member)]; }
+  Port& own() { return port(rank_); }
+  const std::byte* window_of(int member) const { return host_->window(world_rank(member)); }
+  BoardEntry& board(int member) const { return host_->board(world_rank(member)); }
+  /// Counts bytes that were read from a peer's memory: in our port, where the peer finds them.
+  void credit(const Op& op, int source, std::size_t bytes) noexcept;
+  /// Counts bytes that went out with a payload or a tile, where we may be done before the peer has read them.
+  void count_sent(const Op& op, int reader, std::size_t bytes) noexcept;
+
+  // collective.cpp
+  bool advance_collective(Op& op);
+  void announce(Op& op);
+  bool see_arrivals(Op& op);
+  bool run_tiles(Op& op);
+  bool stage_input(Op& op);
+  std::size_t tiles_bytes() const;
+  bool reduce_round(Op& op);
+  bool copy_round(Op& op);
+  bool copy_results(Op& op);
+  bool finish_collective(Op& op);
+  void publish(std::atomic<std::uint64_t>& flag, const Op& op, std::uint64_t rounds) noexcept;
+  std::uint64_t slowest_reader(const Op& op, bool results) const;
+  std::size_t tile_offset(const Op& op, std::uint64_t round, int reader, bool result) const;
+  std::byte* own_tile(const Op& op, std::uint64_t round, int reader, bool result);
+  const std::byte* source_block(const Op& op, int source, Slice whole, std::uint64_t round) const;
+
+  // eager.cpp
+  void run_eager(Op& op);
+  void combine(const Op& op, std::span<const void* const> sources, std::byte* out, std::size_t count);
+
+  // peer_to_peer.cpp
+  bool advance_send(int peer);
+  bool advance_receive(int peer);
+  bool advance_messages();
+
+  // failure.cpp
+  void fail(FailureKind kind, std::string_view text) noexcept;
+  void check_mismatch(const Op& op);
+  bool look_for_trouble() noexcept;
+  void check_peers(const Op& op) noexcept;
+  void time_out(const Op& op) noexcept;
+  std::string describe(const Op& op) const;
+  std::uint64_t announced_by(int member) const;
+  bool peer_failed() noexcept;
+
+  const std::shared_ptr<Host> host_;
+  const int rank_;
+  const int size_;
+  const std::shared_ptr<Ledger> ledger_;
+  Buffer head_;
+  Buffer slots_;
+  Buffer tiles_;  ///< of collectives; made at the first operation that needs them
+  std::vector<Member> members_;
+  std::vector<Port> ports_;
+  std::vector<Credit> sent_;  ///< by reader; written under the engine's lock
+
+  std::mutex submit_mutex_;
+  OpQueue submitted_;
+  std::vector<std::unique_ptr<Op>> all_ops_;
+  OpQueue free_ops_;
+  std::uint64_t sequence_ = 0;
+  std::atomic<std::uint32_t> in_flight_{0};
+  std::atomic<std::uint32_t> idle_{1};  ///< nothing in flight: what close() waits for
+
+  // Under the engine's lock:
+  OpQueue collectives_;
+  std::vector<Channel> sends_;
+  std::vector<Channel> receives_;
+  std::size_t messages_waiting_ = 0;
+  std::vector<Peer> peers_;
+  std::vector<const void*> sources_;
+  std::vector<double> factors_;
+  std::atomic<bool> failed_{false};
+  FailureKind failure_ = FailureKind::none;
+  std::string cause_;
+};
+
+}  // namespace tessera::shm

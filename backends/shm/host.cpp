@@ -1,0 +1,115 @@
+#include "backends/shm/host.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/reduce_work.h"
+
+namespace tessera::shm {
+namespace {
+
+Capabilities make_capabilities() {
+  Capabilities all;
+  all.backend = "shm";
+  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.memory = {MemoryKind::host};
+  for (std::size_t i = 0; i < kOpKinds; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    all.algorithms.push_back(std::string(name_of(kind)) + "=direct");
+    if (kind == OpKind::all_reduce) all.algorithms.emplace_back("all_reduce=symmetric");
+  }
+  return all;
+}
+
+std::size_t last_level_cache() {
+  const long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return bytes > 0 ? static_cast<std::size_t>(bytes) : std::size_t{32} << 20;
+}
+
+std::size_t board_bytes(int ranks) { return (sizeof(BoardEntry) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096; }
+
+std::shared_ptr<Mapping> plain_board(int ranks) {
+  const std::size_t bytes = board_bytes(ranks);
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw system_error("shm: can't map the board");
+  return std::make_shared<Mapping>(data, bytes);
+}
+
+}  // namespace
+
+Host::Host(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options)
+    : rank_(bootstrap->rank()),
+      options_(options),
+      capabilities_(make_capabilities()),
+      algorithms_(options.algorithms, capabilities_.algorithms),
+      cache_bytes_(last_level_cache()),
+      bootstrap_(std::move(bootstrap)) {
+  if (static_cast<std::size_t>(bootstrap_->size()) > kMostRanks)
+    throw Unsupported("shm: a world has at most " + std::to_string(kMostRanks) + " ranks, not " +
+                      std::to_string(bootstrap_->size()));
+}
+
+std::shared_ptr<Host> Host::make(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+  std::shared_ptr<Host> host(new Host(std::move(bootstrap), options));
+  host->connect();
+  return host;
+}
+
+void Host::connect() {
+  Bootstrap& others = *bootstrap_;
+  const int ranks = others.size();
+  arena_ = Arena::make(!others.in_process());
+  if (others.in_process()) {
+    for (const auto& object : others.exchange_objects(arena_->mapping()))
+      windows_.push_back(std::static_pointer_cast<Mapping>(object));
+    board_ = std::static_pointer_cast<Mapping>(others.exchange_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
+  } else {
+    const std::vector<UniqueFd> segments = others.exchange_descriptors(arena_->descriptor());
+    for (int r = 0; r < ranks; ++r)
+      windows_.push_back(r == rank_ ? arena_->mapping() : map_segment(segments[static_cast<std::size_t>(r)].get(), false));
+    // Everyone offers a board; rank 0's is taken.
+    const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
+    board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);
+  }
+  board(rank_).pid.store(::getpid());
+  const unsigned cores = std::thread::hardware_concurrency();
+  engine_ = std::make_unique<ProgressEngine>(
+      board(rank_).bell, ProgressOptions{.thread = options_.progress_thread && ranks > 1,
+                                         .oversubscribed = static_cast<unsigned>(ranks) > (cores == 0 ? 1 : cores)});
+}
+
+void Host::watch() {
+  bootstrap_->watch([this](int lost) {
+    if (board(lost).left.load() != 0) return;
+    board(lost).lost.store(1);
+    for (int r = 0; r < size(); ++r) ring(board(r).bell);
+  });
+}
+
+Host::~Host() {
+  bootstrap_.reset();  // its thread uses the board
+  engine_.reset();
+}
+
+void Host::leave() noexcept {
+  board(rank_).left.store(1);
+  for (int r = 0; r < size(); ++r) ring(board(r).bell);
+}
+
+void Host::retire(Retired retired) {
+  const std::lock_guard lock(retired_mutex_);
+  retired_.push_back(std::move(retired));
+  for (Retired& one : retired_) {
+    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; })) continue;
+    one.slots.reset();
+    one.tiles.reset();
+    one.closed.clear();
+  }
+}
+
+}  // namespace tessera::shm

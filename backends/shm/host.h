@@ -1,0 +1,75 @@
+// What all communicators of one rank share: its arena, its peers' arenas, the board with everybody's doorbell, and the progress
+// engine.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backends/shm/arena.h"
+#include "backends/shm/base.h"
+#include "tessera/comm/algorithms.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/progress.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::shm {
+
+/// One rank's place on the board: the only memory that all ranks write.
+struct BoardEntry {
+  Doorbell bell;
+  alignas(128) std::atomic<std::uint32_t> left{0};  ///< has closed its world, in good order
+  std::atomic<std::uint32_t> lost{0};               ///< died; set by whoever sees it
+  std::atomic<std::int32_t> pid{0};
+};
+
+class Host {
+ public:
+  static std::shared_ptr<Host> make(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options);
+  ~Host();
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(windows_.size()); }
+  Arena& arena() noexcept { return *arena_; }
+  std::byte* window(int world_rank) const noexcept { return windows_[static_cast<std::size_t>(world_rank)]->data(); }
+  BoardEntry& board(int world_rank) const noexcept { return reinterpret_cast<BoardEntry*>(board_->data())[world_rank]; }
+  ProgressEngine& engine() noexcept { return *engine_; }
+  const WorldOptions& options() const noexcept { return options_; }
+  const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
+  const Capabilities& capabilities() const noexcept { return capabilities_; }
+  std::size_t cache_bytes() const noexcept { return cache_bytes_; }
+  /// Begins to watch for the death of other ranks: after the last exchange of the bootstrap.
+  void watch();
+  /// This rank has closed its world: who waits for it may stop.
+  void leave() noexcept;
+
+  /// Keeps the memory of a closed communicator until no member can still read it.
+  struct Retired {
+    std::vector<const std::atomic<std::uint64_t>*> closed;  ///< of all members
+    Buffer head;                                            ///< stays until the world ends
+    Buffer slots;
+    Buffer tiles;
+  };
+  void retire(Retired retired);
+
+ private:
+  Host(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options);
+  void connect();
+
+  const int rank_;
+  const WorldOptions options_;
+  const Capabilities capabilities_;
+  const AlgorithmTable algorithms_;
+  std::size_t cache_bytes_ = 0;
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::shared_ptr<Arena> arena_;
+  std::vector<std::shared_ptr<Mapping>> windows_;  // by world rank
+  std::shared_ptr<Mapping> board_;
+  std::mutex retired_mutex_;
+  std::vector<Retired> retired_;
+  std::unique_ptr<ProgressEngine> engine_;
+};
+
+}  // namespace tessera::shm

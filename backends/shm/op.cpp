@@ -1,0 +1,55 @@
+#include "backends/shm/op.h"
+
+#include "backends/shm/group.h"
+
+namespace tessera::shm {
+
+void Op::prepare(std::shared_ptr<Group> owner, const Call& what) {
+  group = std::move(owner);
+  call = what;
+  me = group->rank();
+  ranks = group->size();
+  const auto starts = [](std::vector<std::size_t>& into, std::span<const std::size_t> counts) {
+    into.clear();
+    if (counts.empty()) return;
+    into.push_back(0);
+    for (const std::size_t count : counts) into.push_back(into.back() + count);
+  };
+  starts(in_starts, what.in_counts);
+  starts(out_starts, what.out_counts);
+  call.in_counts = {};
+  call.out_counts = {};
+  deadline = Clock::now() + what.timeout;
+  finished.store(0);
+  stage = Stage::queued;
+  eager = symmetric = internal = stages_in = stages_out = any_staged = streaming = false;
+  arrived = 0;
+  sequence = fingerprint = staged = reduced = 0;
+  parent = nullptr;
+  parts_left = 0;
+}
+
+bool Op::done() noexcept {
+  if (finished.load() != 0) return true;
+  group->host().engine().try_poll(false);
+  return finished.load() != 0;
+}
+
+bool Op::wait_until(Clock::time_point until) {
+  if (!group->host().engine().wait(finished, until)) return false;
+  if (finished.load() == kFailed) group->throw_failure();
+  return true;
+}
+
+void Op::wait() {
+  // Whoever drives fails the operation at its deadline: this ends.
+  while (!wait_until(Clock::now() + std::chrono::hours(1))) {
+  }
+}
+
+void Op::recycle() noexcept {
+  const std::shared_ptr<Group> keep = std::move(group);  // may be the last to hold the group, and with it this
+  keep->put_back(*this);
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,95 @@
+// One operation in flight: a state machine that whoever drives progress moves on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backends/shm/port.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/progress.h"
+#include "tessera/comm/slices.h"
+
+namespace tessera::shm {
+
+class Group;
+
+class Op final : public WorkState {
+ public:
+  enum class Stage : std::uint8_t { queued, announced, running, draining };
+  static constexpr std::uint32_t kGood = 1;
+  static constexpr std::uint32_t kFailed = 2;
+
+  bool done() noexcept override;
+  bool wait_until(Clock::time_point until) override;
+  void wait() override;
+
+  void prepare(std::shared_ptr<Group> owner, const Call& what);
+  bool finished_well() const noexcept { return finished.load() == kGood; }
+
+  // How the buffers are cut, in elements. `me` and `ranks` are those of the group.
+  bool shares_input() const;                 ///< every reader reads the same part of my input
+  bool reduces() const;                      ///< readers combine the sources; else they copy them
+  Slice reads(int source) const;             ///< what I read from this rank's input
+  Slice gives(int reader) const;             ///< what this rank reads of mine
+  std::size_t lands_at(int source) const;    ///< where in my output it goes
+  Slice result_slice(int owner) const;       ///< all_reduce: what `owner` computes
+  bool second_half() const { return call.kind == OpKind::all_reduce && !symmetric; }
+  /// The bytes that decide between the small way and the tiled one; the same on all ranks. Nothing: always tiled.
+  std::size_t eager_size() const;
+  std::uint64_t make_fingerprint() const;
+  std::uint64_t table_count() const;
+  bool ragged() const { return !in_starts.empty() || !out_starts.empty(); }
+
+  std::shared_ptr<Group> group;  ///< while in use
+  Call call;
+  std::vector<std::size_t> in_starts;   ///< the _v forms: size + 1 offsets
+  std::vector<std::size_t> out_starts;
+  int me = 0;
+  int ranks = 1;
+  std::uint64_t sequence = 0;
+  std::uint64_t fingerprint = 0;
+  Clock::time_point deadline;
+  std::atomic<std::uint32_t> finished{0};
+  Stage stage = Stage::queued;
+  bool eager = false;
+  bool symmetric = false;  ///< all_reduce where everyone reads everything
+  bool internal = false;   ///< not metered
+  bool stages_in = false;
+  bool stages_out = false;
+  bool any_staged = false;
+  bool streaming = false;
+  int arrived = 0;              ///< ranks 0 .. arrived - 1 are known to be here
+  std::uint64_t staged = 0;     ///< rounds
+  std::uint64_t reduced = 0;    ///< rounds
+  std::uint64_t round_bytes = 0;
+  std::vector<std::uint64_t> taken_a;  ///< rounds copied, by source
+  std::vector<std::uint64_t> taken_b;
+  Op* parent = nullptr;         ///< of a part of a batch
+  std::uint32_t parts_left = 0;
+  Op* next = nullptr;
+
+ protected:
+  void recycle() noexcept override;
+};
+
+/// A queue of operations, linked through them.
+struct OpQueue {
+  Op* head = nullptr;
+  Op* tail = nullptr;
+  bool empty() const { return head == nullptr; }
+  void push(Op& op) {
+    op.next = nullptr;
+    (tail == nullptr ? head : tail->next) = &op;
+    tail = &op;
+  }
+  Op& pop() {
+    Op& first = *head;
+    head = first.next;
+    if (head == nullptr) tail = nullptr;
+    return first;
+  }
+};
+
+}  // namespace tessera::shm

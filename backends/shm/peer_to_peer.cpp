@@ -1,0 +1,114 @@
+// Messages between two ranks: a channel for each pair and direction, independent of everything else.
+#include <algorithm>
+
+#include "backends/shm/group.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/reduce.h"
+
+namespace tessera::shm {
+namespace {
+
+constexpr std::uint64_t kMessageTiles = 2;
+constexpr std::uint64_t kMessageTile = 64 * 1024;
+
+std::uint64_t rounds_of_bytes(std::size_t bytes) { return (bytes + kMessageTile - 1) / kMessageTile; }
+
+}  // namespace
+
+bool Group::advance_messages() {
+  bool moved = false;
+  for (int k = 0; k < size_ && !failed_.load(); ++k) {
+    if (k == rank_) continue;
+    while (advance_send(k)) moved = true;
+    while (!failed_.load() && advance_receive(k)) moved = true;
+  }
+  return moved;
+}
+
+bool Group::advance_send(int peer) {
+  Channel& channel = sends_[static_cast<std::size_t>(peer)];
+  if (channel.queue.empty()) return false;
+  Op& op = *channel.queue.head;
+  const ConstView& in = op.call.in;
+  SendLine& line = own().sends(peer);
+  const std::uint64_t received = port(peer).received(rank_).load();
+  if (!channel.running) {
+    if (channel.messages > 0 && rounds_of(received, channel.messages) != kAllRounds) return false;  // the message before is still being read
+    ++channel.messages;
+    channel.rounds = 0;
+    channel.running = true;
+    op.stages_in = !host_->arena().mapping()->holds(in.data, in.bytes());
+    if (op.stages_in && in.bytes() > 0 && !channel.tiles)
+      channel.tiles = host_->arena().allocate(kMessageTiles * kMessageTile, MemoryUse::communication, ledger_);
+    line.bytes = in.bytes();
+    line.dtype = in.dtype;
+    line.in_offset = op.stages_in ? kStaged : host_->arena().offset_of(in.data);
+    line.stage_offset = channel.tiles ? host_->arena().offset_of(channel.tiles.data()) : 0;
+    line.sent.store(encode(channel.messages, op.stages_in ? 0 : kAllRounds));
+    ring(board(peer).bell);
+    return true;
+  }
+  const std::uint64_t taken = rounds_of(received, channel.messages);
+  if (op.stages_in && channel.rounds < rounds_of_bytes(in.bytes())) {
+    if (channel.rounds >= taken + kMessageTiles) return false;
+    const std::size_t begin = channel.rounds * kMessageTile;
+    copy_bytes(channel.tiles.bytes_at(channel.rounds % kMessageTiles * kMessageTile), static_cast<const std::byte*>(in.data) + begin,
+               std::min<std::size_t>(kMessageTile, in.bytes() - begin), false);
+    ++channel.rounds;
+    line.sent.store(encode(channel.messages, channel.rounds));
+    ring(board(peer).bell);
+    return true;
+  }
+  // What went through tiles is ours again once it is in them; a window once the peer has read it.
+  if (!op.stages_in && taken != kAllRounds) return false;
+  if (!op.stages_in && peer_failed()) return true;
+  count_sent(op, peer, in.bytes());
+  channel.running = false;
+  channel.queue.pop();
+  --messages_waiting_;
+  complete(op, Op::kGood);
+  return true;
+}
+
+bool Group::advance_receive(int peer) {
+  Channel& channel = receives_[static_cast<std::size_t>(peer)];
+  if (channel.queue.empty()) return false;
+  Op& op = *channel.queue.head;
+  const View& out = op.call.out;
+  const SendLine& line = port(peer).sends(rank_);
+  const std::uint64_t message = channel.messages + 1;
+  const std::uint64_t sent = line.sent.load();
+  if ((sent >> kRoundBits) < message) return false;
+  if (!channel.running) {
+    if (line.bytes != out.bytes() || line.dtype != out.dtype)
+      throw Mismatch("recv #" + std::to_string(message) + " from rank " + std::to_string(peer) + ": sent were " +
+                     std::to_string(line.bytes / size_of(line.dtype)) + " elements of " + std::string(name_of(line.dtype)) +
+                     ", expected " + std::to_string(out.count) + " of " + std::string(name_of(out.dtype)));
+    channel.running = true;
+    channel.rounds = 0;
+  }
+  const std::uint64_t rounds = rounds_of_bytes(out.bytes());
+  if (channel.rounds < rounds) {
+    if (rounds_of(sent, message) <= channel.rounds) return false;
+    const std::size_t begin = channel.rounds * kMessageTile;
+    const std::size_t bytes = std::min<std::size_t>(kMessageTile, out.bytes() - begin);
+    const std::byte* window = window_of(peer);
+    const std::byte* from = line.in_offset == kStaged ? window + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
+                                                      : window + line.in_offset + begin;
+    copy_bytes(static_cast<std::byte*>(out.data) + begin, from, bytes, false);
+    ++channel.rounds;
+  }
+  const bool all = channel.rounds == rounds;
+  if (all && line.in_offset != kStaged && peer_failed()) return true;
+  own().received(peer).store(encode(message, all ? kAllRounds : channel.rounds));
+  ring(board(peer).bell);
+  if (!all) return true;
+  channel.messages = message;
+  channel.running = false;
+  channel.queue.pop();
+  --messages_waiting_;
+  complete(op, Op::kGood);
+  return true;
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,117 @@
+// What a rank shows its peers on one communicator: flags, announcements, staging. All of it lies in its arena, is written by it
+// alone, and is read by the others. Flags are monotonic: operation number and round in one word, never reset.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "backends/shm/base.h"
+#include "tessera/comm/types.h"
+
+namespace tessera::shm {
+
+inline constexpr std::size_t kLine = 128;  ///< two cache lines: the prefetcher fetches them in pairs
+inline constexpr std::size_t kEagerBytes = 16 * 1024;
+inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};  ///< instead of an offset: the data comes through tiles
+
+/// Operation number in the upper 40 bits, rounds finished of it in the lower 24.
+inline constexpr std::uint64_t kRoundBits = 24;
+inline constexpr std::uint64_t kAllRounds = (std::uint64_t{1} << kRoundBits) - 1;
+constexpr std::uint64_t encode(std::uint64_t operation, std::uint64_t rounds) { return operation << kRoundBits | rounds; }
+/// Rounds of `operation` that a flag tells of: none if its owner has not come so far, all if it is past it.
+constexpr std::uint64_t rounds_of(std::uint64_t flag, std::uint64_t operation) {
+  const std::uint64_t at = flag >> kRoundBits;
+  return at < operation ? 0 : (at > operation ? kAllRounds : flag & kAllRounds);
+}
+
+struct alignas(kLine) Flag {
+  std::atomic<std::uint64_t> value{0};
+};
+
+/// The announcement of one collective, and the payload of a small one right behind it. Two take turns: whoever announces
+/// operation s has finished s - 1, hence seen everybody's announcement of s - 1, hence everybody has finished s - 2.
+struct Slot {
+  std::atomic<std::uint64_t> sequence{0};  ///< stored last
+  std::uint64_t fingerprint = 0;
+  std::uint64_t in_offset = 0;     ///< in the arena, or kStaged
+  std::uint64_t out_offset = 0;    ///< the same for what all_reduce's second half reads
+  std::uint64_t stage_offset = 0;  ///< of the tiles
+  double factor = 1;               ///< premul_sum
+  std::uint64_t count = 0;         ///< for the table of a mismatch, as are the next four
+  OpKind kind = OpKind::barrier;
+  DType dtype = DType::f32;
+  ReduceOp::Kind reduce = ReduceOp::Kind::sum;
+  std::uint8_t unused = 0;
+  std::int32_t root = 0;
+  std::byte payload[kEagerBytes];
+};
+static_assert(offsetof(Slot, payload) == 64);
+
+enum class FailureKind : std::uint32_t { none, mismatch, timeout, peer_lost, aborted, system, backend };
+
+struct alignas(kLine) FailureRecord {
+  std::atomic<std::uint32_t> state{0};  ///< 1: the rest is valid
+  FailureKind kind = FailureKind::none;
+  std::array<char, 1000> text{};
+};
+
+/// One direction of one pair of ranks, on the sender's side ...
+struct alignas(kLine) SendLine {
+  std::atomic<std::uint64_t> sent{0};  ///< message number and tiles staged
+  std::uint64_t bytes = 0;
+  std::uint64_t in_offset = 0;
+  std::uint64_t stage_offset = 0;
+  DType dtype = DType::f32;
+};
+
+/// What lives as long as the world, since a peer may look at it after its owner has closed the communicator.
+struct alignas(kLine) PortHead {
+  Flag staged;
+  Flag phase_a;  ///< inputs read; with all_reduce also: results there
+  Flag phase_b;  ///< results read
+  Flag closed;
+  FailureRecord failure;
+};
+
+/// What goes when all members have closed the communicator.
+struct PortSlots {
+  alignas(kLine) Slot slots[2];
+};
+
+/// Counters of the bytes that this rank read from one peer. Written by one rank only.
+struct alignas(kLine) Credit {
+  std::array<std::atomic<std::uint64_t>, kOpKinds> bytes{};
+};
+
+/// A port in somebody's arena: PortHead, then for each member a Credit, a SendLine, a Flag (messages received) and an offset
+/// table of two entries (all_to_all_v: where in its input the part for that member begins).
+class Port {
+ public:
+  Port() = default;
+  Port(std::byte* head, std::byte* slots, int members) : head_(head), slots_(slots), members_(members) {}
+  static std::size_t head_bytes(int members) {
+    return sizeof(PortHead) + static_cast<std::size_t>(members) * (sizeof(Credit) + sizeof(SendLine) + sizeof(Flag) + kLine);
+  }
+
+  PortHead& head() const { return *reinterpret_cast<PortHead*>(head_); }
+  Slot& slot(std::uint64_t sequence) const { return reinterpret_cast<PortSlots*>(slots_)->slots[sequence % 2]; }
+  Credit& credit(int peer) const { return at<Credit>(0, peer); }
+  SendLine& sends(int peer) const { return at<SendLine>(sizeof(Credit), peer); }
+  std::atomic<std::uint64_t>& received(int peer) const { return at<Flag>(sizeof(Credit) + sizeof(SendLine), peer).value; }
+  std::uint64_t* part_offsets(int peer) const {
+    return &at<std::uint64_t>(sizeof(Credit) + sizeof(SendLine) + sizeof(Flag), peer, kLine);
+  }
+
+ private:
+  template <class T>
+  T& at(std::size_t before, int peer, std::size_t stride = sizeof(T)) const {
+    const std::size_t offset = sizeof(PortHead) + static_cast<std::size_t>(members_) * before + static_cast<std::size_t>(peer) * stride;
+    return *reinterpret_cast<T*>(head_ + offset);
+  }
+  std::byte* head_ = nullptr;
+  std::byte* slots_ = nullptr;
+  int members_ = 0;
+};
+
+}  // namespace tessera::shm

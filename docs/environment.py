@@ -1,0 +1,32 @@
+"""Writes docs/environment.md from what the program itself says.
+
+    environment.py TOOL             writes the page
+    environment.py TOOL --check     fails where the page differs
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+TARGET = pathlib.Path(__file__).with_suffix(".md")
+
+
+def page(tool):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    done = subprocess.run([tool, "info", "--json"], env=clean, text=True, stdout=subprocess.PIPE, timeout=60, check=True)
+    lines = ["# Environment variables", "",
+             "Written by `docs/environment.py` from `tessera info --json`; `tessera info --env` shows the values that are set now.",
+             "An option of the command line wins over the variable of the same name. Durations are written `500ms`, `6s`, `2m`,",
+             "sizes `64K`, `8M`, `1G`.", "", "| variable | default | meaning |", "|---|---|---|"]
+    for variable in json.loads(done.stdout)["env"]:
+        default = f"`{variable['default']}`" if variable["default"] else ""
+        lines.append(f"| `{variable['name']}` | {default} | {variable['help'].replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
+wanted = page(sys.argv[1])
+if "--check" in sys.argv:
+    raise SystemExit(0 if TARGET.is_file() and TARGET.read_text() == wanted else f"{TARGET} is old: run docs/environment.py TOOL")
+TARGET.write_text(wanted)

@@ -1,0 +1,99 @@
+// A backend of one's own: ranks are threads, a collective is a meeting where everybody shows their buffers.
+#include <barrier>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/nn/models/causal_model.h"
+
+using namespace tessera;
+using comm::Call, comm::OpKind, comm::Work;
+
+struct Meeting {
+  explicit Meeting(int size) : calls(size), colors(size), arrived(size) {}
+  std::vector<const Call*> calls;
+  std::vector<int> colors;
+  std::mutex mutex;
+  std::map<int, std::shared_ptr<Meeting>> rooms;  // by color
+  std::barrier<> arrived;
+};
+
+class MeetingCommunicator : public comm::Communicator {
+ public:
+  MeetingCommunicator(int rank, int size, std::shared_ptr<Meeting> m) : Communicator(rank, size, {}), meeting_(std::move(m)) {
+    capabilities_ = {.backend = "meeting", .dtypes = {base::DType::f32}, .memory = {comm::MemoryKind::host}};
+  }
+  const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
+
+ private:
+  const float* input(int of) const { return static_cast<const float*>(meeting_->calls[of]->in.data); }
+  void reduce(const Call& call, std::size_t first, std::vector<float>& out) const {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      for (int r = 0; r < size(); ++r) out[i] += input(r)[first + i];
+      if (call.op.kind == comm::ReduceOp::Kind::avg) out[i] /= static_cast<float>(call.op.scalar);
+    }
+  }
+  Work do_start(const Call& call) override {
+    meeting_->calls[rank()] = &call;
+    meeting_->arrived.arrive_and_wait();  // all inputs are there
+    std::vector<float> result(call.out.count);
+    switch (call.kind) {
+      case OpKind::barrier: break;
+      case OpKind::all_reduce: reduce(call, 0, result); break;
+      case OpKind::reduce_scatter: reduce(call, rank() * call.out.count, result); break;
+      case OpKind::all_gather:
+        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.count], input(r), call.in.bytes());
+        break;
+      default: throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over meeting");
+    }
+    meeting_->arrived.arrive_and_wait();  // all inputs are read: now outputs, which may be inputs too, can be written
+    if (call.kind != OpKind::barrier) std::memcpy(call.out.data, result.data(), call.out.bytes());
+    meeting_->arrived.arrive_and_wait();
+    return Work();  // done: this backend is never asynchronous
+  }
+  Work do_batch(std::span<const Call>) override { throw base::Unsupported("batch over meeting"); }
+  std::unique_ptr<comm::Communicator> do_split(int color, int) override {
+    meeting_->colors[rank()] = color;
+    meeting_->arrived.arrive_and_wait();
+    int members = 0, mine = 0;
+    for (int r = 0; r < size(); ++r) mine += r < rank() && meeting_->colors[r] == color, members += meeting_->colors[r] == color;
+    if (mine == 0) {
+      const std::lock_guard lock(meeting_->mutex);
+      meeting_->rooms[color] = std::make_shared<Meeting>(members);
+    }
+    meeting_->arrived.arrive_and_wait();
+    return std::make_unique<MeetingCommunicator>(mine, members, meeting_->rooms.at(color));
+  }
+  base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind, std::optional<base::MemoryUse>) override {
+    return {std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64), bytes, [](void* data, std::size_t) { std::free(data); }};
+  }
+  void do_abort(std::string_view) noexcept override {}
+  void do_meter(comm::MeterSnapshot&) const override {}
+  std::shared_ptr<Meeting> meeting_;
+  comm::Capabilities capabilities_;
+};
+
+int main() {
+  const auto meeting = std::make_shared<Meeting>(2);
+  const auto rank_main = [&](int rank) {
+    MeetingCommunicator world(rank, 2, meeting);
+    nn::Context context;
+    const auto model = nn::make_model(context, nn::preset("gpt-nano"));
+    fsdp::Engine engine(*model, world, {});
+    engine.initialize(0);
+    const nn::Tensor tokens = nn::Tensor::zeros(context, {2, 16}, base::DType::i32);
+    for (int step = 0; step < 5; ++step) {
+      nn::Tape tape;
+      const nn::TapeScope recording(context, &tape);
+      const nn::Tensor loss = model->loss(tokens, tokens);
+      tape.backward(loss);
+      engine.step(1e-3);
+      if (rank == 0) std::printf("step %d loss %.3f\n", step + 1, loss.item());
+    }
+  };
+  const std::jthread other(rank_main, 1);
+  rank_main(0);
+}

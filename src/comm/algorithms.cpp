@@ -1,0 +1,67 @@
+#include "tessera/comm/algorithms.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::string_view kVariable = "TESSERA_ALGO";
+
+/// Cuts at `separator`; calls with each part.
+template <class F>
+void each_part(std::string_view text, char separator, F&& call) {
+  while (true) {
+    const std::size_t end = text.find(separator);
+    call(text.substr(0, end));
+    if (end == std::string_view::npos) return;
+    text.remove_prefix(end + 1);
+  }
+}
+
+}  // namespace
+
+AlgorithmTable::AlgorithmTable(std::string_view text, std::span<const std::string> known) {
+  if (text.empty()) return;
+  each_part(text, ',', [&](std::string_view part) { parse_operation(part, known); });
+}
+
+void AlgorithmTable::parse_operation(std::string_view text, std::span<const std::string> known) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string_view::npos)
+    throw InvalidUsage(std::string(kVariable) + ": '" + std::string(text) + "' is not OPERATION=ALGORITHM[:FROM-TO][;...]");
+  const std::string operation(text.substr(0, equals));
+  const OpKind kind = parse_op_kind(operation);
+  each_part(text.substr(equals + 1), ';', [&](std::string_view part) {
+    Range range;
+    const std::size_t colon = part.find(':');
+    range.name = std::string(part.substr(0, colon));
+    if (std::find(known.begin(), known.end(), operation + "=" + range.name) == known.end()) {
+      std::string names;
+      for (const std::string& name : known) names += " " + name;
+      throw InvalidUsage(std::string(kVariable) + ": no algorithm '" + operation + "=" + range.name + "' here; known:" + names);
+    }
+    if (colon != std::string_view::npos) {
+      const std::string_view sizes = part.substr(colon + 1);
+      const std::size_t dash = sizes.find('-');
+      if (dash == std::string_view::npos)
+        throw InvalidUsage(std::string(kVariable) + ": range '" + std::string(sizes) + "' is not FROM-TO, such as 64K-max");
+      range.from = parse_size(sizes.substr(0, dash), kVariable);
+      const std::string_view to = sizes.substr(dash + 1);
+      if (to != "max") range.to = parse_size(to, kVariable);
+      if (range.from >= range.to)
+        throw InvalidUsage(std::string(kVariable) + ": range '" + std::string(sizes) + "' holds no size");
+    }
+    ranges_[static_cast<std::size_t>(kind)].push_back(std::move(range));
+  });
+}
+
+std::string_view AlgorithmTable::choose(OpKind kind, std::uint64_t bytes) const {
+  for (const Range& range : ranges_[static_cast<std::size_t>(kind)])
+    if (bytes >= range.from && bytes < range.to) return range.name;
+  return {};
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,171 @@
+#include "tessera/comm/communicator.h"
+
+#include <numeric>
+
+#include "tessera/comm/checks.h"
+
+namespace tessera::comm {
+
+Communicator::Communicator(int rank, int size, CommunicatorOptions options)
+    : rank_(rank), size_(size), options_(std::move(options)) {}
+Communicator::~Communicator() = default;
+
+Work Communicator::start(Call& call, const OpOptions& options) {
+  call.timeout = options.timeout.value_or(options_.timeout);
+  call.label = options.label;
+  if (call.op.kind == ReduceOp::Kind::avg && call.op.scalar == 0) call.op.scalar = size_;
+  if (options.after != nullptr && !options.after->immediate()) options.after->record().wait();
+  ++calls_[static_cast<std::size_t>(call.kind)];
+  return do_start(call);
+}
+
+Work Communicator::all_reduce(ConstView in, View out, ReduceOp op, OpOptions options) {
+  Call call{.kind = OpKind::all_reduce, .in = in, .out = out, .op = op};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.reduce_op();
+  check.views();
+  check.out_count(in.count, "as many as in");
+  check.overlap_same_start();
+  return start(call, options);
+}
+
+Work Communicator::all_gather(ConstView in, View out, OpOptions options) {
+  Call call{.kind = OpKind::all_gather, .in = in, .out = out};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.views();
+  check.out_parts(in.count);
+  check.overlap_in_is_part_of_out(static_cast<std::size_t>(rank_) * in.count);
+  return start(call, options);
+}
+
+Work Communicator::reduce_scatter(ConstView in, View out, ReduceOp op, OpOptions options) {
+  Call call{.kind = OpKind::reduce_scatter, .in = in, .out = out, .op = op};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.reduce_op();
+  check.views();
+  check.in_parts(out.count);
+  check.overlap_out_is_part_of_in(static_cast<std::size_t>(rank_) * out.count);
+  return start(call, options);
+}
+
+Work Communicator::broadcast(ConstView in, View out, int root, OpOptions options) {
+  Call call{.kind = OpKind::broadcast, .in = in, .out = out, .root = root};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.root();
+  if (rank_ != root) call.in = ConstView{nullptr, 0, out.dtype, out.device};
+  check.views();
+  if (rank_ == root) {
+    check.out_count(in.count, "as many as in");
+    check.overlap_same_start();
+  }
+  return start(call, options);
+}
+
+Work Communicator::reduce(ConstView in, View out, ReduceOp op, int root, OpOptions options) {
+  Call call{.kind = OpKind::reduce, .in = in, .out = out, .op = op, .root = root};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.root();
+  check.reduce_op();
+  if (rank_ != root) call.out = View{nullptr, 0, in.dtype, in.device};
+  check.views();
+  if (rank_ == root) {
+    check.out_count(in.count, "as many as in");
+    check.overlap_same_start();
+  }
+  return start(call, options);
+}
+
+Work Communicator::gather(ConstView in, View out, int root, OpOptions options) {
+  Call call{.kind = OpKind::gather, .in = in, .out = out, .root = root};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.root();
+  if (rank_ != root) call.out = View{nullptr, 0, in.dtype, in.device};
+  check.views();
+  if (rank_ == root) {
+    check.out_parts(in.count);
+    check.overlap_in_is_part_of_out(static_cast<std::size_t>(rank_) * in.count);
+  }
+  return start(call, options);
+}
+
+Work Communicator::scatter(ConstView in, View out, int root, OpOptions options) {
+  Call call{.kind = OpKind::scatter, .in = in, .out = out, .root = root};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.root();
+  if (rank_ != root) call.in = ConstView{nullptr, 0, out.dtype, out.device};
+  check.views();
+  if (rank_ == root) {
+    check.in_parts(out.count);
+    check.overlap_out_is_part_of_in(static_cast<std::size_t>(rank_) * out.count);
+  }
+  return start(call, options);
+}
+
+Work Communicator::all_to_all(ConstView in, View out, OpOptions options) {
+  Call call{.kind = OpKind::all_to_all, .in = in, .out = out};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.views();
+  check.out_count(in.count, "as many as in");
+  check.multiple_of_size(in.count);
+  check.overlap_never();
+  return start(call, options);
+}
+
+Work Communicator::send(ConstView data, int peer, OpOptions options) {
+  Call call{.kind = OpKind::send, .in = data, .out = View{nullptr, 0, data.dtype, data.device}, .root = peer};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.peer();
+  check.views();
+  return start(call, options);
+}
+
+Work Communicator::recv(View data, int peer, OpOptions options) {
+  Call call{.kind = OpKind::recv, .in = ConstView{nullptr, 0, data.dtype, data.device}, .out = data, .root = peer};
+  const Checker check(call, capabilities(), rank_, size_);
+  check.peer();
+  check.views();
+  return start(call, options);
+}
+
+Work Communicator::batch(std::span<const PointToPoint> parts, OpOptions options) {
+  std::vector<Call> calls;
+  calls.reserve(parts.size());
+  for (const PointToPoint& part : parts) {
+    Call call{.kind = part.sends ? OpKind::send : OpKind::recv, .in = part.in, .out = part.out, .root = part.peer};
+    if (part.sends) {
+      call.out = View{nullptr, 0, part.in.dtype, part.in.device};
+    } else {
+      call.in = ConstView{nullptr, 0, part.out.dtype, part.out.device};
+    }
+    const Checker check(call, capabilities(), rank_, size_);
+    check.peer();
+    check.views();
+    call.timeout = options.timeout.value_or(options_.timeout);
+    call.label = options.label;
+    calls.push_back(call);
+  }
+  if (options.after != nullptr && !options.after->immediate()) options.after->record().wait();
+  for (const Call& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];
+  return do_batch(calls);
+}
+
+Work Communicator::barrier(OpOptions options) {
+  Call call{.kind = OpKind::barrier};
+  return start(call, options);
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key) { return do_split(color, key); }
+
+Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) { return do_allocate(bytes, kind, use); }
+
+void Communicator::abort(std::string reason) noexcept { do_abort(reason); }
+
+MeterSnapshot Communicator::meter() const {
+  MeterSnapshot snapshot;
+  snapshot.bytes_to_peer.assign(static_cast<std::size_t>(size_), 0);
+  for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].calls = calls_[i];
+  do_meter(snapshot);
+  return snapshot;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,120 @@
+#include "tessera/comm/context.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/builtin.h"
+#include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/registry.h"
+#include "tessera/comm/thread_bootstrap.h"
+#include "tessera/comm/internal/variables.h"
+
+namespace tessera::comm {
+namespace {
+
+WorldOptions world_options(const Config& config) {
+  WorldOptions options;
+  options.communicator.timeout =
+      config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
+  options.communicator.logger = config.logger;
+  options.communicator.ledger = config.ledger;
+  options.deterministic = config.deterministic
+                              ? *config.deterministic
+                              : parse_flag(env_or_default(env::kDeterministic), env::kDeterministic.name);
+  options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
+  options.progress_thread = config.progress_thread;
+  return options;
+}
+
+const Backend& chosen_backend(const Config& config) {
+  return find_backend(config.backend ? *config.backend : env_or_default(env::kBackend));
+}
+
+/// The communicators of ranks that are threads, so that the first to fail can stop the others.
+class Crew {
+ public:
+  explicit Crew(int ranks) : members_(static_cast<std::size_t>(ranks)) {}
+
+  void enter(int rank, Communicator* member) {
+    const std::lock_guard lock(mutex_);
+    members_[static_cast<std::size_t>(rank)] = member;
+  }
+  /// Keeps the first error and stops everybody else.
+  void fail(ThreadBootstrap& bootstrap, int rank, std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (error_ != nullptr) return;
+    error_ = std::move(error);
+    bootstrap.abandon();
+    for (Communicator* member : members_)
+      if (member != nullptr) member->abort("rank " + std::to_string(rank) + " left with an exception");
+  }
+  void rethrow() const {
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Communicator*> members_;
+  std::exception_ptr error_;
+};
+
+void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Communicator>()>& create, Crew& crew,
+              const std::function<void(Communicator&)>& body) {
+  const int rank = bootstrap.rank();
+  try {
+    const std::unique_ptr<Communicator> world = create();
+    crew.enter(rank, world.get());
+    try {
+      body(*world);
+    } catch (...) {
+      crew.fail(bootstrap, rank, std::current_exception());
+    }
+    crew.enter(rank, nullptr);  // before it goes
+  } catch (...) {
+    crew.fail(bootstrap, rank, std::current_exception());
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> init(Config config) {
+  const Launch launch = config.launch ? *config.launch : resolve_launch();
+  const WorldOptions options = world_options(config);
+  const Backend& backend = chosen_backend(config);
+  if (launch.size == 1)
+    return backend.create(make_thread_bootstraps(1, options.communicator.timeout).front(), options);
+  return backend.create(meet(launch, options.communicator.timeout), options);
+}
+
+void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
+  if (ranks < 1) throw InvalidUsage("run_threads: needs at least one rank, not " + std::to_string(ranks));
+  const WorldOptions options = world_options(config);
+  const Backend& backend = chosen_backend(config);
+  const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
+  Crew crew(ranks);
+  std::vector<std::thread> threads;
+  for (const auto& bootstrap : bootstraps)
+    threads.emplace_back([&, bootstrap] {
+      run_rank(*bootstrap, [&] { return backend.create(bootstrap, options); }, crew, body);
+    });
+  for (std::thread& thread : threads) thread.join();
+  crew.rethrow();
+}
+
+std::span<const EnvVariable> variables() {
+  static const std::vector<EnvVariable> kAll = [] {
+    std::vector<EnvVariable> all = {env::kAlgo,          env::kBackend, env::kDeterministic, env::kLauncher, env::kLocalRank,
+                                    env::kLocalWorldSize, env::kRank,    env::kRunId,         env::kTimeout,  env::kWorldSize};
+    for (const Backend* backend : builtin_backends()) all.insert(all.end(), backend->variables.begin(), backend->variables.end());
+    std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });
+    return all;
+  }();
+  return kAll;
+}
+
+}  // namespace tessera::comm

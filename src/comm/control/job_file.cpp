@@ -1,0 +1,105 @@
+#include "tessera/comm/control/job_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/bootstrap.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::string_view kMagic = "tessera-job-1";
+
+/// Field 22 of /proc/PID/stat: with the pid it names a process for good. Empty: no such process.
+std::string start_time(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return {};
+  std::istringstream fields(line.substr(std::min(line.size(), line.rfind(')') + 2)));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  return field;
+}
+
+struct Content {
+  JobAddress address;
+  std::string pid;
+  std::string start;
+};
+
+std::optional<Content> read_content(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd) {
+    if (errno == ENOENT) return std::nullopt;
+    throw system_error("init: can't read " + path);
+  }
+  struct stat status = {};
+  if (::fstat(fd.get(), &status) != 0) throw system_error("init: fstat of " + path);
+  if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
+    throw SystemError("init: " + path + " is not a file of this user alone; remove it, or set another TESSERA_RUN_ID");
+  std::array<char, 1024> text{};
+  const ssize_t length = ::read(fd.get(), text.data(), text.size());
+  std::istringstream fields(std::string(text.data(), length < 0 ? 0 : static_cast<std::size_t>(length)));
+  std::string magic;
+  std::string token;
+  Content content;
+  fields >> magic >> content.address.socket >> token >> content.pid >> content.start;
+  if (!fields || magic != kMagic) throw SystemError("init: " + path + " is not a job file of this version; remove it");
+  content.address.token = from_hex(token);
+  return content;
+}
+
+/// The whole content appears at once, and only where there was no file: written aside, then linked.
+bool create_file(const std::string& path, const std::string& text) {
+  const std::string aside = path + "." + std::to_string(::getpid());
+  ::unlink(aside.c_str());
+  const UniqueFd fd(::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!fd) throw system_error("init: can't create " + aside);
+  const bool written = ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  const bool linked = written && ::link(aside.c_str(), path.c_str()) == 0;
+  const int code = errno;
+  ::unlink(aside.c_str());
+  if (!written || (!linked && code != EEXIST)) throw system_error("init: can't write " + path, code);
+  return linked;
+}
+
+}  // namespace
+
+std::string job_file_path(const std::string& job) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3u;
+  std::ostringstream path;
+  path << "/tmp/tessera-" << ::geteuid() << "-" << std::hex << hash;
+  return path.str();
+}
+
+std::optional<JobAddress> read_job_file(const std::string& path) {
+  const std::optional<Content> content = read_content(path);
+  return content ? std::optional(content->address) : std::nullopt;
+}
+
+JobFile::JobFile(std::string job, const JobAddress& address) : path_(job_file_path(job)) {
+  const std::string pid = std::to_string(::getpid());
+  std::ostringstream text;
+  text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid) << '\n';
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    if (create_file(path_, text.str())) return;
+    const std::optional<Content> other = read_content(path_);
+    if (other && start_time(other->pid) == other->start)
+      throw InvalidUsage("init: process " + other->pid + " is starting a run with the same name '" + job +
+                         "'; give each run its own TESSERA_RUN_ID");
+    if (other) ::unlink(path_.c_str());  // left by a process that died
+  }
+  throw SystemError("init: can't create " + path_ + ": others keep creating it");
+}
+
+JobFile::~JobFile() { ::unlink(path_.c_str()); }
+
+}  // namespace tessera::comm

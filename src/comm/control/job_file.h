@@ -1,0 +1,34 @@
+// Where the ranks of a job on one host look for rank 0.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tessera/comm/control/proof.h"
+
+namespace tessera::comm {
+
+struct JobAddress {
+  std::string socket;  ///< abstract name of a Unix socket
+  Digest token;
+};
+
+/// The file of a job: one for each user and name, readable by that user only.
+std::string job_file_path(const std::string& job);
+
+/// Nothing while there is none. Throws SystemError where it is not this user's own.
+std::optional<JobAddress> read_job_file(const std::string& path);
+
+/// Exists as long as the object. One that a dead process left is replaced; one of a living process is InvalidUsage.
+class JobFile {
+ public:
+  JobFile(std::string job, const JobAddress& address);
+  ~JobFile();
+  JobFile(const JobFile&) = delete;
+  JobFile& operator=(const JobFile&) = delete;
+
+ private:
+  const std::string path_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,168 @@
+#include "tessera/comm/progress.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kSpin = 20us;       // then yield: on a busy machine somebody else has the core that we wait for
+constexpr auto kYield = 60us;      // then sleep
+constexpr auto kLongestSleep = 100ms;  // deadlines and the health of peers are looked at this often
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) && std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// Not FUTEX_PRIVATE: the word may lie in memory shared by processes.
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds time) noexcept {
+  if (time <= 0ns) return;
+  const timespec limit{static_cast<time_t>(time.count() / 1'000'000'000), static_cast<long>(time.count() % 1'000'000'000)};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void futex_wake(std::atomic<std::uint32_t>& word) noexcept {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Pollable::~Pollable() = default;
+
+void ring(Doorbell& bell) noexcept {
+  if (bell.sleepers.load() == 0) return;
+  bell.rings.fetch_add(1);
+  futex_wake(bell.rings);
+}
+
+std::uint32_t send_ping(Doorbell& bell) noexcept {
+  const std::uint32_t asked = bell.ping.fetch_add(1) + 1;
+  bell.attention.fetch_add(1);
+  futex_wake(bell.attention);
+  bell.rings.fetch_add(1);
+  futex_wake(bell.rings);
+  return asked;
+}
+
+ProgressEngine::ProgressEngine(Doorbell& bell, Options options) : bell_(bell), options_(options) {
+  if (options_.thread) thread_ = std::thread([this] { run(); });
+}
+
+ProgressEngine::~ProgressEngine() {
+  stop_ = true;
+  bell_.attention.fetch_add(1);
+  futex_wake(bell_.attention);
+  bell_.rings.fetch_add(1);
+  futex_wake(bell_.rings);
+  if (thread_.joinable()) thread_.join();
+}
+
+void ProgressEngine::add(Pollable& item) {
+  const std::lock_guard lock(mutex_);
+  items_.push_back(&item);
+}
+
+void ProgressEngine::remove(Pollable& item) {
+  const std::lock_guard lock(mutex_);
+  items_.erase(std::remove(items_.begin(), items_.end(), &item), items_.end());
+}
+
+bool ProgressEngine::poll_locked(bool thorough) noexcept {
+  bool moved = false;
+  for (Pollable* item : items_) moved |= item->poll(thorough);
+  return moved;
+}
+
+bool ProgressEngine::try_poll(bool thorough) noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock.owns_lock() && poll_locked(thorough);
+}
+
+void ProgressEngine::sleep(std::uint32_t seen, Clock::time_point until) noexcept {
+  const auto left = until - Clock::now();
+  futex_wait(bell_.rings, seen, std::min<std::chrono::nanoseconds>(left, kLongestSleep));
+}
+
+bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept {
+  if (finished.load() != 0) return true;
+  waiters_.fetch_add(1);
+  Clock::time_point idle_since = Clock::now();
+  for (std::uint32_t turn = 1; finished.load() == 0; ++turn) {
+    if (try_poll(turn % 256 == 0)) {
+      if (turn % 16 == 0) idle_since = Clock::now();
+      continue;
+    }
+    pause();
+    if (turn % 32 != 0 && !options_.oversubscribed) continue;
+    const Clock::time_point now = Clock::now();
+    if (now >= until) break;
+    const auto idle = now - idle_since;
+    if (idle < kSpin && !options_.oversubscribed) continue;
+    if (idle < kYield) {
+      ::sched_yield();
+      continue;
+    }
+    // Say that we sleep, look once more (under the lock itself: whoever holds it may have looked too early), then sleep.
+    bell_.sleepers.fetch_add(1);
+    const std::uint32_t seen = bell_.rings.load();
+    bool moved = false;
+    {
+      const std::lock_guard lock(mutex_);
+      moved = poll_locked(true);
+    }
+    if (!moved && finished.load() == 0) sleep(seen, until);
+    bell_.sleepers.fetch_sub(1);
+    idle_since = Clock::now() - kSpin;  // after a sleep: yield a little before the next one
+  }
+  waiters_.fetch_sub(1);
+  if (outstanding_.load() > 0) hand_over();
+  return finished.load() != 0;
+}
+
+void ProgressEngine::hand_over() noexcept {
+  if (waiters_.load() != 0 || bell_.idle.load() == 0) return;
+  bell_.attention.fetch_add(1);
+  futex_wake(bell_.attention);
+}
+
+void ProgressEngine::answer_pings() noexcept { bell_.pong.store(bell_.ping.load()); }
+
+void ProgressEngine::run() noexcept {
+  while (!stop_) {
+    answer_pings();
+    if (waiters_.load() != 0 || outstanding_.load() <= 0) {
+      bell_.idle.store(1);
+      const std::uint32_t seen = bell_.attention.load();
+      if (!stop_ && (waiters_.load() != 0 || outstanding_.load() <= 0) && bell_.ping.load() == bell_.pong.load())
+        futex_wait(bell_.attention, seen, 1s);
+      bell_.idle.store(0);
+      continue;
+    }
+    if (try_poll(false)) continue;
+    bell_.sleepers.fetch_add(1);
+    const std::uint32_t seen = bell_.rings.load();
+    bool moved = false;
+    {
+      const std::lock_guard lock(mutex_);
+      moved = poll_locked(true);
+    }
+    if (!moved && !stop_ && waiters_.load() == 0 && outstanding_.load() > 0 && bell_.ping.load() == bell_.pong.load())
+      sleep(seen, Clock::now() + kLongestSleep);
+    bell_.sleepers.fetch_sub(1);
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,94 @@
+// Progress has no fixed owner: it is a function under a try-lock that serves all communicators of one rank. A thread that waits
+// drives it; the progress thread drives it only while nobody waits.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/base.h"
+
+namespace tessera::comm {
+
+using Clock = std::chrono::steady_clock;
+
+/// The words on which a rank's threads sleep. They may lie in memory that other ranks share; a peer rings after each change
+/// that this rank may wait for. All accesses are sequentially consistent: "store my flag, then look whether he sleeps" against
+/// "say that I sleep, then look at his flag" needs that one of the two sees the other.
+struct Doorbell {
+  alignas(128) std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> sleepers{0};
+  alignas(128) std::atomic<std::uint32_t> ping{0};  ///< asked by whoever wonders whether this rank is alive ...
+  std::atomic<std::uint32_t> pong{0};               ///< ... answered by its progress thread
+  std::atomic<std::uint32_t> attention{0};          ///< on which the idle progress thread sleeps
+  std::atomic<std::uint32_t> idle{0};               ///< it does
+};
+
+/// Wakes the threads of `bell`'s rank if any sleeps. Any process that maps it.
+TESSERA_API void ring(Doorbell& bell) noexcept;
+/// Asks for a sign of life and wakes whoever can give it; returns what pong will then be.
+TESSERA_API std::uint32_t send_ping(Doorbell& bell) noexcept;
+
+/// Something that moves when polled.
+class TESSERA_API Pollable {
+ public:
+  virtual ~Pollable();
+  /// Called under the engine's lock. Does a bounded piece of work and never blocks. `thorough`: also look at deadlines and at
+  /// the health of the peers. True if anything moved.
+  virtual bool poll(bool thorough) noexcept = 0;
+};
+
+struct ProgressOptions {
+  bool thread = true;          ///< tests switch it off to see what depends on it
+  bool oversubscribed = false;  ///< more ranks than cores: never spin
+};
+
+class TESSERA_API ProgressEngine {
+ public:
+  using Options = ProgressOptions;
+  ProgressEngine(Doorbell& bell, Options options);
+  ~ProgressEngine();
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
+
+  void add(Pollable& item);
+  void remove(Pollable& item);
+
+  /// Operations in flight: the progress thread sleeps while there are none.
+  void begin_operation() noexcept { outstanding_.fetch_add(1); }
+  void end_operation() noexcept { outstanding_.fetch_sub(1); }
+
+  /// Drives until `finished` is not 0 or `until`. True: finished.
+  bool wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept;
+  /// One bounded piece of work, if nobody else is at it.
+  bool try_poll(bool thorough) noexcept;
+  /// Somebody has issued work and leaves: the progress thread takes over.
+  void hand_over() noexcept;
+  /// The lock under which everything is polled.
+  std::mutex& mutex() noexcept { return mutex_; }
+  /// Wakes this rank's own waiters (an operation is done that somebody else may wait for).
+  void wake_waiters() noexcept { ring(bell_); }
+  /// Answers pings; also called by whoever waits for pongs itself.
+  void answer_pings() noexcept;
+  bool oversubscribed() const noexcept { return options_.oversubscribed; }
+
+ private:
+  bool poll_locked(bool thorough) noexcept;
+  void sleep(std::uint32_t seen, Clock::time_point until) noexcept;
+  void run() noexcept;
+
+  Doorbell& bell_;
+  const Options options_;
+  std::mutex mutex_;
+  std::vector<Pollable*> items_;
+  std::atomic<std::uint32_t> waiters_{0};
+  std::atomic<std::int64_t> outstanding_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm

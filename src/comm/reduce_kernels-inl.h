@@ -1,0 +1,248 @@
+// The loops behind reduce_tree and copy_bytes, once per instruction set (see reduce.cpp).
+#if defined(TESSERA_COMM_REDUCE_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_COMM_REDUCE_KERNELS_INL_H_
+#undef TESSERA_COMM_REDUCE_KERNELS_INL_H_
+#else
+#define TESSERA_COMM_REDUCE_KERNELS_INL_H_
+#endif
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "tessera/comm/reduce_work.h"
+#include "tessera/comm/slices.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::comm {
+namespace HWY_NAMESPACE {
+
+using Kind = ReduceOp::Kind;
+
+// Conversions without branches, so that loops over them vectorise. Equal to base's on every input (a test runs all).
+inline float widen(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+
+inline float widen(f16 x) {
+  const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
+  // The exponent's bias differs by 112; the product renormalises subnormals exactly.
+  const std::uint32_t scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
+  const std::uint32_t special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
+  return std::bit_cast<float>(scaled | special | (static_cast<std::uint32_t>(x.bits & 0x8000u) << 16));
+}
+
+inline bf16 narrow_bf16(float value) {
+  const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t rounded = (x + 0x7fffu + ((x >> 16) & 1u)) >> 16;
+  const std::uint32_t nan = (x >> 16) | 0x40u;
+  return bf16::of_bits(static_cast<std::uint16_t>((x & 0x7fffffffu) > 0x7f800000u ? nan : rounded));
+}
+
+inline f16 narrow_f16(float value) {
+  const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (x >> 16) & 0x8000u;
+  const std::uint32_t magnitude = x & 0x7fffffffu;
+  const std::uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  // Adding 1/2 puts a subnormal's bits at the end of the mantissa, rounded to nearest even by the addition itself.
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  std::uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
+  half = magnitude >= 0x477ff000u ? 0x7c00u : half;
+  half = magnitude > 0x7f800000u ? nan : half;
+  return f16::of_bits(static_cast<std::uint16_t>(sign | half));
+}
+
+/// What elements of type T are added in, and how they get there and back. Signed integers wrap, so they are added unsigned.
+template <class T>
+struct Arithmetic {
+  using Sum = T;
+  static Sum load(T x) { return x; }
+  static T store(Sum x) { return x; }
+};
+template <>
+struct Arithmetic<f16> {
+  using Sum = float;
+  static Sum load(f16 x) { return widen(x); }
+  static f16 store(Sum x) { return narrow_f16(x); }
+};
+template <>
+struct Arithmetic<bf16> {
+  using Sum = float;
+  static Sum load(bf16 x) { return widen(x); }
+  static bf16 store(Sum x) { return narrow_bf16(x); }
+};
+
+template <Kind kKind, class S>
+inline S combine(S a, S b) {
+  if constexpr (std::is_floating_point_v<S>) {
+    if constexpr (kKind == Kind::prod) return a * b;
+    if constexpr (kKind == Kind::min) return a != a ? a : (b != b ? b : (a < b ? a : b));
+    if constexpr (kKind == Kind::max) return a != a ? a : (b != b ? b : (a > b ? a : b));
+    return a + b;
+  } else {
+    using U = std::make_unsigned_t<S>;
+    // Small types would be promoted to int, where the product of two u16 may overflow: 64 bits hold all.
+    if constexpr (kKind == Kind::prod)
+      return static_cast<S>(static_cast<U>(static_cast<std::uint64_t>(static_cast<U>(a)) * static_cast<U>(b)));
+    if constexpr (kKind == Kind::min) return a < b ? a : b;
+    if constexpr (kKind == Kind::max) return a > b ? a : b;
+    return static_cast<S>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
+  }
+}
+
+template <class S>
+S multiplier(double factor) {
+  if constexpr (std::is_floating_point_v<S>) {
+    return static_cast<S>(factor);
+  } else {
+    return static_cast<S>(static_cast<std::int64_t>(factor));
+  }
+}
+
+template <Kind kKind, class T, std::size_t kA, std::size_t kB>
+inline typename Arithmetic<T>::Sum tree(const T* const* in, const typename Arithmetic<T>::Sum* factors, std::size_t i) {
+  using S = typename Arithmetic<T>::Sum;
+  if constexpr (kB - kA == 1) {
+    const S x = Arithmetic<T>::load(in[kA][i]);
+    if constexpr (kKind == Kind::premul_sum) return combine<Kind::prod, S>(x, factors[kA]);
+    return x;
+  } else {
+    constexpr std::size_t kM = tree_middle(kA, kB);
+    return combine<kKind, S>(tree<kKind, T, kA, kM>(in, factors, i), tree<kKind, T, kM, kB>(in, factors, i));
+  }
+}
+
+constexpr std::size_t kBlock = 1024;  // elements: two or three blocks stay in the first-level cache
+
+/// kN sources in one pass. `out` may be one of them: elements meet only their own.
+template <Kind kKind, class T, std::size_t kN, class Out>
+void fused(const T* const* in, const typename Arithmetic<T>::Sum* factors, Out* out, std::size_t count) {
+  const T* local[kN];
+  typename Arithmetic<T>::Sum by[kN] = {};
+  for (std::size_t k = 0; k < kN; ++k) local[k] = in[k];
+  if constexpr (kKind == Kind::premul_sum)
+    for (std::size_t k = 0; k < kN; ++k) by[k] = factors[k];
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<Out, T>) {
+      out[i] = Arithmetic<T>::store(tree<kKind, T, 0, kN>(local, by, i));
+    } else {
+      out[i] = tree<kKind, T, 0, kN>(local, by, i);
+    }
+  }
+}
+
+template <Kind kKind, class T>
+struct Reducer {
+  using S = typename Arithmetic<T>::Sum;
+  const void* const* sources;
+  const S* factors;
+  std::size_t start;
+
+  /// The tree over sources a .. b of one block, into `out`.
+  void range(std::size_t a, std::size_t b, S* out, std::size_t count) const {
+    const T* in[4];
+    const std::size_t n = b - a;
+    for (std::size_t k = 0; k < n && k < 4; ++k) in[k] = static_cast<const T*>(sources[a + k]) + start;
+    const S* by = factors == nullptr ? nullptr : factors + a;
+    switch (n) {
+      case 1: return fused<kKind, T, 1, S>(in, by, out, count);
+      case 2: return fused<kKind, T, 2, S>(in, by, out, count);
+      case 3: return fused<kKind, T, 3, S>(in, by, out, count);
+      case 4: return fused<kKind, T, 4, S>(in, by, out, count);
+      default: break;
+    }
+    S right[kBlock];
+    const std::size_t m = tree_middle(a, b);
+    range(a, m, out, count);
+    range(m, b, right, count);
+    for (std::size_t i = 0; i < count; ++i) out[i] = combine<kKind, S>(out[i], right[i]);
+  }
+};
+
+template <class S>
+void divide(S* x, double divisor, std::size_t count) {
+  const S by = multiplier<S>(divisor);
+  for (std::size_t i = 0; i < count; ++i) x[i] = static_cast<S>(x[i] / by);
+}
+
+template <Kind kKind, class T>
+void combine_typed(const Combination& work) {
+  using S = typename Arithmetic<T>::Sum;
+  constexpr std::size_t kMost = kMostRanks;
+  S factors[kKind == Kind::premul_sum ? kMost : 1];
+  if constexpr (kKind == Kind::premul_sum)
+    for (std::size_t k = 0; k < work.sources.size(); ++k) factors[k] = multiplier<S>(work.factors[k]);
+  T* out = static_cast<T*>(work.out);
+  const bool average = work.op.kind == Kind::avg;
+  for (std::size_t start = 0; start < work.count; start += kBlock) {
+    const std::size_t count = work.count - start < kBlock ? work.count - start : kBlock;
+    const Reducer<kKind, T> reducer{work.sources.data(), kKind == Kind::premul_sum ? factors : nullptr, start};
+    // Up to four sources go straight to `out`; more go through a block of ours, since `out` may be a source still to be read.
+    if constexpr (std::is_same_v<S, T>) {
+      if (work.sources.size() <= 4) {
+        reducer.range(0, work.sources.size(), out + start, count);
+        if (average) divide(out + start, work.op.scalar, count);
+        continue;
+      }
+    }
+    S sum[kBlock];
+    reducer.range(0, work.sources.size(), sum, count);
+    if (average) divide(sum, work.op.scalar, count);
+    for (std::size_t i = 0; i < count; ++i) out[start + i] = Arithmetic<T>::store(sum[i]);
+  }
+}
+
+template <class T>
+void combine_kinds(const Combination& work) {
+  switch (work.op.kind) {
+    case Kind::sum:
+    case Kind::avg: return combine_typed<Kind::sum, T>(work);
+    case Kind::prod: return combine_typed<Kind::prod, T>(work);
+    case Kind::min: return combine_typed<Kind::min, T>(work);
+    case Kind::max: return combine_typed<Kind::max, T>(work);
+    case Kind::premul_sum: return combine_typed<Kind::premul_sum, T>(work);
+  }
+}
+
+void combine_all(const Combination& work) {
+  switch (work.dtype) {
+    case DType::f32: return combine_kinds<float>(work);
+    case DType::f64: return combine_kinds<double>(work);
+    case DType::f16: return combine_kinds<f16>(work);
+    case DType::bf16: return combine_kinds<bf16>(work);
+    case DType::i8: return combine_kinds<std::int8_t>(work);
+    case DType::u8: return combine_kinds<std::uint8_t>(work);
+    case DType::i32: return combine_kinds<std::int32_t>(work);
+    case DType::i64: return combine_kinds<std::int64_t>(work);
+    case DType::u32: return combine_kinds<std::uint32_t>(work);
+    case DType::u64: return combine_kinds<std::uint64_t>(work);
+  }
+}
+
+void stream_copy(std::uint8_t* out, const std::uint8_t* in, std::size_t bytes) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::ScalableTag<std::uint8_t> d;
+  const std::size_t lanes = hn::Lanes(d);
+  const std::size_t head = (64 - reinterpret_cast<std::uintptr_t>(out) % 64) % 64;
+  std::memcpy(out, in, head);
+  std::size_t i = head;
+  for (; i + 4 * lanes <= bytes; i += 4 * lanes) {
+    const auto a = hn::LoadU(d, in + i);
+    const auto b = hn::LoadU(d, in + i + lanes);
+    const auto c = hn::LoadU(d, in + i + 2 * lanes);
+    const auto e = hn::LoadU(d, in + i + 3 * lanes);
+    hn::Stream(a, d, out + i);
+    hn::Stream(b, d, out + i + lanes);
+    hn::Stream(c, d, out + i + 2 * lanes);
+    hn::Stream(e, d, out + i + 3 * lanes);
+  }
+  hwy::FlushStream();
+  std::memcpy(out + i, in + i, bytes - i);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera::comm
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,24 @@
+// What reduce_tree hands to its kernels.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "tessera/base/dtype.h"
+#include "tessera/comm/types.h"
+
+namespace tessera::comm {
+
+/// The most ranks that one communicator may have.
+inline constexpr std::size_t kMostRanks = 1024;
+
+struct Combination {
+  ReduceOp op;
+  DType dtype;
+  std::span<const void* const> sources;
+  std::span<const double> factors;
+  void* out;
+  std::size_t count;
+};
+
+}  // namespace tessera::comm

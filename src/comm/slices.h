@@ -1,0 +1,28 @@
+// How elements are dealt out to ranks where the caller has not said it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "tessera/comm/base.h"
+
+namespace tessera::comm {
+
+struct Slice {
+  std::size_t offset = 0;
+  std::size_t count = 0;
+};
+
+/// Slice `index` of `count` elements in `parts` contiguous slices whose lengths differ by at most one, the longer ones first.
+constexpr Slice slice_of(std::size_t count, int parts, int index) {
+  const auto n = static_cast<std::size_t>(parts);
+  const auto i = static_cast<std::size_t>(index);
+  const std::size_t base = count / n;
+  const std::size_t longer = count % n;
+  return {i * base + std::min(i, longer), base + (i < longer ? 1 : 0)};
+}
+
+/// Where the sum tree cuts the ranks a .. b: sum(a..b) = sum(a..m) + sum(m..b).
+constexpr std::size_t tree_middle(std::size_t a, std::size_t b) { return a + (b - a) / 2; }
+
+}  // namespace tessera::comm

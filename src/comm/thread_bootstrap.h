@@ -1,0 +1,33 @@
+// Ranks that are threads of one process.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/bootstrap.h"
+
+namespace tessera::comm {
+
+/// One bootstrap for each of `ranks` threads. abandon() on any of them makes the exchanges of all throw Aborted.
+class ThreadBootstrap;
+std::vector<std::shared_ptr<ThreadBootstrap>> make_thread_bootstraps(int ranks, std::chrono::milliseconds timeout);
+
+class ThreadBootstrap final : public Bootstrap {
+ public:
+  class Hub;
+  ThreadBootstrap(std::shared_ptr<Hub> hub, int rank);
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override;
+  bool in_process() const noexcept override { return true; }
+  std::vector<std::string> exchange(std::string_view blob) override;
+  std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> object) override;
+  void watch(std::function<void(int)>) override {}
+  void abandon() noexcept;
+
+ private:
+  const std::shared_ptr<Hub> hub_;
+  const int rank_;
+};
+
+}  // namespace tessera::comm

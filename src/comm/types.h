@@ -1,0 +1,129 @@
+// What collectives are called with. comm speaks of pointer, count, dtype and device; never of tensors.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/device.h"
+#include "tessera/base/dtype.h"
+#include "tessera/base/export.h"
+#include "tessera/base/stream.h"
+#include "tessera/comm/base.h"
+
+namespace tessera::comm {
+
+/// `count` elements at `data`, read by the operation. Must stay valid and unchanged until the Work is done.
+struct ConstView {
+  const void* data = nullptr;
+  std::size_t count = 0;
+  DType dtype = DType::f32;
+  Device device = {};
+  std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+/// The same, written by the operation. Its content is undefined until the Work is done, and after a failure.
+struct View {
+  void* data = nullptr;
+  std::size_t count = 0;
+  DType dtype = DType::f32;
+  Device device = {};
+  std::size_t bytes() const { return count * size_of(dtype); }
+  operator ConstView() const { return {data, count, dtype, device}; }  // NOLINT(google-explicit-constructor)
+};
+
+template <class T>
+ConstView view_of(const T* data, std::size_t count) {
+  return {data, count, dtype_of<T>, {}};
+}
+template <class T>
+View view_of(T* data, std::size_t count) {
+  return {data, count, dtype_of<T>, {}};
+}
+
+/// How elements of several ranks become one. Sums and products of integers wrap; f16 and bf16 are added in f32 and rounded
+/// once; minimum and maximum propagate NaN.
+struct ReduceOp {
+  enum class Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
+  Kind kind = Kind::sum;
+  /// avg: what the sum is divided by (once, before rounding; integers truncate), 0 for the number of ranks. premul_sum: what
+  /// this rank's input is multiplied with before it is added (may differ per rank). Else unused.
+  double scalar = 0;
+
+  static constexpr ReduceOp sum() { return {Kind::sum, 0}; }
+  static constexpr ReduceOp avg() { return {Kind::avg, 0}; }
+  /// For a sum that spans more ranks than one communicator: hsdp adds over two axes and divides once, at the end, by all.
+  static constexpr ReduceOp average_over(std::int64_t n) { return {Kind::avg, static_cast<double>(n)}; }
+  static constexpr ReduceOp prod() { return {Kind::prod, 0}; }
+  static constexpr ReduceOp min() { return {Kind::min, 0}; }
+  static constexpr ReduceOp max() { return {Kind::max, 0}; }
+  static constexpr ReduceOp premul_sum(double factor) { return {Kind::premul_sum, factor}; }
+  bool operator==(const ReduceOp&) const = default;
+};
+
+/// "sum", "avg", "prod", "min", "max", "premul_sum": the spelling of options, errors and JSON.
+TESSERA_API std::string_view name_of(ReduceOp::Kind kind);
+/// The inverse. Throws InvalidUsage listing the known names.
+TESSERA_API ReduceOp::Kind parse_reduce_op(std::string_view name);
+
+/// What was called. The _v forms count as the form without.
+enum class OpKind : std::uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  send,
+  recv,
+  barrier,
+};
+inline constexpr std::size_t kOpKinds = 11;
+TESSERA_API std::string_view name_of(OpKind kind);
+/// The inverse. Throws InvalidUsage listing the known names.
+TESSERA_API OpKind parse_op_kind(std::string_view name);
+
+struct OpOptions {
+  /// Starts after what this stream holds now. Host backends let it run before they start: nothing to do for an immediate
+  /// stream; a lazy one runs its queue up to here.
+  Stream* after = nullptr;
+  /// Instead of the communicator's (TESSERA_TIMEOUT).
+  std::optional<std::chrono::milliseconds> timeout = {};
+  /// Appears in errors and traces beside the operation's name. Must stay valid until the Work is done: a literal or a unit's name.
+  std::string_view label = {};
+};
+
+/// One part of a batch.
+struct PointToPoint {
+  static PointToPoint send(ConstView data, int peer) { return {true, data, {}, peer}; }
+  static PointToPoint recv(View data, int peer) { return {false, {}, data, peer}; }
+  bool sends = false;
+  ConstView in = {};
+  View out = {};
+  int peer = 0;
+};
+
+/// Where Communicator::allocate takes memory from.
+enum class MemoryKind : std::uint8_t {
+  host,    ///< the host's memory: a shared window, registered memory, ... what the backend moves fastest
+  device,  ///< the memory of the backend's device
+};
+
+/// What a backend can do, and how. The same on every rank.
+struct Capabilities {
+  std::string backend;
+  std::vector<DType> dtypes;            ///< that every operation takes
+  std::vector<MemoryKind> memory;       ///< that allocate() gives
+  bool deterministic = true;            ///< sums follow the tree of DESIGN section 3: the same bits everywhere
+  std::vector<std::string> algorithms;  ///< "all_reduce=direct", "all_reduce=symmetric", ...: what TESSERA_ALGO may name
+  /// Largest relative error of a sum of n 16-bit elements, in units of the last place of the result (1/2: rounded once).
+  double rounding_ulps = 0.5;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,22 @@
+// The one place in fsdp that copies bytes between buffers, so that copies can be counted. The hot path makes none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/fsdp/types.h"
+
+namespace tessera::fsdp {
+
+/// One per engine; used by its thread.
+class TESSERA_API Copier {
+ public:
+  /// Appends the copy to `stream`.
+  void copy(Stream& stream, void* to, const void* from, std::size_t bytes);
+  std::uint64_t copied_bytes() const { return copied_bytes_; }
+
+ private:
+  std::uint64_t copied_bytes_ = 0;
+};
+
+}  // namespace tessera::fsdp

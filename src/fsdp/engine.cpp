@@ -1,0 +1,329 @@
+#include "tessera/fsdp/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tessera/fsdp/unit.h"
+
+namespace tessera::fsdp {
+
+using comm::OpKind;
+
+Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options) : model_(model), options_(std::move(options)) {
+  if (options_.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options_.prefetch) + " units; 0 or more");
+  if (options_.clip_norm < 0) throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
+  nn::validate(options_.optimizer);
+  std::vector<UnitSpec> specs = make_units(model, options_.wrap);
+  MeshShape shape = options_.mesh ? *options_.mesh : default_mesh(options_.strategy, world.size(), world.size());
+
+  nn::Context& context = model.context();
+  Mesh mesh(world, std::move(shape));
+  Plan plan = make_plan(options_.strategy, mesh);
+  const Strategy& strategy = options_.strategy;
+  const CollectiveRegistry& registry = options_.collectives;
+  fabric_.reset(new Fabric{.context = context,
+                           .mesh = std::move(mesh),
+                           .plan = std::move(plan),
+                           .all_gather = registry.make(OpKind::all_gather, strategy.all_gather),
+                           .reduce_scatter = registry.make(OpKind::reduce_scatter, strategy.reduce_scatter),
+                           .all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce),
+                           .gather_stream = context.make_stream(),
+                           .reduce_stream = context.make_stream(),
+                           .parameters = nullptr,
+                           .gradients = nullptr,
+                           .recorder = Recorder(world.rank()),
+                           .copier = {}});
+  const auto unbooked = [&world](std::size_t bytes) { return world.allocate(bytes, comm::MemoryKind::host, std::nullopt); };
+  fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, options_.poison);
+  fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, options_.poison);
+
+  const int slots = nn::state_slots(options_.optimizer);
+  for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
+  progress_.resize(units_.size());
+  decide_what_is_kept();
+  for (const auto& unit : units_) norm_slots_ += unit->square_sum_slots();
+  norms_ = context.memory().allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
+  install_hooks();
+}
+
+Engine::~Engine() {
+  for (nn::Module* module : model_.modules()) module->set_hooks({});
+  for (const auto& unit : units_)
+    for (const auto& parameter : unit->spec().parameters) {
+      nn::Tensor tensor = parameter->tensor();
+      tensor.unbind("its engine is gone");
+      parameter->gradient().unbind();
+    }
+}
+
+void Engine::decide_what_is_kept() {
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    bool kept = !fabric_->plan.sharded_after_forward || units_[i]->spec().is_root || i + 1 == units_.size();
+    if (fabric_->plan.sharded_after_forward && options_.reshard_after_forward)
+      kept = units_[i]->spec().is_root || !*options_.reshard_after_forward;
+    units_[i]->set_kept_after_forward(kept);
+  }
+}
+
+// --- hooks --------------------------------------------------------------------------------------------------------------
+
+void Engine::install_hooks() {
+  bool root_is_unit = false;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    for (nn::Module* module : units_[i]->spec().modules) {
+      nn::Hooks hooks;
+      const bool is_root = module == &model_;
+      root_is_unit = root_is_unit || is_root;
+      hooks.begin_forward = [this, i](nn::Phase) { begin_forward(i); };
+      hooks.end_forward = [this, i, module, is_root](nn::Phase) {
+        end_forward(i, *module);
+        if (is_root) end_root_forward();
+      };
+      hooks.begin_backward = [this, i] { begin_backward(i); };
+      hooks.end_backward = [this, i, is_root] {
+        end_backward(i);
+        if (is_root) end_root_backward();
+      };
+      module->set_hooks(std::move(hooks));
+    }
+  }
+  if (root_is_unit) return;
+  model_.set_hooks({.begin_forward = {},
+                    .end_forward = [this](nn::Phase) { end_root_forward(); },
+                    .begin_backward = {},
+                    .end_backward = [this] { end_root_backward(); }});
+}
+
+/// Units beside this one, in the direction of travel, are gathered while this one computes.
+void Engine::prefetch(std::size_t unit, int direction) {
+  for (int ahead = 1; ahead <= options_.prefetch; ++ahead) {
+    const auto next = static_cast<std::ptrdiff_t>(unit) + direction * ahead;
+    if (next < 0 || next >= static_cast<std::ptrdiff_t>(units_.size())) return;
+    units_[static_cast<std::size_t>(next)]->unshard_issue();
+  }
+}
+
+void Engine::begin_forward(std::size_t index) {
+  Unit& unit = *units_[index];
+  Progress& progress = progress_[index];
+  if (model_.context().tape() != nullptr) ++progress.uses;
+  ++progress.entered;
+  unit.unshard_issue();
+  prefetch(index, +1);
+  unit.unshard_wait();
+  progress.spans.push_back(fabric_->recorder.begin(EventKind::forward, unit.name(), unit.bytes(), fabric_->compute()));
+}
+
+void Engine::end_forward(std::size_t index, nn::Module& module) {
+  Unit& unit = *units_[index];
+  Progress& progress = progress_[index];
+  fabric_->recorder.end(progress.spans.back(), fabric_->compute());
+  progress.spans.pop_back();
+  if (unit.kept_after_forward() || &module == &model_) return;
+  if (progress.entered >= unit.spec().modules.size()) {  // a unit of several modules stays until each was entered
+    unit.reshard();
+    progress.entered = 0;
+  }
+}
+
+void Engine::end_root_forward() {
+  for (Progress& progress : progress_) progress.entered = 0;
+  if (model_.context().tape() != nullptr) return;
+  for (const auto& unit : units_) unit->reshard();  // no backward follows
+}
+
+void Engine::begin_backward(std::size_t index) {
+  Unit& unit = *units_[index];
+  unit.unshard_issue();
+  prefetch(index, -1);
+  unit.unshard_wait();
+  unit.begin_gradients();
+  progress_[index].spans.push_back(fabric_->recorder.begin(EventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
+}
+
+void Engine::end_backward(std::size_t index) {
+  Progress& progress = progress_[index];
+  fabric_->recorder.end(progress.spans.back(), fabric_->compute());
+  progress.spans.pop_back();
+  if (--progress.uses > 0) return;  // used again further down the tape
+  units_[index]->reshard();
+  reduce(index);
+}
+
+void Engine::reduce(std::size_t index) {
+  // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it happens to be
+  // done, keeps the order of issue the same on every rank and two full gradients the most there are (beside the root's).
+  units_[index]->reduce_issue();
+  for (const std::size_t earlier : reducing_) units_[earlier]->reduce_continue();
+  std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
+  progress_[index].reduced = true;
+  if (units_[index]->reducing()) reducing_.push_back(index);
+}
+
+void Engine::end_root_backward() {
+  for (std::size_t i = units_.size(); i-- > 0;) {
+    if (progress_[i].reduced) continue;
+    // A unit that nothing used in this backward: the other ranks may have, so its zeros take part.
+    units_[i]->reshard();
+    reduce(i);
+  }
+  for (Progress& progress : progress_) progress = Progress{};
+}
+
+// --- step ---------------------------------------------------------------------------------------------------------------
+
+void Engine::step(double learning_rate) {
+  while (!reducing_.empty()) {
+    for (const std::size_t i : reducing_) units_[i]->reduce_continue();
+    std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
+  }
+  nn::OptimizerStep step{.number = ++steps_, .learning_rate = learning_rate};
+  if (measures_norm()) {
+    compute_norm();
+    if (options_.clip_norm > 0) step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
+  }
+  for (const auto& unit : units_) unit->update(options_.optimizer, step);
+}
+
+void Engine::settle() {
+  for (const auto& unit : units_) unit->settle();
+}
+
+/// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each slice gives
+/// one f64 partial sum, and all are added in slice order. A rank fills the slices that it holds; where the optimizer is sharded, one
+/// all_reduce per axis adds zeros to them. So every strategy adds the same numbers in the same order.
+void Engine::compute_norm() {
+  Stream& stream = fabric_->compute();
+  auto* slots = static_cast<double*>(norms_.data());
+  stream.run([=, count = norm_slots_] { std::fill_n(slots, count, 0.0); });
+  double* next = slots;
+  for (const auto& unit : units_) {
+    unit->add_square_sums(next);
+    next += unit->square_sum_slots();
+  }
+  for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts) {
+    comm::Communicator& control = *fabric_->mesh.channels(cut.axis).control;
+    const comm::View view = comm::view_of(slots, norm_slots_);
+    control.all_reduce(view, view, comm::ReduceOp::sum(), {.after = &stream, .label = "grad_norm"}).wait_on(stream);
+  }
+  stream.run([slots, count = norm_slots_, most = options_.clip_norm] {
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += slots[i];
+    const double norm = std::sqrt(sum);
+    slots[count] = norm;
+    // As torch.nn.utils.clip_grad_norm_: the small constant keeps the factor finite.
+    slots[count + 1] = std::min(1.0, most / (norm + 1e-6));
+  });
+}
+
+double Engine::grad_norm() {
+  if (!measures_norm()) throw InvalidUsage("grad_norm: set clip_norm or measure_norm");
+  fabric_->compute().synchronize();
+  return static_cast<const double*>(norms_.data())[norm_slots_];
+}
+
+void Engine::reset() {
+  for (const auto& unit : units_) unit->reset();
+  for (Progress& progress : progress_) progress = Progress{};
+  reducing_.clear();
+  fabric_->recorder.take();
+}
+
+// --- values -------------------------------------------------------------------------------------------------------------
+
+void Engine::initialize(std::uint64_t seed) {
+  fill([seed](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+    nn::fill_initial(parameter.init(), parameter.name(), seed, range, out);
+  });
+  for (const auto& unit : units_) unit->clear_optimizer();
+  steps_ = 0;
+}
+
+void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill) {
+  for (const auto& unit : units_) unit->fill(fill);
+}
+
+void Engine::visit(const Visitor& visitor) {
+  struct Item {
+    Unit* unit;
+    const nn::Parameter* parameter;
+  };
+  std::vector<Item> items;
+  for (const auto& unit : units_)
+    for (const auto& parameter : unit->spec().parameters) items.push_back({unit.get(), parameter.get()});
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.parameter->name() < b.parameter->name(); });
+  Unit* open = nullptr;
+  for (const Item& item : items) {
+    if (item.unit != open) {
+      if (open != nullptr) open->reshard();
+      open = item.unit;
+      open->unshard_wait();
+      fabric_->compute().synchronize();
+    }
+    visitor(*item.parameter, {item.parameter->tensor().data<float>(), static_cast<std::size_t>(item.parameter->count())});
+  }
+  if (open != nullptr) open->reshard();
+}
+
+// --- figures ------------------------------------------------------------------------------------------------------------
+
+std::vector<Engine::UnitInfo> Engine::units() const {
+  std::vector<UnitInfo> infos;
+  for (const auto& unit : units_)
+    infos.push_back({unit->name(), unit->elements(), unit->padding(), unit->kept_after_forward(), unit->spec().is_root});
+  return infos;
+}
+
+std::vector<UnitSize> Engine::unit_sizes() const {
+  std::vector<UnitSize> sizes;
+  for (const UnitInfo& info : units()) sizes.push_back({info.elements + info.padding, info.kept_after_forward, info.is_root});
+  return sizes;
+}
+
+const MeshShape& Engine::mesh() const { return fabric_->mesh.shape(); }
+std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes(); }
+Recorder& Engine::recorder() { return fabric_->recorder; }
+
+namespace {
+
+void add(comm::MeterSnapshot::Line& line, const comm::MeterSnapshot::Line& more) {
+  line.calls += more.calls;
+  line.bytes_sent += more.bytes_sent;
+}
+
+comm::MeterSnapshot::Line difference(const comm::MeterSnapshot::Line& a, const comm::MeterSnapshot::Line& b) {
+  return {a.calls - b.calls, a.bytes_sent - b.bytes_sent};
+}
+
+}  // namespace
+
+EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
+  return {difference(all_gather, earlier.all_gather), difference(reduce_scatter, earlier.reduce_scatter),
+          difference(all_reduce, earlier.all_reduce), difference(control, earlier.control)};
+}
+
+std::uint64_t Engine::control_formula_bytes() const {
+  std::uint64_t bytes = 0;
+  if (measures_norm())
+    for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts)
+      bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
+  return bytes;
+}
+
+EngineTraffic Engine::traffic() const {
+  EngineTraffic traffic;
+  for (const auto& [axis, channels] : fabric_->mesh.all_channels()) {
+    for (const comm::Communicator* channel : {channels.gather.get(), channels.reduce.get()}) {
+      const comm::MeterSnapshot meter = channel->meter();
+      add(traffic.all_gather, meter.of(OpKind::all_gather));
+      add(traffic.reduce_scatter, meter.of(OpKind::reduce_scatter));
+      add(traffic.all_reduce, meter.of(OpKind::all_reduce));
+    }
+    const comm::MeterSnapshot control = channels.control->meter();
+    add(traffic.control, {control.calls(), control.bytes_sent()});
+  }
+  return traffic;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,135 @@
+// The engine: trains any nn::Module under any strategy, by one path.
+//
+//   fsdp::Engine engine(model, world, {.strategy = fsdp::strategy_named("fsdp")});
+//   engine.initialize(seed);
+//   for (...) {
+//     nn::Tape tape;
+//     nn::Tensor loss;
+//     {
+//       nn::TapeScope recording(context, &tape);
+//       loss = model.loss(tokens, targets);     // hooks gather each unit before it computes, and reshard it after
+//     }
+//     tape.backward(loss);                       // hooks gather again, and reduce each unit's gradients when it is done
+//     engine.step(learning_rate);
+//   }
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/events.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/formulas.h"
+#include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/strategy.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/optimizer.h"
+
+namespace tessera::fsdp {
+
+struct Fabric;
+class Unit;
+
+struct EngineOptions {
+  Strategy strategy = default_strategy();
+  std::optional<MeshShape> mesh;         ///< nothing: default_mesh() for one host
+  std::string wrap = "block";            ///< see make_units()
+  int prefetch = 1;                      ///< units gathered ahead, forward and backward; 0: none
+  /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
+  std::optional<bool> reshard_after_forward;
+  nn::OptimizerConfig optimizer;
+  double clip_norm = 0;                  ///< 0: no clipping
+  bool measure_norm = false;             ///< compute grad_norm() also without clipping
+  bool poison = false;                   ///< fill released buffers with NaN
+  CollectiveRegistry collectives = CollectiveRegistry::built_in();
+};
+
+/// What one rank called and sent, by kind; `control` holds norms. Cumulative.
+struct TESSERA_API EngineTraffic {
+  comm::MeterSnapshot::Line all_gather, reduce_scatter, all_reduce, control;
+  EngineTraffic operator-(const EngineTraffic& earlier) const;
+};
+
+/// One per rank and model; used by one thread. `model` and `world` outlive it. Constructing it is collective; so are step(),
+/// initialize(), visit() and a forward or backward of the model. Every rank makes the same calls in the same order.
+class TESSERA_API Engine {
+ public:
+  Engine(nn::Module& model, comm::Communicator& world, EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Initial values from the parameters' Init, each rank its own part; clears the optimizer.
+  void initialize(std::uint64_t seed);
+  /// Values from somewhere else: `fill` is called for ranges of parameters and writes them.
+  void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill);
+
+  /// After a backward: waits for the reductions, clips, updates, and starts what must be gathered again.
+  void step(double learning_rate);
+  /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
+  void settle();
+  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm; }
+  /// Of the last step, over all ranks, before clipping. Waits. Throws InvalidUsage unless clipping or measure_norm.
+  double grad_norm();
+  std::uint64_t steps() const { return steps_; }
+
+  /// Shows every parameter whole, in byte order of the names, on every rank. The data is valid during the call.
+  using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
+  void visit(const Visitor& visitor);
+
+  /// Drops a half-done step after an exception; parameters and optimizer are as they were before it.
+  void reset();
+
+  struct UnitInfo {
+    std::string name;
+    std::int64_t elements = 0;  ///< of the parameters
+    std::int64_t padding = 0;   ///< beyond them: between parameters and at the end
+    bool kept_after_forward = false;
+    bool is_root = false;
+  };
+  std::vector<UnitInfo> units() const;  ///< in forward order
+  std::vector<UnitSize> unit_sizes() const;
+  const Strategy& strategy() const { return options_.strategy; }
+  const MeshShape& mesh() const;
+  EngineTraffic traffic() const;
+  /// Bytes that this engine's norms send per step, at most over ranks.
+  std::uint64_t control_formula_bytes() const;
+  std::uint64_t copied_bytes() const;
+  Recorder& recorder();
+
+ private:
+  void install_hooks();
+  void begin_forward(std::size_t unit);
+  void end_forward(std::size_t unit, nn::Module& module);
+  void begin_backward(std::size_t unit);
+  void end_backward(std::size_t unit);
+  void end_root_forward();
+  void end_root_backward();
+  void reduce(std::size_t unit);
+  void prefetch(std::size_t unit, int direction);
+  void compute_norm();
+  void decide_what_is_kept();
+
+  nn::Module& model_;
+  const EngineOptions options_;
+  std::unique_ptr<Fabric> fabric_;
+  std::vector<std::unique_ptr<Unit>> units_;  // in forward order
+  struct Progress {
+    int uses = 0;            // forwards recorded on the tape whose backward has not ended
+    std::size_t entered = 0;  // of the unit's modules, in this forward
+    bool reduced = false;    // in this backward
+    std::vector<Recorder::Span> spans;
+  };
+  std::vector<Progress> progress_;
+  std::vector<std::size_t> reducing_;  // oldest first
+  Buffer norms_;                       // f64: a slot per flat parameter and n-th of it, then the norm, then the factor
+  std::size_t norm_slots_ = 0;
+  std::uint64_t steps_ = 0;
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,91 @@
+#include "tessera/fsdp/formulas.h"
+
+#include <algorithm>
+
+namespace tessera::fsdp {
+namespace {
+
+/// (k-1)/k of `bytes`; exact, since every flat parameter is a multiple of the world size.
+std::uint64_t others_part(std::uint64_t bytes, int k) { return bytes / static_cast<std::uint64_t>(k) * static_cast<std::uint64_t>(k - 1); }
+
+int parts(const Axes& axes, const MeshShape& mesh) {
+  int count = 1;
+  for (const MeshAxis& axis : mesh.axes)
+    if (axes.contains(axis.name)) count *= axis.size;
+  return count;
+}
+
+/// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
+void add_reductions(const Strategy& strategy, const MeshShape& mesh, std::uint64_t bytes, CommunicationFormula& total) {
+  for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); ++axis) {
+    if (axis->size == 1 || !strategy.optimizer.contains(axis->name)) continue;
+    total.calls.reduce_scatter += 1;
+    total.bytes.reduce_scatter += others_part(bytes, axis->size);
+    bytes /= static_cast<std::uint64_t>(axis->size);
+  }
+  for (const MeshAxis& axis : mesh.axes) {
+    if (axis.size == 1 || strategy.optimizer.contains(axis.name)) continue;
+    total.calls.all_reduce += 1;
+    total.bytes.all_reduce += 2 * others_part(bytes, axis.size);
+  }
+}
+
+void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, std::uint64_t bytes, CommunicationFormula& total) {
+  std::uint64_t above = 1;  // how far outer axes have already cut what this axis gathers
+  for (const MeshAxis& axis : mesh.axes) {
+    const bool sharded = strategy.optimizer.contains(axis.name);
+    if (axis.size == 1 || !sharded) continue;
+    const std::uint64_t times = strategy.param_at_rest.contains(axis.name) && !unit.kept_after_forward ? 2 : 1;
+    total.calls.all_gather += times;
+    total.bytes.all_gather += times * others_part(bytes / above, axis.size);
+    if (!strategy.param_at_rest.contains(axis.name)) above *= static_cast<std::uint64_t>(axis.size);
+  }
+}
+
+}  // namespace
+
+CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, std::size_t element) {
+  CommunicationFormula total;
+  for (const UnitSize& unit : units) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * element;
+    add_reductions(strategy, mesh, bytes, total);
+    add_gathers(strategy, mesh, unit, bytes, total);
+  }
+  return total;
+}
+
+ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(padded) * sizeof(float);
+  const auto cut = [&](const Axes& axes) { return bytes / static_cast<std::uint64_t>(parts(axes, mesh)); };
+  return {cut(strategy.param_at_rest), cut(strategy.gradient), cut(strategy.optimizer) * static_cast<std::uint64_t>(slots)};
+}
+
+PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, int prefetch) {
+  std::uint64_t root = 0;
+  std::vector<std::uint64_t> inner;
+  for (const UnitSize& unit : units) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * sizeof(float);
+    if (unit.is_root) {
+      root += bytes;
+    } else {
+      inner.push_back(bytes);
+    }
+  }
+  const auto window = [&](std::size_t width) {
+    std::uint64_t most = 0;
+    for (std::size_t i = 0; i < inner.size(); ++i) {
+      std::uint64_t sum = 0;
+      for (std::size_t j = i; j < std::min(i + width, inner.size()); ++j) sum += inner[j];
+      most = std::max(most, sum);
+    }
+    return most;
+  };
+  const bool keeps_all = std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; });
+  PeakBounds bounds;
+  if (parts(strategy.param_at_rest, mesh) > 1)
+    bounds.unsharded_parameter = root + window(keeps_all ? inner.size() : static_cast<std::size_t>(prefetch) + 1);
+  if (parts(strategy.gradient, mesh) > 1) bounds.unsharded_gradient = root + window(2);
+  return bounds;
+}
+
+}  // namespace tessera::fsdp

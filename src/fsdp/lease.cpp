@@ -1,0 +1,96 @@
+#include "tessera/fsdp/lease.h"
+
+#include <cstring>
+#include <utility>
+
+namespace tessera::fsdp {
+
+Lease::Lease(Lease&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)),
+      slot_(other.slot_),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      owner_(std::move(other.owner_)) {}
+
+Lease& Lease::operator=(Lease&& other) noexcept {
+  if (this == &other) return *this;
+  if (pool_ != nullptr) pool_->release(slot_, Event());
+  pool_ = std::exchange(other.pool_, nullptr);
+  slot_ = other.slot_;
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  owner_ = std::move(other.owner_);
+  return *this;
+}
+
+Lease::~Lease() {
+  if (pool_ != nullptr) pool_->release(slot_, Event());
+}
+
+void Lease::give_back(Event released) {
+  if (pool_ == nullptr) throw InvalidUsage("lease: given back twice");
+  std::exchange(pool_, nullptr)->release(slot_, std::move(released));
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+LeasePool::LeasePool(Ledger& ledger, MemoryUse use, Allocate allocate, bool poison)
+    : ledger_(ledger), use_(use), allocate_(std::move(allocate)), poison_(poison) {}
+
+LeasePool::~LeasePool() {
+  for (const Slot& slot : slots_) {
+    if (slot.out) {
+      ledger_.remove(use_, slot.booked);
+    } else {
+      ledger_.hold(-static_cast<std::int64_t>(slot.buffer.bytes()));
+    }
+  }
+}
+
+Lease LeasePool::acquire(std::size_t bytes, std::string owner, Stream& user) {
+  std::size_t best = slots_.size();
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.out || slot.buffer.bytes() < bytes) continue;
+    if (best == slots_.size() || slot.buffer.bytes() < slots_[best].buffer.bytes()) best = i;
+  }
+  if (best == slots_.size()) {
+    slots_.push_back({.buffer = allocate_(bytes)});
+    ledger_.hold(static_cast<std::int64_t>(slots_.back().buffer.bytes()));
+  }
+  Slot& slot = slots_[best];
+  user.wait(slot.released);
+  slot.released = Event();
+  slot.out = true;
+  slot.booked = bytes;
+  slot.owner = owner;
+  ledger_.hold(-static_cast<std::int64_t>(slot.buffer.bytes()));
+  ledger_.add(use_, bytes);
+
+  Lease lease;
+  lease.pool_ = this;
+  lease.slot_ = best;
+  lease.data_ = slot.buffer.data();
+  lease.bytes_ = bytes;
+  lease.owner_ = std::move(owner);
+  return lease;
+}
+
+void LeasePool::release(std::size_t index, Event released) {
+  Slot& slot = slots_[index];
+  slot.out = false;
+  slot.released = std::move(released);
+  ledger_.remove(use_, slot.booked);
+  ledger_.hold(static_cast<std::int64_t>(slot.buffer.bytes()));
+  // All ones is NaN in every float type: who reads a buffer that was given back computes NaN, not yesterday's values.
+  if (poison_ && slot.released.done()) std::memset(slot.buffer.data(), 0xFF, slot.buffer.bytes());
+}
+
+std::vector<std::string> LeasePool::owners() const {
+  std::vector<std::string> owners;
+  for (const Slot& slot : slots_)
+    if (slot.out) owners.push_back(slot.owner);
+  return owners;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,79 @@
+#include "tessera/fsdp/mesh.h"
+
+#include "tessera/base/parse.h"
+
+namespace tessera::fsdp {
+
+int MeshShape::size() const {
+  int product = 1;
+  for (const MeshAxis& axis : axes) product *= axis.size;
+  return product;
+}
+
+int MeshShape::size_of(const Axis& name) const {
+  for (const MeshAxis& axis : axes)
+    if (axis.name == name) return axis.size;
+  return 1;
+}
+
+MeshShape MeshShape::grid(int replicas, int shards) { return {{{kReplicateAxis, replicas}, {kShardAxis, shards}}}; }
+
+MeshShape parse_mesh(std::string_view text) {
+  const std::size_t cross = text.find('x');
+  if (cross == std::string_view::npos)
+    throw InvalidUsage("--mesh '" + std::string(text) + "': write replicas x shards, as 2x4");
+  constexpr int kMost = 1 << 20;
+  const auto replicas = parse_integer(text.substr(0, cross), "--mesh replicas", 1, kMost);
+  const auto shards = parse_integer(text.substr(cross + 1), "--mesh shards", 1, kMost);
+  return MeshShape::grid(static_cast<int>(replicas), static_cast<int>(shards));
+}
+
+MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host) {
+  if (!strategy.two_axes || ranks == 1) return MeshShape::grid(1, ranks);
+  if (ranks_per_host >= 1 && ranks_per_host < ranks) {
+    if (ranks % ranks_per_host == 0) return MeshShape::grid(ranks / ranks_per_host, ranks_per_host);
+    throw InvalidUsage(strategy.name + ": " + std::to_string(ranks) + " ranks are not a multiple of the " +
+                       std::to_string(ranks_per_host) + " on each host; give --mesh RxS");
+  }
+  if (ranks % 2 == 0) return MeshShape::grid(2, ranks / 2);
+  throw InvalidUsage(strategy.name + ": " + std::to_string(ranks) + " ranks don't divide into 2 replicas; use an even number or --mesh RxS");
+}
+
+Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(std::move(shape)) {
+  if (shape_.size() != world.size()) {
+    std::string text;
+    for (const MeshAxis& axis : shape_.axes) text += (text.empty() ? "" : "x") + std::to_string(axis.size);
+    throw InvalidUsage("mesh " + text + " has " + std::to_string(shape_.size()) + " places for " + std::to_string(world.size()) +
+                       " ranks; replicas x shards must equal --ranks");
+  }
+  for (const MeshAxis& axis : shape_.axes) {
+    if (axis.size == 1) continue;
+    // Ranks that differ in this axis only share a color: the rank with this coordinate taken out.
+    int stride = 1;
+    for (auto it = shape_.axes.rbegin(); it != shape_.axes.rend() && it->name != axis.name; ++it) stride *= it->size;
+    const int mine = coordinate(axis.name);
+    const int color = rank() - mine * stride;
+    AxisChannels channels;
+    channels.gather = world.split(color, mine);
+    channels.reduce = world.split(color, mine);
+    channels.control = world.split(color, mine);
+    channels_.emplace_back(axis.name, std::move(channels));
+  }
+}
+
+int Mesh::coordinate(const Axis& name) const {
+  int rest = rank();
+  for (auto it = shape_.axes.rbegin(); it != shape_.axes.rend(); ++it) {
+    if (it->name == name) return rest % it->size;
+    rest /= it->size;
+  }
+  return 0;
+}
+
+AxisChannels& Mesh::channels(const Axis& name) {
+  for (auto& [axis, channels] : channels_)
+    if (axis == name) return channels;
+  throw InvalidUsage("mesh: axis " + name + " has length 1 and carries no collectives");
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,63 @@
+// The mesh: ranks as an N-dimensional grid with named axes, and the communicators along each axis.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/fsdp/strategy.h"
+
+namespace tessera::fsdp {
+
+struct MeshAxis {
+  Axis name;
+  int size = 1;
+};
+
+/// Outermost axis first. rank = r * S + s for replicas x shards.
+struct TESSERA_API MeshShape {
+  std::vector<MeshAxis> axes;
+  int size() const;
+  int size_of(const Axis& axis) const;  ///< 1 for an axis that the mesh doesn't have
+  /// Replicas x shards.
+  static MeshShape grid(int replicas, int shards);
+};
+
+/// "RxS", as --mesh spells it. Throws InvalidUsage.
+TESSERA_API MeshShape parse_mesh(std::string_view text);
+
+/// What --mesh defaults to: for one-axis strategies 1 x ranks; else 2 x ranks/2 on one host, hosts x ranks per host on several.
+/// Throws InvalidUsage where ranks can't be divided so. One rank is 1 x 1.
+TESSERA_API MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host);
+
+/// The communicators of one axis. Two channels carry gathers and reductions, so that neither queues behind the other; each has
+/// one issue order, the same on every rank. `control` is for norms and votes.
+struct AxisChannels {
+  std::unique_ptr<comm::Communicator> gather;
+  std::unique_ptr<comm::Communicator> reduce;
+  std::unique_ptr<comm::Communicator> control;
+};
+
+/// Collective to construct; `world` outlives it. Axes of length 1 have no communicators: nothing is ever called on them.
+class TESSERA_API Mesh {
+ public:
+  Mesh(comm::Communicator& world, MeshShape shape);
+
+  const MeshShape& shape() const { return shape_; }
+  comm::Communicator& world() const { return world_; }
+  int rank() const { return world_.rank(); }
+  int size() const { return world_.size(); }
+  /// This rank's place on the axis.
+  int coordinate(const Axis& axis) const;
+  /// Throws InvalidUsage for an axis of length 1.
+  AxisChannels& channels(const Axis& axis);
+  const std::vector<std::pair<Axis, AxisChannels>>& all_channels() const { return channels_; }
+
+ private:
+  comm::Communicator& world_;
+  const MeshShape shape_;
+  std::vector<std::pair<Axis, AxisChannels>> channels_;
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,61 @@
+#include "tessera/fsdp/plan.h"
+
+namespace tessera::fsdp {
+namespace {
+
+std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh) {
+  std::vector<Plan::Cut> cuts;
+  const auto& all = mesh.shape().axes;
+  for (auto axis = all.rbegin(); axis != all.rend(); ++axis)
+    if (axis->size > 1 && axes.contains(axis->name)) cuts.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
+  return cuts;
+}
+
+ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts) {
+  for (const Plan::Cut& cut : cuts) {
+    const std::int64_t part = range.count() / cut.size;
+    range = {range.begin + part * cut.coordinate, range.begin + part * (cut.coordinate + 1)};
+  }
+  return range;
+}
+
+void require_one(const std::vector<Plan::Cut>& cuts, const Strategy& strategy, std::string_view what) {
+  if (cuts.size() > 1)
+    throw Unsupported("strategy " + strategy.name + ": " + std::string(what) + " sharded over more than one axis");
+}
+
+}  // namespace
+
+ElementRange Plan::rest(std::int64_t padded) const { return narrow({0, padded}, rest_cuts); }
+ElementRange Plan::kept_gradient(std::int64_t padded) const { return narrow({0, padded}, gradient_cuts); }
+ElementRange Plan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_cuts); }
+
+ElementRange Plan::after_gathers(std::int64_t padded, std::size_t gathered) const {
+  return narrow({0, padded}, std::span(optimizer_cuts).first(optimizer_cuts.size() - gathered));
+}
+
+Plan make_plan(const Strategy& strategy, const Mesh& mesh) {
+  validate(strategy);
+  Plan plan;
+  plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
+  plan.gradient_cuts = cuts_of(strategy.gradient, mesh);
+  plan.optimizer_cuts = cuts_of(strategy.optimizer, mesh);
+  require_one(plan.rest_cuts, strategy, "parameters");
+  require_one(plan.gradient_cuts, strategy, "gradients");
+
+  if (!plan.rest_cuts.empty()) {
+    plan.gather_axis = plan.rest_cuts[0].axis;
+    plan.sharded_after_forward = strategy.param_after_forward.contains(*plan.gather_axis);
+  }
+  plan.gradient_sharded = !plan.gradient_cuts.empty();
+  for (const Plan::Cut& cut : plan.optimizer_cuts)
+    plan.reductions.push_back({cut.axis, true, strategy.gradient.contains(cut.axis), comm::ReduceOp::sum()});
+  for (const MeshAxis& axis : mesh.shape().axes)
+    if (axis.size > 1 && !strategy.optimizer.contains(axis.name)) plan.reductions.push_back({axis.name, false, false, comm::ReduceOp::sum()});
+  if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size());
+  for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)
+    if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);
+  return plan;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,47 @@
+// A strategy laid over a mesh: what each unit must do, with names and axes resolved.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tessera/fsdp/flat.h"
+#include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/strategy.h"
+
+namespace tessera::fsdp {
+
+/// One hop of the gradients' way from every rank's own to what is kept.
+struct ReduceStage {
+  Axis axis;
+  bool scatter = false;     ///< reduce_scatter, else all_reduce
+  bool to_kept = false;     ///< the result goes into the buffer that is kept; else it stays where the input was
+  comm::ReduceOp op;        ///< a sum; the last stage divides, once, by the number of ranks
+};
+
+/// Axes of length 1 are gone: they need no collective. The same on every rank, but for `coordinates`.
+struct Plan {
+  std::optional<Axis> gather_axis;    ///< parameters at rest are sharded over this axis
+  bool sharded_after_forward = false;  ///< and again after forward (but for the root and the last unit)
+  bool gradient_sharded = false;       ///< full gradients are leased, a part is kept
+  std::vector<ReduceStage> reductions;
+  std::vector<Axis> gather_after_step;  ///< innermost first: parameters are replicated, the optimizer is sharded
+
+  /// This rank's part of a flat parameter of `padded` elements, when sharded over these axes.
+  ElementRange rest(std::int64_t padded) const;
+  ElementRange kept_gradient(std::int64_t padded) const;
+  ElementRange optimizer(std::int64_t padded) const;
+  /// The part that is whole again after the first `gathered` axes of gather_after_step were gathered.
+  ElementRange after_gathers(std::int64_t padded, std::size_t gathered) const;
+
+  struct Cut {
+    Axis axis;
+    int size = 1;
+    int coordinate = 0;
+  };
+  std::vector<Cut> rest_cuts, gradient_cuts, optimizer_cuts;  ///< in the order in which they narrow
+};
+
+/// Throws InvalidUsage or Unsupported where the strategy doesn't fit the mesh.
+TESSERA_API Plan make_plan(const Strategy& strategy, const Mesh& mesh);
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,14 @@
+// What fsdp takes from the layers below.
+#pragma once
+
+#include "tessera/base/error.h"
+#include "tessera/base/events.h"
+#include "tessera/base/export.h"
+#include "tessera/base/memory.h"
+#include "tessera/base/stream.h"
+
+namespace tessera::fsdp {
+
+using namespace base;  // NOLINT: one directory of this header's kind per layer
+
+}  // namespace tessera::fsdp

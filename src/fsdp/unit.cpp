@@ -1,0 +1,358 @@
+#include "tessera/fsdp/unit.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/nn/kernels/elementwise.h"
+
+namespace tessera::fsdp {
+namespace {
+
+constexpr std::size_t kElement = sizeof(float);
+
+/// Runs of equal weight decay inside `range`; padding joins the run before it (it is zero and stays zero).
+template <class Run>
+std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range) {
+  std::vector<Run> runs;
+  for (const FlatEntry& entry : layout.entries) {
+    const std::int64_t begin = std::max(range.begin, entry.offset);
+    const std::int64_t end = std::min(range.end, entry.end());
+    if (begin >= end) continue;
+    const bool decay = entry.parameter->decays();
+    if (!runs.empty() && runs.back().decay == decay) {
+      runs.back().range.end = end;
+    } else {
+      runs.push_back({{begin, end}, decay});
+    }
+  }
+  return runs;
+}
+
+void zero(Stream& stream, void* data, std::size_t bytes) {
+  stream.run([=] { std::memset(data, 0, bytes); });
+}
+
+}  // namespace
+
+std::byte* Unit::Flat::at(void* base, ElementRange whole, std::int64_t element) const {
+  return static_cast<std::byte*>(base) + static_cast<std::size_t>(element - whole.begin) * size_of(layout.dtype);
+}
+float* Unit::Flat::value_of(std::int64_t element) const { return reinterpret_cast<float*>(at(values.data(), rest, element)); }
+float* Unit::Flat::gradient_of(std::int64_t element) const { return reinterpret_cast<float*>(at(gradient.data(), kept, element)); }
+
+Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric), spec_(std::move(spec)) {
+  for (FlatLayout& layout : make_layouts(spec_.parameters, fabric.mesh.size())) {
+    if (layout.dtype != DType::f32)
+      throw Unsupported("unit " + spec_.name + ": parameters of dtype " + std::string(base::name_of(layout.dtype)) + "; f32 is supported");
+    Flat& flat = flats_.emplace_back();
+    flat.layout = std::move(layout);
+    allocate(flat, optimizer_slots);
+  }
+  if (fabric_.plan.gather_axis) {
+    reshard();
+  } else {
+    for (Flat& flat : flats_) bind_parameters(flat, flat.values.data());
+    state_ = State::ready;
+  }
+}
+
+void Unit::allocate(Flat& flat, int slots) {
+  const Plan& plan = fabric_.plan;
+  const std::int64_t padded = flat.layout.padded;
+  flat.rest = plan.rest(padded);
+  flat.kept = plan.kept_gradient(padded);
+  flat.optimized = plan.optimizer(padded);
+  const auto allocate_zeroed = [&](ElementRange range, MemoryUse use) {
+    Buffer buffer = fabric_.allocate(static_cast<std::size_t>(range.count()) * kElement, use);
+    std::memset(buffer.data(), 0, buffer.bytes());
+    return buffer;
+  };
+  flat.values = allocate_zeroed(flat.rest, MemoryUse::parameter);
+  if (!flat.layout.trainable) return;
+  flat.gradient = allocate_zeroed(flat.kept, MemoryUse::gradient);
+  for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_zeroed(flat.optimized, MemoryUse::optimizer));
+  flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized);
+}
+
+std::int64_t Unit::elements() const {
+  std::int64_t sum = 0;
+  for (const Flat& flat : flats_) sum += flat.layout.elements;
+  return sum;
+}
+
+std::int64_t Unit::padding() const {
+  std::int64_t sum = 0;
+  for (const Flat& flat : flats_) sum += flat.layout.padding();
+  return sum;
+}
+
+std::size_t Unit::bytes() const {
+  std::size_t sum = 0;
+  for (const Flat& flat : flats_) sum += flat.layout.bytes();
+  return sum;
+}
+
+// --- parameters ---------------------------------------------------------------------------------------------------------
+
+void Unit::bind_parameters(Flat& flat, void* base) {
+  for (const FlatEntry& entry : flat.layout.entries) {
+    nn::Tensor tensor = entry.parameter->tensor();
+    tensor.bind(flat.at(base, {0, flat.layout.padded}, entry.offset));
+  }
+}
+
+void Unit::unshard_issue() {
+  if (state_ != State::sharded) return;
+  Stream& stream = *fabric_.gather_stream;
+  const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
+  if (!gathers_.empty()) gathers_.wait_on(stream);  // what the optimizer step left to gather on another axis
+  std::vector<Transfer> transfers;
+  for (Flat& flat : flats_) {
+    flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), stream);
+    const auto part = static_cast<std::size_t>(flat.rest.count());
+    const auto whole = static_cast<std::size_t>(flat.layout.padded);
+    transfers.push_back({{flat.values.data(), part, flat.layout.dtype}, {flat.unsharded.data(), whole, flat.layout.dtype}});
+  }
+  gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather, transfers, {},
+                                      {.after = &stream, .label = name()}, fabric_.copier});
+  fabric_.recorder.end(span, stream);
+  state_ = State::gathering;
+}
+
+void Unit::unshard_wait() {
+  if (state_ == State::ready) return;
+  unshard_issue();
+  Stream& stream = fabric_.compute();
+  const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_wait, name(), bytes(), stream);
+  gathers_.wait_on(stream);
+  fabric_.recorder.end(span, stream);
+  for (Flat& flat : flats_)
+    if (flat.unsharded) bind_parameters(flat, flat.unsharded.data());
+  state_ = State::ready;
+}
+
+void Unit::settle() {
+  if (state_ == State::gathering && !fabric_.plan.gather_axis) unshard_wait();
+  if (!gathers_.empty()) gathers_.wait_on(fabric_.compute());
+}
+
+void Unit::reshard() {
+  if (!fabric_.plan.gather_axis) return;
+  for (Flat& flat : flats_) {
+    for (const FlatEntry& entry : flat.layout.entries) {
+      nn::Tensor tensor = entry.parameter->tensor();
+      tensor.unbind("unit " + name() + " is resharded");
+    }
+    if (flat.unsharded) flat.unsharded.give_back(fabric_.compute().record());
+  }
+  if (state_ == State::ready) fabric_.recorder.mark(EventKind::reshard, name(), bytes(), fabric_.compute());
+  state_ = State::sharded;
+}
+
+// --- gradients ----------------------------------------------------------------------------------------------------------
+
+void Unit::bind_gradients(Flat& flat, void* base) {
+  for (const FlatEntry& entry : flat.layout.entries)
+    entry.parameter->gradient().bind(flat.at(base, {0, flat.layout.padded}, entry.offset), false);
+}
+
+void Unit::begin_gradients() {
+  if (has_gradients_) return;
+  Stream& stream = fabric_.compute();
+  for (Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    if (!fabric_.plan.gradient_sharded) {
+      bind_gradients(flat, flat.gradient.data());
+      continue;
+    }
+    flat.full_gradient = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
+    void* base = flat.full_gradient.data();
+    for (const ElementRange gap : flat.layout.gaps())
+      zero(stream, flat.at(base, {0, 0}, gap.begin), static_cast<std::size_t>(gap.count()) * kElement);
+    bind_gradients(flat, base);
+  }
+  has_gradients_ = true;
+}
+
+void Unit::reduce_issue() {
+  begin_gradients();
+  stage_input_.clear();
+  for (Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    for (const FlatEntry& entry : flat.layout.entries) {
+      nn::Gradient& gradient = entry.parameter->gradient();
+      if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
+        const nn::GradientTarget target = gradient.write();
+        zero(fabric_.compute(), target.tensor.raw(), target.tensor.bytes());
+      }
+      gradient.unbind();
+    }
+    stage_input_.push_back({0, flat.layout.padded});
+  }
+  has_gradients_ = false;
+  stage_ = 0;
+  if (fabric_.plan.reductions.empty()) {
+    finish_reduction();
+  } else {
+    fabric_.reduce_stream->wait(fabric_.compute().record());
+    start_stage();
+  }
+}
+
+CollectivePlugin& Unit::plugin_for(const ReduceStage& stage) {
+  return stage.scatter ? *fabric_.reduce_scatter : *fabric_.all_reduce;
+}
+
+std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
+  const Mesh& mesh = fabric_.mesh;
+  std::vector<Transfer> transfers;
+  std::size_t index = 0;
+  for (Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    ElementRange& range = stage_input_[index++];
+    // Full gradients are leased until a stage has put a part of them into the kept buffer.
+    const bool leased = static_cast<bool>(flat.full_gradient);
+    void* from = leased ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, range.begin)) : flat.gradient_of(range.begin);
+    const auto count = static_cast<std::size_t>(range.count());
+    void* to = from;
+    std::size_t out_count = count;
+    if (stage.scatter) {
+      const std::int64_t part = range.count() / mesh.shape().size_of(stage.axis);
+      const std::int64_t begin = range.begin + part * mesh.coordinate(stage.axis);
+      range = {begin, begin + part};
+      out_count = static_cast<std::size_t>(part);
+      to = leased && !stage.to_kept ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, begin)) : flat.gradient_of(begin);
+    }
+    transfers.push_back({{from, count, flat.layout.dtype}, {to, out_count, flat.layout.dtype}});
+  }
+  return transfers;
+}
+
+void Unit::start_stage() {
+  const ReduceStage& stage = fabric_.plan.reductions[stage_];
+  Stream& stream = *fabric_.reduce_stream;
+  const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_issue, name(), bytes(), stream);
+  const std::vector<Transfer> transfers = stage_transfers(stage);
+  reductions_ = plugin_for(stage).run({*fabric_.mesh.channels(stage.axis).reduce, transfers, stage.op,
+                                       {.after = &stream, .label = name()}, fabric_.copier});
+  fabric_.recorder.end(span, stream);
+}
+
+void Unit::reduce_continue() {
+  if (!reducing()) return;
+  Stream& stream = fabric_.compute();
+  const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_wait, name(), bytes(), stream);
+  reductions_.wait_on(stream);
+  fabric_.recorder.end(span, stream);
+  if (fabric_.plan.reductions[stage_].to_kept)
+    for (Flat& flat : flats_)
+      if (flat.full_gradient) flat.full_gradient.give_back(stream.record());
+  if (++stage_ == fabric_.plan.reductions.size()) {
+    finish_reduction();
+  } else {
+    fabric_.reduce_stream->wait(stream.record());
+    start_stage();
+  }
+}
+
+void Unit::finish_reduction() { stage_ = kIdle; }
+
+// --- after backward -----------------------------------------------------------------------------------------------------
+
+std::size_t Unit::square_sum_slots() const {
+  std::size_t slots = 0;
+  for (const Flat& flat : flats_)
+    if (flat.layout.trainable) slots += static_cast<std::size_t>(fabric_.mesh.size());
+  return slots;
+}
+
+void Unit::add_square_sums(double* slots) const {
+  const int world = fabric_.mesh.size();
+  for (const Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    const std::int64_t length = flat.layout.padded / world;
+    for (int i = 0; i < world; ++i, ++slots) {
+      const ElementRange slice = {length * i, length * (i + 1)};
+      if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
+      fabric_.compute().run([slots, from = flat.gradient_of(slice.begin), length, &threads = fabric_.context.threads()] {
+        *slots = nn::kernels::sum_of_squares(threads, from, static_cast<std::size_t>(length));
+      });
+    }
+  }
+}
+
+void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step) {
+  Stream& stream = fabric_.compute();
+  const Recorder::Span span = fabric_.recorder.begin(EventKind::optimizer_step, name(), bytes(), stream);
+  for (Flat& flat : flats_) {
+    for (const Flat::Run& run : flat.runs) {
+      nn::OptimizerRange range{.values = flat.value_of(run.range.begin),
+                               .gradients = flat.gradient_of(run.range.begin),
+                               .count = run.range.count(),
+                               .decay = run.decay};
+      for (std::size_t i = 0; i < flat.state.size(); ++i)
+        range.state[i] = reinterpret_cast<float*>(flat.at(flat.state[i].data(), flat.optimized, run.range.begin));
+      nn::update(fabric_.context, config, step, range);
+    }
+  }
+  fabric_.recorder.end(span, stream);
+  fabric_.gather_stream->wait(stream.record());
+  gather_updated();
+}
+
+void Unit::gather_updated() {
+  const std::vector<Axis>& axes = fabric_.plan.gather_after_step;
+  if (axes.empty()) return;
+  Stream& stream = *fabric_.gather_stream;
+  const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    std::vector<Transfer> transfers;
+    for (Flat& flat : flats_) {
+      if (!flat.layout.trainable) continue;
+      const ElementRange part = fabric_.plan.after_gathers(flat.layout.padded, i);
+      const ElementRange whole = fabric_.plan.after_gathers(flat.layout.padded, i + 1);
+      transfers.push_back({{flat.value_of(part.begin), static_cast<std::size_t>(part.count()), flat.layout.dtype},
+                           {flat.value_of(whole.begin), static_cast<std::size_t>(whole.count()), flat.layout.dtype}});
+    }
+    if (i > 0) gathers_.wait_on(stream);  // an outer axis gathers what the inner one has completed
+    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(axes[i]).gather, transfers, {},
+                                        {.after = &stream, .label = name()}, fabric_.copier});
+  }
+  fabric_.recorder.end(span, stream);
+  state_ = fabric_.plan.gather_axis ? State::sharded : State::gathering;
+}
+
+// --- values -------------------------------------------------------------------------------------------------------------
+
+void Unit::fill(const Fill& fill) {
+  for (Flat& flat : flats_) {
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const ElementRange range = within(entry, flat.rest);
+      if (range.count() > 0) fill(*entry.parameter, range, flat.value_of(entry.offset + range.begin));
+    }
+  }
+}
+
+void Unit::clear_optimizer() {
+  for (Flat& flat : flats_)
+    for (Buffer& state : flat.state) std::memset(state.data(), 0, state.bytes());
+}
+
+void Unit::reset() {
+  gathers_ = Works();
+  reductions_ = Works();
+  stage_ = kIdle;
+  has_gradients_ = false;
+  for (Flat& flat : flats_) {
+    for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
+    if (flat.full_gradient) flat.full_gradient.give_back(Event());
+  }
+  if (fabric_.plan.gather_axis) {
+    state_ = State::gathering;  // whatever it was: reshard() returns the lease
+    reshard();
+  } else {
+    state_ = State::ready;
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,123 @@
+// A unit: modules whose parameters are gathered and reduced together, and where their memory is at each moment.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/events.h"
+#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/flat.h"
+#include "tessera/fsdp/lease.h"
+#include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/plan.h"
+#include "tessera/fsdp/wrap.h"
+#include "tessera/nn/optimizer.h"
+
+namespace tessera::fsdp {
+
+/// What the units of one engine share.
+struct Fabric {
+  nn::Context& context;
+  Mesh mesh;
+  Plan plan;
+  std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;
+  std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
+  std::unique_ptr<Stream> reduce_stream;
+  std::unique_ptr<LeasePool> parameters;  ///< unsharded
+  std::unique_ptr<LeasePool> gradients;   ///< unsharded
+  Recorder recorder;
+  Copier copier;
+
+  Stream& compute() { return context.stream(); }
+  Buffer allocate(std::size_t bytes, MemoryUse use) { return mesh.world().allocate(bytes, comm::MemoryKind::host, use); }
+};
+
+/// Every verb only issues; nothing here makes the host wait.
+class TESSERA_API Unit {
+ public:
+  Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots);
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+
+  const std::string& name() const { return spec_.name; }
+  const UnitSpec& spec() const { return spec_; }
+  bool kept_after_forward() const { return kept_after_forward_; }
+  void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
+  std::int64_t elements() const;
+  std::int64_t padding() const;
+  std::size_t bytes() const;  ///< unsharded
+
+  // Parameters.
+  void unshard_issue();  ///< no effect unless sharded
+  void unshard_wait();   ///< after it, work on the compute stream may read the parameters
+  void reshard();        ///< no effect where they are replicated
+  void settle();         ///< waits for gathers that an optimizer step started
+
+  // Gradients.
+  void begin_gradients();  ///< memory for a backward; no effect where there is some
+  void reduce_issue();
+  bool reducing() const { return stage_ != kIdle; }
+  /// Waits (on the compute stream) for the stage in flight and starts the next one, if there is one.
+  void reduce_continue();
+
+  // After backward.
+  /// Adds f64 sums of squares of this rank's part: one per flat parameter and n-th of it, `world` per flat parameter.
+  void add_square_sums(double* slots) const;
+  std::size_t square_sum_slots() const;
+  void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
+
+  // Values.
+  using Fill = std::function<void(const nn::Parameter& parameter, ElementRange range, float* out)>;
+  /// Sets the parameters at rest, each rank its own ranges.
+  void fill(const Fill& fill);
+  /// Zeroes the optimizer's state.
+  void clear_optimizer();
+  /// Drops what is in flight, after an error.
+  void reset();
+
+ private:
+  struct Flat {
+    FlatLayout layout;
+    Buffer values;               // at rest: this rank's part, or all where replicated
+    Buffer gradient;             // kept: this rank's part, or all
+    std::vector<Buffer> state;   // of the optimizer: this rank's part
+    Lease unsharded;             // parameters, between unshard and reshard
+    Lease full_gradient;         // between the backward and the end of the first reduction stage
+    ElementRange rest, kept, optimized;
+    struct Run {
+      ElementRange range;  // within the flat parameter
+      bool decay;
+    };
+    std::vector<Run> runs;  // of equal weight decay, within `optimized`
+    std::byte* at(void* base, ElementRange whole, std::int64_t element) const;
+    float* gradient_of(std::int64_t element) const;
+    float* value_of(std::int64_t element) const;
+  };
+  enum class State : std::uint8_t { sharded, gathering, ready };
+  static constexpr std::size_t kIdle = static_cast<std::size_t>(-1);
+
+  void allocate(Flat& flat, int slots);
+  void bind_parameters(Flat& flat, void* base);
+  void bind_gradients(Flat& flat, void* base);
+  void start_stage();
+  void finish_reduction();
+  void gather_updated();
+  std::vector<Transfer> stage_transfers(const ReduceStage& stage);
+  CollectivePlugin& plugin_for(const ReduceStage& stage);
+
+  Fabric& fabric_;
+  const UnitSpec spec_;
+  std::vector<Flat> flats_;
+  bool kept_after_forward_ = false;
+  State state_ = State::sharded;
+  Works gathers_;
+  Works reductions_;
+  std::size_t stage_ = kIdle;
+  std::vector<ElementRange> stage_input_;  // per trainable flat: what the next stage reduces
+  bool has_gradients_ = false;
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,122 @@
+#include "tessera/fsdp/wrap.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tessera/base/parse.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using nn::Module;
+using nn::Parameter;
+using Group = std::vector<Module*>;
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t at = text.find(separator);
+    parts.push_back(text.substr(0, at));
+    if (at == std::string_view::npos) return parts;
+    text.remove_prefix(at + 1);
+  }
+}
+
+void add_blocks(Module& model, std::vector<Group>& groups) {
+  for (Module* module : model.modules())
+    if (module->is_block()) groups.push_back({module});
+}
+
+/// Bottom-up: a module becomes a unit when what is left in it is large enough. Returns the count left over.
+std::int64_t add_by_size(Module& module, std::int64_t least, bool is_root, std::vector<Group>& groups) {
+  std::int64_t left = 0;
+  for (const auto& parameter : module.own_parameters()) left += parameter->count();
+  for (const auto& child : module.children()) left += add_by_size(*child, least, false, groups);
+  if (is_root || left < least) return left;
+  groups.push_back({&module});
+  return 0;
+}
+
+std::vector<Group> groups_of(Module& model, std::string_view spec) {
+  std::vector<Group> groups;
+  if (spec == "none") return groups;
+  if (spec.starts_with("size:")) {
+    const auto least = static_cast<std::int64_t>(parse_size(spec.substr(5), "--wrap size:N"));
+    if (least == 0) throw InvalidUsage("--wrap size:N: N must be above 0");
+    add_by_size(model, least, true, groups);
+    return groups;
+  }
+  for (const std::string_view part : split(spec, ';')) {
+    if (part == "block") {
+      add_blocks(model, groups);
+      continue;
+    }
+    Group group;
+    for (const std::string_view path : split(part, '+')) {
+      if (path.empty()) throw InvalidUsage("--wrap '" + std::string(spec) + "': a module's name is missing");
+      group.push_back(&model.find(path));
+    }
+    groups.push_back(std::move(group));
+  }
+  if (groups.empty()) throw InvalidUsage("--wrap " + std::string(spec) + ": the model has no blocks; use none, size:N or module names");
+  return groups;
+}
+
+std::string name_of_group(const Group& group) {
+  std::string name;
+  for (const Module* module : group) name += (name.empty() ? "" : "+") + module->path();
+  return name;
+}
+
+/// For each parameter, the modules that own it directly: more than one where it is tied.
+std::map<const Parameter*, std::set<const Module*>> owners_of(Module& model) {
+  std::map<const Parameter*, std::set<const Module*>> owners;
+  for (const Module* module : model.modules())
+    for (const auto& parameter : module->own_parameters()) owners[parameter.get()].insert(module);
+  return owners;
+}
+
+}  // namespace
+
+std::vector<UnitSpec> make_units(Module& model, std::string_view spec) {
+  std::vector<Group> groups = groups_of(model, spec);
+  const std::vector<Module*> order = model.modules();
+  const auto position = [&](const Module* module) { return std::find(order.begin(), order.end(), module) - order.begin(); };
+
+  // Inner units first, so that an outer one takes only what is left; a module may stand in one unit only.
+  std::vector<std::size_t> by_depth(groups.size());
+  for (std::size_t i = 0; i < groups.size(); ++i) by_depth[i] = i;
+  std::stable_sort(by_depth.begin(), by_depth.end(), [&](std::size_t a, std::size_t b) { return position(groups[a][0]) > position(groups[b][0]); });
+
+  const auto owners = owners_of(model);
+  std::set<const Parameter*> taken;
+  std::set<const Module*> named;
+  std::vector<UnitSpec> units;
+  for (const std::size_t index : by_depth) {
+    UnitSpec unit{.name = name_of_group(groups[index]), .modules = groups[index]};
+    std::set<const Module*> inside;
+    for (Module* module : unit.modules) {
+      if (!named.insert(module).second) throw InvalidUsage("--wrap: " + module->path() + " is named in two units");
+      for (const Module* below : module->modules()) inside.insert(below);
+    }
+    for (Module* module : unit.modules) {
+      for (const auto& parameter : module->parameters()) {
+        const auto& uses = owners.at(parameter.get());
+        const bool all_inside = std::all_of(uses.begin(), uses.end(), [&](const Module* m) { return inside.contains(m); });
+        if (all_inside && taken.insert(parameter.get()).second) unit.parameters.push_back(parameter);
+      }
+    }
+    if (!unit.parameters.empty()) units.push_back(std::move(unit));
+  }
+  std::stable_sort(units.begin(), units.end(), [&](const UnitSpec& a, const UnitSpec& b) { return position(a.modules[0]) < position(b.modules[0]); });
+
+  UnitSpec root{.name = "root", .modules = {&model}, .is_root = true};
+  for (const auto& parameter : model.parameters())
+    if (!taken.contains(parameter.get())) root.parameters.push_back(parameter);
+  if (!root.parameters.empty()) units.insert(units.begin(), std::move(root));
+  if (units.empty()) throw InvalidUsage("the model has no parameters");
+  return units;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,139 @@
+"""Reads the source tree and reports every breach of the shape that the design fixes.
+
+    architecture.py ROOT        prints `path:line: rule: what` for each breach and exits with 1 where there is one
+
+Folders may include only what `ARROWS` says. planted_breaches.py holds one breach of every rule and proves that it is found.
+"""
+
+import pathlib
+import re
+import sys
+
+ARROWS = {  # who may include which layer of src/
+    "src/base": {"base"},
+    "src/comm": {"comm", "base"},
+    "src/nn": {"nn", "base"},
+    "src/fsdp": {"fsdp", "nn", "comm", "base"},
+    "backends": {"comm", "base"},
+    "plugins": {"fsdp", "comm", "base"},
+    "tools": {"fsdp", "nn", "comm", "base"},
+    "examples": {"fsdp", "nn", "comm", "base"},
+}
+INTERNAL = {"internal", "detail"}  # folders of headers that are not installed; nor is what ends in -inl.h
+VENDORS = [  # header, and where it may be included
+    (re.compile(r"^(cuda|cublas|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
+     ("src/base/cuda/", "src/nn/ops/cuda/", "backends/nccl/", "tests/", "bench/")),
+    (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
+    (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/",)),
+    (re.compile(r"^(ucp|uct|ucs|ucm|ucc)/"), ("backends/ucx/",)),
+    (re.compile(r"^(boost/)?asio([./]|$)"), ("backends/tcp/", "src/comm/control/")),
+]
+STANDARD = re.compile(r"^[a-z0-9_]+$|^c(assert|errno|math|std\w+|string|time|float|limits|inttypes|signal)$")
+LIBRARY = ("src/", "backends/", "plugins/")
+COPY_HELPER = re.compile(r"^src/fsdp/(.*/)?copy\.(h|cpp)$")
+STRATEGY_FILE = re.compile(r"^src/fsdp/strategy[^/]*\.(h|cpp)$|^src/fsdp/strategy/")
+STRATEGY_NAME = re.compile(r'\b(ddp|zero1|zero2|hsdp|shard_grad_op|no_shard|full_shard|hybrid_shard)\b|"fsdp"')
+LINES, EXAMPLE_LINES = 400, 100
+
+# (rule, pattern, where it holds, where it doesn't); the patterns see code without comments.
+PATTERNS = [
+    ("environment", re.compile(r"\b(getenv|secure_getenv)\b|(?<![\w/])environ\b"), LIBRARY + ("tools/", "examples/"),
+     re.compile(r"^src/base/env\.cpp$")),
+    ("backend name", re.compile(r"(?<!ip::)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
+    ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",), None),
+    ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/",), None),
+    ("raw copy", re.compile(r"\b(memcpy|memmove)\b"), ("src/fsdp/",), COPY_HELPER),
+    ("strategy name", STRATEGY_NAME, ("src/fsdp/",), STRATEGY_FILE),
+    ("print or exit", re.compile(r"\bstd::(cout|cerr|clog|printf|puts|exit|abort|terminate|quick_exit)\b|\b(f?printf|puts|perror)\s*\("
+                                 r"|(?<![\w>.])::?exit\s*\("), LIBRARY, None),
+]
+TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+
+
+def without_comments(text):
+    def keep(match):
+        token = match.group(0)
+        return re.sub(r"[^\n]", " ", token) if token.startswith(("//", "/*")) else token
+    return TOKEN.sub(keep, re.sub(r"(?<=\d)'(?=\d)", "_", text))  # digit separators are no character literals
+
+
+def owner(path):
+    """The key of ARROWS that governs a file, or None."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] == "src" else parts[0]
+
+
+def is_public_header(path):
+    return path.startswith("src/") and path.endswith(".h") and not is_internal(path)
+
+
+def is_internal(name):
+    return bool(INTERNAL & set(name.split("/"))) or name.endswith("-inl.h")
+
+
+def include_breaches(path, bracket, name):
+    """The rules that one include line breaks, as (rule, text)."""
+    for pattern, allowed in VENDORS:
+        if pattern.search(name) and not path.startswith(allowed):
+            yield "vendor header", f"<{name}> belongs to {', '.join(allowed)}"
+    if is_public_header(path):
+        if not name.startswith("tessera/") and not STANDARD.match(name):
+            yield "public header", f"<{name}> is not part of the standard library; move this header to internal/"
+        if is_internal(name):
+            yield "public header", f'"{name}" is not installed, a public header can\'t include it'
+    arrows = ARROWS.get(owner(path))
+    if arrows is None or bracket != '"':
+        return
+    parts = name.split("/")
+    if parts[0] == "tessera":
+        if parts[1] not in arrows:
+            yield "layering", f'{owner(path)} may not include "{name}"'
+        if owner(path) == "plugins" and parts[1] == "fsdp" and is_internal(name):
+            yield "layering", f'plugins see only the public headers of fsdp, not "{name}"'
+    elif name.startswith("hwy/"):  # Highway's headers that are included again and again want quotes
+        return
+    elif path.startswith("src/"):
+        yield "spelling", f'"{name}" is spelled "tessera/..." inside src/'
+    elif parts[0] in ("backends", "plugins", "tools", "tests", "bench", "examples", ".."):
+        if parts[:2] != path.split("/")[:2] and not (parts[0] == "tools" and path.startswith("tools/")):
+            yield "layering", f'{path} may not include "{name}"'
+
+
+def breaches(root):
+    """Every breach below root as (path, line, rule, text)."""
+    folders = ("src", "backends", "plugins", "tools", "examples", "tests", "bench")
+    files = sorted(f for folder in folders for f in (root / folder).rglob("*") if f.suffix in (".h", ".cpp", ".cu", ".cuh"))
+    for file in files:
+        path = file.relative_to(root).as_posix()
+        text = file.read_text()
+        code = without_comments(text)
+        limit = EXAMPLE_LINES if path.startswith("examples/") else LINES
+        if len(text.splitlines()) > limit:
+            yield path, len(text.splitlines()), "length", f"more than {limit} lines"
+        for match in INCLUDE.finditer(code):
+            line = code.count("\n", 0, match.start(2)) + 1
+            for rule, what in include_breaches(path, *match.groups()):
+                yield path, line, rule, what
+        body = INCLUDE.sub("", code) if path.startswith("src/") else code
+        for rule, pattern, where, exempt in PATTERNS:
+            if not path.startswith(where) or (exempt and exempt.search(path)):
+                continue
+            for number, line in enumerate(body.split("\n"), 1):
+                for match in pattern.finditer(line):
+                    yield path, number, rule, f"'{match.group(0).strip()}'"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    if not (root / "src" / "base").is_dir():
+        raise SystemExit(f"{root} is not the source tree")
+    found = list(breaches(root))
+    for path, line, rule, text in found:
+        print(f"{path}:{line}: {rule}: {text}")
+    print(f"{len(found)} breaches")
+    raise SystemExit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Negative control of architecture.py: one breach of every rule in a tree of its own, and clean code that only looks like one."""
+
+import pathlib
+import tempfile
+
+from architecture import PATTERNS, breaches
+
+PLANTED = [  # rule, file, content
+    ("layering", "src/base/a.cpp", '#include "tessera/comm/work.h"\n'),
+    ("layering", "src/comm/a.cpp", '#include "tessera/nn/tensor.h"\n'),
+    ("layering", "src/nn/a.cpp", '#include "tessera/comm/work.h"\n'),
+    ("layering", "src/nn/b.h", '  #  include "tessera/fsdp/engine.h"\n'),
+    ("layering", "backends/x/a.cpp", '#include "tessera/nn/tensor.h"\n'),
+    ("layering", "backends/x/b.cpp", '#include "backends/y/b.h"\n'),
+    ("layering", "plugins/x/a.cpp", '#include "tessera/nn/tensor.h"\n'),
+    ("layering", "plugins/x/b.cpp", '#include "tessera/fsdp/internal/lease.h"\n'),
+    ("layering", "tools/a.cpp", '#include "tests/harness/x.h"\n'),
+    ("spelling", "src/comm/b.cpp", '#include "work.h"\n'),
+    ("vendor header", "src/comm/c.cpp", "#include <boost/asio.hpp>\n"),
+    ("vendor header", "src/nn/c.cpp", "#include <cuda_runtime.h>\n"),
+    ("vendor header", "backends/x/c.cpp", "#include <mpi.h>\n"),
+    ("vendor header", "backends/x/d.cpp", "#include <nccl.h>\n"),
+    ("vendor header", "tools/b.cpp", "#include <ucp/api/ucp.h>\n"),
+    ("public header", "src/comm/d.h", "#include <nlohmann/json.hpp>\n"),
+    ("public header", "src/comm/e.h", '#include "tessera/comm/internal/x.h"\n'),
+    ("public header", "src/nn/f.h", '#include "tessera/nn/kernels/simd-inl.h"\n'),
+    ("environment", "src/comm/e.cpp", 'auto v = std::getenv("HOME");\n'),
+    ("environment", "tools/c.cpp", 'auto v = secure_getenv("HOME");\n'),
+    ("environment", "src/nn/e.cpp", "for (char** e = environ; *e; ++e) {}\n"),
+    ("backend name", "src/comm/f.cpp", 'if (name == "shm") {}\n'),
+    ("backend name", "src/fsdp/f.cpp", "int nccl = 0;\n"),
+    ("host wait", "src/fsdp/g.cpp", "work.wait();\n"),
+    ("host wait", "src/fsdp/h.cpp", "work->wait( );\n"),
+    ("host wait", "src/fsdp/i.cpp", "work.wait_for(1ms);\n"),
+    ("clock", "src/fsdp/j.cpp", "auto t = std::chrono::steady_clock::now();\n"),
+    ("clock", "src/fsdp/k.cpp", "auto t = base::host_time_ns();\n"),
+    ("raw copy", "src/fsdp/l.cpp", "std::memcpy(a, b, 4);\n"),
+    ("strategy name", "src/fsdp/engine.cpp", "if (zero1) return;\n"),
+    ("strategy name", "src/fsdp/unit.cpp", 'if (strategy.name == "fsdp") return;\n'),
+    ("print or exit", "src/nn/d.cpp", 'std::cerr << "x";\n'),
+    ("print or exit", "backends/x/e.cpp", "std::abort();\n"),
+    ("print or exit", "plugins/x/c.cpp", 'printf("x");\n'),
+    ("length", "src/nn/long.cpp", "int x();\n" * 401),
+    ("length", "examples/long.cpp", "int x();\n" * 101),
+]
+
+CLEAN = {
+    "src/base/env.cpp": 'auto v = std::getenv("X");\n',
+    "src/base/ok.h": "#include <cstdint>\n#include <vector>\n",
+    "src/comm/ok.cpp": '#include "tessera/base/env.h"\n#include <nlohmann/json.hpp>\n'
+                       "// shm, tcp: a comment may say std::getenv\n/* nccl\n mpi */ int shm_open_flags = 1'000;  // mpi\n"
+                       "boost::asio::ip::tcp::socket socket_;\ncommunicator.abort(reason);\n",
+    "src/comm/control/ok.cpp": "#include <boost/asio.hpp>\n",
+    "src/comm/internal/ok.h": "#include <nlohmann/json.hpp>\n",
+    "src/nn/kernels/x.cpp": '#include "hwy/foreach_target.h"\n#include "tessera/nn/kernels/simd-inl.h"\n',
+    "src/nn/kernels/simd-inl.h": "#include <hwy/highway.h>\n",
+    "src/fsdp/copy.cpp": "std::memcpy(a, b, 4);\n",
+    "src/fsdp/strategy.cpp": 'auto x = "zero1"; int ddp;\n',
+    "src/fsdp/ok.cpp": "namespace tessera::fsdp {}\nstream.wait(event);\nwork.wait_on(stream);\n// work.wait()\n",
+    "backends/x/ok.cpp": '#include "backends/x/x.h"\n#include "x.h"\n',
+    "backends/mpi/ok.cpp": "#include <mpi.h>\n",
+    "tools/ok.cpp": '#include "tools/launcher.h"\n#include "tessera/fsdp/engine.h"\nstd::cout << 1;\n',
+    "src/nn/full.cpp": "int x();\n" * 400,
+}
+
+
+def found_in(files):
+    with tempfile.TemporaryDirectory() as scratch:
+        root = pathlib.Path(scratch)
+        for path, content in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(content)
+        return list(breaches(root))
+
+
+def main():
+    failures = [f"clean code reported: {breach}" for breach in found_in(CLEAN)]
+    for rule, path, content in PLANTED:
+        found = found_in({path: content})
+        if [breach[2] for breach in found] != [rule]:
+            failures.append(f"{path}: planted '{rule}' in {content[:50]!r}, found {found}")
+    untested = {rule for rule, *_ in PATTERNS} - {rule for rule, *_ in PLANTED}
+    failures += [f"no breach planted for '{rule}'" for rule in untested]
+    print("\n".join(failures) or f"{len(PLANTED)} planted breaches found, {len(CLEAN)} clean files left alone")
+    raise SystemExit(1 if failures else 0)
+
+
+main()

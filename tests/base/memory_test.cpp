@@ -1,0 +1,205 @@
+#include "tessera/base/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::base {
+namespace {
+
+constexpr std::size_t kMiB = 1024 * 1024;
+
+struct Fixture {
+  explicit Fixture(MemoryPoolOptions options = {}) : pool(ledger, options) {}
+  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
+  MemoryPool pool;
+  Buffer get(std::size_t bytes) { return pool.allocate(bytes, MemoryUse::activation); }
+};
+
+TEST(Buffer, ReleasesOnceAndOnlyByItsLastOwner) {
+  int released = 0;
+  int value = 0;
+  {
+    Buffer a(&value, sizeof value, [&](void* data, std::size_t bytes) {
+      EXPECT_EQ(data, &value);
+      EXPECT_EQ(bytes, sizeof value);
+      ++released;
+    });
+    Buffer b = std::move(a);
+    EXPECT_FALSE(a);  // NOLINT(bugprone-use-after-move): a moved-from buffer is empty
+    EXPECT_EQ(a.bytes(), 0U);
+    a = std::move(b);
+    EXPECT_EQ(released, 0);
+    EXPECT_EQ(a.data(), &value);
+  }
+  EXPECT_EQ(released, 1);
+}
+
+TEST(Pool, AlignsAndBooksEverySize) {
+  Fixture f;
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{65}, 256 * 1024 - std::size_t{1},
+                                  std::size_t{256 * 1024}, kMiB + 1, 5 * kMiB}) {
+    Buffer buffer = f.get(bytes);
+    ASSERT_TRUE(buffer);
+    EXPECT_EQ(buffer.bytes(), bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % kAlignment, 0U);
+    EXPECT_EQ(f.ledger->snapshot().now_of(MemoryUse::activation), bytes);
+    if (bytes != 0) std::memset(buffer.data(), 1, bytes);
+    buffer.reset();
+    EXPECT_EQ(f.ledger->snapshot().total_now, 0U);
+  }
+}
+
+TEST(Pool, ReusesABlockThatFits) {
+  Fixture f;
+  Buffer a = f.get(kMiB);
+  void* const data = a.data();
+  a.reset();
+  EXPECT_EQ(f.get(kMiB).data(), data);
+  EXPECT_EQ(f.get(kMiB - 8192).data(), data) << "wastes less than an eighth";
+  Buffer half = f.get(kMiB / 2);
+  EXPECT_NE(half.data(), data) << "would waste half of the block";
+}
+
+TEST(Pool, LiveBlocksNeverOverlap) {
+  Fixture f;
+  std::vector<Buffer> live;
+  for (int i = 0; i < 8; ++i) {
+    live.push_back(f.get(kMiB));
+    std::memset(live.back().data(), i, kMiB);
+  }
+  for (int i = 0; i < 8; ++i) {
+    const std::byte* bytes = live[static_cast<std::size_t>(i)].bytes_at(0);
+    EXPECT_EQ(std::to_integer<int>(bytes[0]), i);
+    EXPECT_EQ(std::to_integer<int>(bytes[kMiB - 1]), i);
+  }
+}
+
+TEST(Pool, AStepRepeatedMapsNothingNew) {
+  Fixture f;
+  const auto step = [&] {
+    std::vector<void*> seen;
+    Buffer a = f.get(3 * kMiB);
+    Buffer b = f.get(kMiB);
+    seen = {a.data(), b.data()};
+    a.reset();
+    Buffer c = f.get(3 * kMiB);
+    seen.push_back(c.data());
+    return seen;
+  };
+  const auto first = step();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(step(), first);
+}
+
+TEST(Pool, IdleMemoryStaysBounded) {
+  MemoryPoolOptions options;
+  options.slack = 0.02;
+  options.slack_bytes = kMiB;
+  Fixture f(options);
+  for (std::size_t i = 1; i <= 40; ++i) f.get(i * kMiB);  // forty sizes, one at a time: no block is ever reused as it is
+  const auto s = f.ledger->snapshot();
+  EXPECT_EQ(s.total_peak, 40 * kMiB);
+  EXPECT_LE(s.reserved, 2 * kMiB);
+}
+
+TEST(Pool, BoundedSlackCanBeSeenToFail) {  // negative control: with the bound lifted the same work keeps everything
+  MemoryPoolOptions options;
+  options.slack_bytes = 4096 * kMiB;
+  Fixture f(options);
+  for (std::size_t i = 1; i <= 40; ++i) f.get(i * kMiB);
+  EXPECT_GT(f.ledger->snapshot().reserved, 100 * kMiB);
+}
+
+TEST(Pool, TheUnusedPartOfABlockIsReserved) {
+  Fixture f;
+  f.get(8 * kMiB);
+  f.ledger->reset_peaks();
+  f.pool.trim();
+  Buffer big = f.get(8 * kMiB);
+  big.reset();
+  f.ledger->reset_peaks();
+  EXPECT_EQ(f.ledger->snapshot().total_peak, 0U);
+  const Buffer smaller = f.get(7 * kMiB + kMiB / 2);
+  const auto s = f.ledger->snapshot();
+  EXPECT_EQ(s.total_peak + s.reserved, 8 * kMiB) << "the whole block is held, however much of it was asked for";
+}
+
+TEST(Pool, TrimGivesIdleBlocksBack) {
+  Fixture f;
+  f.get(16 * kMiB);
+  f.pool.trim();
+  f.ledger->reset_peaks();
+  EXPECT_EQ(f.ledger->snapshot().reserved, 0U);
+  f.get(kMiB);
+  EXPECT_EQ(f.ledger->snapshot().reserved, 0U);
+}
+
+TEST(Pool, PoisonMakesAStaleReadVisible) {
+  MemoryPoolOptions options;
+  options.poison = true;
+  Fixture f(options);
+  Buffer buffer = f.get(kMiB);
+  auto* stale = static_cast<volatile float*>(buffer.data());
+  stale[0] = 1.0F;
+  stale[kMiB / sizeof(float) - 1] = 2.0F;
+  buffer.reset();  // the pool keeps the pages mapped: the read below is of idle memory of ours
+  EXPECT_TRUE(std::isnan(stale[0]));
+  EXPECT_TRUE(std::isnan(stale[kMiB / sizeof(float) - 1]));
+}
+
+TEST(Pool, WithoutPoisonAStaleReadLooksRight) {  // negative control
+  Fixture f;
+  Buffer buffer = f.get(kMiB);
+  auto* stale = static_cast<volatile float*>(buffer.data());
+  stale[0] = 1.0F;
+  buffer.reset();
+  EXPECT_EQ(stale[0], 1.0F);
+}
+
+TEST(Pool, BuffersOutliveThePool) {
+  auto ledger = std::make_shared<Ledger>();
+  auto pool = std::make_unique<MemoryPool>(ledger);
+  Buffer large = pool->allocate(kMiB, MemoryUse::other);
+  Buffer small = pool->allocate(100, MemoryUse::other);
+  pool.reset();
+  std::memset(large.data(), 1, kMiB);
+  large.reset();
+  small.reset();
+  EXPECT_EQ(ledger->snapshot().total_now, 0U);
+}
+
+TEST(Pool, AnImpossibleRequestIsAnErrorAndBooksNothing) {
+  Fixture f;
+  EXPECT_THROW(f.get(std::numeric_limits<std::size_t>::max() / 2), SystemError);
+  EXPECT_THROW(f.get(std::numeric_limits<std::size_t>::max()), SystemError);
+  EXPECT_EQ(f.ledger->snapshot().total_peak, 0U);
+  EXPECT_TRUE(f.get(kMiB));
+}
+
+TEST(Pool, ServesManyThreads) {
+  Fixture f;
+  std::vector<std::jthread> threads;
+  for (int t = 1; t <= 4; ++t)
+    threads.emplace_back([&f, t] {
+      for (std::size_t i = 0; i < 300; ++i) {
+        Buffer buffer = f.get((1 + (i * static_cast<std::size_t>(t)) % 5) * 300'000);
+        auto* bytes = static_cast<unsigned char*>(buffer.data());
+        bytes[0] = bytes[buffer.bytes() - 1] = static_cast<unsigned char>(t);
+        std::this_thread::yield();
+        ASSERT_EQ(bytes[0], t);
+        ASSERT_EQ(bytes[buffer.bytes() - 1], t);
+      }
+    });
+  threads.clear();
+  EXPECT_EQ(f.ledger->snapshot().total_now, 0U);
+}
+
+}  // namespace
+}  // namespace tessera::base

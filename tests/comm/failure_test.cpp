@@ -1,0 +1,95 @@
+// What goes wrong, with ranks as threads: everybody learns the first cause, and nobody hangs.
+#include <thread>
+
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+void all_reduce(Communicator& comm, std::size_t count, OpOptions options = {}) {
+  std::vector<float> x(count, 1);
+  comm.all_reduce(view_of(x.data(), count), view_of(x.data(), count), ReduceOp::sum(), options).wait();
+}
+
+TEST(Failure, AbortReachesAllAndStays) {
+  for (const std::size_t count : {10u, 300'000u})
+    run_ranks(3, [&](Communicator& comm) {
+      comm.barrier().wait();
+      if (comm.rank() == 2) {
+        std::thread([&] { comm.abort("enough"); }).join();  // from another thread
+      }
+      const std::string error = error_of([&] { all_reduce(comm, count); });
+      EXPECT_EQ(error, "Aborted: rank 2 aborted: enough");
+      EXPECT_EQ(error_of([&] { comm.barrier().wait(); }), error);
+    });
+}
+
+TEST(Failure, AnExceptionOnOneRankEndsTheOthers) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(run_ranks(3,
+                         [](Communicator& comm) {
+                           if (comm.rank() == 1) throw std::runtime_error("mine");
+                           all_reduce(comm, 10);
+                         }),
+               std::runtime_error);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
+}
+
+TEST(Failure, ATimeoutNamesOperationNumberAndRank) {
+  for (const std::size_t count : {10u, 300'000u})
+    run_ranks(3, [&](Communicator& comm) {
+      comm.barrier().wait();
+      if (comm.rank() == 1) {
+        std::this_thread::sleep_for(1500ms);
+        return;
+      }
+      const std::string error = error_of([&] { all_reduce(comm, count, {.timeout = 300ms, .label = "block.3"}); });
+      EXPECT_EQ(error, "Timeout: all_reduce #2 (block.3): not done within 300ms; rank 1 is behind at operation #1");
+    });
+}
+
+TEST(Failure, DifferentCallsAreAMismatchWithATable) {
+  run_ranks(2, [](Communicator& comm) {
+    const std::string error = error_of([&] { all_reduce(comm, comm.rank() == 0 ? 10 : 12); });
+    EXPECT_EQ(error, "Mismatch: operation #1 differs between the ranks: rank 0: all_reduce of 10 f32 sum; rank 1: all_reduce of 12 f32 sum");
+  });
+  run_ranks(2, [](Communicator& comm) {
+    const std::string error = error_of([&] {
+      if (comm.rank() == 0) all_reduce(comm, 300'000);
+      comm.barrier().wait();
+    });
+    EXPECT_TRUE(error.starts_with("Mismatch")) << error;
+    EXPECT_NE(error.find("rank 1: barrier"), std::string::npos) << error;
+  });
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<float> x(10);
+    const std::string error = error_of([&] {
+      if (comm.rank() == 0) comm.send(view_of(x.data(), 10), 1).wait();
+      if (comm.rank() == 1) comm.recv(view_of(x.data(), 9), 0).wait();
+      comm.barrier().wait();
+    });
+    EXPECT_EQ(error, "Mismatch: recv #1 from rank 0: sent were 10 elements of f32, expected 9 of f32");
+  });
+}
+
+TEST(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
+  run_ranks(4, [](Communicator& world) {
+    const auto half = world.split(world.rank() / 2, 0);
+    if (world.rank() == 0) half->abort("only us");
+    const std::string error = error_of([&] { all_reduce(*half, 10); });
+    EXPECT_EQ(error, world.rank() < 2 ? "Aborted: rank 0 aborted: only us" : "");
+    all_reduce(world, 100'000);
+  });
+}
+
+TEST(Failure, ARankThatHasLeftIsNotWaitedFor) {
+  run_ranks(2, [](Communicator& comm) {
+    comm.barrier().wait();
+    if (comm.rank() == 0) return;
+    const std::string error = error_of([&] { comm.barrier().wait(); });
+    EXPECT_EQ(error, "PeerLost: barrier #2: rank 0 has closed its communicator");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -1,0 +1,164 @@
+// The operations that the conformance suite has no room for, the meter, split and allocate.
+#include <numeric>
+
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+TEST(Operations, PartsOfDifferentLengths) {
+  for (const std::size_t scale : {1u, 40'000u})
+    run_ranks(4, [&](Communicator& comm) {
+      const auto n = static_cast<std::size_t>(comm.size());
+      const auto me = static_cast<std::size_t>(comm.rank());
+      const std::vector<std::size_t> counts = {3 * scale, 0, 1 * scale, 5 * scale};
+      const std::size_t total = 9 * scale;
+      std::vector<std::int32_t> own(counts[me], static_cast<std::int32_t>(me));
+      std::vector<std::int32_t> all(total, -1);
+      std::vector<std::int32_t> expected;
+      for (std::size_t r = 0; r < n; ++r) expected.insert(expected.end(), counts[r], static_cast<std::int32_t>(r));
+      comm.all_gather_v(view_of(own.data(), own.size()), view_of(all.data(), total), counts).wait();
+      EXPECT_EQ(all, expected);
+      std::fill(all.begin(), all.end(), -1);
+      comm.gather_v(view_of(own.data(), own.size()), view_of(all.data(), total), counts, 2).wait();
+      EXPECT_EQ(all == expected, me == 2);
+      std::vector<std::int32_t> part(counts[me], -1);
+      comm.scatter_v(view_of(expected.data(), total), view_of(part.data(), part.size()), counts, 1).wait();
+      EXPECT_EQ(part, own);
+      std::fill(part.begin(), part.end(), -1);
+      comm.reduce_scatter_v(view_of(expected.data(), total), view_of(part.data(), part.size()), counts, ReduceOp::sum()).wait();
+      for (const std::int32_t x : part) ASSERT_EQ(x, static_cast<std::int32_t>(4 * me));
+      // Rank a sends (a + 2b + 1) % 4 * scale elements with value 10a + b to rank b.
+      std::vector<std::size_t> out_counts(n);
+      std::vector<std::size_t> in_counts(n);
+      std::vector<std::int32_t> give;
+      std::vector<std::int32_t> want;
+      for (std::size_t r = 0; r < n; ++r) {
+        in_counts[r] = (me + 2 * r + 1) % 4 * scale;
+        out_counts[r] = (r + 2 * me + 1) % 4 * scale;
+        give.insert(give.end(), in_counts[r], static_cast<std::int32_t>(10 * me + r));
+        want.insert(want.end(), out_counts[r], static_cast<std::int32_t>(10 * r + me));
+      }
+      for (const bool window : {false, true}) {
+        Buffer buffer = comm.allocate(give.size() * 4, MemoryKind::host, MemoryUse::other);
+        std::copy(give.begin(), give.end(), static_cast<std::int32_t*>(buffer.data()));
+        const std::int32_t* from = window ? static_cast<std::int32_t*>(buffer.data()) : give.data();
+        std::vector<std::int32_t> got(want.size(), -1);
+        comm.all_to_all_v(view_of(from, give.size()), in_counts, view_of(got.data(), got.size()), out_counts).wait();
+        EXPECT_EQ(got, want);
+      }
+    });
+}
+
+TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
+  run_ranks(3, [](Communicator& comm) {
+    const int right = (comm.rank() + 1) % comm.size();
+    const int left = (comm.rank() + comm.size() - 1) % comm.size();
+    for (const std::size_t count : {0u, 1u, 1000u, 200'000u})
+      for (const bool window : {false, true}) {
+        Buffer buffer = comm.allocate(2 * count * 4, MemoryKind::host, MemoryUse::other);
+        std::vector<std::int32_t> ordinary(2 * count);
+        std::int32_t* give = window ? static_cast<std::int32_t*>(buffer.data()) : ordinary.data();
+        std::vector<std::int32_t> got(2 * count, -1);
+        std::fill_n(give, count, comm.rank());
+        std::fill_n(give + count, count, 100 + comm.rank());
+        // All send first: with blocking sends this would never end.
+        Work first = comm.send(view_of(give, count), right);
+        Work second = comm.send(view_of(give + count, count), right);
+        comm.recv(view_of(got.data(), count), left).wait();
+        comm.recv(view_of(got.data() + count, count), left).wait();
+        first.wait();
+        second.wait();
+        for (std::size_t i = 0; i < count; ++i) {
+          ASSERT_EQ(got[i], left);
+          ASSERT_EQ(got[count + i], 100 + left);
+        }
+        const PointToPoint parts[] = {PointToPoint::send(view_of(give, count), left), PointToPoint::send(view_of(give, count), right),
+                                      PointToPoint::recv(view_of(got.data(), count), left),
+                                      PointToPoint::recv(view_of(got.data() + count, count), right)};
+        comm.batch(parts).wait();
+        for (std::size_t i = 0; i < count; ++i) {
+          ASSERT_EQ(got[i], left);
+          ASSERT_EQ(got[count + i], right);
+        }
+      }
+  });
+}
+
+TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
+  run_ranks(5, [](Communicator& world) {
+    Buffer buffer = world.allocate(1 << 20, MemoryKind::host, MemoryUse::parameter);
+    EXPECT_EQ(world.ledger()->snapshot().now_of(MemoryUse::parameter), 1u << 20);
+    const int color = world.rank() == 4 ? -1 : world.rank() % 2;
+    const auto half = world.split(color, -world.rank());
+    if (world.rank() == 4) {
+      EXPECT_EQ(half, nullptr);
+      return;
+    }
+    ASSERT_EQ(half->size(), 2);
+    EXPECT_EQ(half->rank(), world.rank() < 2 ? 1 : 0);  // the higher rank has the lower key
+    const auto single = half->split(half->rank(), 0);
+    EXPECT_EQ(single->size(), 1);
+    float* data = reinterpret_cast<float*>(buffer.bytes_at(4096 * static_cast<std::size_t>(world.rank())));
+    std::fill_n(data, 100'000, static_cast<float>(world.rank()));
+    half->all_reduce(view_of(data, 100'000), view_of(data, 100'000), ReduceOp::sum()).wait();
+    for (int i = 0; i < 100'000; ++i) ASSERT_EQ(data[i], world.rank() % 2 == 0 ? 2 : 4);
+    const std::uint64_t staging = world.ledger()->snapshot().now_of(MemoryUse::communication);
+    std::vector<float> ordinary(100'000, 1);
+    half->all_reduce(view_of(ordinary.data(), ordinary.size()), view_of(ordinary.data(), ordinary.size()), ReduceOp::sum()).wait();
+    EXPECT_GT(world.ledger()->snapshot().now_of(MemoryUse::communication), staging);  // the window had needed none
+  });
+}
+
+TEST(Meter, EqualsTheFormulas) {
+  Config config = quick_config();
+  config.algorithms = "all_reduce=direct";
+  for (const int ranks : {2, 3, 4})
+    run_threads(ranks, config, [&](Communicator& comm) {
+      const auto n = static_cast<std::size_t>(comm.size());
+      for (const std::size_t part : {1u, 24u, 50'000u})
+        for (const bool window : {false, true}) {
+          const std::size_t total = part * n;
+          Buffer a = comm.allocate(total * 4, MemoryKind::host, MemoryUse::other);
+          std::vector<float> ordinary(total);
+          float* in = window ? static_cast<float*>(a.data()) : ordinary.data();
+          std::vector<float> out(total);
+          std::fill_n(in, total, 1.0f);
+          const auto measured = [&](OpKind kind, const std::function<Work()>& call, int root = 0) {
+            const MeterSnapshot before = comm.meter();
+            call().wait();
+            const MeterSnapshot done = comm.meter() - before;
+            EXPECT_EQ(done.of(kind).calls, 1u);
+            EXPECT_EQ(done.of(kind).bytes_sent, direct_bytes_sent(kind, total, 4, comm.size(), comm.rank(), root)) << name_of(kind);
+            EXPECT_EQ(std::accumulate(done.bytes_to_peer.begin(), done.bytes_to_peer.end(), std::uint64_t{0}), done.bytes_sent());
+          };
+          const auto all = [&](float* x) { return view_of(x, total); };
+          const auto one = [&](float* x) { return view_of(x, part); };
+          measured(OpKind::all_reduce, [&] { return comm.all_reduce(all(in), all(out.data()), ReduceOp::sum()); });
+          measured(OpKind::reduce_scatter, [&] { return comm.reduce_scatter(all(in), one(out.data()), ReduceOp::sum()); });
+          measured(OpKind::all_gather, [&] { return comm.all_gather(one(in), all(out.data())); });
+          measured(OpKind::all_to_all, [&] { return comm.all_to_all(all(in), all(out.data())); });
+          measured(OpKind::broadcast, [&] { return comm.broadcast(all(in), all(out.data()), 1); }, 1);
+          measured(OpKind::reduce, [&] { return comm.reduce(all(in), all(out.data()), ReduceOp::sum(), 1); }, 1);
+          measured(OpKind::gather, [&] { return comm.gather(one(in), all(out.data()), 1); }, 1);
+          measured(OpKind::scatter, [&] { return comm.scatter(all(in), one(out.data()), 1); }, 1);
+        }
+    });
+}
+
+/// The negative control: an algorithm that moves more is seen to.
+TEST(Meter, SeesThatTheSymmetricAlgorithmMovesMore) {
+  Config config = quick_config();
+  config.algorithms = "all_reduce=symmetric:0-1K";
+  run_threads(4, config, [](Communicator& comm) {
+    std::vector<float> x(100, 1);
+    const MeterSnapshot before = comm.meter();
+    comm.all_reduce(view_of(x.data(), 100), view_of(x.data(), 100), ReduceOp::sum()).wait();
+    const std::uint64_t sent = (comm.meter() - before).of(OpKind::all_reduce).bytes_sent;
+    EXPECT_EQ(sent, 3u * 400);
+    EXPECT_GT(sent, direct_bytes_sent(OpKind::all_reduce, 100, 4, 4, comm.rank()));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -1,0 +1,221 @@
+// Ranks that are processes: they find each other, and die in every way.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "tessera/comm/bootstrap.h"
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+using std::chrono::steady_clock;
+
+/// One rank, ended with its object.
+class Process {
+ public:
+  Process(std::vector<std::string> settings, const std::string& mode) {
+    int ends[2] = {-1, -1};
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error("pipe");
+    out_ = UniqueFd(ends[0]);
+    const UniqueFd write_end(ends[1]);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, write_end.get(), STDOUT_FILENO);
+    std::string program = TESSERA_RANK_PROGRAM;
+    std::string argument = mode;
+    char* arguments[] = {program.data(), argument.data(), nullptr};
+    std::vector<char*> environment;
+    for (std::string& setting : settings) environment.push_back(setting.data());
+    environment.push_back(nullptr);
+    const int failed = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments, environment.data());
+    ::posix_spawn_file_actions_destroy(&actions);
+    if (failed != 0) throw system_error("posix_spawn " + program, failed);
+  }
+  Process(Process&& other) noexcept : pid_(std::exchange(other.pid_, -1)), out_(std::move(other.out_)) {}
+  Process& operator=(Process&& other) noexcept {
+    std::swap(pid_, other.pid_);
+    std::swap(out_, other.out_);
+    return *this;
+  }
+  ~Process() {
+    if (pid_ < 0) return;
+    kill(SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  void kill(int signal) const { ::kill(pid_, signal); }
+
+  /// The next line; "" at the end or after `time`.
+  std::string line(std::chrono::milliseconds time = 20s) {
+    const auto until = steady_clock::now() + time;
+    std::string text;
+    while (steady_clock::now() < until) {
+      pollfd entry{out_.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 50) <= 0) continue;
+      char c = 0;
+      if (::read(out_.get(), &c, 1) != 1 || c == '\n') break;
+      text += c;
+    }
+    return text;
+  }
+
+  /// Its exit code; -1 if it was killed by a signal or is still there after `time`.
+  int exit_code(std::chrono::milliseconds time = 10s) {
+    const auto until = steady_clock::now() + time;
+    while (steady_clock::now() < until) {
+      int status = 0;
+      if (::waitpid(pid_, &status, WNOHANG) == pid_) {
+        pid_ = -1;
+        return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+      }
+      ::usleep(2000);
+    }
+    return -1;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  UniqueFd out_;
+};
+
+std::string new_run() {
+  static std::atomic<int> runs{0};
+  return "test-" + std::to_string(::getpid()) + "-" + std::to_string(runs++);
+}
+
+Process start_rank(const std::string& run, int rank, int size, const std::string& mode, const std::string& timeout = "20s") {
+  return {{"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=" + std::to_string(size), "TESSERA_RUN_ID=" + run,
+           "TESSERA_TIMEOUT=" + timeout},
+          mode};
+}
+
+std::vector<Process> start_ranks(int size, const std::string& mode, const std::string& timeout = "20s") {
+  std::vector<Process> ranks;
+  const std::string run = new_run();
+  for (int r = size; r-- > 0;) ranks.push_back(start_rank(run, r, size, mode, timeout));  // rank 0 comes last
+  std::reverse(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+void expect_nothing_left() {
+  for (const char* folder : {"/dev/shm", "/tmp"})
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const std::string name = entry.path().filename();
+      EXPECT_FALSE(name.starts_with("tessera-" + std::to_string(::geteuid()) + "-")) << entry.path();
+    }
+}
+
+TEST(Processes, FindEachOtherAndLeaveNothing) {
+  for (const int size : {2, 4}) {
+    std::vector<Process> ranks = start_ranks(size, "once");
+    for (Process& rank : ranks) EXPECT_EQ(rank.line(), "ready");
+    for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
+  }
+  expect_nothing_left();
+}
+
+class Killed : public testing::TestWithParam<int> {};
+
+TEST_P(Killed, RankIsNamedByTheOthersWithinSeconds) {
+  const int victim = GetParam();
+  std::vector<Process> ranks = start_ranks(3, "loop");
+  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
+  const auto start = steady_clock::now();
+  ranks[static_cast<std::size_t>(victim)].kill(SIGKILL);
+  for (int r = 0; r < 3; ++r) {
+    if (r == victim) continue;
+    const std::string error = ranks[static_cast<std::size_t>(r)].line();
+    EXPECT_TRUE(error.starts_with("PeerLost: all_reduce")) << error;
+    EXPECT_NE(error.find("rank " + std::to_string(victim) + " died"), std::string::npos) << error;
+    EXPECT_EQ(ranks[static_cast<std::size_t>(r)].exit_code(), 3);
+  }
+  EXPECT_LT(steady_clock::now() - start, 5s);
+  expect_nothing_left();
+}
+INSTANTIATE_TEST_SUITE_P(Each, Killed, testing::Values(0, 1, 2));
+
+class Stopped : public testing::TestWithParam<int> {};
+
+TEST_P(Stopped, RankIsNamedAtTheDeadline) {
+  const int victim = GetParam();
+  std::vector<Process> ranks = start_ranks(3, "loop", "2s");
+  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
+  ranks[static_cast<std::size_t>(victim)].kill(SIGSTOP);
+  for (int r = 0; r < 3; ++r) {
+    if (r == victim) continue;
+    const std::string error = ranks[static_cast<std::size_t>(r)].line();
+    EXPECT_TRUE(error.starts_with("Timeout: all_reduce #")) << error;
+    EXPECT_NE(error.find("not done within 2s"), std::string::npos) << error;
+    EXPECT_NE(error.find("rank " + std::to_string(victim) + " is not responding"), std::string::npos) << error;
+    EXPECT_EQ(error.find("rank " + std::to_string(3 - victim - r) + " is not responding"), std::string::npos) << error;
+    EXPECT_EQ(ranks[static_cast<std::size_t>(r)].exit_code(), 3);
+  }
+  ranks[static_cast<std::size_t>(victim)].kill(SIGCONT);  // it wakes up to a world that has failed
+  const std::string error = ranks[static_cast<std::size_t>(victim)].line();
+  EXPECT_TRUE(error.starts_with("Timeout: ") || error.starts_with("PeerLost: ")) << error;
+  EXPECT_EQ(ranks[static_cast<std::size_t>(victim)].exit_code(), 3);
+  expect_nothing_left();
+}
+INSTANTIATE_TEST_SUITE_P(Each, Stopped, testing::Values(0, 1));
+
+TEST(Processes, AMissingRankIsNamed) {
+  const std::string run = new_run();
+  Process zero = start_rank(run, 0, 3, "once", "700ms");
+  Process two = start_rank(run, 2, 3, "once", "5s");
+  const std::string expected = "Timeout: init: of 3 ranks, rank 1 did not come within 700ms (launcher tessera, run '" + run + "')";
+  EXPECT_EQ(zero.line(), expected);
+  EXPECT_EQ(two.line(), expected);
+  Process alone = start_rank(new_run(), 1, 2, "once", "300ms");
+  EXPECT_NE(alone.line().find("found no rank 0 within 300ms"), std::string::npos);
+  expect_nothing_left();
+}
+
+TEST(Processes, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
+  const std::string run = new_run();
+  const auto job_files = [] {
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/tmp"))
+      files += entry.path().filename().string().starts_with("tessera-" + std::to_string(::geteuid()) + "-");
+    return files;
+  };
+  {
+    Process dies = start_rank(run, 0, 2, "once");
+    while (job_files() == 0) ::usleep(1000);
+    Process second = start_rank(run, 0, 2, "once");
+    EXPECT_NE(second.line().find("is starting a run with the same name"), std::string::npos);
+  }
+  EXPECT_EQ(job_files(), 1);  // killed while it waited
+  Process zero = start_rank(run, 0, 2, "once");
+  Process one = start_rank(run, 1, 2, "once");
+  EXPECT_EQ(zero.line(), "ready");
+  EXPECT_EQ(one.line(), "ready");
+  EXPECT_EQ(zero.exit_code(), 0);
+  EXPECT_EQ(one.exit_code(), 0);
+  expect_nothing_left();
+}
+
+TEST(Processes, HalfSetVariablesAreAnError) {
+  Process rank({"TESSERA_RANK=1"}, "once");
+  EXPECT_NE(rank.line().find("InvalidUsage: tessera launcher: TESSERA_RANK=1, TESSERA_WORLD_SIZE is not set"), std::string::npos);
+}
+
+TEST(Processes, RanksOfDifferentWorldsRefuseEachOther) {
+  const std::string run = new_run();
+  Process zero = start_rank(run, 0, 2, "once");
+  Process one = start_rank(run, 1, 3, "once");
+  EXPECT_NE(zero.line().find("rank 1 was started as one of 3 ranks, rank 0 as one of 2"), std::string::npos);
+  EXPECT_NE(one.line().find("rank 1 was started as one of 3 ranks"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -1,0 +1,169 @@
+// Operations in flight: several at once, out of order, on several communicators, while ranks are elsewhere.
+#include <random>
+#include <thread>
+
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+constexpr std::size_t kLarge = 300'000;  // elements: several tiles
+
+struct Sum {
+  explicit Sum(const Communicator& comm, std::size_t count) : in(count, static_cast<float>(comm.rank() + 1)), out(count) {}
+  Work start(Communicator& comm) { return comm.all_reduce(view_of(in.data(), in.size()), view_of(out.data(), out.size()), ReduceOp::sum()); }
+  void check(const Communicator& comm) const {
+    for (const float x : out) ASSERT_EQ(x, sum_of_ranks(comm.size()));
+  }
+  std::vector<float> in;
+  std::vector<float> out;
+};
+
+TEST(Progress, TwoCommunicatorsInOppositeOrderOnTwoRanks) {
+  run_ranks(2, [](Communicator& world) {
+    const auto a = world.split(0, 0);
+    const auto b = world.split(0, 0);
+    Sum sum_a(world, kLarge);
+    Sum sum_b(world, kLarge);
+    Work first = world.rank() == 0 ? sum_a.start(*a) : sum_b.start(*b);
+    first.wait_for(20ms);
+    Work second = world.rank() == 0 ? sum_b.start(*b) : sum_a.start(*a);
+    second.wait();
+    first.wait();
+    sum_a.check(world);
+    sum_b.check(world);
+  });
+}
+
+TEST(Progress, WaitedOutOfOrder) {
+  run_ranks(3, [](Communicator& world) {
+    std::vector<Sum> sums;
+    std::vector<Work> works;
+    for (std::size_t i = 0; i < 8; ++i) sums.emplace_back(world, i % 2 == 0 ? kLarge : 5);
+    for (Sum& sum : sums) works.push_back(sum.start(world));
+    for (std::size_t i = works.size(); i-- > 0;) {
+      works[i].wait();
+      sums[i].check(world);
+    }
+  });
+}
+
+/// How long rank 0 waits for a large all_reduce whose other rank issues its part and then sleeps outside the library.
+std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, std::chrono::milliseconds nap) {
+  Config config = quick_config();
+  config.progress_thread = progress_thread;
+  std::chrono::steady_clock::duration waited{};
+  run_threads(2, config, [&](Communicator& world) {
+    Sum sum(world, kLarge);
+    world.barrier().wait();
+    const auto start = std::chrono::steady_clock::now();
+    Work work = sum.start(world);
+    if (world.rank() == 1) {
+      std::this_thread::sleep_for(nap);
+    } else {
+      work.wait();
+      waited = std::chrono::steady_clock::now() - start;
+    }
+    work.wait();
+    sum.check(world);
+  });
+  return waited;
+}
+
+TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) {
+  EXPECT_LT(wait_beside_a_sleeper(true, 1000ms), 500ms);
+}
+
+TEST(Progress, WithoutTheProgressThreadItDoes) {  // the negative control of the test above
+  EXPECT_GE(wait_beside_a_sleeper(false, 300ms), 250ms);
+}
+
+TEST(Progress, FinishesWhileItsCallerNeverWaits) {
+  run_ranks(2, [](Communicator& world) {
+    Sum sum(world, kLarge);
+    Work work = sum.start(world);
+    const auto until = std::chrono::steady_clock::now() + 10s;
+    while (!work.done() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(work.done());
+    sum.check(world);
+  });
+}
+
+/// The same seeded sequence of operations on every member of a group, sizes and kinds at random, some of them left in flight.
+void random_operations(Communicator& comm, std::uint32_t seed, int operations) {
+  std::mt19937 random(seed);
+  std::vector<Sum> sums;
+  sums.reserve(static_cast<std::size_t>(operations));
+  std::vector<Work> works;
+  std::vector<std::vector<float>> gathered;
+  gathered.reserve(static_cast<std::size_t>(operations));
+  for (int i = 0; i < operations; ++i) {
+    const std::size_t count = random() % 4 == 0 ? random() % 200'000 : random() % 3000;
+    const bool waits = random() % 2 == 0;
+    sums.emplace_back(comm, count);
+    switch (random() % 4) {
+      case 0:
+        gathered.emplace_back(count * static_cast<std::size_t>(comm.size()));
+        works.push_back(comm.all_gather(view_of(sums.back().in.data(), count), view_of(gathered.back().data(), gathered.back().size())));
+        sums.back().out.assign(count, sum_of_ranks(comm.size()));
+        break;
+      case 1:
+        works.push_back(comm.barrier());
+        sums.back().out.assign(count, sum_of_ranks(comm.size()));
+        break;
+      default: works.push_back(sums.back().start(comm));
+    }
+    if (waits && !works.empty()) {
+      works.erase(works.begin() + static_cast<std::ptrdiff_t>(random() % works.size()));  // its destructor waits
+    }
+  }
+  works.clear();
+  for (const Sum& sum : sums) sum.check(comm);
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  for (const auto& all : gathered)
+    for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<float>(i / (all.size() / ranks) + 1));
+}
+
+TEST(Progress, RandomOperationsOnTwoGroupsAtOnce) {
+  run_ranks(4, [](Communicator& world) {
+    const auto row = world.split(world.rank() / 2, world.rank());
+    const auto column = world.split(world.rank() % 2, world.rank());
+    std::thread other([&] { random_operations(*column, 7, 40); });  // the same seeds on all ranks
+    random_operations(*row, 11, 40);
+    other.join();
+    random_operations(world, 13, 10);
+  });
+}
+
+TEST(Progress, ALazyStreamRunsBeforeTheOperationAndWaitsAfterIt) {
+  run_ranks(2, [](Communicator& world) {
+    const auto stream = make_lazy_stream();
+    Sum sum(world, 1000);
+    std::fill(sum.in.begin(), sum.in.end(), 0.0f);
+    stream->run([&] { std::fill(sum.in.begin(), sum.in.end(), static_cast<float>(world.rank() + 1)); });
+    float seen = 0;
+    {
+      Work work = world.all_reduce(view_of(sum.in.data(), 1000), view_of(sum.out.data(), 1000), ReduceOp::sum(), {.after = stream.get()});
+      work.wait_on(*stream);
+    }
+    stream->run([&] { seen = sum.out[999]; });
+    EXPECT_EQ(seen, 0);
+    stream->synchronize();
+    EXPECT_EQ(seen, 3);
+  });
+}
+
+TEST(Progress, WithoutAfterTheOperationReadsTooEarly) {  // the negative control: the lazy stream shows a forgotten dependency
+  run_ranks(2, [](Communicator& world) {
+    const auto stream = make_lazy_stream();
+    Sum sum(world, 1000);
+    std::fill(sum.in.begin(), sum.in.end(), 0.0f);
+    stream->run([&] { std::fill(sum.in.begin(), sum.in.end(), static_cast<float>(world.rank() + 1)); });
+    sum.start(world).wait();
+    EXPECT_EQ(sum.out[0], 0);
+    stream->synchronize();
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -1,0 +1,82 @@
+// The registry, TESSERA_ALGO, and the checks before an operation starts.
+#include "tessera/comm/algorithms.h"
+#include "tessera/comm/registry.h"
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+const std::vector<std::string> kKnown = {"all_reduce=direct", "all_reduce=ring", "all_gather=direct"};
+
+TEST(Algorithms, RangesAreHalfOpen) {
+  const AlgorithmTable table("all_reduce=direct:0-64K;ring:64K-max,all_gather=direct", kKnown);
+  EXPECT_EQ(table.choose(OpKind::all_reduce, 0), "direct");
+  EXPECT_EQ(table.choose(OpKind::all_reduce, 65535), "direct");
+  EXPECT_EQ(table.choose(OpKind::all_reduce, 65536), "ring");
+  EXPECT_EQ(table.choose(OpKind::all_gather, 1u << 30), "direct");
+  EXPECT_EQ(table.choose(OpKind::broadcast, 8), "");
+}
+
+TEST(Algorithms, RefusesWhatItDoesNotKnow) {
+  for (const char* text : {"all_reduce=tree", "all_reduc=ring", "all_reduce", "all_reduce=ring:5", "all_reduce=ring:8-4", "all_gather=ring"}) {
+    const std::string error = error_of([&] { AlgorithmTable(text, kKnown); });
+    EXPECT_TRUE(error.starts_with("InvalidUsage")) << text << ": " << error;
+  }
+  EXPECT_NE(error_of([] { AlgorithmTable("all_reduce=tree", kKnown); }).find("all_reduce=ring"), std::string::npos);
+}
+
+TEST(Registry, AnUnknownBackendIsAnErrorThatListsAll) {
+  const std::string error = error_of([] { find_backend("carrier-pigeon"); });
+  EXPECT_TRUE(error.starts_with("InvalidUsage: unknown backend 'carrier-pigeon'")) << error;
+  EXPECT_NE(error.find("shm (available)"), std::string::npos) << error;
+  EXPECT_EQ(find_backend("shm").name, "shm");
+}
+
+TEST(Registry, VariablesAreDeclaredOnceAndSorted) {
+  const auto all = variables();
+  for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LT(all[i - 1].name, all[i].name);
+}
+
+TEST(Checks, NameTheValues) {
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<float> in(8);
+    std::vector<float> out(12);
+    const auto says = [](const std::function<void()>& call, std::string_view text) {
+      const std::string error = error_of(call);
+      EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
+      EXPECT_NE(error.find(text), std::string::npos) << error;
+    };
+    const auto view = [](std::vector<float>& x, std::size_t n) { return view_of(x.data(), n); };
+    says([&] { comm.all_gather(view(in, 4), view(out, 12)); }, "all_gather: out has 12 elements, needs 8 (4 per rank x 2 ranks)");
+    says([&] { comm.reduce_scatter(view(in, 8), view(out, 3), ReduceOp::sum()); }, "reduce_scatter: in has 8 elements, needs 6");
+    says([&] { comm.all_reduce(view(in, 8), view(in, 8 - 1), ReduceOp::sum()); }, "out has 7 elements, needs 8");
+    says([&] { comm.all_reduce(view(in, 4), view_of(in.data() + 2, 4), ReduceOp::sum()); }, "in and out overlap");
+    says([&] { comm.all_to_all(view(in, 8), view(in, 8)); }, "does not work in place");
+    says([&] { comm.all_to_all(view(in, 3), view(out, 3)); }, "a multiple of the 2 ranks");
+    says([&] { comm.broadcast(view(in, 4), view(out, 4), 2); }, "root is 2, needs 0 to 1");
+    says([&] { comm.send(view(in, 4), comm.rank()); }, "peer is");
+    says([&] { comm.all_reduce({nullptr, 4}, view(out, 4), ReduceOp::sum()); }, "in is null with 4 elements");
+    says([&] { comm.all_reduce({in.data(), 1, DType::f64}, view(out, 1), ReduceOp::sum()); }, "in is f64 but out is f32");
+    says([&] { comm.all_reduce(view(in, 4), view(out, 4), ReduceOp{ReduceOp::Kind::avg, -2}); }, "avg divides by a whole number");
+    const std::string error = error_of([&] { comm.all_reduce({in.data(), 4, DType::f32, {DeviceType::cuda, 0}}, view(out, 4), ReduceOp::sum()); });
+    EXPECT_TRUE(error.starts_with("Unsupported: all_reduce: backend shm")) << error;
+    comm.barrier().wait();  // nothing of this hurt the communicator
+  });
+}
+
+TEST(Checks, AWorldOfOneWorksLocally) {
+  const auto comm = init({.backend = "shm", .launch = Launch{}, .timeout = 5s});
+  std::vector<float> in = {1, 2, 3};
+  std::vector<float> out(3);
+  comm->all_reduce(view_of(in.data(), 3), view_of(out.data(), 3), ReduceOp::average_over(2)).wait();
+  EXPECT_EQ(out, (std::vector<float>{0.5f, 1, 1.5f}));
+  comm->all_gather(view_of(in.data(), 3), view_of(out.data(), 3)).wait();
+  EXPECT_EQ(out, in);
+  comm->barrier().wait();
+  EXPECT_EQ(comm->split(0, 0)->size(), 1);
+  EXPECT_EQ(comm->split(-1, 0), nullptr);
+  EXPECT_EQ(comm->meter().bytes_sent(), 0u);
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

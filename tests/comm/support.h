@@ -1,0 +1,41 @@
+// What the tests of comm share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include "tessera/comm/context.h"
+
+namespace tessera::comm_test {
+
+using namespace tessera::base;
+using namespace tessera::comm;
+using namespace std::chrono_literals;
+
+inline Config quick_config() {
+  Config config;
+  config.backend = "shm";
+  config.timeout = 60s;
+  config.algorithms = "";
+  return config;
+}
+
+inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body) { run_threads(ranks, quick_config(), body); }
+
+/// Sums of small whole numbers are exact: rank r gives r + 1.
+inline float sum_of_ranks(int ranks) { return static_cast<float>(ranks * (ranks + 1) / 2); }
+
+/// What `call` throws, as "Kind: text"; "" if nothing.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return std::string(error.kind()) + ": " + error.what();
+  }
+  return "";
+}
+
+}  // namespace tessera::comm_test

@@ -1,0 +1,152 @@
+// What every backend must compute, written as plainly as possible: one element after the other, by the tree of DESIGN section 3.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/comm/slices.h"
+#include "tessera/comm/types.h"
+
+namespace tessera::conformance {
+
+using namespace tessera::base;
+using namespace tessera::comm;
+
+using Bytes = std::vector<std::byte>;
+
+/// Calls with a value of the type that `dtype` stands for.
+template <class F>
+auto with_type(DType dtype, F&& call) {
+  switch (dtype) {
+    case DType::f32: return call(float{});
+    case DType::f64: return call(double{});
+    case DType::f16: return call(f16{});
+    case DType::bf16: return call(bf16{});
+    case DType::i8: return call(std::int8_t{});
+    case DType::u8: return call(std::uint8_t{});
+    case DType::i32: return call(std::int32_t{});
+    case DType::i64: return call(std::int64_t{});
+    case DType::u32: return call(std::uint32_t{});
+    case DType::u64: break;
+  }
+  return call(std::uint64_t{});
+}
+
+inline std::uint64_t scramble(std::uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdu;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53u;
+  return x ^ (x >> 33);
+}
+
+/// Element `i` of what rank `rank` gives. Floats near 1 with full mantissas (so that the order of a sum shows), now and then a
+/// zero, a huge value or a NaN; integers over their whole range, so that sums wrap.
+template <class T>
+T element(std::uint64_t seed, int rank, std::size_t i) {
+  const std::uint64_t bits = scramble(seed * 1000003 + static_cast<std::uint64_t>(rank) * 7919 + i * 104729 + 12345);
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(bits);
+  } else {
+    const double value = (static_cast<double>(bits >> 11) * 0x1p-53 - 0.5) * 4;
+    if (bits % 97 == 0) return T(static_cast<float>(0.0));
+    if (bits % 101 == 0) return T(static_cast<float>(value * 1e4));
+    if (bits % 997 == 0) return T(std::nanf(""));
+    if constexpr (std::is_same_v<T, double>) return value;
+    else return T(static_cast<float>(value));
+  }
+}
+
+inline Bytes make_input(DType dtype, std::uint64_t seed, int rank, std::size_t count) {
+  Bytes bytes(count * size_of(dtype));
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::size_t i = 0; i < count; ++i) {
+      const T value = element<T>(seed, rank, i);
+      std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+    }
+  });
+  return bytes;
+}
+
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, f16> || std::is_same_v<T, bf16>, float, T>;
+
+template <class S>
+S combine(ReduceOp::Kind kind, S a, S b) {
+  if constexpr (std::is_floating_point_v<S>) {
+    switch (kind) {
+      case ReduceOp::Kind::prod: return a * b;
+      case ReduceOp::Kind::min: return std::isnan(a) ? a : (std::isnan(b) ? b : (a < b ? a : b));
+      case ReduceOp::Kind::max: return std::isnan(a) ? a : (std::isnan(b) ? b : (a > b ? a : b));
+      default: return a + b;
+    }
+  } else {
+    using U = std::uint64_t;  // wraps, and the low bits are those of S
+    switch (kind) {
+      case ReduceOp::Kind::prod: return static_cast<S>(static_cast<U>(a) * static_cast<U>(b));
+      case ReduceOp::Kind::min: return a < b ? a : b;
+      case ReduceOp::Kind::max: return a > b ? a : b;
+      default: return static_cast<S>(static_cast<U>(a) + static_cast<U>(b));
+    }
+  }
+}
+
+template <class S>
+S tree(ReduceOp::Kind kind, const std::vector<S>& values, std::size_t a, std::size_t b) {
+  if (b - a == 1) return values[a];
+  const std::size_t m = tree_middle(a, b);
+  return combine(kind, tree(kind, values, a, m), tree(kind, values, m, b));
+}
+
+/// Element by element over the inputs of all ranks. premul_sum: rank r's factor is `factor(r)`.
+inline double factor(int rank) { return rank + 2; }
+
+inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs) {
+  Bytes out(inputs.front().size());
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using S = SumOf<T>;
+    std::vector<S> values(inputs.size());
+    for (std::size_t i = 0; i < out.size() / sizeof(T); ++i) {
+      for (std::size_t r = 0; r < inputs.size(); ++r) {
+        T raw;
+        std::memcpy(&raw, inputs[r].data() + i * sizeof(T), sizeof(T));
+        values[r] = static_cast<S>(raw);
+        if (op.kind == ReduceOp::Kind::premul_sum)
+          values[r] = combine(ReduceOp::Kind::prod, values[r], static_cast<S>(factor(static_cast<int>(r))));
+      }
+      S sum = tree(op.kind, values, 0, values.size());
+      if (op.kind == ReduceOp::Kind::avg)
+        sum = static_cast<S>(sum / static_cast<S>(op.scalar == 0 ? static_cast<double>(inputs.size()) : op.scalar));
+      const T result = static_cast<T>(sum);
+      std::memcpy(out.data() + i * sizeof(T), &result, sizeof(T));
+    }
+  });
+  return out;
+}
+
+/// The index of the first element that differs, or -1. NaNs are equal whatever their payload.
+inline std::ptrdiff_t first_difference(DType dtype, const std::byte* a, const std::byte* b, std::size_t count) {
+  if (std::memcmp(a, b, count * size_of(dtype)) == 0) return -1;
+  return with_type(dtype, [&](auto zero) -> std::ptrdiff_t {
+    using T = decltype(zero);
+    for (std::size_t i = 0; i < count; ++i) {
+      T x;
+      T y;
+      std::memcpy(&x, a + i * sizeof(T), sizeof(T));
+      std::memcpy(&y, b + i * sizeof(T), sizeof(T));
+      if (std::memcmp(&x, &y, sizeof(T)) == 0) continue;
+      if constexpr (!std::is_integral_v<T>)
+        if (std::isnan(static_cast<SumOf<T>>(x)) && std::isnan(static_cast<SumOf<T>>(y))) continue;
+      return static_cast<std::ptrdiff_t>(i);
+    }
+    return -1;
+  });
+}
+
+}  // namespace tessera::conformance

@@ -1,0 +1,176 @@
+// What a step costs: calls, bytes, copies, memory. Counted by the backend and the ledger, held against the formulas.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using harness::engine_for;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using base::MemoryUse;
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string& mesh = "") {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 2 * ranks;
+  spec.model.layers = 4;
+  spec.engine = engine_for(strategy, mesh);
+  return spec;
+}
+
+struct Case {
+  const char* strategy;
+  int ranks;
+  const char* mesh;
+};
+
+class Cost : public testing::TestWithParam<Case> {
+ protected:
+  static Volume per_step(const EngineTraffic& traffic, std::uint64_t comm::MeterSnapshot::Line::* field, std::uint64_t steps) {
+    return {traffic.all_gather.*field / steps, traffic.reduce_scatter.*field / steps, traffic.all_reduce.*field / steps};
+  }
+};
+
+TEST_P(Cost, CallsAndBytesEqualTheFormula) {
+  const TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
+  const TrainingRecord record = train(spec);
+  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, sizeof(float));
+  const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
+  for (const EngineTraffic& rank : record.later_by_rank) {
+    EXPECT_EQ(per_step(rank, &comm::MeterSnapshot::Line::calls, steps), formula.calls);
+    EXPECT_EQ(per_step(rank, &comm::MeterSnapshot::Line::bytes_sent, steps), formula.bytes);
+    EXPECT_EQ(rank.all_gather.bytes_sent % steps, 0u);
+  }
+}
+
+TEST_P(Cost, ModelStateEqualsTheZeroTable) {
+  const TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
+  const TrainingRecord record = train(spec);
+  std::int64_t padded = 0;
+  for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
+  const ModelStateBytes formula = model_state_formula(spec.engine.strategy, record.mesh, padded, 2);
+  for (const auto& state : record.model_state) {
+    EXPECT_EQ(state[0], formula.parameter);
+    EXPECT_EQ(state[1], formula.gradient);
+    EXPECT_EQ(state[2], formula.optimizer);
+  }
+}
+
+TEST_P(Cost, PeaksStayWithinTheirBounds) {
+  for (const int prefetch : {0, 1, 2}) {
+    TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
+    spec.engine.prefetch = prefetch;
+    const TrainingRecord record = train(spec);
+    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, prefetch);
+    for (const auto& ledger : record.ledgers) {
+      EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
+      EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
+      // ... and the bound is not loose: what must be there at once, is.
+      EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
+    }
+  }
+}
+
+TEST_P(Cost, NothingIsCopied) {
+  EXPECT_EQ(train(spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh)).copied_bytes, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, Cost,
+                         testing::Values(Case{"ddp", 2, ""}, Case{"ddp", 3, ""}, Case{"zero1", 2, ""}, Case{"zero1", 5, ""}, Case{"zero2", 3, ""},
+                                         Case{"zero2", 4, ""}, Case{"fsdp", 2, ""}, Case{"fsdp", 3, ""}, Case{"fsdp", 4, ""}, Case{"hsdp", 4, "2x2"},
+                                         Case{"hsdp", 6, "2x3"}, Case{"hsdp", 6, "3x2"}, Case{"shard_grad_op", 3, ""}),
+                         [](const auto& test) {
+                           std::string name = test.param.strategy + std::to_string(test.param.ranks) + test.param.mesh;
+                           std::erase_if(name, [](char c) { return c == '_'; });
+                           return name;
+                         });
+
+TEST(CostOfOneRank, IsNoCollectiveAtAll) {
+  for (const std::string& name : strategy_names()) {
+    TrainingSpec spec = spec_for(name, 1);
+    spec.engine.clip_norm = 1.0;
+    const TrainingRecord record = train(spec);
+    const EngineTraffic& t = record.all_later;
+    EXPECT_EQ(t.all_gather.calls + t.reduce_scatter.calls + t.all_reduce.calls + t.control.calls, 0u) << name;
+    EXPECT_EQ(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter), 0u) << name;
+  }
+}
+
+TEST(CostOfClipping, IsOneAllReducePerShardedAxis) {
+  for (const auto& [name, calls] : {std::pair("ddp", 0u), std::pair("zero1", 1u), std::pair("fsdp", 1u), std::pair("hsdp", 1u)}) {
+    TrainingSpec spec = spec_for(name, 4);
+    spec.engine.clip_norm = 1.0;
+    EXPECT_EQ(train(spec).all_later.control.calls, calls * static_cast<unsigned>(spec.steps - 1)) << name;
+  }
+}
+
+// --- negative controls ---------------------------------------------------------------------------------------------------
+
+/// Gathers into memory of its own and copies from there.
+class Copying final : public CollectivePlugin {
+ public:
+  Works run(const CollectiveCall& call) override {
+    for (const Transfer& t : call.transfers) {
+      staging_.resize(t.out.bytes());
+      comm::View staged = t.out;
+      staged.data = staging_.data();
+      call.channel.all_gather(t.in, staged, call.options).wait();
+      call.copier.copy(*call.options.after, t.out.data, staging_.data(), t.out.bytes());
+    }
+    return {};
+  }
+
+ private:
+  std::vector<std::byte> staging_;
+};
+
+TEST(NegativeControl, ACopyingPluginMakesCopiesAppear) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.engine.collectives.add(comm::OpKind::all_gather, "copying", [] { return std::make_unique<Copying>(); });
+  spec.engine.strategy.all_gather = "copying";
+  const TrainingRecord record = train(spec);
+  std::uint64_t gathered = 0;
+  for (const UnitSize& unit : record.unit_sizes) gathered += static_cast<std::uint64_t>(unit.padded) * 4 * (unit.kept_after_forward ? 1 : 2);
+  EXPECT_GE(record.copied_bytes, gathered * static_cast<std::uint64_t>(spec.steps));
+}
+
+/// What some engines do under the name of ZeRO: all-reduce everything, use a slice.
+class AllReduceAndSlice final : public CollectivePlugin {
+ public:
+  Works run(const CollectiveCall& call) override {
+    Works works;
+    for (const Transfer& t : call.transfers) {
+      const comm::View whole{const_cast<void*>(t.in.data), t.in.count, t.in.dtype, t.in.device};
+      works.add(call.channel.all_reduce(t.in, whole, call.op, call.options));  // in place: `out` is this rank's slice of `in`
+    }
+    return works;
+  }
+};
+
+TEST(NegativeControl, Zero1ByAllReduceMovesThreePsiAndIsSeen) {
+  TrainingSpec spec = spec_for("zero1", 4);
+  spec.engine.collectives.add(comm::OpKind::reduce_scatter, "all_reduce_and_slice", [] { return std::make_unique<AllReduceAndSlice>(); });
+  spec.engine.strategy.reduce_scatter = "all_reduce_and_slice";
+  const TrainingRecord record = train(spec);
+  const auto formula = communication_formula(strategy_named("zero1"), record.mesh, record.unit_sizes, sizeof(float));
+  const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
+  const EngineTraffic& t = record.all_later;
+  const std::uint64_t sent = (t.all_gather.bytes_sent + t.reduce_scatter.bytes_sent + t.all_reduce.bytes_sent) / steps;
+  EXPECT_EQ(2 * sent, 3 * (formula.bytes.all_gather + formula.bytes.reduce_scatter));  // 3 Psi instead of 2 Psi
+}
+
+/// A unit that is never given back breaks the bound on unsharded parameters.
+TEST(NegativeControl, KeepingEverythingExceedsTheBoundOfKeepingTwo) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.engine.prefetch = 100;
+  const TrainingRecord record = train(spec);
+  const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 1);
+  EXPECT_GT(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

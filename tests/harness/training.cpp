@@ -1,0 +1,156 @@
+#include "tests/harness/training.h"
+
+#include <mutex>
+
+namespace tessera::harness {
+namespace {
+
+std::uint32_t mix(std::uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+/// A sequence with something to learn: each token follows from the one before it, with some noise.
+std::int32_t token(const TrainingSpec& spec, int step, int sample, int position) {
+  const auto key = static_cast<std::uint32_t>((step * spec.global_batch + sample) * 131 + position / 3);
+  return static_cast<std::int32_t>(mix(key) % static_cast<std::uint32_t>(spec.model.vocabulary));
+}
+
+class Rank {
+ public:
+  Rank(const TrainingSpec& spec, comm::Communicator& world, TrainingRecord& record, std::mutex& mutex)
+      : spec_(spec),
+        world_(world),
+        record_(record),
+        mutex_(mutex),
+        context_({.threads = spec.threads,
+                  .ledger = world.ledger(),
+                  .memory = {},
+                  .make_stream = spec.lazy_streams ? base::make_lazy_stream : base::make_immediate_stream}),
+        control_(world.split(0, world.rank())),
+        model_(nn::make_model(context_, spec.model)),
+        engine_(*model_, world, spec.engine) {
+    engine_.initialize(spec.seed);
+  }
+
+  void run() {
+    for (int step = 0; step < spec_.steps; ++step) one_step(step);
+    record();
+  }
+
+ private:
+  void one_step(int step) {
+    const TokenBatch batch = make_batch(context_, spec_, step, world_.rank());
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context_, &tape);
+      loss = model_->loss(batch.tokens, batch.targets);
+    }
+    tape.backward(loss);
+    context_.stream().synchronize();
+    if (spec_.after_backward) spec_.after_backward(world_.rank(), step, engine_, *model_);
+    note_state();
+    engine_.step(spec_.lr);
+    double mean = loss.item();
+    const comm::View view = comm::view_of(&mean, 1);
+    control_->all_reduce(view, view, comm::ReduceOp::avg()).wait();
+    losses_.push_back(mean);
+    if (engine_.measures_norm()) norms_.push_back(engine_.grad_norm());
+    if (spec_.after_step) spec_.after_step(world_.rank(), step, engine_, *model_);
+    events_ = engine_.recorder().take();
+    if (step == 0) {
+      engine_.settle();
+      context_.stream().synchronize();
+      first_ = engine_.traffic();
+    }
+  }
+
+  void note_state() {
+    const auto now = world_.ledger()->snapshot();
+    state_ = {now.now_of(base::MemoryUse::parameter), now.now_of(base::MemoryUse::gradient), now.now_of(base::MemoryUse::optimizer)};
+  }
+
+  void record() {
+    engine_.settle();
+    context_.stream().synchronize();
+    const fsdp::EngineTraffic later = engine_.traffic() - first_;
+    const base::Ledger::Snapshot ledger = world_.ledger()->snapshot();
+    const std::uint64_t copied = engine_.copied_bytes();
+    std::map<std::string, std::vector<float>> parameters;
+    engine_.visit([&](const nn::Parameter& p, std::span<const float> values) { parameters[p.name()].assign(values.begin(), values.end()); });
+    const std::lock_guard lock(mutex_);
+    const auto rank = static_cast<std::size_t>(world_.rank());
+    record_.later_by_rank[rank] = later;
+    record_.ledgers[rank] = ledger;
+    record_.model_state[rank] = state_;
+    if (rank != 0) return;
+    record_.losses = losses_;
+    record_.norms = norms_;
+    record_.parameters = std::move(parameters);
+    record_.first_step = first_;
+    record_.all_later = later;
+    record_.last_events = events_;
+    record_.copied_bytes = copied;
+    record_.units = engine_.units();
+    record_.unit_sizes = engine_.unit_sizes();
+    record_.mesh = engine_.mesh();
+  }
+
+  const TrainingSpec& spec_;
+  comm::Communicator& world_;
+  TrainingRecord& record_;
+  std::mutex& mutex_;
+  nn::Context context_;
+  std::unique_ptr<comm::Communicator> control_;
+  std::unique_ptr<nn::CausalModel> model_;
+  fsdp::Engine engine_;
+  std::vector<double> losses_, norms_;
+  std::vector<base::EventRecord> events_;
+  std::array<std::uint64_t, 3> state_{};
+  fsdp::EngineTraffic first_;
+};
+
+}  // namespace
+
+TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank) {
+  const int count = spec.global_batch / spec.ranks;
+  const nn::Shape shape = {count, spec.seq_len};
+  TokenBatch batch{nn::Tensor::empty(context, shape, base::DType::i32), nn::Tensor::empty(context, shape, base::DType::i32)};
+  auto* tokens = batch.tokens.data<std::int32_t>();
+  auto* targets = batch.targets.data<std::int32_t>();
+  for (int i = 0; i < count; ++i) {
+    for (int t = 0; t < spec.seq_len; ++t) {
+      tokens[i * spec.seq_len + t] = token(spec, step, rank * count + i, t);
+      targets[i * spec.seq_len + t] = token(spec, step, rank * count + i, t + 1);
+    }
+  }
+  return batch;
+}
+
+fsdp::EngineOptions engine_for(const std::string& strategy, const std::string& mesh) {
+  fsdp::EngineOptions options;
+  options.strategy = fsdp::strategy_named(strategy);
+  if (!mesh.empty()) options.mesh = fsdp::parse_mesh(mesh);
+  return options;
+}
+
+TrainingRecord train(const TrainingSpec& spec) {
+  TrainingRecord record;
+  const auto ranks = static_cast<std::size_t>(spec.ranks);
+  record.later_by_rank.resize(ranks);
+  record.ledgers.resize(ranks);
+  record.model_state.resize(ranks);
+  std::mutex mutex;
+  comm::Config config;
+  config.backend = "shm";
+  config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
+  config.timeout = std::chrono::seconds(60);
+  comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) { Rank(spec, world, record, mutex).run(); });
+  return record;
+}
+
+}  // namespace tessera::harness

@@ -1,0 +1,57 @@
+// Trains a small model under a strategy with ranks as threads, and returns everything that tests ask about.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/context.h"
+#include "tessera/fsdp/engine.h"
+#include "tessera/nn/models/causal_model.h"
+
+namespace tessera::harness {
+
+struct TrainingSpec {
+  nn::ModelConfig model = nn::preset("gpt-nano");
+  int ranks = 2;
+  int steps = 3;
+  int global_batch = 12;
+  int seq_len = 16;
+  int threads = 1;
+  std::uint64_t seed = 0;
+  double lr = 1e-2;
+  bool lazy_streams = false;
+  fsdp::EngineOptions engine = {};
+  /// Called on every rank after each step's backward and after each step.
+  std::function<void(int rank, int step, fsdp::Engine& engine, nn::CausalModel& model)> after_backward, after_step;
+};
+
+/// What the slowest, largest or first rank saw.
+struct TrainingRecord {
+  std::vector<double> losses;                          // global means
+  std::vector<double> norms;                           // where measured
+  std::map<std::string, std::vector<float>> parameters;  // by name
+  fsdp::EngineTraffic first_step, all_later;           // of rank 0
+  std::vector<fsdp::EngineTraffic> later_by_rank;
+  std::vector<base::EventRecord> last_events;          // rank 0, last step
+  std::vector<base::Ledger::Snapshot> ledgers;         // by rank, at the end
+  std::vector<std::array<std::uint64_t, 3>> model_state;  // by rank: parameter, gradient, optimizer after backward
+  std::uint64_t copied_bytes = 0;                      // rank 0
+  std::vector<fsdp::Engine::UnitInfo> units;
+  std::vector<fsdp::UnitSize> unit_sizes;
+  fsdp::MeshShape mesh;
+};
+
+TrainingRecord train(const TrainingSpec& spec);
+
+/// The engine's options for a strategy by name; everything else default.
+fsdp::EngineOptions engine_for(const std::string& strategy, const std::string& mesh = "");
+
+/// Token batch of a step: the same for every world size; rank's slice of the global batch.
+struct TokenBatch {
+  nn::Tensor tokens, targets;
+};
+TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank);
+
+}  // namespace tessera::harness

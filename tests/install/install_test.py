@@ -1,0 +1,58 @@
+"""Installs the build to a temporary prefix, builds an outside project against it and runs it and the installed tool."""
+
+import argparse
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], text=True, capture_output=True, timeout=250, **options)
+    if done.returncode != 0:
+        raise SystemExit(f"failed ({done.returncode}): {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("cmake", "build", "compiler", "flags", "version"):
+        parser.add_argument(f"--{name}", required=True)
+    args = parser.parse_args()
+    outside = pathlib.Path(__file__).resolve().parent / "outside"
+
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        prefix = scratch / "prefix"
+        run(args.cmake, "--install", args.build, "--prefix", prefix)
+
+        headers = sorted((prefix / "include" / "tessera").rglob("*.h"))
+        assert len(headers) > 5, headers
+        for header in headers:
+            assert not {"internal", "detail"} & set(header.parts) and not header.name.endswith("-inl.h"), header
+        project = scratch / "project"
+        shutil.copytree(outside, project)
+        lines = [f'#include "{header.relative_to(prefix / "include")}"\n' for header in headers]
+        (project / "all_headers.h").write_text("#pragma once\n" + "".join(lines))
+
+        configure = [args.cmake, "-S", project, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
+                     f"-DCMAKE_CXX_COMPILER={args.compiler}", f"-DCMAKE_CXX_FLAGS={args.flags}"]
+        run(*configure, "-B", scratch / "build", f"-DWANTED_VERSION={args.version}")
+        run(args.cmake, "--build", scratch / "build")
+        output = run(scratch / "build" / "outside")
+        assert output.startswith("1000 bytes; InvalidUsage; unknown dtype 'f33'"), output
+
+        # Negative control: a version that isn't there is refused, so the package was really looked at.
+        refused = subprocess.run([str(p) for p in (*configure, "-B", scratch / "other", "-DWANTED_VERSION=99.0")],
+                                 text=True, capture_output=True, timeout=250)
+        assert refused.returncode != 0 and "99.0" in refused.stderr, refused.stderr
+
+        tool = prefix / "bin" / "tessera"
+        if tool.exists():  # found by its own run path: no LD_LIBRARY_PATH
+            assert args.version in run(tool, "--version")
+        else:
+            raise SystemExit("the tool was not installed")
+        print(output, end="")
+
+
+main()

@@ -1,0 +1,163 @@
+// What `bench --check` expects, against every operation done by brute force: element after element, rounded at each addition, in
+// both orders. Beside each, a value that is broken and must be counted.
+#include "tools/bench_data.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace tessera::tools {
+namespace {
+
+using base::DType;
+using Kind = comm::ReduceOp::Kind;
+using Id = BenchOp::Id;
+
+template <class T>
+double number(T value) {
+  if constexpr (std::is_arithmetic_v<T>) return static_cast<double>(value);
+  else return static_cast<double>(static_cast<float>(value));
+}
+
+template <class T>
+T rounded(double value) {
+  if constexpr (std::is_arithmetic_v<T>) return static_cast<T>(value);
+  else return T(static_cast<float>(value));
+}
+
+template <class T>
+using Inputs = std::vector<std::vector<T>>;
+
+/// Element i over all ranks, in the order given, rounded to T after every step.
+template <class T>
+T combine(const Inputs<T>& inputs, Kind kind, std::size_t i, bool backwards) {
+  const int n = static_cast<int>(inputs.size());
+  const auto value = [&](int turn) {
+    const int rank = backwards ? n - 1 - turn : turn;
+    const double factor = kind == Kind::premul_sum ? bench_reduce_op(kind, rank).scalar : 1;
+    return rounded<T>(number(inputs[static_cast<std::size_t>(rank)][i]) * factor);
+  };
+  T result = value(0);
+  for (int turn = 1; turn < n; ++turn) {
+    const double a = number(result);
+    const double b = number(value(turn));
+    result = rounded<T>(kind == Kind::prod ? a * b : kind == Kind::min ? std::min(a, b) : kind == Kind::max ? std::max(a, b) : a + b);
+  }
+  return kind == Kind::avg ? rounded<T>(number(result) / n) : result;
+}
+
+template <class T>
+std::vector<T> reduced(const Inputs<T>& inputs, Kind kind, std::size_t begin, std::size_t count, bool backwards) {
+  std::vector<T> out;
+  for (std::size_t i = begin; i < begin + count; ++i) out.push_back(combine(inputs, kind, i, backwards));
+  return out;
+}
+
+template <class T>
+std::vector<T> brute_force(const BenchData& data, const BenchShape& shape, const Inputs<T>& inputs, int rank, bool backwards) {
+  const std::size_t own = static_cast<std::size_t>(rank) * shape.count;
+  const bool root = rank == data.root;
+  std::vector<T> out;
+  const auto append = [&](int from, std::size_t begin) {
+    const auto start = inputs[static_cast<std::size_t>(from)].begin() + static_cast<std::ptrdiff_t>(begin);
+    out.insert(out.end(), start, start + static_cast<std::ptrdiff_t>(shape.count));
+  };
+  switch (data.op->id) {
+    case Id::all_reduce: return reduced(inputs, data.redop, 0, shape.count, backwards);
+    case Id::reduce: return root ? reduced(inputs, data.redop, 0, shape.count, backwards) : out;
+    case Id::reduce_scatter: return reduced(inputs, data.redop, own, shape.count, backwards);
+    case Id::broadcast: append(data.root, 0); break;
+    case Id::scatter: append(data.root, own); break;
+    case Id::send_recv: append(rank == 0 ? data.ranks - 1 : rank - 1, 0); break;
+    case Id::gather:
+      if (!root) break;
+      [[fallthrough]];
+    case Id::all_gather:
+      for (int k = 0; k < data.ranks; ++k) append(k, 0);
+      break;
+    case Id::all_to_all:
+      for (int k = 0; k < data.ranks; ++k) append(k, own);
+      break;
+    case Id::barrier: break;
+  }
+  return out;
+}
+
+template <class T>
+class BenchDataOf : public testing::Test {};
+using Types = testing::Types<float, double, base::f16, base::bf16, std::int8_t, std::uint8_t, std::int32_t, std::uint64_t>;
+TYPED_TEST_SUITE(BenchDataOf, Types);
+
+template <class T>
+void check_case(const BenchData& data) {
+  const BenchShape shape = bench_shape(*data.op, 1200, data.dtype, data.ranks);
+  Inputs<T> inputs(static_cast<std::size_t>(data.ranks), std::vector<T>(shape.in_count));
+  for (int rank = 0; rank < data.ranks; ++rank)
+    fill_bench_input(data, rank, inputs[static_cast<std::size_t>(rank)].data(), shape.in_count);
+  for (const int rank : {0, data.ranks - 1}) {
+    const std::string where = std::string(data.op->name) + " " + std::string(comm::name_of(data.redop)) + " of " +
+                              std::to_string(data.ranks) + " ranks on " + std::to_string(rank);
+    for (const bool backwards : {false, true}) {
+      std::vector<T> out = brute_force(data, shape, inputs, rank, backwards);
+      ASSERT_EQ(count_wrong(data, shape, rank, out.data()), 0U) << where;
+      if (out.empty()) continue;
+      // Negative controls: one element off by about an eighth, and bytes that nobody wrote.
+      T& broken = out[out.size() / 2];
+      broken = number(broken) == 0 ? rounded<T>(1) : rounded<T>(number(broken) + std::max(1.0, number(broken) / 8));
+      ASSERT_EQ(count_wrong(data, shape, rank, out.data()), 1U) << where;
+      poison(out.data(), out.size() * sizeof(T));
+      ASSERT_EQ(count_wrong(data, shape, rank, out.data()), out.size()) << where;
+    }
+  }
+}
+
+TYPED_TEST(BenchDataOf, ExpectedValuesAreThoseOfBruteForceInAnyOrder) {
+  for (const BenchOp& op : bench_ops()) {
+    for (const int ranks : {1, 2, 3, 5, 20}) {
+      const BenchData data{&op, base::dtype_of<TypeParam>, Kind::sum, ranks, ranks / 2};
+      if (!op.reduces) {
+        check_case<TypeParam>(data);
+        continue;
+      }
+      for (const Kind kind : {Kind::sum, Kind::avg, Kind::prod, Kind::min, Kind::max, Kind::premul_sum}) {
+        BenchData with = data;
+        with.redop = kind;
+        check_case<TypeParam>(with);
+      }
+    }
+  }
+}
+
+TEST(BenchData, RanksGiveDifferentValues) {
+  const BenchData data{&bench_op("all_gather"), DType::f32, Kind::sum, 2, 0};
+  int equal = 0;
+  for (std::size_t i = 0; i < 1000; ++i) equal += bench_value(data, 0, i) == bench_value(data, 1, i) ? 1 : 0;
+  EXPECT_LT(equal, 5);
+}
+
+TEST(BenchData, AMissingAddendShows) {
+  for (const int ranks : {2, 4, 16}) {
+    const BenchData data{&bench_op("all_reduce"), DType::bf16, Kind::sum, ranks, 0};
+    for (int rank = 0; rank < ranks; ++rank)
+      for (std::size_t i = 0; i < 100; ++i) ASSERT_GT(bench_value(data, rank, i), 0);
+  }
+}
+
+TEST(BenchData, AnAverageMayDifferByOneUnitInTheLastPlaceAndNoMore) {
+  const BenchData data{&bench_op("all_reduce"), DType::f32, Kind::avg, 3, 0};
+  const BenchShape shape = bench_shape(*data.op, 4, data.dtype, data.ranks);
+  const float sum = static_cast<float>(bench_value(data, 0, 0) + bench_value(data, 1, 0) + bench_value(data, 2, 0));
+  float out = sum / 3;
+  EXPECT_EQ(count_wrong(data, shape, 0, &out), 0U);
+  out = std::nextafter(sum / 3, 1e9F);
+  EXPECT_EQ(count_wrong(data, shape, 0, &out), 0U);
+  out = sum / 3 * (1 + 0x1p-21F);
+  EXPECT_EQ(count_wrong(data, shape, 0, &out), 1U);
+}
+
+}  // namespace
+}  // namespace tessera::tools

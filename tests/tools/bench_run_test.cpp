@@ -1,0 +1,136 @@
+// The measuring loop on ranks that are threads, and what becomes of wrong values.
+#include "tools/bench_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/context.h"
+#include "tools/bench.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::HasSubstr;
+
+/// The rows of a small run. `breaks`: this rank writes into one value of each result before it is checked; -1: nobody.
+std::vector<BenchRow> rows_of(const BenchPlan& plan, int breaks) {
+  std::vector<BenchRow> rows;
+  comm::Config config;
+  config.backend = "shm";
+  config.timeout = std::chrono::seconds(60);
+  config.deterministic = false;
+  comm::run_threads(plan.ranks, config, [&](comm::Communicator& world) {
+    BenchCallbacks callbacks{.on_row = [&](const BenchRow& row) { rows.push_back(row); }};
+    if (world.rank() == breaks)
+      callbacks.before_check = [](comm::View out) {
+        if (out.count != 0) static_cast<float*>(out.data)[out.count / 2] += 1;
+      };
+    run_bench(plan, world, callbacks);
+  });
+  return rows;
+}
+
+BenchPlan small_plan(int ranks) {
+  BenchPlan plan{.ranks = ranks, .min_bytes = 4, .max_bytes = 40000, .factor = 100, .root = ranks - 1, .check = true, .iterations = 3, .warmup = 1};
+  for (const BenchOp& op : bench_ops()) plan.ops.push_back(&op);
+  return plan;
+}
+
+TEST(BenchRun, EveryOperationIsRightInAndOutOfPlace) {
+  for (const bool communicator_memory : {true, false}) {
+    BenchPlan plan = small_plan(3);
+    plan.communicator_memory = communicator_memory;
+    const std::vector<BenchRow> rows = rows_of(plan, -1);
+    ASSERT_EQ(rows.size(), 9U * 3 + 1);
+    for (const BenchRow& row : rows) {
+      const BenchOp& op = bench_op(row.out_of_place.op);
+      EXPECT_EQ(row.in_place.has_value(), op.in_place) << op.name;
+      for (const BenchResult* r : {&row.out_of_place, row.in_place ? &*row.in_place : &row.out_of_place}) {
+        EXPECT_EQ(r->wrong, std::uint64_t{0}) << op.name << " " << r->bytes;
+        EXPECT_EQ(r->memory, communicator_memory ? "communicator" : "ordinary");
+        EXPECT_LE(r->time_us.min, r->time_us.median);
+        EXPECT_LE(r->time_us.median, r->time_us.p99);
+        EXPECT_LE(r->time_us.p99, r->time_us.max);
+        EXPECT_GT(r->time_us.min, 0);
+        EXPECT_DOUBLE_EQ(r->busbw_gbps, r->algbw_gbps * bus_factor(op, 3));
+      }
+    }
+  }
+}
+
+TEST(BenchRun, OneBrokenValueIsCountedOnceAndEndsWithCode1) {
+  BenchPlan plan = small_plan(2);
+  const std::vector<BenchRow> rows = rows_of(plan, 1);  // rank 1 is the root too
+  BenchReport report(plan, false);
+  for (const BenchRow& row : rows) {
+    const BenchResult& r = row.out_of_place;
+    const bool empty = bench_shape(bench_op(r.op), r.bytes, plan.dtype, 2).out_count == 0;
+    EXPECT_EQ(r.wrong, std::uint64_t{empty ? 0U : 1U}) << r.op << " " << r.bytes;
+    if (row.in_place) {
+      EXPECT_EQ(row.in_place->wrong, r.wrong) << r.op << " " << r.bytes;
+    }
+    report.add(row);
+  }
+  EXPECT_THAT(report.failure(), HasSubstr("the first in all_reduce of 4 bytes (out of place, backend shm): 1"));
+  // main() gives code 2 to InvalidUsage alone: this is code 1, and its text the last line.
+  EXPECT_THROW(finish_bench({}, report), CheckFailed);
+}
+
+TEST(BenchRun, WithoutCheckNothingIsClaimed) {
+  BenchPlan plan = small_plan(2);
+  plan.check = false;
+  plan.ops = {&bench_op("all_reduce")};
+  BenchReport report(plan, false);
+  std::string text;
+  for (const BenchRow& row : rows_of(plan, 1)) {
+    EXPECT_FALSE(row.out_of_place.wrong);
+    text += report.add(row);
+  }
+  EXPECT_THAT(text + report.end(), HasSubstr("# Out of bounds values : not checked"));
+  EXPECT_TRUE(report.json()["results"][0]["wrong"].is_null());
+  EXPECT_NO_THROW(finish_bench({}, report));
+}
+
+TEST(BenchRun, OneRankWorksAlone) {
+  BenchPlan plan = small_plan(1);
+  std::erase_if(plan.ops, [](const BenchOp* op) { return op->id == BenchOp::Id::send_recv; });
+  for (const BenchRow& row : rows_of(plan, -1)) EXPECT_EQ(row.out_of_place.wrong, std::uint64_t{0}) << row.out_of_place.op;
+}
+
+TEST(BenchTimes, AreOrderStatistics) {
+  std::vector<double> samples(200);
+  std::iota(samples.rbegin(), samples.rend(), 1.0);
+  const BenchTimes times = bench_times(samples);
+  EXPECT_EQ(times.min, 1);
+  EXPECT_EQ(times.median, 100.5);
+  EXPECT_EQ(times.p99, 198) << "198 of 200 are not above it";
+  EXPECT_EQ(times.max, 200);
+  EXPECT_EQ(bench_times({5}).p99, 5);
+  EXPECT_EQ(bench_times({3, 1, 2}).median, 2);
+  EXPECT_THROW(bench_times({}), base::InvalidUsage);
+}
+
+TEST(BenchPlanOf, SizesGrowByTheFactorAndNeverOverflow) {
+  BenchPlan plan{.min_bytes = 8, .max_bytes = 100, .factor = 3};
+  EXPECT_THAT(plan.sizes(bench_op("all_reduce")), testing::ElementsAre(8, 24, 72));
+  EXPECT_THAT(plan.sizes(bench_op("barrier")), testing::ElementsAre(0));
+  plan.min_bytes = plan.max_bytes = UINT64_MAX - 1;
+  EXPECT_EQ(plan.sizes(bench_op("all_reduce")).size(), 1U);
+}
+
+TEST(BenchResultJson, ReadsBackBitForBit) {
+  const BenchResult result{.backend = "shm", .op = "reduce", .bytes = 12, .dtype = "bf16", .time_us = {0.1, 1.0 / 3, 1e-7, 12345.678},
+                           .algbw_gbps = 2.0 / 7, .busbw_gbps = 3.3, .wrong = 4, .in_place = true, .memory = "ordinary",
+                           .algorithm = "direct", .bound_us = 1e-9};
+  const auto json = to_json(result);
+  const auto again = bench_result_from_json(nlohmann::ordered_json::parse(json.dump()));
+  EXPECT_EQ(to_json(again), json);
+  EXPECT_EQ(again.time_us.p99, 1.0 / 3);
+  EXPECT_EQ(again.wrong, std::uint64_t{4});
+}
+
+}  // namespace
+}  // namespace tessera::tools

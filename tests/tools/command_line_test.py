@@ -1,0 +1,95 @@
+"""The tool's frame: help, exit codes, and one line for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+TOOL = None
+
+
+def tool(*arguments, **options):
+    options.setdefault("stdout", subprocess.PIPE)
+    done = subprocess.run([TOOL, *arguments], text=True, stderr=subprocess.PIPE, timeout=30, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+class CommandLineTest(unittest.TestCase):
+    def wrong(self, *arguments, **options):
+        code, out, err = tool(*arguments, **options)
+        self.assertEqual((code, out or "", err.count("\n")), (2, "", 1), (arguments, err))
+        self.assertTrue(err.startswith("tessera: "), err)
+        return err
+
+    def test_mistakes_end_with_2_and_one_line_that_helps(self):
+        self.assertIn("known: ", self.wrong())
+        self.assertIn("'trian'", self.wrong("trian"))
+        self.assertIn("see tessera run --help", self.wrong("run", "--rnaks", "3", "--", "true"))
+        self.assertIn("--ranks", self.wrong("run", "-n", "0", "--", "true"))
+        self.assertIn("--ranks", self.wrong("run", "-n", "many", "--", "true"))
+        self.assertIn("--bind", self.wrong("run", "--bind", "sideways", "--", "true"))
+        self.assertIn("write: tessera run", self.wrong("run"))
+        self.assertIn("'/no/such'", self.wrong("run", "--", "/no/such"))
+        self.assertIn("/proc/x", self.wrong("run", "--log-dir", "/proc/x", "--", "true"))
+        self.assertIn("see tessera info --help", self.wrong("info", "--jsno"))
+        self.assertIn("see tessera info --help", self.wrong("info", "extra"))
+
+    def test_help_names_every_subcommand_and_each_explains_itself(self):
+        code, out, err = tool("--help")
+        self.assertEqual((code, err), (0, ""))
+        known = self.wrong("nothing").split("known: ")[1].split(";")[0].split()
+        self.assertGreaterEqual(set(known), {"info", "run"})
+        for name in known:
+            self.assertIn(name, out)
+            code, text, err = tool(name, "--help")
+            self.assertEqual((code, err), (0, ""))
+            self.assertGreater(len(text.splitlines()), 4)
+
+    def test_version(self):
+        code, out, _ = tool("--version")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"^tessera \d+\.\d+\.\d+\n$")
+
+    def test_info_json_has_the_documented_fields(self):
+        code, out, _ = tool("info", "--json", env={**os.environ, "TESSERA_TOKEN": "my-secret"})
+        self.assertEqual(code, 0)
+        info = json.loads(out)
+        self.assertEqual(set(info), {"version", "backends", "strategies", "collectives", "models", "env"})
+        for variable in info["env"]:
+            self.assertEqual(set(variable), {"name", "default", "value", "help"})
+            self.assertRegex(variable["name"], "^TESSERA_[A-Z_]+$")
+            self.assertTrue(variable["help"])
+        names = [variable["name"] for variable in info["env"]]
+        self.assertEqual(names, sorted(set(names)), "each variable is declared once")
+        self.assertIn("TESSERA_RANK", names)
+        self.assertNotIn("my-secret", out)
+
+    def test_info_env_is_a_table(self):
+        code, out, _ = tool("info", "--env", env={**os.environ, "TESSERA_RUN_ID": "seventeen"})
+        self.assertEqual(code, 0)
+        self.assertIn("seventeen", out)
+
+    def test_a_misspelled_variable_is_noticed(self):
+        code, _, err = tool("info", env={**os.environ, "TESSERA_TIMOUT": "1s", "TESSERA_TIMEOUT": "1s"})
+        self.assertEqual((code, err), (0, "tessera: warning: TESSERA_TIMOUT is no variable of this program; see tessera info --env\n"))
+        self.assertEqual(tool("info", env={**os.environ, "TESSERA_TIMEOUT": "1s"})[2], "")
+
+    def test_info_lists_what_the_libraries_have(self):
+        info = json.loads(tool("info", "--json")[1])
+        self.assertGreaterEqual({backend["name"] for backend in info["backends"]}, {"shm"})
+        self.assertEqual(set(info["strategies"]), {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"})
+        self.assertEqual(info["models"], ["gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b"])
+        rows = {line.split()[0]: int(line.split()[1]) for line in tool("info", "--models")[1].splitlines()}
+        self.assertEqual(rows, {"gpt-nano": 120576, "gpt-mini": 10844160, "gpt2": 124439808, "gpt2-xl": 1557611200,
+                                "llama-nano": 123712, "llama-7b": 6738415616})
+
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        with open("/dev/full", "w") as full:
+            code, _, err = tool("info", stdout=full)
+        self.assertEqual((code, err), (1, "tessera: can't write standard output\n"))
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main(verbosity=2)

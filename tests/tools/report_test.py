@@ -1,0 +1,213 @@
+"""The report: a golden comparison becomes one well-formed page that needs nothing else and hides nothing.
+
+    report_test.py TOOL [BROWSER]     with a browser, the page is rendered too
+"""
+
+import copy
+import html.parser
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL, BROWSER = None, None
+GOLDEN = json.loads((pathlib.Path(__file__).parent / "data" / "compare.json").read_text())
+VOID = {"meta", "line", "br"}
+HOSTILE = "<script>alert('x')</script>\"&amp; onload=\"x"
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that elements nest; collects texts, tables, styles and every attribute that could load something."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.tables, self.loads, self.bars = [], [], [], [], []
+        self.verdicts, self.paths = [], []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        self.loads += [name for name in attributes if name in ("src", "href", "srcset", "data", "action", "xlink:href")]
+        self.loads += [name for name in attributes if name.startswith("on")]
+        if tag == "table":
+            self.tables.append({"caption": "", "rows": []})
+        elif tag == "tr":
+            self.tables[-1]["rows"].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1]["rows"][-1].append("")
+        elif tag == "path":
+            self.paths.append(attributes["d"])
+        elif tag == "i" and "title" in attributes:
+            self.bars.append((attributes["title"], attributes["style"]))
+        elif attributes.get("class", "").startswith("verdict"):
+            self.verdicts.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, (tag, self.open)
+        self.open.pop()
+
+    def handle_data(self, data):
+        if "caption" in self.open:
+            self.tables[-1]["caption"] += data
+        elif self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1]["rows"][-1][-1] += data
+        elif "p" in self.open and self.verdicts and self.open[-1] in ("p", "code"):
+            self.verdicts[-1] += data
+
+    def table(self, start):
+        return next(table["rows"] for table in self.tables if table["caption"].startswith(start))
+
+
+class ReportTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def report(self, *documents):
+        for i, document in enumerate(documents):
+            text = document if isinstance(document, str) else json.dumps(document)
+            (self.folder / f"{i}.json").write_text(text)
+        files = [str(self.folder / f"{i}.json") for i in range(len(documents))]
+        return subprocess.run([TOOL, "report", *files, "-o", str(self.folder / "page.html")], text=True, capture_output=True,
+                              timeout=30)
+
+    def text_of(self, *documents):
+        done = self.report(*documents)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return (self.folder / "page.html").read_text()
+
+    def test_holds_every_number_of_the_file(self):
+        page = Page(self.text_of(GOLDEN))
+        self.assertEqual(len(page.verdicts), 1)
+        self.assertIn("ddp, zero1, zero2, fsdp and hsdp end bitwise equal", page.verdicts[0])
+        self.assertIn(GOLDEN["runs"][0]["final_parameters_hash"], page.verdicts[0])
+        self.assertEqual(len(page.paths), 5)
+        names = ["ddp", "zero1", "zero2", "fsdp", "hsdp 2x2"]
+        state, peak, wire, time = (page.table(s) for s in ("Bytes of model", "Peak bytes", "Per step", "Milliseconds"))
+        steps = page.table("Loss by step")
+        for i, (run, name) in enumerate(zip(GOLDEN["runs"], names)):
+            number = [int(cell.replace(",", "")) for cell in state[i + 1][1:]]
+            self.assertEqual(state[i + 1][0], name)
+            self.assertEqual(number, [*run["model_state_bytes"].values(), sum(run["model_state_bytes"].values())])
+            row = dict(zip(peak[0], peak[i + 1]))
+            self.assertEqual({kind: int(row[kind].replace(",", "")) for kind in run["peak_bytes"]}, run["peak_bytes"])
+            rows = {row[1]: [int(cell.replace(",", "")) for cell in row[2:]] for row in wire if row[0] == name}
+            for kind, calls in run["calls_per_step"].items():
+                if calls:
+                    sent, formula = run["wire_bytes_per_step"][kind], run["formula_bytes_per_step"][kind]
+                    self.assertEqual(rows.pop(kind), [calls, sent, formula, sent - formula])
+            self.assertEqual(rows, {})
+            self.assertEqual(float(time[i + 1][1]), run["step_ms"]["median"])
+            self.assertEqual([float(row[i + 1]) for row in steps[1:]], run["losses"])
+
+    def test_bars_are_as_long_as_their_numbers(self):
+        bars = Page(self.text_of(GOLDEN)).bars
+        widths = [float(re.search(r"width:([\d.]+)%", style).group(1)) for title, style in bars if title.startswith("parameter: ")]
+        expected = [run["model_state_bytes"]["parameter"] for run in GOLDEN["runs"]]
+        longest = max(sum(run["model_state_bytes"].values()) for run in GOLDEN["runs"])
+        for width, bytes_ in zip(widths[:5], expected):
+            self.assertAlmostEqual(width, 100 * bytes_ / longest, delta=0.01)
+
+    def test_needs_nothing_else(self):
+        text = self.text_of(GOLDEN)
+        page = Page(text)
+        self.assertEqual(page.loads, [])
+        self.assertFalse({"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags))
+        self.assertNotRegex(text.lower(), r"http|url\(|@import|//[a-z]")
+
+    def test_hostile_names_stay_text(self):
+        document = copy.deepcopy(GOLDEN)
+        document["model"] = document["backend"] = document["machine"] = HOSTILE
+        document["runs"][0]["strategy"] = document["runs"][0]["final_parameters_hash"] = HOSTILE
+        page = Page(self.text_of(document))
+        self.assertNotIn("script", page.tags)
+        self.assertEqual(page.loads, [])
+        self.assertEqual(page.table("Bytes of model")[1][0], HOSTILE)
+        self.assertEqual(len(page.verdicts), 2)
+
+    def test_one_different_bit_is_said(self):
+        document = copy.deepcopy(GOLDEN)
+        document["runs"][3]["losses"][-1] = 3.1337000000000006
+        verdicts = Page(self.text_of(document)).verdicts
+        self.assertEqual(len(verdicts), 2)
+        self.assertIn("ddp, zero1, zero2 and hsdp end bitwise equal", verdicts[0])
+        self.assertIn("fsdp ends:", verdicts[1])
+
+    def test_odd_losses(self):
+        document = copy.deepcopy(GOLDEN)
+        for run, losses in zip(document["runs"], ([5.0], [], [None, 2.0, None, 1.5], [4.0] * 5000, [1e-30, 1e30])):
+            run["losses"] = losses
+        page = Page(self.text_of(document))
+        self.assertEqual(len(page.verdicts), 5)
+        self.assertNotIn("nan", " ".join(page.paths).lower())
+        self.assertNotIn("inf", " ".join(page.paths).lower())
+        self.assertLess(max(map(len, page.paths)), 20000)
+
+    def test_several_files_make_one_page(self):
+        other = copy.deepcopy(GOLDEN)
+        other["model"] = "gpt-nano"
+        self.assertEqual(Page(self.text_of(GOLDEN, other)).tags.count("section"), 2)
+
+    def test_wrong_files_are_one_line(self):
+        missing = copy.deepcopy(GOLDEN)
+        del missing["runs"][1]["step_ms"]["p95"]
+        mistyped = copy.deepcopy(GOLDEN)
+        mistyped["runs"][0]["losses"] = "5"
+        for document, words in (("{", "no JSON"), ("[]", "is no object"), ({"model": 1}, "'model'"), (missing, "run 1 step_ms"),
+                                (mistyped, "'losses'"), ({**GOLDEN, "runs": []}, "no runs")):
+            done = self.report(document)
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+            self.assertIn(words, done.stderr)
+        for arguments in (("/no/such.json", "-o", "/tmp/x"), (str(self.folder / "0.json"),)):
+            done = subprocess.run([TOOL, "report", *arguments], text=True, capture_output=True, timeout=30)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+        (self.folder / "0.json").write_text(json.dumps(GOLDEN))
+        done = subprocess.run([TOOL, "report", str(self.folder / "0.json"), "-o", "/proc/page.html"], text=True,
+                              capture_output=True, timeout=30)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+
+    def browser(self, file, width):
+        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder / 'profile'}",
+                   f"--window-size={width},900", "--dump-dom", file.as_uri()]
+        return subprocess.run(command, text=True, capture_output=True, timeout=90).stdout
+
+    def test_a_browser_shows_it(self):
+        if BROWSER is None:
+            self.skipTest("no Chromium on this machine; scripts/test installs it")
+        # A script of the test's own measures what was laid out; the page itself has none.
+        measure = ("<script>const w = e => e.getBoundingClientRect().width;"
+                   "document.body.setAttribute('data-seen', JSON.stringify({page: document.documentElement.scrollWidth,"
+                   "window: innerWidth, bars: [...document.querySelectorAll('.track i')].map(w),"
+                   "tracks: [...document.querySelectorAll('.track')].map(w),"
+                   "curve: document.querySelector('svg path').getBBox().width}))</script></body>")
+        text = self.text_of(GOLDEN).replace("</body>", measure)
+        file = self.folder / "measured.html"
+        file.write_text(text)
+        for width in (390, 1200):
+            dom = self.browser(file, width)
+            for run in GOLDEN["runs"]:
+                for bytes_ in run["model_state_bytes"].values():
+                    self.assertIn(f"<td>{bytes_:,}</td>", dom)
+            seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', dom).group(1)))
+            self.assertLessEqual(seen["page"], seen["window"], "nothing sticks out sideways")
+            self.assertGreater(min(seen["tracks"]), 150)
+            self.assertGreater(max(seen["bars"]), 0.4 * max(seen["tracks"]))
+            self.assertGreater(seen["curve"], 900)
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    BROWSER = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    unittest.main(verbosity=2)

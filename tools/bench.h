@@ -1,0 +1,44 @@
+// The options of `tessera bench`, and what they mean.
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tools/bench_output.h"
+
+namespace tessera::tools {
+
+/// As given on the command line; see the help texts in bench.cpp.
+struct BenchOptions {
+  std::vector<std::string> ops = {"all_reduce", "all_gather", "reduce_scatter"};
+  std::optional<int> ranks;
+  std::vector<std::string> backends;
+  std::string min_bytes = "8";
+  std::string max_bytes = "64M";
+  std::string factor = "2";
+  std::string dtype = "f32";
+  std::string op;    ///< "" for sum
+  std::string root;  ///< "" for 0
+  std::string memory = "communicator";
+  std::optional<int> iterations;
+  int warmup = 5;
+  bool check = false;
+  bool csv = false;
+  std::string json;
+  std::string only;  ///< set in the ranks: the backend that this process runs
+};
+
+/// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what to do.
+BenchPlan make_bench_plan(const BenchOptions& options, int ranks);
+
+/// Writes the JSON, and throws CheckFailed (exit code 1) where a value was wrong.
+void finish_bench(const BenchOptions& options, const BenchReport& report);
+
+class CheckFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace tessera::tools

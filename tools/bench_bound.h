@@ -1,0 +1,37 @@
+// What the memory of this machine allows: the loads and stores of an operation on private memory, without synchronisation.
+#pragma once
+
+#include <cstddef>
+
+#include "tessera/base/memory.h"
+#include "tools/bench_ops.h"
+
+namespace tessera::tools {
+
+enum class Stores : std::uint8_t { plain, non_temporal };
+
+/// Private memory of one rank, faulted in, and passes over it. Distinct addresses of the operation are distinct here too.
+class PrivateMemory {
+ public:
+  /// Room for every traffic up to this one.
+  PrivateMemory(base::MemoryPool& pool, const BenchTraffic& largest);
+
+  /// One pass: what `traffic` says, once.
+  void run(const BenchTraffic& traffic, Stores stores) const;
+
+ private:
+  base::Buffer from_;
+  base::Buffer to_;
+};
+
+/// dst = the sum, word by word, of `sources` pieces that lie `stride` bytes apart. Everything is aligned to base::kAlignment.
+struct CombinePass {
+  const std::byte* from = nullptr;
+  std::size_t stride = 0;
+  int sources = 1;
+  std::byte* to = nullptr;
+  std::size_t bytes = 0;
+};
+void combine_pass(const CombinePass& pass, Stores stores);
+
+}  // namespace tessera::tools

@@ -1,0 +1,100 @@
+#include "tools/bench_buffers.h"
+
+#include <algorithm>
+#include <array>
+
+#include "tessera/base/env.h"
+#include "tessera/comm/context.h"
+
+namespace tessera::tools {
+namespace {
+
+using Id = BenchOp::Id;
+
+std::string value_of_variable(std::string_view name) {
+  for (const base::EnvVariable& variable : comm::variables())
+    if (variable.name == name) return base::env_or_default(variable);
+  return "";
+}
+
+}  // namespace
+
+comm::Work BenchCall::start(comm::Communicator& world) const {
+  switch (id) {
+    case Id::all_reduce: return world.all_reduce(in, out, op);
+    case Id::all_gather: return world.all_gather(in, out);
+    case Id::reduce_scatter: return world.reduce_scatter(in, out, op);
+    case Id::broadcast: return world.broadcast(in, out, root);
+    case Id::reduce: return world.reduce(in, out, op, root);
+    case Id::gather: return world.gather(in, out, root);
+    case Id::scatter: return world.scatter(in, out, root);
+    case Id::all_to_all: return world.all_to_all(in, out);
+    case Id::send_recv: {
+      const int n = world.size();
+      const std::array parts = {comm::PointToPoint::send(in, (world.rank() + 1) % n),
+                                comm::PointToPoint::recv(out, (world.rank() + n - 1) % n)};
+      return world.batch(parts);
+    }
+    case Id::barrier: break;
+  }
+  return world.barrier();
+}
+
+BenchBuffers::BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data, const BenchShape& largest,
+                           bool communicator_memory)
+    : data_(data), rank_(world.rank()) {
+  const auto allocate = [&](std::size_t count) {
+    const std::size_t bytes = count * base::size_of(data.dtype);
+    return communicator_memory ? world.allocate(bytes, comm::MemoryKind::host, base::MemoryUse::communication)
+                               : pool.allocate(bytes, base::MemoryUse::communication);
+  };
+  in_ = allocate(largest.in_count);
+  out_ = allocate(largest.out_count);
+}
+
+BenchBuffers::Pointers BenchBuffers::pointers(const BenchShape& shape, bool in_place) const {
+  std::byte* in = in_.bytes_at(0);
+  std::byte* out = out_.bytes_at(0);
+  if (!in_place) return {in, out};
+  const std::size_t part = static_cast<std::size_t>(rank_) * shape.count * base::size_of(data_.dtype);
+  const bool root = rank_ == data_.root;
+  switch (data_.op->id) {
+    case Id::all_gather: return {out + part, out};
+    case Id::gather: return {root ? out + part : in, out};
+    case Id::reduce_scatter: return {in, in + part};
+    case Id::scatter: return {in, root ? in + part : out};
+    case Id::reduce: return {root ? out : in, out};
+    default: return {out, out};
+  }
+}
+
+void BenchBuffers::fill(const BenchShape& shape, bool in_place) {
+  const Pointers at = pointers(shape, in_place);
+  const std::size_t element = base::size_of(data_.dtype);
+  poison(in_.data(), shape.in_count * element);
+  poison(out_.data(), shape.out_count * element);
+  const bool rooted_input = data_.op->id == Id::broadcast || data_.op->id == Id::scatter;
+  if (!rooted_input || rank_ == data_.root) fill_bench_input(data_, rank_, at.in, shape.in_count);
+}
+
+BenchCall BenchBuffers::call(const BenchShape& shape, bool in_place) const {
+  const Pointers at = pointers(shape, in_place);
+  return {data_.op->id,
+          {at.in, shape.in_count, data_.dtype, {}},
+          {at.out, shape.out_count, data_.dtype, {}},
+          bench_reduce_op(data_.redop, rank_),
+          data_.root};
+}
+
+AlgorithmNames::AlgorithmNames(const comm::Capabilities& capabilities)
+    : known_(capabilities.algorithms), chosen_(value_of_variable("TESSERA_ALGO"), known_) {}
+
+std::string AlgorithmNames::name(comm::OpKind kind, std::uint64_t bytes) const {
+  if (const std::string_view chosen = chosen_.choose(kind, bytes); !chosen.empty()) return std::string(chosen);
+  const std::string prefix = std::string(comm::name_of(kind)) + "=";
+  const auto fits = [&](const std::string& entry) { return entry.starts_with(prefix); };
+  if (std::count_if(known_.begin(), known_.end(), fits) != 1) return "auto";
+  return std::find_if(known_.begin(), known_.end(), fits)->substr(prefix.size());
+}
+
+}  // namespace tessera::tools

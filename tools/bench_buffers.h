@@ -1,0 +1,57 @@
+// The buffers of one operation on one rank, and the call on them.
+#pragma once
+
+#include <string>
+
+#include "tessera/base/memory.h"
+#include "tessera/comm/algorithms.h"
+#include "tessera/comm/communicator.h"
+#include "tools/bench_data.h"
+
+namespace tessera::tools {
+
+/// An operation with its arguments, as one rank calls it.
+struct BenchCall {
+  BenchOp::Id id = BenchOp::Id::all_reduce;
+  comm::ConstView in = {};
+  comm::View out = {};
+  comm::ReduceOp op = {};
+  int root = 0;
+  comm::Work start(comm::Communicator& world) const;
+};
+
+/// In place one of the two buffers serves both sides: the larger one.
+class BenchBuffers {
+ public:
+  BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data, const BenchShape& largest, bool communicator_memory);
+
+  /// Fresh inputs; everything else that the call will touch is poisoned.
+  void fill(const BenchShape& shape, bool in_place);
+  BenchCall call(const BenchShape& shape, bool in_place) const;
+
+ private:
+  struct Pointers {
+    std::byte* in = nullptr;
+    std::byte* out = nullptr;
+  };
+  Pointers pointers(const BenchShape& shape, bool in_place) const;
+
+  const BenchData data_;
+  const int rank_;
+  base::Buffer in_;
+  base::Buffer out_;
+};
+
+/// Which algorithm carries an operation at a size, as far as can be told from outside: TESSERA_ALGO's choice; else the only one that
+/// the backend has; else "auto".
+class AlgorithmNames {
+ public:
+  explicit AlgorithmNames(const comm::Capabilities& capabilities);
+  std::string name(comm::OpKind kind, std::uint64_t bytes) const;
+
+ private:
+  const std::vector<std::string> known_;
+  const comm::AlgorithmTable chosen_;
+};
+
+}  // namespace tessera::tools

@@ -1,0 +1,67 @@
+// What `bench` measures: the shape of each operation, and the bytes that each rank must load and store for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/comm/types.h"
+
+namespace tessera::tools {
+
+struct BenchOp {
+  enum class Id : std::uint8_t {
+    all_reduce,
+    all_gather,
+    reduce_scatter,
+    broadcast,
+    reduce,
+    gather,
+    scatter,
+    all_to_all,
+    send_recv,  ///< every rank sends to the next one and receives from the one before, in one batch
+    barrier,
+  };
+  Id id = Id::all_reduce;
+  std::string_view name;
+  comm::OpKind kind = comm::OpKind::all_reduce;  ///< that the communicator knows
+  bool reduces = false;
+  bool rooted = false;
+  bool in_place = false;  ///< has a form where in and out share memory
+};
+
+std::span<const BenchOp> bench_ops();
+/// Throws InvalidUsage listing the known names.
+const BenchOp& bench_op(std::string_view name);
+
+/// One size of one operation. `bytes` is the total, as nccl-tests counts: the larger of the two buffers. Where the operation
+/// cuts a buffer in parts, `count` is that of one part and what is left over is not sent.
+struct BenchShape {
+  std::size_t bytes = 0;      ///< the column `size`
+  std::size_t count = 0;      ///< the column `count`: elements, per rank where the operation has a part for each rank
+  std::size_t in_count = 0;   ///< elements of a rank's input, where it has one
+  std::size_t out_count = 0;  ///< elements of a rank's output, where it has one
+};
+BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype, int ranks);
+
+/// busbw / algbw, by nccl-tests' doc/PERFORMANCE.md: how much of `bytes` must cross the busiest link of an ideal machine.
+double bus_factor(const BenchOp& op, int ranks);
+
+/// What one rank does in the `direct` algorithm when every buffer can be read in place: it combines `sources` pieces of
+/// `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads and stores them).
+struct BenchTraffic {
+  int sources = 0;
+  std::size_t combined = 0;
+  std::size_t copied = 0;
+  bool operator==(const BenchTraffic&) const = default;
+};
+struct BenchPlace {
+  int ranks = 1;
+  int rank = 0;
+  int root = 0;
+};
+BenchTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const BenchPlace& place, bool in_place);
+
+}  // namespace tessera::tools

@@ -1,0 +1,196 @@
+#include "tools/bench_run.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/stream.h"
+#include "tools/bench_bound.h"
+#include "tools/bench_buffers.h"
+#include "tools/bench_data.h"
+
+namespace tessera::tools {
+namespace {
+
+using base::DType;
+
+constexpr std::size_t kMemcpyBytes = std::size_t{64} << 20;
+constexpr std::size_t kMemcpyBytesOfAll = std::size_t{1} << 30;
+constexpr int kMemcpyIterations = 7;
+
+struct Repeats {
+  int warmup = 0;
+  int iterations = 1;
+};
+
+/// The slowest rank's time of each iteration, in microseconds. Collective. Each iteration begins after a barrier.
+template <class F>
+std::vector<double> measure(comm::Communicator& world, Repeats repeats, F&& body) {
+  std::vector<double> samples;
+  samples.reserve(static_cast<std::size_t>(repeats.iterations));
+  for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
+    world.barrier().wait();
+    const std::int64_t start = base::host_time_ns();
+    body();
+    const std::int64_t end = base::host_time_ns();
+    if (i >= 0) samples.push_back(static_cast<double>(end - start) * 1e-3);
+  }
+  const comm::View all = comm::view_of(samples.data(), samples.size());
+  world.all_reduce(all, all, comm::ReduceOp::max()).wait();
+  return samples;
+}
+
+double median_of(std::vector<double> samples) { return bench_times(std::move(samples)).median; }
+
+double gigabytes_per_second(double bytes, double microseconds) { return microseconds > 0 ? bytes / microseconds * 1e-3 : 0; }
+
+MemcpySpeed measure_memcpy(comm::Communicator& world, base::MemoryPool& pool) {
+  const std::size_t bytes = std::min(kMemcpyBytes, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
+  const PrivateMemory memory(pool, {0, 0, bytes});
+  const auto copy = [&] { memory.run({0, 0, bytes}, Stores::plain); };
+  const Repeats repeats{1, kMemcpyIterations};
+  const double alone = median_of(measure(world, repeats, [&] {
+    if (world.rank() == 0) copy();
+  }));
+  const double together = median_of(measure(world, repeats, copy));
+  const auto size = static_cast<double>(bytes);
+  return {gigabytes_per_second(size, alone), gigabytes_per_second(size * world.size(), together)};
+}
+
+/// One rank's state while it measures.
+class Bench {
+ public:
+  Bench(const BenchPlan& plan, comm::Communicator& world, const BenchCallbacks& callbacks)
+      : plan_(plan), world_(world), callbacks_(callbacks), algorithms_(world.capabilities()), pool_(world.ledger()) {}
+
+  void run() {
+    const MemcpySpeed speed = measure_memcpy(world_, pool_);
+    if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
+    for (const BenchOp* op : plan_.ops) run_op(*op);
+  }
+
+ private:
+  BenchData data_of(const BenchOp& op) const { return {&op, plan_.dtype, plan_.redop, plan_.ranks, plan_.root}; }
+  BenchPlace place() const { return {world_.size(), world_.rank(), plan_.root}; }
+
+  void run_op(const BenchOp& op) {
+    const std::vector<std::uint64_t> sizes = plan_.sizes(op);
+    const BenchShape largest = bench_shape(op, sizes.back(), plan_.dtype, plan_.ranks);
+    BenchBuffers buffers(world_, pool_, data_of(op), largest, plan_.communicator_memory);
+    const PrivateMemory memory(pool_, bench_traffic(op, largest, place(), false));
+    for (const std::uint64_t bytes : sizes) {
+      const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks);
+      BenchRow row{measure_call(op, shape, buffers, memory, false), {}};
+      if (op.in_place) row.in_place = measure_call(op, shape, buffers, memory, true);
+      if (world_.rank() == 0 && callbacks_.on_row) callbacks_.on_row(row);
+    }
+  }
+
+  BenchResult measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, const PrivateMemory& memory, bool in_place) {
+    const Repeats repeats{plan_.warmup, plan_.iterations.value_or(default_iterations(shape.bytes))};
+    buffers.fill(shape, in_place);
+    const BenchCall call = buffers.call(shape, in_place);
+    BenchResult result{.backend = std::string(world_.backend()),
+                       .op = std::string(op.name),
+                       .bytes = shape.bytes,
+                       .dtype = std::string(base::name_of(plan_.dtype)),
+                       .in_place = in_place,
+                       .memory = plan_.communicator_memory ? "communicator" : "ordinary",
+                       .algorithm = algorithms_.name(op.kind, shape.bytes)};
+    result.time_us = bench_times(measure(world_, repeats, [&] { call.start(world_).wait(); }));
+    result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
+    result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
+    result.bound_us = measure_bound(bench_traffic(op, shape, place(), in_place), memory, repeats);
+    if (plan_.check) result.wrong = check(op, shape, buffers, in_place);
+    return result;
+  }
+
+  double measure_bound(const BenchTraffic& traffic, const PrivateMemory& memory, Repeats repeats) {
+    const Repeats fewer{1, std::clamp(repeats.iterations / 2, 3, 20)};
+    const auto with = [&](Stores stores) { return median_of(measure(world_, fewer, [&] { memory.run(traffic, stores); })); };
+    const double plain = with(Stores::plain);
+    return std::min(plain, with(Stores::non_temporal));
+  }
+
+  /// Once more, with fresh inputs and poisoned outputs.
+  std::uint64_t check(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, bool in_place) {
+    const BenchData data = data_of(op);
+    buffers.fill(shape, in_place);
+    const BenchCall call = buffers.call(shape, in_place);
+    call.start(world_).wait();
+    const bool has_output = !expected_parts(data, shape, world_.rank()).empty();
+    if (has_output && callbacks_.before_check) callbacks_.before_check(call.out);
+    std::uint64_t wrong = has_output ? count_wrong(data, shape, world_.rank(), call.out.data) : 0;
+    const comm::View total = comm::view_of(&wrong, 1);
+    world_.all_reduce(total, total, comm::ReduceOp::sum()).wait();
+    return wrong;
+  }
+
+  const BenchPlan& plan_;
+  comm::Communicator& world_;
+  const BenchCallbacks& callbacks_;
+  const AlgorithmNames algorithms_;
+  base::MemoryPool pool_;
+};
+
+}  // namespace
+
+std::vector<std::uint64_t> BenchPlan::sizes(const BenchOp& op) const {
+  if (op.id == BenchOp::Id::barrier) return {0};
+  std::vector<std::uint64_t> sizes;
+  for (std::uint64_t bytes = min_bytes; bytes <= max_bytes; bytes *= factor) {
+    sizes.push_back(bytes);
+    if (bytes > max_bytes / factor) break;
+  }
+  return sizes;
+}
+
+int default_iterations(std::uint64_t bytes) { return bytes <= (64 << 10) ? 500 : bytes <= (4 << 20) ? 100 : 20; }
+
+BenchTimes bench_times(std::vector<double> samples) {
+  if (samples.empty()) throw base::InvalidUsage("no samples; --iterations must be 1 or more");
+  std::sort(samples.begin(), samples.end());
+  const std::size_t n = samples.size();
+  const double median = n % 2 == 1 ? samples[n / 2] : (samples[n / 2 - 1] + samples[n / 2]) / 2;
+  return {median, samples[(n * 99 + 99) / 100 - 1], samples.front(), samples.back()};
+}
+
+void run_bench(const BenchPlan& plan, comm::Communicator& world, const BenchCallbacks& callbacks) {
+  Bench(plan, world, callbacks).run();
+}
+
+nlohmann::ordered_json to_json(const BenchResult& r) {
+  return {{"backend", r.backend},
+          {"op", r.op},
+          {"bytes", r.bytes},
+          {"dtype", r.dtype},
+          {"time_us", {{"median", r.time_us.median}, {"p99", r.time_us.p99}, {"min", r.time_us.min}, {"max", r.time_us.max}}},
+          {"algbw_gbps", r.algbw_gbps},
+          {"busbw_gbps", r.busbw_gbps},
+          {"wrong", r.wrong ? nlohmann::ordered_json(*r.wrong) : nlohmann::ordered_json()},
+          {"in_place", r.in_place},
+          {"memory", r.memory},
+          {"algorithm", r.algorithm},
+          {"bound_us", r.bound_us}};
+}
+
+BenchResult bench_result_from_json(const nlohmann::ordered_json& json) {
+  const auto& time = json.at("time_us");
+  BenchResult r{.backend = json.at("backend"),
+                .op = json.at("op"),
+                .bytes = json.at("bytes"),
+                .dtype = json.at("dtype"),
+                .time_us = {time.at("median"), time.at("p99"), time.at("min"), time.at("max")},
+                .algbw_gbps = json.at("algbw_gbps"),
+                .busbw_gbps = json.at("busbw_gbps"),
+                .in_place = json.at("in_place"),
+                .memory = json.at("memory"),
+                .algorithm = json.at("algorithm"),
+                .bound_us = json.at("bound_us")};
+  if (!json.at("wrong").is_null()) r.wrong = json.at("wrong").get<std::uint64_t>();
+  return r;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,49 @@
+#include "tools/catalog.h"
+
+#include <algorithm>
+
+#include "tessera/comm/context.h"
+#include "tessera/comm/registry.h"
+#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/strategy.h"
+#include "tessera/nn/models/config.h"
+#include "tools/launcher.h"
+
+namespace tessera::tools {
+namespace {
+
+template <class T, class Range>
+void append(std::vector<T>& to, const Range& from) {
+  to.insert(to.end(), std::begin(from), std::end(from));
+}
+
+ModelEntry model_entry(const std::string& name) {
+  const nn::ModelConfig config = nn::preset(name);
+  const std::string shape = std::to_string(config.layers) + " layers, width " + std::to_string(config.width) + ", " +
+                            std::to_string(config.heads) + " heads, vocabulary " + std::to_string(config.vocabulary) +
+                            ", context " + std::to_string(config.context);
+  return {name, shape, static_cast<std::uint64_t>(nn::parameter_count(config))};
+}
+
+}  // namespace
+
+std::vector<base::EnvVariable> all_variables() {
+  std::vector<base::EnvVariable> all;
+  append(all, comm::variables());  // a further owner is a further line
+  append(all, launcher_variables());
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return all;
+}
+
+Catalog catalog() {
+  Catalog all;
+  for (const comm::BackendState& state : comm::list_backends())
+    all.backends.push_back({state.name, state.available, state.reason, {state.devices}});
+  all.strategies = fsdp::strategy_names();
+  all.collectives = fsdp::CollectiveRegistry::built_in().names();
+  for (const std::string& name : nn::preset_names()) all.models.push_back(model_entry(name));
+  all.variables = all_variables();
+  return all;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,25 @@
+// The subcommands: one file each. A subcommand adds its options to the parser and says what to run when it was chosen.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tessera::tools {
+
+struct Commands {
+  CLI::App& app;
+  std::vector<std::string> arguments;  ///< of the program, without its name: for ranks that re-run it
+  std::vector<std::string> program;    ///< what followed `--` of `run`
+  std::function<int()> chosen;         ///< set by the callback of the subcommand that was named; returns the exit code
+};
+
+void add_bench(Commands& commands);
+void add_compare(Commands& commands);
+void add_info(Commands& commands);
+void add_report(Commands& commands);
+void add_run(Commands& commands);
+void add_train(Commands& commands);
+
+}  // namespace tessera::tools

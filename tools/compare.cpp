@@ -1,0 +1,178 @@
+// tessera compare: the same training under several strategies, each in fresh processes, side by side.
+#include "tools/compare.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
+#include "tools/commands.h"
+#include "tools/launcher.h"
+#include "tools/output.h"
+#include "tools/ranks.h"
+#include "tools/report.h"
+#include "tools/training.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// Every strategy's runs use the same algorithm, so that bytes can be held against the formulas.
+constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
+
+struct CompareOptions : TrainOptions {
+  std::string only;  ///< set in the ranks: the strategy that this process runs
+};
+
+/// Strategies to run. Under the default list one that can't run here is left out, with a line that says so.
+std::vector<std::string> strategies_of(const CompareOptions& options, const TrainPlan& plan, bool say) {
+  std::vector<std::string> chosen;
+  if (!options.strategies.empty()) {
+    for (const std::string& name : options.strategies) {
+      engine_options(plan, name);
+      chosen.push_back(fsdp::strategy_named(name).name);
+    }
+    return chosen;
+  }
+  for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
+    try {
+      engine_options(plan, name);
+      chosen.push_back(name);
+    } catch (const base::InvalidUsage& error) {
+      if (say) fmt::print("left out: {}\n", error.what());
+    }
+  }
+  return chosen;
+}
+
+std::string events_to_text(const std::vector<base::EventRecord>& events) {
+  std::ostringstream text;
+  base::write_chrome_trace(text, events);
+  return text.str();
+}
+
+/// The progress line: on a terminal only, and never in what is piped.
+class ProgressLine {
+ public:
+  ProgressLine() : on_(::isatty(STDERR_FILENO) != 0) {}
+  ~ProgressLine() { clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(const std::string& text) {
+    if (on_) fmt::print(stderr, "\r\033[K{}", text);
+  }
+  void clear() {
+    if (on_) fmt::print(stderr, "\r\033[K");
+  }
+
+ private:
+  const bool on_;
+};
+
+struct OneRun {
+  RunResult result;
+  std::string trace;
+};
+
+OneRun run_here(const TrainPlan& plan, const std::string& strategy, const std::function<void(const StepReport&)>& on_step) {
+  const auto ledger = std::make_shared<base::Ledger>();
+  const auto world = join_world({.ranks = plan.ranks,
+                                 .backend = plan.options.backend_given ? plan.options.backend : "",
+                                 .algorithms = kPinnedAlgorithm,
+                                 .ledger = ledger});
+  const TrainingOutcome outcome = run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
+  return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step)};
+}
+
+/// What a rank of ours tells the process that started it: a line of JSON per step, and one with the result.
+int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
+  const auto tell = [](const ordered_json& line) {
+    fmt::print("{}\n", line.dump());
+    std::fflush(stdout);
+  };
+  bool first = false;
+  const OneRun run = run_here(plan, options.only, [&](const StepReport& step) {
+    first = true;
+    tell({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
+  });
+  if (first) tell({{"result", to_json(run.result)}, {"trace", run.trace}});
+  return 0;
+}
+
+/// Starts fresh ranks for one strategy. Returns the exit code; 0 fills `run`.
+int run_in_processes(const Commands& commands, const TrainPlan& plan, const std::string& strategy, OneRun& run) {
+  std::vector<std::string> arguments = commands.arguments;
+  arguments.insert(arguments.end(), {"--only", strategy});
+  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
+  ProgressLine progress;
+  launch_plan.on_output = [&](int, std::string_view line) {
+    const ordered_json message = ordered_json::parse(line);
+    if (message.contains("result")) {
+      run.result = run_result_from_json(message["result"]);
+      run.trace = message["trace"];
+      return;
+    }
+    progress.show(fmt::format("{} step {}/{} loss {:.4f} {:.0f} tokens/s", strategy, message["step"].get<std::int64_t>(), plan.options.steps,
+                              message["loss"].get<double>(), message["tokens_per_second"].get<double>()));
+  };
+  return launch(launch_plan);
+}
+
+void write_outputs(const CompareOptions& options, const Comparison& comparison, const std::vector<std::string>& traces) {
+  fmt::print("{}{}\n", comparison_table(comparison), equality_statement(comparison));
+  if (!options.json.empty()) write_file(options.json, to_json(comparison).dump(1) + "\n");
+  if (!options.report.empty()) write_file(options.report, report_page({comparison}));
+  if (options.trace.empty()) return;
+  if (traces.size() == 1) return write_file(options.trace, traces[0]);
+  for (std::size_t i = 0; i < traces.size(); ++i) write_file(options.trace + "." + comparison.runs[i].strategy + ".json", traces[i]);
+}
+
+int compare(const Commands& commands, const CompareOptions& options) {
+  const int ranks = world_size(options.ranks);
+  const TrainPlan plan = make_plan(options, ranks);
+  if (options.steps < 1) throw base::InvalidUsage("--steps 0: a comparison needs at least one step");
+  if (!options.only.empty()) return run_as_child(plan, options);
+
+  const bool spawn = must_spawn(ranks);
+  const bool first = spawn || ranks == 1 || comm::resolve_launch().rank == 0;
+  const std::vector<std::string> strategies = strategies_of(options, plan, first);
+  if (first) {
+    check_writable("--json", options.json);
+    check_writable("--trace", options.trace);
+    check_writable("--report", options.report);
+  }
+  Comparison comparison{options.init.empty() ? options.model : options.init, plan.parameters, ranks, options.backend, options.steps, {}};
+  std::vector<std::string> traces;
+  for (const std::string& strategy : strategies) {
+    OneRun run;
+    if (spawn || ranks == 1) {
+      const int code = run_in_processes(commands, plan, strategy, run);
+      if (code != 0) return code;
+    } else {
+      run = run_here(plan, strategy, {});
+    }
+    comparison.runs.push_back(std::move(run.result));
+    traces.push_back(std::move(run.trace));
+  }
+  if (first) write_outputs(options, comparison, traces);
+  return 0;
+}
+
+}  // namespace
+
+void add_compare(Commands& commands) {
+  CLI::App* command = commands.app.add_subcommand("compare", "train the same model under several strategies, and show what each costs");
+  const auto options = std::make_shared<CompareOptions>();
+  add_train_options(*command, *options);
+  command->add_option("--strategies", options->strategies, "which to run (default: ddp zero1 zero2 fsdp hsdp)")->type_name("A,B")->delimiter(',');
+  command->add_option("--report", options->report, "write a page with pictures")->type_name("FILE.html");
+  command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
+  command->callback([&commands, options] { commands.chosen = [&commands, options] { return compare(commands, *options); }; });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,30 @@
+#include "tools/evaluation.h"
+
+#include <algorithm>
+
+#include "tessera/nn/data.h"
+
+namespace tessera::tools {
+
+Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::Communicator& control) {
+  const nn::Windows windows(plan.eval, plan.eval->all(), plan.seq_len);
+  const std::int64_t ranks = control.size();
+  const std::int64_t at_once = std::max<std::int64_t>(1, plan.options.global_batch / ranks);
+  double sums[2] = {0, 0};  // of losses, and of windows
+  // Consecutive windows to consecutive ranks: whatever lies beyond the last one is empty, for every rank the same number of times.
+  for (std::int64_t first = 0; first < windows.count(); first += at_once * ranks) {
+    const std::int64_t begin = first + at_once * control.rank();
+    const std::int64_t real = std::clamp<std::int64_t>(windows.count() - begin, 0, at_once);
+    const nn::TokenBatch batch = windows.batch(model.context(), {begin, begin + at_once});
+    const double mean = model.loss(batch.tokens, batch.targets).item();  // over the targets that count
+    sums[0] += mean * static_cast<double>(real);
+    sums[1] += static_cast<double>(real);
+  }
+  if (ranks > 1) {
+    const comm::View view = comm::view_of(sums, 2);
+    control.all_reduce(view, view, comm::ReduceOp::sum(), {.label = "eval"}).wait();
+  }
+  return {sums[0] / sums[1], static_cast<std::int64_t>(sums[1]) * plan.seq_len};
+}
+
+}  // namespace tessera::tools

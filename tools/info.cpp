@@ -1,0 +1,98 @@
+// tessera info: what this program has.
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tools/catalog.h"
+#include "tools/commands.h"
+#include "tools/version.h"
+
+namespace tessera::tools {
+namespace {
+
+struct InfoOptions {
+  bool json = false;
+  bool env = false;
+  bool models = false;
+};
+
+/// The value of a variable as it may be shown.
+std::string shown_value(const base::EnvVariable& variable) {
+  const auto value = base::read_env(variable);
+  if (!value) return "";
+  return variable.name == "TESSERA_TOKEN" ? "(set)" : *value;  // a secret stays one
+}
+
+nlohmann::json to_json(const Catalog& all) {
+  using nlohmann::json;
+  json backends = json::array();
+  json models = json::array();
+  json env = json::array();
+  for (const BackendEntry& b : all.backends)
+    backends.push_back({{"name", b.name}, {"available", b.available}, {"reason", b.reason}, {"devices", b.devices}});
+  for (const ModelEntry& m : all.models) models.push_back(m.name);
+  for (const base::EnvVariable& v : all.variables)
+    env.push_back({{"name", v.name}, {"default", v.default_value}, {"value", shown_value(v)}, {"help", v.help}});
+  return {{"version", kVersion},          {"backends", backends}, {"strategies", all.strategies},
+          {"collectives", all.collectives}, {"models", models},     {"env", env}};
+}
+
+void print_env(const Catalog& all) {
+  std::size_t widest = 8;
+  for (const base::EnvVariable& v : all.variables) widest = std::max(widest, v.name.size());
+  std::printf("%-*s  %-10s %-10s %s\n", static_cast<int>(widest), "variable", "default", "value", "meaning");
+  for (const base::EnvVariable& v : all.variables)
+    std::printf("%-*.*s  %-10.*s %-10s %.*s\n", static_cast<int>(widest), static_cast<int>(v.name.size()), v.name.data(),
+                static_cast<int>(v.default_value.size()), v.default_value.data(), shown_value(v).c_str(),
+                static_cast<int>(v.help.size()), v.help.data());
+}
+
+void print_models(const Catalog& all) {
+  for (const ModelEntry& m : all.models)
+    std::printf("%-12s %14llu parameters  %s\n", m.name.c_str(), static_cast<unsigned long long>(m.parameters), m.shape.c_str());
+}
+
+void print_names(const char* title, const std::vector<std::string>& names) {
+  std::printf("%-12s", title);
+  for (const std::string& name : names) std::printf(" %s", name.c_str());
+  std::printf("\n");
+}
+
+void print_all(const Catalog& all) {
+  std::printf("tessera %s\n", kVersion);
+  for (const BackendEntry& b : all.backends)
+    std::printf("%-12s %-6s %s%s%s\n", "backend", b.name.c_str(), b.available ? "available" : "not available",
+                b.reason.empty() ? "" : ": ", b.reason.c_str());
+  print_names("strategies", all.strategies);
+  print_names("collectives", all.collectives);
+  std::vector<std::string> models;
+  for (const ModelEntry& m : all.models) models.push_back(m.name);
+  print_names("models", models);
+  std::printf("More: tessera info --env, --models, --json\n");
+}
+
+int run_info(const InfoOptions& options) {
+  const Catalog all = catalog();
+  if (options.json) {
+    std::printf("%s\n", to_json(all).dump(2).c_str());
+  } else if (options.env || options.models) {
+    if (options.models) print_models(all);
+    if (options.env) print_env(all);
+  } else {
+    print_all(all);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_info(Commands& commands) {
+  CLI::App* info = commands.app.add_subcommand("info", "show backends, strategies, models and environment variables");
+  const auto options = std::make_shared<InfoOptions>();
+  info->add_flag("--json", options->json, "everything, for programs");
+  info->add_flag("--env", options->env, "the environment variables with their defaults");
+  info->add_flag("--models", options->models, "the model presets");
+  info->callback([&commands, options] { commands.chosen = [options] { return run_info(*options); }; });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,128 @@
+// The command line: parses, runs the chosen subcommand, and turns errors into one line and an exit code.
+// 0 done; 1 the work failed; 2 wrong usage or input.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
+#include "tools/catalog.h"
+#include "tools/commands.h"
+#include "tools/launcher.h"
+#include "tools/version.h"
+
+namespace tessera::tools {
+namespace {
+
+void say(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  std::fflush(stdout);
+  std::fprintf(stderr, "tessera: %s\n", text.c_str());
+}
+
+std::string names_of(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands({})) names += (names.empty() ? "" : " ") + command->get_name();
+  return names;
+}
+
+int usage_error(const Commands& commands, const std::string& text) {
+  std::string help = "tessera --help";
+  for (const CLI::App* command : commands.app.get_subcommands()) help = "tessera " + command->get_name() + " --help";
+  say(text + "; see " + help);
+  return 2;
+}
+
+int parse(Commands& commands) {
+  CLI::App& app = commands.app;
+  if (commands.arguments.empty()) return usage_error(commands, "no subcommand given; known: " + names_of(app));
+  const std::string& first = commands.arguments.front();
+  const auto all = app.get_subcommands({});
+  const bool known = std::any_of(all.begin(), all.end(), [&](const CLI::App* command) { return command->get_name() == first; });
+  if (!first.starts_with('-') && !known)
+    return usage_error(commands, "unknown subcommand '" + first + "'; known: " + names_of(app));
+  try {
+    // A program's own arguments are not looked at: what follows the first -- of `run` is no business of the parser.
+    const auto end = first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--") : commands.arguments.end();
+    if (end != commands.arguments.end()) commands.program.assign(end + 1, commands.arguments.end());
+    std::vector<std::string> reversed(std::make_reverse_iterator(end), commands.arguments.rend());  // as CLI11 wants them
+    app.parse(reversed);
+  } catch (const CLI::Success& done) {  // --help, --version
+    return app.exit(done);
+  } catch (const CLI::ParseError& error) {
+    return usage_error(commands, error.what());
+  }
+  return -1;
+}
+
+/// True for a rank that this tool's launcher looks after: no other names a run.
+bool started_by_us() {
+  try {
+    const comm::Launch launch = comm::resolve_launch();
+    return launch.launcher == "tessera" && !launch.job.empty() && !launch.job.starts_with("parent-");
+  } catch (const base::Error&) {
+    return false;
+  }
+}
+
+int code_of(const base::Error& error) {
+  if (error.kind() == "InvalidUsage") return 2;
+  const bool through_others = error.kind() == "PeerLost" || error.kind() == "Aborted";
+  return through_others && started_by_us() ? kOtherRankFailed : 1;
+}
+
+/// A misspelled variable would silently do nothing.
+void warn_of_unknown_variables() {
+  for (const std::string& name : base::unknown_variables(all_variables()))
+    say("warning: " + name + " is no variable of this program; see tessera info --env");
+}
+
+int run(const Commands& commands) {
+  try {
+    const int code = commands.chosen();
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    say("can't write standard output");
+    return 1;
+  } catch (const base::Error& error) {
+    say(error.what());
+    return code_of(error);
+  } catch (const std::bad_alloc&) {
+    say("out of memory");
+  } catch (const std::exception& error) {
+    say(error.what());
+  }
+  return 1;
+}
+
+int main_of(std::vector<std::string> arguments) {
+  CLI::App app("Data-parallel training of one model under DDP, ZeRO, FSDP and HSDP, on one engine.", "tessera");
+  app.set_version_flag("--version", std::string("tessera ") + kVersion);
+  app.require_subcommand(1);
+  app.footer("Exit codes: 0 done, 1 the work failed, 2 wrong usage or input. More: tessera SUBCOMMAND --help");
+  Commands commands{app, std::move(arguments), {}, {}};
+  add_bench(commands);
+  add_compare(commands);
+  add_train(commands);
+  add_info(commands);
+  add_run(commands);
+  add_report(commands);
+  const int code = parse(commands);
+  if (code >= 0) return code;
+  if (!started_by_us()) warn_of_unknown_variables();  // the launcher has said it for its ranks
+  return run(commands);
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::tools::main_of({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tessera: %s\n", error.what());
+  }
+  return 1;
+}

@@ -1,0 +1,75 @@
+#include "tools/rank_output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::tools {
+namespace {
+constexpr std::string_view kOurs = "tessera: ";
+
+bool is_final_error(std::string_view line) {
+  return line.starts_with(kOurs) && !line.starts_with("tessera: note: ") && !line.starts_with("tessera: warning: ");
+}
+}  // namespace
+
+RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
+  if (!plan_.log_file.empty()) {
+    log_.open(plan_.log_file, std::ios::trunc);
+    if (!log_) throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a folder that can be written");
+  }
+  errors_pipe_ = make_pipe();
+  ::fcntl(errors(), F_SETFL, O_NONBLOCK);
+  if (!plan_.capture) return;
+  output_pipe_ = make_pipe();
+  ::fcntl(output(), F_SETFL, O_NONBLOCK);
+}
+
+void RankOutput::detach() {
+  output_pipe_.write_end.close();
+  errors_pipe_.write_end.close();
+}
+
+bool RankOutput::read(Descriptor& source, LineSplitter& lines, bool is_error) {
+  const auto on_each = [&](std::string_view line) { on_line(line, is_error); };
+  char bytes[65536];
+  const ssize_t got = ::read(source.get(), bytes, sizeof bytes);
+  if (got > 0) {
+    lines.feed({bytes, static_cast<std::size_t>(got)}, on_each);
+    return true;
+  }
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  lines.finish(on_each);
+  source.close();
+  return false;
+}
+
+void RankOutput::on_line(std::string_view line, bool is_error) {
+  if (log_.is_open()) log_ << line << '\n' << std::flush;
+  if (!is_error) {
+    if (plan_.on_output) return plan_.on_output(plan_.rank, line);
+    return pass_on(line, false);
+  }
+  if (!line.empty()) last_error_line_ = line.substr(0, 2000);
+  if (!plan_.hold_errors || !is_final_error(line)) return pass_on(line, true);
+  if (held_) pass_on(std::string(kOurs) + *held_, true);
+  held_ = line.substr(kOurs.size());
+}
+
+/// One write for the whole line, so that nothing else comes between.
+void RankOutput::pass_on(std::string_view line, bool is_error) const {
+  std::string text = plan_.tag ? "[" + std::to_string(plan_.rank) + "] " : "";
+  text.append(line).append("\n");
+  std::FILE* stream = is_error ? stderr : stdout;
+  std::fwrite(text.data(), 1, text.size(), stream);
+  std::fflush(stream);
+}
+
+std::optional<std::string> RankOutput::take_error() { return std::exchange(held_, std::nullopt); }
+
+}  // namespace tessera::tools

@@ -1,0 +1,32 @@
+#include "tools/ranks.h"
+
+#include "tessera/base/error.h"
+#include "tessera/comm/context.h"
+#include "tessera/comm/launch.h"
+
+namespace tessera::tools {
+namespace {
+constexpr int kDefaultRanks = 4;
+}
+
+int world_size(const std::optional<int>& ranks) {
+  const comm::Launch launch = comm::resolve_launch();
+  if (launch.launcher == "none") return ranks.value_or(kDefaultRanks);
+  if (!ranks || *ranks == launch.size) return launch.size;
+  if (launch.size == 1) return *ranks;
+  throw base::InvalidUsage("--ranks " + std::to_string(*ranks) + " contradicts " + launch.launcher + ", which started " +
+                           std::to_string(launch.size) + " ranks; leave --ranks out");
+}
+
+bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
+
+std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
+  comm::Config config;
+  if (!options.backend.empty()) config.backend = options.backend;
+  if (!options.algorithms.empty()) config.algorithms = options.algorithms;
+  if (options.ranks == 1) config.launch = comm::Launch{};
+  config.ledger = options.ledger;
+  return comm::init(std::move(config));
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,29 @@
+// How a subcommand becomes ranks: started by a launcher it is one already; else it starts copies of itself.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/base/ledger.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::tools {
+
+/// The world's size: the launcher's where there is one (then --ranks must agree), else --ranks, else 4. A launcher's world of one
+/// may be overruled by --ranks. Throws InvalidUsage.
+int world_size(const std::optional<int>& ranks);
+
+/// True where this process must start the ranks; false where it is one (or the only one).
+bool must_spawn(int ranks);
+
+/// The communicator of all ranks of this job, as one of them.
+struct JoinOptions {
+  int ranks = 1;
+  std::string backend;     ///< "" for TESSERA_BACKEND
+  std::string algorithms;  ///< "" for TESSERA_ALGO
+  std::shared_ptr<base::Ledger> ledger;
+};
+std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options);
+
+}  // namespace tessera::tools

@@ -1,0 +1,14 @@
+// The report page: one HTML file that needs nothing else.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/report/comparison.h"
+
+namespace tessera::tools::report {
+
+/// Pictures and tables of each comparison, one below the other.
+std::string page(const std::vector<Comparison>& comparisons);
+
+}  // namespace tessera::tools::report

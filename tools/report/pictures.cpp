@@ -1,0 +1,118 @@
+#include "tools/report/pictures.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tools/report/html.h"
+
+namespace tessera::tools::report {
+namespace {
+
+constexpr double kWidth = 1000;  // of the curve's own coordinates; the page stretches them
+constexpr double kHeight = 400;
+constexpr std::size_t kMostPoints = 1000;
+
+std::string percent(double part) { return significant(std::clamp(part, 0.0, 1.0) * 100, 5) + "%"; }
+
+struct Scale {
+  double low = 0;
+  double high = 1;
+  double step = 0.25;
+};
+
+/// Round numbers that enclose the values, about four steps apart.
+Scale scale_of(const std::vector<Curve>& all) {
+  double low = INFINITY;
+  double high = -INFINITY;
+  for (const Curve& curve : all)
+    for (const double value : curve.values)
+      if (std::isfinite(value)) {
+        low = std::min(low, value);
+        high = std::max(high, value);
+      }
+  if (low > high) return {};
+  if (low == high) high = low + std::max(1e-6, std::fabs(low) * 1e-3);
+  const double raw = (high - low) / 4;
+  const double power = std::pow(10.0, std::floor(std::log10(raw)));
+  double step = power;
+  for (const double nice : {2.0, 5.0, 10.0})
+    if (step < raw) step = power * nice;
+  return {std::floor(low / step) * step, std::ceil(high / step) * step, step};
+}
+
+std::string path_of(const std::vector<double>& values, const Scale& scale, std::size_t longest) {
+  const std::size_t stride = values.size() / kMostPoints + 1;
+  std::string path;
+  bool pen_down = false;
+  for (std::size_t i = 0; i < values.size(); i += stride) {
+    if (!std::isfinite(values[i])) {
+      pen_down = false;
+      continue;
+    }
+    const double x = longest > 1 ? kWidth * static_cast<double>(i) / static_cast<double>(longest - 1) : kWidth / 2;
+    const double y = kHeight * (scale.high - values[i]) / (scale.high - scale.low);
+    path += (pen_down ? "L" : "M") + significant(x, 6) + " " + significant(y, 6);
+    if (!pen_down) path += "h0";  // a lone point is drawn too, as a dot
+    pen_down = true;
+  }
+  return path;
+}
+
+std::string colour(int index) { return "var(--c" + std::to_string(index % kColours) + ")"; }
+
+}  // namespace
+
+std::string curves(const std::vector<Curve>& all, const std::string& label) {
+  const Scale scale = scale_of(all);
+  std::size_t longest = 0;
+  for (const Curve& curve : all) longest = std::max(longest, curve.values.size());
+
+  std::string grid;
+  std::string labels;
+  for (double value = scale.low; value <= scale.high + scale.step / 2; value += scale.step) {
+    const double part = (scale.high - value) / (scale.high - scale.low);
+    grid += "<line x1=\"0\" x2=\"1000\" y1=\"" + significant(part * kHeight, 6) + "\" y2=\"" + significant(part * kHeight, 6) + "\"/>";
+    labels += "<span style=\"top:" + percent(part) + "\">" + significant(value, 5) + "</span>";
+  }
+  std::string html = "<figure class=\"curves\" role=\"img\" aria-label=\"" + escape(label) + "\"><div class=\"y\">" + labels +
+                     "</div><svg viewBox=\"0 0 1000 400\" preserveAspectRatio=\"none\"><g class=\"grid\">" + grid + "</g>";
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::size_t width = 2 + 4 * (all.size() - 1 - i);
+    html += "<path d=\"" + path_of(all[i].values, scale, longest) + "\" stroke=\"" + colour(static_cast<int>(i)) +
+            "\" stroke-width=\"" + std::to_string(width) + "\"><title>" + escape(all[i].name) + "</title></path>";
+  }
+  html += "</svg><div class=\"x\"><span>step 1</span><span>step " + std::to_string(longest) + "</span></div></figure>\n";
+  return html;
+}
+
+std::string bars(const std::vector<Bar>& all, const std::string& label) {
+  double longest = 0;
+  for (const Bar& bar : all) {
+    double sum = 0;
+    for (const Segment& segment : bar.segments) sum += segment.value;
+    longest = std::max({longest, sum, bar.mark});
+  }
+  if (longest <= 0) longest = 1;
+  std::string html = "<figure class=\"bars\" role=\"img\" aria-label=\"" + escape(label) + "\">\n";
+  for (const Bar& bar : all) {
+    html += "<div class=\"bar\"><span class=\"name\">" + escape(bar.name) + "</span><span class=\"track\">";
+    for (const Segment& segment : bar.segments)
+      if (segment.value > 0)
+        html += "<i style=\"width:" + percent(segment.value / longest) + ";background:" + colour(segment.colour) + "\" title=\"" +
+                escape(segment.name) + "\"></i>";
+    if (bar.mark >= 0) html += "<b style=\"left:" + percent(bar.mark / longest) + "\"></b>";
+    html += "</span><span class=\"text\">" + escape(bar.text) + "</span></div>\n";
+  }
+  return html + "</figure>\n";
+}
+
+std::string legend(const std::vector<Key>& keys) {
+  std::string html = "<ul class=\"legend\" aria-hidden=\"true\">";
+  for (const Key& key : keys) {
+    const std::string sample = key.colour < 0 ? "<b></b>" : "<i style=\"background:" + colour(key.colour) + "\"></i>";
+    html += "<li>" + sample + escape(key.name) + "</li>";
+  }
+  return html + "</ul>\n";
+}
+
+}  // namespace tessera::tools::report

@@ -1,0 +1,51 @@
+// One run as compare.json describes it. The names are fixed: programs outside this repository read them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/base/ledger.h"
+
+namespace tessera::tools {
+
+struct PerCollective {
+  std::uint64_t all_gather = 0;
+  std::uint64_t reduce_scatter = 0;
+  std::uint64_t all_reduce = 0;
+  std::uint64_t control = 0;
+};
+
+struct RunResult {
+  struct Unit {
+    std::string name;
+    std::int64_t elements = 0;
+    std::int64_t padding = 0;
+    bool kept_after_forward = false;
+  };
+  struct ModelState {
+    std::uint64_t parameter = 0;
+    std::uint64_t gradient = 0;
+    std::uint64_t optimizer = 0;
+  };
+  std::string strategy;
+  std::array<int, 2> mesh = {1, 1};
+  std::vector<Unit> units;
+  std::vector<double> losses;
+  std::string final_parameters_hash;
+  double step_ms_median = 0;
+  double step_ms_p95 = 0;
+  double tokens_per_second = 0;
+  double exposed_communication_ms = 0;
+  std::uint64_t copied_bytes_per_step = 0;
+  PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
+  ModelState model_state_bytes;
+  base::Ledger::Snapshot peak_bytes;
+};
+
+nlohmann::ordered_json to_json(const RunResult& result);
+RunResult run_result_from_json(const nlohmann::ordered_json& json);
+
+}  // namespace tessera::tools

@@ -1,0 +1,106 @@
+// tessera train: one strategy, a line per step.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tools/commands.h"
+#include "tools/launcher.h"
+#include "tools/output.h"
+#include "tools/ranks.h"
+#include "tools/training.h"
+
+namespace tessera::tools {
+namespace {
+
+/// One JSON object a line; the file is replaced when the run begins, and grows by whole lines.
+class JsonLines {
+ public:
+  explicit JsonLines(const std::string& path) {
+    if (path.empty()) return;
+    file_.open(path, std::ios::trunc);
+    if (!file_) throw base::InvalidUsage("--json: can't write '" + path + "'");
+  }
+  void write(const nlohmann::ordered_json& object) {
+    if (!file_.is_open()) return;
+    file_ << object.dump() << '\n' << std::flush;
+    if (!file_) throw base::SystemError("--json: writing failed; is the disk full?");
+  }
+
+ private:
+  std::ofstream file_;
+};
+
+void check_outputs(const TrainOptions& options) {
+  check_writable("--json", options.json);
+  check_writable("--trace", options.trace);
+  if (!options.export_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.export_dir, error);
+    if (error) throw base::InvalidUsage("--export: can't make '" + options.export_dir + "': " + error.message());
+    check_writable("--export", options.export_dir + "/config.json");
+  }
+}
+
+void print_step(const StepReport& step, JsonLines& json) {
+  fmt::print("step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s\n", step.step, step.loss, step.grad_norm, step.learning_rate,
+             step.tokens_per_second);
+  std::fflush(stdout);
+  json.write({{"step", step.step},
+              {"loss", step.loss},
+              {"tokens_per_second", step.tokens_per_second},
+              {"grad_norm", step.grad_norm},
+              {"learning_rate", step.learning_rate}});
+}
+
+int train_as_rank(const TrainPlan& plan) {
+  const TrainOptions& options = plan.options;
+  const auto ledger = std::make_shared<base::Ledger>();
+  const auto world = join_world({.ranks = plan.ranks, .backend = options.backend_given ? options.backend : "", .algorithms = "", .ledger = ledger});
+  const bool first = world->rank() == 0;
+  JsonLines json(first ? options.json : "");
+  TrainingCallbacks callbacks{.on_step = [&](const StepReport& step) { print_step(step, json); }, .measure_norm = true};
+  const TrainingOutcome outcome = run_training(plan, options.strategy, *world, ledger, callbacks);
+  if (!first) return 0;
+  if (!options.eval.empty()) {
+    fmt::print("eval loss {:.6f} over {} tokens\n", outcome.eval_loss, outcome.eval_tokens);
+    json.write({{"eval_loss", outcome.eval_loss}, {"tokens", outcome.eval_tokens}});
+  }
+  fmt::print("final parameters {}\n", outcome.result.final_parameters_hash);
+  json.write({{"final_parameters_hash", outcome.result.final_parameters_hash}, {"steps", options.steps}});
+  if (!options.trace.empty()) {
+    std::ostringstream trace;
+    base::write_chrome_trace(trace, outcome.last_step);
+    write_file(options.trace, trace.str());
+  }
+  return 0;
+}
+
+int train(const Commands& commands, const TrainOptions& options) {
+  const int ranks = world_size(options.ranks);
+  const bool spawn = must_spawn(ranks);
+  const TrainPlan plan = make_plan(options, ranks);
+  engine_options(plan, options.strategy);
+  if (!spawn) return train_as_rank(plan);
+  check_outputs(options);
+  LaunchPlan launch_plan = plan_for_this_program(ranks, commands.arguments);
+  return launch(launch_plan);
+}
+
+}  // namespace
+
+void add_train(Commands& commands) {
+  CLI::App* train_command = commands.app.add_subcommand("train", "train a model under one strategy");
+  const auto options = std::make_shared<TrainOptions>();
+  add_train_options(*train_command, *options);
+  train_command->add_option("--strategy", options->strategy, "ddp zero1 zero2 fsdp hsdp shard_grad_op, or PyTorch's name for one")->capture_default_str();
+  train_command->add_option("--export", options->export_dir, "write the trained model as a Hugging Face folder")->type_name("DIR");
+  train_command->add_option("--eval", options->eval, "after training, the mean loss over this file")->type_name("FILE");
+  train_command->callback([&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
+}
+
+}  // namespace tessera::tools

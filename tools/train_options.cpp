@@ -1,0 +1,173 @@
+#include "tools/train_options.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/fsdp/wrap.h"
+#include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/corpus.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+
+namespace {
+
+void add_model_options(CLI::App& command, TrainOptions& o) {
+  command.add_option("--ranks", o.ranks, "world size; under a launcher it comes from there (default 4)")->check(CLI::Range(1, 4096));
+  command.add_option("--backend", o.backend, "transport between the ranks; as TESSERA_BACKEND, which it overrides")
+      ->capture_default_str()
+      ->each([&o](const std::string&) { o.backend_given = true; });
+  command.add_option("--model", o.model, "a preset (tessera info --models) or a Hugging Face config.json of type gpt2 or llama")
+      ->type_name("NAME|FILE")
+      ->capture_default_str()
+      ->each([&o](const std::string&) { o.model_given = true; });
+  command.add_option("--data", o.data, "text files, read as bytes, or token files (default: the corpus of scripts/setup)")
+      ->type_name("FILE[,FILE]")
+      ->delimiter(',');
+  command.add_option("--data-format", o.data_format, "bytes, or headerless token ids of 16 or 32 bits")
+      ->check(CLI::IsMember({"bytes", "u16", "u32"}))
+      ->capture_default_str();
+  command.add_option("--init", o.init, "begin with the weights of a Hugging Face folder, which also gives the model")->type_name("DIR");
+}
+
+void add_loop_options(CLI::App& command, TrainOptions& o) {
+  constexpr std::int64_t kMost = 1LL << 40;
+  command.add_option("--steps", o.steps, "optimizer steps")->check(CLI::Range(std::int64_t{0}, kMost))->capture_default_str();
+  command.add_option("--global-batch", o.global_batch, "sequences per optimizer step, over all ranks")
+      ->check(CLI::Range(std::int64_t{1}, kMost))
+      ->capture_default_str();
+  command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
+      ->check(CLI::Range(std::int64_t{1}, kMost));
+  command.add_option("--lr", o.lr, "learning rate, the highest of the schedule")->capture_default_str();
+  command.add_option("--schedule", o.schedule, "how the learning rate goes on after the warm-up")
+      ->check(CLI::IsMember({"constant", "cosine"}))
+      ->capture_default_str();
+  command.add_option("--warmup", o.warmup, "steps of linear warm-up")->check(CLI::Range(std::int64_t{0}, kMost))->capture_default_str();
+  command.add_option("--seed", o.seed, "of initial values, batch order and dropout")->capture_default_str();
+  command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: don't)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+void add_optimizer_options(CLI::App& command, TrainOptions& o) {
+  nn::OptimizerConfig& c = o.optimizer_config;
+  command.add_option("--optimizer", o.optimizer, "adamw, adam or sgd")->check(CLI::IsMember({"adamw", "adam", "sgd"}))->capture_default_str();
+  command.add_option("--betas", o.betas, "adam's decay rates")->type_name("A,B")->delimiter(',')->expected(2);
+  command.add_option("--eps", c.eps, "adam's term against division by zero")->capture_default_str();
+  command.add_option("--weight-decay", c.weight_decay, "not for norms and biases")->capture_default_str();
+  command.add_option("--momentum", c.momentum, "of sgd")->capture_default_str();
+  command.add_flag("--nesterov", c.nesterov, "sgd looks ahead by the momentum");
+  command.add_flag("--amsgrad", c.amsgrad, "adam divides by the largest second moment seen");
+  command.add_flag("--maximize", c.maximize, "ascend instead of descending");
+}
+
+void add_sharding_options(CLI::App& command, TrainOptions& o) {
+  command.add_option("--mesh", o.mesh, "replicas x shards, for hsdp (default: 2 x ranks/2 on one host)")->type_name("RxS");
+  command.add_option("--wrap", o.wrap, "what is gathered together: none, block, size:N, or a list such as \"block;wte;ln_f\"")->capture_default_str();
+  command.add_option("--prefetch", o.prefetch, "units gathered ahead of the one that computes")->check(CLI::Range(0, 1024))->capture_default_str();
+  command.add_option("--reshard-after-forward", o.reshard_after_forward,
+                     "true: all but the root; false: none; default: all but the root and the last unit")
+      ->check(CLI::IsMember({"true", "false"}));
+  command.add_option("--threads", o.threads, "compute threads per rank (default: cores / ranks)")->check(CLI::Range(1, 1024));
+}
+
+nn::Schedule schedule_of(const TrainOptions& o) {
+  if (!(o.lr > 0)) throw InvalidUsage("--lr " + std::to_string(o.lr) + ": a learning rate is above 0");
+  nn::Schedule schedule{.kind = nn::parse_schedule(o.schedule), .peak = o.lr, .warmup = o.warmup, .steps = o.steps};
+  if (o.steps > 0) nn::validate(schedule);
+  return schedule;
+}
+
+nn::ModelConfig model_of(const TrainOptions& o) {
+  if (o.init.empty()) return nn::find_config(o.model);
+  nn::ModelConfig config = nn::HfFolder(o.init).config();
+  if (o.model_given) {
+    nn::ModelConfig named = nn::find_config(o.model);
+    named.name = config.name;
+    if (!(named == config)) throw InvalidUsage("--model " + o.model + " is not the model in --init " + o.init + "; leave --model out");
+  }
+  return config;
+}
+
+std::shared_ptr<const nn::TokenFiles> open_data(const TrainOptions& o, const std::vector<std::string>& files, const nn::ModelConfig& model) {
+  return std::make_shared<const nn::TokenFiles>(files, nn::parse_token_format(o.data_format), model.vocabulary);
+}
+
+/// Opens what the run will read, and lets the reader say what is wrong with it.
+void open_files(TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  if (o.steps > 0) {
+    plan.data = open_data(o, o.data.empty() ? std::vector{default_corpus()} : o.data, plan.model);
+    const nn::Batches check(plan.data, {plan.data->training(), plan.seq_len, o.global_batch, o.seed});
+  }
+  if (!o.eval.empty()) {
+    plan.eval = open_data(o, {o.eval}, plan.model);
+    const nn::Windows check(plan.eval, plan.eval->all(), plan.seq_len);
+  }
+}
+
+}  // namespace
+
+void add_train_options(CLI::App& command, TrainOptions& options) {
+  add_model_options(command, options);
+  add_loop_options(command, options);
+  add_optimizer_options(command, options);
+  add_sharding_options(command, options);
+  command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
+  command.add_option("--trace", options.trace, "write the last step of every rank as a Chrome trace (opens in Perfetto)")->type_name("FILE");
+}
+
+TrainPlan make_plan(const TrainOptions& options, int ranks) {
+  TrainPlan plan;
+  plan.options = options;
+  plan.ranks = ranks;
+  plan.model = model_of(options);
+  plan.parameters = nn::parameter_count(plan.model);
+  plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
+  if (plan.seq_len > plan.model.context)
+    throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " + std::to_string(plan.model.context));
+  if (options.global_batch % ranks != 0)
+    throw InvalidUsage("--global-batch " + std::to_string(options.global_batch) + " can't be split evenly over " + std::to_string(ranks) +
+                       " ranks; use a multiple of " + std::to_string(ranks));
+  plan.schedule = schedule_of(options);
+  nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
+  optimizer.kind = nn::parse_optimizer(options.optimizer);
+  optimizer.beta1 = options.betas.at(0);
+  optimizer.beta2 = options.betas.at(1);
+  nn::validate(optimizer);
+  open_files(plan);
+  // The wrapping is checked on the model without data: a wrong name must not wait for the ranks.
+  nn::Context context;
+  const auto model = nn::make_model(context, plan.model);
+  fsdp::make_units(*model, options.wrap);
+  return plan;
+}
+
+fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
+  fsdp::EngineOptions engine;
+  engine.strategy = fsdp::strategy_named(strategy);
+  engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty() ? fsdp::parse_mesh(plan.options.mesh)
+                                                                       : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
+  if (engine.mesh->size() != plan.ranks)
+    throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
+                       std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
+  engine.wrap = plan.options.wrap;
+  engine.prefetch = plan.options.prefetch;
+  if (!plan.options.reshard_after_forward.empty()) engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
+  engine.optimizer = plan.options.optimizer_config;
+  engine.clip_norm = plan.options.clip_norm;
+  return engine;
+}
+
+int threads_per_rank(const TrainOptions& options, int ranks_on_host) {
+  if (options.threads) return *options.threads;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / std::max(1, ranks_on_host));
+}
+
+}  // namespace tessera::tools

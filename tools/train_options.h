@@ -1,0 +1,78 @@
+// The options that train and compare share, and what they mean.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/nn/data.h"
+#include "tessera/nn/models/config.h"
+#include "tessera/nn/optimizer.h"
+#include "tessera/nn/schedule.h"
+
+namespace tessera::tools {
+
+/// As given on the command line; see CLI11's help texts in train_options.cpp.
+struct TrainOptions {
+  std::optional<int> ranks;
+  std::string backend = "shm";
+  bool backend_given = false;
+  std::string model = "gpt-mini";
+  bool model_given = false;
+  std::vector<std::string> data;
+  std::string data_format = "bytes";
+  std::int64_t steps = 20;
+  std::int64_t global_batch = 12;
+  std::optional<std::int64_t> seq_len;
+  double lr = 1e-3;
+  std::string schedule = "constant";
+  std::int64_t warmup = 0;
+  std::string optimizer = "adamw";
+  std::vector<double> betas = {0.9, 0.999};
+  nn::OptimizerConfig optimizer_config;
+  std::uint64_t seed = 0;
+  std::string strategy = "fsdp";           // train
+  std::vector<std::string> strategies;     // compare; empty: all five that can run
+  std::string mesh;
+  std::string wrap = "block";
+  std::optional<int> threads;
+  double clip_norm = 0;
+  int prefetch = 1;
+  std::string reshard_after_forward;
+  std::string init;
+  std::string export_dir;
+  std::string eval;
+  std::string json;
+  std::string trace;
+  std::string report;                      // compare
+};
+
+/// Adds the shared options to a subcommand.
+void add_train_options(CLI::App& command, TrainOptions& options);
+
+/// The options with names, files and numbers resolved. Everything that can be wrong is found here, before a rank is started.
+struct TrainPlan {
+  TrainOptions options;
+  int ranks = 1;
+  nn::ModelConfig model;
+  std::int64_t seq_len = 0;
+  std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
+  std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval
+  nn::Schedule schedule;
+  std::int64_t parameters = 0;
+};
+
+/// Reads the model and the data's head, and checks what each strategy needs of the world. Throws InvalidUsage: one line that
+/// says what to do.
+TrainPlan make_plan(const TrainOptions& options, int ranks);
+
+/// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
+fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
+
+/// Ranks that divide one host's cores among them.
+int threads_per_rank(const TrainOptions& options, int ranks_on_host);
+
+}  // namespace tessera::tools

@@ -1,0 +1,316 @@
+#include "tools/training.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/data.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/evaluation.h"
+#include "tools/hash.h"
+
+namespace tessera::tools {
+namespace {
+
+using base::EventKind;
+using base::EventRecord;
+using base::MemoryUse;
+
+/// What a rank measured; rank 0 takes the slowest and the largest.
+struct Measured {
+  std::vector<double> step_ms;
+  std::vector<double> exposed_ms;
+  std::vector<std::uint64_t> figures;  // the order of `figures_of`
+};
+
+double percentile(std::vector<double> values, double part) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<std::size_t>(part * static_cast<double>(values.size() - 1) + 0.5);
+  return values[rank];
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/// The first two steps warm caches and pools; with fewer than three steps all there is counts.
+std::vector<double> without_warm_up(const std::vector<double>& values) {
+  return values.size() > 2 ? std::vector<double>(values.begin() + 2, values.end()) : values;
+}
+
+template <class T>
+std::vector<std::vector<T>> gather_all(comm::Communicator& world, const std::vector<T>& mine) {
+  std::vector<T> all(mine.size() * static_cast<std::size_t>(world.size()));
+  world.all_gather(comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size())).wait();
+  std::vector<std::vector<T>> by_rank;
+  for (int r = 0; r < world.size(); ++r) {
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * r;
+    by_rank.emplace_back(first, first + static_cast<std::ptrdiff_t>(mine.size()));
+  }
+  return by_rank;
+}
+
+class Training {
+ public:
+  Training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world, const std::shared_ptr<base::Ledger>& ledger,
+           bool measure_norm)
+      : plan_(plan),
+        world_(world),
+        control_(world.split(0, world.rank())),
+        ledger_(*ledger),
+        context_({.threads = threads_per_rank(plan.options, world.size()), .ledger = ledger, .memory = {}, .make_stream = {}}),
+        model_(nn::make_model(context_, plan.model)),
+        engine_(*model_, world, options_for(plan, strategy, measure_norm)) {
+    if (plan.data != nullptr) batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch, plan.options.seed});
+    load();
+  }
+
+  void train(const TrainingCallbacks& callbacks) {
+    for (std::int64_t step = 0; step < plan_.options.steps; ++step) {
+      const StepReport report = train_step(step);
+      if (world_.rank() == 0 && callbacks.on_step) callbacks.on_step(report);
+      if (step == 0) mark_first_step();
+    }
+    engine_.settle();
+  }
+
+  TrainingOutcome finish() {
+    TrainingOutcome outcome;
+    outcome.result = summarize();
+    outcome.result.final_parameters_hash = hash_parameters(engine_);
+    if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
+    if (!plan_.options.eval.empty()) {
+      const Evaluation evaluation = evaluate(plan_, *model_, *control_);
+      outcome.eval_loss = evaluation.loss;
+      outcome.eval_tokens = evaluation.tokens;
+    }
+    if (!plan_.options.export_dir.empty()) export_model();
+    return outcome;
+  }
+
+ private:
+  static fsdp::EngineOptions options_for(const TrainPlan& plan, const std::string& strategy, bool measure_norm) {
+    fsdp::EngineOptions options = engine_options(plan, strategy);
+    options.measure_norm = measure_norm;
+    return options;
+  }
+
+  void load() {
+    if (plan_.options.init.empty()) {
+      engine_.initialize(plan_.options.seed);
+      return;
+    }
+    nn::HfFolder folder(plan_.options.init);
+    folder.check(tensors());
+    engine_.fill([&](const nn::Parameter& parameter, nn::ElementRange range, float* out) { folder.read(parameter.name(), range, out); });
+  }
+
+  StepReport train_step(std::int64_t step) {
+    const std::int64_t start = base::host_time_ns();
+    const double loss = forward_backward(step);
+    note_model_state();
+    const double rate = nn::learning_rate(plan_.schedule, step + 1);
+    engine_.step(rate);
+    note_model_state();
+    const double mean = mean_over_ranks(loss);
+    losses_.push_back(mean);
+    const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
+    note_times(ms);
+    StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
+    report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
+    if (engine_.measures_norm()) report.grad_norm = engine_.grad_norm();
+    return report;
+  }
+
+  double forward_backward(std::int64_t step) {
+    const std::int64_t count = plan_.options.global_batch / world_.size();
+    const std::int64_t first = count * world_.rank();
+    const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
+    context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context_, &tape);
+      loss = model_->loss(batch.tokens, batch.targets);
+    }
+    tape.backward(loss);
+    return loss.item();
+  }
+
+  double mean_over_ranks(double loss) {
+    if (world_.size() == 1) return loss;
+    const comm::View view = comm::view_of(&loss, 1);
+    control_->all_reduce(view, view, comm::ReduceOp::avg(), {.label = "loss"}).wait();
+    return loss;
+  }
+
+  void note_model_state() {
+    const auto now = ledger_.snapshot();
+    const auto raise = [](std::uint64_t& most, std::uint64_t value) { most = std::max(most, value); };
+    raise(state_.parameter, now.now_of(MemoryUse::parameter));
+    raise(state_.gradient, now.now_of(MemoryUse::gradient));
+    raise(state_.optimizer, now.now_of(MemoryUse::optimizer));
+  }
+
+  void note_times(double ms) {
+    last_events_ = engine_.recorder().take();
+    std::int64_t exposed = 0;
+    for (const EventRecord& event : last_events_)
+      if (event.kind == EventKind::unshard_wait || event.kind == EventKind::reduce_wait) exposed += event.duration_ns();
+    measured_.step_ms.push_back(ms);
+    measured_.exposed_ms.push_back(static_cast<double>(exposed) / 1e6);
+  }
+
+  /// Traffic is counted from the end of the first step: the table in CLI.md describes every step after it.
+  void mark_first_step() {
+    engine_.settle();
+    first_traffic_ = engine_.traffic();
+    first_control_ = control_->meter();
+    first_copied_ = engine_.copied_bytes();
+  }
+
+  struct Traffic {
+    PerCollective calls, bytes;
+    std::uint64_t copied = 0;
+  };
+
+  Traffic traffic_per_step() const {
+    const std::int64_t steps = plan_.options.steps;
+    Traffic traffic;
+    if (steps == 0) return traffic;
+    const bool one = steps == 1;
+    const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
+    const fsdp::EngineTraffic t = engine_.traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
+    const comm::MeterSnapshot loss = one ? control_->meter() : control_->meter() - first_control_;
+    traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
+                     (t.control.calls + loss.calls()) / count};
+    traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count, t.all_reduce.bytes_sent / count,
+                     (t.control.bytes_sent + loss.bytes_sent()) / count};
+    traffic.copied = (engine_.copied_bytes() - (one ? 0 : first_copied_)) / count;
+    return traffic;
+  }
+
+  PerCollective formula_bytes() const {
+    const auto f = fsdp::communication_formula(engine_.strategy(), engine_.mesh(), engine_.unit_sizes(), sizeof(float));
+    PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
+    bytes.control = engine_.control_formula_bytes();
+    if (world_.size() > 1)
+      bytes.control += comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), world_.size(), 0);
+    return bytes;
+  }
+
+  RunResult summarize();
+  std::vector<EventRecord> gather_events();
+  std::vector<nn::SafetensorsTensor> tensors() const;
+  void export_model();
+
+  const TrainPlan& plan_;
+  comm::Communicator& world_;
+  std::unique_ptr<comm::Communicator> control_;
+  base::Ledger& ledger_;
+  nn::Context context_;
+  std::unique_ptr<nn::CausalModel> model_;
+  fsdp::Engine engine_;
+  std::optional<nn::Batches> batches_;
+  std::vector<double> losses_;
+  Measured measured_;
+  RunResult::ModelState state_;
+  std::vector<EventRecord> last_events_;
+  fsdp::EngineTraffic first_traffic_;
+  comm::MeterSnapshot first_control_;
+  std::uint64_t first_copied_ = 0;
+};
+
+RunResult Training::summarize() {
+  const Traffic traffic = traffic_per_step();
+  const base::Ledger::Snapshot peak = ledger_.snapshot();
+  std::vector<std::uint64_t> figures = {traffic.bytes.all_gather, traffic.bytes.reduce_scatter, traffic.bytes.all_reduce, traffic.bytes.control,
+                                        traffic.copied, state_.parameter, state_.gradient, state_.optimizer, peak.total_peak, peak.reserved};
+  figures.insert(figures.end(), peak.peak.begin(), peak.peak.end());
+
+  RunResult r;
+  r.strategy = engine_.strategy().name;
+  r.mesh = {engine_.mesh().size_of(fsdp::kReplicateAxis), engine_.mesh().size_of(fsdp::kShardAxis)};
+  for (const auto& unit : engine_.units()) r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
+  r.losses = losses_;
+  r.calls_per_step = traffic.calls;
+  r.formula_bytes_per_step = formula_bytes();
+
+  std::vector<std::uint64_t> most(figures.size(), 0);
+  for (const auto& rank : gather_all(*control_, figures))
+    for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], rank[i]);
+  r.wire_bytes_per_step = {most[0], most[1], most[2], most[3]};
+  r.copied_bytes_per_step = most[4];
+  r.model_state_bytes = {most[5], most[6], most[7]};
+  r.peak_bytes.total_peak = most[8];
+  r.peak_bytes.reserved = most[9];
+  std::copy_n(most.begin() + 10, base::kMemoryUses, r.peak_bytes.peak.begin());
+
+  // The slowest rank of each step; its exposed time by rank, since a fast rank's wait is another's compute.
+  std::vector<double> slowest(measured_.step_ms.size(), 0);
+  for (const auto& rank : gather_all(*control_, measured_.step_ms))
+    for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
+  for (const auto& rank : gather_all(*control_, measured_.exposed_ms))
+    r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
+  const std::vector<double> warm = without_warm_up(slowest);
+  r.step_ms_median = median(warm);
+  r.step_ms_p95 = percentile(warm, 0.95);
+  const double total_ms = std::accumulate(warm.begin(), warm.end(), 0.0);
+  if (total_ms > 0)
+    r.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) * static_cast<double>(warm.size()) / total_ms * 1e3;
+  return r;
+}
+
+/// Events travel as text: unit names vary in length, and this is done once.
+std::vector<EventRecord> Training::gather_events() {
+  nlohmann::json mine = nlohmann::json::array();
+  for (const EventRecord& e : last_events_) mine.push_back({static_cast<int>(e.kind), e.unit, e.rank, e.bytes, e.start_ns, e.end_ns});
+  const std::string text = mine.dump();
+  const std::vector<std::uint64_t> length = {text.size()};
+  std::vector<std::size_t> counts;
+  for (const auto& rank : gather_all(*control_, length)) counts.push_back(rank[0]);
+  std::vector<std::uint8_t> all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
+  const comm::ConstView in{text.data(), text.size(), base::DType::u8, {}};
+  control_->all_gather_v(in, comm::view_of(all.data(), all.size()), counts).wait();
+  std::vector<EventRecord> events;
+  const char* position = reinterpret_cast<const char*>(all.data());
+  for (const std::size_t count : counts) {
+    for (const auto& e : nlohmann::json::parse(position, position + count))
+      events.push_back({static_cast<EventKind>(e[0].get<int>()), e[1], e[2], e[3], e[4], e[5]});
+    position += count;
+  }
+  return events;
+}
+
+std::vector<nn::SafetensorsTensor> Training::tensors() const {
+  std::vector<nn::SafetensorsTensor> tensors;
+  for (const auto& parameter : model_->parameters()) tensors.push_back({parameter->name(), parameter->shape()});
+  return tensors;
+}
+
+void Training::export_model() {
+  std::optional<nn::HfFolderWriter> writer;
+  if (world_.rank() == 0) writer.emplace(plan_.options.export_dir, plan_.model, tensors());
+  engine_.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+    if (writer) writer->write(parameter.name(), {0, parameter.count()}, values.data());
+  });
+  if (writer) writer->commit();
+}
+
+}  // namespace
+
+TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
+                             const std::shared_ptr<base::Ledger>& ledger, const TrainingCallbacks& callbacks) {
+  Training training(plan, strategy, world, ledger, callbacks.measure_norm);
+  training.train(callbacks);
+  return training.finish();
+}
+
+}  // namespace tessera::tools

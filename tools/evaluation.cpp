@@ -7,6 +7,7 @@
 namespace tessera::tools {
 
 Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::Communicator& control) {
+  const nn::EvaluationScope no_dropout(model.context());
   const nn::Windows windows(plan.eval, plan.eval->all(), plan.seq_len);
   const std::int64_t ranks = control.size();
   const std::int64_t at_once = std::max<std::int64_t>(1, plan.options.global_batch / ranks);

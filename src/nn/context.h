@@ -71,4 +71,19 @@ class TESSERA_API TapeScope {
   Tape* const previous_;
 };
 
+/// Turns training off for as long as it lives: no dropout.
+class TESSERA_API EvaluationScope {
+ public:
+  explicit EvaluationScope(Context& context) : context_(context), previous_(context.training()) {
+    context.set_training(false);
+  }
+  ~EvaluationScope() { context_.set_training(previous_); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  Context& context_;
+  const bool previous_;
+};
+
 }  // namespace tessera::nn

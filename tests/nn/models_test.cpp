@@ -136,8 +136,11 @@ TEST(Models, DropoutIsOffInEvaluation) {
     return model->loss(batch.tokens, batch.targets).item();
   };
   EXPECT_NE(loss(1), loss(2));
-  context.set_training(false);
-  EXPECT_EQ(loss(1), loss(2));
+  {
+    const EvaluationScope evaluation(context);
+    EXPECT_EQ(loss(1), loss(2));
+  }
+  EXPECT_NE(loss(1), loss(2));
 }
 
 TEST(Models, AllMemoryIsGivenBackAfterAStep) {

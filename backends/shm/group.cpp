@@ -41,6 +41,7 @@ void Group::connect(std::vector<Member> members) {
   receives_.resize(members_.size());
   peers_.resize(members_.size());
   sources_.resize(members_.size());
+  block_sources_.resize(members_.size());
   factors_.resize(members_.size());
   host_->engine().add(*this);
 }
@@ -243,7 +244,8 @@ void Group::read_meter(MeterSnapshot& snapshot) const {
     const Credit& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us
     const Credit& sent = sent_[static_cast<std::size_t>(k)];
     for (std::size_t i = 0; i < kOpKinds; ++i) {
-      const std::uint64_t bytes = read.bytes[i].load(std::memory_order_relaxed) + sent.bytes[i].load(std::memory_order_relaxed);
+      const std::uint64_t bytes =
+          read.bytes[i].load(std::memory_order_relaxed) + sent.bytes[i].load(std::memory_order_relaxed);
       snapshot.by_kind[i].bytes_sent += bytes;
       snapshot.bytes_to_peer[static_cast<std::size_t>(k)] += bytes;
     }

@@ -13,16 +13,18 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kSpin = 20us;       // then yield: on a busy machine somebody else has the core that we wait for
-constexpr auto kYield = 60us;      // then sleep
+constexpr auto kSpin = 20us;           // then yield: on a busy machine somebody else has the core that we wait for
+constexpr auto kYield = 60us;          // then sleep
 constexpr auto kLongestSleep = 100ms;  // deadlines and the health of peers are looked at this often
 
-static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// Not FUTEX_PRIVATE: the word may lie in memory shared by processes.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds time) noexcept {
   if (time <= 0ns) return;
-  const timespec limit{static_cast<time_t>(time.count() / 1'000'000'000), static_cast<long>(time.count() % 1'000'000'000)};
+  const timespec limit{static_cast<time_t>(time.count() / 1'000'000'000),
+                       static_cast<long>(time.count() % 1'000'000'000)};
   ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
@@ -115,7 +117,8 @@ bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::tim
       ::sched_yield();
       continue;
     }
-    // Say that we sleep, look once more (under the lock itself: whoever holds it may have looked too early), then sleep.
+    // Say that we sleep, look once more (under the lock itself: whoever holds it may have looked too early), then
+    // sleep.
     bell_.sleepers.fetch_add(1);
     const std::uint32_t seen = bell_.rings.load();
     bool moved = false;

@@ -1,8 +1,8 @@
 // The tiled way of the collectives.
 //
 // Every operation is cut into rounds. What a rank gives away is either in a window, and then all rounds of it are there
-// from the start, or goes through two tiles that take turns. Readers follow the flags of each source; nobody waits for
-// anybody else, so windows and other memory may be mixed freely over the ranks. all_reduce: rank j computes slice j
+// from the start, or goes through a few tiles that take turns. Readers follow the flags of each source; nobody waits
+// for anybody else, so windows and other memory may be mixed freely over the ranks. all_reduce: rank j computes slice j
 // (first half), then everyone reads everyone's slice (second half).
 #include <algorithm>
 #include <cstring>
@@ -14,10 +14,10 @@
 namespace tessera::shm {
 namespace {
 
-constexpr std::uint64_t kTiles = 2;
+constexpr std::uint64_t kTiles = 4;
 constexpr std::uint64_t kPublishEvery = 16;  ///< rounds, where nobody waits for a tile
 
-std::uint64_t tile_bytes(int ranks) { return ranks <= 4 ? 128 * 1024 : (ranks <= 16 ? 64 * 1024 : 16 * 1024); }
+std::uint64_t tile_bytes(int ranks) { return ranks <= 8 ? 64 * 1024 : 16 * 1024; }
 
 std::uint64_t rounds_for(const Op& op, std::size_t count) {
   const std::uint64_t elements = op.round_bytes / size_of(op.call.in.dtype);
@@ -178,7 +178,7 @@ std::uint64_t Group::slowest_reader(const Op& op, bool results) const {
   return slowest;
 }
 
-/// Layout of the tiles: two for the inputs, each with a part for every reader; then two for the results.
+/// Layout of the tiles: kTiles for the inputs, each with a part for every reader; then kTiles for the results.
 std::size_t Group::tile_offset(const Op& op, std::uint64_t round, int reader, bool result) const {
   const auto n = static_cast<std::uint64_t>(size_);
   const std::uint64_t turn = round % kTiles;

@@ -1,6 +1,8 @@
 #include "backends/shm/group.h"
 
-#include <new>
+#include <sched.h>
+
+
 
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce.h"
@@ -143,8 +145,11 @@ void Group::submit(Op& op) noexcept {
 Work Group::launch(Op& op) {
   ProgressEngine& engine = host_->engine();
   engine.try_poll(false);
-  if (op.eager && !engine.oversubscribed()) {
-    // The peers are probably about to call the same: a hand-off would cost more than the whole operation.
+  // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it.
+  if (op.eager && engine.oversubscribed()) {
+    const Clock::time_point until = Clock::now() + std::chrono::microseconds(50);
+    for (; op.finished.load() == 0 && Clock::now() < until; engine.try_poll(false)) ::sched_yield();
+  } else if (op.eager) {
     for (int turn = 0; turn < 200 && op.finished.load() == 0; ++turn) engine.try_poll(false);
   }
   if (op.finished_well()) return {};

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <thread>
 
-#include "tessera/comm/communicator.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
 
@@ -25,7 +24,7 @@ struct Meeting {
 class MeetingCommunicator : public comm::Communicator {
  public:
   MeetingCommunicator(int rank, int size, std::shared_ptr<Meeting> m) : Communicator(rank, size, {}), meeting_(std::move(m)) {
-    capabilities_.backend = "meeting";
+    capabilities_ = {.backend = "meeting", .dtypes = {base::DType::f32}, .memory = {comm::MemoryKind::host}};
   }
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
 
@@ -66,16 +65,13 @@ class MeetingCommunicator : public comm::Communicator {
       meeting_->rooms[color] = std::make_shared<Meeting>(members);
     }
     meeting_->arrived.arrive_and_wait();
-    auto room = meeting_->rooms.at(color);
-    meeting_->arrived.arrive_and_wait();
-    return std::make_unique<MeetingCommunicator>(mine, members, std::move(room));
+    return std::make_unique<MeetingCommunicator>(mine, members, meeting_->rooms.at(color));
   }
   base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind, std::optional<base::MemoryUse>) override {
     return {std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64), bytes, [](void* data, std::size_t) { std::free(data); }};
   }
   void do_abort(std::string_view) noexcept override {}
   void do_meter(comm::MeterSnapshot&) const override {}
-
   std::shared_ptr<Meeting> meeting_;
   comm::Capabilities capabilities_;
 };
@@ -98,7 +94,6 @@ int main() {
       if (rank == 0) std::printf("step %d loss %.3f\n", step + 1, loss.item());
     }
   };
-  std::thread other(rank_main, 1);
+  const std::jthread other(rank_main, 1);
   rank_main(0);
-  other.join();
 }

@@ -12,7 +12,7 @@
 #include "tessera/comm/control/rendezvous.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/thread_bootstrap.h"
-#include "tessera/comm/variables.h"
+#include "tessera/comm/internal/variables.h"
 
 namespace tessera::comm {
 namespace {

@@ -9,7 +9,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/variables.h"
+#include "tessera/comm/internal/variables.h"
 
 namespace tessera::comm {
 namespace {

@@ -36,7 +36,7 @@ struct Fabric;
 class Unit;
 
 struct EngineOptions {
-  Strategy strategy = strategy_named("fsdp");
+  Strategy strategy = default_strategy();
   std::optional<MeshShape> mesh;         ///< nothing: default_mesh() for one host
   std::string wrap = "block";            ///< see make_units()
   int prefetch = 1;                      ///< units gathered ahead, forward and backward; 0: none

@@ -49,6 +49,8 @@ Strategy strategy_named(std::string_view name) {
   throw InvalidUsage("unknown strategy '" + std::string(name) + "'; known: " + known);
 }
 
+Strategy default_strategy() { return strategy_named("fsdp"); }
+
 std::vector<std::string> strategy_names() {
   std::vector<std::string> names;
   for (const Strategy& strategy : presets()) names.push_back(strategy.name);

@@ -47,6 +47,9 @@ struct Strategy {
 /// strategy under our name. Throws InvalidUsage that lists the known ones.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
+/// Everything sharded over all ranks: what an engine does unless told otherwise.
+TESSERA_API Strategy default_strategy();
+
 /// Without aliases, in the order of the reports.
 TESSERA_API std::vector<std::string> strategy_names();
 

@@ -45,9 +45,18 @@ Module& Module::find(std::string_view path) {
   const std::vector<Module*> all = modules();
   for (Module* module : all)
     if (module->path_ == path) return *module;
+  // What stands beside the first part of the path that doesn't exist.
+  std::string_view level = path;
+  const Module* parent = this;
+  while (!level.empty()) {
+    level = level.substr(0, level.rfind('.') == std::string_view::npos ? 0 : level.rfind('.'));
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Module* m) { return m->path_ == level; });
+    if (found == all.end()) continue;
+    parent = *found;
+    break;
+  }
   std::string known;
-  for (const Module* module : all)
-    if (!module->path_.empty()) known += (known.empty() ? "" : " ") + module->path_;
+  for (const auto& child : parent->children_) known += (known.empty() ? "" : " ") + child->path_;
   throw InvalidUsage("no module '" + std::string(path) + "'; there are: " + known);
 }
 

@@ -39,8 +39,8 @@ struct AttentionShape {
   double scale = 0;          ///< of the scores; 0: 1 / sqrt(dim)
 };
 
-/// Bytes of scratch that a call needs for elements of `element_bytes` on a pool of `threads`: a function of dim, block and
-/// threads, except that it does not grow with positions.
+/// Bytes of scratch that a call needs for elements of `element_bytes` on a pool of `threads`. Forward: blocks of each thread
+/// only, the same for any number of positions. Backward: also one element a batch entry, head and position.
 TESSERA_API std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                                         std::size_t element_bytes);
 TESSERA_API std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads,

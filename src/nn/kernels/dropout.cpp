@@ -27,10 +27,18 @@ void dropout(ThreadPool& pool, const DropoutArgs<T>& args) {
     random_words(stream, begin, end, words);
     const T* x = args.x + sample * args.elements + begin;
     T* y = args.y + sample * args.elements + begin;
-    if (args.accumulate)
-      for (std::size_t i = 0; i < end - begin; ++i) y[i] += words[i] < threshold ? T(0) : x[i] * factor;
-    else
-      for (std::size_t i = 0; i < end - begin; ++i) y[i] = words[i] < threshold ? T(0) : x[i] * factor;
+    // The product comes before the choice, so that the loops have no branch.
+    if (args.accumulate) {
+      for (std::size_t i = 0; i < end - begin; ++i) {
+        const T kept = x[i] * factor;
+        y[i] += words[i] < threshold ? T(0) : kept;
+      }
+    } else {
+      for (std::size_t i = 0; i < end - begin; ++i) {
+        const T kept = x[i] * factor;
+        y[i] = words[i] < threshold ? T(0) : kept;
+      }
+    }
   });
 }
 

@@ -9,7 +9,7 @@
 
 namespace tessera::nn::kernels {
 
-/// What every function here takes: T is float or double; `out` may be one of the inputs (in place), not overlap otherwise.
+// T is float or double everywhere; `out` may be one of the inputs (in place) and must not overlap them otherwise.
 
 /// out = value
 template <class T>

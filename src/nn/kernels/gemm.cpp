@@ -20,20 +20,24 @@ void use_one_blas_thread() {
 }
 
 // BLAS rounds an element differently at other places of a tile (its edge kernels sum in another order), so one call over
-// the whole and several over its tiles differ. The same tiles are therefore used for every number of threads: of 512 rows,
-// and of fewer columns where that gives less than four tiles.
+// the whole and several over its tiles differ. The same tiles are therefore used for every number of threads: of at most
+// 512 rows, and at least four, if none gets below 192, by cutting the longer side (each cut makes BLAS pack the other
+// operand once more).
 struct Tiling {
   std::size_t rows, columns, column_tiles, tiles;
 };
-constexpr std::size_t kRowTile = 512, kColumnTile = 192, kWantedTiles = 4;
+constexpr std::size_t kMostRows = 512, kLeastSide = 192, kWantedTiles = 4;
 
 Tiling tiling(std::size_t m, std::size_t n) {
-  const std::size_t row_tiles = std::max<std::size_t>(1, tiles_of(m, kRowTile));
-  // Equal heights, in whole steps of BLAS's register tile.
+  std::size_t row_tiles = std::max<std::size_t>(1, tiles_of(m, kMostRows)), column_tiles = 1;
+  if (m >= n)
+    row_tiles = std::max(row_tiles, std::min(kWantedTiles, m / kLeastSide));
+  else
+    column_tiles = std::max<std::size_t>(1, std::min(tiles_of(kWantedTiles, row_tiles), n / kLeastSide));
+  // Equal sides, in whole steps of BLAS's register tile.
   const std::size_t rows = tiles_of(tiles_of(m, row_tiles), 16) * 16;
-  const std::size_t wanted = tiles_of(kWantedTiles, row_tiles);
-  const std::size_t columns = std::max(kColumnTile, tiles_of(tiles_of(n, wanted), 48) * 48);
-  const std::size_t column_tiles = tiles_of(n, columns);
+  const std::size_t columns = tiles_of(tiles_of(n, column_tiles), 48) * 48;
+  column_tiles = tiles_of(n, columns);
   return {rows, columns, column_tiles, tiles_of(m, rows) * column_tiles};
 }
 

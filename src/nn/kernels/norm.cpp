@@ -15,7 +15,7 @@
 #ifndef TESSERA_NN_KERNELS_NORM_ONCE
 #define TESSERA_NN_KERNELS_NORM_ONCE
 namespace tessera::nn::kernels {
-/// Rows [begin, end). The backwards add to dweight and dbias of this tile, which begin as zeros (null: not wanted).
+/// Each works on rows [begin, end). The backwards add to dweight and dbias of this tile, which begin as zeros (null: not wanted).
 template <class T>
 struct NormTable {
   void (*layer_forward)(const LayerNormForward<T>&, std::size_t begin, std::size_t end);

@@ -1,4 +1,4 @@
-// Layer norm and RMS norm over the last dimension. Sums of a row: 16 partial sums combined in a fixed tree; sums over rows
+// Layer norm and RMS norm over the last dimension. Sums of a row: 32 partial sums combined in a fixed tree; sums over rows
 // (weight and bias gradients): at most 16 row tiles, combined in order.
 #pragma once
 

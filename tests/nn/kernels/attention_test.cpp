@@ -186,11 +186,12 @@ TEST(Attention, AFusedBufferGivesTheSameBits) {
 // beyond what was stated. A matrix of 8192 x 8192 would be 256 MiB.
 TEST(Attention, EightThousandPositionsStayUnderTheStatedBytes) {
   ThreadPool pool(2);
-  const AttentionShape shape{1, 8192, 2, 1, 64};
+  AttentionShape shape{1, 8192, 2, 1, 64};
+  EXPECT_LE(attention_forward_scratch_bytes(shape, 2, 4), 2u * 512 * 1024);
+  EXPECT_LE(attention_backward_scratch_bytes(shape, 2, 4), 2u * 512 * 1024 + 8192 * 2 * 4 + 64);
+  EXPECT_GT(std::size_t{8192} * 8192 * 4, 200 * attention_backward_scratch_bytes(shape, 2, 4));
+  shape.dim = 16;  // the run itself with small heads: sanitizers do this too
   const std::size_t forward = attention_forward_scratch_bytes(shape, 2, 4), backward = attention_backward_scratch_bytes(shape, 2, 4);
-  EXPECT_LE(forward, 2u * 512 * 1024);
-  EXPECT_LE(backward, 2u * 512 * 1024 + 8192 * 2 * 4 + 64);
-  EXPECT_GT(std::size_t{8192} * 8192 * 4, 100 * backward);
   AttentionShape shorter = shape;
   shorter.positions = 64;
   EXPECT_EQ(attention_forward_scratch_bytes(shorter, 2, 4), forward) << "must not grow with the positions";

@@ -6,7 +6,7 @@
 
 namespace tessera::comm::env {
 
-inline constexpr EnvVariable kBackend{"TESSERA_BACKEND", "shm", "which backend carries the collectives; unknown names are an error that lists all"};
+inline constexpr EnvVariable kBackend{"TESSERA_BACKEND", TESSERA_DEFAULT_BACKEND, "which backend carries the collectives; unknown names are an error that lists all"};
 inline constexpr EnvVariable kRank{"TESSERA_RANK", "", "this process's rank; with TESSERA_WORLD_SIZE it overrides the launcher's"};
 inline constexpr EnvVariable kWorldSize{"TESSERA_WORLD_SIZE", "", "number of ranks"};
 inline constexpr EnvVariable kLocalRank{"TESSERA_LOCAL_RANK", "", "rank on this host; default: the rank"};

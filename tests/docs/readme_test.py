@@ -1,0 +1,13 @@
+"""The README's program is the example, and its output the example's: both are compiled and run by the tests of examples/."""
+
+import pathlib
+import re
+import sys
+
+root = pathlib.Path(sys.argv[1])
+readme = (root / "README.md").read_text()
+blocks = re.findall(r"```(\w*)\n(.*?)```", readme, re.S)
+code = [text for language, text in blocks if language == "cpp"]
+shown = [text.split("\n", 1)[1] for _, text in blocks if text.startswith("$ tessera run")]
+assert code == [(root / "examples" / "06_fifteen_lines.cpp").read_text()], "README: the program is not the example"
+assert shown == [(root / "examples" / "06_fifteen_lines.txt").read_text()], "README: the output is not the example's"

@@ -1,0 +1,105 @@
+"""Ranks that die, stop or are interrupted in the middle of training: named errors, in time, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TOOL = None
+
+
+class Run:
+    """A training on three ranks, with its ranks found by their environment."""
+
+    def __init__(self, folder, *arguments, env=None):
+        text = os.path.join(folder, "text.txt")
+        with open(text, "w") as file:
+            file.write("the quick brown fox jumps over the lazy dog; " * 500)
+        self.mark = f"TESSERA_TEST_MARK_{os.getpid()}_{time.monotonic_ns()}"
+        self.process = subprocess.Popen(
+            [TOOL, "train", "--model", "gpt-mini", "--ranks", "3", "--seq-len", "32", "--global-batch", "3", "--steps", "100000", "--data", text,
+             "--threads", "1", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MARK": self.mark, **(env or {})})
+        for line in self.process.stdout:  # until it is in the middle of it
+            if line.startswith("step 2 "):
+                break
+
+    def pids(self):
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    entries = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+            except OSError:
+                continue
+            if entries.get(b"MARK") == self.mark.encode():
+                found[int(pid)] = entries.get(b"TESSERA_RANK", b"launcher").decode()
+        return found
+
+    def pid_of(self, rank):
+        return next(pid for pid, of in self.pids().items() if of == str(rank))
+
+    def finish(self, seconds):
+        start = time.monotonic()
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, err, time.monotonic() - start
+
+
+class FailureTest(unittest.TestCase):
+    def start(self, *arguments, env=None):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.segments = set(os.listdir("/dev/shm"))
+        return Run(folder.name, *arguments, env=env)
+
+    def nothing_is_left(self, run):
+        time.sleep(0.2)
+        self.assertEqual(run.pids(), {})
+        self.assertEqual(set(os.listdir("/dev/shm")) - self.segments, set())
+
+    def test_a_killed_rank_is_named_within_five_seconds(self):
+        for rank in (0, 1):
+            run = self.start()
+            os.kill(run.pid_of(rank), signal.SIGKILL)
+            code, err, seconds = run.finish(20)
+            self.assertEqual(code, 1)
+            self.assertLess(seconds, 5)
+            self.assertIn(f"rank {rank} was killed by signal 9", err.splitlines()[-1])
+            self.nothing_is_left(run)
+
+    def test_a_stopped_rank_gives_a_timeout_that_names_it(self):
+        for rank in (0, 2):
+            run = self.start(env={"TESSERA_TIMEOUT": "2s"})
+            os.kill(run.pid_of(rank), signal.SIGSTOP)
+            code, err, seconds = run.finish(30)
+            last = err.splitlines()[-1]
+            self.assertEqual(code, 1, err)
+            self.assertLess(seconds, 12)
+            self.assertIn(f"rank {rank}", last)
+            self.assertRegex(last, r"(all_reduce|all_gather|reduce_scatter|barrier)")
+            self.assertRegex(last, r"#?\d+")
+            self.nothing_is_left(run)
+
+    def test_an_interrupt_stops_all(self):
+        run = self.start()
+        run.process.send_signal(signal.SIGINT)
+        code, err, seconds = run.finish(20)
+        self.assertEqual(code, 1)
+        self.assertLess(seconds, 5)
+        self.assertIn("SIGINT", err.splitlines()[-1])
+        self.nothing_is_left(run)
+
+    def test_a_killed_launcher_takes_its_ranks_along(self):
+        run = self.start()
+        run.process.kill()
+        run.process.wait()
+        time.sleep(1.5)
+        self.nothing_is_left(run)
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

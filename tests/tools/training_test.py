@@ -1,0 +1,201 @@
+"""train and compare as a user runs them: equal bits, counted costs, files in and out, mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = None
+TEXT = ("It was a bright cold day in April, and the clocks were striking thirteen. " * 40 + "0123456789 " * 30) * 8
+
+
+def tool(*arguments, env=None, timeout=100):
+    done = subprocess.run([TOOL, *arguments], text=True, capture_output=True, timeout=timeout, env={**os.environ, **(env or {})})
+    return done.returncode, done.stdout, done.stderr
+
+
+def cut(k, total):
+    """(k-1)/k of a total that k divides."""
+    return total * (k - 1) // k
+
+
+def expected_cost(run, ranks):
+    """CLI.md's table, from the units that the run lists."""
+    sizes = [unit["elements"] + unit["padding"] for unit in run["units"]]
+    units, psi = len(sizes), 4 * sum(sizes)
+    kept = [4 * size for size, unit in zip(sizes, run["units"]) if unit["kept_after_forward"]]
+    replicas, shards = run["mesh"]
+    strategy = run["strategy"]
+    if strategy == "ddp":
+        return (0, 0, units if ranks > 1 else 0), (0, 0, 2 * cut(ranks, psi)), 4 * psi
+    if strategy in ("zero1", "zero2"):
+        calls = units if ranks > 1 else 0
+        state = {"zero1": 2 * psi + 2 * psi // ranks, "zero2": psi + 3 * psi // ranks}[strategy]
+        return (calls, calls, 0), (cut(ranks, psi), cut(ranks, psi), 0), state
+    gathers = (2 * units - len(kept)) if shards > 1 else 0
+    calls = (gathers, units if shards > 1 else 0, units if replicas > 1 else 0)
+    wire = (cut(shards, 2 * psi - sum(kept)), cut(shards, psi), 2 * cut(replicas, psi) // shards)
+    return calls, wire, 4 * psi // shards
+
+
+class TrainingTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.text = self.path("text.txt")
+        with open(self.text, "w") as file:
+            file.write(TEXT)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def run_tool(self, *arguments, env=None):
+        code, out, err = tool(*arguments, "--data", self.text, env=env)
+        self.assertEqual(code, 0, (arguments, err))
+        return out
+
+    def compare(self, *arguments):
+        out = self.run_tool("compare", "--steps", "3", "--json", self.path("c.json"), *arguments)
+        with open(self.path("c.json")) as file:
+            return json.load(file), out
+
+    def check_costs(self, comparison):
+        for run in comparison["runs"]:
+            calls, wire, state = expected_cost(run, comparison["ranks"])
+            names = ("all_gather", "reduce_scatter", "all_reduce")
+            self.assertEqual(tuple(run["calls_per_step"][name] for name in names), calls, run["strategy"])
+            self.assertEqual(tuple(run["wire_bytes_per_step"][name] for name in names), wire, run["strategy"])
+            self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"])
+            self.assertEqual(sum(run["model_state_bytes"].values()), state, run["strategy"])
+            self.assertEqual(run["copied_bytes_per_step"], 0)
+            self.assertEqual(sum(unit["elements"] for unit in run["units"]), comparison["parameters"])
+            if comparison["ranks"] == 1:
+                self.assertEqual(sum(run["calls_per_step"].values()), 0)
+
+    def test_every_strategy_ends_with_the_same_bits_at_the_formulas_cost(self):
+        for model, ranks in (("gpt-nano", 1), ("gpt-nano", 2), ("llama-nano", 3), ("gpt-nano", 4), ("llama-nano", 5)):
+            comparison, out = self.compare("--model", model, "--ranks", str(ranks), "--global-batch", str(2 * ranks))
+            names = [run["strategy"] for run in comparison["runs"]]
+            odd = ranks in (3, 5)
+            self.assertEqual(names, ["ddp", "zero1", "zero2", "fsdp"] + ([] if odd else ["hsdp"]))
+            self.assertEqual("left out: hsdp" in out, odd)
+            self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), 1, model)
+            self.assertEqual(len({tuple(run["losses"]) for run in comparison["runs"]}), 1, model)
+            self.assertIn("end bitwise equal", out)
+            self.check_costs(comparison)
+
+    def test_the_hash_and_the_table_notice_a_difference(self):
+        one, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
+        two, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp", "--seed", "1")
+        again, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
+        hashes = [c["runs"][0]["final_parameters_hash"] for c in (one, two, again)]
+        self.assertNotEqual(hashes[0], hashes[1])
+        self.assertEqual(hashes[0], hashes[2])
+
+    def test_results_do_not_depend_on_threads_and_do_on_nothing_hidden(self):
+        hashes = set()
+        for threads in ("1", "2"):
+            comparison, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp,full_shard", "--threads", threads,
+                                         "--clip-norm", "0.5")
+            self.assertEqual([run["strategy"] for run in comparison["runs"]], ["ddp", "fsdp"])
+            hashes |= {run["final_parameters_hash"] for run in comparison["runs"]}
+            self.check_costs(comparison)
+        self.assertEqual(len(hashes), 1)
+
+    def test_one_rank_and_four_agree(self):
+        for optimizer, rate in (("adamw", "1e-3"), ("sgd", "0.1")):
+            curves = []
+            for ranks in ("1", "4"):
+                self.run_tool("train", "--model", "gpt-nano", "--ranks", ranks, "--steps", "20", "--optimizer", optimizer, "--lr", rate,
+                              "--json", self.path("t.json"))
+                with open(self.path("t.json")) as file:
+                    curves.append([json.loads(line) for line in file][:20])
+            for one, four in zip(*curves):
+                for key in ("loss", "grad_norm"):
+                    self.assertLess(abs(one[key] - four[key]), 3e-6 * one[key], (optimizer, key, one["step"]))
+
+    def test_train_prints_a_line_per_step_and_writes_json_lines(self):
+        out = self.run_tool("train", "--model", "gpt-nano", "--ranks", "2", "--steps", "3", "--json", self.path("t.json"))
+        self.assertEqual([line.split()[:2] for line in out.splitlines()[:3]], [["step", "1"], ["step", "2"], ["step", "3"]])
+        with open(self.path("t.json")) as file:
+            lines = [json.loads(line) for line in file]
+        self.assertEqual(set(lines[0]), {"step", "loss", "tokens_per_second", "grad_norm", "learning_rate"})
+        self.assertEqual(set(lines[-1]), {"final_parameters_hash", "steps"})
+
+    def test_export_init_and_eval_agree_for_every_world_size(self):
+        folder = self.path("exported")
+        self.run_tool("train", "--model", "llama-nano", "--ranks", "3", "--steps", "2", "--export", folder)
+        losses, hashes = [], set()
+        for ranks, strategy in (("1", "ddp"), ("3", "fsdp"), ("4", "zero2")):
+            self.run_tool("train", "--init", folder, "--steps", "0", "--eval", self.text, "--ranks", ranks, "--strategy", strategy,
+                          "--json", self.path("e.json"))
+            with open(self.path("e.json")) as file:
+                lines = [json.loads(line) for line in file]
+            losses.append(lines[0]["eval_loss"])
+            self.assertEqual(lines[0]["tokens"], (len(TEXT) - 1) // 64 * 64)
+            hashes.add(lines[1]["final_parameters_hash"])
+        self.assertEqual(len(hashes), 1)
+        for loss in losses:
+            self.assertLess(abs(loss - losses[0]), 1e-6 * losses[0])
+
+    def test_trace_has_every_rank_and_kind(self):
+        self.run_tool("train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--trace", self.path("trace.json"))
+        with open(self.path("trace.json")) as file:
+            events = json.load(file)["traceEvents"]
+        self.assertEqual({event["pid"] for event in events}, {0, 1})
+        kinds = {event["cat"] for event in events if event["ph"] != "M"}
+        self.assertEqual(kinds, {"unshard_issue", "unshard_wait", "forward", "backward", "reshard", "reduce_issue", "reduce_wait", "optimizer_step"})
+
+    def test_compare_writes_a_report_and_one_trace_per_strategy(self):
+        self.run_tool("compare", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--strategies", "ddp,fsdp", "--report", self.path("r.html"),
+                      "--trace", self.path("t"))
+        with open(self.path("r.html")) as file:
+            self.assertIn("fsdp", file.read())
+        for strategy in ("ddp", "fsdp"):
+            with open(self.path(f"t.{strategy}.json")) as file:
+                json.load(file)
+
+    def test_mistakes_end_with_2_and_one_line(self):
+        empty, short, torn = self.path("empty"), self.path("short"), self.path("torn")
+        open(empty, "w").close()
+        with open(short, "w") as file:
+            file.write("short")
+        os.mkdir(torn)
+        with open(os.path.join(torn, "config.json"), "w") as file:
+            json.dump({"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 256, "n_positions": 16}, file)
+        with open(os.path.join(torn, "model.safetensors"), "wb") as file:
+            file.write((1 << 62).to_bytes(8, "little") + b"{}")
+        cases = [
+            (["compare", "--model", "gpt-huge"], "gpt-nano"),
+            (["compare", "--strategies", "ddp,fdsp"], "zero1"),
+            (["train", "--strategy", "fdsp"], "fsdp"),
+            (["train", "--backend", "carrier-pigeon"], "shm"),
+            (["train", "--ranks", "5"], "multiple of 5"),
+            (["train", "--data", "/no/such/file"], "/no/such/file"),
+            (["train", "--data", empty], "empty"),
+            (["train", "--data", short], "257"),
+            (["train", "--json", "/no/such/folder/x.json"], "/no/such/folder"),
+            (["compare", "--report", "/no/such/folder/x.html"], "/no/such/folder"),
+            (["compare", "--strategies", "hsdp", "--ranks", "3"], "--mesh"),
+            (["train", "--strategy", "hsdp", "--mesh", "3x3"], "9 places"),
+            (["train", "--wrap", "no.such.module"], "no.such.module"),
+            (["train", "--seq-len", "100000"], "context"),
+            (["train", "--lr", "0"], "--lr"),
+            (["train", "--betas", "0.9,1.5"], "beta"),
+            (["train", "--init", self.path("nothing")], "nothing"),
+            (["train", "--init", torn], "model.safetensors"),
+            (["train", "--precision", "bf16"], "--precision"),
+        ]
+        for arguments, hint in cases:
+            data = [] if "--data" in arguments else ["--data", self.text]
+            code, out, err = tool(*arguments, *data)
+            self.assertEqual((code, err.count("\n")), (2, 1), (arguments, out, err))
+            self.assertIn(hint, err)
+            self.assertLess(len(err), 500, err)
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

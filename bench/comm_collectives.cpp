@@ -1,6 +1,6 @@
-// Collectives as mpi_collectives.c of the peers measures them: the median over iterations of the slowest rank's time, and beside
-// it what memcpy does on the same machine in the same run. Start it as ranks: under mpirun, or with TESSERA_RANK and
-// TESSERA_WORLD_SIZE. Arguments: "window" (memory of the communicator, the default) or "ordinary".
+// Collectives as mpi_collectives.c of the peers measures them: the median over iterations of the slowest rank's time,
+// and beside it what memcpy does on the same machine in the same run. Start it as ranks: under mpirun, or with
+// TESSERA_RANK and TESSERA_WORLD_SIZE. Arguments: "window" (memory of the communicator, the default) or "ordinary".
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -49,10 +49,11 @@ void measure(Communicator& comm, float* in, float* out, std::size_t bytes) {
       if (kind == OpKind::reduce_scatter)
         comm.reduce_scatter(view_of(in, count), view_of(out, count / n), ReduceOp::sum()).wait();
     });
-    const double factor = (kind == OpKind::all_reduce ? 2.0 : 1.0) * static_cast<double>(n - 1) / static_cast<double>(n);
+    const double factor =
+        (kind == OpKind::all_reduce ? 2.0 : 1.0) * static_cast<double>(n - 1) / static_cast<double>(n);
     if (comm.rank() == 0)
-      std::printf("%-15s n=%zu %10zu B %10.1f us  busbw %7.2f GB/s\n", std::string(name_of(kind)).c_str(), n, bytes, time,
-                  static_cast<double>(bytes) / time / 1e3 * factor);
+      std::printf("%-15s n=%zu %10zu B %10.1f us  busbw %7.2f GB/s\n", std::string(name_of(kind)).c_str(), n, bytes,
+                  time, static_cast<double>(bytes) / time / 1e3 * factor);
   }
 }
 
@@ -75,7 +76,8 @@ int main(int arguments, char** argument) {
     std::fill_n(data[i], kMost / sizeof(float), 1.0f);
   }
   const double copy = median_us(*comm, 9, [&] { std::memcpy(data[1], data[0], kMost); });
-  if (comm->rank() == 0) std::printf("memcpy of 64 MiB by all ranks: %.2f GB/s each\n", static_cast<double>(kMost) / copy / 1e3);
+  if (comm->rank() == 0)
+    std::printf("memcpy of 64 MiB by all ranks: %.2f GB/s each\n", static_cast<double>(kMost) / copy / 1e3);
   for (std::size_t bytes = 1024; bytes <= kMost; bytes *= 4) measure(*comm, data[0], data[1], bytes);
   return 0;
 }

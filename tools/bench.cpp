@@ -15,6 +15,7 @@
 #include "tools/commands.h"
 #include "tools/launcher.h"
 #include "tools/output.h"
+#include "tools/process.h"
 #include "tools/ranks.h"
 
 namespace tessera::tools {
@@ -84,6 +85,8 @@ int run_in_processes(const Commands& commands, const BenchPlan& plan, const std:
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", backend});
   LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
+  // Ranks that the scheduler put on one core and leaves there wait for each other's time slices: another thing than the transport.
+  launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
   launch_plan.on_output = [&](int, std::string_view text) {
     const ordered_json line = ordered_json::parse(text);
     if (line.contains("memcpy")) return print(report.add(MemcpySpeed{line["memcpy"][0], line["memcpy"][1]}));
@@ -158,7 +161,8 @@ void add_options(CLI::App& command, BenchOptions& options) {
   command.add_flag("--csv", options.csv, "print CSV instead of the table");
   command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
   command.add_option("--only", options.only)->group("");  // of the ranks that this command starts
-  command.footer("Columns are those of nccl-tests; a size is the total over ranks, rounded down to what the ranks can share evenly.");
+  command.footer("Columns are those of nccl-tests; a size is the total over ranks, rounded down to what the ranks can share evenly.\n"
+                 "Ranks are bound to cores where there is one for each; to leave them free: tessera run --bind none -n N -- tessera bench ...");
 }
 
 }  // namespace

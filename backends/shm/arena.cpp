@@ -21,7 +21,8 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSmallestArena = std::size_t{1} << 30;
-constexpr std::size_t kIdleBytes = 8 * 1024 * 1024;  // free pages kept, beyond a part of the highest live total, as in MemoryPool
+constexpr std::size_t kIdleBytes =
+    8 * 1024 * 1024;  // free pages kept, beyond a part of the highest live total, as in MemoryPool
 constexpr std::size_t kIdlePart = 50;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
@@ -177,7 +178,8 @@ void Arena::populate(std::size_t offset, std::size_t bytes) {
   // Asking for the pages now turns a later SIGBUS into an error here. Plain memory may fault as it is used.
   if (!fd_) return;
   if (::madvise(mapping_->data() + offset, bytes, MADV_POPULATE_WRITE) == 0) return;
-  const int refused = errno == EINVAL ? ::posix_fallocate(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes)) : errno;
+  const int refused =
+      errno == EINVAL ? ::posix_fallocate(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes)) : errno;
   if (refused != 0) throw system_error("shm: no memory for a window of " + std::to_string(bytes) + " bytes", refused);
 }
 
@@ -204,7 +206,8 @@ void Arena::trim() {
 
 void Arena::drop_pages(std::size_t offset, std::size_t bytes) noexcept {
   if (fd_) {
-    ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                static_cast<off_t>(bytes));
   } else {
     ::madvise(mapping_->data() + offset, bytes, MADV_DONTNEED);
   }

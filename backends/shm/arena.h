@@ -1,8 +1,9 @@
 // The memory of one rank that its peers can read.
 //
-// A rank has one segment (a memfd; in a world of threads plain memory) of which a large range of addresses is mapped at once and
-// pages appear as they are used. Windows, staging tiles and flags are pieces of it, so one number, the offset, names any of them
-// to any peer, and every communicator split from the same root knows it. Peers map it read-only: only the owner writes.
+// A rank has one segment (a memfd; in a world of threads plain memory) of which a large range of addresses is mapped at
+// once and pages appear as they are used. Windows, staging tiles and flags are pieces of it, so one number, the offset,
+// names any of them to any peer, and every communicator split from the same root knows it. Peers map it read-only: only
+// the owner writes.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +45,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   static std::shared_ptr<Arena> make(bool shared);
   Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
 
-  /// A piece aligned to kAlignment whose pages exist. Given back when the buffer dies. Its bytes are zero only where `zeroed`.
-  /// The ledger (null: none) books it. Thread-safe. Throws SystemError.
+  /// A piece aligned to kAlignment whose pages exist. Given back when the buffer dies. Its bytes are zero only where
+  /// `zeroed`. The ledger (null: none) books it. Thread-safe. Throws SystemError.
   Buffer allocate(std::size_t bytes, MemoryUse use, const std::shared_ptr<Ledger>& ledger, bool zeroed = false);
 
   const std::shared_ptr<Mapping>& mapping() const noexcept { return mapping_; }

@@ -25,7 +25,8 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
   std::vector<Group::Member> members;
   for (const std::string& blob : bootstrap->exchange({reinterpret_cast<const char*>(&place), sizeof(place)})) {
     Group::Member member;
-    if (blob.size() != sizeof(member)) throw SystemError("shm: a rank of another version of the library is in this world");
+    if (blob.size() != sizeof(member))
+      throw SystemError("shm: a rank of another version of the library is in this world");
     std::memcpy(&member, blob.data(), sizeof(member));
     members.push_back(member);
   }
@@ -38,7 +39,8 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 
 const comm::Backend& backend();  // declared by the generated list
 const comm::Backend& backend() {
-  static const comm::Backend kBackend{.name = "shm", .devices = "cpu", .probe = probe, .create = create, .variables = {}};
+  static const comm::Backend kBackend{
+      .name = "shm", .devices = "cpu", .probe = probe, .create = create, .variables = {}};
   return kBackend;
 }
 

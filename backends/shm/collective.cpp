@@ -1,9 +1,9 @@
 // The tiled way of the collectives.
 //
-// Every operation is cut into rounds. What a rank gives away is either in a window, and then all rounds of it are there from the
-// start, or goes through two tiles that take turns. Readers follow the flags of each source; nobody waits for anybody else, so
-// windows and other memory may be mixed freely over the ranks. all_reduce: rank j computes slice j (first half), then everyone
-// reads everyone's slice (second half).
+// Every operation is cut into rounds. What a rank gives away is either in a window, and then all rounds of it are there
+// from the start, or goes through a few tiles that take turns. Readers follow the flags of each source; nobody waits
+// for anybody else, so windows and other memory may be mixed freely over the ranks. all_reduce: rank j computes slice j
+// (first half), then everyone reads everyone's slice (second half).
 #include <algorithm>
 #include <cstring>
 
@@ -14,10 +14,10 @@
 namespace tessera::shm {
 namespace {
 
-constexpr std::uint64_t kTiles = 2;
+constexpr std::uint64_t kTiles = 4;
 constexpr std::uint64_t kPublishEvery = 16;  ///< rounds, where nobody waits for a tile
 
-std::uint64_t tile_bytes(int ranks) { return ranks <= 4 ? 128 * 1024 : (ranks <= 16 ? 64 * 1024 : 16 * 1024); }
+std::uint64_t tile_bytes(int ranks) { return ranks <= 8 ? 64 * 1024 : 16 * 1024; }
 
 std::uint64_t rounds_for(const Op& op, std::size_t count) {
   const std::uint64_t elements = op.round_bytes / size_of(op.call.in.dtype);
@@ -80,7 +80,8 @@ void Group::announce(Op& op) {
     op.stages_in = gives && !arena.mapping()->holds(call.in.data, call.in.bytes());
     op.stages_out = op.second_half() && !arena.mapping()->holds(call.out.data, call.out.bytes());
     op.streaming = call.out.bytes() * static_cast<std::size_t>(size_) > host_->cache_bytes();
-    if ((op.stages_in || op.stages_out) && !tiles_) tiles_ = arena.allocate(tiles_bytes(), MemoryUse::communication, ledger_);
+    if ((op.stages_in || op.stages_out) && !tiles_)
+      tiles_ = arena.allocate(tiles_bytes(), MemoryUse::communication, ledger_);
     slot.in_offset = op.stages_in ? kStaged : (gives ? arena.offset_of(call.in.data) : 0);
     slot.out_offset = op.stages_out ? kStaged : (op.second_half() ? arena.offset_of(call.out.data) : 0);
     slot.stage_offset = tiles_ ? arena.offset_of(tiles_.data()) : 0;
@@ -95,13 +96,12 @@ void Group::announce(Op& op) {
   notify();
 }
 
-std::size_t Group::tiles_bytes() const {
-  return kTiles * tile_bytes(size_) * static_cast<std::size_t>(size_ + 1);
-}
+std::size_t Group::tiles_bytes() const { return kTiles * tile_bytes(size_) * static_cast<std::size_t>(size_ + 1); }
 
 bool Group::see_arrivals(Op& op) {
   const int before = op.arrived;
-  while (op.arrived < size_ && (op.arrived == rank_ || port(op.arrived).slot(op.sequence).sequence.load() >= op.sequence))
+  while (op.arrived < size_ &&
+         (op.arrived == rank_ || port(op.arrived).slot(op.sequence).sequence.load() >= op.sequence))
     ++op.arrived;
   if (op.arrived < size_) return op.arrived != before;
   check_mismatch(op);
@@ -136,7 +136,8 @@ bool Group::run_tiles(Op& op) {
   }
   if (op.second_half())
     for (int k = 0; k < size_; ++k)
-      if (k != rank_ && op.taken_b[static_cast<std::size_t>(k)] < rounds_for(op, op.result_slice(k).count)) return false;
+      if (k != rank_ && op.taken_b[static_cast<std::size_t>(k)] < rounds_for(op, op.result_slice(k).count))
+        return false;
   PortHead& head = own().head();
   head.staged.value.store(encode(op.sequence, kAllRounds));
   head.phase_a.value.store(encode(op.sequence, kAllRounds));
@@ -177,7 +178,7 @@ std::uint64_t Group::slowest_reader(const Op& op, bool results) const {
   return slowest;
 }
 
-/// Layout of the tiles: two for the inputs, each with a part for every reader; then two for the results.
+/// Layout of the tiles: kTiles for the inputs, each with a part for every reader; then kTiles for the results.
 std::size_t Group::tile_offset(const Op& op, std::uint64_t round, int reader, bool result) const {
   const auto n = static_cast<std::uint64_t>(size_);
   const std::uint64_t turn = round % kTiles;
@@ -197,7 +198,8 @@ bool Group::stage_input(Op& op) {
     if (j == rank_) continue;
     const Slice block = block_of(op, op.gives(j), op.staged);
     if (block.count == 0) continue;
-    copy_bytes(own_tile(op, op.staged, op.shares_input() ? 0 : j, false), in + block.offset * size, block.count * size, false);
+    copy_bytes(own_tile(op, op.staged, op.shares_input() ? 0 : j, false), in + block.offset * size, block.count * size,
+               false);
     if (op.shares_input()) break;
   }
   ++op.staged;
@@ -237,7 +239,8 @@ bool Group::reduce_round(Op& op) {
     credit(op, k, block.count * size);
   }
   // Results land where the slice lies in all_reduce, from the start in the other two.
-  std::byte* out = static_cast<std::byte*>(op.call.out.data) + (op.lands_at(rank_) + block.offset - whole.offset) * size;
+  std::byte* out =
+      static_cast<std::byte*>(op.call.out.data) + (op.lands_at(rank_) + block.offset - whole.offset) * size;
   combine(op, sources_, out, block.count);
   if (op.stages_out) copy_bytes(own_tile(op, round, 0, true), out, block.count * size, false);
   ++op.reduced;
@@ -283,7 +286,8 @@ bool Group::copy_results(Op& op) {
     if (rounds_of(port(k).head().phase_a.value.load(), op.sequence) <= taken) continue;
     const Slice block = block_of(op, whole, taken);
     const Peer& peer = peers_[static_cast<std::size_t>(k)];
-    const std::byte* from = peer.out == nullptr ? peer.tiles + tile_offset(op, taken, 0, true) : peer.out + block.offset * size;
+    const std::byte* from =
+        peer.out == nullptr ? peer.tiles + tile_offset(op, taken, 0, true) : peer.out + block.offset * size;
     copy_bytes(static_cast<std::byte*>(op.call.out.data) + block.offset * size, from, block.count * size, op.streaming);
     credit(op, k, block.count * size);
     ++taken;

@@ -1,4 +1,6 @@
 // The way of small collectives: the payload travels with the announcement, so one exchange is all there is.
+#include <algorithm>
+
 #include "backends/shm/group.h"
 #include "tessera/comm/reduce.h"
 
@@ -7,9 +9,23 @@ namespace tessera::shm {
 void Group::combine(const Op& op, std::span<const void* const> sources, std::byte* out, std::size_t count) {
   if (op.call.op.kind == ReduceOp::Kind::premul_sum)
     for (int k = 0; k < size_; ++k)
-      factors_[static_cast<std::size_t>(k)] =
-          k == rank_ ? op.call.op.scalar : port(k).slot(op.sequence).factor;
-  reduce_tree(op.call.op, op.call.in.dtype, sources, factors_, out, count);
+      factors_[static_cast<std::size_t>(k)] = k == rank_ ? op.call.op.scalar : port(k).slot(op.sequence).factor;
+  if (!op.streaming) {
+    reduce_tree(op.call.op, op.call.in.dtype, sources, factors_, out, count);
+    return;
+  }
+  // Results that no cache will hold go past it: by way of a block that does fit.
+  alignas(64) std::byte block[8192];
+  const std::size_t size = size_of(op.call.in.dtype);
+  for (std::size_t done = 0; done < count;) {
+    const std::size_t now = std::min(count - done, sizeof(block) / size);
+    for (int k = 0; k < size_; ++k)
+      block_sources_[static_cast<std::size_t>(k)] =
+          static_cast<const std::byte*>(sources[static_cast<std::size_t>(k)]) + done * size;
+    reduce_tree(op.call.op, op.call.in.dtype, block_sources_, factors_, block, now);
+    copy_bytes(out + done * size, block, now * size, true);
+    done += now;
+  }
 }
 
 /// Everyone has arrived: all payloads are there.
@@ -19,7 +35,8 @@ void Group::run_eager(Op& op) {
   const std::size_t size = size_of(call.in.dtype);
   for (int k = 0; k < size_; ++k) count_sent(op, k, op.gives(k).count * size);
   const auto payload = [&](int k) {
-    return k == rank_ ? static_cast<const std::byte*>(call.in.data) : static_cast<const std::byte*>(port(k).slot(op.sequence).payload);
+    return k == rank_ ? static_cast<const std::byte*>(call.in.data)
+                      : static_cast<const std::byte*>(port(k).slot(op.sequence).payload);
   };
   auto* out = static_cast<std::byte*>(call.out.data);
   if (op.reduces()) {

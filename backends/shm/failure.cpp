@@ -19,19 +19,25 @@ std::string number(std::uint64_t value) { return std::to_string(value); }
 
 void Group::throw_failure() const {
   switch (failure_) {
-    case FailureKind::mismatch: throw Mismatch(cause_);
-    case FailureKind::timeout: throw Timeout(cause_);
-    case FailureKind::peer_lost: throw PeerLost(cause_);
-    case FailureKind::aborted: throw Aborted(cause_);
-    case FailureKind::system: throw SystemError(cause_);
+    case FailureKind::mismatch:
+      throw Mismatch(cause_);
+    case FailureKind::timeout:
+      throw Timeout(cause_);
+    case FailureKind::peer_lost:
+      throw PeerLost(cause_);
+    case FailureKind::aborted:
+      throw Aborted(cause_);
+    case FailureKind::system:
+      throw SystemError(cause_);
     case FailureKind::backend:
-    case FailureKind::none: break;
+    case FailureKind::none:
+      break;
   }
   throw BackendError(cause_);
 }
 
-/// Under the engine's lock, so nobody moves an operation meanwhile: when they are marked as failed, nothing of ours writes the
-/// caller's memory any more.
+/// Under the engine's lock, so nobody moves an operation meanwhile: when they are marked as failed, nothing of ours
+/// writes the caller's memory any more.
 void Group::fail(FailureKind kind, std::string_view text) noexcept {
   if (!failed_.load()) {
     failure_ = kind;
@@ -57,7 +63,9 @@ void Group::fail(FailureKind kind, std::string_view text) noexcept {
 
 void Group::abort(std::string_view reason) noexcept {
   const std::lock_guard lock(host_->engine().mutex());
-  if (!failed_.load()) fail(FailureKind::aborted, "rank " + number(static_cast<std::uint64_t>(rank_)) + " aborted: " + std::string(reason));
+  if (!failed_.load())
+    fail(FailureKind::aborted,
+         "rank " + number(static_cast<std::uint64_t>(rank_)) + " aborted: " + std::string(reason));
 }
 
 std::string Group::describe(const Op& op) const {
@@ -81,7 +89,8 @@ void Group::check_mismatch(const Op& op) {
     table += " of " + number(slot.count) + " " + std::string(name_of(slot.dtype));
     if (slot.kind == OpKind::all_reduce || slot.kind == OpKind::reduce_scatter || slot.kind == OpKind::reduce)
       table += " " + std::string(name_of(slot.reduce));
-    if (slot.kind == OpKind::broadcast || slot.kind == OpKind::reduce || slot.kind == OpKind::gather || slot.kind == OpKind::scatter)
+    if (slot.kind == OpKind::broadcast || slot.kind == OpKind::reduce || slot.kind == OpKind::gather ||
+        slot.kind == OpKind::scatter)
       table += " root " + std::to_string(slot.root);
   }
   throw Mismatch(table);
@@ -134,10 +143,11 @@ void Group::check_peers(const Op& op) noexcept {
       return fail(FailureKind::peer_lost,
                   describe(op) + ": " + who + " died (process " + std::to_string(entry.pid.load()) + ")");
     if (entry.left.load() == 0) continue;
-    const bool stuck = !message ? announced_by(k) < op.sequence
-                       : op.call.kind == OpKind::recv
-                           ? (port(k).sends(rank_).sent.load() >> kRoundBits) <= receives_[static_cast<std::size_t>(k)].messages
-                           : rounds_of(port(k).received(rank_).load(), sends_[static_cast<std::size_t>(k)].messages) != kAllRounds;
+    const bool stuck =
+        !message ? announced_by(k) < op.sequence
+        : op.call.kind == OpKind::recv
+            ? (port(k).sends(rank_).sent.load() >> kRoundBits) <= receives_[static_cast<std::size_t>(k)].messages
+            : rounds_of(port(k).received(rank_).load(), sends_[static_cast<std::size_t>(k)].messages) != kAllRounds;
     if (stuck) return fail(FailureKind::peer_lost, describe(op) + ": " + who + " has closed its communicator");
   }
 }

@@ -1,6 +1,8 @@
 #include "backends/shm/group.h"
 
-#include <new>
+#include <sched.h>
+
+
 
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce.h"
@@ -41,6 +43,7 @@ void Group::connect(std::vector<Member> members) {
   receives_.resize(members_.size());
   peers_.resize(members_.size());
   sources_.resize(members_.size());
+  block_sources_.resize(members_.size());
   factors_.resize(members_.size());
   host_->engine().add(*this);
 }
@@ -142,8 +145,11 @@ void Group::submit(Op& op) noexcept {
 Work Group::launch(Op& op) {
   ProgressEngine& engine = host_->engine();
   engine.try_poll(false);
-  if (op.eager && !engine.oversubscribed()) {
-    // The peers are probably about to call the same: a hand-off would cost more than the whole operation.
+  // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it.
+  if (op.eager && engine.oversubscribed()) {
+    const Clock::time_point until = Clock::now() + std::chrono::microseconds(50);
+    for (; op.finished.load() == 0 && Clock::now() < until; engine.try_poll(false)) ::sched_yield();
+  } else if (op.eager) {
     for (int turn = 0; turn < 200 && op.finished.load() == 0; ++turn) engine.try_poll(false);
   }
   if (op.finished_well()) return {};
@@ -243,7 +249,8 @@ void Group::read_meter(MeterSnapshot& snapshot) const {
     const Credit& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us
     const Credit& sent = sent_[static_cast<std::size_t>(k)];
     for (std::size_t i = 0; i < kOpKinds; ++i) {
-      const std::uint64_t bytes = read.bytes[i].load(std::memory_order_relaxed) + sent.bytes[i].load(std::memory_order_relaxed);
+      const std::uint64_t bytes =
+          read.bytes[i].load(std::memory_order_relaxed) + sent.bytes[i].load(std::memory_order_relaxed);
       snapshot.by_kind[i].bytes_sent += bytes;
       snapshot.bytes_to_peer[static_cast<std::size_t>(k)] += bytes;
     }

@@ -1,8 +1,8 @@
 // One communicator of one rank: its port and those of its peers, the operations in flight, and how they move.
 //
-// Collectives of one communicator run one after the other in the order of their calls, which is the same on all ranks; messages
-// between two ranks run beside them, in an order of their own for each pair and direction. Everything below poll() happens under
-// the progress engine's lock.
+// Collectives of one communicator run one after the other in the order of their calls, which is the same on all ranks;
+// messages between two ranks run beside them, in an order of their own for each pair and direction. Everything below
+// poll() happens under the progress engine's lock.
 #pragma once
 
 #include <memory>
@@ -48,7 +48,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   void put_back(Op& op) noexcept;
 
  private:
-  struct Peer {  ///< what the peers of the collective at the head announced
+  struct Peer {                      ///< what the peers of the collective at the head announced
     const std::byte* in = nullptr;   ///< null: staged
     const std::byte* out = nullptr;  ///< null: staged
     const std::byte* tiles = nullptr;
@@ -141,6 +141,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   std::size_t messages_waiting_ = 0;
   std::vector<Peer> peers_;
   std::vector<const void*> sources_;
+  std::vector<const void*> block_sources_;
   std::vector<double> factors_;
   std::atomic<bool> failed_{false};
   FailureKind failure_ = FailureKind::none;

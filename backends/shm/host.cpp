@@ -31,7 +31,9 @@ std::size_t last_level_cache() {
   return bytes > 0 ? static_cast<std::size_t>(bytes) : std::size_t{32} << 20;
 }
 
-std::size_t board_bytes(int ranks) { return (sizeof(BoardEntry) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096; }
+std::size_t board_bytes(int ranks) {
+  return (sizeof(BoardEntry) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096;
+}
 
 std::shared_ptr<Mapping> plain_board(int ranks) {
   const std::size_t bytes = board_bytes(ranks);
@@ -67,11 +69,13 @@ void Host::connect() {
   if (others.in_process()) {
     for (const auto& object : others.exchange_objects(arena_->mapping()))
       windows_.push_back(std::static_pointer_cast<Mapping>(object));
-    board_ = std::static_pointer_cast<Mapping>(others.exchange_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
+    board_ =
+        std::static_pointer_cast<Mapping>(others.exchange_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
   } else {
     const std::vector<UniqueFd> segments = others.exchange_descriptors(arena_->descriptor());
     for (int r = 0; r < ranks; ++r)
-      windows_.push_back(r == rank_ ? arena_->mapping() : map_segment(segments[static_cast<std::size_t>(r)].get(), false));
+      windows_.push_back(r == rank_ ? arena_->mapping()
+                                    : map_segment(segments[static_cast<std::size_t>(r)].get(), false));
     // Everyone offers a board; rank 0's is taken.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);
@@ -105,7 +109,8 @@ void Host::retire(Retired retired) {
   const std::lock_guard lock(retired_mutex_);
   retired_.push_back(std::move(retired));
   for (Retired& one : retired_) {
-    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; })) continue;
+    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))
+      continue;
     one.slots.reset();
     one.tiles.reset();
     one.closed.clear();

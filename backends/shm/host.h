@@ -1,5 +1,5 @@
-// What all communicators of one rank share: its arena, its peers' arenas, the board with everybody's doorbell, and the progress
-// engine.
+// What all communicators of one rank share: its arena, its peers' arenas, the board with everybody's doorbell, and the
+// progress engine.
 #pragma once
 
 #include <memory>

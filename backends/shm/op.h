@@ -29,12 +29,12 @@ class Op final : public WorkState {
   bool finished_well() const noexcept { return finished.load() == kGood; }
 
   // How the buffers are cut, in elements. `me` and `ranks` are those of the group.
-  bool shares_input() const;                 ///< every reader reads the same part of my input
-  bool reduces() const;                      ///< readers combine the sources; else they copy them
-  Slice reads(int source) const;             ///< what I read from this rank's input
-  Slice gives(int reader) const;             ///< what this rank reads of mine
-  std::size_t lands_at(int source) const;    ///< where in my output it goes
-  Slice result_slice(int owner) const;       ///< all_reduce: what `owner` computes
+  bool shares_input() const;               ///< every reader reads the same part of my input
+  bool reduces() const;                    ///< readers combine the sources; else they copy them
+  Slice reads(int source) const;           ///< what I read from this rank's input
+  Slice gives(int reader) const;           ///< what this rank reads of mine
+  std::size_t lands_at(int source) const;  ///< where in my output it goes
+  Slice result_slice(int owner) const;     ///< all_reduce: what `owner` computes
   bool second_half() const { return call.kind == OpKind::all_reduce && !symmetric; }
   /// The bytes that decide between the small way and the tiled one; the same on all ranks. Nothing: always tiled.
   std::size_t eager_size() const;
@@ -44,7 +44,7 @@ class Op final : public WorkState {
 
   std::shared_ptr<Group> group;  ///< while in use
   Call call;
-  std::vector<std::size_t> in_starts;   ///< the _v forms: size + 1 offsets
+  std::vector<std::size_t> in_starts;  ///< the _v forms: size + 1 offsets
   std::vector<std::size_t> out_starts;
   int me = 0;
   int ranks = 1;
@@ -60,13 +60,13 @@ class Op final : public WorkState {
   bool stages_out = false;
   bool any_staged = false;
   bool streaming = false;
-  int arrived = 0;              ///< ranks 0 .. arrived - 1 are known to be here
-  std::uint64_t staged = 0;     ///< rounds
-  std::uint64_t reduced = 0;    ///< rounds
+  int arrived = 0;            ///< ranks 0 .. arrived - 1 are known to be here
+  std::uint64_t staged = 0;   ///< rounds
+  std::uint64_t reduced = 0;  ///< rounds
   std::uint64_t round_bytes = 0;
   std::vector<std::uint64_t> taken_a;  ///< rounds copied, by source
   std::vector<std::uint64_t> taken_b;
-  Op* parent = nullptr;         ///< of a part of a batch
+  Op* parent = nullptr;  ///< of a part of a batch
   std::uint32_t parts_left = 0;
   Op* next = nullptr;
 

@@ -33,7 +33,8 @@ bool Group::advance_send(int peer) {
   SendLine& line = own().sends(peer);
   const std::uint64_t received = port(peer).received(rank_).load();
   if (!channel.running) {
-    if (channel.messages > 0 && rounds_of(received, channel.messages) != kAllRounds) return false;  // the message before is still being read
+    if (channel.messages > 0 && rounds_of(received, channel.messages) != kAllRounds)
+      return false;  // the message before is still being read
     ++channel.messages;
     channel.rounds = 0;
     channel.running = true;
@@ -52,8 +53,9 @@ bool Group::advance_send(int peer) {
   if (op.stages_in && channel.rounds < rounds_of_bytes(in.bytes())) {
     if (channel.rounds >= taken + kMessageTiles) return false;
     const std::size_t begin = channel.rounds * kMessageTile;
-    copy_bytes(channel.tiles.bytes_at(channel.rounds % kMessageTiles * kMessageTile), static_cast<const std::byte*>(in.data) + begin,
-               std::min<std::size_t>(kMessageTile, in.bytes() - begin), false);
+    copy_bytes(channel.tiles.bytes_at(channel.rounds % kMessageTiles * kMessageTile),
+               static_cast<const std::byte*>(in.data) + begin, std::min<std::size_t>(kMessageTile, in.bytes() - begin),
+               false);
     ++channel.rounds;
     line.sent.store(encode(channel.messages, channel.rounds));
     ring(board(peer).bell);
@@ -82,8 +84,9 @@ bool Group::advance_receive(int peer) {
   if (!channel.running) {
     if (line.bytes != out.bytes() || line.dtype != out.dtype)
       throw Mismatch("recv #" + std::to_string(message) + " from rank " + std::to_string(peer) + ": sent were " +
-                     std::to_string(line.bytes / size_of(line.dtype)) + " elements of " + std::string(name_of(line.dtype)) +
-                     ", expected " + std::to_string(out.count) + " of " + std::string(name_of(out.dtype)));
+                     std::to_string(line.bytes / size_of(line.dtype)) + " elements of " +
+                     std::string(name_of(line.dtype)) + ", expected " + std::to_string(out.count) + " of " +
+                     std::string(name_of(out.dtype)));
     channel.running = true;
     channel.rounds = 0;
   }
@@ -93,8 +96,9 @@ bool Group::advance_receive(int peer) {
     const std::size_t begin = channel.rounds * kMessageTile;
     const std::size_t bytes = std::min<std::size_t>(kMessageTile, out.bytes() - begin);
     const std::byte* window = window_of(peer);
-    const std::byte* from = line.in_offset == kStaged ? window + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
-                                                      : window + line.in_offset + begin;
+    const std::byte* from = line.in_offset == kStaged
+                                ? window + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
+                                : window + line.in_offset + begin;
     copy_bytes(static_cast<std::byte*>(out.data) + begin, from, bytes, false);
     ++channel.rounds;
   }

@@ -37,12 +37,18 @@ Slice Op::result_slice(int owner) const { return slice_of(call.in.count, ranks, 
 
 Slice Op::reads(int source) const {
   switch (call.kind) {
-    case OpKind::all_reduce: return symmetric ? Slice{0, call.in.count} : result_slice(me);
-    case OpKind::reduce_scatter: return part(in_starts, call.in.count, ranks, me);
-    case OpKind::all_gather: return {0, part(out_starts, call.out.count, ranks, source).count};
-    case OpKind::broadcast: return {0, source == call.root ? call.out.count : 0};
-    case OpKind::reduce: return {0, me == call.root ? call.in.count : 0};
-    case OpKind::gather: return {0, me == call.root ? part(out_starts, call.out.count, ranks, source).count : 0};
+    case OpKind::all_reduce:
+      return symmetric ? Slice{0, call.in.count} : result_slice(me);
+    case OpKind::reduce_scatter:
+      return part(in_starts, call.in.count, ranks, me);
+    case OpKind::all_gather:
+      return {0, part(out_starts, call.out.count, ranks, source).count};
+    case OpKind::broadcast:
+      return {0, source == call.root ? call.out.count : 0};
+    case OpKind::reduce:
+      return {0, me == call.root ? call.in.count : 0};
+    case OpKind::gather:
+      return {0, me == call.root ? part(out_starts, call.out.count, ranks, source).count : 0};
     case OpKind::scatter: {
       const auto own = static_cast<std::size_t>(me);
       return {in_starts.empty() ? own * call.out.count : in_starts[own], source == call.root ? call.out.count : 0};
@@ -51,31 +57,43 @@ Slice Op::reads(int source) const {
       const std::size_t count = part(out_starts, call.out.count, ranks, source).count;
       return {ragged() ? 0 : static_cast<std::size_t>(me) * count, count};
     }
-    default: return {};
+    default:
+      return {};
   }
 }
 
 Slice Op::gives(int reader) const {
   switch (call.kind) {
-    case OpKind::all_reduce: return symmetric ? Slice{0, call.in.count} : result_slice(reader);
-    case OpKind::reduce_scatter: return part(in_starts, call.in.count, ranks, reader);
-    case OpKind::all_gather: return {0, call.in.count};
-    case OpKind::broadcast: return {0, me == call.root ? call.in.count : 0};
+    case OpKind::all_reduce:
+      return symmetric ? Slice{0, call.in.count} : result_slice(reader);
+    case OpKind::reduce_scatter:
+      return part(in_starts, call.in.count, ranks, reader);
+    case OpKind::all_gather:
+      return {0, call.in.count};
+    case OpKind::broadcast:
+      return {0, me == call.root ? call.in.count : 0};
     case OpKind::reduce:
-    case OpKind::gather: return {0, reader == call.root ? call.in.count : 0};
-    case OpKind::scatter: return me == call.root ? part(in_starts, call.in.count, ranks, reader) : Slice{};
-    case OpKind::all_to_all: return part(in_starts, call.in.count, ranks, reader);
-    default: return {};
+    case OpKind::gather:
+      return {0, reader == call.root ? call.in.count : 0};
+    case OpKind::scatter:
+      return me == call.root ? part(in_starts, call.in.count, ranks, reader) : Slice{};
+    case OpKind::all_to_all:
+      return part(in_starts, call.in.count, ranks, reader);
+    default:
+      return {};
   }
 }
 
 std::size_t Op::lands_at(int source) const {
   switch (call.kind) {
-    case OpKind::all_reduce: return symmetric ? 0 : result_slice(me).offset;
+    case OpKind::all_reduce:
+      return symmetric ? 0 : result_slice(me).offset;
     case OpKind::all_gather:
     case OpKind::gather:
-    case OpKind::all_to_all: return part(out_starts, call.out.count, ranks, source).offset;
-    default: return 0;
+    case OpKind::all_to_all:
+      return part(out_starts, call.out.count, ranks, source).offset;
+    default:
+      return 0;
   }
 }
 
@@ -86,19 +104,26 @@ std::size_t Op::eager_size() const {
   switch (call.kind) {
     case OpKind::all_reduce:
     case OpKind::reduce_scatter:
-    case OpKind::reduce: return call.in.bytes();
-    case OpKind::broadcast: return call.out.bytes();
+    case OpKind::reduce:
+      return call.in.bytes();
+    case OpKind::broadcast:
+      return call.out.bytes();
     case OpKind::all_gather: {
       if (out_starts.empty()) return call.in.bytes();
       std::size_t longest = 0;
       for (int r = 0; r < ranks; ++r) longest = std::max(longest, between(out_starts, r).count);
       return longest * size;
     }
-    case OpKind::gather: return ragged() ? kNever : call.in.bytes();
-    case OpKind::scatter: return ragged() ? kNever : call.out.bytes() * n;
-    case OpKind::all_to_all: return ragged() ? kNever : call.in.bytes();
-    case OpKind::barrier: return 0;
-    default: return kNever;
+    case OpKind::gather:
+      return ragged() ? kNever : call.in.bytes();
+    case OpKind::scatter:
+      return ragged() ? kNever : call.out.bytes() * n;
+    case OpKind::all_to_all:
+      return ragged() ? kNever : call.in.bytes();
+    case OpKind::barrier:
+      return 0;
+    default:
+      return kNever;
   }
 }
 
@@ -106,8 +131,10 @@ std::uint64_t Op::table_count() const {
   switch (call.kind) {
     case OpKind::reduce_scatter:
     case OpKind::scatter:
-    case OpKind::broadcast: return call.out.count;
-    default: return call.in.count;
+    case OpKind::broadcast:
+      return call.out.count;
+    default:
+      return call.in.count;
   }
 }
 

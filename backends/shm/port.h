@@ -1,5 +1,6 @@
-// What a rank shows its peers on one communicator: flags, announcements, staging. All of it lies in its arena, is written by it
-// alone, and is read by the others. Flags are monotonic: operation number and round in one word, never reset.
+// What a rank shows its peers on one communicator: flags, announcements, staging. All of it lies in its arena, is
+// written by it alone, and is read by the others. Flags are monotonic: operation number and round in one word, never
+// reset.
 #pragma once
 
 #include <array>
@@ -18,7 +19,9 @@ inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};  ///< instead of an 
 /// Operation number in the upper 40 bits, rounds finished of it in the lower 24.
 inline constexpr std::uint64_t kRoundBits = 24;
 inline constexpr std::uint64_t kAllRounds = (std::uint64_t{1} << kRoundBits) - 1;
-constexpr std::uint64_t encode(std::uint64_t operation, std::uint64_t rounds) { return operation << kRoundBits | rounds; }
+constexpr std::uint64_t encode(std::uint64_t operation, std::uint64_t rounds) {
+  return operation << kRoundBits | rounds;
+}
 /// Rounds of `operation` that a flag tells of: none if its owner has not come so far, all if it is past it.
 constexpr std::uint64_t rounds_of(std::uint64_t flag, std::uint64_t operation) {
   const std::uint64_t at = flag >> kRoundBits;
@@ -29,8 +32,9 @@ struct alignas(kLine) Flag {
   std::atomic<std::uint64_t> value{0};
 };
 
-/// The announcement of one collective, and the payload of a small one right behind it. Two take turns: whoever announces
-/// operation s has finished s - 1, hence seen everybody's announcement of s - 1, hence everybody has finished s - 2.
+/// The announcement of one collective, and the payload of a small one right behind it. Two take turns: whoever
+/// announces operation s has finished s - 1, hence seen everybody's announcement of s - 1, hence everybody has finished
+/// s - 2.
 struct Slot {
   std::atomic<std::uint64_t> sequence{0};  ///< stored last
   std::uint64_t fingerprint = 0;
@@ -84,21 +88,24 @@ struct alignas(kLine) Credit {
   std::array<std::atomic<std::uint64_t>, kOpKinds> bytes{};
 };
 
-/// A port in somebody's arena: PortHead, then for each member a Credit, a SendLine, a Flag (messages received) and an offset
-/// table of two entries (all_to_all_v: where in its input the part for that member begins).
+/// A port in somebody's arena: PortHead, then for each member a Credit, a SendLine, a Flag (messages received) and an
+/// offset table of two entries (all_to_all_v: where in its input the part for that member begins).
 class Port {
  public:
   Port() = default;
   Port(std::byte* head, std::byte* slots, int members) : head_(head), slots_(slots), members_(members) {}
   static std::size_t head_bytes(int members) {
-    return sizeof(PortHead) + static_cast<std::size_t>(members) * (sizeof(Credit) + sizeof(SendLine) + sizeof(Flag) + kLine);
+    return sizeof(PortHead) +
+           static_cast<std::size_t>(members) * (sizeof(Credit) + sizeof(SendLine) + sizeof(Flag) + kLine);
   }
 
   PortHead& head() const { return *reinterpret_cast<PortHead*>(head_); }
   Slot& slot(std::uint64_t sequence) const { return reinterpret_cast<PortSlots*>(slots_)->slots[sequence % 2]; }
   Credit& credit(int peer) const { return at<Credit>(0, peer); }
   SendLine& sends(int peer) const { return at<SendLine>(sizeof(Credit), peer); }
-  std::atomic<std::uint64_t>& received(int peer) const { return at<Flag>(sizeof(Credit) + sizeof(SendLine), peer).value; }
+  std::atomic<std::uint64_t>& received(int peer) const {
+    return at<Flag>(sizeof(Credit) + sizeof(SendLine), peer).value;
+  }
   std::uint64_t* part_offsets(int peer) const {
     return &at<std::uint64_t>(sizeof(Credit) + sizeof(SendLine) + sizeof(Flag), peer, kLine);
   }
@@ -106,7 +113,8 @@ class Port {
  private:
   template <class T>
   T& at(std::size_t before, int peer, std::size_t stride = sizeof(T)) const {
-    const std::size_t offset = sizeof(PortHead) + static_cast<std::size_t>(members_) * before + static_cast<std::size_t>(peer) * stride;
+    const std::size_t offset =
+        sizeof(PortHead) + static_cast<std::size_t>(members_) * before + static_cast<std::size_t>(peer) * stride;
     return *reinterpret_cast<T*>(head_ + offset);
   }
   std::byte* head_ = nullptr;

@@ -31,7 +31,8 @@ AlgorithmTable::AlgorithmTable(std::string_view text, std::span<const std::strin
 void AlgorithmTable::parse_operation(std::string_view text, std::span<const std::string> known) {
   const std::size_t equals = text.find('=');
   if (equals == std::string_view::npos)
-    throw InvalidUsage(std::string(kVariable) + ": '" + std::string(text) + "' is not OPERATION=ALGORITHM[:FROM-TO][;...]");
+    throw InvalidUsage(std::string(kVariable) + ": '" + std::string(text) +
+                       "' is not OPERATION=ALGORITHM[:FROM-TO][;...]");
   const std::string operation(text.substr(0, equals));
   const OpKind kind = parse_op_kind(operation);
   each_part(text.substr(equals + 1), ';', [&](std::string_view part) {
@@ -41,13 +42,15 @@ void AlgorithmTable::parse_operation(std::string_view text, std::span<const std:
     if (std::find(known.begin(), known.end(), operation + "=" + range.name) == known.end()) {
       std::string names;
       for (const std::string& name : known) names += " " + name;
-      throw InvalidUsage(std::string(kVariable) + ": no algorithm '" + operation + "=" + range.name + "' here; known:" + names);
+      throw InvalidUsage(std::string(kVariable) + ": no algorithm '" + operation + "=" + range.name +
+                         "' here; known:" + names);
     }
     if (colon != std::string_view::npos) {
       const std::string_view sizes = part.substr(colon + 1);
       const std::size_t dash = sizes.find('-');
       if (dash == std::string_view::npos)
-        throw InvalidUsage(std::string(kVariable) + ": range '" + std::string(sizes) + "' is not FROM-TO, such as 64K-max");
+        throw InvalidUsage(std::string(kVariable) + ": range '" + std::string(sizes) +
+                           "' is not FROM-TO, such as 64K-max");
       range.from = parse_size(sizes.substr(0, dash), kVariable);
       const std::string_view to = sizes.substr(dash + 1);
       if (to != "max") range.to = parse_size(to, kVariable);

@@ -13,9 +13,9 @@
 
 namespace tessera::comm {
 
-/// "all_reduce=direct:0-64K;ring:64K-max,all_gather=direct": operations separated by commas, their ranges by semicolons; a range
-/// covers its lower end and not its upper one; without a range an algorithm covers all sizes. Bytes are those of the larger
-/// buffer.
+/// "all_reduce=direct:0-64K;ring:64K-max,all_gather=direct": operations separated by commas, their ranges by
+/// semicolons; a range covers its lower end and not its upper one; without a range an algorithm covers all sizes. Bytes
+/// are those of the larger buffer.
 class TESSERA_API AlgorithmTable {
  public:
   AlgorithmTable() = default;

@@ -30,8 +30,9 @@ class TESSERA_API UniqueFd {
   int fd_ = -1;
 };
 
-/// Connects the ranks of a world while it is set up. The exchanges are collective and wait, at longest until the deadline given
-/// to whoever made the bootstrap; they throw Timeout (naming the ranks that are missing), PeerLost and SystemError.
+/// Connects the ranks of a world while it is set up. The exchanges are collective and wait, at longest until the
+/// deadline given to whoever made the bootstrap; they throw Timeout (naming the ranks that are missing), PeerLost and
+/// SystemError.
 class TESSERA_API Bootstrap {
  public:
   virtual ~Bootstrap();
@@ -48,8 +49,8 @@ class TESSERA_API Bootstrap {
   /// Processes only: a duplicate of every rank's descriptor, in rank order.
   virtual std::vector<UniqueFd> exchange_descriptors(int fd);
 
-  /// After the exchanges: watches the other ranks from a thread of its own and calls `lost` (from there) once for each that
-  /// dies, until the bootstrap is destroyed. Ranks that are threads don't die alone: does nothing.
+  /// After the exchanges: watches the other ranks from a thread of its own and calls `lost` (from there) once for each
+  /// that dies, until the bootstrap is destroyed. Ranks that are threads don't die alone: does nothing.
   virtual void watch(std::function<void(int rank)> lost) = 0;
 };
 

@@ -21,11 +21,14 @@ bool overlaps(const void* a, std::size_t a_bytes, const void* b, std::size_t b_b
 
 }  // namespace
 
-void Checker::fail(const std::string& text) const { throw InvalidUsage(std::string(name_of(call_.kind)) + ": " + text); }
+void Checker::fail(const std::string& text) const {
+  throw InvalidUsage(std::string(name_of(call_.kind)) + ": " + text);
+}
 
 void Checker::reduce_op() const {
   const ReduceOp& op = call_.op;
-  if (op.kind == ReduceOp::Kind::avg && (op.scalar < 0 || !std::isfinite(op.scalar) || op.scalar != std::floor(op.scalar)))
+  if (op.kind == ReduceOp::Kind::avg &&
+      (op.scalar < 0 || !std::isfinite(op.scalar) || op.scalar != std::floor(op.scalar)))
     fail("avg divides by a whole number above 0, not " + std::to_string(op.scalar));
 }
 
@@ -44,13 +47,14 @@ void Checker::views() const {
   if (call_.in.dtype != call_.out.dtype)
     fail("in is " + std::string(name_of(call_.in.dtype)) + " but out is " + std::string(name_of(call_.out.dtype)));
   if (call_.in.data == nullptr && call_.in.count != 0) fail("in is null with " + number(call_.in.count) + " elements");
-  if (call_.out.data == nullptr && call_.out.count != 0) fail("out is null with " + number(call_.out.count) + " elements");
+  if (call_.out.data == nullptr && call_.out.count != 0)
+    fail("out is null with " + number(call_.out.count) + " elements");
   for (const Device& device : {call_.in.device, call_.out.device}) {
     const MemoryKind needs = device.type == DeviceType::cpu ? MemoryKind::host : MemoryKind::device;
     const auto& memory = capabilities_.memory;
     if (device.type == DeviceType::meta || std::find(memory.begin(), memory.end(), needs) == memory.end())
-      throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend + " can't move memory of device " +
-                        name_of(device));
+      throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend +
+                        " can't move memory of device " + name_of(device));
   }
 }
 
@@ -78,14 +82,15 @@ void Checker::counts(std::span<const std::size_t> counts, std::size_t total, std
   if (counts.size() != static_cast<std::size_t>(size_))
     fail(number(counts.size()) + " counts given, needs one for each of the " + std::to_string(size_) + " ranks");
   const std::size_t sum = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  if (sum != total) fail(std::string(which) + " has " + number(total) + " elements, the counts add up to " + number(sum));
+  if (sum != total)
+    fail(std::string(which) + " has " + number(total) + " elements, the counts add up to " + number(sum));
 }
 
 void Checker::own_part(std::span<const std::size_t> counts, std::size_t count, std::string_view which) const {
   const std::size_t own = counts[static_cast<std::size_t>(rank_)];
   if (own != count)
-    fail(std::string(which) + " has " + number(count) + " elements, needs " + number(own) + " (counts[" + std::to_string(rank_) +
-         "])");
+    fail(std::string(which) + " has " + number(count) + " elements, needs " + number(own) + " (counts[" +
+         std::to_string(rank_) + "])");
 }
 
 void Checker::overlap(const void* in_place_in, std::string_view how) const {

@@ -29,8 +29,8 @@ struct Call {
   View out = {};
   ReduceOp op = {};  ///< avg's divisor is filled in
   int root = 0;      ///< of rooted collectives; the peer of send and recv
-  /// The _v forms: elements per rank. `in_counts` say how `in` is cut, `out_counts` how `out` is; empty for equal parts.
-  /// Valid during the call only.
+  /// The _v forms: elements per rank. `in_counts` say how `in` is cut, `out_counts` how `out` is; empty for equal
+  /// parts. Valid during the call only.
   std::span<const std::size_t> in_counts = {};
   std::span<const std::size_t> out_counts = {};
   std::chrono::milliseconds timeout{};
@@ -43,17 +43,19 @@ struct CommunicatorOptions {
   std::shared_ptr<Ledger> ledger;  ///< null: one of its own
 };
 
-/// Every rank of the group calls the same collectives in the same order with matching arguments; all calls return at once
-/// with a Work, except split(). Memory that allocate() gave, also by another communicator split from the same root and at any
-/// offset in it, is moved without staging; any other pointer works too. `out` may be `in` exactly where an operation says so
-/// (in place); otherwise the two must not overlap. A count of 0 is allowed everywhere.
+/// Every rank of the group calls the same collectives in the same order with matching arguments; all calls return at
+/// once with a Work, except split(). Memory that allocate() gave, also by another communicator split from the same root
+/// and at any offset in it, is moved without staging; any other pointer works too. `out` may be `in` exactly where an
+/// operation says so (in place); otherwise the two must not overlap. A count of 0 is allowed everywhere.
 ///
-/// Errors. InvalidUsage and Unsupported are thrown by the call itself, before anything was sent: the communicator stays usable.
-/// Mismatch, Timeout, PeerLost, Aborted, BackendError and SystemError come from waiting (or from the call that hits an
-/// earlier one); they are fatal: every pending and later call fails with the first cause, on all ranks, and the process lives.
+/// Errors. InvalidUsage and Unsupported are thrown by the call itself, before anything was sent: the communicator stays
+/// usable. Mismatch, Timeout, PeerLost, Aborted, BackendError and SystemError come from waiting (or from the call that
+/// hits an earlier one); they are fatal: every pending and later call fails with the first cause, on all ranks, and the
+/// process lives.
 ///
-/// Used by one thread at a time, abort() by any. Different communicators may be used by different threads. Works and the
-/// communicators split from it are dropped before it; buffers may outlive it. The destructor waits for what is in flight.
+/// Used by one thread at a time, abort() by any. Different communicators may be used by different threads. Works and
+/// the communicators split from it are dropped before it; buffers may outlive it. The destructor waits for what is in
+/// flight.
 class TESSERA_API Communicator {
  public:
   virtual ~Communicator();
@@ -82,18 +84,20 @@ class TESSERA_API Communicator {
   /// Part r of out = part rank() of rank r's in; counts are equal and multiples of size(). Not in place.
   Work all_to_all(ConstView in, View out, OpOptions options = {});
 
-  /// The same with parts of different lengths, laid out one after the other in rank order. `counts` has size() entries: the
-  /// elements of each rank's part; it is the same on every rank and is not looked at after the call returns.
+  /// The same with parts of different lengths, laid out one after the other in rank order. `counts` has size() entries:
+  /// the elements of each rank's part; it is the same on every rank and is not looked at after the call returns.
   Work all_gather_v(ConstView in, View out, std::span<const std::size_t> counts, OpOptions options = {});
-  Work reduce_scatter_v(ConstView in, View out, std::span<const std::size_t> counts, ReduceOp op, OpOptions options = {});
+  Work reduce_scatter_v(ConstView in, View out, std::span<const std::size_t> counts, ReduceOp op,
+                        OpOptions options = {});
   Work gather_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
   Work scatter_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
-  /// `in_counts[r]` elements go to rank r, `out_counts[r]` come from it; rank a's in_counts[b] is rank b's out_counts[a].
-  Work all_to_all_v(ConstView in, std::span<const std::size_t> in_counts, View out, std::span<const std::size_t> out_counts,
-                    OpOptions options = {});
+  /// `in_counts[r]` elements go to rank r, `out_counts[r]` come from it; rank a's in_counts[b] is rank b's
+  /// out_counts[a].
+  Work all_to_all_v(ConstView in, std::span<const std::size_t> in_counts, View out,
+                    std::span<const std::size_t> out_counts, OpOptions options = {});
 
-  /// To and from one peer, not this rank. Messages between two ranks arrive in the order they were sent; counts and dtypes of
-  /// the two sides agree. Neither waits for collectives or other peers.
+  /// To and from one peer, not this rank. Messages between two ranks arrive in the order they were sent; counts and
+  /// dtypes of the two sides agree. Neither waits for collectives or other peers.
   Work send(ConstView data, int peer, OpOptions options = {});
   Work recv(View data, int peer, OpOptions options = {});
   /// Sends and receives that make progress together. Done when all are.
@@ -102,8 +106,8 @@ class TESSERA_API Communicator {
   /// Done when every rank has called it.
   Work barrier(OpOptions options = {});
 
-  /// Collective, and waits: ranks of equal color become a communicator of their own, ordered by key, then by rank. A negative
-  /// color gets null. It has this one's settings, and a meter of its own.
+  /// Collective, and waits: ranks of equal color become a communicator of their own, ordered by key, then by rank. A
+  /// negative color gets null. It has this one's settings, and a meter of its own.
   std::unique_ptr<Communicator> split(int color, int key);
 
   /// Uninitialised memory that this backend moves fastest, aligned to base::kAlignment, booked in the ledger under `use`. Local:
@@ -111,8 +115,8 @@ class TESSERA_API Communicator {
   /// Without a use the caller books it: a pool of such buffers knows better what is live.
   Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use);
 
-  /// Every pending and later call fails with Aborted naming this rank and the reason, on all ranks (unless something else has
-  /// failed before). Any thread.
+  /// Every pending and later call fails with Aborted naming this rank and the reason, on all ranks (unless something
+  /// else has failed before). Any thread.
   void abort(std::string reason) noexcept;
 
   /// Since the communicator was made.

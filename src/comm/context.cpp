@@ -86,8 +86,7 @@ std::unique_ptr<Communicator> init(Config config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
   const WorldOptions options = world_options(config);
   const Backend& backend = chosen_backend(config);
-  if (launch.size == 1)
-    return backend.create(make_thread_bootstraps(1, options.communicator.timeout).front(), options);
+  if (launch.size == 1) return backend.create(make_thread_bootstraps(1, options.communicator.timeout).front(), options);
   return backend.create(meet(launch, options.communicator.timeout), options);
 }
 
@@ -100,7 +99,8 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
   std::vector<std::thread> threads;
   for (const auto& bootstrap : bootstraps)
     threads.emplace_back([&, bootstrap] {
-      run_rank(*bootstrap, [&] { return backend.create(bootstrap, options); }, crew, body);
+      run_rank(
+          *bootstrap, [&] { return backend.create(bootstrap, options); }, crew, body);
     });
   for (std::thread& thread : threads) thread.join();
   crew.rethrow();
@@ -108,9 +108,11 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {env::kAlgo,          env::kBackend, env::kDeterministic, env::kLauncher, env::kLocalRank,
-                                    env::kLocalWorldSize, env::kRank,    env::kRunId,         env::kTimeout,  env::kWorldSize};
-    for (const Backend* backend : builtin_backends()) all.insert(all.end(), backend->variables.begin(), backend->variables.end());
+    std::vector<EnvVariable> all = {env::kAlgo,      env::kBackend,        env::kDeterministic, env::kLauncher,
+                                    env::kLocalRank, env::kLocalWorldSize, env::kRank,          env::kRunId,
+                                    env::kTimeout,   env::kWorldSize};
+    for (const Backend* backend : builtin_backends())
+      all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });
     return all;
   }();

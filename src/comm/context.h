@@ -26,12 +26,13 @@ struct Config {
   bool progress_thread = true;
 };
 
-/// The communicator of the whole world. Every rank of the job calls it; it waits for all, at longest the timeout. Throws
-/// InvalidUsage (settings), Timeout (ranks that never came), SystemError.
+/// The communicator of the whole world. Every rank of the job calls it; it waits for all, at longest the timeout.
+/// Throws InvalidUsage (settings), Timeout (ranks that never came), SystemError.
 TESSERA_API std::unique_ptr<Communicator> init(Config config = {});
 
-/// Runs `body` on `ranks` threads of this process as the ranks of a world of their own. Waits for all. The first exception
-/// aborts the other ranks and is thrown again. `config.launch` is not used; each rank has a ledger of its own unless one is given.
+/// Runs `body` on `ranks` threads of this process as the ranks of a world of their own. Waits for all. The first
+/// exception aborts the other ranks and is thrown again. `config.launch` is not used; each rank has a ledger of its own
+/// unless one is given.
 TESSERA_API void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body);
 
 /// All environment variables that comm and its backends read, by name.

@@ -14,7 +14,7 @@
 namespace tessera::comm {
 namespace {
 
-/// What one launcher sets. The first variable of each list that is set counts.
+/// What one launcher sets. Of each list the first that is set counts, of `job` all.
 struct Launcher {
   std::string_view name;
   std::vector<std::string> marks;  ///< all of these, if any: only then is it this launcher
@@ -68,7 +68,8 @@ const std::vector<Launcher>& launchers() {
 
 constexpr std::string_view kParent = "parent-";
 
-std::optional<std::pair<std::string, std::string>> first_set(const EnvReader& read, const std::vector<std::string>& names) {
+std::optional<std::pair<std::string, std::string>> first_set(const EnvReader& read,
+                                                             const std::vector<std::string>& names) {
   for (const std::string& name : names)
     if (auto value = read(name)) return std::pair(name, *value);
   return std::nullopt;

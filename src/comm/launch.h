@@ -23,9 +23,10 @@ struct Launch {
 /// Looks a variable up; nothing where it is unset or empty.
 using EnvReader = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// In this order: TESSERA_RANK and TESSERA_WORLD_SIZE, torchrun, Open MPI, PMI and PALS, Slurm (needs SLURM_STEP_ID: a batch
-/// script's own environment has SLURM_PROCID too), none. TESSERA_LAUNCHER forces one. Throws InvalidUsage where a launcher's
-/// variables are half set or contradict each other, listing what was found: it never falls back to a world of one.
+/// In this order: TESSERA_RANK and TESSERA_WORLD_SIZE, torchrun, Open MPI, PMI and PALS, Slurm (needs SLURM_STEP_ID: a
+/// batch script's own environment has SLURM_PROCID too), none. TESSERA_LAUNCHER forces one. Throws InvalidUsage where a
+/// launcher's variables are half set or contradict each other, listing what was found: it never falls back to a world
+/// of one.
 TESSERA_API Launch resolve_launch(const EnvReader& read);
 
 /// The same for this process's environment.

@@ -31,20 +31,29 @@ MeterSnapshot MeterSnapshot::operator-(const MeterSnapshot& earlier) const {
 std::uint64_t direct_bytes_sent(OpKind kind, std::uint64_t count, std::size_t size, int ranks, int rank, int root) {
   const auto n = static_cast<std::uint64_t>(ranks);
   switch (kind) {
-    case OpKind::all_reduce: {  // the other owners read their slices of mine, then everyone reads my slice of the result
+    case OpKind::all_reduce: {  // the other owners read their slices of mine, then everyone reads my slice of the
+                                // result
       const std::uint64_t own = slice_of(count, ranks, rank).count;
       return (count - own + own * (n - 1)) * size;
     }
-    case OpKind::all_gather: return count / n * (n - 1) * size;
+    case OpKind::all_gather:
+      return count / n * (n - 1) * size;
     case OpKind::reduce_scatter:
-    case OpKind::all_to_all: return count / n * (n - 1) * size;
-    case OpKind::broadcast: return rank == root ? count * (n - 1) * size : 0;
-    case OpKind::reduce: return rank == root ? 0 : count * size;
-    case OpKind::gather: return rank == root ? 0 : count / n * size;
-    case OpKind::scatter: return rank == root ? count / n * (n - 1) * size : 0;
-    case OpKind::send: return count * size;
+    case OpKind::all_to_all:
+      return count / n * (n - 1) * size;
+    case OpKind::broadcast:
+      return rank == root ? count * (n - 1) * size : 0;
+    case OpKind::reduce:
+      return rank == root ? 0 : count * size;
+    case OpKind::gather:
+      return rank == root ? 0 : count / n * size;
+    case OpKind::scatter:
+      return rank == root ? count / n * (n - 1) * size : 0;
+    case OpKind::send:
+      return count * size;
     case OpKind::recv:
-    case OpKind::barrier: return 0;
+    case OpKind::barrier:
+      return 0;
   }
   return 0;
 }

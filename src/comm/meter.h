@@ -10,8 +10,8 @@
 
 namespace tessera::comm {
 
-/// What one rank did on one communicator since it was made. Bytes are counted by the backend where they cross: sent by this
-/// rank, or read by a peer from this rank's memory. Complete for every operation whose Work is done.
+/// What one rank did on one communicator since it was made. Bytes are counted by the backend where they cross: sent by
+/// this rank, or read by a peer from this rank's memory. Complete for every operation whose Work is done.
 struct TESSERA_API MeterSnapshot {
   struct Line {
     std::uint64_t calls = 0;
@@ -28,9 +28,10 @@ struct TESSERA_API MeterSnapshot {
   MeterSnapshot operator-(const MeterSnapshot& earlier) const;
 };
 
-/// The formulas, apart from the code they are compared with: bytes that rank `rank` of `ranks` sends in one call whose larger
-/// buffer has `count` elements of `size` bytes, under the `direct` algorithms. Slices of all_reduce differ by at most one
-/// element, the longer ones first.
-TESSERA_API std::uint64_t direct_bytes_sent(OpKind kind, std::uint64_t count, std::size_t size, int ranks, int rank, int root = 0);
+/// The formulas, apart from the code they are compared with: bytes that rank `rank` of `ranks` sends in one call whose
+/// larger buffer has `count` elements of `size` bytes, under the `direct` algorithms. Slices of all_reduce differ by at
+/// most one element, the longer ones first.
+TESSERA_API std::uint64_t direct_bytes_sent(OpKind kind, std::uint64_t count, std::size_t size, int ranks, int rank,
+                                            int root = 0);
 
 }  // namespace tessera::comm

@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,16 +14,18 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kSpin = 20us;       // then yield: on a busy machine somebody else has the core that we wait for
-constexpr auto kYield = 60us;      // then sleep
+constexpr auto kSpin = 20us;           // then yield: on a busy machine somebody else has the core that we wait for
+constexpr auto kYield = 60us;          // then sleep
 constexpr auto kLongestSleep = 100ms;  // deadlines and the health of peers are looked at this often
 
-static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// Not FUTEX_PRIVATE: the word may lie in memory shared by processes.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds time) noexcept {
   if (time <= 0ns) return;
-  const timespec limit{static_cast<time_t>(time.count() / 1'000'000'000), static_cast<long>(time.count() % 1'000'000'000)};
+  const timespec limit{static_cast<time_t>(time.count() / 1'000'000'000),
+                       static_cast<long>(time.count() % 1'000'000'000)};
   ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
@@ -36,6 +39,11 @@ void pause() noexcept {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+void nap() noexcept {
+  const timespec time{0, 30'000};
+  ::nanosleep(&time, nullptr);
 }
 
 }  // namespace
@@ -115,7 +123,8 @@ bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::tim
       ::sched_yield();
       continue;
     }
-    // Say that we sleep, look once more (under the lock itself: whoever holds it may have looked too early), then sleep.
+    // Say that we sleep, look once more (under the lock itself: whoever holds it may have looked too early), then
+    // sleep.
     bell_.sleepers.fetch_add(1);
     const std::uint32_t seen = bell_.rings.load();
     bool moved = false;
@@ -141,6 +150,7 @@ void ProgressEngine::hand_over() noexcept {
 void ProgressEngine::answer_pings() noexcept { bell_.pong.store(bell_.ping.load()); }
 
 void ProgressEngine::run() noexcept {
+  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread: naps are short
   while (!stop_) {
     answer_pings();
     if (waiters_.load() != 0 || outstanding_.load() <= 0) {
@@ -149,6 +159,8 @@ void ProgressEngine::run() noexcept {
       if (!stop_ && (waiters_.load() != 0 || outstanding_.load() <= 0) && bell_.ping.load() == bell_.pong.load())
         futex_wait(bell_.attention, seen, 1s);
       bell_.idle.store(0);
+      // Whoever issued an operation often waits for it right away, and drives it better: no hand-off then.
+      if (!stop_ && outstanding_.load() > 0) nap();
       continue;
     }
     if (try_poll(false)) continue;

@@ -1,5 +1,5 @@
-// Progress has no fixed owner: it is a function under a try-lock that serves all communicators of one rank. A thread that waits
-// drives it; the progress thread drives it only while nobody waits.
+// Progress has no fixed owner: it is a function under a try-lock that serves all communicators of one rank. A thread
+// that waits drives it; the progress thread drives it only while nobody waits.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@ namespace tessera::comm {
 
 using Clock = std::chrono::steady_clock;
 
-/// The words on which a rank's threads sleep. They may lie in memory that other ranks share; a peer rings after each change
-/// that this rank may wait for. All accesses are sequentially consistent: "store my flag, then look whether he sleeps" against
-/// "say that I sleep, then look at his flag" needs that one of the two sees the other.
+/// The words on which a rank's threads sleep. They may lie in memory that other ranks share; a peer rings after each
+/// change that this rank may wait for. All accesses are sequentially consistent: "store my flag, then look whether he
+/// sleeps" against "say that I sleep, then look at his flag" needs that one of the two sees the other.
 struct Doorbell {
   alignas(128) std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> sleepers{0};
@@ -37,13 +37,13 @@ TESSERA_API std::uint32_t send_ping(Doorbell& bell) noexcept;
 class TESSERA_API Pollable {
  public:
   virtual ~Pollable();
-  /// Called under the engine's lock. Does a bounded piece of work and never blocks. `thorough`: also look at deadlines and at
-  /// the health of the peers. True if anything moved.
+  /// Called under the engine's lock. Does a bounded piece of work and never blocks. `thorough`: also look at deadlines
+  /// and at the health of the peers. True if anything moved.
   virtual bool poll(bool thorough) noexcept = 0;
 };
 
 struct ProgressOptions {
-  bool thread = true;          ///< tests switch it off to see what depends on it
+  bool thread = true;           ///< tests switch it off to see what depends on it
   bool oversubscribed = false;  ///< more ranks than cores: never spin
 };
 

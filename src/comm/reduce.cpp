@@ -1,5 +1,6 @@
 // Compiled once for every instruction set that Highway knows, chosen at run time. The loops are plain C++: the compiler
-// vectorises them for each target, and without contraction every element sees the same IEEE operations in any lane or tail.
+// vectorises them for each target, and without contraction every element sees the same IEEE operations in any lane or
+// tail.
 #include "tessera/comm/reduce.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -52,7 +52,8 @@ inline f16 narrow_f16(float value) {
   return f16::of_bits(static_cast<std::uint16_t>(sign | half));
 }
 
-/// What elements of type T are added in, and how they get there and back. Signed integers wrap, so they are added unsigned.
+/// What elements of type T are added in, and how they get there and back. Signed integers wrap, so they are added
+/// unsigned.
 template <class T>
 struct Arithmetic {
   using Sum = T;
@@ -146,11 +147,16 @@ struct Reducer {
     for (std::size_t k = 0; k < n && k < 4; ++k) in[k] = static_cast<const T*>(sources[a + k]) + start;
     const S* by = factors == nullptr ? nullptr : factors + a;
     switch (n) {
-      case 1: return fused<kKind, T, 1, S>(in, by, out, count);
-      case 2: return fused<kKind, T, 2, S>(in, by, out, count);
-      case 3: return fused<kKind, T, 3, S>(in, by, out, count);
-      case 4: return fused<kKind, T, 4, S>(in, by, out, count);
-      default: break;
+      case 1:
+        return fused<kKind, T, 1, S>(in, by, out, count);
+      case 2:
+        return fused<kKind, T, 2, S>(in, by, out, count);
+      case 3:
+        return fused<kKind, T, 3, S>(in, by, out, count);
+      case 4:
+        return fused<kKind, T, 4, S>(in, by, out, count);
+      default:
+        break;
     }
     S right[kBlock];
     const std::size_t m = tree_middle(a, b);
@@ -178,7 +184,8 @@ void combine_typed(const Combination& work) {
   for (std::size_t start = 0; start < work.count; start += kBlock) {
     const std::size_t count = work.count - start < kBlock ? work.count - start : kBlock;
     const Reducer<kKind, T> reducer{work.sources.data(), kKind == Kind::premul_sum ? factors : nullptr, start};
-    // Up to four sources go straight to `out`; more go through a block of ours, since `out` may be a source still to be read.
+    // Up to four sources go straight to `out`; more go through a block of ours, since `out` may be a source still to be
+    // read.
     if constexpr (std::is_same_v<S, T>) {
       if (work.sources.size() <= 4) {
         reducer.range(0, work.sources.size(), out + start, count);
@@ -197,26 +204,41 @@ template <class T>
 void combine_kinds(const Combination& work) {
   switch (work.op.kind) {
     case Kind::sum:
-    case Kind::avg: return combine_typed<Kind::sum, T>(work);
-    case Kind::prod: return combine_typed<Kind::prod, T>(work);
-    case Kind::min: return combine_typed<Kind::min, T>(work);
-    case Kind::max: return combine_typed<Kind::max, T>(work);
-    case Kind::premul_sum: return combine_typed<Kind::premul_sum, T>(work);
+    case Kind::avg:
+      return combine_typed<Kind::sum, T>(work);
+    case Kind::prod:
+      return combine_typed<Kind::prod, T>(work);
+    case Kind::min:
+      return combine_typed<Kind::min, T>(work);
+    case Kind::max:
+      return combine_typed<Kind::max, T>(work);
+    case Kind::premul_sum:
+      return combine_typed<Kind::premul_sum, T>(work);
   }
 }
 
 void combine_all(const Combination& work) {
   switch (work.dtype) {
-    case DType::f32: return combine_kinds<float>(work);
-    case DType::f64: return combine_kinds<double>(work);
-    case DType::f16: return combine_kinds<f16>(work);
-    case DType::bf16: return combine_kinds<bf16>(work);
-    case DType::i8: return combine_kinds<std::int8_t>(work);
-    case DType::u8: return combine_kinds<std::uint8_t>(work);
-    case DType::i32: return combine_kinds<std::int32_t>(work);
-    case DType::i64: return combine_kinds<std::int64_t>(work);
-    case DType::u32: return combine_kinds<std::uint32_t>(work);
-    case DType::u64: return combine_kinds<std::uint64_t>(work);
+    case DType::f32:
+      return combine_kinds<float>(work);
+    case DType::f64:
+      return combine_kinds<double>(work);
+    case DType::f16:
+      return combine_kinds<f16>(work);
+    case DType::bf16:
+      return combine_kinds<bf16>(work);
+    case DType::i8:
+      return combine_kinds<std::int8_t>(work);
+    case DType::u8:
+      return combine_kinds<std::uint8_t>(work);
+    case DType::i32:
+      return combine_kinds<std::int32_t>(work);
+    case DType::i64:
+      return combine_kinds<std::int64_t>(work);
+    case DType::u32:
+      return combine_kinds<std::uint32_t>(work);
+    case DType::u64:
+      return combine_kinds<std::uint64_t>(work);
   }
 }
 

@@ -13,7 +13,8 @@ struct Slice {
   std::size_t count = 0;
 };
 
-/// Slice `index` of `count` elements in `parts` contiguous slices whose lengths differ by at most one, the longer ones first.
+/// Slice `index` of `count` elements in `parts` contiguous slices whose lengths differ by at most one, the longer ones
+/// first.
 constexpr Slice slice_of(std::size_t count, int parts, int index) {
   const auto n = static_cast<std::size_t>(parts);
   const auto i = static_cast<std::size_t>(index);

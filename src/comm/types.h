@@ -45,18 +45,19 @@ View view_of(T* data, std::size_t count) {
   return {data, count, dtype_of<T>, {}};
 }
 
-/// How elements of several ranks become one. Sums and products of integers wrap; f16 and bf16 are added in f32 and rounded
-/// once; minimum and maximum propagate NaN.
+/// How elements of several ranks become one. Sums and products of integers wrap; f16 and bf16 are added in f32 and
+/// rounded once; minimum and maximum propagate NaN.
 struct ReduceOp {
   enum class Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
   Kind kind = Kind::sum;
-  /// avg: what the sum is divided by (once, before rounding; integers truncate), 0 for the number of ranks. premul_sum: what
-  /// this rank's input is multiplied with before it is added (may differ per rank). Else unused.
+  /// avg: what the sum is divided by (once, before rounding; integers truncate), 0 for the number of ranks. premul_sum:
+  /// what this rank's input is multiplied with before it is added (may differ per rank). Else unused.
   double scalar = 0;
 
   static constexpr ReduceOp sum() { return {Kind::sum, 0}; }
   static constexpr ReduceOp avg() { return {Kind::avg, 0}; }
-  /// For a sum that spans more ranks than one communicator: hsdp adds over two axes and divides once, at the end, by all.
+  /// For a sum that spans more ranks than one communicator: hsdp adds over two axes and divides once, at the end, by
+  /// all.
   static constexpr ReduceOp average_over(std::int64_t n) { return {Kind::avg, static_cast<double>(n)}; }
   static constexpr ReduceOp prod() { return {Kind::prod, 0}; }
   static constexpr ReduceOp min() { return {Kind::min, 0}; }
@@ -90,12 +91,13 @@ TESSERA_API std::string_view name_of(OpKind kind);
 TESSERA_API OpKind parse_op_kind(std::string_view name);
 
 struct OpOptions {
-  /// Starts after what this stream holds now. Host backends let it run before they start: nothing to do for an immediate
-  /// stream; a lazy one runs its queue up to here.
+  /// Starts after what this stream holds now. Host backends let it run before they start: nothing to do for an
+  /// immediate stream; a lazy one runs its queue up to here.
   Stream* after = nullptr;
   /// Instead of the communicator's (TESSERA_TIMEOUT).
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// Appears in errors and traces beside the operation's name. Must stay valid until the Work is done: a literal or a unit's name.
+  /// Appears in errors and traces beside the operation's name. Must stay valid until the Work is done: a literal or a
+  /// unit's name.
   std::string_view label = {};
 };
 
@@ -118,11 +120,13 @@ enum class MemoryKind : std::uint8_t {
 /// What a backend can do, and how. The same on every rank.
 struct Capabilities {
   std::string backend;
-  std::vector<DType> dtypes;            ///< that every operation takes
-  std::vector<MemoryKind> memory;       ///< that allocate() gives
-  bool deterministic = true;            ///< sums follow the tree of DESIGN section 3: the same bits everywhere
-  std::vector<std::string> algorithms;  ///< "all_reduce=direct", "all_reduce=symmetric", ...: what TESSERA_ALGO may name
-  /// Largest relative error of a sum of n 16-bit elements, in units of the last place of the result (1/2: rounded once).
+  std::vector<DType> dtypes;       ///< that every operation takes
+  std::vector<MemoryKind> memory;  ///< that allocate() gives
+  bool deterministic = true;       ///< sums follow the tree of DESIGN section 3: the same bits everywhere
+  std::vector<std::string>
+      algorithms;  ///< "all_reduce=direct", "all_reduce=symmetric", ...: what TESSERA_ALGO may name
+  /// Largest relative error of a sum of n 16-bit elements, in units of the last place of the result (1/2: rounded
+  /// once).
   double rounding_ulps = 0.5;
 };
 

@@ -43,23 +43,25 @@ class TESSERA_API WorkState {
 
 /// An operation in flight, or (by default, and for small ones that finished inside their call) a finished one.
 ///
-/// Done means: the result is there, and no peer still reads the input. After a failure, waiting throws only when the backend
-/// can no longer write the caller's memory. The destructor waits too (and swallows the error, which the next call on the
-/// communicator throws again), at longest until the operation's deadline; after wait_on() it does not: the stream waits.
-/// Move-only; used by one thread at a time; must not outlive its Communicator unwaited.
+/// Done means: the result is there, and no peer still reads the input. After a failure, waiting throws only when the
+/// backend can no longer write the caller's memory. The destructor waits too (and swallows the error, which the next
+/// call on the communicator throws again), at longest until the operation's deadline; after wait_on() it does not: the
+/// stream waits. Move-only; used by one thread at a time; must not outlive its Communicator unwaited.
 class TESSERA_API Work {
  public:
   Work() = default;
   explicit Work(WorkState* state) noexcept : state_(state) {
     if (state_ != nullptr) state_->retain();
   }
-  Work(Work&& other) noexcept : state_(std::exchange(other.state_, nullptr)), handed_(std::exchange(other.handed_, false)) {}
+  Work(Work&& other) noexcept
+      : state_(std::exchange(other.state_, nullptr)), handed_(std::exchange(other.handed_, false)) {}
   Work& operator=(Work&& other) noexcept;
   ~Work() { finish(); }
 
   /// Finished, well or not; wait() then returns or throws at once. May drive progress; never blocks.
   bool done() { return state_ == nullptr || state_->done(); }
-  /// Waits until finished. Throws the operation's error (Timeout, PeerLost, Aborted, Mismatch, ...), each time it is called.
+  /// Waits until finished. Throws the operation's error (Timeout, PeerLost, Aborted, Mismatch, ...), each time it is
+  /// called.
   void wait() {
     if (state_ != nullptr) state_->wait();
   }
@@ -67,8 +69,8 @@ class TESSERA_API Work {
   bool wait_for(std::chrono::milliseconds time) {
     return state_ == nullptr || state_->wait_until(std::chrono::steady_clock::now() + time);
   }
-  /// What is appended to `stream` from here on runs after this operation. An immediate stream waits here; a lazy one waits (and
-  /// throws) where it runs. The Work may be dropped at once.
+  /// What is appended to `stream` from here on runs after this operation. An immediate stream waits here; a lazy one
+  /// waits (and throws) where it runs. The Work may be dropped at once.
   void wait_on(Stream& stream) {
     if (state_ == nullptr) return;
     state_->wait_on(stream);

@@ -51,7 +51,9 @@ TEST(Failure, ATimeoutNamesOperationNumberAndRank) {
 TEST(Failure, DifferentCallsAreAMismatchWithATable) {
   run_ranks(2, [](Communicator& comm) {
     const std::string error = error_of([&] { all_reduce(comm, comm.rank() == 0 ? 10 : 12); });
-    EXPECT_EQ(error, "Mismatch: operation #1 differs between the ranks: rank 0: all_reduce of 10 f32 sum; rank 1: all_reduce of 12 f32 sum");
+    EXPECT_EQ(error,
+              "Mismatch: operation #1 differs between the ranks: rank 0: all_reduce of 10 f32 sum; rank 1: all_reduce "
+              "of 12 f32 sum");
   });
   run_ranks(2, [](Communicator& comm) {
     const std::string error = error_of([&] {

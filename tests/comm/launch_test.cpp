@@ -35,11 +35,19 @@ TEST_P(Resolves, FindsRankAndSize) {
   EXPECT_EQ(launch.job, expected.job);
 }
 
-const Environment kTorchrun = {{"RANK", "3"},           {"WORLD_SIZE", "4"},     {"LOCAL_RANK", "1"},
-                               {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"},
-                               {"TORCHELASTIC_RUN_ID", "abc"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
-const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "ns7"}};
+const Environment kTorchrun = {{"RANK", "3"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},
+                               {"LOCAL_WORLD_SIZE", "2"},
+                               {"MASTER_ADDR", "10.0.0.1"},
+                               {"MASTER_PORT", "29500"},
+                               {"TORCHELASTIC_RUN_ID", "abc"},
+                               {"TORCHELASTIC_RESTART_COUNT", "2"}};
+const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"},
+                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                              {"PMIX_NAMESPACE", "ns7"}};
 
 Environment both(Environment a, const Environment& b) {
   a.insert(b.begin(), b.end());
@@ -50,24 +58,39 @@ INSTANTIATE_TEST_SUITE_P(
     Table, Resolves,
     testing::Values(
         Row{"nothing", {}, {"none", 0, 1, 0, 1, ""}},
-        Row{"own", {{"TESSERA_RANK", "2"}, {"TESSERA_WORLD_SIZE", "3"}, {"TESSERA_RUN_ID", "r"}}, {"tessera", 2, 3, 2, 3, "r"}},
+        Row{"own",
+            {{"TESSERA_RANK", "2"}, {"TESSERA_WORLD_SIZE", "3"}, {"TESSERA_RUN_ID", "r"}},
+            {"tessera", 2, 3, 2, 3, "r"}},
         Row{"torchrun", kTorchrun, {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2"}},
         Row{"openmpi", kOpenMpi, {"openmpi", 1, 2, 1, 2, "ns7"}},
-        Row{"own_wins", both(kTorchrun, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}}), {"tessera", 0, 2, 0, 2, ""}},
+        Row{"own_wins",
+            both(kTorchrun, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}}),
+            {"tessera", 0, 2, 0, 2, ""}},
         Row{"torchrun_inside_mpirun", both(kTorchrun, kOpenMpi), {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2"}},
         Row{"hydra",
             {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}},
             {"pmi", 1, 4, 1, 4, ""}},
-        Row{"pals", {{"PALS_RANKID", "5"}, {"PMI_SIZE", "8"}, {"PALS_LOCAL_RANKID", "1"}, {"PALS_LOCAL_SIZE", "4"}, {"PALS_APID", "x"}},
+        Row{"pals",
+            {{"PALS_RANKID", "5"},
+             {"PMI_SIZE", "8"},
+             {"PALS_LOCAL_RANKID", "1"},
+             {"PALS_LOCAL_SIZE", "4"},
+             {"PALS_APID", "x"}},
             {"pmi", 5, 8, 1, 4, "x"}},
         Row{"srun",
-            {{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "0"}, {"SLURM_STEP_TASKS_ON_NODE", "2"},
-             {"SLURM_STEP_ID", "7"}, {"SLURM_JOB_ID", "42"}},
+            {{"SLURM_PROCID", "2"},
+             {"SLURM_STEP_NUM_TASKS", "4"},
+             {"SLURM_LOCALID", "0"},
+             {"SLURM_STEP_TASKS_ON_NODE", "2"},
+             {"SLURM_STEP_ID", "7"},
+             {"SLURM_JOB_ID", "42"}},
             {"slurm", 2, 4, 0, 2, "42.7"}},
         // A batch script's own environment: a world of one, not a wait for three absent ranks.
         Row{"sbatch", {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "42"}}, {"none", 0, 1, 0, 1, ""}},
         Row{"forced_none", both(kTorchrun, {{"TESSERA_LAUNCHER", "none"}}), {"none", 0, 1, 0, 1, ""}},
-        Row{"forced_openmpi", both(both(kTorchrun, kOpenMpi), {{"TESSERA_LAUNCHER", "openmpi"}}), {"openmpi", 1, 2, 1, 2, "ns7"}}),
+        Row{"forced_openmpi",
+            both(both(kTorchrun, kOpenMpi), {{"TESSERA_LAUNCHER", "openmpi"}}),
+            {"openmpi", 1, 2, 1, 2, "ns7"}}),
     [](const auto& row) { return row.param.name; });
 
 struct Wrong {
@@ -86,12 +109,13 @@ TEST_P(Refuses, AndListsWhatItFound) {
 
 INSTANTIATE_TEST_SUITE_P(
     Table, Refuses,
-    testing::Values(Wrong{"rank_only", {{"RANK", "1"}}, {"torchrun", "RANK=1", "WORLD_SIZE is not set"}},
-                    Wrong{"size_only", {{"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK is not set", "TESSERA_WORLD_SIZE=4"}},
-                    Wrong{"rank_too_high", {{"TESSERA_RANK", "4"}, {"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK=4", "below"}},
-                    Wrong{"not_a_number", {{"RANK", "one"}, {"WORLD_SIZE", "4"}}, {"RANK", "one"}},
-                    Wrong{"forced_but_absent", {{"TESSERA_LAUNCHER", "slurm"}}, {"SLURM_PROCID is not set"}},
-                    Wrong{"unknown", {{"TESSERA_LAUNCHER", "prun"}}, {"prun", "torchrun", "none"}}),
+    testing::Values(
+        Wrong{"rank_only", {{"RANK", "1"}}, {"torchrun", "RANK=1", "WORLD_SIZE is not set"}},
+        Wrong{"size_only", {{"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK is not set", "TESSERA_WORLD_SIZE=4"}},
+        Wrong{"rank_too_high", {{"TESSERA_RANK", "4"}, {"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK=4", "below"}},
+        Wrong{"not_a_number", {{"RANK", "one"}, {"WORLD_SIZE", "4"}}, {"RANK", "one"}},
+        Wrong{"forced_but_absent", {{"TESSERA_LAUNCHER", "slurm"}}, {"SLURM_PROCID is not set"}},
+        Wrong{"unknown", {{"TESSERA_LAUNCHER", "prun"}}, {"prun", "torchrun", "none"}}),
     [](const auto& row) { return row.param.name; });
 
 }  // namespace

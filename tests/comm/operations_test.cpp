@@ -26,7 +26,8 @@ TEST(Operations, PartsOfDifferentLengths) {
       comm.scatter_v(view_of(expected.data(), total), view_of(part.data(), part.size()), counts, 1).wait();
       EXPECT_EQ(part, own);
       std::fill(part.begin(), part.end(), -1);
-      comm.reduce_scatter_v(view_of(expected.data(), total), view_of(part.data(), part.size()), counts, ReduceOp::sum()).wait();
+      comm.reduce_scatter_v(view_of(expected.data(), total), view_of(part.data(), part.size()), counts, ReduceOp::sum())
+          .wait();
       for (const std::int32_t x : part) ASSERT_EQ(x, static_cast<std::int32_t>(4 * me));
       // Rank a sends (a + 2b + 1) % 4 * scale elements with value 10a + b to rank b.
       std::vector<std::size_t> out_counts(n);
@@ -73,7 +74,8 @@ TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
           ASSERT_EQ(got[i], left);
           ASSERT_EQ(got[count + i], 100 + left);
         }
-        const PointToPoint parts[] = {PointToPoint::send(view_of(give, count), left), PointToPoint::send(view_of(give, count), right),
+        const PointToPoint parts[] = {PointToPoint::send(view_of(give, count), left),
+                                      PointToPoint::send(view_of(give, count), right),
                                       PointToPoint::recv(view_of(got.data(), count), left),
                                       PointToPoint::recv(view_of(got.data() + count, count), right)};
         comm.batch(parts).wait();
@@ -105,7 +107,9 @@ TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
     for (int i = 0; i < 100'000; ++i) ASSERT_EQ(data[i], world.rank() % 2 == 0 ? 2 : 4);
     const std::uint64_t staging = world.ledger()->snapshot().now_of(MemoryUse::communication);
     std::vector<float> ordinary(100'000, 1);
-    half->all_reduce(view_of(ordinary.data(), ordinary.size()), view_of(ordinary.data(), ordinary.size()), ReduceOp::sum()).wait();
+    half->all_reduce(view_of(ordinary.data(), ordinary.size()), view_of(ordinary.data(), ordinary.size()),
+                     ReduceOp::sum())
+        .wait();
     EXPECT_GT(world.ledger()->snapshot().now_of(MemoryUse::communication), staging);  // the window had needed none
   });
 }
@@ -129,19 +133,26 @@ TEST(Meter, EqualsTheFormulas) {
             call().wait();
             const MeterSnapshot done = comm.meter() - before;
             EXPECT_EQ(done.of(kind).calls, 1u);
-            EXPECT_EQ(done.of(kind).bytes_sent, direct_bytes_sent(kind, total, 4, comm.size(), comm.rank(), root)) << name_of(kind);
-            EXPECT_EQ(std::accumulate(done.bytes_to_peer.begin(), done.bytes_to_peer.end(), std::uint64_t{0}), done.bytes_sent());
+            EXPECT_EQ(done.of(kind).bytes_sent, direct_bytes_sent(kind, total, 4, comm.size(), comm.rank(), root))
+                << name_of(kind);
+            EXPECT_EQ(std::accumulate(done.bytes_to_peer.begin(), done.bytes_to_peer.end(), std::uint64_t{0}),
+                      done.bytes_sent());
           };
           const auto all = [&](float* x) { return view_of(x, total); };
           const auto one = [&](float* x) { return view_of(x, part); };
           measured(OpKind::all_reduce, [&] { return comm.all_reduce(all(in), all(out.data()), ReduceOp::sum()); });
-          measured(OpKind::reduce_scatter, [&] { return comm.reduce_scatter(all(in), one(out.data()), ReduceOp::sum()); });
+          measured(OpKind::reduce_scatter,
+                   [&] { return comm.reduce_scatter(all(in), one(out.data()), ReduceOp::sum()); });
           measured(OpKind::all_gather, [&] { return comm.all_gather(one(in), all(out.data())); });
           measured(OpKind::all_to_all, [&] { return comm.all_to_all(all(in), all(out.data())); });
-          measured(OpKind::broadcast, [&] { return comm.broadcast(all(in), all(out.data()), 1); }, 1);
-          measured(OpKind::reduce, [&] { return comm.reduce(all(in), all(out.data()), ReduceOp::sum(), 1); }, 1);
-          measured(OpKind::gather, [&] { return comm.gather(one(in), all(out.data()), 1); }, 1);
-          measured(OpKind::scatter, [&] { return comm.scatter(all(in), one(out.data()), 1); }, 1);
+          measured(
+              OpKind::broadcast, [&] { return comm.broadcast(all(in), all(out.data()), 1); }, 1);
+          measured(
+              OpKind::reduce, [&] { return comm.reduce(all(in), all(out.data()), ReduceOp::sum(), 1); }, 1);
+          measured(
+              OpKind::gather, [&] { return comm.gather(one(in), all(out.data()), 1); }, 1);
+          measured(
+              OpKind::scatter, [&] { return comm.scatter(all(in), one(out.data()), 1); }, 1);
         }
     });
 }

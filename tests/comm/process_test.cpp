@@ -93,9 +93,10 @@ std::string new_run() {
   return "test-" + std::to_string(::getpid()) + "-" + std::to_string(runs++);
 }
 
-Process start_rank(const std::string& run, int rank, int size, const std::string& mode, const std::string& timeout = "20s") {
-  return {{"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=" + std::to_string(size), "TESSERA_RUN_ID=" + run,
-           "TESSERA_TIMEOUT=" + timeout},
+Process start_rank(const std::string& run, int rank, int size, const std::string& mode,
+                   const std::string& timeout = "20s") {
+  return {{"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=" + std::to_string(size),
+           "TESSERA_RUN_ID=" + run, "TESSERA_TIMEOUT=" + timeout},
           mode};
 }
 
@@ -172,7 +173,8 @@ TEST(Processes, AMissingRankIsNamed) {
   const std::string run = new_run();
   Process zero = start_rank(run, 0, 3, "once", "700ms");
   Process two = start_rank(run, 2, 3, "once", "5s");
-  const std::string expected = "Timeout: init: of 3 ranks, rank 1 did not come within 700ms (launcher tessera, run '" + run + "')";
+  const std::string expected =
+      "Timeout: init: of 3 ranks, rank 1 did not come within 700ms (launcher tessera, run '" + run + "')";
   EXPECT_EQ(zero.line(), expected);
   EXPECT_EQ(two.line(), expected);
   Process alone = start_rank(new_run(), 1, 2, "once", "300ms");
@@ -206,7 +208,8 @@ TEST(Processes, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
 
 TEST(Processes, HalfSetVariablesAreAnError) {
   Process rank({"TESSERA_RANK=1"}, "once");
-  EXPECT_NE(rank.line().find("InvalidUsage: tessera launcher: TESSERA_RANK=1, TESSERA_WORLD_SIZE is not set"), std::string::npos);
+  EXPECT_NE(rank.line().find("InvalidUsage: tessera launcher: TESSERA_RANK=1, TESSERA_WORLD_SIZE is not set"),
+            std::string::npos);
 }
 
 TEST(Processes, RanksOfDifferentWorldsRefuseEachOther) {

@@ -10,8 +10,11 @@ namespace {
 constexpr std::size_t kLarge = 300'000;  // elements: several tiles
 
 struct Sum {
-  explicit Sum(const Communicator& comm, std::size_t count) : in(count, static_cast<float>(comm.rank() + 1)), out(count) {}
-  Work start(Communicator& comm) { return comm.all_reduce(view_of(in.data(), in.size()), view_of(out.data(), out.size()), ReduceOp::sum()); }
+  explicit Sum(const Communicator& comm, std::size_t count)
+      : in(count, static_cast<float>(comm.rank() + 1)), out(count) {}
+  Work start(Communicator& comm) {
+    return comm.all_reduce(view_of(in.data(), in.size()), view_of(out.data(), out.size()), ReduceOp::sum());
+  }
   void check(const Communicator& comm) const {
     for (const float x : out) ASSERT_EQ(x, sum_of_ranks(comm.size()));
   }
@@ -70,9 +73,7 @@ std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, 
   return waited;
 }
 
-TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) {
-  EXPECT_LT(wait_beside_a_sleeper(true, 1000ms), 500ms);
-}
+TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) { EXPECT_LT(wait_beside_a_sleeper(true, 1000ms), 500ms); }
 
 TEST(Progress, WithoutTheProgressThreadItDoes) {  // the negative control of the test above
   EXPECT_GE(wait_beside_a_sleeper(false, 300ms), 250ms);
@@ -89,7 +90,8 @@ TEST(Progress, FinishesWhileItsCallerNeverWaits) {
   });
 }
 
-/// The same seeded sequence of operations on every member of a group, sizes and kinds at random, some of them left in flight.
+/// The same seeded sequence of operations on every member of a group, sizes and kinds at random, some of them left in
+/// flight.
 void random_operations(Communicator& comm, std::uint32_t seed, int operations) {
   std::mt19937 random(seed);
   std::vector<Sum> sums;
@@ -104,14 +106,16 @@ void random_operations(Communicator& comm, std::uint32_t seed, int operations) {
     switch (random() % 4) {
       case 0:
         gathered.emplace_back(count * static_cast<std::size_t>(comm.size()));
-        works.push_back(comm.all_gather(view_of(sums.back().in.data(), count), view_of(gathered.back().data(), gathered.back().size())));
+        works.push_back(comm.all_gather(view_of(sums.back().in.data(), count),
+                                        view_of(gathered.back().data(), gathered.back().size())));
         sums.back().out.assign(count, sum_of_ranks(comm.size()));
         break;
       case 1:
         works.push_back(comm.barrier());
         sums.back().out.assign(count, sum_of_ranks(comm.size()));
         break;
-      default: works.push_back(sums.back().start(comm));
+      default:
+        works.push_back(sums.back().start(comm));
     }
     if (waits && !works.empty()) {
       works.erase(works.begin() + static_cast<std::ptrdiff_t>(random() % works.size()));  // its destructor waits
@@ -143,7 +147,8 @@ TEST(Progress, ALazyStreamRunsBeforeTheOperationAndWaitsAfterIt) {
     stream->run([&] { std::fill(sum.in.begin(), sum.in.end(), static_cast<float>(world.rank() + 1)); });
     float seen = 0;
     {
-      Work work = world.all_reduce(view_of(sum.in.data(), 1000), view_of(sum.out.data(), 1000), ReduceOp::sum(), {.after = stream.get()});
+      Work work = world.all_reduce(view_of(sum.in.data(), 1000), view_of(sum.out.data(), 1000), ReduceOp::sum(),
+                                   {.after = stream.get()});
       work.wait_on(*stream);
     }
     stream->run([&] { seen = sum.out[999]; });
@@ -153,7 +158,8 @@ TEST(Progress, ALazyStreamRunsBeforeTheOperationAndWaitsAfterIt) {
   });
 }
 
-TEST(Progress, WithoutAfterTheOperationReadsTooEarly) {  // the negative control: the lazy stream shows a forgotten dependency
+TEST(Progress,
+     WithoutAfterTheOperationReadsTooEarly) {  // the negative control: the lazy stream shows a forgotten dependency
   run_ranks(2, [](Communicator& world) {
     const auto stream = make_lazy_stream();
     Sum sum(world, 1000);

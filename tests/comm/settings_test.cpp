@@ -18,7 +18,8 @@ TEST(Algorithms, RangesAreHalfOpen) {
 }
 
 TEST(Algorithms, RefusesWhatItDoesNotKnow) {
-  for (const char* text : {"all_reduce=tree", "all_reduc=ring", "all_reduce", "all_reduce=ring:5", "all_reduce=ring:8-4", "all_gather=ring"}) {
+  for (const char* text : {"all_reduce=tree", "all_reduc=ring", "all_reduce", "all_reduce=ring:5",
+                           "all_reduce=ring:8-4", "all_gather=ring"}) {
     const std::string error = error_of([&] { AlgorithmTable(text, kKnown); });
     EXPECT_TRUE(error.starts_with("InvalidUsage")) << text << ": " << error;
   }
@@ -47,8 +48,10 @@ TEST(Checks, NameTheValues) {
       EXPECT_NE(error.find(text), std::string::npos) << error;
     };
     const auto view = [](std::vector<float>& x, std::size_t n) { return view_of(x.data(), n); };
-    says([&] { comm.all_gather(view(in, 4), view(out, 12)); }, "all_gather: out has 12 elements, needs 8 (4 per rank x 2 ranks)");
-    says([&] { comm.reduce_scatter(view(in, 8), view(out, 3), ReduceOp::sum()); }, "reduce_scatter: in has 8 elements, needs 6");
+    says([&] { comm.all_gather(view(in, 4), view(out, 12)); },
+         "all_gather: out has 12 elements, needs 8 (4 per rank x 2 ranks)");
+    says([&] { comm.reduce_scatter(view(in, 8), view(out, 3), ReduceOp::sum()); },
+         "reduce_scatter: in has 8 elements, needs 6");
     says([&] { comm.all_reduce(view(in, 8), view(in, 8 - 1), ReduceOp::sum()); }, "out has 7 elements, needs 8");
     says([&] { comm.all_reduce(view(in, 4), view_of(in.data() + 2, 4), ReduceOp::sum()); }, "in and out overlap");
     says([&] { comm.all_to_all(view(in, 8), view(in, 8)); }, "does not work in place");
@@ -56,9 +59,19 @@ TEST(Checks, NameTheValues) {
     says([&] { comm.broadcast(view(in, 4), view(out, 4), 2); }, "root is 2, needs 0 to 1");
     says([&] { comm.send(view(in, 4), comm.rank()); }, "peer is");
     says([&] { comm.all_reduce({nullptr, 4}, view(out, 4), ReduceOp::sum()); }, "in is null with 4 elements");
-    says([&] { comm.all_reduce({in.data(), 1, DType::f64}, view(out, 1), ReduceOp::sum()); }, "in is f64 but out is f32");
-    says([&] { comm.all_reduce(view(in, 4), view(out, 4), ReduceOp{ReduceOp::Kind::avg, -2}); }, "avg divides by a whole number");
-    const std::string error = error_of([&] { comm.all_reduce({in.data(), 4, DType::f32, {DeviceType::cuda, 0}}, view(out, 4), ReduceOp::sum()); });
+    says(
+        [&] {
+          comm.all_reduce({in.data(), 1, DType::f64}, view(out, 1), ReduceOp::sum());
+        },
+        "in is f64 but out is f32");
+    says(
+        [&] {
+          comm.all_reduce(view(in, 4), view(out, 4), ReduceOp{ReduceOp::Kind::avg, -2});
+        },
+        "avg divides by a whole number");
+    const std::string error = error_of([&] {
+      comm.all_reduce({in.data(), 4, DType::f32, {DeviceType::cuda, 0}}, view(out, 4), ReduceOp::sum());
+    });
     EXPECT_TRUE(error.starts_with("Unsupported: all_reduce: backend shm")) << error;
     comm.barrier().wait();  // nothing of this hurt the communicator
   });

@@ -23,7 +23,9 @@ inline Config quick_config() {
   return config;
 }
 
-inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body) { run_threads(ranks, quick_config(), body); }
+inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  run_threads(ranks, quick_config(), body);
+}
 
 /// Sums of small whole numbers are exact: rank r gives r + 1.
 inline float sum_of_ranks(int ranks) { return static_cast<float>(ranks * (ranks + 1) / 2); }

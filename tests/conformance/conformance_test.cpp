@@ -1,5 +1,5 @@
-// Every operation x dtype x reduce op x size x world x in place x memory against a serial reference, to the bit. Ranks are
-// threads. TESSERA_TEST_FULL=1 runs the whole matrix; else a seeded subset in which every pair of values meets.
+// Every operation x dtype x reduce op x size x world x in place x memory against a serial reference, to the bit. Ranks
+// are threads. TESSERA_TEST_FULL=1 runs the whole matrix; else a seeded subset in which every pair of values meets.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -17,14 +17,15 @@ struct Case {
   ReduceOp::Kind reduce;
   std::size_t count;  ///< per rank's part
   bool in_place;
-  bool window_in;   ///< memory of the communicator, else ordinary
+  bool window_in;  ///< memory of the communicator, else ordinary
   bool window_out;
   std::uint64_t seed;
 
   std::string name(int ranks) const {
     std::ostringstream text;
     text << name_of(kind) << " " << name_of(dtype) << " " << name_of(reduce) << " count " << count << " ranks " << ranks
-         << (in_place ? " in place" : "") << (window_in ? " window" : " ordinary") << (window_out ? " window" : " ordinary");
+         << (in_place ? " in place" : "") << (window_in ? " window" : " ordinary")
+         << (window_out ? " window" : " ordinary");
     return text.str();
   }
 };
@@ -65,11 +66,11 @@ Bytes part_of(const Bytes& bytes, std::size_t part, int index) {
 }
 
 struct Shape {
-  std::size_t in;   ///< elements
+  std::size_t in;  ///< elements
   std::size_t out;
-  bool in_counts;   ///< whether this rank's in and out are looked at
+  bool in_counts;  ///< whether this rank's in and out are looked at
   bool out_counts;
-  std::size_t in_place_in;   ///< in place: offsets within the shared place, elements
+  std::size_t in_place_in;  ///< in place: offsets within the shared place, elements
   std::size_t in_place_out;
 };
 
@@ -78,14 +79,22 @@ Shape shape_of(const Case& c, int ranks, int rank, int root) {
   const auto r = static_cast<std::size_t>(rank);
   const bool at_root = rank == root;
   switch (c.kind) {
-    case OpKind::all_gather: return {c.count, c.count * n, true, true, r * c.count, 0};
-    case OpKind::reduce_scatter: return {c.count * n, c.count, true, true, 0, r * c.count};
-    case OpKind::broadcast: return {c.count, c.count, at_root, true, 0, 0};
-    case OpKind::reduce: return {c.count, c.count, true, at_root, 0, 0};
-    case OpKind::gather: return {c.count, c.count * n, true, at_root, at_root ? r * c.count : 0, 0};
-    case OpKind::scatter: return {c.count * n, c.count, at_root, true, 0, at_root ? r * c.count : 0};
-    case OpKind::all_to_all: return {c.count * n, c.count * n, true, true, 0, 0};
-    default: return {c.count, c.count, true, true, 0, 0};
+    case OpKind::all_gather:
+      return {c.count, c.count * n, true, true, r * c.count, 0};
+    case OpKind::reduce_scatter:
+      return {c.count * n, c.count, true, true, 0, r * c.count};
+    case OpKind::broadcast:
+      return {c.count, c.count, at_root, true, 0, 0};
+    case OpKind::reduce:
+      return {c.count, c.count, true, at_root, 0, 0};
+    case OpKind::gather:
+      return {c.count, c.count * n, true, at_root, at_root ? r * c.count : 0, 0};
+    case OpKind::scatter:
+      return {c.count * n, c.count, at_root, true, 0, at_root ? r * c.count : 0};
+    case OpKind::all_to_all:
+      return {c.count * n, c.count * n, true, true, 0, 0};
+    default:
+      return {c.count, c.count, true, true, 0, 0};
   }
 }
 
@@ -95,10 +104,14 @@ Bytes expected(const Case& c, ReduceOp op, int ranks, int rank, int root, const 
   const auto append = [&](const Bytes& more) { out.insert(out.end(), more.begin(), more.end()); };
   switch (c.kind) {
     case OpKind::all_reduce:
-    case OpKind::reduce: return reduce(c.dtype, op, inputs);
-    case OpKind::reduce_scatter: return part_of(reduce(c.dtype, op, inputs), part, rank);
-    case OpKind::broadcast: return inputs[static_cast<std::size_t>(root)];
-    case OpKind::scatter: return part_of(inputs[static_cast<std::size_t>(root)], part, rank);
+    case OpKind::reduce:
+      return reduce(c.dtype, op, inputs);
+    case OpKind::reduce_scatter:
+      return part_of(reduce(c.dtype, op, inputs), part, rank);
+    case OpKind::broadcast:
+      return inputs[static_cast<std::size_t>(root)];
+    case OpKind::scatter:
+      return part_of(inputs[static_cast<std::size_t>(root)], part, rank);
     case OpKind::all_to_all:
       for (int k = 0; k < ranks; ++k) append(part_of(inputs[static_cast<std::size_t>(k)], part, rank));
       return out;
@@ -110,14 +123,22 @@ Bytes expected(const Case& c, ReduceOp op, int ranks, int rank, int root, const 
 
 Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp op, int root) {
   switch (c.kind) {
-    case OpKind::all_reduce: return comm.all_reduce(in, out, op);
-    case OpKind::all_gather: return comm.all_gather(in, out);
-    case OpKind::reduce_scatter: return comm.reduce_scatter(in, out, op);
-    case OpKind::broadcast: return comm.broadcast(in, out, root);
-    case OpKind::reduce: return comm.reduce(in, out, op, root);
-    case OpKind::gather: return comm.gather(in, out, root);
-    case OpKind::scatter: return comm.scatter(in, out, root);
-    default: return comm.all_to_all(in, out);
+    case OpKind::all_reduce:
+      return comm.all_reduce(in, out, op);
+    case OpKind::all_gather:
+      return comm.all_gather(in, out);
+    case OpKind::reduce_scatter:
+      return comm.reduce_scatter(in, out, op);
+    case OpKind::broadcast:
+      return comm.broadcast(in, out, root);
+    case OpKind::reduce:
+      return comm.reduce(in, out, op, root);
+    case OpKind::gather:
+      return comm.gather(in, out, root);
+    case OpKind::scatter:
+      return comm.scatter(in, out, root);
+    default:
+      return comm.all_to_all(in, out);
   }
 }
 
@@ -153,7 +174,8 @@ void run_case(Communicator& comm, const Case& c) {
 
 bool full_matrix() { return read_foreign_env("TESSERA_TEST_FULL").has_value(); }
 
-/// For each operation and dtype every size, every reduce op, and every combination of place, at least once, in seeded order.
+/// For each operation and dtype every size, every reduce op, and every combination of place, at least once, in seeded
+/// order.
 std::vector<Case> cases_for(OpKind kind) {
   std::vector<Case> cases;
   std::uint64_t seed = static_cast<std::uint64_t>(kind) * 1000;
@@ -163,8 +185,8 @@ std::vector<Case> cases_for(OpKind kind) {
       for (std::size_t variant = 0; variant < (full_matrix() ? 48u : (count > 60000 ? 1u : 6u)); ++variant) {
         const std::uint64_t v = variant + from;
         const std::size_t places = full_matrix() ? variant / 6 : static_cast<std::size_t>(v % 8);
-        cases.push_back({kind, dtype, kReduces[(full_matrix() ? variant : v) % 6], count, places % 2 == 1, places / 2 % 2 == 1,
-                         places / 4 % 2 == 1, seed * 100 + variant});
+        cases.push_back({kind, dtype, kReduces[(full_matrix() ? variant : v) % 6], count, places % 2 == 1,
+                         places / 2 % 2 == 1, places / 4 % 2 == 1, seed * 100 + variant});
         if (!reduces(kind) && !full_matrix() && variant == 2) break;
       }
     }
@@ -189,7 +211,9 @@ std::string test_name(const testing::TestParamInfo<Conformance::ParamType>& info
   return std::string(name_of(kind)) + "_" + std::to_string(ranks) + (*algorithms == '\0' ? "" : "_direct");
 }
 
-INSTANTIATE_TEST_SUITE_P(Shm, Conformance, testing::Combine(testing::ValuesIn(kKinds), testing::Values(1, 2, 3, 4, 5), testing::Values("")),
+INSTANTIATE_TEST_SUITE_P(Shm, Conformance,
+                         testing::Combine(testing::ValuesIn(kKinds), testing::Values(1, 2, 3, 4, 5),
+                                          testing::Values("")),
                          test_name);
 INSTANTIATE_TEST_SUITE_P(ShmDirect, Conformance,
                          testing::Combine(testing::Values(OpKind::all_reduce), testing::Values(2, 3, 4, 8),

@@ -1,4 +1,5 @@
-// What every backend must compute, written as plainly as possible: one element after the other, by the tree of DESIGN section 3.
+// What every backend must compute, written as plainly as possible: one element after the other, by the tree of DESIGN
+// section 3.
 #pragma once
 
 #include <cmath>
@@ -22,16 +23,26 @@ using Bytes = std::vector<std::byte>;
 template <class F>
 auto with_type(DType dtype, F&& call) {
   switch (dtype) {
-    case DType::f32: return call(float{});
-    case DType::f64: return call(double{});
-    case DType::f16: return call(f16{});
-    case DType::bf16: return call(bf16{});
-    case DType::i8: return call(std::int8_t{});
-    case DType::u8: return call(std::uint8_t{});
-    case DType::i32: return call(std::int32_t{});
-    case DType::i64: return call(std::int64_t{});
-    case DType::u32: return call(std::uint32_t{});
-    case DType::u64: break;
+    case DType::f32:
+      return call(float{});
+    case DType::f64:
+      return call(double{});
+    case DType::f16:
+      return call(f16{});
+    case DType::bf16:
+      return call(bf16{});
+    case DType::i8:
+      return call(std::int8_t{});
+    case DType::u8:
+      return call(std::uint8_t{});
+    case DType::i32:
+      return call(std::int32_t{});
+    case DType::i64:
+      return call(std::int64_t{});
+    case DType::u32:
+      return call(std::uint32_t{});
+    case DType::u64:
+      break;
   }
   return call(std::uint64_t{});
 }
@@ -44,8 +55,8 @@ inline std::uint64_t scramble(std::uint64_t x) {
   return x ^ (x >> 33);
 }
 
-/// Element `i` of what rank `rank` gives. Floats near 1 with full mantissas (so that the order of a sum shows), now and then a
-/// zero, a huge value or a NaN; integers over their whole range, so that sums wrap.
+/// Element `i` of what rank `rank` gives. Floats near 1 with full mantissas (so that the order of a sum shows), now and
+/// then a zero, a huge value or a NaN; integers over their whole range, so that sums wrap.
 template <class T>
 T element(std::uint64_t seed, int rank, std::size_t i) {
   const std::uint64_t bits = scramble(seed * 1000003 + static_cast<std::uint64_t>(rank) * 7919 + i * 104729 + 12345);
@@ -56,8 +67,10 @@ T element(std::uint64_t seed, int rank, std::size_t i) {
     if (bits % 97 == 0) return T(static_cast<float>(0.0));
     if (bits % 101 == 0) return T(static_cast<float>(value * 1e4));
     if (bits % 997 == 0) return T(std::nanf(""));
-    if constexpr (std::is_same_v<T, double>) return value;
-    else return T(static_cast<float>(value));
+    if constexpr (std::is_same_v<T, double>)
+      return value;
+    else
+      return T(static_cast<float>(value));
   }
 }
 
@@ -80,18 +93,26 @@ template <class S>
 S combine(ReduceOp::Kind kind, S a, S b) {
   if constexpr (std::is_floating_point_v<S>) {
     switch (kind) {
-      case ReduceOp::Kind::prod: return a * b;
-      case ReduceOp::Kind::min: return std::isnan(a) ? a : (std::isnan(b) ? b : (a < b ? a : b));
-      case ReduceOp::Kind::max: return std::isnan(a) ? a : (std::isnan(b) ? b : (a > b ? a : b));
-      default: return a + b;
+      case ReduceOp::Kind::prod:
+        return a * b;
+      case ReduceOp::Kind::min:
+        return std::isnan(a) ? a : (std::isnan(b) ? b : (a < b ? a : b));
+      case ReduceOp::Kind::max:
+        return std::isnan(a) ? a : (std::isnan(b) ? b : (a > b ? a : b));
+      default:
+        return a + b;
     }
   } else {
     using U = std::uint64_t;  // wraps, and the low bits are those of S
     switch (kind) {
-      case ReduceOp::Kind::prod: return static_cast<S>(static_cast<U>(a) * static_cast<U>(b));
-      case ReduceOp::Kind::min: return a < b ? a : b;
-      case ReduceOp::Kind::max: return a > b ? a : b;
-      default: return static_cast<S>(static_cast<U>(a) + static_cast<U>(b));
+      case ReduceOp::Kind::prod:
+        return static_cast<S>(static_cast<U>(a) * static_cast<U>(b));
+      case ReduceOp::Kind::min:
+        return a < b ? a : b;
+      case ReduceOp::Kind::max:
+        return a > b ? a : b;
+      default:
+        return static_cast<S>(static_cast<U>(a) + static_cast<U>(b));
     }
   }
 }

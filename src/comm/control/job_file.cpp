@@ -88,7 +88,8 @@ std::optional<JobAddress> read_job_file(const std::string& path) {
 JobFile::JobFile(std::string job, const JobAddress& address) : path_(job_file_path(job)) {
   const std::string pid = std::to_string(::getpid());
   std::ostringstream text;
-  text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid) << '\n';
+  text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid)
+       << '\n';
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (create_file(path_, text.str())) return;
     const std::optional<Content> other = read_content(path_);

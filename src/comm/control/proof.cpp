@@ -11,7 +11,8 @@ namespace tessera::comm {
 
 Digest random_digest() {
   Digest digest;
-  if (RAND_bytes(digest.data(), static_cast<int>(digest.size())) != 1) throw SystemError("init: no random numbers to be had");
+  if (RAND_bytes(digest.data(), static_cast<int>(digest.size())) != 1)
+    throw SystemError("init: no random numbers to be had");
   return digest;
 }
 
@@ -19,7 +20,8 @@ Digest prove(const Digest& key, std::string_view message) {
   Digest digest;
   unsigned length = 0;
   const auto* bytes = reinterpret_cast<const unsigned char*>(message.data());
-  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), bytes, message.size(), digest.data(), &length) == nullptr ||
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), bytes, message.size(), digest.data(), &length) ==
+          nullptr ||
       length != digest.size())
     throw SystemError("init: HMAC failed");
   return digest;

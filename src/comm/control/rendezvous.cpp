@@ -89,10 +89,10 @@ class ProcessBootstrap final : public Bootstrap {
 
   void watch(std::function<void(int)> lost) override {
     const std::vector<std::string> pids = exchange(std::to_string(::getpid()));
-    // A pid means the same to all only where all see the same processes; the kernel tells rank 0 how it sees the others.
+    // A pid means the same to all only where all see the same processes; the kernel tells rank 0 how it sees the
+    // others.
     bool visible = true;
-    if (rank() == 0)
-      each_peer([&](int r) { visible &= link(r).peer_pid() == std::stoi(pids[index(r)]); });
+    if (rank() == 0) each_peer([&](int r) { visible &= link(r).peer_pid() == std::stoi(pids[index(r)]); });
     visible = exchange(visible ? "yes" : "no").front() == "yes";
     std::vector<Lifeline> lifelines;
     for (int r = 0; r < size(); ++r) {
@@ -114,7 +114,8 @@ class ProcessBootstrap final : public Bootstrap {
     try {
       for (; r < size(); ++r) call(r);
     } catch (const Error& error) {
-      const std::string text = "init: rank " + std::to_string(r) + " of " + std::to_string(size()) + " was lost: " + error.what();
+      const std::string text =
+          "init: rank " + std::to_string(r) + " of " + std::to_string(size()) + " was lost: " + error.what();
       for (int other = 1; other < size(); ++other)
         if (other != r) link(other).send_refusal(text, steady_clock::now() + 1s);
       throw PeerLost(text);
@@ -170,8 +171,8 @@ std::vector<Connection> host(const Launch& launch, Deadline deadline, std::chron
     Connection connection = accept_from(listener.get(), deadline);
     if (!connection) {
       const std::string text = "init: of " + std::to_string(launch.size) + " ranks, rank " + missing(links) +
-                               " did not come within " + format_duration(timeout) + " (launcher " + launch.launcher + ", run '" +
-                               launch.job + "')";
+                               " did not come within " + format_duration(timeout) + " (launcher " + launch.launcher +
+                               ", run '" + launch.job + "')";
       refuse_all(text);
       throw Timeout(text);
     }
@@ -209,15 +210,16 @@ std::vector<Connection> join(const Launch& launch, Deadline deadline, std::chron
     hello.proof = prove(address->token, statement("client", challenge, hello, launch.job));
     connection.send_frame(bytes_of(hello), deadline);
     const auto answer = receive<Digest>(connection, deadline);
-    if (!connection.peer_is_this_user() || !same(answer, prove(address->token, statement("server", challenge, hello, launch.job))))
+    if (!connection.peer_is_this_user() ||
+        !same(answer, prove(address->token, statement("server", challenge, hello, launch.job))))
       throw SystemError("init: who answers at the address in " + path + " does not know its token");
     std::vector<Connection> links;
     links.push_back(std::move(connection));
     return links;
   }
-  throw Timeout("init: rank " + std::to_string(launch.rank) + " of " + std::to_string(launch.size) + " found no rank 0 within " +
-                format_duration(timeout) + " (launcher " + launch.launcher + ", run '" + launch.job +
-                "'); all ranks must be on this host and have the same TESSERA_RUN_ID");
+  throw Timeout("init: rank " + std::to_string(launch.rank) + " of " + std::to_string(launch.size) +
+                " found no rank 0 within " + format_duration(timeout) + " (launcher " + launch.launcher + ", run '" +
+                launch.job + "'); all ranks must be on this host and have the same TESSERA_RUN_ID");
 }
 
 }  // namespace

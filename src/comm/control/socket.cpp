@@ -103,7 +103,8 @@ void Connection::send_refusal(std::string_view text, Deadline deadline) noexcept
 std::string Connection::receive_payload(Deadline deadline) {
   std::uint32_t length = 0;
   receive_all(&length, sizeof(length), deadline);
-  if (length > kLongestFrame) throw SystemError("init: a frame of " + std::to_string(length) + " bytes is none of ours");
+  if (length > kLongestFrame)
+    throw SystemError("init: a frame of " + std::to_string(length) + " bytes is none of ours");
   std::string payload(length, '\0');
   receive_all(payload.data(), payload.size(), deadline);
   return payload;

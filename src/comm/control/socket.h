@@ -11,7 +11,8 @@ namespace tessera::comm {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// A connected socket. Every function throws Timeout at its deadline, PeerLost where the other side is gone, SystemError.
+/// A connected socket. Every function throws Timeout at its deadline, PeerLost where the other side is gone,
+/// SystemError.
 class Connection {
  public:
   Connection() = default;

@@ -20,8 +20,8 @@ class Watch::Impl {
   Impl(const std::vector<Lifeline>& lifelines, std::function<void(int)> lost) : lost_(std::move(lost)) {
     for (const Lifeline& line : lifelines) {
       if (line.connection >= 0) watch_connection(line.rank, ::dup(line.connection));
-      // A descriptor of the process itself is readable when it ends, however it ends. Old kernels have none: then the connection
-      // to or from rank 0 must do.
+      // A descriptor of the process itself is readable when it ends, however it ends. Old kernels have none: then the
+      // connection to or from rank 0 must do.
       if (line.pid > 0) watch_process(line.rank, static_cast<int>(::syscall(SYS_pidfd_open, line.pid, 0)));
     }
     thread_ = std::thread([this] { context_.run(); });
@@ -41,11 +41,12 @@ class Watch::Impl {
 
   /// Nothing is sent after the start: whatever ends the read is the end of the rank.
   void read_more(int rank, asio::posix::stream_descriptor& stream) {
-    stream.async_read_some(asio::buffer(ignored_), [this, rank, &stream](const boost::system::error_code& error, std::size_t) {
-      if (error == asio::error::operation_aborted) return;
-      if (error) return tell(rank);
-      read_more(rank, stream);
-    });
+    stream.async_read_some(asio::buffer(ignored_),
+                           [this, rank, &stream](const boost::system::error_code& error, std::size_t) {
+                             if (error == asio::error::operation_aborted) return;
+                             if (error) return tell(rank);
+                             read_more(rank, stream);
+                           });
   }
 
   void watch_process(int rank, int fd) {

@@ -9,7 +9,8 @@
 
 namespace tessera::comm {
 
-/// What tells that one rank lives: its connection, whose end tells its death, and its process (0: not visible from here).
+/// What tells that one rank lives: its connection, whose end tells its death, and its process (0: not visible from
+/// here).
 struct Lifeline {
   int rank = 0;
   int connection = -1;  ///< owned by the caller, outlives the watch; -1: none

@@ -10,11 +10,17 @@ inline constexpr EnvVariable kBackend{"TESSERA_BACKEND", TESSERA_DEFAULT_BACKEND
 inline constexpr EnvVariable kRank{"TESSERA_RANK", "", "this process's rank; with TESSERA_WORLD_SIZE it overrides the launcher's"};
 inline constexpr EnvVariable kWorldSize{"TESSERA_WORLD_SIZE", "", "number of ranks"};
 inline constexpr EnvVariable kLocalRank{"TESSERA_LOCAL_RANK", "", "rank on this host; default: the rank"};
-inline constexpr EnvVariable kLocalWorldSize{"TESSERA_LOCAL_WORLD_SIZE", "", "ranks on this host; default: the number of ranks"};
-inline constexpr EnvVariable kRunId{"TESSERA_RUN_ID", "", "what the ranks of one run have in common and no other run of this user has"};
-inline constexpr EnvVariable kLauncher{"TESSERA_LAUNCHER", "", "forces a launcher: tessera, torchrun, openmpi, pmi, slurm or none"};
-inline constexpr EnvVariable kTimeout{"TESSERA_TIMEOUT", "5m", "how long an operation, or the start, waits for the other ranks"};
-inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1", "sums follow one tree over the ranks: the same bits everywhere"};
-inline constexpr EnvVariable kAlgo{"TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
+inline constexpr EnvVariable kLocalWorldSize{"TESSERA_LOCAL_WORLD_SIZE", "",
+                                             "ranks on this host; default: the number of ranks"};
+inline constexpr EnvVariable kRunId{"TESSERA_RUN_ID", "",
+                                    "what the ranks of one run have in common and no other run of this user has"};
+inline constexpr EnvVariable kLauncher{"TESSERA_LAUNCHER", "",
+                                       "forces a launcher: tessera, torchrun, openmpi, pmi, slurm or none"};
+inline constexpr EnvVariable kTimeout{"TESSERA_TIMEOUT", "5m",
+                                      "how long an operation, or the start, waits for the other ranks"};
+inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1",
+                                            "sums follow one tree over the ranks: the same bits everywhere"};
+inline constexpr EnvVariable kAlgo{
+    "TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
 
 }  // namespace tessera::comm::env

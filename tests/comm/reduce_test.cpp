@@ -1,0 +1,84 @@
+// The arithmetic of the host backends against the plain reference.
+#include "tessera/comm/reduce.h"
+
+#include "tests/comm/support.h"
+#include "tests/conformance/reference.h"
+
+namespace tessera::comm_test {
+namespace {
+
+namespace reference = tessera::conformance;
+using reference::Bytes;
+
+Bytes run(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::size_t skew = 0) {
+  std::vector<Bytes> shifted;
+  std::vector<const void*> sources;
+  std::vector<double> factors;
+  for (const Bytes& input : inputs) {
+    shifted.emplace_back(skew);
+    shifted.back().insert(shifted.back().end(), input.begin(), input.end());
+    factors.push_back(reference::factor(static_cast<int>(factors.size())));
+  }
+  for (const Bytes& input : shifted) sources.push_back(input.data() + skew);
+  Bytes out(inputs.front().size());
+  reduce_tree(op, dtype, sources, factors, out.data(), out.size() / size_of(dtype));
+  return out;
+}
+
+TEST(Reduce, AnyNumberOfSourcesAtAnyPosition) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::u8, DType::i32,
+                            DType::i64, DType::u32, DType::u64})
+    for (const std::size_t sources : {1u, 2u, 3u, 4u, 5u, 8u, 13u, 33u})
+      for (std::size_t kind = 0; kind < 6; ++kind)
+        for (const std::size_t count : {1u, 7u, 64u, 1031u, 2500u}) {
+          std::vector<Bytes> inputs;
+          for (std::size_t r = 0; r < sources; ++r)
+            inputs.push_back(reference::make_input(dtype, count + kind, static_cast<int>(r), count));
+          const ReduceOp op{static_cast<ReduceOp::Kind>(kind), static_cast<double>(sources)};
+          const Bytes want = reference::reduce(dtype, op, inputs);
+          const Bytes got = run(dtype, op, inputs, count % 3 * size_of(dtype));
+          ASSERT_EQ(reference::first_difference(dtype, got.data(), want.data(), count), -1)
+              << name_of(dtype) << " " << name_of(op.kind) << " sources " << sources << " count " << count;
+        }
+}
+
+/// Every 16-bit value times factors that reach subnormals, ties, overflow: the kernels' conversions equal base's.
+template <class T>
+void every_value_times() {
+  std::vector<T> in(65536);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = T::of_bits(static_cast<std::uint16_t>(i));
+  for (const double factor : {1.0, 0.5, 1.0 / 3, 0.7501, 3.0, 1e-3, 6.1e-5, 0x1p-24, 0x1p-25, 1e5, -1.0009765625}) {
+    std::vector<T> out(in.size());
+    const void* source = in.data();
+    reduce_tree(ReduceOp::premul_sum(factor), dtype_of<T>, std::span(&source, 1), std::span(&factor, 1), out.data(),
+                in.size());
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      const float product = static_cast<float>(in[i]) * static_cast<float>(factor);
+      if (std::isnan(product)) {
+        ASSERT_TRUE(std::isnan(static_cast<float>(out[i]))) << i;
+      } else {
+        ASSERT_EQ(out[i].bits, T(product).bits) << i << " times " << factor;
+      }
+    }
+  }
+}
+
+TEST(Reduce, ConvertsEveryHalfAsBaseDoes) { every_value_times<f16>(); }
+TEST(Reduce, ConvertsEveryBfloatAsBaseDoes) { every_value_times<bf16>(); }
+
+TEST(Reduce, CopiesOfAnySizeAndAlignment) {
+  std::vector<std::byte> in(20'000);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::byte>(i * 7);
+  for (const bool streaming : {false, true})
+    for (const std::size_t bytes : {0u, 1u, 4095u, 4096u, 4097u, 10'001u})
+      for (const std::size_t skew : {0u, 1u, 33u}) {
+        std::vector<std::byte> out(in.size() + 64, std::byte{0xAA});
+        copy_bytes(out.data() + skew, in.data() + 3, bytes, streaming);
+        ASSERT_TRUE(std::equal(out.begin() + static_cast<std::ptrdiff_t>(skew),
+                               out.begin() + static_cast<std::ptrdiff_t>(skew + bytes), in.begin() + 3));
+        ASSERT_EQ(out[skew + bytes], std::byte{0xAA});
+      }
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -254,8 +254,8 @@ bool Group::reduce_round(Op& op) {
 
 bool Group::copy_round(Op& op) {
   const std::size_t size = size_of(op.call.in.dtype);
-  for (int turn = 0; turn < size_; ++turn) {
-    const int k = (rank_ + turn) % size_;  // each rank begins with another source
+  for (int turn = 1; turn <= size_; ++turn) {
+    const int k = (rank_ + turn) % size_;  // each rank begins with another source; its own is for when nobody is ready
     std::uint64_t& taken = op.taken_a[static_cast<std::size_t>(k)];
     const Slice whole = op.reads(k);
     if (taken >= rounds_for(op, whole.count)) continue;

@@ -2,7 +2,7 @@
 
 #include <sched.h>
 
-
+#include <algorithm>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce.h"
@@ -70,6 +70,9 @@ void Group::put_back(Op& op) noexcept {
 
 namespace {
 
+/// Up to here an operation may finish inside its call.
+constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
+
 /// Keeps an operation from being recycled, without waiting for it as a Work would.
 class Hold {
  public:
@@ -111,6 +114,7 @@ void Group::choose_way(Op& op) const {
     throw InvalidUsage("all_reduce: algorithm symmetric takes at most " + std::to_string(kEagerBytes) + " bytes, not " +
                        std::to_string(bytes) + "; see TESSERA_ALGO");
   op.symmetric = call.kind == OpKind::all_reduce && named != "direct" && bytes <= kEagerBytes;
+  op.small = bytes <= kSmallBytes;
   op.eager = op.eager_size() <= kEagerBytes && (call.kind != OpKind::all_reduce || op.symmetric);
 }
 
@@ -145,12 +149,15 @@ void Group::submit(Op& op) noexcept {
 Work Group::launch(Op& op) {
   ProgressEngine& engine = host_->engine();
   engine.try_poll(false);
-  // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it.
-  if (op.eager && engine.oversubscribed()) {
-    const Clock::time_point until = Clock::now() + std::chrono::microseconds(50);
-    for (; op.finished.load() == 0 && Clock::now() < until; engine.try_poll(false)) ::sched_yield();
-  } else if (op.eager) {
-    for (int turn = 0; turn < 200 && op.finished.load() == 0; ++turn) engine.try_poll(false);
+  // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it. So
+  // it may finish here, as long as it moves or for a moment.
+  if (op.small) {
+    const Clock::time_point until = Clock::now() + std::chrono::microseconds(engine.oversubscribed() ? 50 : 100);
+    for (int still = 0; still < 200 && op.finished.load() == 0; ++still) {
+      if (engine.try_poll(false)) still = 0;
+      if (engine.oversubscribed()) ::sched_yield();
+      if ((engine.oversubscribed() || still % 16 == 0) && Clock::now() >= until) break;
+    }
   }
   if (op.finished_well()) return {};
   engine.wake_waiters();  // who holds the lock may have looked before we submitted

@@ -22,7 +22,7 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what) {
   deadline = Clock::now() + what.timeout;
   finished.store(0);
   stage = Stage::queued;
-  eager = symmetric = internal = stages_in = stages_out = any_staged = streaming = false;
+  eager = small = symmetric = internal = stages_in = stages_out = any_staged = streaming = false;
   arrived = 0;
   sequence = fingerprint = staged = reduced = 0;
   parent = nullptr;

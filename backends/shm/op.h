@@ -54,6 +54,7 @@ class Op final : public WorkState {
   std::atomic<std::uint32_t> finished{0};
   Stage stage = Stage::queued;
   bool eager = false;
+  bool small = false;      ///< may finish inside its call
   bool symmetric = false;  ///< all_reduce where everyone reads everything
   bool internal = false;   ///< not metered
   bool stages_in = false;

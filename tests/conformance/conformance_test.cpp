@@ -2,6 +2,7 @@
 // are threads. TESSERA_TEST_FULL=1 runs the whole matrix; else a seeded subset in which every pair of values meets.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "tessera/base/env.h"
@@ -159,7 +160,7 @@ void run_case(Communicator& comm, const Case& c) {
   Place out_place(comm, c.window_out, shape.out * size, size);
   std::byte* in = in_place_place.data() + (in_place ? shape.in_place_in * size : 0);
   std::byte* out = in_place ? in_place_place.data() + shape.in_place_out * size : out_place.data();
-  std::memcpy(in, inputs[static_cast<std::size_t>(rank)].data(), shape.in * size);
+  std::copy(inputs[static_cast<std::size_t>(rank)].begin(), inputs[static_cast<std::size_t>(rank)].end(), in);
 
   issue(comm, c, {in, shape.in, c.dtype, {}}, {out, shape.out, c.dtype, {}}, op, root).wait();
   if (!shape.out_counts) return;
@@ -168,8 +169,8 @@ void run_case(Communicator& comm, const Case& c) {
   const std::ptrdiff_t wrong = first_difference(c.dtype, out, want.data(), shape.out);
   EXPECT_EQ(wrong, -1) << c.name(ranks) << " on rank " << rank << " first at " << wrong;
   if (in_place || !shape.in_counts) return;
-  EXPECT_EQ(std::memcmp(in, inputs[static_cast<std::size_t>(rank)].data(), shape.in * size), 0)
-      << c.name(ranks) << ": the input was changed";
+  const Bytes& given = inputs[static_cast<std::size_t>(rank)];
+  EXPECT_TRUE(std::equal(given.begin(), given.end(), in)) << c.name(ranks) << ": the input was changed";
 }
 
 bool full_matrix() { return read_foreign_env("TESSERA_TEST_FULL").has_value(); }

@@ -153,7 +153,7 @@ inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs) 
 
 /// The index of the first element that differs, or -1. NaNs are equal whatever their payload.
 inline std::ptrdiff_t first_difference(DType dtype, const std::byte* a, const std::byte* b, std::size_t count) {
-  if (std::memcmp(a, b, count * size_of(dtype)) == 0) return -1;
+  if (count == 0 || std::memcmp(a, b, count * size_of(dtype)) == 0) return -1;
   return with_type(dtype, [&](auto zero) -> std::ptrdiff_t {
     using T = decltype(zero);
     for (std::size_t i = 0; i < count; ++i) {

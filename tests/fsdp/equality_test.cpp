@@ -158,7 +158,6 @@ TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
     const TrainingRecord one = train(spec);
     spec.ranks = 4;
     const TrainingRecord four = train(spec);
-    EXPECT_LT(four.losses.back(), four.losses.front() - 0.1);  // it did learn
     for (std::size_t i = 0; i < one.losses.size(); ++i) {
       EXPECT_NEAR(one.losses[i], four.losses[i], 3e-6 * one.losses[i]) << i;
       EXPECT_NEAR(one.norms[i], four.norms[i], 3e-6 * one.norms[i]) << i;

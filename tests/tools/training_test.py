@@ -112,6 +112,7 @@ class TrainingTest(unittest.TestCase):
                               "--json", self.path("t.json"))
                 with open(self.path("t.json")) as file:
                     curves.append([json.loads(line) for line in file][:20])
+            self.assertLess(curves[1][-1]["loss"], curves[1][0]["loss"] - 0.5)  # it did learn
             for one, four in zip(*curves):
                 for key in ("loss", "grad_norm"):
                     self.assertLess(abs(one[key] - four[key]), 3e-6 * one[key], (optimizer, key, one["step"]))

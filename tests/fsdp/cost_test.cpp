@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -106,6 +109,59 @@ TEST(CostOfClipping, IsOneAllReducePerShardedAxis) {
     spec.engine.clip_norm = 1.0;
     EXPECT_EQ(train(spec).all_later.control.calls, calls * static_cast<unsigned>(spec.steps - 1)) << name;
   }
+}
+
+// --- overlap --------------------------------------------------------------------------------------------------------------
+
+/// An operation that takes `kLatency` from its issue on, without using a core: a link with a delay.
+constexpr auto kLatency = std::chrono::milliseconds(4);
+
+class Delayed final : public comm::WorkState {
+  using Clock = std::chrono::steady_clock;
+
+ public:
+  bool done() noexcept override { return Clock::now() >= finish_; }
+  bool wait_until(Clock::time_point until) override {
+    std::this_thread::sleep_until(std::min(until, finish_));
+    return done();
+  }
+  void wait() override { std::this_thread::sleep_until(finish_); }
+
+ protected:
+  void recycle() noexcept override { delete this; }
+
+ private:
+  const Clock::time_point finish_ = Clock::now() + kLatency;
+};
+
+class DelayedGather final : public CollectivePlugin {
+ public:
+  Works run(const CollectiveCall& call) override {
+    for (const Transfer& t : call.transfers) call.channel.all_gather(t.in, t.out, call.options).wait();
+    Works works;
+    works.add(comm::Work(new Delayed));
+    return works;
+  }
+};
+
+double exposed_ms(int prefetch) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.global_batch = 16;
+  spec.seq_len = 64;
+  spec.engine.prefetch = prefetch;
+  spec.engine.collectives.add(comm::OpKind::all_gather, "delayed", [] { return std::make_unique<DelayedGather>(); });
+  spec.engine.strategy.all_gather = "delayed";
+  std::int64_t exposed = 0;
+  for (const base::EventRecord& event : train(spec).last_events)
+    if (event.kind == base::EventKind::unshard_wait) exposed += event.duration_ns();
+  return static_cast<double>(exposed) / 1e6;
+}
+
+TEST(Overlap, PrefetchHidesGathersBehindCompute) {
+  // Forward the root and 4 blocks, backward 3 blocks (the last is kept): each fully exposed without prefetch.
+  const double without = exposed_ms(0);
+  EXPECT_GT(without, 8 * 4.0 * 0.95);
+  EXPECT_LT(exposed_ms(1), 0.85 * without);
 }
 
 // --- negative controls ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ void set_sizes(BenchPlan& plan, const BenchOptions& options) {
   plan.min_bytes = base::parse_size(options.min_bytes, "--min-bytes");
   plan.max_bytes = base::parse_size(options.max_bytes, "--max-bytes");
   plan.factor = static_cast<std::uint64_t>(base::parse_integer(options.factor, "--factor", 2, 1 << 20));
-  if (plan.min_bytes == 0) throw base::InvalidUsage("--min-bytes is 0; sizes are multiplied by --factor, so begin at 1 or more");
+  if (plan.min_bytes == 0)
+    throw base::InvalidUsage("--min-bytes is 0; sizes are multiplied by --factor, so begin at 1 or more");
   if (plan.min_bytes > plan.max_bytes)
     throw base::InvalidUsage("--min-bytes " + options.min_bytes + " is more than --max-bytes " + options.max_bytes);
 }
@@ -58,7 +59,8 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-/// The communicator of all ranks. Unlike in training, sums may be added in any order unless the environment asks for one.
+/// The communicator of all ranks. Unlike in training, sums may be added in any order unless the environment asks for
+/// one.
 std::unique_ptr<comm::Communicator> join(const BenchPlan& plan, const std::string& backend) {
   comm::Config config;
   config.backend = backend;
@@ -72,12 +74,16 @@ int run_as_child(const BenchPlan& plan, const std::string& backend) {
   const auto tell = [](const ordered_json& line) { print(line.dump() + "\n"); };
   const auto world = join(plan, backend);
   run_bench(plan, *world,
-            {.on_memcpy = [&](const MemcpySpeed& speed) { tell({{"memcpy", {speed.one_core, speed.all_ranks}}}); },
-             .on_row = [&](const BenchRow& row) {
-               ordered_json line = {{"row", to_json(row.out_of_place)}};
-               if (row.in_place) line["in_place"] = to_json(*row.in_place);
-               tell(line);
-             }});
+            {.on_memcpy =
+                 [&](const MemcpySpeed& speed) {
+                   tell({{"memcpy", {speed.one_core, speed.all_ranks}}});
+                 },
+             .on_row =
+                 [&](const BenchRow& row) {
+                   ordered_json line = {{"row", to_json(row.out_of_place)}};
+                   if (row.in_place) line["in_place"] = to_json(*row.in_place);
+                   tell(line);
+                 }});
   return 0;
 }
 
@@ -85,7 +91,8 @@ int run_in_processes(const Commands& commands, const BenchPlan& plan, const std:
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", backend});
   LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
-  // Ranks that the scheduler put on one core and leaves there wait for each other's time slices: another thing than the transport.
+  // Ranks that the scheduler put on one core and leaves there wait for each other's time slices: another thing than the
+  // transport.
   launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
   launch_plan.on_output = [&](int, std::string_view text) {
     const ordered_json line = ordered_json::parse(text);
@@ -100,7 +107,8 @@ int run_in_processes(const Commands& commands, const BenchPlan& plan, const std:
 /// As a rank that another launcher started.
 int run_here(const BenchOptions& options, const BenchPlan& plan) {
   if (plan.backends.size() > 1)
-    throw base::InvalidUsage("--backends " + joined(plan.backends) + ": under a launcher one run has one backend; start it once for each");
+    throw base::InvalidUsage("--backends " + joined(plan.backends) +
+                             ": under a launcher one run has one backend; start it once for each");
   const auto world = join(plan, plan.backends.front());
   const bool first = world->rank() == 0;
   BenchReport report(plan, options.csv);
@@ -139,30 +147,50 @@ int bench(const Commands& commands, const BenchOptions& options) {
 void add_options(CLI::App& command, BenchOptions& options) {
   std::string names;
   for (const BenchOp& op : bench_ops()) names += (names.empty() ? "" : " ") + std::string(op.name);
-  command.add_option("ops", options.ops, "operations, separated by commas: " + names)->type_name("A,B")->delimiter(',')->capture_default_str();
-  command.add_option("--ranks", options.ranks, "how many processes on this host (default: the launcher's, else 4)")->check(CLI::Range(1, 1024));
-  command.add_option("--backends,--backend", options.backends, "which to measure, one after the other (default: TESSERA_BACKEND, else shm)")
+  command.add_option("ops", options.ops, "operations, separated by commas: " + names)
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--ranks", options.ranks, "how many processes on this host (default: the launcher's, else 4)")
+      ->check(CLI::Range(1, 1024));
+  command
+      .add_option("--backends,--backend", options.backends,
+                  "which to measure, one after the other (default: TESSERA_BACKEND, else shm)")
       ->type_name("A,B")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command.add_option("--min-bytes", options.min_bytes, "the smallest total size, such as 8 or 64K")->type_name("SIZE")->capture_default_str();
+  command.add_option("--min-bytes", options.min_bytes, "the smallest total size, such as 8 or 64K")
+      ->type_name("SIZE")
+      ->capture_default_str();
   command.add_option("--max-bytes", options.max_bytes, "the largest")->type_name("SIZE")->capture_default_str();
-  command.add_option("--factor", options.factor, "each size is the one before times this")->type_name("N")->capture_default_str();
+  command.add_option("--factor", options.factor, "each size is the one before times this")
+      ->type_name("N")
+      ->capture_default_str();
   command.add_option("--dtype", options.dtype, "f32 f64 f16 bf16 i8 u8 i32 i64 u32 u64")->capture_default_str();
   command.add_option("--op", options.op, "how values are reduced: sum avg prod min max premul_sum (default: sum)");
-  command.add_option("--root", options.root, "the root of broadcast, reduce, gather and scatter (default: 0)")->type_name("RANK");
-  command.add_option("--memory", options.memory, "communicator: what the backend moves fastest; ordinary: the C library's")
+  command.add_option("--root", options.root, "the root of broadcast, reduce, gather and scatter (default: 0)")
+      ->type_name("RANK");
+  command
+      .add_option("--memory", options.memory, "communicator: what the backend moves fastest; ordinary: the C library's")
       ->check(CLI::IsMember({"communicator", "ordinary"}))
       ->capture_default_str();
-  command.add_option("--iterations", options.iterations, "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)")
+  command
+      .add_option("--iterations", options.iterations,
+                  "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)")
       ->check(CLI::Range(1, 10'000'000));
-  command.add_option("--warmup", options.warmup, "calls before them")->check(CLI::Range(0, 10'000'000))->capture_default_str();
-  command.add_flag("--check", options.check, "compare every value of one more call with the expected ones; a wrong one ends with code 1");
+  command.add_option("--warmup", options.warmup, "calls before them")
+      ->check(CLI::Range(0, 10'000'000))
+      ->capture_default_str();
+  command.add_flag("--check", options.check,
+                   "compare every value of one more call with the expected ones; a wrong one ends with code 1");
   command.add_flag("--csv", options.csv, "print CSV instead of the table");
   command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
   command.add_option("--only", options.only)->group("");  // of the ranks that this command starts
-  command.footer("Columns are those of nccl-tests; a size is the total over ranks, rounded down to what the ranks can share evenly.\n"
-                 "Ranks are bound to cores where there is one for each; to leave them free: tessera run --bind none -n N -- tessera bench ...");
+  command.footer(
+      "Columns are those of nccl-tests; a size is the total over ranks, rounded down to what the ranks can share "
+      "evenly.\n"
+      "Ranks are bound to cores where there is one for each; to leave them free: tessera run --bind none -n N -- "
+      "tessera bench ...");
 }
 
 }  // namespace
@@ -191,10 +219,12 @@ void finish_bench(const BenchOptions& options, const BenchReport& report) {
 }
 
 void add_bench(Commands& commands) {
-  CLI::App* command = commands.app.add_subcommand("bench", "time the operations between ranks, in the columns of nccl-tests");
+  CLI::App* command =
+      commands.app.add_subcommand("bench", "time the operations between ranks, in the columns of nccl-tests");
   const auto options = std::make_shared<BenchOptions>();
   add_options(*command, *options);
-  command->callback([&commands, options] { commands.chosen = [&commands, options] { return bench(commands, *options); }; });
+  command->callback(
+      [&commands, options] { commands.chosen = [&commands, options] { return bench(commands, *options); }; });
 }
 
 }  // namespace tessera::tools

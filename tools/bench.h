@@ -30,7 +30,8 @@ struct BenchOptions {
   std::string only;  ///< set in the ranks: the backend that this process runs
 };
 
-/// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what to do.
+/// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what
+/// to do.
 BenchPlan make_bench_plan(const BenchOptions& options, int ranks);
 
 /// Writes the JSON, and throws CheckFailed (exit code 1) where a value was wrong.

@@ -9,13 +9,16 @@
 namespace tessera::tools {
 namespace {
 
-std::size_t rounded_up(std::size_t bytes) { return (bytes + base::kAlignment - 1) / base::kAlignment * base::kAlignment; }
+std::size_t rounded_up(std::size_t bytes) {
+  return (bytes + base::kAlignment - 1) / base::kAlignment * base::kAlignment;
+}
 
 /// The rest of a pass, and all of it where there are no vectors.
 void combine_words(const CombinePass& pass, std::size_t begin) {
   for (std::size_t at = begin; at < pass.bytes; ++at) {
     auto sum = std::to_integer<unsigned>(pass.from[at]);
-    for (int k = 1; k < pass.sources; ++k) sum += std::to_integer<unsigned>(pass.from[static_cast<std::size_t>(k) * pass.stride + at]);
+    for (int k = 1; k < pass.sources; ++k)
+      sum += std::to_integer<unsigned>(pass.from[static_cast<std::size_t>(k) * pass.stride + at]);
     pass.to[at] = static_cast<std::byte>(sum);
   }
 }
@@ -58,8 +61,10 @@ std::size_t combine_sse2(const CombinePass& pass) {
       sum = _mm_add_epi32(sum, _mm_load_si128(reinterpret_cast<const __m128i*>(from)));
     }
     auto* to = reinterpret_cast<__m128i*>(pass.to + at);
-    if constexpr (kStream) _mm_stream_si128(to, sum);
-    else _mm_store_si128(to, sum);
+    if constexpr (kStream)
+      _mm_stream_si128(to, sum);
+    else
+      _mm_store_si128(to, sum);
   }
   if constexpr (kStream) _mm_sfence();
   return whole;
@@ -84,7 +89,8 @@ void combine_pass(const CombinePass& pass, Stores stores) {
 
 PrivateMemory::PrivateMemory(base::MemoryPool& pool, const BenchTraffic& largest) {
   const std::size_t to = rounded_up(largest.combined) + rounded_up(largest.copied);
-  const std::size_t from = rounded_up(largest.combined) * static_cast<std::size_t>(largest.sources) + rounded_up(largest.copied);
+  const std::size_t from =
+      rounded_up(largest.combined) * static_cast<std::size_t>(largest.sources) + rounded_up(largest.copied);
   from_ = pool.allocate(from, base::MemoryUse::other);
   to_ = pool.allocate(to, base::MemoryUse::other);
   if (from != 0) std::memset(from_.data(), 1, from);  // memory that was never written is one cached page of zeros

@@ -1,4 +1,5 @@
-// What the memory of this machine allows: the loads and stores of an operation on private memory, without synchronisation.
+// What the memory of this machine allows: the loads and stores of an operation on private memory, without
+// synchronisation.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@ namespace tessera::tools {
 
 enum class Stores : std::uint8_t { plain, non_temporal };
 
-/// Private memory of one rank, faulted in, and passes over it. Distinct addresses of the operation are distinct here too.
+/// Private memory of one rank, faulted in, and passes over it. Distinct addresses of the operation are distinct here
+/// too.
 class PrivateMemory {
  public:
   /// Room for every traffic up to this one.
@@ -24,7 +26,8 @@ class PrivateMemory {
   base::Buffer to_;
 };
 
-/// dst = the sum, word by word, of `sources` pieces that lie `stride` bytes apart. Everything is aligned to base::kAlignment.
+/// dst = the sum, word by word, of `sources` pieces that lie `stride` bytes apart. Everything is aligned to
+/// base::kAlignment.
 struct CombinePass {
   const std::byte* from = nullptr;
   std::size_t stride = 0;

@@ -21,27 +21,36 @@ std::string value_of_variable(std::string_view name) {
 
 comm::Work BenchCall::start(comm::Communicator& world) const {
   switch (id) {
-    case Id::all_reduce: return world.all_reduce(in, out, op);
-    case Id::all_gather: return world.all_gather(in, out);
-    case Id::reduce_scatter: return world.reduce_scatter(in, out, op);
-    case Id::broadcast: return world.broadcast(in, out, root);
-    case Id::reduce: return world.reduce(in, out, op, root);
-    case Id::gather: return world.gather(in, out, root);
-    case Id::scatter: return world.scatter(in, out, root);
-    case Id::all_to_all: return world.all_to_all(in, out);
+    case Id::all_reduce:
+      return world.all_reduce(in, out, op);
+    case Id::all_gather:
+      return world.all_gather(in, out);
+    case Id::reduce_scatter:
+      return world.reduce_scatter(in, out, op);
+    case Id::broadcast:
+      return world.broadcast(in, out, root);
+    case Id::reduce:
+      return world.reduce(in, out, op, root);
+    case Id::gather:
+      return world.gather(in, out, root);
+    case Id::scatter:
+      return world.scatter(in, out, root);
+    case Id::all_to_all:
+      return world.all_to_all(in, out);
     case Id::send_recv: {
       const int n = world.size();
       const std::array parts = {comm::PointToPoint::send(in, (world.rank() + 1) % n),
                                 comm::PointToPoint::recv(out, (world.rank() + n - 1) % n)};
       return world.batch(parts);
     }
-    case Id::barrier: break;
+    case Id::barrier:
+      break;
   }
   return world.barrier();
 }
 
-BenchBuffers::BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data, const BenchShape& largest,
-                           bool communicator_memory)
+BenchBuffers::BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data,
+                           const BenchShape& largest, bool communicator_memory)
     : data_(data), rank_(world.rank()) {
   const auto allocate = [&](std::size_t count) {
     const std::size_t bytes = count * base::size_of(data.dtype);
@@ -59,12 +68,18 @@ BenchBuffers::Pointers BenchBuffers::pointers(const BenchShape& shape, bool in_p
   const std::size_t part = static_cast<std::size_t>(rank_) * shape.count * base::size_of(data_.dtype);
   const bool root = rank_ == data_.root;
   switch (data_.op->id) {
-    case Id::all_gather: return {out + part, out};
-    case Id::gather: return {root ? out + part : in, out};
-    case Id::reduce_scatter: return {in, in + part};
-    case Id::scatter: return {in, root ? in + part : out};
-    case Id::reduce: return {root ? out : in, out};
-    default: return {out, out};
+    case Id::all_gather:
+      return {out + part, out};
+    case Id::gather:
+      return {root ? out + part : in, out};
+    case Id::reduce_scatter:
+      return {in, in + part};
+    case Id::scatter:
+      return {in, root ? in + part : out};
+    case Id::reduce:
+      return {root ? out : in, out};
+    default:
+      return {out, out};
   }
 }
 

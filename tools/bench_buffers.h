@@ -23,7 +23,8 @@ struct BenchCall {
 /// In place one of the two buffers serves both sides: the larger one.
 class BenchBuffers {
  public:
-  BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data, const BenchShape& largest, bool communicator_memory);
+  BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data, const BenchShape& largest,
+               bool communicator_memory);
 
   /// Fresh inputs; everything else that the call will touch is poisoned.
   void fill(const BenchShape& shape, bool in_place);
@@ -42,8 +43,8 @@ class BenchBuffers {
   base::Buffer out_;
 };
 
-/// Which algorithm carries an operation at a size, as far as can be told from outside: TESSERA_ALGO's choice; else the only one that
-/// the backend has; else "auto".
+/// Which algorithm carries an operation at a size, as far as can be told from outside: TESSERA_ALGO's choice; else the
+/// only one that the backend has; else "auto".
 class AlgorithmNames {
  public:
   explicit AlgorithmNames(const comm::Capabilities& capabilities);

@@ -16,16 +16,26 @@ using Id = BenchOp::Id;
 template <class F>
 auto with_type(DType dtype, F&& call) {
   switch (dtype) {
-    case DType::f32: return call(float{});
-    case DType::f64: return call(double{});
-    case DType::f16: return call(base::f16{});
-    case DType::bf16: return call(base::bf16{});
-    case DType::i8: return call(std::int8_t{});
-    case DType::u8: return call(std::uint8_t{});
-    case DType::i32: return call(std::int32_t{});
-    case DType::i64: return call(std::int64_t{});
-    case DType::u32: return call(std::uint32_t{});
-    case DType::u64: break;
+    case DType::f32:
+      return call(float{});
+    case DType::f64:
+      return call(double{});
+    case DType::f16:
+      return call(base::f16{});
+    case DType::bf16:
+      return call(base::bf16{});
+    case DType::i8:
+      return call(std::int8_t{});
+    case DType::u8:
+      return call(std::uint8_t{});
+    case DType::i32:
+      return call(std::int32_t{});
+    case DType::i64:
+      return call(std::int64_t{});
+    case DType::u32:
+      return call(std::uint32_t{});
+    case DType::u64:
+      break;
   }
   return call(std::uint64_t{});
 }
@@ -36,8 +46,10 @@ using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <class T>
 T from_integer(std::int64_t value) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(value);
-  else return static_cast<T>(static_cast<Wide<T>>(value));
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(value);
+  else
+    return static_cast<T>(static_cast<Wide<T>>(value));
 }
 
 /// 32 well-mixed bits.
@@ -51,10 +63,14 @@ std::uint32_t mix(int rank, std::size_t i) {
 int exact_bits(DType dtype) {
   switch (dtype) {
     case DType::i8:
-    case DType::u8: return 7;
-    case DType::bf16: return 8;
-    case DType::f16: return 11;
-    default: return 24;
+    case DType::u8:
+      return 7;
+    case DType::bf16:
+      return 8;
+    case DType::f16:
+      return 11;
+    default:
+      return 24;
   }
 }
 
@@ -63,7 +79,8 @@ constexpr int kMostAddends = 16;            // other ranks give 0 here, and some
 constexpr int kMostFactors = 6;             // 2^6 fits i8
 constexpr std::int64_t kLargestFactor = 2;  // of premul_sum
 
-/// How the inputs of one case are drawn: of n ranks `active` give low .. low + range - 1 for an element, the others `rest`.
+/// How the inputs of one case are drawn: of n ranks `active` give low .. low + range - 1 for an element, the others
+/// `rest`.
 struct Draw {
   int ranks = 1;
   int active = 1;
@@ -72,7 +89,8 @@ struct Draw {
   std::int64_t rest = 0;
 
   std::int64_t operator()(int rank, std::size_t i) const {
-    if (active < ranks && (static_cast<std::size_t>(rank) + i) % static_cast<std::size_t>(ranks) >= static_cast<std::size_t>(active))
+    if (active < ranks &&
+        (static_cast<std::size_t>(rank) + i) % static_cast<std::size_t>(ranks) >= static_cast<std::size_t>(active))
       return rest;
     return low + static_cast<std::int64_t>(mix(rank, i) * range >> 32);
   }
@@ -97,11 +115,20 @@ std::int64_t combined(const BenchData& data, const Draw& draw, std::size_t i) {
   for (int rank = 1; rank < data.ranks; ++rank) {
     const std::int64_t value = draw(rank, i);
     switch (data.redop) {
-      case Kind::prod: result *= value; break;
-      case Kind::min: result = std::min(result, value); break;
-      case Kind::max: result = std::max(result, value); break;
-      case Kind::premul_sum: result += value * premul_factor(rank); break;
-      default: result += value;
+      case Kind::prod:
+        result *= value;
+        break;
+      case Kind::min:
+        result = std::min(result, value);
+        break;
+      case Kind::max:
+        result = std::max(result, value);
+        break;
+      case Kind::premul_sum:
+        result += value * premul_factor(rank);
+        break;
+      default:
+        result += value;
     }
   }
   return result;
@@ -117,15 +144,20 @@ bool same(T got, T expected, bool rounded) {
     const auto b = static_cast<W>(expected);
     if (a == b) return true;
     // One unit in the last place, relative to the smaller neighbour.
-    const double unit = std::is_same_v<T, double> ? 0x1p-52 : std::is_same_v<T, float> ? 0x1p-23 : std::is_same_v<T, base::f16> ? 0x1p-10 : 0x1p-7;
+    const double unit = std::is_same_v<T, double>      ? 0x1p-52
+                        : std::is_same_v<T, float>     ? 0x1p-23
+                        : std::is_same_v<T, base::f16> ? 0x1p-10
+                                                       : 0x1p-7;
     return rounded && std::abs(a - b) <= static_cast<W>(unit) * std::abs(b);
   }
 }
 
 template <class T>
 T divided(std::int64_t sum, int ranks) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(sum / ranks);
-  else return static_cast<T>(static_cast<Wide<T>>(sum) / static_cast<Wide<T>>(ranks));
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(sum / ranks);
+  else
+    return static_cast<T>(static_cast<Wide<T>>(sum) / static_cast<Wide<T>>(ranks));
 }
 
 template <class T>
@@ -168,12 +200,18 @@ std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape
   const bool root = rank == data.root;
   std::vector<ExpectedPart> parts;
   switch (data.op->id) {
-    case Id::all_reduce: return {{0, ExpectedPart::kAll, 0, shape.count}};
-    case Id::reduce_scatter: return {{0, ExpectedPart::kAll, own, shape.count}};
-    case Id::broadcast: return {{0, data.root, 0, shape.count}};
-    case Id::scatter: return {{0, data.root, own, shape.count}};
-    case Id::send_recv: return {{0, (rank + data.ranks - 1) % data.ranks, 0, shape.count}};
-    case Id::barrier: return {};
+    case Id::all_reduce:
+      return {{0, ExpectedPart::kAll, 0, shape.count}};
+    case Id::reduce_scatter:
+      return {{0, ExpectedPart::kAll, own, shape.count}};
+    case Id::broadcast:
+      return {{0, data.root, 0, shape.count}};
+    case Id::scatter:
+      return {{0, data.root, own, shape.count}};
+    case Id::send_recv:
+      return {{0, (rank + data.ranks - 1) % data.ranks, 0, shape.count}};
+    case Id::barrier:
+      return {};
     case Id::reduce:
       if (root) parts.push_back({0, ExpectedPart::kAll, 0, shape.count});
       return parts;
@@ -183,7 +221,8 @@ std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape
     case Id::all_gather:
     case Id::all_to_all:
       for (int k = 0; k < data.ranks; ++k)
-        parts.push_back({static_cast<std::size_t>(k) * shape.count, k, data.op->id == Id::all_to_all ? own : 0, shape.count});
+        parts.push_back(
+            {static_cast<std::size_t>(k) * shape.count, k, data.op->id == Id::all_to_all ? own : 0, shape.count});
   }
   return parts;
 }
@@ -191,7 +230,8 @@ std::vector<ExpectedPart> expected_parts(const BenchData& data, const BenchShape
 std::uint64_t count_wrong(const BenchData& data, const BenchShape& shape, int rank, const void* out) {
   std::uint64_t wrong = 0;
   for (const ExpectedPart& part : expected_parts(data, shape, rank))
-    wrong += with_type(data.dtype, [&](auto zero) { return wrong_in(data, part, static_cast<const decltype(zero)*>(out)); });
+    wrong +=
+        with_type(data.dtype, [&](auto zero) { return wrong_in(data, part, static_cast<const decltype(zero)*>(out)); });
   return wrong;
 }
 

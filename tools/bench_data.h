@@ -1,8 +1,9 @@
 // The values that `bench --check` sends, and those it must get back, computed without communication.
 //
-// Element i of rank r's input is a function of r and i. Inputs of sums and products are small whole numbers, chosen so that every
-// partial result in any order is exact in every dtype: whatever order a backend adds in, one wrong bit is a wrong value. Only avg
-// over floating types may differ by one unit in the last place, since a backend may divide before or after it rounds.
+// Element i of rank r's input is a function of r and i. Inputs of sums and products are small whole numbers, chosen so
+// that every partial result in any order is exact in every dtype: whatever order a backend adds in, one wrong bit is a
+// wrong value. Only avg over floating types may differ by one unit in the last place, since a backend may divide before
+// or after it rounds.
 #pragma once
 
 #include <cstddef>

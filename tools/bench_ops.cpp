@@ -14,7 +14,11 @@ using Id = BenchOp::Id;
 constexpr std::array<BenchOp, 10> kOps = {{
     {.id = Id::all_reduce, .name = "all_reduce", .kind = OpKind::all_reduce, .reduces = true, .in_place = true},
     {.id = Id::all_gather, .name = "all_gather", .kind = OpKind::all_gather, .in_place = true},
-    {.id = Id::reduce_scatter, .name = "reduce_scatter", .kind = OpKind::reduce_scatter, .reduces = true, .in_place = true},
+    {.id = Id::reduce_scatter,
+     .name = "reduce_scatter",
+     .kind = OpKind::reduce_scatter,
+     .reduces = true,
+     .in_place = true},
     {.id = Id::broadcast, .name = "broadcast", .kind = OpKind::broadcast, .rooted = true, .in_place = true},
     {.id = Id::reduce, .name = "reduce", .kind = OpKind::reduce, .reduces = true, .rooted = true, .in_place = true},
     {.id = Id::gather, .name = "gather", .kind = OpKind::gather, .rooted = true, .in_place = true},
@@ -44,25 +48,33 @@ BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype
   const std::size_t part = all / n;
   switch (op.id) {
     case Id::all_gather:
-    case Id::gather: return {part * n * element, part, part, part * n};
+    case Id::gather:
+      return {part * n * element, part, part, part * n};
     case Id::reduce_scatter:
-    case Id::scatter: return {part * n * element, part, part * n, part};
-    case Id::all_to_all: return {part * n * element, part, part * n, part * n};
-    case Id::barrier: return {};
-    default: return {all * element, all, all, all};
+    case Id::scatter:
+      return {part * n * element, part, part * n, part};
+    case Id::all_to_all:
+      return {part * n * element, part, part * n, part * n};
+    case Id::barrier:
+      return {};
+    default:
+      return {all * element, all, all, all};
   }
 }
 
 double bus_factor(const BenchOp& op, int ranks) {
   const double others = static_cast<double>(ranks - 1) / ranks;
   switch (op.id) {
-    case Id::all_reduce: return 2 * others;
+    case Id::all_reduce:
+      return 2 * others;
     case Id::all_gather:
     case Id::reduce_scatter:
     case Id::gather:
     case Id::scatter:
-    case Id::all_to_all: return others;
-    default: return 1;
+    case Id::all_to_all:
+      return others;
+    default:
+      return 1;
   }
 }
 
@@ -78,13 +90,20 @@ BenchTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const Ben
       const std::size_t slice = (shape.count / n + longer) * (shape.bytes / shape.count);
       return {place.ranks, slice, shape.bytes - slice};
     }
-    case Id::reduce_scatter: return {place.ranks, part, 0};
-    case Id::reduce: return root ? BenchTraffic{place.ranks, shape.bytes, 0} : BenchTraffic{};
-    case Id::all_gather: return {0, 0, in_place ? shape.bytes - part : shape.bytes};
-    case Id::gather: return {0, 0, !root ? 0 : (in_place ? shape.bytes - part : shape.bytes)};
-    case Id::broadcast: return {0, 0, root && in_place ? 0 : shape.bytes};
-    case Id::scatter: return {0, 0, root && in_place ? 0 : part};
-    default: return {0, 0, shape.bytes};
+    case Id::reduce_scatter:
+      return {place.ranks, part, 0};
+    case Id::reduce:
+      return root ? BenchTraffic{place.ranks, shape.bytes, 0} : BenchTraffic{};
+    case Id::all_gather:
+      return {0, 0, in_place ? shape.bytes - part : shape.bytes};
+    case Id::gather:
+      return {0, 0, !root ? 0 : (in_place ? shape.bytes - part : shape.bytes)};
+    case Id::broadcast:
+      return {0, 0, root && in_place ? 0 : shape.bytes};
+    case Id::scatter:
+      return {0, 0, root && in_place ? 0 : part};
+    default:
+      return {0, 0, shape.bytes};
   }
 }
 

@@ -36,8 +36,8 @@ std::span<const BenchOp> bench_ops();
 /// Throws InvalidUsage listing the known names.
 const BenchOp& bench_op(std::string_view name);
 
-/// One size of one operation. `bytes` is the total, as nccl-tests counts: the larger of the two buffers. Where the operation
-/// cuts a buffer in parts, `count` is that of one part and what is left over is not sent.
+/// One size of one operation. `bytes` is the total, as nccl-tests counts: the larger of the two buffers. Where the
+/// operation cuts a buffer in parts, `count` is that of one part and what is left over is not sent.
 struct BenchShape {
   std::size_t bytes = 0;      ///< the column `size`
   std::size_t count = 0;      ///< the column `count`: elements, per rank where the operation has a part for each rank
@@ -46,11 +46,13 @@ struct BenchShape {
 };
 BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype, int ranks);
 
-/// busbw / algbw, by nccl-tests' doc/PERFORMANCE.md: how much of `bytes` must cross the busiest link of an ideal machine.
+/// busbw / algbw, by nccl-tests' doc/PERFORMANCE.md: how much of `bytes` must cross the busiest link of an ideal
+/// machine.
 double bus_factor(const BenchOp& op, int ranks);
 
 /// What one rank does in the `direct` algorithm when every buffer can be read in place: it combines `sources` pieces of
-/// `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads and stores them).
+/// `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads and stores
+/// them).
 struct BenchTraffic {
   int sources = 0;
   std::size_t combined = 0;

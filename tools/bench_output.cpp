@@ -8,11 +8,14 @@ namespace tessera::tools {
 namespace {
 
 constexpr const char* kHeader =
-    "#                                                              out-of-place                       in-place          "
+    "#                                                              out-of-place                       in-place        "
+    "  "
     "           out-of-place (us)\n"
-    "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong"
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  "
+    "#wrong"
     "      p50      p99      min      max\n"
-    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)        \n";
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)    "
+    "    \n";
 
 /// A time in the seven columns that nccl-tests gives it: fewer decimals for longer ones.
 std::string time_text(double microseconds) {
@@ -36,34 +39,40 @@ std::string table_line(const BenchPlan& plan, const BenchRow& row) {
   const BenchOp& op = bench_op(r.op);
   const BenchShape shape = bench_shape(op, r.bytes, plan.dtype, plan.ranks);
   const BenchTimes& t = r.time_us;
-  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}  {:>7}  {:>7}  {:>7}  {:>7}\n", r.bytes, shape.count, r.dtype,
-                     redop_of(plan, op), root_of(plan, op), side(&r), side(row.in_place ? &*row.in_place : nullptr),
-                     time_text(t.median), time_text(t.p99), time_text(t.min), time_text(t.max));
+  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}  {:>7}  {:>7}  {:>7}  {:>7}\n", r.bytes, shape.count,
+                     r.dtype, redop_of(plan, op), root_of(plan, op), side(&r),
+                     side(row.in_place ? &*row.in_place : nullptr), time_text(t.median), time_text(t.p99),
+                     time_text(t.min), time_text(t.max));
 }
 
 std::string csv_line(const BenchPlan& plan, const BenchResult& r) {
   const BenchOp& op = bench_op(r.op);
   return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks, r.bytes,
-                     bench_shape(op, r.bytes, plan.dtype, plan.ranks).count, r.dtype, redop_of(plan, op), root_of(plan, op),
-                     r.in_place ? "true" : "false", r.memory, r.algorithm, r.time_us.median, r.time_us.p99, r.time_us.min, r.time_us.max,
-                     r.algbw_gbps, r.busbw_gbps, r.wrong ? fmt::to_string(*r.wrong) : "", r.bound_us);
+                     bench_shape(op, r.bytes, plan.dtype, plan.ranks).count, r.dtype, redop_of(plan, op),
+                     root_of(plan, op), r.in_place ? "true" : "false", r.memory, r.algorithm, r.time_us.median,
+                     r.time_us.p99, r.time_us.min, r.time_us.max, r.algbw_gbps, r.busbw_gbps,
+                     r.wrong ? fmt::to_string(*r.wrong) : "", r.bound_us);
 }
 
 }  // namespace
 
 std::string BenchReport::begin() {
   if (csv_)
-    return "backend,op,ranks,bytes,count,dtype,redop,root,in_place,memory,algorithm,median_us,p99_us,min_us,max_us,algbw_gbps,"
+    return "backend,op,ranks,bytes,count,dtype,redop,root,in_place,memory,algorithm,median_us,p99_us,min_us,max_us,"
+           "algbw_gbps,"
            "busbw_gbps,wrong,bound_us\n";
-  return fmt::format("# tessera {} bench: ranks {}, memory {}, time is the median over iterations of the slowest rank's, GB = 1e9 bytes\n",
-                     kVersion, plan_.ranks, plan_.communicator_memory ? "communicator" : "ordinary");
+  return fmt::format(
+      "# tessera {} bench: ranks {}, memory {}, time is the median over iterations of the slowest rank's, GB = 1e9 "
+      "bytes\n",
+      kVersion, plan_.ranks, plan_.communicator_memory ? "communicator" : "ordinary");
 }
 
 std::string BenchReport::add(const MemcpySpeed& speed) {
   if (memcpy_) return "";
   memcpy_ = speed;
   if (csv_) return "";
-  return fmt::format("# memcpy: {:.2f} GB/s by one rank alone, {:.2f} by all at once\n", speed.one_core, speed.all_ranks);
+  return fmt::format("# memcpy: {:.2f} GB/s by one rank alone, {:.2f} by all at once\n", speed.one_core,
+                     speed.all_ranks);
 }
 
 std::string BenchReport::begin_block(const BenchResult& first) {
@@ -103,7 +112,9 @@ nlohmann::ordered_json BenchReport::json() const {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   for (const BenchResult& result : results_) results.push_back(to_json(result));
   const MemcpySpeed speed = memcpy_.value_or(MemcpySpeed{});
-  return {{"ranks", plan_.ranks}, {"results", results}, {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+  return {{"ranks", plan_.ranks},
+          {"results", results},
+          {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
 }
 
 std::string BenchReport::failure() const {
@@ -115,8 +126,8 @@ std::string BenchReport::failure() const {
     wrong += *result.wrong;
   }
   if (first == nullptr) return "";
-  return fmt::format("--check: {} wrong values; the first in {} of {} bytes ({}, backend {}): {}", wrong, first->op, first->bytes,
-                     first->in_place ? "in place" : "out of place", first->backend, *first->wrong);
+  return fmt::format("--check: {} wrong values; the first in {} of {} bytes ({}, backend {}): {}", wrong, first->op,
+                     first->bytes, first->in_place ? "in place" : "out of place", first->backend, *first->wrong);
 }
 
 }  // namespace tessera::tools

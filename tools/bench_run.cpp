@@ -44,7 +44,9 @@ std::vector<double> measure(comm::Communicator& world, Repeats repeats, F&& body
 
 double median_of(std::vector<double> samples) { return bench_times(std::move(samples)).median; }
 
-double gigabytes_per_second(double bytes, double microseconds) { return microseconds > 0 ? bytes / microseconds * 1e-3 : 0; }
+double gigabytes_per_second(double bytes, double microseconds) {
+  return microseconds > 0 ? bytes / microseconds * 1e-3 : 0;
+}
 
 MemcpySpeed measure_memcpy(comm::Communicator& world, base::MemoryPool& pool) {
   const std::size_t bytes = std::min(kMemcpyBytes, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
@@ -88,7 +90,8 @@ class Bench {
     }
   }
 
-  BenchResult measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, const PrivateMemory& memory, bool in_place) {
+  BenchResult measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers,
+                           const PrivateMemory& memory, bool in_place) {
     const Repeats repeats{plan_.warmup, plan_.iterations.value_or(default_iterations(shape.bytes))};
     buffers.fill(shape, in_place);
     const BenchCall call = buffers.call(shape, in_place);
@@ -109,7 +112,9 @@ class Bench {
 
   double measure_bound(const BenchTraffic& traffic, const PrivateMemory& memory, Repeats repeats) {
     const Repeats fewer{1, std::clamp(repeats.iterations / 2, 3, 20)};
-    const auto with = [&](Stores stores) { return median_of(measure(world_, fewer, [&] { memory.run(traffic, stores); })); };
+    const auto with = [&](Stores stores) {
+      return median_of(measure(world_, fewer, [&] { memory.run(traffic, stores); }));
+    };
     const double plain = with(Stores::plain);
     return std::min(plain, with(Stores::non_temporal));
   }
@@ -166,7 +171,8 @@ nlohmann::ordered_json to_json(const BenchResult& r) {
           {"op", r.op},
           {"bytes", r.bytes},
           {"dtype", r.dtype},
-          {"time_us", {{"median", r.time_us.median}, {"p99", r.time_us.p99}, {"min", r.time_us.min}, {"max", r.time_us.max}}},
+          {"time_us",
+           {{"median", r.time_us.median}, {"p99", r.time_us.p99}, {"min", r.time_us.min}, {"max", r.time_us.max}}},
           {"algbw_gbps", r.algbw_gbps},
           {"busbw_gbps", r.busbw_gbps},
           {"wrong", r.wrong ? nlohmann::ordered_json(*r.wrong) : nlohmann::ordered_json()},

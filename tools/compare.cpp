@@ -79,13 +79,15 @@ struct OneRun {
   std::string trace;
 };
 
-OneRun run_here(const TrainPlan& plan, const std::string& strategy, const std::function<void(const StepReport&)>& on_step) {
+OneRun run_here(const TrainPlan& plan, const std::string& strategy,
+                const std::function<void(const StepReport&)>& on_step) {
   const auto ledger = std::make_shared<base::Ledger>();
   const auto world = join_world({.ranks = plan.ranks,
                                  .backend = plan.options.backend_given ? plan.options.backend : "",
                                  .algorithms = kPinnedAlgorithm,
                                  .ledger = ledger});
-  const TrainingOutcome outcome = run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
+  const TrainingOutcome outcome =
+      run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
   return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step)};
 }
 
@@ -117,19 +119,22 @@ int run_in_processes(const Commands& commands, const TrainPlan& plan, const std:
       run.trace = message["trace"];
       return;
     }
-    progress.show(fmt::format("{} step {}/{} loss {:.4f} {:.0f} tokens/s", strategy, message["step"].get<std::int64_t>(), plan.options.steps,
-                              message["loss"].get<double>(), message["tokens_per_second"].get<double>()));
+    progress.show(fmt::format("{} step {}/{} loss {:.4f} {:.0f} tokens/s", strategy,
+                              message["step"].get<std::int64_t>(), plan.options.steps, message["loss"].get<double>(),
+                              message["tokens_per_second"].get<double>()));
   };
   return launch(launch_plan);
 }
 
-void write_outputs(const CompareOptions& options, const Comparison& comparison, const std::vector<std::string>& traces) {
+void write_outputs(const CompareOptions& options, const Comparison& comparison,
+                   const std::vector<std::string>& traces) {
   fmt::print("{}{}\n", comparison_table(comparison), equality_statement(comparison));
   if (!options.json.empty()) write_file(options.json, to_json(comparison).dump(1) + "\n");
   if (!options.report.empty()) write_file(options.report, report_page({comparison}));
   if (options.trace.empty()) return;
   if (traces.size() == 1) return write_file(options.trace, traces[0]);
-  for (std::size_t i = 0; i < traces.size(); ++i) write_file(options.trace + "." + comparison.runs[i].strategy + ".json", traces[i]);
+  for (std::size_t i = 0; i < traces.size(); ++i)
+    write_file(options.trace + "." + comparison.runs[i].strategy + ".json", traces[i]);
 }
 
 int compare(const Commands& commands, const CompareOptions& options) {
@@ -146,7 +151,8 @@ int compare(const Commands& commands, const CompareOptions& options) {
     check_writable("--trace", options.trace);
     check_writable("--report", options.report);
   }
-  Comparison comparison{options.init.empty() ? options.model : options.init, plan.parameters, ranks, options.backend, options.steps, {}};
+  Comparison comparison{
+      options.init.empty() ? options.model : options.init, plan.parameters, ranks, options.backend, options.steps, {}};
   std::vector<std::string> traces;
   for (const std::string& strategy : strategies) {
     OneRun run;
@@ -166,13 +172,17 @@ int compare(const Commands& commands, const CompareOptions& options) {
 }  // namespace
 
 void add_compare(Commands& commands) {
-  CLI::App* command = commands.app.add_subcommand("compare", "train the same model under several strategies, and show what each costs");
+  CLI::App* command =
+      commands.app.add_subcommand("compare", "train the same model under several strategies, and show what each costs");
   const auto options = std::make_shared<CompareOptions>();
   add_train_options(*command, *options);
-  command->add_option("--strategies", options->strategies, "which to run (default: ddp zero1 zero2 fsdp hsdp)")->type_name("A,B")->delimiter(',');
+  command->add_option("--strategies", options->strategies, "which to run (default: ddp zero1 zero2 fsdp hsdp)")
+      ->type_name("A,B")
+      ->delimiter(',');
   command->add_option("--report", options->report, "write a page with pictures")->type_name("FILE.html");
   command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
-  command->callback([&commands, options] { commands.chosen = [&commands, options] { return compare(commands, *options); }; });
+  command->callback(
+      [&commands, options] { commands.chosen = [&commands, options] { return compare(commands, *options); }; });
 }
 
 }  // namespace tessera::tools

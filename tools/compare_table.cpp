@@ -12,7 +12,8 @@ using nlohmann::ordered_json;
 ordered_json to_json(const Comparison& c) {
   ordered_json runs = ordered_json::array();
   for (const RunResult& run : c.runs) runs.push_back(to_json(run));
-  return {{"model", c.model}, {"parameters", c.parameters}, {"ranks", c.ranks}, {"backend", c.backend}, {"steps", c.steps}, {"runs", runs}};
+  return {{"model", c.model},     {"parameters", c.parameters}, {"ranks", c.ranks},
+          {"backend", c.backend}, {"steps", c.steps},           {"runs", runs}};
 }
 
 namespace {
@@ -44,16 +45,18 @@ Row row_of(const RunResult& r) {
 }  // namespace
 
 std::string comparison_table(const Comparison& c) {
-  std::vector<Row> rows = {{"strategy", "mesh", "last loss", "parameters", "gradients", "optimizer", "peak", "all_gather", "reduce_scatter",
-                            "all_reduce", "step ms", "exposed", "tokens/s"}};
+  std::vector<Row> rows = {{"strategy", "mesh", "last loss", "parameters", "gradients", "optimizer", "peak",
+                            "all_gather", "reduce_scatter", "all_reduce", "step ms", "exposed", "tokens/s"}};
   for (const RunResult& run : c.runs) rows.push_back(row_of(run));
   std::vector<std::size_t> widths(rows[0].size(), 0);
   for (const Row& row : rows)
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  std::string text = fmt::format("{}: {} parameters, {} ranks over {}, {} steps. Memory is per rank; calls / bytes sent are per rank and step.\n", c.model,
-                                 c.parameters, c.ranks, c.backend, c.steps);
+  std::string text = fmt::format(
+      "{}: {} parameters, {} ranks over {}, {} steps. Memory is per rank; calls / bytes sent are per rank and step.\n",
+      c.model, c.parameters, c.ranks, c.backend, c.steps);
   for (const Row& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) text += i == 0 ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
+    for (std::size_t i = 0; i < row.size(); ++i)
+      text += i == 0 ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
     text += '\n';
   }
   return text;
@@ -62,7 +65,9 @@ std::string comparison_table(const Comparison& c) {
 std::string equality_statement(const Comparison& c) {
   std::vector<std::pair<std::string, std::vector<const RunResult*>>> groups;
   for (const RunResult& run : c.runs) {
-    const auto same = [&](const auto& group) { return group.first == run.final_parameters_hash && group.second[0]->losses == run.losses; };
+    const auto same = [&](const auto& group) {
+      return group.first == run.final_parameters_hash && group.second[0]->losses == run.losses;
+    };
     const auto found = std::find_if(groups.begin(), groups.end(), same);
     if (found != groups.end()) {
       found->second.push_back(&run);
@@ -75,7 +80,8 @@ std::string equality_statement(const Comparison& c) {
     std::string names;
     for (const RunResult* run : members) names += (names.empty() ? "" : " ") + run->strategy;
     if (!text.empty()) text += "; ";
-    text += members.size() == 1 ? names + " ends alone" : names + " end bitwise equal: the same losses and the same parameters";
+    text += members.size() == 1 ? names + " ends alone"
+                                : names + " end bitwise equal: the same losses and the same parameters";
     text += " (" + hash + ")";
   }
   return text;

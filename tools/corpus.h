@@ -5,7 +5,8 @@
 
 namespace tessera::tools {
 
-/// The corpus that scripts/setup unpacked: beside the build (`<folder of the program>/../corpus/gcide.txt`), else installed
+/// The corpus that scripts/setup unpacked: beside the build (`<folder of the program>/../corpus/gcide.txt`), else
+/// installed
 /// (`/usr/share/tessera/corpus/gcide.txt`). Throws InvalidUsage that says how to get it.
 std::string default_corpus();
 

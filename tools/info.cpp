@@ -33,8 +33,12 @@ nlohmann::json to_json(const Catalog& all) {
   for (const ModelEntry& m : all.models) models.push_back(m.name);
   for (const base::EnvVariable& v : all.variables)
     env.push_back({{"name", v.name}, {"default", v.default_value}, {"value", shown_value(v)}, {"help", v.help}});
-  return {{"version", kVersion},          {"backends", backends}, {"strategies", all.strategies},
-          {"collectives", all.collectives}, {"models", models},     {"env", env}};
+  return {{"version", kVersion},
+          {"backends", backends},
+          {"strategies", all.strategies},
+          {"collectives", all.collectives},
+          {"models", models},
+          {"env", env}};
 }
 
 void print_env(const Catalog& all) {
@@ -42,14 +46,15 @@ void print_env(const Catalog& all) {
   for (const base::EnvVariable& v : all.variables) widest = std::max(widest, v.name.size());
   std::printf("%-*s  %-10s %-10s %s\n", static_cast<int>(widest), "variable", "default", "value", "meaning");
   for (const base::EnvVariable& v : all.variables)
-    std::printf("%-*.*s  %-10.*s %-10s %.*s\n", static_cast<int>(widest), static_cast<int>(v.name.size()), v.name.data(),
-                static_cast<int>(v.default_value.size()), v.default_value.data(), shown_value(v).c_str(),
+    std::printf("%-*.*s  %-10.*s %-10s %.*s\n", static_cast<int>(widest), static_cast<int>(v.name.size()),
+                v.name.data(), static_cast<int>(v.default_value.size()), v.default_value.data(), shown_value(v).c_str(),
                 static_cast<int>(v.help.size()), v.help.data());
 }
 
 void print_models(const Catalog& all) {
   for (const ModelEntry& m : all.models)
-    std::printf("%-12s %14llu parameters  %s\n", m.name.c_str(), static_cast<unsigned long long>(m.parameters), m.shape.c_str());
+    std::printf("%-12s %14llu parameters  %s\n", m.name.c_str(), static_cast<unsigned long long>(m.parameters),
+                m.shape.c_str());
 }
 
 void print_names(const char* title, const std::vector<std::string>& names) {

@@ -21,14 +21,16 @@
 namespace tessera::tools {
 namespace {
 
-constexpr base::EnvVariable kToken{"TESSERA_TOKEN", "", "secret that the ranks of one run share; the launcher makes one"};
+constexpr base::EnvVariable kToken{"TESSERA_TOKEN", "",
+                                   "secret that the ranks of one run share; the launcher makes one"};
 constexpr std::array kVariables = {kToken};
 
 using Clock = std::chrono::steady_clock;
 
 std::string random_hex(std::size_t bytes) {
   std::vector<unsigned char> random(bytes);
-  if (::getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes)) throw base::system_error("launcher: getrandom");
+  if (::getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes))
+    throw base::system_error("launcher: getrandom");
   std::string text;
   for (const unsigned char byte : random) {
     text += "0123456789abcdef"[byte >> 4];
@@ -65,7 +67,9 @@ class Launcher {
   void signal_running(int signal);
   void escalate();
   void sweep();
-  bool any_running() const { return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; }); }
+  bool any_running() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+  }
   int report();
   std::string cause_text(Rank& rank, int number);
 
@@ -81,12 +85,15 @@ class Launcher {
 };
 
 std::string make_run_id() {
-  return std::to_string(::getpid()) + "-" + std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" +
-         random_hex(4);
+  return std::to_string(::getpid()) + "-" +
+         std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" + random_hex(4);
 }
 
 Launcher::Launcher(const LaunchPlan& plan)
-    : plan_(plan), run_id_(make_run_id()), guardian_("TESSERA_RUN_ID=" + run_id_), ranks_(static_cast<std::size_t>(plan.ranks)) {
+    : plan_(plan),
+      run_id_(make_run_id()),
+      guardian_("TESSERA_RUN_ID=" + run_id_),
+      ranks_(static_cast<std::size_t>(plan.ranks)) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a dead rank leaves behind becomes our child, see sweep()
 }
 
@@ -111,7 +118,8 @@ std::vector<int> Launcher::cores_of(int rank) const {
 
 void Launcher::start(int number, const std::string& token) {
   Rank& rank = ranks_[static_cast<std::size_t>(number)];
-  RankOutputPlan output{.rank = number, .tag = plan_.tag, .hold_errors = plan_.own_program, .on_output = plan_.on_output};
+  RankOutputPlan output{
+      .rank = number, .tag = plan_.tag, .hold_errors = plan_.own_program, .on_output = plan_.on_output};
   output.capture = plan_.tag || plan_.on_output || plan_.log_dir;  // else a terminal stays a terminal for the rank
   if (plan_.log_dir) output.log_file = *plan_.log_dir / ("rank-" + std::to_string(number) + ".log");
   rank.output.emplace(std::move(output));
@@ -159,8 +167,8 @@ void Launcher::read_rest() {
   }
 }
 
-/// Collects ranks that ended. Of those seen in one go, one killed by a signal is the cause rather than one that ended by itself,
-/// and what another rank's failure made of a rank is a cause only where nothing better comes.
+/// Collects ranks that ended. Of those seen in one go, one killed by a signal is the cause rather than one that ended
+/// by itself, and what another rank's failure made of a rank is a cause only where nothing better comes.
 void Launcher::reap() {
   const auto weight = [](const Rank& rank) {
     if (WIFSIGNALED(rank.status)) return 2;
@@ -250,7 +258,8 @@ int Launcher::report() {
   std::string cause;
   int code = 0;
   if (interrupted_by_ != 0) {
-    cause = std::string("stopped by signal ") + std::to_string(interrupted_by_) + " (" + signal_name(interrupted_by_) + ")";
+    cause =
+        std::string("stopped by signal ") + std::to_string(interrupted_by_) + " (" + signal_name(interrupted_by_) + ")";
     code = 1;
   } else if (first_failed_ >= 0) {
     Rank& first = ranks_[static_cast<std::size_t>(first_failed_)];

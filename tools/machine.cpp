@@ -24,7 +24,7 @@ std::string processor() {
 std::string machine_line() {
   const std::size_t cores = allowed_cores().size();
   std::string text = processor() + ", " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
-  struct sysinfo memory{};
+  struct sysinfo memory {};
   if (::sysinfo(&memory) == 0)
     text += ", " + report::human_bytes(static_cast<double>(memory.totalram) * memory.mem_unit);
   utsname system{};

@@ -41,14 +41,17 @@ int parse(Commands& commands) {
   if (commands.arguments.empty()) return usage_error(commands, "no subcommand given; known: " + names_of(app));
   const std::string& first = commands.arguments.front();
   const auto all = app.get_subcommands({});
-  const bool known = std::any_of(all.begin(), all.end(), [&](const CLI::App* command) { return command->get_name() == first; });
+  const bool known =
+      std::any_of(all.begin(), all.end(), [&](const CLI::App* command) { return command->get_name() == first; });
   if (!first.starts_with('-') && !known)
     return usage_error(commands, "unknown subcommand '" + first + "'; known: " + names_of(app));
   try {
     // A program's own arguments are not looked at: what follows the first -- of `run` is no business of the parser.
-    const auto end = first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--") : commands.arguments.end();
+    const auto end = first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--")
+                                    : commands.arguments.end();
     if (end != commands.arguments.end()) commands.program.assign(end + 1, commands.arguments.end());
-    std::vector<std::string> reversed(std::make_reverse_iterator(end), commands.arguments.rend());  // as CLI11 wants them
+    std::vector<std::string> reversed(std::make_reverse_iterator(end),
+                                      commands.arguments.rend());  // as CLI11 wants them
     app.parse(reversed);
   } catch (const CLI::Success& done) {  // --help, --version
     return app.exit(done);

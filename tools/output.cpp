@@ -25,7 +25,8 @@ std::string beside(const std::string& path) { return path + ".partial-" + std::t
 
 class File {
  public:
-  explicit File(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+  explicit File(const std::string& path)
+      : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
     if (fd_ < 0) throw base::system_error("can't write '" + path + "'");
   }
   ~File() {
@@ -54,9 +55,11 @@ void check_writable(std::string_view option, const std::string& path) {
   if (path.empty()) return;
   const std::string probe = is_replaceable(path) ? beside(path) : path;
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) throw base::InvalidUsage(std::string(option) + " '" + path + "' is a folder; name a file");
+  if (fs::is_directory(path, ignored))
+    throw base::InvalidUsage(std::string(option) + " '" + path + "' is a folder; name a file");
   const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (fd < 0) throw base::InvalidUsage(std::string(option) + ": " + base::system_error("can't write '" + path + "'").what());
+  if (fd < 0)
+    throw base::InvalidUsage(std::string(option) + ": " + base::system_error("can't write '" + path + "'").what());
   ::close(fd);
   if (probe != path) ::unlink(probe.c_str());
 }

@@ -9,7 +9,8 @@ namespace tessera::tools {
 /// Throws InvalidUsage where `path` can't be written: better before an hour of training than after. "" is no file.
 void check_writable(std::string_view option, const std::string& path);
 
-/// Replaces the file at once (written beside it, then renamed); pipes and devices are written as they are. Throws SystemError.
+/// Replaces the file at once (written beside it, then renamed); pipes and devices are written as they are. Throws
+/// SystemError.
 void write_file(const std::string& path, std::string_view content);
 
 /// 1234567 -> "1.23 MB" (MB = 1e6), at most five characters of number.

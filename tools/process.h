@@ -47,8 +47,8 @@ pid_t start_process(const ProcessPlan& plan);
 /// The cores that this process may use.
 std::vector<int> allowed_cores();
 
-/// A helper process that outlives a launcher which dies unexpectedly, just long enough to kill every process whose environment
-/// has `marker` in it: the ranks' own children too. It ends by itself with the object.
+/// A helper process that outlives a launcher which dies unexpectedly, just long enough to kill every process whose
+/// environment has `marker` in it: the ranks' own children too. It ends by itself with the object.
 class Guardian {
  public:
   explicit Guardian(const std::string& marker);

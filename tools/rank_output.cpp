@@ -21,7 +21,8 @@ bool is_final_error(std::string_view line) {
 RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
   if (!plan_.log_file.empty()) {
     log_.open(plan_.log_file, std::ios::trunc);
-    if (!log_) throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a folder that can be written");
+    if (!log_)
+      throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a folder that can be written");
   }
   errors_pipe_ = make_pipe();
   ::fcntl(errors(), F_SETFL, O_NONBLOCK);

@@ -14,8 +14,8 @@ int world_size(const std::optional<int>& ranks) {
   if (launch.launcher == "none") return ranks.value_or(kDefaultRanks);
   if (!ranks || *ranks == launch.size) return launch.size;
   if (launch.size == 1) return *ranks;
-  throw base::InvalidUsage("--ranks " + std::to_string(*ranks) + " contradicts " + launch.launcher + ", which started " +
-                           std::to_string(launch.size) + " ranks; leave --ranks out");
+  throw base::InvalidUsage("--ranks " + std::to_string(*ranks) + " contradicts " + launch.launcher +
+                           ", which started " + std::to_string(launch.size) + " ranks; leave --ranks out");
 }
 
 bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }

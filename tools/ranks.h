@@ -10,8 +10,8 @@
 
 namespace tessera::tools {
 
-/// The world's size: the launcher's where there is one (then --ranks must agree), else --ranks, else 4. A launcher's world of one
-/// may be overruled by --ranks. Throws InvalidUsage.
+/// The world's size: the launcher's where there is one (then --ranks must agree), else --ranks, else 4. A launcher's
+/// world of one may be overruled by --ranks. Throws InvalidUsage.
 int world_size(const std::optional<int>& ranks);
 
 /// True where this process must start the ranks; false where it is one (or the only one).

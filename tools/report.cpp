@@ -20,7 +20,8 @@ struct ReportOptions {
 
 report::Comparison read_comparison(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw base::InvalidUsage("report: can't read '" + path + "'; give a file that `tessera compare --json` wrote");
+  if (!file)
+    throw base::InvalidUsage("report: can't read '" + path + "'; give a file that `tessera compare --json` wrote");
   const nlohmann::json document = nlohmann::json::parse(file, nullptr, false);
   if (document.is_discarded())
     throw base::InvalidUsage("report: '" + path + "' is no JSON; give a file that `tessera compare --json` wrote");
@@ -48,10 +49,13 @@ std::string report_page(const std::vector<Comparison>& comparisons) {
 }
 
 void add_report(Commands& commands) {
-  CLI::App* report = commands.app.add_subcommand("report", "write one HTML page with pictures of what compare measured");
+  CLI::App* report =
+      commands.app.add_subcommand("report", "write one HTML page with pictures of what compare measured");
   const auto options = std::make_shared<ReportOptions>();
   report->add_option("RUN.json", options->files, "files that `tessera compare --json` wrote")->required();
-  report->add_option("-o,--output", options->output, "the page to write; it is replaced")->required()->type_name("FILE.html");
+  report->add_option("-o,--output", options->output, "the page to write; it is replaced")
+      ->required()
+      ->type_name("FILE.html");
   report->callback([&commands, options] { commands.chosen = [options] { return run_report(*options); }; });
 }
 

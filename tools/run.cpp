@@ -43,10 +43,11 @@ void add_run(Commands& commands) {
       ->check(CLI::IsMember({"core", "none"}))
       ->capture_default_str();
   run->add_option("--log-dir", options->log_dir, "also write each rank's lines to DIR/rank-R.log")->type_name("DIR");
-  run->footer("Write: tessera run -n 4 -- PROGRAM ARGS\n"
-              "The ranks find TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and TESSERA_LOCAL_WORLD_SIZE in their\n"
-              "environment. When one fails the others are stopped; the last line names the first that failed.");
-  run->callback([&commands, options] { 
+  run->footer(
+      "Write: tessera run -n 4 -- PROGRAM ARGS\n"
+      "The ranks find TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and TESSERA_LOCAL_WORLD_SIZE in their\n"
+      "environment. When one fails the others are stopped; the last line names the first that failed.");
+  run->callback([&commands, options] {
     options->program = commands.program;
     commands.chosen = [options] { return run_program(*options); };
   });

@@ -7,7 +7,10 @@ using nlohmann::ordered_json;
 namespace {
 
 ordered_json to_json(const PerCollective& p) {
-  return {{"all_gather", p.all_gather}, {"reduce_scatter", p.reduce_scatter}, {"all_reduce", p.all_reduce}, {"control", p.control}};
+  return {{"all_gather", p.all_gather},
+          {"reduce_scatter", p.reduce_scatter},
+          {"all_reduce", p.all_reduce},
+          {"control", p.control}};
 }
 
 PerCollective per_collective(const ordered_json& json) {
@@ -16,7 +19,8 @@ PerCollective per_collective(const ordered_json& json) {
 
 ordered_json to_json(const base::Ledger::Snapshot& peak) {
   ordered_json json = {{"total", peak.total_peak}, {"reserved", peak.reserved}};
-  for (std::size_t i = 0; i < base::kMemoryUses; ++i) json[std::string(base::name_of(static_cast<base::MemoryUse>(i)))] = peak.peak[i];
+  for (std::size_t i = 0; i < base::kMemoryUses; ++i)
+    json[std::string(base::name_of(static_cast<base::MemoryUse>(i)))] = peak.peak[i];
   return json;
 }
 
@@ -24,7 +28,8 @@ base::Ledger::Snapshot peak_from(const ordered_json& json) {
   base::Ledger::Snapshot peak;
   peak.total_peak = json.at("total");
   peak.reserved = json.at("reserved");
-  for (std::size_t i = 0; i < base::kMemoryUses; ++i) peak.peak[i] = json.at(std::string(base::name_of(static_cast<base::MemoryUse>(i))));
+  for (std::size_t i = 0; i < base::kMemoryUses; ++i)
+    peak.peak[i] = json.at(std::string(base::name_of(static_cast<base::MemoryUse>(i))));
   return peak;
 }
 
@@ -33,7 +38,10 @@ base::Ledger::Snapshot peak_from(const ordered_json& json) {
 ordered_json to_json(const RunResult& r) {
   ordered_json units = ordered_json::array();
   for (const RunResult::Unit& unit : r.units)
-    units.push_back({{"name", unit.name}, {"elements", unit.elements}, {"padding", unit.padding}, {"kept_after_forward", unit.kept_after_forward}});
+    units.push_back({{"name", unit.name},
+                     {"elements", unit.elements},
+                     {"padding", unit.padding},
+                     {"kept_after_forward", unit.kept_after_forward}});
   return {
       {"strategy", r.strategy},
       {"mesh", r.mesh},
@@ -48,7 +56,9 @@ ordered_json to_json(const RunResult& r) {
       {"wire_bytes_per_step", to_json(r.wire_bytes_per_step)},
       {"formula_bytes_per_step", to_json(r.formula_bytes_per_step)},
       {"model_state_bytes",
-       {{"parameter", r.model_state_bytes.parameter}, {"gradient", r.model_state_bytes.gradient}, {"optimizer", r.model_state_bytes.optimizer}}},
+       {{"parameter", r.model_state_bytes.parameter},
+        {"gradient", r.model_state_bytes.gradient},
+        {"optimizer", r.model_state_bytes.optimizer}}},
       {"peak_bytes", to_json(r.peak_bytes)},
   };
 }

@@ -24,7 +24,7 @@ void on_signal(int signal) {
 SignalPipe::SignalPipe() : pipe_(make_pipe()) {
   for (const int end : {pipe_.read_end.get(), pipe_.write_end.get()}) ::fcntl(end, F_SETFL, O_NONBLOCK);
   signal_target = pipe_.write_end.get();
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &former_[i]);
@@ -46,18 +46,30 @@ int SignalPipe::take() {
 
 const char* signal_name(int signal) {
   switch (signal) {
-    case SIGABRT: return "SIGABRT";
-    case SIGBUS: return "SIGBUS";
-    case SIGFPE: return "SIGFPE";
-    case SIGHUP: return "SIGHUP";
-    case SIGILL: return "SIGILL";
-    case SIGINT: return "SIGINT";
-    case SIGKILL: return "SIGKILL";
-    case SIGPIPE: return "SIGPIPE";
-    case SIGQUIT: return "SIGQUIT";
-    case SIGSEGV: return "SIGSEGV";
-    case SIGTERM: return "SIGTERM";
-    default: return "signal";
+    case SIGABRT:
+      return "SIGABRT";
+    case SIGBUS:
+      return "SIGBUS";
+    case SIGFPE:
+      return "SIGFPE";
+    case SIGHUP:
+      return "SIGHUP";
+    case SIGILL:
+      return "SIGILL";
+    case SIGINT:
+      return "SIGINT";
+    case SIGKILL:
+      return "SIGKILL";
+    case SIGPIPE:
+      return "SIGPIPE";
+    case SIGQUIT:
+      return "SIGQUIT";
+    case SIGSEGV:
+      return "SIGSEGV";
+    case SIGTERM:
+      return "SIGTERM";
+    default:
+      return "signal";
   }
 }
 

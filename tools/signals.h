@@ -9,7 +9,8 @@
 
 namespace tessera::tools {
 
-/// Turns SIGCHLD, SIGINT, SIGTERM and SIGHUP into readable bytes. One at a time; the former handlers come back with its end.
+/// Turns SIGCHLD, SIGINT, SIGTERM and SIGHUP into readable bytes. One at a time; the former handlers come back with its
+/// end.
 class SignalPipe {
  public:
   SignalPipe();

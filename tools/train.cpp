@@ -47,8 +47,8 @@ void check_outputs(const TrainOptions& options) {
 }
 
 void print_step(const StepReport& step, JsonLines& json) {
-  fmt::print("step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s\n", step.step, step.loss, step.grad_norm, step.learning_rate,
-             step.tokens_per_second);
+  fmt::print("step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s\n", step.step, step.loss, step.grad_norm,
+             step.learning_rate, step.tokens_per_second);
   std::fflush(stdout);
   json.write({{"step", step.step},
               {"loss", step.loss},
@@ -60,7 +60,10 @@ void print_step(const StepReport& step, JsonLines& json) {
 int train_as_rank(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
   const auto ledger = std::make_shared<base::Ledger>();
-  const auto world = join_world({.ranks = plan.ranks, .backend = options.backend_given ? options.backend : "", .algorithms = "", .ledger = ledger});
+  const auto world = join_world({.ranks = plan.ranks,
+                                 .backend = options.backend_given ? options.backend : "",
+                                 .algorithms = "",
+                                 .ledger = ledger});
   const bool first = world->rank() == 0;
   JsonLines json(first ? options.json : "");
   TrainingCallbacks callbacks{.on_step = [&](const StepReport& step) { print_step(step, json); }, .measure_norm = true};
@@ -97,10 +100,15 @@ void add_train(Commands& commands) {
   CLI::App* train_command = commands.app.add_subcommand("train", "train a model under one strategy");
   const auto options = std::make_shared<TrainOptions>();
   add_train_options(*train_command, *options);
-  train_command->add_option("--strategy", options->strategy, "ddp zero1 zero2 fsdp hsdp shard_grad_op, or PyTorch's name for one")->capture_default_str();
-  train_command->add_option("--export", options->export_dir, "write the trained model as a Hugging Face folder")->type_name("DIR");
+  train_command
+      ->add_option("--strategy", options->strategy,
+                   "ddp zero1 zero2 fsdp hsdp shard_grad_op, or PyTorch's name for one")
+      ->capture_default_str();
+  train_command->add_option("--export", options->export_dir, "write the trained model as a Hugging Face folder")
+      ->type_name("DIR");
   train_command->add_option("--eval", options->eval, "after training, the mean loss over this file")->type_name("FILE");
-  train_command->callback([&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
+  train_command->callback(
+      [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
 }
 
 }  // namespace tessera::tools

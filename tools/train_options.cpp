@@ -18,26 +18,33 @@ using base::InvalidUsage;
 namespace {
 
 void add_model_options(CLI::App& command, TrainOptions& o) {
-  command.add_option("--ranks", o.ranks, "world size; under a launcher it comes from there (default 4)")->check(CLI::Range(1, 4096));
+  command.add_option("--ranks", o.ranks, "world size; under a launcher it comes from there (default 4)")
+      ->check(CLI::Range(1, 4096));
   command.add_option("--backend", o.backend, "transport between the ranks; as TESSERA_BACKEND, which it overrides")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.backend_given = true; });
-  command.add_option("--model", o.model, "a preset (tessera info --models) or a Hugging Face config.json of type gpt2 or llama")
+  command
+      .add_option("--model", o.model,
+                  "a preset (tessera info --models) or a Hugging Face config.json of type gpt2 or llama")
       ->type_name("NAME|FILE")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.model_given = true; });
-  command.add_option("--data", o.data, "text files, read as bytes, or token files (default: the corpus of scripts/setup)")
+  command
+      .add_option("--data", o.data, "text files, read as bytes, or token files (default: the corpus of scripts/setup)")
       ->type_name("FILE[,FILE]")
       ->delimiter(',');
   command.add_option("--data-format", o.data_format, "bytes, or headerless token ids of 16 or 32 bits")
       ->check(CLI::IsMember({"bytes", "u16", "u32"}))
       ->capture_default_str();
-  command.add_option("--init", o.init, "begin with the weights of a Hugging Face folder, which also gives the model")->type_name("DIR");
+  command.add_option("--init", o.init, "begin with the weights of a Hugging Face folder, which also gives the model")
+      ->type_name("DIR");
 }
 
 void add_loop_options(CLI::App& command, TrainOptions& o) {
   constexpr std::int64_t kMost = 1LL << 40;
-  command.add_option("--steps", o.steps, "optimizer steps")->check(CLI::Range(std::int64_t{0}, kMost))->capture_default_str();
+  command.add_option("--steps", o.steps, "optimizer steps")
+      ->check(CLI::Range(std::int64_t{0}, kMost))
+      ->capture_default_str();
   command.add_option("--global-batch", o.global_batch, "sequences per optimizer step, over all ranks")
       ->check(CLI::Range(std::int64_t{1}, kMost))
       ->capture_default_str();
@@ -47,7 +54,9 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--schedule", o.schedule, "how the learning rate goes on after the warm-up")
       ->check(CLI::IsMember({"constant", "cosine"}))
       ->capture_default_str();
-  command.add_option("--warmup", o.warmup, "steps of linear warm-up")->check(CLI::Range(std::int64_t{0}, kMost))->capture_default_str();
+  command.add_option("--warmup", o.warmup, "steps of linear warm-up")
+      ->check(CLI::Range(std::int64_t{0}, kMost))
+      ->capture_default_str();
   command.add_option("--seed", o.seed, "of initial values, batch order and dropout")->capture_default_str();
   command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: don't)")
       ->check(CLI::NonNegativeNumber)
@@ -56,7 +65,9 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
 
 void add_optimizer_options(CLI::App& command, TrainOptions& o) {
   nn::OptimizerConfig& c = o.optimizer_config;
-  command.add_option("--optimizer", o.optimizer, "adamw, adam or sgd")->check(CLI::IsMember({"adamw", "adam", "sgd"}))->capture_default_str();
+  command.add_option("--optimizer", o.optimizer, "adamw, adam or sgd")
+      ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
+      ->capture_default_str();
   command.add_option("--betas", o.betas, "adam's decay rates")->type_name("A,B")->delimiter(',')->expected(2);
   command.add_option("--eps", c.eps, "adam's term against division by zero")->capture_default_str();
   command.add_option("--weight-decay", c.weight_decay, "not for norms and biases")->capture_default_str();
@@ -67,13 +78,21 @@ void add_optimizer_options(CLI::App& command, TrainOptions& o) {
 }
 
 void add_sharding_options(CLI::App& command, TrainOptions& o) {
-  command.add_option("--mesh", o.mesh, "replicas x shards, for hsdp (default: 2 x ranks/2 on one host)")->type_name("RxS");
-  command.add_option("--wrap", o.wrap, "what is gathered together: none, block, size:N, or a list such as \"block;wte;ln_f\"")->capture_default_str();
-  command.add_option("--prefetch", o.prefetch, "units gathered ahead of the one that computes")->check(CLI::Range(0, 1024))->capture_default_str();
-  command.add_option("--reshard-after-forward", o.reshard_after_forward,
-                     "true: all but the root; false: none; default: all but the root and the last unit")
+  command.add_option("--mesh", o.mesh, "replicas x shards, for hsdp (default: 2 x ranks/2 on one host)")
+      ->type_name("RxS");
+  command
+      .add_option("--wrap", o.wrap,
+                  "what is gathered together: none, block, size:N, or a list such as \"block;wte;ln_f\"")
+      ->capture_default_str();
+  command.add_option("--prefetch", o.prefetch, "units gathered ahead of the one that computes")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--reshard-after-forward", o.reshard_after_forward,
+                  "true: all but the root; false: none; default: all but the root and the last unit")
       ->check(CLI::IsMember({"true", "false"}));
-  command.add_option("--threads", o.threads, "compute threads per rank (default: cores / ranks)")->check(CLI::Range(1, 1024));
+  command.add_option("--threads", o.threads, "compute threads per rank (default: cores / ranks)")
+      ->check(CLI::Range(1, 1024));
 }
 
 nn::Schedule schedule_of(const TrainOptions& o) {
@@ -89,12 +108,14 @@ nn::ModelConfig model_of(const TrainOptions& o) {
   if (o.model_given) {
     nn::ModelConfig named = nn::find_config(o.model);
     named.name = config.name;
-    if (!(named == config)) throw InvalidUsage("--model " + o.model + " is not the model in --init " + o.init + "; leave --model out");
+    if (!(named == config))
+      throw InvalidUsage("--model " + o.model + " is not the model in --init " + o.init + "; leave --model out");
   }
   return config;
 }
 
-std::shared_ptr<const nn::TokenFiles> open_data(const TrainOptions& o, const std::vector<std::string>& files, const nn::ModelConfig& model) {
+std::shared_ptr<const nn::TokenFiles> open_data(const TrainOptions& o, const std::vector<std::string>& files,
+                                                const nn::ModelConfig& model) {
   return std::make_shared<const nn::TokenFiles>(files, nn::parse_token_format(o.data_format), model.vocabulary);
 }
 
@@ -119,7 +140,9 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_optimizer_options(command, options);
   add_sharding_options(command, options);
   command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
-  command.add_option("--trace", options.trace, "write the last step of every rank as a Chrome trace (opens in Perfetto)")->type_name("FILE");
+  command
+      .add_option("--trace", options.trace, "write the last step of every rank as a Chrome trace (opens in Perfetto)")
+      ->type_name("FILE");
 }
 
 TrainPlan make_plan(const TrainOptions& options, int ranks) {
@@ -130,10 +153,11 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.parameters = nn::parameter_count(plan.model);
   plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
   if (plan.seq_len > plan.model.context)
-    throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " + std::to_string(plan.model.context));
+    throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
+                       std::to_string(plan.model.context));
   if (options.global_batch % ranks != 0)
-    throw InvalidUsage("--global-batch " + std::to_string(options.global_batch) + " can't be split evenly over " + std::to_string(ranks) +
-                       " ranks; use a multiple of " + std::to_string(ranks));
+    throw InvalidUsage("--global-batch " + std::to_string(options.global_batch) + " can't be split evenly over " +
+                       std::to_string(ranks) + " ranks; use a multiple of " + std::to_string(ranks));
   plan.schedule = schedule_of(options);
   nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
   optimizer.kind = nn::parse_optimizer(options.optimizer);
@@ -151,14 +175,16 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
   engine.strategy = fsdp::strategy_named(strategy);
-  engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty() ? fsdp::parse_mesh(plan.options.mesh)
-                                                                       : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
+  engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty()
+                    ? fsdp::parse_mesh(plan.options.mesh)
+                    : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
   if (engine.mesh->size() != plan.ranks)
     throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
                        std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
   engine.wrap = plan.options.wrap;
   engine.prefetch = plan.options.prefetch;
-  if (!plan.options.reshard_after_forward.empty()) engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
+  if (!plan.options.reshard_after_forward.empty())
+    engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
   engine.optimizer = plan.options.optimizer_config;
   engine.clip_norm = plan.options.clip_norm;
   return engine;

@@ -34,8 +34,8 @@ struct TrainOptions {
   std::vector<double> betas = {0.9, 0.999};
   nn::OptimizerConfig optimizer_config;
   std::uint64_t seed = 0;
-  std::string strategy = "fsdp";           // train
-  std::vector<std::string> strategies;     // compare; empty: all five that can run
+  std::string strategy = "fsdp";        // train
+  std::vector<std::string> strategies;  // compare; empty: all five that can run
   std::string mesh;
   std::string wrap = "block";
   std::optional<int> threads;
@@ -47,13 +47,14 @@ struct TrainOptions {
   std::string eval;
   std::string json;
   std::string trace;
-  std::string report;                      // compare
+  std::string report;  // compare
 };
 
 /// Adds the shared options to a subcommand.
 void add_train_options(CLI::App& command, TrainOptions& options);
 
-/// The options with names, files and numbers resolved. Everything that can be wrong is found here, before a rank is started.
+/// The options with names, files and numbers resolved. Everything that can be wrong is found here, before a rank is
+/// started.
 struct TrainPlan {
   TrainOptions options;
   int ranks = 1;
@@ -65,8 +66,8 @@ struct TrainPlan {
   std::int64_t parameters = 0;
 };
 
-/// Reads the model and the data's head, and checks what each strategy needs of the world. Throws InvalidUsage: one line that
-/// says what to do.
+/// Reads the model and the data's head, and checks what each strategy needs of the world. Throws InvalidUsage: one line
+/// that says what to do.
 TrainPlan make_plan(const TrainOptions& options, int ranks);
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.

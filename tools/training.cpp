@@ -59,16 +59,21 @@ std::vector<std::vector<T>> gather_all(comm::Communicator& world, const std::vec
 
 class Training {
  public:
-  Training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world, const std::shared_ptr<base::Ledger>& ledger,
-           bool measure_norm)
+  Training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
+           const std::shared_ptr<base::Ledger>& ledger, bool measure_norm)
       : plan_(plan),
         world_(world),
         control_(world.split(0, world.rank())),
         ledger_(*ledger),
-        context_({.threads = threads_per_rank(plan.options, world.size()), .ledger = ledger, .memory = {}, .make_stream = {}}),
+        context_({.threads = threads_per_rank(plan.options, world.size()),
+                  .ledger = ledger,
+                  .memory = {},
+                  .make_stream = {}}),
         model_(nn::make_model(context_, plan.model)),
         engine_(*model_, world, options_for(plan, strategy, measure_norm)) {
-    if (plan.data != nullptr) batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch, plan.options.seed});
+    if (plan.data != nullptr)
+      batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
+                                                   plan.options.seed});
     load();
   }
 
@@ -109,7 +114,9 @@ class Training {
     }
     nn::HfFolder folder(plan_.options.init);
     folder.check(tensors());
-    engine_.fill([&](const nn::Parameter& parameter, nn::ElementRange range, float* out) { folder.read(parameter.name(), range, out); });
+    engine_.fill([&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+      folder.read(parameter.name(), range, out);
+    });
   }
 
   StepReport train_step(std::int64_t step) {
@@ -191,8 +198,8 @@ class Training {
     const comm::MeterSnapshot loss = one ? control_->meter() : control_->meter() - first_control_;
     traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
                      (t.control.calls + loss.calls()) / count};
-    traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count, t.all_reduce.bytes_sent / count,
-                     (t.control.bytes_sent + loss.bytes_sent()) / count};
+    traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count,
+                     t.all_reduce.bytes_sent / count, (t.control.bytes_sent + loss.bytes_sent()) / count};
     traffic.copied = (engine_.copied_bytes() - (one ? 0 : first_copied_)) / count;
     return traffic;
   }
@@ -231,14 +238,18 @@ class Training {
 RunResult Training::summarize() {
   const Traffic traffic = traffic_per_step();
   const base::Ledger::Snapshot peak = ledger_.snapshot();
-  std::vector<std::uint64_t> figures = {traffic.bytes.all_gather, traffic.bytes.reduce_scatter, traffic.bytes.all_reduce, traffic.bytes.control,
-                                        traffic.copied, state_.parameter, state_.gradient, state_.optimizer, peak.total_peak, peak.reserved};
+  std::vector<std::uint64_t> figures = {traffic.bytes.all_gather, traffic.bytes.reduce_scatter,
+                                        traffic.bytes.all_reduce, traffic.bytes.control,
+                                        traffic.copied,           state_.parameter,
+                                        state_.gradient,          state_.optimizer,
+                                        peak.total_peak,          peak.reserved};
   figures.insert(figures.end(), peak.peak.begin(), peak.peak.end());
 
   RunResult r;
   r.strategy = engine_.strategy().name;
   r.mesh = {engine_.mesh().size_of(fsdp::kReplicateAxis), engine_.mesh().size_of(fsdp::kShardAxis)};
-  for (const auto& unit : engine_.units()) r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
+  for (const auto& unit : engine_.units())
+    r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
   r.losses = losses_;
   r.calls_per_step = traffic.calls;
   r.formula_bytes_per_step = formula_bytes();
@@ -264,14 +275,16 @@ RunResult Training::summarize() {
   r.step_ms_p95 = percentile(warm, 0.95);
   const double total_ms = std::accumulate(warm.begin(), warm.end(), 0.0);
   if (total_ms > 0)
-    r.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) * static_cast<double>(warm.size()) / total_ms * 1e3;
+    r.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) *
+                          static_cast<double>(warm.size()) / total_ms * 1e3;
   return r;
 }
 
 /// Events travel as text: unit names vary in length, and this is done once.
 std::vector<EventRecord> Training::gather_events() {
   nlohmann::json mine = nlohmann::json::array();
-  for (const EventRecord& e : last_events_) mine.push_back({static_cast<int>(e.kind), e.unit, e.rank, e.bytes, e.start_ns, e.end_ns});
+  for (const EventRecord& e : last_events_)
+    mine.push_back({static_cast<int>(e.kind), e.unit, e.rank, e.bytes, e.start_ns, e.end_ns});
   const std::string text = mine.dump();
   const std::vector<std::uint64_t> length = {text.size()};
   std::vector<std::size_t> counts;

@@ -25,9 +25,12 @@ class Plain final : public CollectivePlugin {
  private:
   comm::Work start(const CollectiveCall& call, const Transfer& transfer) const {
     switch (kind_) {
-      case OpKind::all_gather: return call.channel.all_gather(transfer.in, transfer.out, call.options);
-      case OpKind::reduce_scatter: return call.channel.reduce_scatter(transfer.in, transfer.out, call.op, call.options);
-      default: return call.channel.all_reduce(transfer.in, transfer.out, call.op, call.options);
+      case OpKind::all_gather:
+        return call.channel.all_gather(transfer.in, transfer.out, call.options);
+      case OpKind::reduce_scatter:
+        return call.channel.reduce_scatter(transfer.in, transfer.out, call.op, call.options);
+      default:
+        return call.channel.all_reduce(transfer.in, transfer.out, call.op, call.options);
     }
   }
   const OpKind kind_;
@@ -52,7 +55,8 @@ std::unique_ptr<CollectivePlugin> CollectiveRegistry::make(OpKind collective, st
   std::string known;
   for (const auto& [key, unused] : makers_)
     if (key.first == collective) known += (known.empty() ? "" : " ") + key.second;
-  throw InvalidUsage("no plug-in '" + std::string(name) + "' for " + std::string(comm::name_of(collective)) + "; known: " + known);
+  throw InvalidUsage("no plug-in '" + std::string(name) + "' for " + std::string(comm::name_of(collective)) +
+                     "; known: " + known);
 }
 
 std::vector<std::string> CollectiveRegistry::names() const {

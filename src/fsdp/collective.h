@@ -1,5 +1,5 @@
-// Collective plug-ins: how the engine's three collectives are carried. `plain` calls the communicator; others may compress,
-// lower one onto another, or measure.
+// Collective plug-ins: how the engine's three collectives are carried. `plain` calls the communicator; others may
+// compress, lower one onto another, or measure.
 #pragma once
 
 #include <cstdint>

@@ -10,9 +10,11 @@ namespace tessera::fsdp {
 
 using comm::OpKind;
 
-Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options) : model_(model), options_(std::move(options)) {
+Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
+    : model_(model), options_(std::move(options)) {
   if (options_.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options_.prefetch) + " units; 0 or more");
-  if (options_.clip_norm < 0) throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
+  if (options_.clip_norm < 0)
+    throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
   nn::validate(options_.optimizer);
   std::vector<UnitSpec> specs = make_units(model, options_.wrap);
   MeshShape shape = options_.mesh ? *options_.mesh : default_mesh(options_.strategy, world.size(), world.size());
@@ -34,9 +36,13 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
                            .gradients = nullptr,
                            .recorder = Recorder(world.rank()),
                            .copier = {}});
-  const auto unbooked = [&world](std::size_t bytes) { return world.allocate(bytes, comm::MemoryKind::host, std::nullopt); };
-  fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, options_.poison);
-  fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, options_.poison);
+  const auto unbooked = [&world](std::size_t bytes) {
+    return world.allocate(bytes, comm::MemoryKind::host, std::nullopt);
+  };
+  fabric_->parameters =
+      std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, options_.poison);
+  fabric_->gradients =
+      std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, options_.poison);
 
   const int slots = nn::state_slots(options_.optimizer);
   for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
@@ -66,7 +72,7 @@ void Engine::decide_what_is_kept() {
   }
 }
 
-// --- hooks --------------------------------------------------------------------------------------------------------------
+// --- hooks
 
 void Engine::install_hooks() {
   bool root_is_unit = false;
@@ -139,7 +145,8 @@ void Engine::begin_backward(std::size_t index) {
   prefetch(index, -1);
   unit.unshard_wait();
   unit.begin_gradients();
-  progress_[index].spans.push_back(fabric_->recorder.begin(EventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
+  progress_[index].spans.push_back(
+      fabric_->recorder.begin(EventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
 }
 
 void Engine::end_backward(std::size_t index) {
@@ -152,8 +159,9 @@ void Engine::end_backward(std::size_t index) {
 }
 
 void Engine::reduce(std::size_t index) {
-  // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it happens to be
-  // done, keeps the order of issue the same on every rank and two full gradients the most there are (beside the root's).
+  // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it
+  // happens to be done, keeps the order of issue the same on every rank and two full gradients the most there are
+  // (beside the root's).
   units_[index]->reduce_issue();
   for (const std::size_t earlier : reducing_) units_[earlier]->reduce_continue();
   std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
@@ -171,7 +179,7 @@ void Engine::end_root_backward() {
   for (Progress& progress : progress_) progress = Progress{};
 }
 
-// --- step ---------------------------------------------------------------------------------------------------------------
+// --- step
 
 void Engine::step(double learning_rate) {
   while (!reducing_.empty()) {
@@ -190,9 +198,10 @@ void Engine::settle() {
   for (const auto& unit : units_) unit->settle();
 }
 
-/// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each slice gives
-/// one f64 partial sum, and all are added in slice order. A rank fills the slices that it holds; where the optimizer is sharded, one
-/// all_reduce per axis adds zeros to them. So every strategy adds the same numbers in the same order.
+/// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each
+/// slice gives one f64 partial sum, and all are added in slice order. A rank fills the slices that it holds; where the
+/// optimizer is sharded, one all_reduce per axis adds zeros to them. So every strategy adds the same numbers in the
+/// same order.
 void Engine::compute_norm() {
   Stream& stream = fabric_->compute();
   auto* slots = static_cast<double*>(norms_.data());
@@ -228,102 +237,6 @@ void Engine::reset() {
   for (Progress& progress : progress_) progress = Progress{};
   reducing_.clear();
   fabric_->recorder.take();
-}
-
-// --- values -------------------------------------------------------------------------------------------------------------
-
-void Engine::initialize(std::uint64_t seed) {
-  fill([seed](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
-    nn::fill_initial(parameter.init(), parameter.name(), seed, range, out);
-  });
-  for (const auto& unit : units_) unit->clear_optimizer();
-  steps_ = 0;
-}
-
-void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill) {
-  for (const auto& unit : units_) unit->fill(fill);
-}
-
-void Engine::visit(const Visitor& visitor) {
-  struct Item {
-    Unit* unit;
-    const nn::Parameter* parameter;
-  };
-  std::vector<Item> items;
-  for (const auto& unit : units_)
-    for (const auto& parameter : unit->spec().parameters) items.push_back({unit.get(), parameter.get()});
-  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.parameter->name() < b.parameter->name(); });
-  Unit* open = nullptr;
-  for (const Item& item : items) {
-    if (item.unit != open) {
-      if (open != nullptr) open->reshard();
-      open = item.unit;
-      open->unshard_wait();
-      fabric_->compute().synchronize();
-    }
-    visitor(*item.parameter, {item.parameter->tensor().data<float>(), static_cast<std::size_t>(item.parameter->count())});
-  }
-  if (open != nullptr) open->reshard();
-}
-
-// --- figures ------------------------------------------------------------------------------------------------------------
-
-std::vector<Engine::UnitInfo> Engine::units() const {
-  std::vector<UnitInfo> infos;
-  for (const auto& unit : units_)
-    infos.push_back({unit->name(), unit->elements(), unit->padding(), unit->kept_after_forward(), unit->spec().is_root});
-  return infos;
-}
-
-std::vector<UnitSize> Engine::unit_sizes() const {
-  std::vector<UnitSize> sizes;
-  for (const UnitInfo& info : units()) sizes.push_back({info.elements + info.padding, info.kept_after_forward, info.is_root});
-  return sizes;
-}
-
-const MeshShape& Engine::mesh() const { return fabric_->mesh.shape(); }
-std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes(); }
-Recorder& Engine::recorder() { return fabric_->recorder; }
-
-namespace {
-
-void add(comm::MeterSnapshot::Line& line, const comm::MeterSnapshot::Line& more) {
-  line.calls += more.calls;
-  line.bytes_sent += more.bytes_sent;
-}
-
-comm::MeterSnapshot::Line difference(const comm::MeterSnapshot::Line& a, const comm::MeterSnapshot::Line& b) {
-  return {a.calls - b.calls, a.bytes_sent - b.bytes_sent};
-}
-
-}  // namespace
-
-EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
-  return {difference(all_gather, earlier.all_gather), difference(reduce_scatter, earlier.reduce_scatter),
-          difference(all_reduce, earlier.all_reduce), difference(control, earlier.control)};
-}
-
-std::uint64_t Engine::control_formula_bytes() const {
-  std::uint64_t bytes = 0;
-  if (measures_norm())
-    for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts)
-      bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
-  return bytes;
-}
-
-EngineTraffic Engine::traffic() const {
-  EngineTraffic traffic;
-  for (const auto& [axis, channels] : fabric_->mesh.all_channels()) {
-    for (const comm::Communicator* channel : {channels.gather.get(), channels.reduce.get()}) {
-      const comm::MeterSnapshot meter = channel->meter();
-      add(traffic.all_gather, meter.of(OpKind::all_gather));
-      add(traffic.reduce_scatter, meter.of(OpKind::reduce_scatter));
-      add(traffic.all_reduce, meter.of(OpKind::all_reduce));
-    }
-    const comm::MeterSnapshot control = channels.control->meter();
-    add(traffic.control, {control.calls(), control.bytes_sent()});
-  }
-  return traffic;
 }
 
 }  // namespace tessera::fsdp

@@ -9,8 +9,8 @@
 //       nn::TapeScope recording(context, &tape);
 //       loss = model.loss(tokens, targets);     // hooks gather each unit before it computes, and reshard it after
 //     }
-//     tape.backward(loss);                       // hooks gather again, and reduce each unit's gradients when it is done
-//     engine.step(learning_rate);
+//     tape.backward(loss);                       // hooks gather again, and reduce each unit's gradients when it is
+//     done engine.step(learning_rate);
 //   }
 #pragma once
 
@@ -37,15 +37,15 @@ class Unit;
 
 struct EngineOptions {
   Strategy strategy = default_strategy();
-  std::optional<MeshShape> mesh;         ///< nothing: default_mesh() for one host
-  std::string wrap = "block";            ///< see make_units()
-  int prefetch = 1;                      ///< units gathered ahead, forward and backward; 0: none
+  std::optional<MeshShape> mesh;  ///< nothing: default_mesh() for one host
+  std::string wrap = "block";     ///< see make_units()
+  int prefetch = 1;               ///< units gathered ahead, forward and backward; 0: none
   /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
   nn::OptimizerConfig optimizer;
-  double clip_norm = 0;                  ///< 0: no clipping
-  bool measure_norm = false;             ///< compute grad_norm() also without clipping
-  bool poison = false;                   ///< fill released buffers with NaN
+  double clip_norm = 0;       ///< 0: no clipping
+  bool measure_norm = false;  ///< compute grad_norm() also without clipping
+  bool poison = false;        ///< fill released buffers with NaN
   CollectiveRegistry collectives = CollectiveRegistry::built_in();
 };
 
@@ -55,8 +55,9 @@ struct TESSERA_API EngineTraffic {
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };
 
-/// One per rank and model; used by one thread. `model` and `world` outlive it. Constructing it is collective; so are step(),
-/// initialize(), visit() and a forward or backward of the model. Every rank makes the same calls in the same order.
+/// One per rank and model; used by one thread. `model` and `world` outlive it. Constructing it is collective; so are
+/// step(), initialize(), visit() and a forward or backward of the model. Every rank makes the same calls in the same
+/// order.
 class TESSERA_API Engine {
  public:
   Engine(nn::Module& model, comm::Communicator& world, EngineOptions options);
@@ -120,9 +121,9 @@ class TESSERA_API Engine {
   std::unique_ptr<Fabric> fabric_;
   std::vector<std::unique_ptr<Unit>> units_;  // in forward order
   struct Progress {
-    int uses = 0;            // forwards recorded on the tape whose backward has not ended
+    int uses = 0;             // forwards recorded on the tape whose backward has not ended
     std::size_t entered = 0;  // of the unit's modules, in this forward
-    bool reduced = false;    // in this backward
+    bool reduced = false;     // in this backward
     std::vector<Recorder::Span> spans;
   };
   std::vector<Progress> progress_;

@@ -6,7 +6,9 @@ namespace tessera::fsdp {
 namespace {
 
 /// (k-1)/k of `bytes`; exact, since every flat parameter is a multiple of the world size.
-std::uint64_t others_part(std::uint64_t bytes, int k) { return bytes / static_cast<std::uint64_t>(k) * static_cast<std::uint64_t>(k - 1); }
+std::uint64_t others_part(std::uint64_t bytes, int k) {
+  return bytes / static_cast<std::uint64_t>(k) * static_cast<std::uint64_t>(k - 1);
+}
 
 int parts(const Axes& axes, const MeshShape& mesh) {
   int count = 1;
@@ -30,7 +32,8 @@ void add_reductions(const Strategy& strategy, const MeshShape& mesh, std::uint64
   }
 }
 
-void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, std::uint64_t bytes, CommunicationFormula& total) {
+void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, std::uint64_t bytes,
+                 CommunicationFormula& total) {
   std::uint64_t above = 1;  // how far outer axes have already cut what this axis gathers
   for (const MeshAxis& axis : mesh.axes) {
     const bool sharded = strategy.optimizer.contains(axis.name);
@@ -44,7 +47,8 @@ void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize
 
 }  // namespace
 
-CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, std::size_t element) {
+CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
+                                           std::span<const UnitSize> units, std::size_t element) {
   CommunicationFormula total;
   for (const UnitSize& unit : units) {
     const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * element;
@@ -57,10 +61,12 @@ CommunicationFormula communication_formula(const Strategy& strategy, const MeshS
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(padded) * sizeof(float);
   const auto cut = [&](const Axes& axes) { return bytes / static_cast<std::uint64_t>(parts(axes, mesh)); };
-  return {cut(strategy.param_at_rest), cut(strategy.gradient), cut(strategy.optimizer) * static_cast<std::uint64_t>(slots)};
+  return {cut(strategy.param_at_rest), cut(strategy.gradient),
+          cut(strategy.optimizer) * static_cast<std::uint64_t>(slots)};
 }
 
-PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, int prefetch) {
+PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                        int prefetch) {
   std::uint64_t root = 0;
   std::vector<std::uint64_t> inner;
   for (const UnitSize& unit : units) {
@@ -80,7 +86,8 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
     }
     return most;
   };
-  const bool keeps_all = std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; });
+  const bool keeps_all =
+      std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; });
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter = root + window(keeps_all ? inner.size() : static_cast<std::size_t>(prefetch) + 1);

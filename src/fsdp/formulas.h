@@ -1,7 +1,8 @@
-// What a strategy must cost, by arithmetic alone: the reports print it beside what was counted, and the tests compare the two.
+// What a strategy must cost, by arithmetic alone: the reports print it beside what was counted, and the tests compare
+// the two.
 //
-// Source: the volume and memory analysis of ZeRO (Rajbhandari et al., arXiv 1910.02054, sections 5 and 7) with what this engine
-// keeps after forward; docs/fsdp.md derives each line.
+// Source: the volume and memory analysis of ZeRO (Rajbhandari et al., arXiv 1910.02054, sections 5 and 7) with what
+// this engine keeps after forward; docs/fsdp.md derives each line.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace tessera::fsdp {
 
 /// One flat parameter.
 struct UnitSize {
-  std::int64_t padded = 0;         ///< elements
+  std::int64_t padded = 0;  ///< elements
   bool kept_after_forward = false;
   bool is_root = false;
 };
@@ -33,8 +34,8 @@ struct CommunicationFormula {
 };
 
 /// `units` in forward order; `element` is the size of one, in bytes.
-TESSERA_API CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                                                       std::size_t element);
+TESSERA_API CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
+                                                       std::span<const UnitSize> units, std::size_t element);
 
 struct ModelStateBytes {
   std::uint64_t parameter = 0;
@@ -42,8 +43,10 @@ struct ModelStateBytes {
   std::uint64_t optimizer = 0;
 };
 
-/// From the end of backward to the end of the optimizer step; `slots` is the optimizer's number of f32 values per parameter.
-TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots);
+/// From the end of backward to the end of the optimizer step; `slots` is the optimizer's number of f32 values per
+/// parameter.
+TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded,
+                                                int slots);
 
 struct PeakBounds {
   std::uint64_t unsharded_parameter = 0;
@@ -51,6 +54,7 @@ struct PeakBounds {
 };
 
 /// Upper bounds in bytes with `prefetch` units gathered ahead.
-TESSERA_API PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, int prefetch);
+TESSERA_API PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                                    int prefetch);
 
 }  // namespace tessera::fsdp

@@ -12,8 +12,8 @@ namespace tessera::fsdp {
 
 class LeasePool;
 
-/// Memory with an owner. Move-only; returning it is explicit, because it needs an event. A lease that is destroyed unreturned
-/// (after an error) waits for nothing: its pool is told that every stream has stopped.
+/// Memory with an owner. Move-only; returning it is explicit, because it needs an event. A lease that is destroyed
+/// unreturned (after an error) waits for nothing: its pool is told that every stream has stopped.
 class TESSERA_API Lease {
  public:
   Lease() = default;

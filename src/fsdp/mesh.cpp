@@ -36,15 +36,16 @@ MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host) 
                        std::to_string(ranks_per_host) + " on each host; give --mesh RxS");
   }
   if (ranks % 2 == 0) return MeshShape::grid(2, ranks / 2);
-  throw InvalidUsage(strategy.name + ": " + std::to_string(ranks) + " ranks don't divide into 2 replicas; use an even number or --mesh RxS");
+  throw InvalidUsage(strategy.name + ": " + std::to_string(ranks) +
+                     " ranks don't divide into 2 replicas; use an even number or --mesh RxS");
 }
 
 Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(std::move(shape)) {
   if (shape_.size() != world.size()) {
     std::string text;
     for (const MeshAxis& axis : shape_.axes) text += (text.empty() ? "" : "x") + std::to_string(axis.size);
-    throw InvalidUsage("mesh " + text + " has " + std::to_string(shape_.size()) + " places for " + std::to_string(world.size()) +
-                       " ranks; replicas x shards must equal --ranks");
+    throw InvalidUsage("mesh " + text + " has " + std::to_string(shape_.size()) + " places for " +
+                       std::to_string(world.size()) + " ranks; replicas x shards must equal --ranks");
   }
   for (const MeshAxis& axis : shape_.axes) {
     if (axis.size == 1) continue;

@@ -27,19 +27,20 @@ struct TESSERA_API MeshShape {
 /// "RxS", as --mesh spells it. Throws InvalidUsage.
 TESSERA_API MeshShape parse_mesh(std::string_view text);
 
-/// What --mesh defaults to: for one-axis strategies 1 x ranks; else 2 x ranks/2 on one host, hosts x ranks per host on several.
-/// Throws InvalidUsage where ranks can't be divided so. One rank is 1 x 1.
+/// What --mesh defaults to: for one-axis strategies 1 x ranks; else 2 x ranks/2 on one host, hosts x ranks per host on
+/// several. Throws InvalidUsage where ranks can't be divided so. One rank is 1 x 1.
 TESSERA_API MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host);
 
-/// The communicators of one axis. Two channels carry gathers and reductions, so that neither queues behind the other; each has
-/// one issue order, the same on every rank. `control` is for norms and votes.
+/// The communicators of one axis. Two channels carry gathers and reductions, so that neither queues behind the other;
+/// each has one issue order, the same on every rank. `control` is for norms and votes.
 struct AxisChannels {
   std::unique_ptr<comm::Communicator> gather;
   std::unique_ptr<comm::Communicator> reduce;
   std::unique_ptr<comm::Communicator> control;
 };
 
-/// Collective to construct; `world` outlives it. Axes of length 1 have no communicators: nothing is ever called on them.
+/// Collective to construct; `world` outlives it. Axes of length 1 have no communicators: nothing is ever called on
+/// them.
 class TESSERA_API Mesh {
  public:
   Mesh(comm::Communicator& world, MeshShape shape);

@@ -7,7 +7,8 @@ std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh) {
   std::vector<Plan::Cut> cuts;
   const auto& all = mesh.shape().axes;
   for (auto axis = all.rbegin(); axis != all.rend(); ++axis)
-    if (axis->size > 1 && axes.contains(axis->name)) cuts.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
+    if (axis->size > 1 && axes.contains(axis->name))
+      cuts.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
   return cuts;
 }
 
@@ -51,7 +52,8 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh) {
   for (const Plan::Cut& cut : plan.optimizer_cuts)
     plan.reductions.push_back({cut.axis, true, strategy.gradient.contains(cut.axis), comm::ReduceOp::sum()});
   for (const MeshAxis& axis : mesh.shape().axes)
-    if (axis.size > 1 && !strategy.optimizer.contains(axis.name)) plan.reductions.push_back({axis.name, false, false, comm::ReduceOp::sum()});
+    if (axis.size > 1 && !strategy.optimizer.contains(axis.name))
+      plan.reductions.push_back({axis.name, false, false, comm::ReduceOp::sum()});
   if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size());
   for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)
     if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);

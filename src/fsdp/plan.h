@@ -13,14 +13,14 @@ namespace tessera::fsdp {
 /// One hop of the gradients' way from every rank's own to what is kept.
 struct ReduceStage {
   Axis axis;
-  bool scatter = false;     ///< reduce_scatter, else all_reduce
-  bool to_kept = false;     ///< the result goes into the buffer that is kept; else it stays where the input was
-  comm::ReduceOp op;        ///< a sum; the last stage divides, once, by the number of ranks
+  bool scatter = false;  ///< reduce_scatter, else all_reduce
+  bool to_kept = false;  ///< the result goes into the buffer that is kept; else it stays where the input was
+  comm::ReduceOp op;     ///< a sum; the last stage divides, once, by the number of ranks
 };
 
 /// Axes of length 1 are gone: they need no collective. The same on every rank, but for `coordinates`.
 struct Plan {
-  std::optional<Axis> gather_axis;    ///< parameters at rest are sharded over this axis
+  std::optional<Axis> gather_axis;     ///< parameters at rest are sharded over this axis
   bool sharded_after_forward = false;  ///< and again after forward (but for the root and the last unit)
   bool gradient_sharded = false;       ///< full gradients are leased, a part is kept
   std::vector<ReduceStage> reductions;

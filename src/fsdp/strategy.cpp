@@ -13,8 +13,17 @@ std::vector<Strategy> presets() {
       {.name = "zero1", .param_at_rest = none, .param_after_forward = none, .gradient = none, .optimizer = shard},
       {.name = "zero2", .param_at_rest = none, .param_after_forward = none, .gradient = shard, .optimizer = shard},
       {.name = "fsdp", .param_at_rest = shard, .param_after_forward = shard, .gradient = shard, .optimizer = shard},
-      {.name = "hsdp", .param_at_rest = shard, .param_after_forward = shard, .gradient = shard, .optimizer = shard, .two_axes = true},
-      {.name = "shard_grad_op", .param_at_rest = shard, .param_after_forward = none, .gradient = shard, .optimizer = shard},
+      {.name = "hsdp",
+       .param_at_rest = shard,
+       .param_after_forward = shard,
+       .gradient = shard,
+       .optimizer = shard,
+       .two_axes = true},
+      {.name = "shard_grad_op",
+       .param_at_rest = shard,
+       .param_after_forward = none,
+       .gradient = shard,
+       .optimizer = shard},
   };
 }
 
@@ -32,7 +41,8 @@ std::string to_string(const Axes& axes) {
 
 void require_subset(const Axes& inner, const Axes& outer, const std::string& name, std::string_view rule) {
   for (const Axis& axis : inner)
-    if (!outer.contains(axis)) throw InvalidUsage("strategy " + name + ": " + std::string(rule) + " (axis " + axis + ")");
+    if (!outer.contains(axis))
+      throw InvalidUsage("strategy " + name + ": " + std::string(rule) + " (axis " + axis + ")");
 }
 
 }  // namespace
@@ -58,18 +68,20 @@ std::vector<std::string> strategy_names() {
 }
 
 void validate(const Strategy& s) {
-  require_subset(s.param_after_forward, s.param_at_rest, s.name, "parameters can't be sharded after forward where they are not at rest");
+  require_subset(s.param_after_forward, s.param_at_rest, s.name,
+                 "parameters can't be sharded after forward where they are not at rest");
   require_subset(s.param_at_rest, s.optimizer, s.name, "where parameters are sharded, the optimizer must be too");
   require_subset(s.param_at_rest, s.gradient, s.name, "where parameters are sharded, gradients must be too");
   require_subset(s.gradient, s.optimizer, s.name, "where gradients are sharded, the optimizer must be too");
   for (const auto& [axis, sync] : s.sync)
     if (sync.when != Sync::When::microbatch || sync.what != Sync::What::gradient)
-      throw Unsupported("strategy " + s.name + ": axis " + axis + " wants a period or deltas; gradients every microbatch are supported");
+      throw Unsupported("strategy " + s.name + ": axis " + axis +
+                        " wants a period or deltas; gradients every microbatch are supported");
 }
 
 std::string describe(const Strategy& s) {
-  return s.name + ": parameters " + to_string(s.param_at_rest) + ", after forward " + to_string(s.param_after_forward) + ", gradients " +
-         to_string(s.gradient) + ", optimizer " + to_string(s.optimizer);
+  return s.name + ": parameters " + to_string(s.param_at_rest) + ", after forward " + to_string(s.param_after_forward) +
+         ", gradients " + to_string(s.gradient) + ", optimizer " + to_string(s.optimizer);
 }
 
 }  // namespace tessera::fsdp

@@ -27,24 +27,24 @@ struct Sync {
   int period = 1;
 };
 
-/// Derived by the engine: where the optimizer is sharded, gradients are reduce-scattered, elsewhere all-reduced; where parameters
-/// are replicated and the optimizer is sharded, parameters are all-gathered after the step. `gradient` says only what is kept.
-/// Example: ZeRO-1 is {.optimizer = {"shard"}}.
+/// Derived by the engine: where the optimizer is sharded, gradients are reduce-scattered, elsewhere all-reduced; where
+/// parameters are replicated and the optimizer is sharded, parameters are all-gathered after the step. `gradient` says
+/// only what is kept. Example: ZeRO-1 is {.optimizer = {"shard"}}.
 struct Strategy {
   std::string name;
   Axes param_at_rest;
   Axes param_after_forward;
   Axes gradient;
   Axes optimizer;
-  std::map<Axis, Sync> sync;                      ///< axes that are not listed: gradients, every microbatch
-  std::string all_gather = "plain";               ///< names of the collective plug-ins that carry the three
+  std::map<Axis, Sync> sync;         ///< axes that are not listed: gradients, every microbatch
+  std::string all_gather = "plain";  ///< names of the collective plug-ins that carry the three
   std::string reduce_scatter = "plain";
   std::string all_reduce = "plain";
   bool two_axes = false;  ///< wants a mesh of replicas x shards rather than one axis
 };
 
-/// ddp zero1 zero2 fsdp hsdp shard_grad_op, or one of PyTorch's names (no_shard, full_shard, hybrid_shard), which gives the
-/// strategy under our name. Throws InvalidUsage that lists the known ones.
+/// ddp zero1 zero2 fsdp hsdp shard_grad_op, or one of PyTorch's names (no_shard, full_shard, hybrid_shard), which gives
+/// the strategy under our name. Throws InvalidUsage that lists the known ones.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
 /// Everything sharded over all ranks: what an engine does unless told otherwise.
@@ -53,8 +53,8 @@ TESSERA_API Strategy default_strategy();
 /// Without aliases, in the order of the reports.
 TESSERA_API std::vector<std::string> strategy_names();
 
-/// Throws InvalidUsage, naming the state and the axis, where the parts don't fit together: each kind of state may be sharded only
-/// where the next one is (parameters after forward <= at rest <= ..., gradients <= optimizer).
+/// Throws InvalidUsage, naming the state and the axis, where the parts don't fit together: each kind of state may be
+/// sharded only where the next one is (parameters after forward <= at rest <= ..., gradients <= optimizer).
 TESSERA_API void validate(const Strategy& strategy);
 
 /// One line: what is sharded over what.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/nn/kernels/elementwise.h"
-
 namespace tessera::fsdp {
 namespace {
 
@@ -37,13 +35,18 @@ void zero(Stream& stream, void* data, std::size_t bytes) {
 std::byte* Unit::Flat::at(void* base, ElementRange whole, std::int64_t element) const {
   return static_cast<std::byte*>(base) + static_cast<std::size_t>(element - whole.begin) * size_of(layout.dtype);
 }
-float* Unit::Flat::value_of(std::int64_t element) const { return reinterpret_cast<float*>(at(values.data(), rest, element)); }
-float* Unit::Flat::gradient_of(std::int64_t element) const { return reinterpret_cast<float*>(at(gradient.data(), kept, element)); }
+float* Unit::Flat::value_of(std::int64_t element) const {
+  return reinterpret_cast<float*>(at(values.data(), rest, element));
+}
+float* Unit::Flat::gradient_of(std::int64_t element) const {
+  return reinterpret_cast<float*>(at(gradient.data(), kept, element));
+}
 
 Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric), spec_(std::move(spec)) {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric.mesh.size())) {
     if (layout.dtype != DType::f32)
-      throw Unsupported("unit " + spec_.name + ": parameters of dtype " + std::string(base::name_of(layout.dtype)) + "; f32 is supported");
+      throw Unsupported("unit " + spec_.name + ": parameters of dtype " + std::string(base::name_of(layout.dtype)) +
+                        "; f32 is supported");
     Flat& flat = flats_.emplace_back();
     flat.layout = std::move(layout);
     allocate(flat, optimizer_slots);
@@ -92,7 +95,7 @@ std::size_t Unit::bytes() const {
   return sum;
 }
 
-// --- parameters ---------------------------------------------------------------------------------------------------------
+// --- parameters
 
 void Unit::bind_parameters(Flat& flat, void* base) {
   for (const FlatEntry& entry : flat.layout.entries) {
@@ -111,10 +114,14 @@ void Unit::unshard_issue() {
     flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), stream);
     const auto part = static_cast<std::size_t>(flat.rest.count());
     const auto whole = static_cast<std::size_t>(flat.layout.padded);
-    transfers.push_back({{flat.values.data(), part, flat.layout.dtype}, {flat.unsharded.data(), whole, flat.layout.dtype}});
+    transfers.push_back(
+        {{flat.values.data(), part, flat.layout.dtype}, {flat.unsharded.data(), whole, flat.layout.dtype}});
   }
-  gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather, transfers, {},
-                                      {.after = &stream, .label = name()}, fabric_.copier});
+  gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
+                                      transfers,
+                                      {},
+                                      {.after = &stream, .label = name()},
+                                      fabric_.copier});
   fabric_.recorder.end(span, stream);
   state_ = State::gathering;
 }
@@ -149,7 +156,7 @@ void Unit::reshard() {
   state_ = State::sharded;
 }
 
-// --- gradients ----------------------------------------------------------------------------------------------------------
+// --- gradients
 
 void Unit::bind_gradients(Flat& flat, void* base) {
   for (const FlatEntry& entry : flat.layout.entries)
@@ -212,7 +219,8 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
     ElementRange& range = stage_input_[index++];
     // Full gradients are leased until a stage has put a part of them into the kept buffer.
     const bool leased = static_cast<bool>(flat.full_gradient);
-    void* from = leased ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, range.begin)) : flat.gradient_of(range.begin);
+    void* from = leased ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, range.begin))
+                        : flat.gradient_of(range.begin);
     const auto count = static_cast<std::size_t>(range.count());
     void* to = from;
     std::size_t out_count = count;
@@ -221,7 +229,8 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
       const std::int64_t begin = range.begin + part * mesh.coordinate(stage.axis);
       range = {begin, begin + part};
       out_count = static_cast<std::size_t>(part);
-      to = leased && !stage.to_kept ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, begin)) : flat.gradient_of(begin);
+      to = leased && !stage.to_kept ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, begin))
+                                    : flat.gradient_of(begin);
     }
     transfers.push_back({{from, count, flat.layout.dtype}, {to, out_count, flat.layout.dtype}});
   }
@@ -233,8 +242,11 @@ void Unit::start_stage() {
   Stream& stream = *fabric_.reduce_stream;
   const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_issue, name(), bytes(), stream);
   const std::vector<Transfer> transfers = stage_transfers(stage);
-  reductions_ = plugin_for(stage).run({*fabric_.mesh.channels(stage.axis).reduce, transfers, stage.op,
-                                       {.after = &stream, .label = name()}, fabric_.copier});
+  reductions_ = plugin_for(stage).run({*fabric_.mesh.channels(stage.axis).reduce,
+                                       transfers,
+                                       stage.op,
+                                       {.after = &stream, .label = name()},
+                                       fabric_.copier});
   fabric_.recorder.end(span, stream);
 }
 
@@ -256,87 +268,6 @@ void Unit::reduce_continue() {
 }
 
 void Unit::finish_reduction() { stage_ = kIdle; }
-
-// --- after backward -----------------------------------------------------------------------------------------------------
-
-std::size_t Unit::square_sum_slots() const {
-  std::size_t slots = 0;
-  for (const Flat& flat : flats_)
-    if (flat.layout.trainable) slots += static_cast<std::size_t>(fabric_.mesh.size());
-  return slots;
-}
-
-void Unit::add_square_sums(double* slots) const {
-  const int world = fabric_.mesh.size();
-  for (const Flat& flat : flats_) {
-    if (!flat.layout.trainable) continue;
-    const std::int64_t length = flat.layout.padded / world;
-    for (int i = 0; i < world; ++i, ++slots) {
-      const ElementRange slice = {length * i, length * (i + 1)};
-      if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
-      fabric_.compute().run([slots, from = flat.gradient_of(slice.begin), length, &threads = fabric_.context.threads()] {
-        *slots = nn::kernels::sum_of_squares(threads, from, static_cast<std::size_t>(length));
-      });
-    }
-  }
-}
-
-void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step) {
-  Stream& stream = fabric_.compute();
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::optimizer_step, name(), bytes(), stream);
-  for (Flat& flat : flats_) {
-    for (const Flat::Run& run : flat.runs) {
-      nn::OptimizerRange range{.values = flat.value_of(run.range.begin),
-                               .gradients = flat.gradient_of(run.range.begin),
-                               .count = run.range.count(),
-                               .decay = run.decay};
-      for (std::size_t i = 0; i < flat.state.size(); ++i)
-        range.state[i] = reinterpret_cast<float*>(flat.at(flat.state[i].data(), flat.optimized, run.range.begin));
-      nn::update(fabric_.context, config, step, range);
-    }
-  }
-  fabric_.recorder.end(span, stream);
-  fabric_.gather_stream->wait(stream.record());
-  gather_updated();
-}
-
-void Unit::gather_updated() {
-  const std::vector<Axis>& axes = fabric_.plan.gather_after_step;
-  if (axes.empty()) return;
-  Stream& stream = *fabric_.gather_stream;
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
-  for (std::size_t i = 0; i < axes.size(); ++i) {
-    std::vector<Transfer> transfers;
-    for (Flat& flat : flats_) {
-      if (!flat.layout.trainable) continue;
-      const ElementRange part = fabric_.plan.after_gathers(flat.layout.padded, i);
-      const ElementRange whole = fabric_.plan.after_gathers(flat.layout.padded, i + 1);
-      transfers.push_back({{flat.value_of(part.begin), static_cast<std::size_t>(part.count()), flat.layout.dtype},
-                           {flat.value_of(whole.begin), static_cast<std::size_t>(whole.count()), flat.layout.dtype}});
-    }
-    if (i > 0) gathers_.wait_on(stream);  // an outer axis gathers what the inner one has completed
-    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(axes[i]).gather, transfers, {},
-                                        {.after = &stream, .label = name()}, fabric_.copier});
-  }
-  fabric_.recorder.end(span, stream);
-  state_ = fabric_.plan.gather_axis ? State::sharded : State::gathering;
-}
-
-// --- values -------------------------------------------------------------------------------------------------------------
-
-void Unit::fill(const Fill& fill) {
-  for (Flat& flat : flats_) {
-    for (const FlatEntry& entry : flat.layout.entries) {
-      const ElementRange range = within(entry, flat.rest);
-      if (range.count() > 0) fill(*entry.parameter, range, flat.value_of(entry.offset + range.begin));
-    }
-  }
-}
-
-void Unit::clear_optimizer() {
-  for (Flat& flat : flats_)
-    for (Buffer& state : flat.state) std::memset(state.data(), 0, state.bytes());
-}
 
 void Unit::reset() {
   gathers_ = Works();

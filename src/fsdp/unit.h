@@ -32,7 +32,9 @@ struct Fabric {
   Copier copier;
 
   Stream& compute() { return context.stream(); }
-  Buffer allocate(std::size_t bytes, MemoryUse use) { return mesh.world().allocate(bytes, comm::MemoryKind::host, use); }
+  Buffer allocate(std::size_t bytes, MemoryUse use) {
+    return mesh.world().allocate(bytes, comm::MemoryKind::host, use);
+  }
 };
 
 /// Every verb only issues; nothing here makes the host wait.
@@ -81,11 +83,11 @@ class TESSERA_API Unit {
  private:
   struct Flat {
     FlatLayout layout;
-    Buffer values;               // at rest: this rank's part, or all where replicated
-    Buffer gradient;             // kept: this rank's part, or all
-    std::vector<Buffer> state;   // of the optimizer: this rank's part
-    Lease unsharded;             // parameters, between unshard and reshard
-    Lease full_gradient;         // between the backward and the end of the first reduction stage
+    Buffer values;              // at rest: this rank's part, or all where replicated
+    Buffer gradient;            // kept: this rank's part, or all
+    std::vector<Buffer> state;  // of the optimizer: this rank's part
+    Lease unsharded;            // parameters, between unshard and reshard
+    Lease full_gradient;        // between the backward and the end of the first reduction stage
     ElementRange rest, kept, optimized;
     struct Run {
       ElementRange range;  // within the flat parameter

@@ -59,7 +59,8 @@ std::vector<Group> groups_of(Module& model, std::string_view spec) {
     }
     groups.push_back(std::move(group));
   }
-  if (groups.empty()) throw InvalidUsage("--wrap " + std::string(spec) + ": the model has no blocks; use none, size:N or module names");
+  if (groups.empty())
+    throw InvalidUsage("--wrap " + std::string(spec) + ": the model has no blocks; use none, size:N or module names");
   return groups;
 }
 
@@ -82,12 +83,15 @@ std::map<const Parameter*, std::set<const Module*>> owners_of(Module& model) {
 std::vector<UnitSpec> make_units(Module& model, std::string_view spec) {
   std::vector<Group> groups = groups_of(model, spec);
   const std::vector<Module*> order = model.modules();
-  const auto position = [&](const Module* module) { return std::find(order.begin(), order.end(), module) - order.begin(); };
+  const auto position = [&](const Module* module) {
+    return std::find(order.begin(), order.end(), module) - order.begin();
+  };
 
   // Inner units first, so that an outer one takes only what is left; a module may stand in one unit only.
   std::vector<std::size_t> by_depth(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) by_depth[i] = i;
-  std::stable_sort(by_depth.begin(), by_depth.end(), [&](std::size_t a, std::size_t b) { return position(groups[a][0]) > position(groups[b][0]); });
+  std::stable_sort(by_depth.begin(), by_depth.end(),
+                   [&](std::size_t a, std::size_t b) { return position(groups[a][0]) > position(groups[b][0]); });
 
   const auto owners = owners_of(model);
   std::set<const Parameter*> taken;
@@ -103,13 +107,16 @@ std::vector<UnitSpec> make_units(Module& model, std::string_view spec) {
     for (Module* module : unit.modules) {
       for (const auto& parameter : module->parameters()) {
         const auto& uses = owners.at(parameter.get());
-        const bool all_inside = std::all_of(uses.begin(), uses.end(), [&](const Module* m) { return inside.contains(m); });
+        const bool all_inside =
+            std::all_of(uses.begin(), uses.end(), [&](const Module* m) { return inside.contains(m); });
         if (all_inside && taken.insert(parameter.get()).second) unit.parameters.push_back(parameter);
       }
     }
     if (!unit.parameters.empty()) units.push_back(std::move(unit));
   }
-  std::stable_sort(units.begin(), units.end(), [&](const UnitSpec& a, const UnitSpec& b) { return position(a.modules[0]) < position(b.modules[0]); });
+  std::stable_sort(units.begin(), units.end(), [&](const UnitSpec& a, const UnitSpec& b) {
+    return position(a.modules[0]) < position(b.modules[0]);
+  });
 
   UnitSpec root{.name = "root", .modules = {&model}, .is_root = true};
   for (const auto& parameter : model.parameters())

@@ -10,11 +10,11 @@
 namespace tessera::fsdp {
 namespace {
 
+using base::MemoryUse;
 using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
 using harness::TrainingSpec;
-using base::MemoryUse;
 
 TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string& mesh = "") {
   TrainingSpec spec;
@@ -33,8 +33,10 @@ struct Case {
 
 class Cost : public testing::TestWithParam<Case> {
  protected:
-  static Volume per_step(const EngineTraffic& traffic, std::uint64_t comm::MeterSnapshot::Line::* field, std::uint64_t steps) {
-    return {traffic.all_gather.*field / steps, traffic.reduce_scatter.*field / steps, traffic.all_reduce.*field / steps};
+  static Volume per_step(const EngineTraffic& traffic, std::uint64_t comm::MeterSnapshot::Line::*field,
+                         std::uint64_t steps) {
+    return {traffic.all_gather.*field / steps, traffic.reduce_scatter.*field / steps,
+            traffic.all_reduce.*field / steps};
   }
 };
 
@@ -83,9 +85,11 @@ TEST_P(Cost, NothingIsCopied) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, Cost,
-                         testing::Values(Case{"ddp", 2, ""}, Case{"ddp", 3, ""}, Case{"zero1", 2, ""}, Case{"zero1", 5, ""}, Case{"zero2", 3, ""},
-                                         Case{"zero2", 4, ""}, Case{"fsdp", 2, ""}, Case{"fsdp", 3, ""}, Case{"fsdp", 4, ""}, Case{"hsdp", 4, "2x2"},
-                                         Case{"hsdp", 6, "2x3"}, Case{"hsdp", 6, "3x2"}, Case{"shard_grad_op", 3, ""}),
+                         testing::Values(Case{"ddp", 2, ""}, Case{"ddp", 3, ""}, Case{"zero1", 2, ""},
+                                         Case{"zero1", 5, ""}, Case{"zero2", 3, ""}, Case{"zero2", 4, ""},
+                                         Case{"fsdp", 2, ""}, Case{"fsdp", 3, ""}, Case{"fsdp", 4, ""},
+                                         Case{"hsdp", 4, "2x2"}, Case{"hsdp", 6, "2x3"}, Case{"hsdp", 6, "3x2"},
+                                         Case{"shard_grad_op", 3, ""}),
                          [](const auto& test) {
                            std::string name = test.param.strategy + std::to_string(test.param.ranks) + test.param.mesh;
                            std::erase_if(name, [](char c) { return c == '_'; });
@@ -104,14 +108,15 @@ TEST(CostOfOneRank, IsNoCollectiveAtAll) {
 }
 
 TEST(CostOfClipping, IsOneAllReducePerShardedAxis) {
-  for (const auto& [name, calls] : {std::pair("ddp", 0u), std::pair("zero1", 1u), std::pair("fsdp", 1u), std::pair("hsdp", 1u)}) {
+  for (const auto& [name, calls] :
+       {std::pair("ddp", 0u), std::pair("zero1", 1u), std::pair("fsdp", 1u), std::pair("hsdp", 1u)}) {
     TrainingSpec spec = spec_for(name, 4);
     spec.engine.clip_norm = 1.0;
     EXPECT_EQ(train(spec).all_later.control.calls, calls * static_cast<unsigned>(spec.steps - 1)) << name;
   }
 }
 
-// --- overlap --------------------------------------------------------------------------------------------------------------
+// --- overlap
 
 /// An operation that takes `kLatency` from its issue on, without using a core: a link with a delay.
 constexpr auto kLatency = std::chrono::milliseconds(4);
@@ -164,7 +169,7 @@ TEST(Overlap, PrefetchHidesGathersBehindCompute) {
   EXPECT_LT(exposed_ms(1), 0.85 * without);
 }
 
-// --- negative controls ---------------------------------------------------------------------------------------------------
+// --- negative controls
 
 /// Gathers into memory of its own and copies from there.
 class Copying final : public CollectivePlugin {
@@ -190,7 +195,8 @@ TEST(NegativeControl, ACopyingPluginMakesCopiesAppear) {
   spec.engine.strategy.all_gather = "copying";
   const TrainingRecord record = train(spec);
   std::uint64_t gathered = 0;
-  for (const UnitSize& unit : record.unit_sizes) gathered += static_cast<std::uint64_t>(unit.padded) * 4 * (unit.kept_after_forward ? 1 : 2);
+  for (const UnitSize& unit : record.unit_sizes)
+    gathered += static_cast<std::uint64_t>(unit.padded) * 4 * (unit.kept_after_forward ? 1 : 2);
   EXPECT_GE(record.copied_bytes, gathered * static_cast<std::uint64_t>(spec.steps));
 }
 
@@ -201,7 +207,8 @@ class AllReduceAndSlice final : public CollectivePlugin {
     Works works;
     for (const Transfer& t : call.transfers) {
       const comm::View whole{const_cast<void*>(t.in.data), t.in.count, t.in.dtype, t.in.device};
-      works.add(call.channel.all_reduce(t.in, whole, call.op, call.options));  // in place: `out` is this rank's slice of `in`
+      works.add(
+          call.channel.all_reduce(t.in, whole, call.op, call.options));  // in place: `out` is this rank's slice of `in`
     }
     return works;
   }
@@ -209,7 +216,8 @@ class AllReduceAndSlice final : public CollectivePlugin {
 
 TEST(NegativeControl, Zero1ByAllReduceMovesThreePsiAndIsSeen) {
   TrainingSpec spec = spec_for("zero1", 4);
-  spec.engine.collectives.add(comm::OpKind::reduce_scatter, "all_reduce_and_slice", [] { return std::make_unique<AllReduceAndSlice>(); });
+  spec.engine.collectives.add(comm::OpKind::reduce_scatter, "all_reduce_and_slice",
+                              [] { return std::make_unique<AllReduceAndSlice>(); });
   spec.engine.strategy.reduce_scatter = "all_reduce_and_slice";
   const TrainingRecord record = train(spec);
   const auto formula = communication_formula(strategy_named("zero1"), record.mesh, record.unit_sizes, sizeof(float));

@@ -33,7 +33,8 @@ TrainingSpec spec_for(const std::string& strategy, int ranks = 2) {
 std::vector<std::string> order(const std::vector<EventRecord>& events, std::initializer_list<EventKind> kinds) {
   std::vector<std::string> out;
   for (const EventRecord& event : events)
-    if (std::find(kinds.begin(), kinds.end(), event.kind) != kinds.end()) out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
+    if (std::find(kinds.begin(), kinds.end(), event.kind) != kinds.end())
+      out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
   return out;
 }
 
@@ -41,10 +42,10 @@ TEST(EventOrder, FsdpGathersOneUnitAheadBothWays) {
   const TrainingRecord record = train(spec_for("fsdp"));
   EXPECT_THAT(order(record.last_events, {EventKind::unshard_issue, EventKind::forward, EventKind::backward}),
               ElementsAre("unshard_issue root", "unshard_issue h.0", "forward root",  //
-                          "unshard_issue h.1", "forward h.0",                          //
-                          "unshard_issue h.2", "forward h.1",                          //
-                          "forward h.2",                                               // the last unit stays gathered
-                          "backward root", "unshard_issue h.1", "backward h.2",        //
+                          "unshard_issue h.1", "forward h.0",                         //
+                          "unshard_issue h.2", "forward h.1",                         //
+                          "forward h.2",                                              // the last unit stays gathered
+                          "backward root", "unshard_issue h.1", "backward h.2",       //
                           "unshard_issue h.0", "backward h.1", "backward h.0"));
 }
 
@@ -53,27 +54,29 @@ TEST(EventOrder, WithoutPrefetchEachGatherIsIssuedWhenItIsNeeded) {
   spec.engine.prefetch = 0;
   const TrainingRecord record = train(spec);
   EXPECT_THAT(order(record.last_events, {EventKind::unshard_issue, EventKind::forward, EventKind::backward}),
-              ElementsAre("unshard_issue root", "forward root", "unshard_issue h.0", "forward h.0", "unshard_issue h.1", "forward h.1",
-                          "unshard_issue h.2", "forward h.2", "backward root", "backward h.2", "unshard_issue h.1", "backward h.1",
-                          "unshard_issue h.0", "backward h.0"));
+              ElementsAre("unshard_issue root", "forward root", "unshard_issue h.0", "forward h.0", "unshard_issue h.1",
+                          "forward h.1", "unshard_issue h.2", "forward h.2", "backward root", "backward h.2",
+                          "unshard_issue h.1", "backward h.1", "unshard_issue h.0", "backward h.0"));
 }
 
 TEST(EventOrder, GradientsAreReducedUnitByUnitAndWaitedForOneUnitLater) {
   const TrainingRecord record = train(spec_for("fsdp"));
-  EXPECT_THAT(order(record.last_events, {EventKind::reduce_issue, EventKind::reduce_wait, EventKind::reshard, EventKind::optimizer_step}),
-              ElementsAre("reshard h.0", "reshard h.1",                                     // forward
-                          "reshard h.2", "reduce_issue h.2",                                //
-                          "reshard h.1", "reduce_issue h.1", "reduce_wait h.2",             //
-                          "reshard h.0", "reduce_issue h.0", "reduce_wait h.1",             //
-                          "reshard root", "reduce_issue root", "reduce_wait h.0",           //
-                          "reduce_wait root", "optimizer_step root", "optimizer_step h.0", "optimizer_step h.1", "optimizer_step h.2"));
+  EXPECT_THAT(order(record.last_events,
+                    {EventKind::reduce_issue, EventKind::reduce_wait, EventKind::reshard, EventKind::optimizer_step}),
+              ElementsAre("reshard h.0", "reshard h.1",                            // forward
+                          "reshard h.2", "reduce_issue h.2",                       //
+                          "reshard h.1", "reduce_issue h.1", "reduce_wait h.2",    //
+                          "reshard h.0", "reduce_issue h.0", "reduce_wait h.1",    //
+                          "reshard root", "reduce_issue root", "reduce_wait h.0",  //
+                          "reduce_wait root", "optimizer_step root", "optimizer_step h.0", "optimizer_step h.1",
+                          "optimizer_step h.2"));
 }
 
 TEST(EventOrder, DdpGathersNothingAndZeroGathersAfterTheStep) {
   EXPECT_THAT(order(train(spec_for("ddp")).last_events, {EventKind::unshard_issue, EventKind::reshard}), ElementsAre());
   EXPECT_THAT(order(train(spec_for("zero1")).last_events, {EventKind::unshard_issue, EventKind::optimizer_step}),
-              ElementsAre("optimizer_step root", "unshard_issue root", "optimizer_step h.0", "unshard_issue h.0", "optimizer_step h.1",
-                          "unshard_issue h.1", "optimizer_step h.2", "unshard_issue h.2"));
+              ElementsAre("optimizer_step root", "unshard_issue root", "optimizer_step h.0", "unshard_issue h.0",
+                          "optimizer_step h.1", "unshard_issue h.1", "optimizer_step h.2", "unshard_issue h.2"));
 }
 
 TEST(EventOrder, EventsCarryBytesAndTimesThatNest) {
@@ -85,10 +88,11 @@ TEST(EventOrder, EventsCarryBytesAndTimesThatNest) {
   }
 }
 
-// --- buffers -------------------------------------------------------------------------------------------------------------
+// --- buffers
 
 /// One rank's engine over a world of threads, for tests that look inside a step.
-void with_engine(const TrainingSpec& spec, const std::function<void(nn::Context&, nn::CausalModel&, Engine&, comm::Communicator&)>& body) {
+void with_engine(const TrainingSpec& spec,
+                 const std::function<void(nn::Context&, nn::CausalModel&, Engine&, comm::Communicator&)>& body) {
   comm::Config config;
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
@@ -186,7 +190,9 @@ TEST(Buffers, AllLeasesAreBackAfterAStep) {
 TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   base::Ledger ledger;
   nn::Context context;
-  LeasePool pool(ledger, base::MemoryUse::unsharded_parameter, [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryUse::other); }, false);
+  LeasePool pool(
+      ledger, base::MemoryUse::unsharded_parameter,
+      [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryUse::other); }, false);
   const auto stream = base::make_lazy_stream();
   const auto user = base::make_lazy_stream();
   Lease first = pool.acquire(1024, "a", *user);
@@ -204,7 +210,7 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   EXPECT_EQ(ledger.snapshot().now_of(base::MemoryUse::unsharded_parameter), 0u);
 }
 
-// --- state ---------------------------------------------------------------------------------------------------------------
+// --- state
 
 TEST(Recovery, AnExceptionInForwardOrBackwardLeavesTheEngineUsable) {
   for (const char* name : {"ddp", "zero1", "fsdp"}) {

@@ -17,7 +17,9 @@ using harness::TrainingSpec;
 
 /// Bits, not values: NaN equals itself and -0 differs from 0.
 bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
-  if (a.losses.size() != b.losses.size() || std::memcmp(a.losses.data(), b.losses.data(), a.losses.size() * sizeof(double)) != 0) return false;
+  if (a.losses.size() != b.losses.size() ||
+      std::memcmp(a.losses.data(), b.losses.data(), a.losses.size() * sizeof(double)) != 0)
+    return false;
   if (a.parameters.size() != b.parameters.size()) return false;
   for (const auto& [name, values] : a.parameters) {
     const auto other = b.parameters.find(name);
@@ -78,7 +80,8 @@ TEST_P(Equality, AlsoWithOddSizesClippingAndSmallUnits) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Equality, testing::Values(1, 2, 3, 4, 5));
 
 TEST(EqualityAcross, HsdpEqualsFsdpWhereReplicasAreAPowerOfTwo) {
-  for (const auto& [ranks, mesh] : {std::pair(4, "2x2"), std::pair(4, "4x1"), std::pair(4, "1x4"), std::pair(6, "2x3")}) {
+  for (const auto& [ranks, mesh] :
+       {std::pair(4, "2x2"), std::pair(4, "4x1"), std::pair(4, "1x4"), std::pair(6, "2x3")}) {
     TrainingSpec spec = spec_for("hsdp", ranks);
     spec.engine = engine_for("hsdp", mesh);
     EXPECT_TRUE(same_bits(train(spec_for("fsdp", ranks)), train(spec))) << mesh;
@@ -146,7 +149,8 @@ TEST(EqualityAcross, OneFlippedBitIsSeen) {
   EXPECT_FALSE(same_bits(base, train(seeded)));
 }
 
-/// A strategy that is told to divide by something else must not pass as equal: AdamW hides a wrong scale, so SGD is used.
+/// A strategy that is told to divide by something else must not pass as equal: AdamW hides a wrong scale, so SGD is
+/// used.
 TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
   for (const auto kind : {nn::OptimizerConfig::Kind::sgd, nn::OptimizerConfig::Kind::adamw}) {
     TrainingSpec spec = spec_for("fsdp", 1);
@@ -165,8 +169,8 @@ TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
   }
 }
 
-/// Work that the streams run as late as they can, and only because somebody waits for it, gives the same bits: no dependency
-/// is missing.
+/// Work that the streams run as late as they can, and only because somebody waits for it, gives the same bits: no
+/// dependency is missing.
 TEST(LazyStreams, GiveTheSameBits) {
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp"}) {
     TrainingSpec spec = spec_for(name, 2);

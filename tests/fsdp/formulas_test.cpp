@@ -6,7 +6,8 @@
 namespace tessera::fsdp {
 namespace {
 
-const std::vector<UnitSize> kUnits = {{960, true, true}, {1920, false, false}, {2880, false, false}, {480, true, false}};
+const std::vector<UnitSize> kUnits = {
+    {960, true, true}, {1920, false, false}, {2880, false, false}, {480, true, false}};
 constexpr std::uint64_t kPsi = 960 + 1920 + 2880 + 480;
 constexpr std::uint64_t kKept = 960 + 480;
 constexpr std::uint64_t kBytes = 4;
@@ -19,7 +20,8 @@ std::vector<UnitSize> all_kept() {
 
 TEST(Formulas, Ddp) {
   for (const std::uint64_t n : {2u, 3u, 4u, 5u}) {
-    const auto f = communication_formula(strategy_named("ddp"), MeshShape::grid(1, static_cast<int>(n)), all_kept(), kBytes);
+    const auto f =
+        communication_formula(strategy_named("ddp"), MeshShape::grid(1, static_cast<int>(n)), all_kept(), kBytes);
     EXPECT_EQ(f.calls, (Volume{0, 0, 4}));
     EXPECT_EQ(f.bytes, (Volume{0, 0, 2 * (n - 1) * kBytes * kPsi / n}));
   }
@@ -28,7 +30,8 @@ TEST(Formulas, Ddp) {
 TEST(Formulas, ZeroOneAndTwo) {
   for (const char* name : {"zero1", "zero2"}) {
     for (const std::uint64_t n : {2u, 3u, 4u, 5u}) {
-      const auto f = communication_formula(strategy_named(name), MeshShape::grid(1, static_cast<int>(n)), all_kept(), kBytes);
+      const auto f =
+          communication_formula(strategy_named(name), MeshShape::grid(1, static_cast<int>(n)), all_kept(), kBytes);
       const std::uint64_t once = (n - 1) * kBytes * kPsi / n;
       EXPECT_EQ(f.calls, (Volume{4, 4, 0}));
       EXPECT_EQ(f.bytes, (Volume{once, once, 0}));
@@ -38,7 +41,8 @@ TEST(Formulas, ZeroOneAndTwo) {
 
 TEST(Formulas, Fsdp) {
   for (const std::uint64_t n : {2u, 3u, 4u, 5u}) {
-    const auto f = communication_formula(strategy_named("fsdp"), MeshShape::grid(1, static_cast<int>(n)), kUnits, kBytes);
+    const auto f =
+        communication_formula(strategy_named("fsdp"), MeshShape::grid(1, static_cast<int>(n)), kUnits, kBytes);
     EXPECT_EQ(f.calls, (Volume{2 * 4 - 2, 4, 0}));
     EXPECT_EQ(f.bytes, (Volume{(n - 1) * kBytes * (2 * kPsi - kKept) / n, (n - 1) * kBytes * kPsi / n, 0}));
   }
@@ -55,7 +59,8 @@ TEST(Formulas, Hsdp) {
   const std::uint64_t s = 3;
   const auto f = communication_formula(strategy_named("hsdp"), MeshShape::grid(2, 3), kUnits, kBytes);
   EXPECT_EQ(f.calls, (Volume{2 * 4 - 2, 4, 4}));
-  EXPECT_EQ(f.bytes, (Volume{(s - 1) * kBytes * (2 * kPsi - kKept) / s, (s - 1) * kBytes * kPsi / s, 2 * (r - 1) * kBytes * kPsi / r / s}));
+  EXPECT_EQ(f.bytes, (Volume{(s - 1) * kBytes * (2 * kPsi - kKept) / s, (s - 1) * kBytes * kPsi / s,
+                             2 * (r - 1) * kBytes * kPsi / r / s}));
 }
 
 TEST(Formulas, OneRankAndAxesOfLengthOneCallNothing) {

@@ -15,7 +15,8 @@ using testing::HasSubstr;
 
 class Leaf : public nn::Layer<Leaf> {
  public:
-  Leaf(nn::Context& context, nn::Shape shape) : Layer(context), weight(add_parameter("weight", shape, nn::Init::ones())) {}
+  Leaf(nn::Context& context, nn::Shape shape)
+      : Layer(context), weight(add_parameter("weight", shape, nn::Init::ones())) {}
   nn::Parameter& weight;
 };
 
@@ -33,7 +34,11 @@ class Block : public nn::Layer<Block> {
 class Model : public nn::Layer<Model> {
  public:
   explicit Model(nn::Context& context)
-      : Layer(context), wte(add<Leaf>("wte", nn::Shape{11, 5})), h0(add<Block>("h.0")), h1(add<Block>("h.1")), ln_f(add<Leaf>("ln_f", nn::Shape{5})) {
+      : Layer(context),
+        wte(add<Leaf>("wte", nn::Shape{11, 5})),
+        h0(add<Block>("h.0")),
+        h1(add<Block>("h.1")),
+        ln_f(add<Leaf>("ln_f", nn::Shape{5})) {
     tie_parameter(wte.weight, wte);
   }
   Leaf& wte;
@@ -75,7 +80,8 @@ TEST(Wrap, NoneIsOneUnitWithEveryParameterOnce) {
 TEST(Wrap, SizeCountsOnlyWhatNoInnerUnitHas) {
   nn::Context context;
   Model model(context);
-  EXPECT_THAT(names(make_units(model, "size:35")), ElementsAre("root", "h.0.fc", "h.1.fc"));  // fc has 35, the block 5 more
+  EXPECT_THAT(names(make_units(model, "size:35")),
+              ElementsAre("root", "h.0.fc", "h.1.fc"));  // fc has 35, the block 5 more
   EXPECT_THAT(names(make_units(model, "size:36")), ElementsAre("root", "h.0", "h.1"));
   EXPECT_THAT(names(make_units(model, "size:1000")), ElementsAre("root"));
 }
@@ -161,7 +167,9 @@ TEST(Strategy, PartsThatDontFitAreNamed) {
 }
 
 TEST(Mesh, DefaultsAndSpellings) {
-  const auto shape = [](const MeshShape& mesh) { return std::pair(mesh.size_of(kReplicateAxis), mesh.size_of(kShardAxis)); };
+  const auto shape = [](const MeshShape& mesh) {
+    return std::pair(mesh.size_of(kReplicateAxis), mesh.size_of(kShardAxis));
+  };
   EXPECT_EQ(shape(default_mesh(strategy_named("fsdp"), 4, 4)), std::pair(1, 4));
   EXPECT_EQ(shape(default_mesh(strategy_named("hsdp"), 4, 4)), std::pair(2, 2));
   EXPECT_EQ(shape(default_mesh(strategy_named("hsdp"), 1, 1)), std::pair(1, 1));
@@ -169,7 +177,8 @@ TEST(Mesh, DefaultsAndSpellings) {
   EXPECT_THROW(default_mesh(strategy_named("hsdp"), 3, 3), InvalidUsage);
   EXPECT_THROW(default_mesh(strategy_named("hsdp"), 6, 4), InvalidUsage);
   EXPECT_EQ(shape(parse_mesh("3x2")), std::pair(3, 2));
-  for (const char* wrong : {"", "4", "x", "2x", "0x4", "2x2x2", "-1x4"}) EXPECT_THROW(parse_mesh(wrong), InvalidUsage) << wrong;
+  for (const char* wrong : {"", "4", "x", "2x", "0x4", "2x2x2", "-1x4"})
+    EXPECT_THROW(parse_mesh(wrong), InvalidUsage) << wrong;
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ class Rank {
 
   void note_state() {
     const auto now = world_.ledger()->snapshot();
-    state_ = {now.now_of(base::MemoryUse::parameter), now.now_of(base::MemoryUse::gradient), now.now_of(base::MemoryUse::optimizer)};
+    state_ = {now.now_of(base::MemoryUse::parameter), now.now_of(base::MemoryUse::gradient),
+              now.now_of(base::MemoryUse::optimizer)};
   }
 
   void record() {
@@ -81,7 +82,9 @@ class Rank {
     const base::Ledger::Snapshot ledger = world_.ledger()->snapshot();
     const std::uint64_t copied = engine_.copied_bytes();
     std::map<std::string, std::vector<float>> parameters;
-    engine_.visit([&](const nn::Parameter& p, std::span<const float> values) { parameters[p.name()].assign(values.begin(), values.end()); });
+    engine_.visit([&](const nn::Parameter& p, std::span<const float> values) {
+      parameters[p.name()].assign(values.begin(), values.end());
+    });
     const std::lock_guard lock(mutex_);
     const auto rank = static_cast<std::size_t>(world_.rank());
     record_.later_by_rank[rank] = later;
@@ -119,7 +122,8 @@ class Rank {
 TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank) {
   const int count = spec.global_batch / spec.ranks;
   const nn::Shape shape = {count, spec.seq_len};
-  TokenBatch batch{nn::Tensor::empty(context, shape, base::DType::i32), nn::Tensor::empty(context, shape, base::DType::i32)};
+  TokenBatch batch{nn::Tensor::empty(context, shape, base::DType::i32),
+                   nn::Tensor::empty(context, shape, base::DType::i32)};
   auto* tokens = batch.tokens.data<std::int32_t>();
   auto* targets = batch.targets.data<std::int32_t>();
   for (int i = 0; i < count; ++i) {

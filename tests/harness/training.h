@@ -24,20 +24,20 @@ struct TrainingSpec {
   bool lazy_streams = false;
   fsdp::EngineOptions engine = {};
   /// Called on every rank after each step's backward and after each step.
-  std::function<void(int rank, int step, fsdp::Engine& engine, nn::CausalModel& model)> after_backward, after_step;
+  std::function<void(int rank, int step, fsdp::Engine&engine, nn::CausalModel&model)> after_backward, after_step;
 };
 
 /// What the slowest, largest or first rank saw.
 struct TrainingRecord {
-  std::vector<double> losses;                          // global means
-  std::vector<double> norms;                           // where measured
+  std::vector<double> losses;                            // global means
+  std::vector<double> norms;                             // where measured
   std::map<std::string, std::vector<float>> parameters;  // by name
-  fsdp::EngineTraffic first_step, all_later;           // of rank 0
+  fsdp::EngineTraffic first_step, all_later;             // of rank 0
   std::vector<fsdp::EngineTraffic> later_by_rank;
-  std::vector<base::EventRecord> last_events;          // rank 0, last step
-  std::vector<base::Ledger::Snapshot> ledgers;         // by rank, at the end
+  std::vector<base::EventRecord> last_events;             // rank 0, last step
+  std::vector<base::Ledger::Snapshot> ledgers;            // by rank, at the end
   std::vector<std::array<std::uint64_t, 3>> model_state;  // by rank: parameter, gradient, optimizer after backward
-  std::uint64_t copied_bytes = 0;                      // rank 0
+  std::uint64_t copied_bytes = 0;                         // rank 0
   std::vector<fsdp::Engine::UnitInfo> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;

@@ -59,7 +59,8 @@ Run parse_run(const Reader& in) {
   Run run;
   run.strategy = in.text("strategy");
   const json& mesh = in.list("mesh");
-  if (mesh.size() != 2 || !mesh[0].is_number_integer() || !mesh[1].is_number_integer()) in.fail("'mesh' is not two numbers");
+  if (mesh.size() != 2 || !mesh[0].is_number_integer() || !mesh[1].is_number_integer())
+    in.fail("'mesh' is not two numbers");
   run.mesh = {mesh[0].get<int>(), mesh[1].get<int>()};
   for (const json& loss : in.list("losses")) {
     if (!loss.is_number() && !loss.is_null()) in.fail("'losses' holds something that is no number");
@@ -112,7 +113,8 @@ std::vector<std::vector<std::string>> equal_groups(const Comparison& comparison)
   std::vector<const Run*> firsts;
   for (const Run& run : comparison.runs) {
     std::size_t group = 0;
-    while (group < firsts.size() && (firsts[group]->hash != run.hash || !same_bits(firsts[group]->losses, run.losses))) ++group;
+    while (group < firsts.size() && (firsts[group]->hash != run.hash || !same_bits(firsts[group]->losses, run.losses)))
+      ++group;
     if (group == firsts.size()) {
       firsts.push_back(&run);
       groups.emplace_back();

@@ -13,7 +13,8 @@ namespace tessera::tools::report {
 inline constexpr std::array<const char*, 4> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "control"};
 inline constexpr std::array<const char*, 3> kModelState = {"parameter", "gradient", "optimizer"};
 inline constexpr std::array<const char*, 8> kMemoryKinds = {
-    "parameter", "gradient", "optimizer", "activation", "unsharded_parameter", "unsharded_gradient", "communication", "other"};
+    "parameter",           "gradient",           "optimizer",     "activation",
+    "unsharded_parameter", "unsharded_gradient", "communication", "other"};
 
 struct Run {
   std::string strategy;
@@ -25,11 +26,11 @@ struct Run {
   double tokens_per_second = 0;
   double exposed_ms = 0;
   std::int64_t copied_bytes = 0;
-  std::array<std::int64_t, 4> calls{};          ///< by kCollectives
+  std::array<std::int64_t, 4> calls{};  ///< by kCollectives
   std::array<std::int64_t, 4> wire_bytes{};
   std::array<std::int64_t, 4> formula_bytes{};
-  std::array<std::int64_t, 3> model_state{};    ///< by kModelState
-  std::array<std::int64_t, 8> peak{};           ///< by kMemoryKinds; each its own highest
+  std::array<std::int64_t, 3> model_state{};  ///< by kModelState
+  std::array<std::int64_t, 8> peak{};         ///< by kMemoryKinds; each its own highest
   std::int64_t peak_total = 0;
   std::int64_t peak_reserved = 0;
 };
@@ -47,7 +48,8 @@ struct Comparison {
 /// Throws InvalidUsage that names `source` and the field where something is missing or of another type.
 Comparison parse_comparison(const nlohmann::json& document, std::string_view source);
 
-/// Strategies that ended with the same parameters after the same losses, bit for bit, as groups in the order of the runs.
+/// Strategies that ended with the same parameters after the same losses, bit for bit, as groups in the order of the
+/// runs.
 std::vector<std::vector<std::string>> equal_groups(const Comparison& comparison);
 
 }  // namespace tessera::tools::report

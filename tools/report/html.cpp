@@ -11,12 +11,23 @@ std::string escape(std::string_view text) {
   std::string result;
   for (const char c : text) {
     switch (c) {
-      case '&': result += "&amp;"; break;
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '"': result += "&quot;"; break;
-      case '\'': result += "&#39;"; break;
-      default: result += c;
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += c;
     }
   }
   return result;
@@ -58,7 +69,8 @@ std::string with_commas(std::int64_t number) {
 }
 
 std::string to_html(const Table& table) {
-  std::string html = "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" + escape(table.caption) + "\"><table><caption>" + escape(table.caption) + "</caption><thead><tr>";
+  std::string html = "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"" + escape(table.caption) +
+                     "\"><table><caption>" + escape(table.caption) + "</caption><thead><tr>";
   for (const std::string& title : table.head) html += "<th scope=\"col\">" + escape(title) + "</th>";
   html += "</tr></thead><tbody>";
   for (const auto& row : table.rows) {

@@ -13,7 +13,8 @@ namespace {
 
 std::string join(const std::vector<std::string>& words) {
   std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i) text += (i == 0 ? "" : i + 1 == words.size() ? " and " : ", ") + words[i];
+  for (std::size_t i = 0; i < words.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == words.size() ? " and " : ", ") + words[i];
   return text;
 }
 
@@ -28,19 +29,23 @@ std::string verdict(const Comparison& comparison) {
   const auto groups = equal_groups(comparison);
   std::string html;
   for (const auto& group : groups) {
-    const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(), [&](const Run& r) { return r.strategy == group[0]; });
+    const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
+                                  [&](const Run& r) { return r.strategy == group[0]; });
     const std::string ends = group.size() == 1 ? " ends" : " end bitwise equal";
-    html += "<p class=\"verdict" + std::string(groups.size() > 1 ? " differs" : "") + "\">" + escape(join(group) + ends) +
-            ": parameters <code>" + escape(run->hash) + "</code>" +
+    html += "<p class=\"verdict" + std::string(groups.size() > 1 ? " differs" : "") + "\">" +
+            escape(join(group) + ends) + ": parameters <code>" + escape(run->hash) + "</code>" +
             (run->losses.empty() ? "" : ", last loss " + escape(exact(run->losses.back()))) + "</p>\n";
   }
   return html;
 }
 
 std::string head_of(const Comparison& c) {
-  std::string html = "<h1>" + escape(c.model) + " on " + std::to_string(c.ranks) + (c.ranks == 1 ? " rank" : " ranks") + "</h1>\n";
-  html += "<p class=\"soft\">" + escape(with_commas(c.parameters) + " parameters, backend " + c.backend + ", " +
-                                        std::to_string(c.steps) + (c.steps == 1 ? " step" : " steps")) + "</p>\n";
+  std::string html =
+      "<h1>" + escape(c.model) + " on " + std::to_string(c.ranks) + (c.ranks == 1 ? " rank" : " ranks") + "</h1>\n";
+  html += "<p class=\"soft\">" +
+          escape(with_commas(c.parameters) + " parameters, backend " + c.backend + ", " + std::to_string(c.steps) +
+                 (c.steps == 1 ? " step" : " steps")) +
+          "</p>\n";
   if (!c.machine.empty()) html += "<p class=\"soft\">" + escape(c.machine) + "</p>\n";
   return html + verdict(c);
 }
@@ -66,16 +71,20 @@ std::string all_losses_of(const Comparison& c) {
 std::string losses_of(const Comparison& c) {
   std::vector<Curve> all;
   std::vector<Key> keys;
-  Table table{"Loss at the first and the last step, and the hash of the final parameters", {"strategy", "first", "last", "hash"}, {}};
+  Table table{"Loss at the first and the last step, and the hash of the final parameters",
+              {"strategy", "first", "last", "hash"},
+              {}};
   for (const Run& run : c.runs) {
     keys.push_back({full_name(run), static_cast<int>(all.size()) % kColours});
     all.push_back({full_name(run), run.losses});
     const bool none = run.losses.empty();
-    table.rows.push_back({full_name(run), none ? "" : exact(run.losses.front()),
-                          none ? "" : exact(run.losses.back()), run.hash});
+    table.rows.push_back(
+        {full_name(run), none ? "" : exact(run.losses.front()), none ? "" : exact(run.losses.back()), run.hash});
   }
-  return "<h2>Loss</h2>\n" + paragraph("Global mean loss per step. Curves that lie on each other are drawn one inside the other.") +
-         curves(all, "Loss over steps, one curve per strategy; the table below has the numbers") + legend(keys) + to_html(table) + all_losses_of(c);
+  return "<h2>Loss</h2>\n" +
+         paragraph("Global mean loss per step. Curves that lie on each other are drawn one inside the other.") +
+         curves(all, "Loss over steps, one curve per strategy; the table below has the numbers") + legend(keys) +
+         to_html(table) + all_losses_of(c);
 }
 
 std::string model_state_of(const Comparison& c) {
@@ -100,9 +109,12 @@ std::string model_state_of(const Comparison& c) {
     all.push_back(bar);
     table.rows.push_back(row);
   }
-  return "<h2>Model state per rank</h2>\n" + paragraph("Parameters, gradients and optimizer state between the end of backward and the "
-         "end of the optimizer's step.") + bars(all, "Bytes of model state per rank by strategy; the table below has the numbers") +
-         legend(keys) + to_html(table);
+  return "<h2>Model state per rank</h2>\n" +
+         paragraph(
+             "Parameters, gradients and optimizer state between the end of backward and the "
+             "end of the optimizer's step.") +
+         bars(all, "Bytes of model state per rank by strategy; the table below has the numbers") + legend(keys) +
+         to_html(table);
 }
 
 std::string peaks_of(const Comparison& c) {
@@ -126,16 +138,20 @@ std::string peaks_of(const Comparison& c) {
     all.push_back(bar);
     table.rows.push_back(row);
   }
-  return "<h2>Peak memory per rank</h2>\n" + paragraph("Each kind's own highest; since they don't peak together, the highest sum at "
-         "one instant (the line, and the number) lies below the bar's end.") +
-         bars(all, "Peak bytes per rank by kind and strategy; the table below has the numbers") + legend(keys) + to_html(table);
+  return "<h2>Peak memory per rank</h2>\n" +
+         paragraph(
+             "Each kind's own highest; since they don't peak together, the highest sum at "
+             "one instant (the line, and the number) lies below the bar's end.") +
+         bars(all, "Peak bytes per rank by kind and strategy; the table below has the numbers") + legend(keys) +
+         to_html(table);
 }
 
 std::string communication_of(const Comparison& c) {
   std::vector<Bar> all;
   std::vector<Key> keys;
-  Table table{"Per step: calls, bytes that one rank sent (highest), and the bytes of the formula", {"strategy", "collective", "calls",
-              "sent", "formula", "difference"}, {}};
+  Table table{"Per step: calls, bytes that one rank sent (highest), and the bytes of the formula",
+              {"strategy", "collective", "calls", "sent", "formula", "difference"},
+              {}};
   for (std::size_t i = 0; i < kCollectives.size(); ++i) keys.push_back({kCollectives[i], static_cast<int>(i)});
   keys.push_back({"formula", -1});
   for (const Run& run : c.runs) {
@@ -152,26 +168,29 @@ std::string communication_of(const Comparison& c) {
     all.push_back(bar);
   }
   return "<h2>Communication per step</h2>\n" +
-         bars(all, "Bytes sent per step by collective and strategy; the table below has the numbers") + legend(keys) + to_html(table);
+         bars(all, "Bytes sent per step by collective and strategy; the table below has the numbers") + legend(keys) +
+         to_html(table);
 }
 
 std::string times_of(const Comparison& c) {
   std::vector<Bar> all;
   Table table{"Milliseconds per step, tokens per second of the whole world, bytes copied between flat buffers per step",
-              {"strategy", "median", "p95", "exposed communication", "tokens/s", "copied"}, {}};
+              {"strategy", "median", "p95", "exposed communication", "tokens/s", "copied"},
+              {}};
   for (const Run& run : c.runs) {
     const double exposed = std::min(run.exposed_ms, run.step_median_ms);
     Bar bar{full_name(run), {}, run.step_p95_ms, significant(run.step_median_ms, 4) + " ms"};
-    bar.segments = {{run.step_median_ms - exposed, 0, "compute: " + significant(run.step_median_ms - exposed, 4) + " ms"},
-                    {exposed, 1, "exposed communication: " + significant(exposed, 4) + " ms"}};
+    bar.segments = {
+        {run.step_median_ms - exposed, 0, "compute: " + significant(run.step_median_ms - exposed, 4) + " ms"},
+        {exposed, 1, "exposed communication: " + significant(exposed, 4) + " ms"}};
     all.push_back(bar);
     table.rows.push_back({full_name(run), significant(run.step_median_ms, 5), significant(run.step_p95_ms, 5),
                           significant(run.exposed_ms, 4), with_commas(std::llround(run.tokens_per_second)),
                           with_commas(run.copied_bytes)});
   }
   const std::vector<Key> keys = {{"compute", 0}, {"exposed communication", 1}, {"95th percentile", -1}};
-  return "<h2>Time per step</h2>\n" + bars(all, "Milliseconds per step by strategy; the table below has the numbers") + legend(keys) +
-         to_html(table);
+  return "<h2>Time per step</h2>\n" + bars(all, "Milliseconds per step by strategy; the table below has the numbers") +
+         legend(keys) + to_html(table);
 }
 
 }  // namespace
@@ -181,11 +200,12 @@ std::string page(const std::vector<Comparison>& comparisons) {
   std::string body;
   for (const Comparison& c : comparisons) {
     title += (title.empty() ? "" : ", ") + c.model;
-    body += "<section>\n" + head_of(c) + losses_of(c) + model_state_of(c) + peaks_of(c) + communication_of(c) + times_of(c) + "</section>\n";
+    body += "<section>\n" + head_of(c) + losses_of(c) + model_state_of(c) + peaks_of(c) + communication_of(c) +
+            times_of(c) + "</section>\n";
   }
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Tessera: " + escape(title) +
-         "</title>\n<style>" + kStyle + "</style></head>\n<body>\n" + body + "</body></html>\n";
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Tessera: " +
+         escape(title) + "</title>\n<style>" + kStyle + "</style></head>\n<body>\n" + body + "</body></html>\n";
 }
 
 }  // namespace tessera::tools::report

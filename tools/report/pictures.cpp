@@ -71,17 +71,20 @@ std::string curves(const std::vector<Curve>& all, const std::string& label) {
   std::string labels;
   for (double value = scale.low; value <= scale.high + scale.step / 2; value += scale.step) {
     const double part = (scale.high - value) / (scale.high - scale.low);
-    grid += "<line x1=\"0\" x2=\"1000\" y1=\"" + significant(part * kHeight, 6) + "\" y2=\"" + significant(part * kHeight, 6) + "\"/>";
+    grid += "<line x1=\"0\" x2=\"1000\" y1=\"" + significant(part * kHeight, 6) + "\" y2=\"" +
+            significant(part * kHeight, 6) + "\"/>";
     labels += "<span style=\"top:" + percent(part) + "\">" + significant(value, 5) + "</span>";
   }
-  std::string html = "<figure class=\"curves\" role=\"img\" aria-label=\"" + escape(label) + "\"><div class=\"y\">" + labels +
-                     "</div><svg viewBox=\"0 0 1000 400\" preserveAspectRatio=\"none\"><g class=\"grid\">" + grid + "</g>";
+  std::string html = "<figure class=\"curves\" role=\"img\" aria-label=\"" + escape(label) + "\"><div class=\"y\">" +
+                     labels + "</div><svg viewBox=\"0 0 1000 400\" preserveAspectRatio=\"none\"><g class=\"grid\">" +
+                     grid + "</g>";
   for (std::size_t i = 0; i < all.size(); ++i) {
     const std::size_t width = 2 + 4 * (all.size() - 1 - i);
     html += "<path d=\"" + path_of(all[i].values, scale, longest) + "\" stroke=\"" + colour(static_cast<int>(i)) +
             "\" stroke-width=\"" + std::to_string(width) + "\"><title>" + escape(all[i].name) + "</title></path>";
   }
-  html += "</svg><div class=\"x\"><span>step 1</span><span>step " + std::to_string(longest) + "</span></div></figure>\n";
+  html +=
+      "</svg><div class=\"x\"><span>step 1</span><span>step " + std::to_string(longest) + "</span></div></figure>\n";
   return html;
 }
 
@@ -98,8 +101,8 @@ std::string bars(const std::vector<Bar>& all, const std::string& label) {
     html += "<div class=\"bar\"><span class=\"name\">" + escape(bar.name) + "</span><span class=\"track\">";
     for (const Segment& segment : bar.segments)
       if (segment.value > 0)
-        html += "<i style=\"width:" + percent(segment.value / longest) + ";background:" + colour(segment.colour) + "\" title=\"" +
-                escape(segment.name) + "\"></i>";
+        html += "<i style=\"width:" + percent(segment.value / longest) + ";background:" + colour(segment.colour) +
+                "\" title=\"" + escape(segment.name) + "\"></i>";
     if (bar.mark >= 0) html += "<b style=\"left:" + percent(bar.mark / longest) + "\"></b>";
     html += "</span><span class=\"text\">" + escape(bar.text) + "</span></div>\n";
   }

@@ -1,5 +1,5 @@
-// The pictures of the report: curves as SVG, bars as boxes that follow the page's width. All are decoration for a screen reader,
-// which gets the table below each.
+// The pictures of the report: curves as SVG, bars as boxes that follow the page's width. All are decoration for a
+// screen reader, which gets the table below each.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ std::string curves(const std::vector<Curve>& all, const std::string& label);
 
 struct Segment {
   double value = 0;
-  int colour = 0;          ///< of the palette
-  std::string name;        ///< shown on hovering
+  int colour = 0;    ///< of the palette
+  std::string name;  ///< shown on hovering
 };
 struct Bar {
   std::string name;

@@ -1,0 +1,107 @@
+// Values into and out of an engine, and the figures it keeps.
+#include <algorithm>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/unit.h"
+
+namespace tessera::fsdp {
+
+using comm::OpKind;
+
+void Engine::initialize(std::uint64_t seed) {
+  fill([seed](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+    nn::fill_initial(parameter.init(), parameter.name(), seed, range, out);
+  });
+  for (const auto& unit : units_) unit->clear_optimizer();
+  steps_ = 0;
+}
+
+void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill) {
+  for (const auto& unit : units_) unit->fill(fill);
+}
+
+void Engine::visit(const Visitor& visitor) {
+  struct Item {
+    Unit* unit;
+    const nn::Parameter* parameter;
+  };
+  std::vector<Item> items;
+  for (const auto& unit : units_)
+    for (const auto& parameter : unit->spec().parameters) items.push_back({unit.get(), parameter.get()});
+  std::sort(items.begin(), items.end(),
+            [](const Item& a, const Item& b) { return a.parameter->name() < b.parameter->name(); });
+  Unit* open = nullptr;
+  for (const Item& item : items) {
+    if (item.unit != open) {
+      if (open != nullptr) open->reshard();
+      open = item.unit;
+      open->unshard_wait();
+      fabric_->compute().synchronize();
+    }
+    visitor(*item.parameter,
+            {item.parameter->tensor().data<float>(), static_cast<std::size_t>(item.parameter->count())});
+  }
+  if (open != nullptr) open->reshard();
+}
+
+std::vector<Engine::UnitInfo> Engine::units() const {
+  std::vector<UnitInfo> infos;
+  for (const auto& unit : units_)
+    infos.push_back(
+        {unit->name(), unit->elements(), unit->padding(), unit->kept_after_forward(), unit->spec().is_root});
+  return infos;
+}
+
+std::vector<UnitSize> Engine::unit_sizes() const {
+  std::vector<UnitSize> sizes;
+  for (const UnitInfo& info : units())
+    sizes.push_back({info.elements + info.padding, info.kept_after_forward, info.is_root});
+  return sizes;
+}
+
+const MeshShape& Engine::mesh() const { return fabric_->mesh.shape(); }
+std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes(); }
+Recorder& Engine::recorder() { return fabric_->recorder; }
+
+namespace {
+
+void add(comm::MeterSnapshot::Line& line, const comm::MeterSnapshot::Line& more) {
+  line.calls += more.calls;
+  line.bytes_sent += more.bytes_sent;
+}
+
+comm::MeterSnapshot::Line difference(const comm::MeterSnapshot::Line& a, const comm::MeterSnapshot::Line& b) {
+  return {a.calls - b.calls, a.bytes_sent - b.bytes_sent};
+}
+
+}  // namespace
+
+EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
+  return {difference(all_gather, earlier.all_gather), difference(reduce_scatter, earlier.reduce_scatter),
+          difference(all_reduce, earlier.all_reduce), difference(control, earlier.control)};
+}
+
+std::uint64_t Engine::control_formula_bytes() const {
+  std::uint64_t bytes = 0;
+  if (measures_norm())
+    for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts)
+      bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
+  return bytes;
+}
+
+EngineTraffic Engine::traffic() const {
+  EngineTraffic traffic;
+  for (const auto& [axis, channels] : fabric_->mesh.all_channels()) {
+    for (const comm::Communicator* channel : {channels.gather.get(), channels.reduce.get()}) {
+      const comm::MeterSnapshot meter = channel->meter();
+      add(traffic.all_gather, meter.of(OpKind::all_gather));
+      add(traffic.reduce_scatter, meter.of(OpKind::reduce_scatter));
+      add(traffic.all_reduce, meter.of(OpKind::all_reduce));
+    }
+    const comm::MeterSnapshot control = channels.control->meter();
+    add(traffic.control, {control.calls(), control.bytes_sent()});
+  }
+  return traffic;
+}
+
+}  // namespace tessera::fsdp

@@ -19,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("build")
 parser.add_argument("torch_script")
 parser.add_argument("--pairs", type=int, default=5)
+parser.add_argument("--rank-pairs", type=int, default=5, help="of two ranks against one")
 parser.add_argument("--python", default="/usr/bin/python3")
 options = parser.parse_args()
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -58,11 +59,12 @@ for pair in range(options.pairs):
     shares.append(ours["gflops"] / peak)
     print(f"{pair + 1:4}  {ours['tokens_per_second']:13.0f}  {torch['tokens_per_second_per_rank']:16.0f}  {ratios[-1]:5.2f}  {ours['gflops']:12.1f}"
           f"  {peak:13.1f}  {shares[-1]:5.2f}", flush=True)
-print(f"median ratio {statistics.median(ratios):.2f}, median share of sgemm {statistics.median(shares):.2f}")
+if ratios:
+    print(f"median ratio {statistics.median(ratios):.2f}, median share of sgemm {statistics.median(shares):.2f}")
 
 with tempfile.TemporaryDirectory() as folder:
     losses = {"ddp": [], "fsdp": []}
-    for pair in range(max(1, options.pairs // 2)):
+    for pair in range(options.rank_pairs):
         runs = [training(1, "ddp", folder, f"alone{i}.json") for i in range(2)]  # each the other's busy neighbour
         for _, process in runs:
             process.wait()

@@ -181,6 +181,8 @@ TEST(LazyStreams, GiveTheSameBits) {
   }
 }
 
+#ifndef __SANITIZE_THREAD__  // which rightly reports the race that this control plants
+
 /// Reduces without waiting for the stream that computes the gradients.
 class Hasty final : public CollectivePlugin {
  public:
@@ -200,6 +202,8 @@ TEST(LazyStreams, ShowAForgottenDependency) {
   spec.engine.strategy.reduce_scatter = "hasty";
   EXPECT_FALSE(same_bits(right, train(spec)));
 }
+
+#endif
 
 }  // namespace
 }  // namespace tessera::fsdp

@@ -212,6 +212,26 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
 
 // --- state
 
+/// A token outside the vocabulary: the embedding refuses it after the root was gathered and the first block's gather was begun.
+void fail_in_forward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
+  const auto batch = make_batch(context, spec, step, rank);
+  batch.tokens.data<std::int32_t>()[0] = 1 << 20;
+  nn::Tape tape;
+  const nn::TapeScope recording(context, &tape);
+  EXPECT_THROW(model.loss(batch.tokens, batch.targets), base::InvalidUsage);
+}
+
+/// Throws where backward begins, with what the forward kept still gathered.
+void fail_in_backward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
+  struct Thrown {};
+  const auto batch = make_batch(context, spec, step, rank);
+  nn::Tape tape;
+  const nn::TapeScope recording(context, &tape);
+  const nn::Tensor loss = model.loss(batch.tokens, batch.targets);
+  tape.record("throws", loss, [] { throw Thrown{}; });
+  EXPECT_THROW(tape.backward(loss), Thrown);
+}
+
 TEST(Recovery, AnExceptionInForwardOrBackwardLeavesTheEngineUsable) {
   for (const char* name : {"ddp", "zero1", "fsdp"}) {
     const TrainingSpec spec = spec_for(name);
@@ -220,14 +240,9 @@ TEST(Recovery, AnExceptionInForwardOrBackwardLeavesTheEngineUsable) {
       with_engine(spec, [&](nn::Context& context, nn::CausalModel& model, Engine& engine, comm::Communicator& world) {
         for (int step = 0; step < 2; ++step) {
           if (disturb) {
-            // A target outside the vocabulary, on every rank: the loss refuses it after all blocks have run.
-            auto batch = make_batch(context, spec, step, world.rank());
-            nn::Tape tape;
-            const nn::TapeScope recording(context, &tape);
-            const nn::Tensor loss = model.loss(batch.tokens, batch.targets);
-            struct Thrown {};
-            tape.record("throws", loss, [] { throw Thrown{}; });
-            EXPECT_THROW(tape.backward(loss), Thrown);
+            fail_in_forward(context, model, spec, step, world.rank());
+            engine.reset();
+            fail_in_backward(context, model, spec, step, world.rank());
             engine.reset();
           }
           const double loss = forward_backward(context, model, spec, step, world.rank());

@@ -17,24 +17,7 @@ std::string number(std::uint64_t value) { return std::to_string(value); }
 
 }  // namespace
 
-void Group::throw_failure() const {
-  switch (failure_) {
-    case FailureKind::mismatch:
-      throw Mismatch(cause_);
-    case FailureKind::timeout:
-      throw Timeout(cause_);
-    case FailureKind::peer_lost:
-      throw PeerLost(cause_);
-    case FailureKind::aborted:
-      throw Aborted(cause_);
-    case FailureKind::system:
-      throw SystemError(cause_);
-    case FailureKind::backend:
-    case FailureKind::none:
-      break;
-  }
-  throw BackendError(cause_);
-}
+void Group::throw_failure() const { comm::throw_failure({failure_, cause_}); }
 
 /// Under the engine's lock, so nobody moves an operation meanwhile: when they are marked as failed, nothing of ours
 /// writes the caller's memory any more.

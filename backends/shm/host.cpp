@@ -88,15 +88,17 @@ void Host::connect() {
 }
 
 void Host::watch() {
-  bootstrap_->watch([this](int lost) {
-    if (board(lost).left.load() != 0) return;
-    board(lost).lost.store(1);
-    for (int r = 0; r < size(); ++r) ring(board(r).bell);
-  });
+  channel_ = bootstrap_->open_channel("shm", {.lost =
+                                                  [this](int lost) {
+                                                    if (board(lost).left.load() != 0) return;
+                                                    board(lost).lost.store(1);
+                                                    for (int r = 0; r < size(); ++r) ring(board(r).bell);
+                                                  },
+                                              .message = {}});
 }
 
 Host::~Host() {
-  bootstrap_.reset();  // its thread uses the board
+  channel_.reset();  // its thread uses the board
   engine_.reset();
 }
 

@@ -64,6 +64,7 @@ class Host {
   const AlgorithmTable algorithms_;
   std::size_t cache_bytes_ = 0;
   std::shared_ptr<Bootstrap> bootstrap_;
+  std::unique_ptr<ControlChannel> channel_;
   std::shared_ptr<Arena> arena_;
   std::vector<std::shared_ptr<Mapping>> windows_;  // by world rank
   std::shared_ptr<Mapping> board_;

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backends/shm/base.h"
+#include "tessera/comm/failure.h"
 #include "tessera/comm/types.h"
 
 namespace tessera::shm {
@@ -51,8 +52,6 @@ struct Slot {
   std::byte payload[kEagerBytes];
 };
 static_assert(offsetof(Slot, payload) == 64);
-
-enum class FailureKind : std::uint32_t { none, mismatch, timeout, peer_lost, aborted, system, backend };
 
 struct alignas(kLine) FailureRecord {
   std::atomic<std::uint32_t> state{0};  ///< 1: the rest is valid

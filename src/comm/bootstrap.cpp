@@ -26,6 +26,7 @@ void UniqueFd::reset() noexcept {
 int UniqueFd::release() noexcept { return std::exchange(fd_, -1); }
 
 Bootstrap::~Bootstrap() = default;
+ControlChannel::~ControlChannel() = default;
 
 std::vector<std::shared_ptr<void>> Bootstrap::exchange_objects(std::shared_ptr<void>) {
   throw Unsupported("bootstrap: these ranks are not threads of one process");

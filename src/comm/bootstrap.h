@@ -1,7 +1,9 @@
 // What ranks can do with each other before a communicator exists: find each other, and exchange small things.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,11 +32,30 @@ class TESSERA_API UniqueFd {
   int fd_ = -1;
 };
 
-/// Connects the ranks of a world while it is set up. The exchanges are collective and wait, at longest until the
-/// deadline given to whoever made the bootstrap; they throw Timeout (naming the ranks that are missing), PeerLost and
-/// SystemError.
+/// What ranks hear from each other once they run: from the bootstrap's own thread, one call at a time.
+struct ControlEvents {
+  std::function<void(int rank)> lost;                               ///< once for each rank that dies
+  std::function<void(int from, std::string_view message)> message;  ///< what `from` told on this channel
+};
+
+/// A channel between all ranks beside their operations, served by a thread of its own: it works while the ranks compute
+/// or hang. Destroying it ends the events (it waits for one that is running). Must go before its bootstrap.
+class TESSERA_API ControlChannel {
+ public:
+  virtual ~ControlChannel();
+  /// To rank `to`, or to all others where it is kAll. Any thread; returns at once. In order per sender and receiver;
+  /// lost where the way (it may lead over rank 0) is dead.
+  virtual void tell(int to, std::string_view message) noexcept = 0;
+  static constexpr int kAll = -1;
+};
+
+/// Connects the ranks of a world while it is set up, and carries its control channels afterwards. The exchanges are
+/// collective and wait, at longest until the deadline given to whoever made the bootstrap; they throw Timeout (naming
+/// the ranks that are missing), PeerLost and SystemError.
 class TESSERA_API Bootstrap {
  public:
+  using Token = std::array<std::uint8_t, 32>;
+
   virtual ~Bootstrap();
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
@@ -46,12 +67,20 @@ class TESSERA_API Bootstrap {
   virtual std::vector<std::string> exchange(std::string_view blob) = 0;
   /// In-process only: the object of every rank, in rank order.
   virtual std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> object);
-  /// Processes only: a duplicate of every rank's descriptor, in rank order.
+  /// Processes of one host only: a duplicate of every rank's descriptor, in rank order.
   virtual std::vector<UniqueFd> exchange_descriptors(int fd);
 
-  /// After the exchanges: watches the other ranks from a thread of its own and calls `lost` (from there) once for each
-  /// that dies, until the bootstrap is destroyed. Ranks that are threads don't die alone: does nothing.
-  virtual void watch(std::function<void(int rank)> lost) = 0;
+  /// Opens the channel `name` (at most 16 letters). Collective, after the exchanges: every rank opens the same names in
+  /// the same order. Ranks that are threads don't die alone; processes do.
+  virtual std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) = 0;
+
+  /// Which host each rank runs on: equal names are one host (boot id and network namespace, or TESSERA_HOST_ID). A
+  /// claim, to be proved by sharing memory.
+  virtual const std::vector<std::string>& hosts() const noexcept = 0;
+  /// What the ranks of this world know and nobody else does.
+  virtual const Token& token() const noexcept = 0;
+  /// The numeric address by which this rank reaches rank 0's host; a loopback address where all are on one host.
+  virtual std::string local_address() const = 0;
 };
 
 }  // namespace tessera::comm

@@ -156,7 +156,9 @@ Work Communicator::barrier(OpOptions options) {
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) { return do_split(color, key); }
 
-Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) { return do_allocate(bytes, kind, use); }
+Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+  return do_allocate(bytes, kind, use);
+}
 
 void Communicator::abort(std::string reason) noexcept { do_abort(reason); }
 

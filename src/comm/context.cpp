@@ -10,9 +10,9 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/builtin.h"
 #include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/internal/variables.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/thread_bootstrap.h"
-#include "tessera/comm/internal/variables.h"
 
 namespace tessera::comm {
 namespace {

@@ -49,6 +49,7 @@ void nap() noexcept {
 }  // namespace
 
 Pollable::~Pollable() = default;
+Sleeper::~Sleeper() = default;
 
 void ring(Doorbell& bell) noexcept {
   if (bell.sleepers.load() == 0) return;
@@ -75,7 +76,13 @@ ProgressEngine::~ProgressEngine() {
   futex_wake(bell_.attention);
   bell_.rings.fetch_add(1);
   futex_wake(bell_.rings);
+  if (options_.sleeper != nullptr) options_.sleeper->wake();
   if (thread_.joinable()) thread_.join();
+}
+
+void ProgressEngine::wake_waiters() noexcept {
+  if (options_.sleeper != nullptr && bell_.sleepers.load() != 0) options_.sleeper->wake();
+  ring(bell_);
 }
 
 void ProgressEngine::add(Pollable& item) {
@@ -99,9 +106,27 @@ bool ProgressEngine::try_poll(bool thorough) noexcept {
   return lock.owns_lock() && poll_locked(thorough);
 }
 
-void ProgressEngine::sleep(std::uint32_t seen, Clock::time_point until) noexcept {
-  const auto left = until - Clock::now();
-  futex_wait(bell_.rings, seen, std::min<std::chrono::nanoseconds>(left, kLongestSleep));
+/// Says that we sleep, looks once more (under the lock itself: whoever holds it may have looked too early), then sleeps
+/// unless that moved something or `needless()`.
+template <class Condition>
+void ProgressEngine::sleep_unless(Condition needless, Clock::time_point until) noexcept {
+  bell_.sleepers.fetch_add(1);
+  const std::uint32_t seen = bell_.rings.load();
+  bool moved = false;
+  {
+    const std::lock_guard lock(mutex_);
+    moved = poll_locked(true);
+    if (!moved && options_.sleeper != nullptr) moved = !options_.sleeper->arm();
+  }
+  if (!moved && !needless()) {
+    const auto time = std::min<std::chrono::nanoseconds>(until - Clock::now(), kLongestSleep);
+    if (options_.sleeper == nullptr) {
+      futex_wait(bell_.rings, seen, time);
+    } else if (time > 0ns) {
+      options_.sleeper->sleep(time);
+    }
+  }
+  bell_.sleepers.fetch_sub(1);
 }
 
 bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept {
@@ -123,17 +148,7 @@ bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::tim
       ::sched_yield();
       continue;
     }
-    // Say that we sleep, look once more (under the lock itself: whoever holds it may have looked too early), then
-    // sleep.
-    bell_.sleepers.fetch_add(1);
-    const std::uint32_t seen = bell_.rings.load();
-    bool moved = false;
-    {
-      const std::lock_guard lock(mutex_);
-      moved = poll_locked(true);
-    }
-    if (!moved && finished.load() == 0) sleep(seen, until);
-    bell_.sleepers.fetch_sub(1);
+    sleep_unless([&] { return finished.load() != 0; }, until);
     idle_since = Clock::now() - kSpin;  // after a sleep: yield a little before the next one
   }
   waiters_.fetch_sub(1);
@@ -164,16 +179,10 @@ void ProgressEngine::run() noexcept {
       continue;
     }
     if (try_poll(false)) continue;
-    bell_.sleepers.fetch_add(1);
-    const std::uint32_t seen = bell_.rings.load();
-    bool moved = false;
-    {
-      const std::lock_guard lock(mutex_);
-      moved = poll_locked(true);
-    }
-    if (!moved && !stop_ && waiters_.load() == 0 && outstanding_.load() > 0 && bell_.ping.load() == bell_.pong.load())
-      sleep(seen, Clock::now() + kLongestSleep);
-    bell_.sleepers.fetch_sub(1);
+    const auto needless = [this] {
+      return stop_ || waiters_.load() != 0 || outstanding_.load() <= 0 || bell_.ping.load() != bell_.pong.load();
+    };
+    sleep_unless(needless, Clock::now() + kLongestSleep);
   }
 }
 

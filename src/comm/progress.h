@@ -42,9 +42,22 @@ class TESSERA_API Pollable {
   virtual bool poll(bool thorough) noexcept = 0;
 };
 
+/// How threads of a rank sleep where peers don't ring its doorbell: they send something instead.
+class TESSERA_API Sleeper {
+ public:
+  virtual ~Sleeper();
+  /// Under the engine's lock, after a poll() that moved nothing. False: something has come meanwhile, don't sleep.
+  virtual bool arm() noexcept = 0;
+  /// Returns when something has come, when wake() was called since arm(), or after `at_most`; also without a reason.
+  virtual void sleep(std::chrono::nanoseconds at_most) noexcept = 0;
+  /// Ends the sleeps of this rank's threads. Any thread.
+  virtual void wake() noexcept = 0;
+};
+
 struct ProgressOptions {
   bool thread = true;           ///< tests switch it off to see what depends on it
   bool oversubscribed = false;  ///< more ranks than cores: never spin
+  Sleeper* sleeper = nullptr;   ///< instead of the doorbell's words; outlives the engine
 };
 
 class TESSERA_API ProgressEngine {
@@ -71,14 +84,15 @@ class TESSERA_API ProgressEngine {
   /// The lock under which everything is polled.
   std::mutex& mutex() noexcept { return mutex_; }
   /// Wakes this rank's own waiters (an operation is done that somebody else may wait for).
-  void wake_waiters() noexcept { ring(bell_); }
+  void wake_waiters() noexcept;
   /// Answers pings; also called by whoever waits for pongs itself.
   void answer_pings() noexcept;
   bool oversubscribed() const noexcept { return options_.oversubscribed; }
 
  private:
   bool poll_locked(bool thorough) noexcept;
-  void sleep(std::uint32_t seen, Clock::time_point until) noexcept;
+  template <class Condition>
+  void sleep_unless(Condition needless, Clock::time_point until) noexcept;
   void run() noexcept;
 
   Doorbell& bell_;

@@ -1,12 +1,91 @@
 #include "tessera/comm/thread_bootstrap.h"
 
 #include <condition_variable>
+#include <deque>
 #include <mutex>
+#include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/control/proof.h"
 
 namespace tessera::comm {
+
+namespace {
+
+/// Where one rank's thread takes what the others told it.
+class Mailbox {
+ public:
+  explicit Mailbox(std::function<void(int, std::string_view)> handler)
+      : handler_(std::move(handler)), thread_([this] { run(); }) {}
+  ~Mailbox() {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  void put(int from, std::string_view message) {
+    const std::lock_guard lock(mutex_);
+    letters_.emplace_back(from, message);
+    changed_.notify_all();
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return closed_ || !letters_.empty(); });
+      if (closed_) return;
+      const auto [from, message] = std::move(letters_.front());
+      letters_.pop_front();
+      lock.unlock();
+      if (handler_) handler_(from, message);
+      lock.lock();
+    }
+  }
+
+  const std::function<void(int, std::string_view)> handler_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<int, std::string>> letters_;
+  bool closed_ = false;
+  std::thread thread_;
+};
+
+/// The mailboxes of all ranks on one channel; empty before a rank has opened it and after it has closed it.
+struct Boxes {
+  explicit Boxes(int ranks) : of(static_cast<std::size_t>(ranks)) {}
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Mailbox>> of;
+};
+
+class ThreadChannel final : public ControlChannel {
+ public:
+  ThreadChannel(std::shared_ptr<Boxes> boxes, int rank)
+      : boxes_(std::move(boxes)), rank_(static_cast<std::size_t>(rank)) {}
+  ~ThreadChannel() override {
+    std::unique_ptr<Mailbox> own;  // ends outside the lock: its handler may be telling something
+    const std::lock_guard lock(boxes_->mutex);
+    own = std::move(boxes_->of[rank_]);
+  }
+  void tell(int to, std::string_view message) noexcept override {
+    const std::lock_guard lock(boxes_->mutex);
+    for (std::size_t r = 0; r < boxes_->of.size(); ++r)
+      if (r != rank_ && (to == kAll || static_cast<std::size_t>(to) == r) && boxes_->of[r] != nullptr)
+        boxes_->of[r]->put(static_cast<int>(rank_), message);
+  }
+
+ private:
+  const std::shared_ptr<Boxes> boxes_;
+  const std::size_t rank_;
+};
+
+}  // namespace
 
 /// A reusable barrier that carries one value per rank.
 class ThreadBootstrap::Hub {
@@ -17,6 +96,7 @@ class ThreadBootstrap::Hub {
   };
   Hub(int ranks, std::chrono::milliseconds timeout) : items_(static_cast<std::size_t>(ranks)), timeout_(timeout) {}
   int size() const { return static_cast<int>(items_.size()); }
+  const Bootstrap::Token& token() const { return token_; }
 
   std::vector<Item> exchange(int rank, Item item) {
     std::unique_lock lock(mutex_);
@@ -55,6 +135,7 @@ class ThreadBootstrap::Hub {
     if (!in_time) throw Timeout("init: not all ranks came within " + format_duration(timeout_));
   }
 
+  const Bootstrap::Token token_ = random_digest();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Item> items_;
@@ -65,7 +146,9 @@ class ThreadBootstrap::Hub {
   bool abandoned_ = false;
 };
 
-ThreadBootstrap::ThreadBootstrap(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+ThreadBootstrap::ThreadBootstrap(std::shared_ptr<Hub> hub, int rank)
+    : hub_(std::move(hub)), rank_(rank), hosts_(static_cast<std::size_t>(hub_->size()), "here") {}
+const Bootstrap::Token& ThreadBootstrap::token() const noexcept { return hub_->token(); }
 int ThreadBootstrap::size() const noexcept { return hub_->size(); }
 void ThreadBootstrap::abandon() noexcept { hub_->abandon(); }
 
@@ -79,6 +162,17 @@ std::vector<std::shared_ptr<void>> ThreadBootstrap::exchange_objects(std::shared
   std::vector<std::shared_ptr<void>> objects;
   for (Hub::Item& item : hub_->exchange(rank_, {{}, std::move(object)})) objects.push_back(std::move(item.object));
   return objects;
+}
+
+std::unique_ptr<ControlChannel> ThreadBootstrap::open_channel(std::string_view, ControlEvents events) {
+  const auto offered = rank_ == 0 ? std::make_shared<Boxes>(size()) : nullptr;
+  const auto boxes = std::static_pointer_cast<Boxes>(exchange_objects(offered).front());
+  {
+    const std::lock_guard lock(boxes->mutex);
+    boxes->of[static_cast<std::size_t>(rank_)] = std::make_unique<Mailbox>(std::move(events.message));
+  }
+  exchange({});  // nobody tells anything before all can hear
+  return std::make_unique<ThreadChannel>(boxes, rank_);
 }
 
 std::vector<std::shared_ptr<ThreadBootstrap>> make_thread_bootstraps(int ranks, std::chrono::milliseconds timeout) {

@@ -22,12 +22,16 @@ class ThreadBootstrap final : public Bootstrap {
   bool in_process() const noexcept override { return true; }
   std::vector<std::string> exchange(std::string_view blob) override;
   std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> object) override;
-  void watch(std::function<void(int)>) override {}
+  std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override;
+  const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
+  const Token& token() const noexcept override;
+  std::string local_address() const override { return "127.0.0.1"; }
   void abandon() noexcept;
 
  private:
   const std::shared_ptr<Hub> hub_;
   const int rank_;
+  const std::vector<std::string> hosts_;
 };
 
 }  // namespace tessera::comm

@@ -47,11 +47,26 @@ T receive(Connection& connection, Deadline deadline) {
   return value;
 }
 
+/// Tells of the death of ranks only.
+class WatchedChannel final : public ControlChannel {
+ public:
+  WatchedChannel(const std::vector<Lifeline>& lifelines, std::function<void(int)> lost)
+      : watch_(lifelines, std::move(lost)) {}
+  void tell(int, std::string_view) noexcept override {}
+
+ private:
+  Watch watch_;
+};
+
 /// A star around rank 0.
 class ProcessBootstrap final : public Bootstrap {
  public:
-  ProcessBootstrap(Launch launch, Deadline deadline, std::vector<Connection> links)
-      : launch_(std::move(launch)), deadline_(deadline), links_(std::move(links)) {}
+  ProcessBootstrap(Launch launch, Deadline deadline, std::vector<Connection> links, const Token& token)
+      : launch_(std::move(launch)),
+        deadline_(deadline),
+        links_(std::move(links)),
+        hosts_(static_cast<std::size_t>(launch_.size), "here"),
+        token_(token) {}
 
   int rank() const noexcept override { return launch_.rank; }
   int size() const noexcept override { return launch_.size; }
@@ -87,7 +102,7 @@ class ProcessBootstrap final : public Bootstrap {
     return all;
   }
 
-  void watch(std::function<void(int)> lost) override {
+  std::unique_ptr<ControlChannel> open_channel(std::string_view, ControlEvents events) override {
     const std::vector<std::string> pids = exchange(std::to_string(::getpid()));
     // A pid means the same to all only where all see the same processes; the kernel tells rank 0 how it sees the
     // others.
@@ -100,8 +115,11 @@ class ProcessBootstrap final : public Bootstrap {
       const int connection = rank() == 0 ? link(r).fd() : (r == 0 ? hub().fd() : -1);
       lifelines.push_back({r, connection, visible ? std::stoi(pids[index(r)]) : 0});
     }
-    watch_ = std::make_unique<Watch>(lifelines, std::move(lost));
+    return std::make_unique<WatchedChannel>(lifelines, std::move(events.lost));
   }
+  const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
+  const Token& token() const noexcept override { return token_; }
+  std::string local_address() const override { return "127.0.0.1"; }
 
  private:
   static std::size_t index(int r) { return static_cast<std::size_t>(r); }
@@ -125,7 +143,8 @@ class ProcessBootstrap final : public Bootstrap {
   const Launch launch_;
   const Deadline deadline_;
   std::vector<Connection> links_;  // rank 0: one for each rank, its own empty; else only [0]
-  std::unique_ptr<Watch> watch_;   // after the links: it watches them
+  const std::vector<std::string> hosts_;
+  const Token token_;
 };
 
 /// The rank that came, or -1 where it is not one of ours.
@@ -227,7 +246,7 @@ std::vector<Connection> join(const Launch& launch, Deadline deadline, std::chron
 std::shared_ptr<Bootstrap> meet(const Launch& launch, std::chrono::milliseconds timeout) {
   const Deadline deadline = steady_clock::now() + timeout;
   std::vector<Connection> links = launch.rank == 0 ? host(launch, deadline, timeout) : join(launch, deadline, timeout);
-  return std::make_shared<ProcessBootstrap>(launch, deadline, std::move(links));
+  return std::make_shared<ProcessBootstrap>(launch, deadline, std::move(links), Bootstrap::Token{});
 }
 
 }  // namespace tessera::comm

@@ -52,9 +52,8 @@ void Peer::send(Message& message) {
 }
 
 void Peer::receive(Message& message) {
-  if (gone_) return;
   message.state = kReceiving;
-  inbox_.receive(message);
+  inbox_.receive(message);  // also of who has gone: it may be here already
   write(kAtOnce);
 }
 

@@ -5,7 +5,7 @@
 namespace tessera::comm_test {
 namespace {
 
-/// +-1, +-2, +-3; for products mostly 1, so that sixteen of them fit into sixteen bits.
+/// +-1, +-2, +-3; for products mostly 1, and with factors 1, so that sixteen of them fit into sixteen bits.
 Bytes whole_numbers(const Problem& problem, int rank, std::size_t count, std::uint64_t seed) {
   Bytes bytes(count * size_of(problem.dtype));
   conformance::with_type(problem.dtype, [&](auto zero) {
@@ -14,6 +14,7 @@ Bytes whole_numbers(const Problem& problem, int rank, std::size_t count, std::ui
       const std::uint64_t bits = conformance::scramble(seed * 31 + static_cast<std::uint64_t>(rank) * 1009 + i * 13);
       int number = static_cast<int>(bits % 3) + 1;
       if (problem.reduce == ReduceOp::Kind::prod) number = bits % 8 == 0 ? 2 : 1;
+      if (problem.reduce == ReduceOp::Kind::premul_sum) number = 1;
       if ((bits & 64) != 0) number = -number;
       T value{};
       if constexpr (std::is_integral_v<T>) {

@@ -2,6 +2,7 @@
 // 2, 4, ...; with a power of two of ranks each rank is a group of its own. In a group of two, one gives its data to the
 // other first and gets the result from it at last.
 #include <algorithm>
+#include <bit>
 
 #include "tessera/comm/schedules/internal/algorithms.h"
 #include "tessera/comm/schedules/internal/operand.h"
@@ -111,11 +112,16 @@ class Doubling {
   std::vector<Lane> lanes_;
 };
 
+/// For each segment: sent, received and added at every level.
+std::size_t steps(const ScheduleBuilder& builder) {
+  return 3 * static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(builder.ranks())));
+}
+
 }  // namespace
 
 void recursive_doubling_all_reduce(ScheduleBuilder& builder) {
   const Problem& problem = builder.problem();
-  const std::size_t most = segment_elements(problem);
+  const std::size_t most = segment_elements(problem, steps(builder));
   const Segments segments(everything(problem), most);
   Doubling doubling(builder, segments.count(), std::min(most, problem.count) * builder.element_size());
   for (std::size_t s = 0; s < segments.count(); ++s) doubling.add_up(s, segments[s]);

@@ -10,6 +10,9 @@
 namespace tessera::comm::schedules {
 namespace {
 
+// For each segment: given, taken and added over all levels, and the same within a group of two.
+constexpr std::size_t kSteps = 6;
+
 using Place = std::function<Region(Slice)>;
 
 /// What this rank has added so far, of elements that get fewer with every level.
@@ -23,7 +26,7 @@ class PartialSums {
         sum_(std::move(sum)),
         same_(same),
         ready_(std::move(ready)),
-        most_(segment_elements(builder.problem())),
+        most_(segment_elements(builder.problem(), kSteps)),
         window_(builder, kWindow, SIZE_MAX, std::min(most_, builder.problem().count) * builder.element_size()) {}
 
   void give(int peer, Slice slice) {
@@ -85,7 +88,7 @@ void rabenseifner_all_reduce(ScheduleBuilder& builder) {
   const Groups groups(builder.ranks(), builder.rank());
   const Operand own(builder, Operand::Target::out);
   const Slice all = everything(problem);
-  const Segments segments(all, segment_elements(problem));
+  const Segments segments(all, segment_elements(problem, kSteps));
   const Place out = [&](Slice slice) { return builder.out(slice); };
   if (!groups.speaks) {
     for (std::size_t s = 0; s < segments.count(); ++s)
@@ -154,7 +157,7 @@ class Order {
 /// One of a pair that doesn't speak: its partner adds in this order, so it sends in it.
 void give_to_partner(ScheduleBuilder& builder, const Groups& groups, const Order& order, const Operand& own) {
   for (int position = 0; position < groups.count(); ++position) {
-    const Segments segments(order.block(position), segment_elements(builder.problem()));
+    const Segments segments(order.block(position), segment_elements(builder.problem(), kSteps));
     for (std::size_t s = 0; s < segments.count(); ++s)
       builder.send(groups.partner, own.at(segments[s]), {own.ready(segments[s])});
   }

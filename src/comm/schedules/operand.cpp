@@ -20,7 +20,7 @@ Operand::Operand(ScheduleBuilder& builder, Target target) : builder_(builder), i
   product_ = in_out_ ? builder.out(all) : builder.scratch(builder.in(all).bytes);
   StepId factor_ready = kNoStep;
   const Region factor = builder.own_factor(factor_ready);
-  const Segments segments(all, segment_elements(problem));
+  const Segments segments(all, segment_elements(problem, 1));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const Region from = builder.in(segments[s]);
     const Region to = piece_of(product_, from.offset, from.bytes);

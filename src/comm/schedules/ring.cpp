@@ -19,7 +19,7 @@ void ring_all_reduce(ScheduleBuilder& builder) {
   const int ranks = builder.ranks();
   const int left = builder.around(-1);
   const int right = builder.around(1);
-  const std::size_t most = segment_elements(problem);
+  const std::size_t most = segment_elements(problem, 5);
   const auto segments_at = [&](int stop) { return Segments(part_of(problem, {}, block_at(builder, stop)), most); };
   const Operand own(builder, Operand::Target::out);
   // Partial sums arrive in `out`, where the result will be; in place they can't before this rank's own part is added.
@@ -59,7 +59,7 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
   const int ranks = builder.ranks();
   const int left = builder.around(-1);
   const int right = builder.around(1);
-  const std::size_t most = segment_elements(problem);
+  const std::size_t most = segment_elements(problem, 3);
   const Slice result = part_of(problem, problem.in_starts, builder.rank());
   const Operand own(builder, Operand::Target::scratch);
   std::size_t rounds = 0;
@@ -132,7 +132,7 @@ void pipelined_broadcast(ScheduleBuilder& builder) {
   const Problem& problem = builder.problem();
   const bool first = builder.rank() == problem.root;
   const bool last = builder.around(1) == problem.root;
-  const Segments segments(everything(problem), segment_elements(problem));
+  const Segments segments(everything(problem), segment_elements(problem, 2));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const Region out = builder.out(segments[s]);
     const StepId here = first ? kNoStep : builder.receive(builder.around(-1), out);

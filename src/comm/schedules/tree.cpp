@@ -1,6 +1,7 @@
 // Along the tree of slices.h (sum_tree.h): n - 1 edges, as deep as the logarithm of n. Partial sums are those of the
 // tree, so their order is kept; large data goes in segments, which follow each other up and down.
 #include <algorithm>
+#include <bit>
 
 #include "tessera/comm/schedules/internal/algorithms.h"
 #include "tessera/comm/schedules/internal/operand.h"
@@ -8,6 +9,11 @@
 
 namespace tessera::comm::schedules {
 namespace {
+
+/// For each segment: two for every child, and two for the parent; and down again.
+std::size_t steps(const ScheduleBuilder& builder) {
+  return 3 * static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(builder.ranks()))) + 2;
+}
 
 /// Adds the children's sums to this rank's own part, segment after segment.
 class SumUp {
@@ -20,7 +26,7 @@ class SumUp {
 
   static std::size_t bytes(const ScheduleBuilder& builder) {
     const Problem& problem = builder.problem();
-    return std::min(segment_elements(problem), problem.count) * builder.element_size();
+    return std::min(segment_elements(problem, steps(builder)), problem.count) * builder.element_size();
   }
 
   struct Sum {
@@ -63,7 +69,7 @@ void tree_all_reduce(ScheduleBuilder& builder) {
   const Problem& problem = builder.problem();
   const TreePlace place = place_in_tree(builder.ranks(), builder.rank(), 0);
   SumUp up(builder, place, Operand::Target::out);
-  const Segments segments(everything(problem), segment_elements(problem));
+  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const Region out = builder.out(segments[s]);
     SumUp::Sum sum = up.add(segments[s], out, kNoStep);
@@ -85,7 +91,7 @@ void binomial_reduce(ScheduleBuilder& builder) {
   // Only the root has an `out`.
   const bool inner = !root && !place.children.empty();
   Window sums(builder, inner ? kWindow : 0, kWindow, SumUp::bytes(builder));
-  const Segments segments(everything(problem), segment_elements(problem));
+  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const Region out = builder.out(segments[s]);
     const Window::Buffer to = inner ? sums.take(out.bytes) : Window::Buffer{out};
@@ -100,7 +106,7 @@ void binomial_broadcast(ScheduleBuilder& builder) {
   const Problem& problem = builder.problem();
   const TreePlace place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
   const bool root = place.parent < 0;
-  const Segments segments(everything(problem), segment_elements(problem));
+  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     const Region here = root ? builder.in(segments[s]) : builder.out(segments[s]);
     const StepId ready = root ? kNoStep : builder.receive(place.parent, here);

@@ -39,7 +39,8 @@ class DirectSum {
   /// that many ranks make a long schedule or much scratch memory: something of both.
   std::size_t steps() const {
     const auto ranks = static_cast<std::size_t>(problem_.ranks);
-    return owners_ == Owners::parts ? 4 : (owners_ == Owners::root ? ranks / 4 + 1 : ranks / 2 + 1);
+    if (owners_ == Owners::parts) return 4;
+    return std::min(ranks, 8 + ranks / 4) * (owners_ == Owners::everyone ? 2 : 1);
   }
 
   ScheduleBuilder& builder_;

@@ -44,9 +44,8 @@ class Door {
   void receive(UniqueFd fd);
   void read(const GuestPointer& guest);
   bool on_hello(const GuestPointer& guest, std::string_view payload);
-  void on_answered(const GuestPointer& guest);
-  void watch(const GuestPointer& guest);
   void show_out(const GuestPointer& guest);
+  void drop_dead();
   void sweep();
   std::string missing() const;
   std::vector<Connection> take_links();

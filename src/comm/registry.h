@@ -20,6 +20,7 @@ struct WorldOptions {
   CommunicatorOptions communicator;
   bool deterministic = true;
   std::string algorithms;       ///< TESSERA_ALGO's grammar; "" for the backend's own choice
+  bool check = false;           ///< TESSERA_CHECK: compare what the ranks call before an operation counts as done
   bool progress_thread = true;  ///< off only in tests: nothing then moves while its rank is outside the library
 };
 

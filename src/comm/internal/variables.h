@@ -31,5 +31,7 @@ inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1",
                                             "sums follow one tree over the ranks: the same bits everywhere"};
 inline constexpr EnvVariable kAlgo{
     "TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
+inline constexpr EnvVariable kPluginPath{
+    "TESSERA_PLUGIN_PATH", "", "where to look for further modules: folders or .so files, separated by colons"};
 
 }  // namespace tessera::comm::env

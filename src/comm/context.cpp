@@ -35,6 +35,12 @@ const Backend& chosen_backend(const Config& config) {
   return find_backend(config.backend ? *config.backend : env_or_default(env::kBackend));
 }
 
+std::unique_ptr<Communicator> make_world(const Backend& backend, std::shared_ptr<Bootstrap> bootstrap,
+                                         const WorldOptions& options, const Decorate& decorate) {
+  std::unique_ptr<Communicator> world = backend.create(std::move(bootstrap), options);
+  return decorate ? decorate(std::move(world)) : std::move(world);
+}
+
 /// The communicators of ranks that are threads, so that the first to fail can stop the others.
 class Crew {
  public:
@@ -86,8 +92,13 @@ std::unique_ptr<Communicator> init(Config config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
   const WorldOptions options = world_options(config);
   const Backend& backend = chosen_backend(config);
-  if (launch.size == 1) return backend.create(make_thread_bootstraps(1, options.communicator.timeout).front(), options);
-  return backend.create(meet(launch, options.communicator.timeout), options);
+  std::shared_ptr<Bootstrap> bootstrap;
+  if (launch.size == 1) {
+    bootstrap = make_thread_bootstraps(1, options.communicator.timeout).front();
+  } else {
+    bootstrap = meet(launch, options.communicator.timeout);
+  }
+  return make_world(backend, std::move(bootstrap), options, config.decorate);
 }
 
 void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
@@ -100,7 +111,7 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
   for (const auto& bootstrap : bootstraps)
     threads.emplace_back([&, bootstrap] {
       run_rank(
-          *bootstrap, [&] { return backend.create(bootstrap, options); }, crew, body);
+          *bootstrap, [&] { return make_world(backend, bootstrap, options, config.decorate); }, crew, body);
     });
   for (std::thread& thread : threads) thread.join();
   crew.rethrow();

@@ -10,11 +10,15 @@ Communicator::Communicator(int rank, int size, CommunicatorOptions options)
     : rank_(rank), size_(size), options_(std::move(options)) {}
 Communicator::~Communicator() = default;
 
+void Communicator::do_after(Stream& stream) {
+  if (!stream.immediate()) stream.record().wait();
+}
+
 Work Communicator::start(Call& call, const OpOptions& options) {
   call.timeout = options.timeout.value_or(options_.timeout);
   call.label = options.label;
   if (call.op.kind == ReduceOp::Kind::avg && call.op.scalar == 0) call.op.scalar = size_;
-  if (options.after != nullptr && !options.after->immediate()) options.after->record().wait();
+  if (options.after != nullptr) do_after(*options.after);
   ++calls_[static_cast<std::size_t>(call.kind)];
   return do_start(call);
 }
@@ -154,7 +158,7 @@ Work Communicator::batch(std::span<const PointToPoint> parts, OpOptions options)
     call.label = options.label;
     calls.push_back(call);
   }
-  if (options.after != nullptr && !options.after->immediate()) options.after->record().wait();
+  if (options.after != nullptr) do_after(*options.after);
   for (const Call& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];
   return do_batch(calls);
 }

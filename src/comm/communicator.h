@@ -140,6 +140,8 @@ class TESSERA_API Communicator {
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
   virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) = 0;
   virtual void do_abort(std::string_view reason) noexcept = 0;
+  /// The operation that is started next comes after what `stream` holds now. The default lets the host wait.
+  virtual void do_after(Stream& stream);
   /// Adds bytes_sent by kind and by peer; calls are counted here.
   virtual void do_meter(MeterSnapshot& snapshot) const = 0;
 

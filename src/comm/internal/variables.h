@@ -29,6 +29,8 @@ inline constexpr EnvVariable kTimeout{"TESSERA_TIMEOUT", "5m",
                                       "how long an operation, or the start, waits for the other ranks"};
 inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1",
                                             "sums follow one tree over the ranks: the same bits everywhere"};
+inline constexpr EnvVariable kCheck{"TESSERA_CHECK", "0",
+                                    "compare what the ranks call before an operation counts as done"};
 inline constexpr EnvVariable kAlgo{
     "TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
 inline constexpr EnvVariable kPluginPath{

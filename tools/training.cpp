@@ -11,6 +11,7 @@
 #include "tessera/nn/models/causal_model.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
+#include "tools/process.h"
 
 namespace tessera::tools {
 namespace {
@@ -65,10 +66,7 @@ class Training {
         world_(world),
         control_(world.split(0, world.rank())),
         ledger_(*ledger),
-        context_({.threads = threads_per_rank(plan.options, world.size()),
-                  .ledger = ledger,
-                  .memory = {},
-                  .make_stream = {}}),
+        context_({.threads = plan.threads, .ledger = ledger, .memory = {}, .make_stream = {}}),
         model_(nn::make_model(context_, plan.model)),
         engine_(*model_, world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
@@ -91,11 +89,7 @@ class Training {
     outcome.result = summarize();
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
-    if (!plan_.options.eval.empty()) {
-      const Evaluation evaluation = evaluate(plan_, *model_, *control_);
-      outcome.eval_loss = evaluation.loss;
-      outcome.eval_tokens = evaluation.tokens;
-    }
+    if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, *control_);
     if (!plan_.options.export_dir.empty()) export_model();
     return outcome;
   }
@@ -318,6 +312,14 @@ void Training::export_model() {
 }
 
 }  // namespace
+
+LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments) {
+  // Said by the one that sees all cores: a bound rank sees its share only.
+  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
+  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
+  launch_plan.bind_to_cores = plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  return launch_plan;
+}
 
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
                              const std::shared_ptr<base::Ledger>& ledger, const TrainingCallbacks& callbacks) {

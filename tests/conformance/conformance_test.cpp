@@ -175,6 +175,18 @@ void run_case(Communicator& comm, const Case& c) {
 
 bool full_matrix() { return read_foreign_env("TESSERA_TEST_FULL").has_value(); }
 
+#ifdef __SANITIZE_THREAD__
+constexpr bool kSlow = true;
+#else
+constexpr bool kSlow = false;
+#endif
+
+/// Under the thread sanitizer an element costs 20 times as much, and which threads touch it depends on the bytes, not
+/// on the dtype: one dtype has the large sizes there.
+bool left_out(DType dtype, std::size_t count) {
+  return kSlow && !full_matrix() && count > 60000 && dtype != DType::f32;
+}
+
 /// For each operation and dtype every size, every reduce op, and every combination of place, at least once, in seeded
 /// order.
 std::vector<Case> cases_for(OpKind kind) {
@@ -183,6 +195,7 @@ std::vector<Case> cases_for(OpKind kind) {
   for (const DType dtype : kDTypes)
     for (const std::size_t count : kCounts) {
       const std::uint64_t from = scramble(++seed);
+      if (left_out(dtype, count)) continue;
       for (std::size_t variant = 0; variant < (full_matrix() ? 48u : (count > 60000 ? 1u : 6u)); ++variant) {
         const std::uint64_t v = variant + from;
         const std::size_t places = full_matrix() ? variant / 6 : static_cast<std::size_t>(v % 8);

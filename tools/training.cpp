@@ -1,6 +1,7 @@
 #include "tools/training.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -11,7 +12,6 @@
 #include "tessera/nn/models/causal_model.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
-#include "tools/process.h"
 
 namespace tessera::tools {
 namespace {
@@ -30,7 +30,7 @@ struct Measured {
 double percentile(std::vector<double> values, double part) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const auto rank = static_cast<std::size_t>(part * static_cast<double>(values.size() - 1) + 0.5);
+  const auto rank = static_cast<std::size_t>(std::lround(part * static_cast<double>(values.size() - 1)));
   return values[rank];
 }
 
@@ -312,14 +312,6 @@ void Training::export_model() {
 }
 
 }  // namespace
-
-LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments) {
-  // Said by the one that sees all cores: a bound rank sees its share only.
-  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
-  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
-  launch_plan.bind_to_cores = plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
-  return launch_plan;
-}
 
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
                              const std::shared_ptr<base::Ledger>& ledger, const TrainingCallbacks& callbacks) {

@@ -9,7 +9,6 @@
 
 #include "tessera/base/events.h"
 #include "tessera/comm/communicator.h"
-#include "tools/launcher.h"
 #include "tools/run_result.h"
 #include "tools/train_options.h"
 
@@ -33,11 +32,6 @@ struct TrainingOutcome {
   RunResult result;                          ///< complete on rank 0
   std::vector<base::EventRecord> last_step;  ///< of all ranks, on rank 0, if --trace was given
 };
-
-/// The plan that runs this very program with these arguments as the ranks of a training. They are bound to their shares
-/// of the cores where each computing thread finds one; where there are more threads than cores, the scheduler balances
-/// better than a fixed share would.
-LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments);
 
 /// Collective: every rank of `world` calls it with the same plan. `ledger` is the one that `world` books in.
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,

@@ -14,8 +14,6 @@
 namespace tessera::tools {
 namespace {
 
-using base::DType;
-
 constexpr std::size_t kMemcpyBytes = std::size_t{64} << 20;
 constexpr std::size_t kMemcpyBytesOfAll = std::size_t{1} << 30;
 constexpr int kMemcpyIterations = 7;

@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/launch.h"
+#include "tools/process.h"
 
 namespace tessera::tools {
 namespace {
@@ -19,6 +20,14 @@ int world_size(const std::optional<int>& ranks) {
 }
 
 bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
+
+LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments) {
+  // Said by the one that sees all cores: a bound rank sees its share only.
+  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
+  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
+  launch_plan.bind_to_cores = plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  return launch_plan;
+}
 
 std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   comm::Config config;

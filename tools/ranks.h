@@ -4,9 +4,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/base/ledger.h"
 #include "tessera/comm/communicator.h"
+#include "tools/launcher.h"
+#include "tools/train_options.h"
 
 namespace tessera::tools {
 
@@ -16,6 +19,11 @@ int world_size(const std::optional<int>& ranks);
 
 /// True where this process must start the ranks; false where it is one (or the only one).
 bool must_spawn(int ranks);
+
+/// The plan that runs this very program with these arguments as the ranks of a training. They are bound to their shares
+/// of the cores where each computing thread finds one; where there are more threads than cores, the scheduler balances
+/// better than a fixed share would.
+LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments);
 
 /// The communicator of all ranks of this job, as one of them.
 struct JoinOptions {

@@ -11,6 +11,16 @@ namespace {
 
 bool full_matrix() { return read_foreign_env("TESSERA_TEST_FULL").has_value(); }
 
+#ifdef __SANITIZE_THREAD__
+constexpr bool kSlow = true;
+#else
+constexpr bool kSlow = false;
+#endif
+
+/// Under the thread sanitizer an element costs 20 times as much, and which threads touch it depends on the bytes, not
+/// on the dtype: one dtype has the large sizes there.
+bool left_out(const Case& c) { return kSlow && !full_matrix() && c.count > 60000 && c.dtype != DType::f32; }
+
 struct Setting {
   const char* name;
   const char* backend;
@@ -27,7 +37,8 @@ TEST_P(Conformance, EqualsTheSerialReferenceToTheBit) {
   config.backend = setting.backend;
   config.algorithms = setting.algorithms;
   config.timeout = std::chrono::minutes(2);
-  const std::vector<Case> cases = cases_for(kind, full_matrix(), setting.stride);
+  std::vector<Case> cases = cases_for(kind, full_matrix(), setting.stride);
+  std::erase_if(cases, left_out);
   run_threads(ranks, config, [&](Communicator& comm) {
     for (const Case& c : cases) ASSERT_EQ(run_case(comm, c), "");
   });

@@ -89,6 +89,26 @@ TEST(Rendezvous, HostsAreToldApart) {
   }
 }
 
+TEST(Rendezvous, ABackendThatNeedsOneHostSaysSo) {
+  const std::vector<Outcome> all =
+      meet_all(2, free_port(), [](Meeting& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
+  expect_complete(all);
+  for (const Outcome& one : all)
+    EXPECT_EQ(error_of([&] { find_backend("shm").create(one.bootstrap, WorldOptions{}); }),
+              "Unsupported: shm needs all ranks on one host: rank 1 is on host host1, rank 0 on host0");
+}
+
+TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {
+  const auto soon = [](Meeting& one) { one.timeout = 600ms; };
+  const std::vector<Outcome> all = meet_all(3, free_port(), soon);
+  expect_complete(all);
+  auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->exchange("x"); }); });
+  const std::string expected = "Timeout: init: rank 2 of 3 came, but did not answer within 600ms";
+  EXPECT_EQ(error_of([&] { all[0].bootstrap->exchange("x"); }), expected);
+  // Rank 1's own deadline passes at the same time: which of the two it hears of first is open.
+  EXPECT_TRUE(one.get().starts_with("Timeout: init: "));
+}
+
 TEST(Rendezvous, AWholeWorldCanRunOnIt) {
   const int port = free_port();
   std::vector<std::future<float>> sums;

@@ -51,7 +51,6 @@ Door::Door(asio::io_context& context, std::vector<UniqueFd> listeners, Identity 
       here_(static_cast<std::size_t>(self_.size)) {
   for (UniqueFd& fd : listeners) listeners_.emplace_back(context_, fd.release());
   for (std::size_t i = 0; i < listeners_.size(); ++i) listen(i);
-  sweep();
 }
 
 Door::~Door() { close(); }
@@ -104,6 +103,7 @@ void Door::receive(UniqueFd fd) {
   if (error) return;
   fd.release();
   guest->place = strangers_.insert(strangers_.end(), guest);
+  if (!sweeping_) sweep();
   guest->challenge.nonce = random_digest();
   guest->challenge.session = session_;
   guest->out = wire::encode_frame(wire::Type::challenge, wire::encode(guest->challenge));
@@ -149,7 +149,8 @@ bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
   return true;
 }
 
-void Door::show_out(const GuestPointer& guest) {
+void Door::show_out(GuestPointer guest) {  // by value: it may be the list's own that goes
+
   if (guest->stranger) strangers_.erase(guest->place);
   guest->stranger = false;
   if (guest->rank >= 0 && here_[static_cast<std::size_t>(guest->rank)] == guest) {
@@ -168,13 +169,15 @@ void Door::drop_dead() {
     polled.push_back({guest == nullptr ? -1 : guest->socket.native_handle(), POLLRDHUP, 0});
   if (::poll(polled.data(), polled.size(), 0) <= 0) return;
   for (std::size_t r = 0; r < polled.size(); ++r)
-    if (polled[r].revents != 0 && here_[r] != nullptr) show_out(GuestPointer(here_[r]));
+    if (polled[r].revents != 0 && here_[r] != nullptr) show_out(here_[r]);
 }
 
 void Door::sweep() {
   drop_dead();
   const auto oldest = steady_clock::now() - kHandshakeTime;
   while (!strangers_.empty() && strangers_.front()->since < oldest) show_out(strangers_.front());
+  sweeping_ = !strangers_.empty() || !complete_;  // a running world is not woken for nothing
+  if (!sweeping_) return;
   sweeper_.expires_after(kSweepTime);
   sweeper_.async_wait([this](const error_code& error) {
     if (!error) sweep();

@@ -98,13 +98,20 @@ std::string Star::link_address() const {
 template <class F>
 void Star::each_peer(std::vector<Connection>& links, F&& call) {
   int r = 1;
+  const auto give_up = [&](const Error& error) {
+    for (int other = 1; other < size(); ++other)
+      if (other != r) links[index(other)].send_refusal(error, steady_clock::now() + 1s);
+  };
+  const auto who = [&] { return "init: rank " + std::to_string(r) + " of " + std::to_string(size()); };
   try {
     for (; r < size(); ++r) call(r);
+  } catch (const Timeout&) {
+    const Timeout late(who() + " came, but did not answer within " + format_duration(timeout_));
+    give_up(late);
+    throw late;
   } catch (const Error& error) {
-    const PeerLost lost("init: rank " + std::to_string(r) + " of " + std::to_string(size()) +
-                        " was lost: " + error.what());
-    for (int other = 1; other < size(); ++other)
-      if (other != r) links[index(other)].send_refusal(lost, steady_clock::now() + 1s);
+    const PeerLost lost(who() + " was lost: " + error.what());
+    give_up(lost);
     throw lost;
   }
 }

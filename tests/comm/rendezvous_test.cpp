@@ -6,7 +6,9 @@
 
 #include <array>
 #include <set>
+#include <thread>
 
+#include "tessera/comm/control/rendezvous.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm_test {
@@ -26,6 +28,22 @@ TEST_P(Addresses, RanksMeetThere) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Of, Addresses, testing::Values("127.0.0.1", "[::1]", "localhost"));
+
+TEST(Rendezvous, RanksOfOneHostShareATokenToo) {
+  std::array<Bootstrap::Token, 2> tokens{};
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 2; ++r)
+    ranks.emplace_back([&, r] {
+      Launch launch{.launcher = "test", .rank = r, .size = 2, .job = "token-" + std::to_string(::getpid())};
+      const auto met =
+          meet({.launch = launch, .timeout = std::chrono::seconds(20), .master = {}, .token = {}, .host_id = {}});
+      tokens[static_cast<std::size_t>(r)] = met->token();
+      met->exchange("all have met");
+    });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(tokens[0], tokens[1]);
+  EXPECT_NE(tokens[0], Bootstrap::Token{});
+}
 
 TEST(Rendezvous, AHostsOwnNameWorksToo) {
   std::array<char, 256> name{};

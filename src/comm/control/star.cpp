@@ -48,7 +48,7 @@ Joined join(const Identity& self, const std::string& place, Deadline deadline, c
     Connection connection = connect(why, proven.key);
     if (connection)
       if (const auto admission = ask_for_admission(connection, proven, place, deadline, why))
-        return {std::move(connection), admission->session};
+        return {std::move(connection), admission->session, proven.key};
     std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
   }
   throw Timeout("init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size) + " found no rank 0 " +

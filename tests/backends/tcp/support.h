@@ -116,7 +116,7 @@ inline std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-struct Setup {
+struct WorldPlan {
   int ranks = 2;
   Settings settings = {};
   std::chrono::milliseconds timeout = 20s;
@@ -126,19 +126,20 @@ struct Setup {
 };
 
 /// Each rank's error, "" where it came up.
-inline std::vector<std::string> try_to_make(const Setup& setup, World& world) {
-  const auto bootstraps = make_thread_bootstraps(setup.ranks, setup.timeout);
+inline std::vector<std::string> try_to_make(const WorldPlan& plan, World& world) {
+  world.clear();
+  const auto bootstraps = make_thread_bootstraps(plan.ranks, plan.timeout);
   std::vector<std::string> errors(bootstraps.size());
   std::vector<std::thread> threads;
   while (world.size() < bootstraps.size()) world.push_back(std::make_unique<Node>());
   for (std::size_t r = 0; r < bootstraps.size(); ++r)
     threads.emplace_back([&, r] {
       std::shared_ptr<Bootstrap> bootstrap = bootstraps[r];
-      if (setup.wrap) bootstrap = setup.wrap(bootstrap);
-      Settings settings = setup.settings;
-      if (setup.change) setup.change(static_cast<int>(r), settings);
+      if (plan.wrap) bootstrap = plan.wrap(bootstrap);
+      Settings settings = plan.settings;
+      if (plan.change) plan.change(static_cast<int>(r), settings);
       WorldOptions options;
-      options.communicator.timeout = setup.timeout;
+      options.communicator.timeout = plan.timeout;
       world[r]->rank = static_cast<int>(r);
       errors[r] = error_of([&] { world[r]->transport = make_transport(*bootstrap, *world[r], options, settings); });
     });
@@ -146,14 +147,17 @@ inline std::vector<std::string> try_to_make(const Setup& setup, World& world) {
   return errors;
 }
 
-inline World make_world(const Setup& setup) {
+inline World make_world(const WorldPlan& plan) {
   World world;
-  for (const std::string& error : try_to_make(setup, world))
+  for (const std::string& error : try_to_make(plan, world))
     if (!error.empty()) throw SystemError(error);
   return world;
 }
 inline World make_world(int ranks, int streams) {
-  return make_world({.ranks = ranks, .settings = {.interfaces = "", .streams = streams}});
+  WorldPlan plan;
+  plan.ranks = ranks;
+  plan.settings.streams = streams;
+  return make_world(plan);
 }
 
 /// One thread drives all ranks in turns until the condition holds. False: it did not in time.

@@ -85,6 +85,35 @@ TEST(ScheduleControls, AForgottenHazardInPlaceIsSeen) {
   }
 }
 
+/// Where buffers take turns, too, each dependency is needed and its absence seen: all of these algorithms'
+/// dependencies.
+TEST(ScheduleControls, NoDependencyIsIdle) {
+  for (const Named& algorithm : algorithms(false)) {
+    const std::string& name = algorithm.name;
+    if (name != "direct" && name != "symmetric" && name != "ring" && name != "tree" && name != "binomial" &&
+        name != "pipelined" && (name != "recursive_doubling" || algorithm.kind != OpKind::all_reduce))
+      continue;
+    for (const std::uint32_t in_place : {0u, ~0u}) {
+      const Problem problem{
+          .kind = algorithm.kind, .dtype = DType::f64, .ranks = 3, .count = 3 * 330'003, .ordered = false};
+      ScheduleWorld world(problem, name, in_place);
+      const Schedule whole = world.schedules[1];
+      for (std::size_t which = 0; which < whole.followers.size(); ++which) {
+        world.schedules[1] = whole;
+        drop_dependency(world.schedules[1], which);
+        EXPECT_NE(world.race(), "") << describe(problem, name) << " dependency " << which;
+      }
+    }
+  }
+}
+
+TEST(ScheduleControls, ABarrierThatForgetsIsSeen) {
+  ScheduleWorld world(Problem{.kind = OpKind::barrier, .ranks = 8}, "dissemination");
+  ASSERT_EQ(world.early_leaver(), "");
+  drop_dependency(world.schedules[3], 0);
+  EXPECT_THAT(world.early_leaver(), HasSubstr("may leave"));
+}
+
 TEST(ScheduleControls, SwappedSourcesAreSeenByTheOrder) {
   const Problem problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = true};
   ScheduleWorld world(problem, "direct");

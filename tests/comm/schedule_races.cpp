@@ -268,4 +268,19 @@ std::string ScheduleWorld::race() const {
   return "";
 }
 
+std::string ScheduleWorld::early_leaver() const {
+  Order order(*this);
+  order.close();
+  const int ranks = static_cast<int>(schedules.size());
+  for (int a = 0; a < ranks; ++a)
+    for (int b = 0; b < ranks; ++b) {
+      bool waits = a == b;
+      for (std::uint32_t i = 0; i < schedules[static_cast<std::size_t>(a)].steps.size(); ++i)
+        for (std::uint32_t j = 0; j < schedules[static_cast<std::size_t>(b)].steps.size(); ++j)
+          waits = waits || order.before(order.begin(a, i), order.end(b, j));
+      if (!waits) return "rank " + std::to_string(b) + " may leave before rank " + std::to_string(a) + " has come";
+    }
+  return "";
+}
+
 }  // namespace tessera::comm_test

@@ -122,6 +122,16 @@ TEST(Schedules, LargeDataGoesInSegments) {
   }
 }
 
+TEST(Schedules, NobodyLeavesABarrierEarly) {
+  for (const Named& algorithm : algorithms(false)) {
+    if (algorithm.kind != OpKind::barrier) continue;
+    for (const int ranks : kRanks) {
+      const ScheduleWorld world(Problem{.kind = OpKind::barrier, .ranks = ranks}, algorithm.name);
+      EXPECT_EQ(world.early_leaver(), "");
+    }
+  }
+}
+
 TEST(Schedules, RefusalsSayWhatElseToDo) {
   const Problem sum{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 8};
   EXPECT_THAT(refusal(sum, "best"), ::testing::HasSubstr("known: direct"));

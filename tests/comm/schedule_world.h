@@ -42,6 +42,8 @@ struct ScheduleWorld {
   std::string check() const;
   /// "", or two steps that may meet in memory.
   std::string race() const;
+  /// Of a barrier: "", or a rank that may leave before another one has come.
+  std::string early_leaver() const;
   /// Runs all ranks on `inputs` and fills `outputs`; "" or what went wrong. Rank r's factor is reference's factor(r).
   std::string run(std::uint64_t seed, const std::vector<Bytes>& inputs, std::vector<Bytes>& outputs) const;
 

@@ -48,11 +48,14 @@ class Doubling {
       : builder_(builder),
         own_(builder, Operand::Target::out),
         groups_(builder.ranks(), builder.rank()),
-        stride_(bytes),
         lanes_(std::min(segments, kWindow)) {
     if (!groups_.speaks) return;
-    const std::size_t buffers = additions() - (own_.in_out() ? 0 : 1);
-    for (Lane& lane : lanes_) lane.scratch = builder.scratch(buffers * stride_);
+    for (Lane& lane : lanes_)
+      for (std::size_t i = 0; i < additions(); ++i)
+        if (i + 1 < additions() || own_.in_out())
+          lane.push_back({builder.scratch(bytes)});
+        else
+          lane.emplace_back();
   }
 
   void add_up(std::size_t index, Slice segment) {
@@ -66,11 +69,14 @@ class Doubling {
   }
 
  private:
-  /// Segments take turns in scratch memory.
-  struct Lane {
-    Region scratch;
-    std::vector<StepId> readers;  ///< what must be done before it is written again
+  /// Where one operand comes to, and what must be done before the next segment's may come there.
+  struct Buffer {
+    Region region;
+    StepId sent = kNoStep;
+    StepId added = kNoStep;
   };
+  /// One for each addition. Segments take turns in a few of them.
+  using Lane = std::vector<Buffer>;
 
   bool pair() const { return groups_.partner >= 0; }
   std::size_t additions() const { return static_cast<std::size_t>(groups_.levels + (pair() ? 1 : 0)); }
@@ -79,7 +85,7 @@ class Doubling {
     const Region out = builder_.out(segment);
     Region sum = own_.at(segment);
     StepId ready = own_.ready(segment);
-    std::vector<StepId> readers;
+    StepId first_sent = kNoStep;
     for (std::size_t i = 0; i < additions(); ++i) {
       const int level = static_cast<int>(i) - (pair() ? 1 : 0);
       const int peer = level < 0 ? groups_.partner : groups_.peer(level);
@@ -88,27 +94,29 @@ class Doubling {
       // The new sum replaces the operand that came for it, since the other operand is still being sent. The last one
       // can come to `out`, unless that holds this rank's part.
       const bool straight = last && !own_.in_out();
-      const Region come = straight ? out : piece_of(lane.scratch, i * stride_, out.bytes);
+      Buffer& buffer = lane[i];
+      const Region come = straight ? out : piece_of(buffer.region, 0, out.bytes);
       const StepId sent = level < 0 ? kNoStep : builder_.send(peer, sum, {ready});
-      const StepId received = builder_.receive(peer, come);
-      if (!straight)
-        for (const StepId step : lane.readers) builder_.wait(received, step);
+      const StepId received = builder_.receive(peer, come, {buffer.sent, buffer.added});
+      if (i == 0) first_sent = sent;
       const Region to = last ? out : come;
-      ready =
+      const StepId added =
           builder_.reduce(last ? Arithmetic::last : Arithmetic::partial, Pair(sum, come, above), to, {received, ready});
-      readers.push_back(sent);
-      if (last && own_.in_out()) builder_.wait(ready, readers.front());  // it replaces what the first one sends
+      if (last && own_.in_out()) builder_.wait(added, first_sent);  // it replaces what that one sends
+      if (i > 0) {
+        lane[i - 1].sent = sent;
+        lane[i - 1].added = added;
+      }
+      if (!straight) buffer.added = added;
       sum = to;
+      ready = added;
     }
-    readers.push_back(ready);
-    lane.readers = std::move(readers);
     if (pair()) builder_.send(groups_.partner, out, {ready});
   }
 
   ScheduleBuilder& builder_;
   const Operand own_;
   const Groups groups_;
-  const std::size_t stride_;
   std::vector<Lane> lanes_;
 };
 

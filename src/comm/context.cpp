@@ -27,7 +27,7 @@ WorldOptions world_options(const Config& config) {
   options.deterministic = config.deterministic
                               ? *config.deterministic
                               : parse_flag(env_or_default(env::kDeterministic), env::kDeterministic.name);
-  options.check = parse_flag(env_or_default(env::kCheck), env::kCheck.name);
+  options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;
   return options;

@@ -24,6 +24,7 @@ struct Config {
   std::optional<Launch> launch;                      ///< who this process is, instead of resolve_launch()
   std::optional<std::chrono::milliseconds> timeout;  ///< TESSERA_TIMEOUT
   std::optional<bool> deterministic;                 ///< TESSERA_DETERMINISTIC
+  std::optional<bool> check;                         ///< TESSERA_CHECK
   std::optional<std::string> algorithms;             ///< TESSERA_ALGO
   std::shared_ptr<Logger> logger;
   std::shared_ptr<Ledger> ledger;

@@ -43,6 +43,7 @@ void bruck_all_to_all(ScheduleBuilder& builder) {
     StepId here;
   };
   std::vector<Block> blocks;
+  blocks.reserve(static_cast<std::size_t>(ranks));
   for (int i = 0; i < ranks; ++i)
     blocks.push_back({builder.in(part_of(problem, problem.in_starts, builder.around(i))), kNoStep});
   const std::size_t bytes = blocks.front().at.bytes;

@@ -31,8 +31,8 @@ Region ScheduleBuilder::scratch(std::size_t bytes) {
 StepId ScheduleBuilder::add(Step step, Waits waits) {
   const auto id = static_cast<StepId>(schedule_.steps.size());
   if (step.kind == Step::Kind::send || step.kind == Step::Kind::receive) {
-    const int direction = step.kind == Step::Kind::send ? 0 : ranks();
-    step.number = numbers_[static_cast<std::size_t>(direction + step.peer)]++;
+    const int first = step.kind == Step::Kind::send ? 0 : ranks();
+    step.number = numbers_[static_cast<std::size_t>(first) + static_cast<std::size_t>(step.peer)]++;
   }
   schedule_.steps.push_back(step);
   for (const StepId earlier : waits) wait(id, earlier);

@@ -79,7 +79,7 @@ class Doubling {
   using Lane = std::vector<Buffer>;
 
   bool pair() const { return groups_.partner >= 0; }
-  std::size_t additions() const { return static_cast<std::size_t>(groups_.levels + (pair() ? 1 : 0)); }
+  std::size_t additions() const { return static_cast<std::size_t>(groups_.levels) + (pair() ? 1 : 0); }
 
   void meet(Lane& lane, Slice segment) {
     const Region out = builder_.out(segment);

@@ -238,7 +238,7 @@ bool Group::submitted() noexcept {
 }
 
 void Group::settle(Op& op) noexcept {
-  if (op.surprise_peer >= 0)
+  if (op.surprise_peer >= 0 && op.agreed)  // else the table of what was called is on its way, and says more
     return fail({FailureKind::mismatch, describe(op.call, op.sequence) + ": rank " + std::to_string(op.surprise_peer) +
                                             " sent " + std::to_string(op.surprise) +
                                             " bytes where another number was expected: the ranks called different "

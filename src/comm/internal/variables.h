@@ -21,6 +21,7 @@ inline constexpr EnvVariable kTimeout{"TESSERA_TIMEOUT", "5m",
 inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1",
                                             "sums follow one tree over the ranks: the same bits everywhere"};
 inline constexpr EnvVariable kAlgo{
-    "TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
+    "TESSERA_ALGO", "",
+    "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max, or @FILE that holds them"};
 
 }  // namespace tessera::comm::env

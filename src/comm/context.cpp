@@ -87,7 +87,12 @@ std::unique_ptr<Communicator> init(Config config) {
   const WorldOptions options = world_options(config);
   const Backend& backend = chosen_backend(config);
   if (launch.size == 1) return backend.create(make_thread_bootstraps(1, options.communicator.timeout).front(), options);
-  return backend.create(meet(launch, options.communicator.timeout), options);
+  return backend.create(meet({.launch = launch,
+                              .timeout = options.communicator.timeout,
+                              .master = env_or_default(env::kMaster),
+                              .token = env_or_default(env::kToken),
+                              .host_id = env_or_default(env::kHostId)}),
+                        options);
 }
 
 void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
@@ -108,9 +113,10 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {env::kAlgo,      env::kBackend,        env::kDeterministic, env::kLauncher,
-                                    env::kLocalRank, env::kLocalWorldSize, env::kRank,          env::kRunId,
-                                    env::kTimeout,   env::kWorldSize};
+    std::vector<EnvVariable> all = {env::kAlgo,       env::kBackend,   env::kDeterministic,  env::kHostId,
+                                    env::kLauncher,   env::kLocalRank, env::kLocalWorldSize, env::kMaster,
+                                    env::kPluginPath, env::kRank,      env::kRunId,          env::kTimeout,
+                                    env::kToken,      env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });

@@ -61,11 +61,12 @@ int run_as_child(const BenchOptions& options, const BenchPlan& plan) {
 }
 
 /// Runs `backend` in processes of its own, which call back here through run_as_child(). Returns the exit code.
-int run_in_processes(const Commands& commands, const BenchPlan& plan, const std::vector<std::string>& more,
-                     const BenchCallbacks& callbacks) {
+int run_in_processes(const Commands& commands, const BenchPlan& plan, const std::string& backend,
+                     const std::optional<std::string>& algorithms, const BenchCallbacks& callbacks) {
   std::vector<std::string> arguments = commands.arguments;
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
+  arguments.insert(arguments.end(), {"--only", backend});
+  if (algorithms) arguments.insert(arguments.end(), {"--algorithms", *algorithms});
+  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments, backend);
   // Ranks that the scheduler put on one core and leaves there wait for each other's time slices: another thing than the
   // transport.
   launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
@@ -112,7 +113,7 @@ int run_all(const Commands& commands, const BenchOptions& options, const BenchPl
   BenchReport report(plan, options.csv);
   print(report.begin());
   for (const std::string& backend : plan.backends) {
-    const int code = run_in_processes(commands, plan, {"--only", backend}, printing(report));
+    const int code = run_in_processes(commands, plan, backend, std::nullopt, printing(report));
     if (code != 0) return code;
   }
   print(report.end());
@@ -130,7 +131,7 @@ int tune(const Commands& commands, const BenchOptions& options, const BenchPlan&
     BenchCallbacks callbacks{.on_algorithms = [&](const std::vector<std::string>& known) { tuning.set_known(known); },
                              .on_memcpy = [&](const MemcpySpeed& speed) { report.add(speed); },
                              .on_row = on_row};
-    return run_in_processes(commands, plan, {"--only", plan.backends.front(), "--algorithms", algorithms}, callbacks);
+    return run_in_processes(commands, plan, plan.backends.front(), algorithms, callbacks);
   };
   int code = run("", [&](const BenchRow& row) { tuning.add_default(row.out_of_place); });
   std::string algorithms;

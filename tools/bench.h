@@ -39,9 +39,6 @@ struct BenchOptions {
 /// The options as `command` parses them.
 void add_bench_options(CLI::App& command, BenchOptions& options);
 
-/// What is set for comm's variable of that name. Throws nothing: an unknown name has no value.
-std::optional<std::string> comm_variable(std::string_view name);
-
 /// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what
 /// to do.
 BenchPlan make_bench_plan(const BenchOptions& options, int ranks);

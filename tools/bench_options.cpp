@@ -5,10 +5,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/context.h"
 #include "tessera/comm/registry.h"
 #include "tools/bench.h"
 #include "tools/bench_cold.h"
+#include "tools/ranks.h"
 
 namespace tessera::tools {
 namespace {
@@ -22,7 +22,7 @@ void refuse_repeats(std::vector<std::string> names, const std::string& what) {
 
 std::vector<std::string> backends_of(const BenchOptions& options) {
   std::vector<std::string> names = options.backends;
-  if (names.empty()) names.push_back(comm_variable("TESSERA_BACKEND").value_or("shm"));
+  if (names.empty()) names.push_back(default_backend());
   refuse_repeats(names, "--backends");
   for (const std::string& name : names) comm::find_backend(name);
   return names;
@@ -56,12 +56,6 @@ void check_tuning(const BenchOptions& options, const BenchPlan& plan) {
 }
 
 }  // namespace
-
-std::optional<std::string> comm_variable(std::string_view name) {
-  for (const base::EnvVariable& known : comm::variables())
-    if (known.name == name) return base::read_env(known);
-  return std::nullopt;
-}
 
 BenchPlan make_bench_plan(const BenchOptions& options, int ranks) {
   BenchPlan plan{.ranks = ranks, .check = options.check, .iterations = options.iterations, .warmup = options.warmup};

@@ -110,7 +110,8 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
 int run_in_processes(const Commands& commands, const TrainPlan& plan, const std::string& strategy, OneRun& run) {
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", strategy});
-  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
+  LaunchPlan launch_plan =
+      plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
   ProgressLine progress;
   launch_plan.on_output = [&](int, std::string_view line) {
     const ordered_json message = ordered_json::parse(line);

@@ -16,6 +16,7 @@ struct RankOutputPlan {
   int rank = 0;
   bool tag = false;          ///< "[rank] " before each line
   bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until take_error()
+  bool hold_first = false;   ///< ... the first such line instead, where several ranks write here
   bool capture = false;      ///< standard output goes through us too; else it is inherited
   std::string log_file;      ///< empty: none
   std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output

@@ -1,13 +1,19 @@
 #include "tools/ranks.h"
 
+#include <filesystem>
+
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/launch.h"
+#include "tessera/comm/registry.h"
 
 namespace tessera::tools {
 namespace {
+
 constexpr int kDefaultRanks = 4;
-}
+
+}  // namespace
 
 int world_size(const std::optional<int>& ranks) {
   const comm::Launch launch = comm::resolve_launch();
@@ -19,6 +25,34 @@ int world_size(const std::optional<int>& ranks) {
 }
 
 bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
+
+std::optional<std::string> comm_variable(std::string_view name) {
+  for (const base::EnvVariable& known : comm::variables())
+    if (known.name == name) return base::read_env(known);
+  return std::nullopt;
+}
+
+std::string default_backend() {
+  for (const base::EnvVariable& known : comm::variables())
+    if (known.name == "TESSERA_BACKEND") return base::env_or_default(known);
+  return "";
+}
+
+std::vector<std::string> launch_prefix(const std::string& backend) {
+  const auto& prefix = comm::find_backend(backend.empty() ? default_backend() : backend).launch_prefix;
+  return {prefix.begin(), prefix.end()};
+}
+
+LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend) {
+  LaunchPlan plan;
+  plan.ranks = ranks;
+  plan.prefix = launch_prefix(backend);
+  const std::string self = "/proc/self/exe";  // which is another program once a prefix has been started
+  plan.command = {plan.prefix.empty() ? self : std::filesystem::read_symlink(self).string()};
+  plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
+  plan.own_program = true;
+  return plan;
+}
 
 std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   comm::Config config;

@@ -90,7 +90,8 @@ int train(const Commands& commands, const TrainOptions& options) {
   engine_options(plan, options.strategy);
   if (!spawn) return train_as_rank(plan);
   check_outputs(options);
-  LaunchPlan launch_plan = plan_for_this_program(ranks, commands.arguments);
+  LaunchPlan launch_plan =
+      plan_for_this_program(ranks, commands.arguments, options.backend_given ? options.backend : "");
   return launch(launch_plan);
 }
 

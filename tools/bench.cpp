@@ -113,7 +113,15 @@ int run_all(const Commands& commands, const BenchOptions& options, const BenchPl
   BenchReport report(plan, options.csv);
   print(report.begin());
   for (const std::string& backend : plan.backends) {
-    const int code = run_in_processes(commands, plan, backend, std::nullopt, printing(report));
+    BenchCallbacks callbacks = printing(report);
+    // The names that were asked for tell results apart, also where one backend hands over to another.
+    if (plan.backends.size() > 1)
+      callbacks.on_row = [&](BenchRow row) {
+        row.out_of_place.backend = backend;
+        if (row.in_place) row.in_place->backend = backend;
+        print(report.add(row));
+      };
+    const int code = run_in_processes(commands, plan, backend, std::nullopt, callbacks);
     if (code != 0) return code;
   }
   print(report.end());

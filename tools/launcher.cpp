@@ -289,6 +289,8 @@ int Launcher::report() {
   }
   std::fflush(stdout);
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const std::string others = ranks_[i].output->take_others();
+    if (code != 2) std::fwrite(others.data(), 1, others.size(), stderr);  // wrong usage is one line
     const auto error = ranks_[i].output->take_error();
     if (!error || code == 2) continue;  // wrong usage: every rank says the same, and once is enough
     if (cause.ends_with(*error)) continue;

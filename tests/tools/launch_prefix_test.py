@@ -33,7 +33,15 @@ class LaunchPrefixTest(unittest.TestCase):
         done = tessera("bench", "all_reduce", "--backends", "shm,parcel", "--ranks", "2", "--max-bytes", "512", "--factor", "8",
                        "--iterations", "3", "--check", "--json", str(file))
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertEqual(len(json.loads(file.read_text())["results"]), 2 * 3 * 2)
+        found = json.loads(file.read_text())
+        self.assertEqual([r["backend"] for r in found["results"]], ["shm"] * 6 + ["parcel"] * 6)
+        self.assertEqual([fit["backend"] for fit in found["fits"]], ["shm", "parcel"])
+        self.assertEqual(len([line for line in done.stdout.splitlines() if not line.startswith("#")]), 6)
+        beside = done.stdout[done.stdout.index("# Side by side"):].splitlines()
+        self.assertEqual(beside[2].split(), ["#", "op", "size", "shm", "parcel"])
+        self.assertEqual(len(beside), 3 + 3)
+        for line in beside[3:]:
+            self.assertRegex(line, r"^# all_reduce +\d+ .*\d+\.\d\d \*")
 
     def test_train_compare_and_run(self):
         data = self.folder / "text"

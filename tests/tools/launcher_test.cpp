@@ -151,8 +151,7 @@ TEST(LaunchPrefix, ARankThatSaysNothingIsNamedInTheStartersWords) {
 TEST(LaunchPrefix, WrongUsageIsSaidOnceAndCode2) {
   const Outcome outcome = run(under_prefix(3), "echo \"tessera: no file 'x'; give --data\" >&2; exit 2");
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, EndsWith("tessera: no file 'x'; give --data\n"));
-  EXPECT_EQ(outcome.err.find("no file"), outcome.err.rfind("no file"));
+  EXPECT_EQ(outcome.err, "tessera: no file 'x'; give --data\n");
 }
 
 TEST(LaunchPrefix, WhatItLeavesBehindIsEnded) {

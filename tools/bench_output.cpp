@@ -142,7 +142,7 @@ nlohmann::ordered_json BenchReport::json() const {
 }
 
 std::string BenchReport::plot() const {
-  return bench_plot(results_, fmt::format("{}, {}, {}", setting(), base::name_of(plan_.dtype), machine_line()));
+  return bench_plot(results_, fmt::format("{}, {}", setting(), base::name_of(plan_.dtype)), machine_line());
 }
 
 std::string BenchReport::failure() const {

@@ -20,7 +20,7 @@ using report::significant;
 constexpr double kPanelWidth = 400;
 constexpr double kPanelHeight = 220;
 constexpr double kLeft = 70;  // of a panel: room for the labels of its y axis
-constexpr double kTop = 80;   // of the first row: room for caption and legend
+constexpr double kTop = 100;  // of the first row: room for caption and legend
 constexpr double kRowHeight = kPanelHeight + 80;
 constexpr double kWidth = 2 * (kLeft + kPanelWidth) + 20;
 
@@ -161,8 +161,8 @@ std::string legend(const std::vector<std::string>& backends) {
   double x = kLeft;
   for (std::size_t i = 0; i < backends.size(); ++i) {
     svg += fmt::format(
-        "<g class=\"legend\"><line x1=\"{0}\" x2=\"{1}\" y1=\"42\" y2=\"42\" stroke=\"{2}\" "
-        "stroke-width=\"3\"{3}/><text x=\"{4}\" y=\"47\">{5}</text></g>",
+        "<g class=\"legend\"><line x1=\"{0}\" x2=\"{1}\" y1=\"66\" y2=\"66\" stroke=\"{2}\" "
+        "stroke-width=\"3\"{3}/><text x=\"{4}\" y=\"70\">{5}</text></g>",
         x, x + 26, colour(i), dashes(i), x + 33, escape(backends[i]));
     x += 60 + 9 * static_cast<double>(backends[i].size());
   }
@@ -171,7 +171,7 @@ std::string legend(const std::vector<std::string>& backends) {
 
 }  // namespace
 
-std::string bench_plot(std::span<const BenchResult> results, const std::string& caption) {
+std::string bench_plot(std::span<const BenchResult> results, const std::string& caption, const std::string& machine) {
   const std::vector<std::string> backends = backends_of(results);
   std::vector<Panel> panels = panels_of(results, backends);
   const double height = kTop + kRowHeight * static_cast<double>(panels.size()) / 2;
@@ -183,8 +183,8 @@ std::string bench_plot(std::span<const BenchResult> results, const std::string& 
       " .y {{ text-anchor: end; fill: var(--soft); font-size: 11px; }}\n"
       ".grid {{ stroke: var(--line); }} .curve {{ fill: none; stroke-width: 2; stroke-linejoin: round; }}\n"
       "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"var(--paper)\"/>\n"
-      "<text x=\"{4}\" y=\"22\">{2}</text>\n{5}\n",
-      kWidth, height, escape(caption), report::kPalette, kLeft, legend(backends));
+      "<text x=\"{4}\" y=\"22\">{2}</text><text x=\"{4}\" y=\"42\">{6}</text>\n{5}\n",
+      kWidth, height, escape(caption), report::kPalette, kLeft, legend(backends), escape(machine));
   for (std::size_t i = 0; i < panels.size(); ++i) {
     const bool drawable = std::any_of(panels[i].curves.begin(), panels[i].curves.end(),
                                       [](const Curve& curve) { return !curve.points.empty(); });

@@ -119,8 +119,8 @@ std::string Tuning::table_of(const BenchOp& op, const Operation& operation) cons
   const std::vector<AlgorithmRange> ranges = choose_ranges(operation.times);
   std::string text =
       fmt::format("#\n# {}: median us out of place by algorithm, * what the table takes\n#\n#{:>11}", op.name, "size");
-  for (const AlgorithmTimes& one : operation.times) text += fmt::format("  {:>16}", one.name);
-  text += fmt::format("  {:>16}\n", "own choice");
+  for (const AlgorithmTimes& one : operation.times) text += fmt::format("  {:>18}", one.name);
+  text += fmt::format("  {:>18}\n", "own choice");
   for (const std::uint64_t bytes : sizes_of(operation.times)) {
     text += fmt::format("{:>12}", bytes);
     for (const AlgorithmTimes& one : operation.times) {
@@ -128,11 +128,11 @@ std::string Tuning::table_of(const BenchOp& op, const Operation& operation) cons
         return range.name == one.name && bytes >= range.from && bytes < range.to;
       });
       const double* us = time_at(one, bytes);
-      text += fmt::format("  {:>14}{:>2}", us == nullptr ? "refused" : fmt::format("{:.2f}", *us), taken ? "*" : "");
+      text += fmt::format("  {:>16}{:>2}", us == nullptr ? "refused" : fmt::format("{:.2f}", *us), taken ? "*" : "");
     }
     const auto own = operation.by_default.find(bytes);
     if (own != operation.by_default.end())
-      text += fmt::format("  {:>16.2f}  {}", own->second.time_us.median, own->second.algorithm);
+      text += fmt::format("  {:>18.2f}  {}", own->second.time_us.median, own->second.algorithm);
     text += "\n";
   }
   return text;

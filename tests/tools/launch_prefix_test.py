@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree as xml
 
 TOOL, MODULES, PROGRAMS = None, None, None
 
@@ -31,7 +32,7 @@ class LaunchPrefixTest(unittest.TestCase):
     def test_bench_measures_each_backend_in_its_own_way(self):
         file = self.folder / "out.json"
         done = tessera("bench", "all_reduce", "--backends", "shm,parcel", "--ranks", "2", "--max-bytes", "512", "--factor", "8",
-                       "--iterations", "3", "--check", "--json", str(file))
+                       "--iterations", "3", "--check", "--json", str(file), "--plot", str(self.folder / "out.svg"))
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         found = json.loads(file.read_text())
         self.assertEqual([r["backend"] for r in found["results"]], ["shm"] * 6 + ["parcel"] * 6)
@@ -40,6 +41,10 @@ class LaunchPrefixTest(unittest.TestCase):
         beside = done.stdout[done.stdout.index("# Side by side"):].splitlines()
         self.assertEqual(beside[2].split(), ["#", "op", "size", "shm", "parcel"])
         self.assertEqual(len(beside), 3 + 3)
+        curves = [p for p in xml.parse(self.folder / "out.svg").iter("{http://www.w3.org/2000/svg}path")]
+        self.assertEqual([(p.get("data-measure"), p.get("data-backend")) for p in curves],
+                         [(measure, backend) for measure in ("latency", "busbw") for backend in ("shm", "parcel")])
+        self.assertEqual(len({p.get("stroke") for p in curves}), 2, "a colour each")
         for line in beside[3:]:
             self.assertRegex(line, r"^# all_reduce +\d+ .*\d+\.\d\d \*")
 

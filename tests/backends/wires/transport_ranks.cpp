@@ -156,7 +156,7 @@ void cancel(Rank& me, Bootstrap& bootstrap) {
 
 /// Many more short messages than there is room for, to a rank that looks late.
 void flood(Rank& me, Bootstrap& bootstrap) {
-  constexpr std::uint32_t kMany = 20'000;
+  constexpr std::uint32_t kMany = 5000;
   std::vector<const Parcel*> received;
   if (me.rank != 0)
     for (std::uint32_t i = 0; i < kMany; ++i) me.send(0, tag_number(i), i % 3000);

@@ -9,7 +9,7 @@ namespace tessera::tools {
 namespace {
 
 /// Eight chains, as many as a core can have under way. Ends with a value that the compiler can't foresee.
-void compute(std::int64_t rounds) {
+void run_chains(std::int64_t rounds) {
   std::array<double, 8> chains = {1, 2, 3, 4, 5, 6, 7, 8};
   for (std::int64_t i = 0; i < rounds; ++i)
     for (double& x : chains) x = x * 0.999999 + 1e-6;
@@ -29,28 +29,27 @@ Computation::Computation() {
   double best = 1e9;
   for (int i = 0; i < kAttempts; ++i) {
     const std::int64_t start = base::host_time_ns();
-    compute(kRounds);
+    run_chains(kRounds);
     best = std::min(best, static_cast<double>(std::max<std::int64_t>(1, base::host_time_ns() - start)) * 1e-3);
   }
   rounds_per_microsecond_ = static_cast<double>(kRounds) / best;
 }
 
 void Computation::run(double microseconds) const {
-  compute(std::max<std::int64_t>(1, static_cast<std::int64_t>(microseconds * rounds_per_microsecond_)));
+  run_chains(std::max<std::int64_t>(1, static_cast<std::int64_t>(microseconds * rounds_per_microsecond_)));
 }
 
-OverlapTimes measure_overlap(comm::Communicator& world, const Repeats& repeats, double pure_us,
-                             const std::function<comm::Work()>& start) {
-  const Computation computation;
+OverlapTimes measure_overlap(comm::Communicator& world, const Repeats& repeats,
+                             const std::function<comm::Work()>& start, const std::function<void()>& compute) {
   std::vector<double> pure;
   std::vector<double> alone;
   std::vector<double> total;
   for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
     const double p = time_once(world, repeats, [&] { start().wait(); });
-    const double a = time_once(world, repeats, [&] { computation.run(pure_us); });
+    const double a = time_once(world, repeats, compute);
     const double t = time_once(world, repeats, [&] {
       comm::Work work = start();
-      computation.run(pure_us);
+      compute();
       work.wait();
     });
     if (i < 0) continue;

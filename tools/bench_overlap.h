@@ -29,8 +29,8 @@ class Computation {
 };
 
 /// The three in turn, in every iteration, so that a change of the machine's speed meets all. Collective; `start` begins
-/// the operation, which takes about `pure_us`.
-OverlapTimes measure_overlap(comm::Communicator& world, const Repeats& repeats, double pure_us,
-                             const std::function<comm::Work()>& start);
+/// the operation, `compute` takes about as long.
+OverlapTimes measure_overlap(comm::Communicator& world, const Repeats& repeats,
+                             const std::function<comm::Work()>& start, const std::function<void()>& compute);
 
 }  // namespace tessera::tools

@@ -79,6 +79,7 @@ class UcxWire final : public Wire {
   std::vector<std::unique_ptr<Note>> notes_;
   Note* free_notes_ = nullptr;
   int pending_notes_ = 0;
+  int unsent_ = 0;  ///< notes and bulk that UCX has not sent yet
   std::vector<std::unique_ptr<Bulk>> bulks_;
   Bulk* free_bulks_ = nullptr;
   Message* cancelling_ = nullptr;

@@ -32,7 +32,8 @@ inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1",
 inline constexpr EnvVariable kCheck{"TESSERA_CHECK", "0",
                                     "compare what the ranks call before an operation counts as done"};
 inline constexpr EnvVariable kAlgo{
-    "TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
+    "TESSERA_ALGO", "",
+    "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max, or @FILE that holds them"};
 inline constexpr EnvVariable kPluginPath{
     "TESSERA_PLUGIN_PATH", "", "where to look for further modules: folders or .so files, separated by colons"};
 

@@ -17,10 +17,21 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/tesseraConfig.cmake.in $
   INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/cmake/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/module.cmake
   DESTINATION ${package_dir})
 
 if(TARGET tessera_tool)
   file(RELATIVE_PATH to_library /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
   set_target_properties(tessera_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${to_library}")
   install(TARGETS tessera_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+# The loadable modules, and the program that looks at them.
+set(module_dir ${CMAKE_INSTALL_LIBDIR}/tessera-modules)
+get_property(modules GLOBAL PROPERTY TESSERA_BACKEND_MODULES)
+if(modules)
+  install(TARGETS ${modules} LIBRARY DESTINATION ${module_dir})
+endif()
+if(TARGET tessera_module_probe)
+  install(TARGETS tessera_module_probe RUNTIME DESTINATION ${module_dir})
 endif()

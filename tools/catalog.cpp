@@ -7,7 +7,6 @@
 #include "tessera/fsdp/collective.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/nn/models/config.h"
-#include "tools/launcher.h"
 
 namespace tessera::tools {
 namespace {
@@ -30,19 +29,23 @@ ModelEntry model_entry(const std::string& name) {
 std::vector<base::EnvVariable> all_variables() {
   std::vector<base::EnvVariable> all;
   append(all, comm::variables());  // a further owner is a further line
-  append(all, launcher_variables());
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return all;
 }
 
 Catalog catalog() {
   Catalog all;
-  for (const comm::BackendState& state : comm::list_backends())
-    all.backends.push_back({state.name, state.available, state.reason, {state.devices}});
+  for (const base::EnvVariable& own : all_variables())
+    all.variables.push_back({std::string(own.name), std::string(own.default_value), std::string(own.help)});
+  for (const comm::BackendState& state : comm::list_backends()) {
+    all.backends.push_back({state.name, state.available, state.reason, {}});
+    if (!state.devices.empty()) all.backends.back().devices.push_back(state.devices);
+    append(all.variables, state.variables);
+  }
+  std::sort(all.variables.begin(), all.variables.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   all.strategies = fsdp::strategy_names();
   all.collectives = fsdp::CollectiveRegistry::built_in().names();
   for (const std::string& name : nn::preset_names()) all.models.push_back(model_entry(name));
-  all.variables = all_variables();
   return all;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/base/env.h"
+#include "tessera/comm/registry.h"
 
 namespace tessera::tools {
 
@@ -26,10 +27,10 @@ struct Catalog {
   std::vector<std::string> strategies;
   std::vector<std::string> collectives;
   std::vector<ModelEntry> models;
-  std::vector<base::EnvVariable> variables;
+  std::vector<comm::ModuleVariable> variables;  ///< those of modules too
 };
 
-/// What every owner declares, sorted by name.
+/// What the program's own parts declare, sorted by name. Modules have more: those are in the catalog.
 std::vector<base::EnvVariable> all_variables();
 
 /// Asks each library for what it offers.

@@ -17,8 +17,8 @@ struct InfoOptions {
 };
 
 /// The value of a variable as it may be shown.
-std::string shown_value(const base::EnvVariable& variable) {
-  const auto value = base::read_env(variable);
+std::string shown_value(const comm::ModuleVariable& variable) {
+  const auto value = base::read_env({variable.name, variable.default_value, variable.help});
   if (!value) return "";
   return variable.name == "TESSERA_TOKEN" ? "(set)" : *value;  // a secret stays one
 }
@@ -31,7 +31,7 @@ nlohmann::json to_json(const Catalog& all) {
   for (const BackendEntry& b : all.backends)
     backends.push_back({{"name", b.name}, {"available", b.available}, {"reason", b.reason}, {"devices", b.devices}});
   for (const ModelEntry& m : all.models) models.push_back(m.name);
-  for (const base::EnvVariable& v : all.variables)
+  for (const comm::ModuleVariable& v : all.variables)
     env.push_back({{"name", v.name}, {"default", v.default_value}, {"value", shown_value(v)}, {"help", v.help}});
   return {{"version", kVersion},
           {"backends", backends},
@@ -43,12 +43,11 @@ nlohmann::json to_json(const Catalog& all) {
 
 void print_env(const Catalog& all) {
   std::size_t widest = 8;
-  for (const base::EnvVariable& v : all.variables) widest = std::max(widest, v.name.size());
+  for (const comm::ModuleVariable& v : all.variables) widest = std::max(widest, v.name.size());
   std::printf("%-*s  %-10s %-10s %s\n", static_cast<int>(widest), "variable", "default", "value", "meaning");
-  for (const base::EnvVariable& v : all.variables)
-    std::printf("%-*.*s  %-10.*s %-10s %.*s\n", static_cast<int>(widest), static_cast<int>(v.name.size()),
-                v.name.data(), static_cast<int>(v.default_value.size()), v.default_value.data(), shown_value(v).c_str(),
-                static_cast<int>(v.help.size()), v.help.data());
+  for (const comm::ModuleVariable& v : all.variables)
+    std::printf("%-*s  %-10s %-10s %s\n", static_cast<int>(widest), v.name.c_str(), v.default_value.c_str(),
+                shown_value(v).c_str(), v.help.c_str());
 }
 
 void print_models(const Catalog& all) {

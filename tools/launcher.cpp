@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -20,10 +19,6 @@
 
 namespace tessera::tools {
 namespace {
-
-constexpr base::EnvVariable kToken{"TESSERA_TOKEN", "",
-                                   "secret that the ranks of one run share; the launcher makes one"};
-constexpr std::array kVariables = {kToken};
 
 using Clock = std::chrono::steady_clock;
 
@@ -131,7 +126,7 @@ void Launcher::start(int number, const std::string& token) {
                                  {"TESSERA_LOCAL_WORLD_SIZE", std::to_string(plan_.ranks)},
                                  {"TESSERA_RUN_ID", run_id_},
                                  {"TESSERA_LAUNCHER", "tessera"},
-                                 {std::string(kToken.name), token}});
+                                 {"TESSERA_TOKEN", token}});
   ProcessPlan process{.command = plan_.command, .environment = base::environment_with(changes)};
   process.output = rank.output->child_output();
   process.errors = rank.output->child_errors();
@@ -296,8 +291,6 @@ int launch(const LaunchPlan& plan) {
   std::fflush(nullptr);
   return Launcher(plan).run();
 }
-
-std::span<const base::EnvVariable> launcher_variables() { return kVariables; }
 
 LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments) {
   LaunchPlan plan;

@@ -10,13 +10,11 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "tessera/base/env.h"
 
 namespace tessera::tools {
 
@@ -45,9 +43,6 @@ struct LaunchPlan {
 /// cause. Throws InvalidUsage where the program can't be started, SystemError where the system refuses. Called by the
 /// main thread, once at a time.
 int launch(const LaunchPlan& plan);
-
-/// Variables that only the launcher has a use for; comm declares the others that it sets.
-std::span<const base::EnvVariable> launcher_variables();
 
 /// The plan that runs this very program with these arguments as ranks.
 LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments);

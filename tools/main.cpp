@@ -79,7 +79,11 @@ int code_of(const base::Error& error) {
 
 /// A misspelled variable would silently do nothing.
 void warn_of_unknown_variables() {
-  for (const std::string& name : base::unknown_variables(all_variables()))
+  std::vector<std::string> unknown = base::unknown_variables(all_variables());
+  if (unknown.empty()) return;
+  const Catalog all = catalog();  // it may be a module's; asking them takes a while
+  for (const comm::ModuleVariable& known : all.variables) std::erase(unknown, known.name);
+  for (const std::string& name : unknown)
     say("warning: " + name + " is no variable of this program; see tessera info --env");
 }
 

@@ -6,6 +6,7 @@
 #include "backends/shm/group.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/describe.h"
 
 namespace tessera::shm {
 namespace {
@@ -51,14 +52,7 @@ void Group::abort(std::string_view reason) noexcept {
          "rank " + number(static_cast<std::uint64_t>(rank_)) + " aborted: " + std::string(reason));
 }
 
-std::string Group::describe(const Op& op) const {
-  std::string text(name_of(op.call.kind));
-  if (op.call.kind == OpKind::send) text += " to rank " + std::to_string(op.call.root);
-  if (op.call.kind == OpKind::recv) text += " from rank " + std::to_string(op.call.root);
-  if (op.sequence != 0) text += " #" + number(op.sequence);
-  if (!op.call.label.empty()) text += " (" + std::string(op.call.label) + ")";
-  return text;
-}
+std::string Group::describe(const Op& op) const { return comm::describe(op.call, op.sequence); }
 
 void Group::check_mismatch(const Op& op) {
   bool same = true;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,21 +33,26 @@ class TESSERA_API UniqueFd {
   int fd_ = -1;
 };
 
-/// What ranks hear from each other once they run: from the bootstrap's own thread, one call at a time.
+/// What ranks hear from each other once they run: from the bootstrap's own thread, one call at a time, possibly before
+/// open_channel() has returned.
 struct ControlEvents {
-  std::function<void(int rank)> lost;                               ///< once for each rank that dies
+  /// Once for each rank that dies, or that reads nothing while more and more is told to it. Not for one that left in
+  /// good order (whose bootstrap was destroyed).
+  std::function<void(int rank)> lost;
   std::function<void(int from, std::string_view message)> message;  ///< what `from` told on this channel
 };
 
 /// A channel between all ranks beside their operations, served by a thread of its own: it works while the ranks compute
-/// or hang. Destroying it ends the events (it waits for one that is running). Must go before its bootstrap.
+/// or hang. Destroying it ends the events (it waits for one that is running, unless it is destroyed from there). Must
+/// go before its bootstrap.
 class TESSERA_API ControlChannel {
  public:
   virtual ~ControlChannel();
   /// To rank `to`, or to all others where it is kAll. Any thread; returns at once. In order per sender and receiver;
-  /// lost where the way (it may lead over rank 0) is dead.
+  /// lost where the way (it may lead over rank 0) is dead. What is beyond kLongestMessage bytes is cut off.
   virtual void tell(int to, std::string_view message) noexcept = 0;
   static constexpr int kAll = -1;
+  static constexpr std::size_t kLongestMessage = 65'000;
 };
 
 /// Connects the ranks of a world while it is set up, and carries its control channels afterwards. The exchanges are
@@ -67,11 +73,12 @@ class TESSERA_API Bootstrap {
   virtual std::vector<std::string> exchange(std::string_view blob) = 0;
   /// In-process only: the object of every rank, in rank order.
   virtual std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> object);
-  /// Processes of one host only: a duplicate of every rank's descriptor, in rank order.
+  /// Processes of one host only (else Unsupported): a duplicate of every rank's descriptor, in rank order.
   virtual std::vector<UniqueFd> exchange_descriptors(int fd);
 
   /// Opens the channel `name` (at most 16 letters). Collective, after the exchanges: every rank opens the same names in
-  /// the same order. Ranks that are threads don't die alone; processes do.
+  /// the same order, and all wait for all. Ranks that are threads don't die alone; processes do. Once rank 0 has left
+  /// in good order, ranks on other hosts are not missed any more.
   virtual std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) = 0;
 
   /// Which host each rank runs on: equal names are one host (boot id and network namespace, or TESSERA_HOST_ID). A
@@ -82,5 +89,9 @@ class TESSERA_API Bootstrap {
   /// The numeric address by which this rank reaches rank 0's host; a loopback address where all are on one host.
   virtual std::string local_address() const = 0;
 };
+
+/// For what works on one host only: throws Unsupported "WHAT needs all ranks on one host: ..." that names two ranks
+/// which say that they are not. All ranks throw the same.
+TESSERA_API void require_one_host(const Bootstrap& bootstrap, std::string_view what);
 
 }  // namespace tessera::comm

@@ -9,4 +9,11 @@ namespace tessera::comm {
 
 std::span<const Backend* const> builtin_backends();
 
+/// A module that the project has but this build left out.
+struct BackendNotBuilt {
+  std::string_view name;
+  std::string_view reason;
+};
+std::span<const BackendNotBuilt> backends_not_built();
+
 }  // namespace tessera::comm

@@ -23,6 +23,16 @@ Work Communicator::start(Call& call, const OpOptions& options) {
   return do_start(call);
 }
 
+Work Communicator::pass_on(Communicator& inner, const Call& call) {
+  ++inner.calls_[static_cast<std::size_t>(call.kind)];
+  return inner.do_start(call);
+}
+
+Work Communicator::pass_on(Communicator& inner, std::span<const Call> parts) {
+  for (const Call& call : parts) ++inner.calls_[static_cast<std::size_t>(call.kind)];
+  return inner.do_batch(parts);
+}
+
 Work Communicator::all_reduce(ConstView in, View out, ReduceOp op, OpOptions options) {
   Call call{.kind = OpKind::all_reduce, .in = in, .out = out, .op = op};
   const Checker check(call, capabilities(), rank_, size_);

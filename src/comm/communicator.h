@@ -130,6 +130,10 @@ class TESSERA_API Communicator {
   Communicator(int rank, int size, CommunicatorOptions options);
   const CommunicatorOptions& options() const noexcept { return options_; }
 
+  /// For a communicator that stands before another one of the same ranks: calls that were checked go on to it.
+  static Work pass_on(Communicator& inner, const Call& call);
+  static Work pass_on(Communicator& inner, std::span<const Call> parts);
+
  private:
   virtual Work do_start(const Call& call) = 0;
   virtual Work do_batch(std::span<const Call> parts) = 0;

@@ -96,7 +96,11 @@ std::unique_ptr<Communicator> init(Config config) {
   if (launch.size == 1) {
     bootstrap = make_thread_bootstraps(1, options.communicator.timeout).front();
   } else {
-    bootstrap = meet(launch, options.communicator.timeout);
+    bootstrap = meet({.launch = launch,
+                      .timeout = options.communicator.timeout,
+                      .master = env_or_default(env::kMaster),
+                      .token = env_or_default(env::kToken),
+                      .host_id = env_or_default(env::kHostId)});
   }
   return make_world(backend, std::move(bootstrap), options, config.decorate);
 }
@@ -119,9 +123,10 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {env::kAlgo,      env::kBackend,        env::kDeterministic, env::kLauncher,
-                                    env::kLocalRank, env::kLocalWorldSize, env::kRank,          env::kRunId,
-                                    env::kTimeout,   env::kWorldSize};
+    std::vector<EnvVariable> all = {env::kAlgo,       env::kBackend,   env::kDeterministic,  env::kHostId,
+                                    env::kLauncher,   env::kLocalRank, env::kLocalWorldSize, env::kMaster,
+                                    env::kPluginPath, env::kRank,      env::kRunId,          env::kTimeout,
+                                    env::kToken,      env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });

@@ -135,7 +135,10 @@ Launch resolve_launch(const EnvReader& read) {
 Launch resolve_launch() {
   Launch launch = resolve_launch([](const std::string& name) { return read_foreign_env(name); });
   // Ranks of one launcher on one host have one parent, where the launcher gives no better name.
-  if (launch.size > 1 && launch.job.empty()) launch.job = std::string(kParent) + std::to_string(::getppid());
+  if (launch.size > 1 && launch.job.empty()) {
+    launch.job = std::string(kParent) + std::to_string(::getppid());
+    launch.job_is_local = true;
+  }
   return launch;
 }
 

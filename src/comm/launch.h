@@ -1,6 +1,7 @@
 // Who am I? Finds rank and world size in what the launcher left in the environment.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -17,7 +18,9 @@ struct Launch {
   int size = 1;
   int local_rank = 0;  ///< on this host; never taken as a proof that others are here
   int local_size = 1;
-  std::string job;  ///< what this run's ranks have in common and no other run of this user has
+  std::string job;            ///< what this run's ranks have in common and no other run of this user has
+  bool job_is_local = false;  ///< ranks on other hosts have another `job`: the launcher names none
+  std::uint64_t restart = 0;  ///< how often the launcher has started this run again; part of `job` too
 };
 
 /// Looks a variable up; nothing where it is unset or empty.

@@ -1,35 +1,100 @@
 #include "tessera/comm/registry.h"
 
 #include <algorithm>
+#include <map>
 
+#include "tessera/base/error.h"
 #include "tessera/comm/builtin.h"
+#include "tessera/comm/internal/modules.h"
 
 namespace tessera::comm {
+namespace {
+
+const Backend* find_builtin(std::string_view name) {
+  const auto all = builtin_backends();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Backend* b) { return b->name == name; });
+  return found == all.end() ? nullptr : *found;
+}
+
+/// Several modules may offer one backend (for libraries of several vendors, say): the first that can be used counts.
+BackendState state_of(std::string_view name, std::vector<ModuleReport*> variants) {
+  const auto usable =
+      std::find_if(variants.begin(), variants.end(), [](const ModuleReport* report) { return report->reason.empty(); });
+  BackendState state{.name = std::string(name), .available = usable != variants.end()};
+  if (!state.available)
+    for (const ModuleReport* report : variants) state.reason += (state.reason.empty() ? "" : "; ") + report->reason;
+  ModuleReport& chosen = state.available ? **usable : *variants.front();
+  state.devices = std::move(chosen.devices);
+  state.launch_prefix = std::move(chosen.launch_prefix);
+  state.variables = std::move(chosen.variables);
+  return state;
+}
+
+std::string all_states() {
+  std::string text;
+  for (const BackendState& state : list_backends())
+    text += (text.empty() ? "" : ", ") + state.name + (state.available ? " (available)" : " (" + state.reason + ")");
+  return text;
+}
+
+/// Where there is a choice the modules are asked first, so that only one vendor's library gets into this process.
+const Backend& load_usable(const std::vector<ModuleFile>& variants) {
+  const ModuleFile* chosen = &variants.front();
+  if (variants.size() > 1) {
+    const std::vector<ModuleReport> reports = ask_modules(variants);
+    const auto usable =
+        std::find_if(reports.begin(), reports.end(), [](const ModuleReport& report) { return report.reason.empty(); });
+    if (usable == reports.end()) throw InvalidUsage("none of its modules can be used");
+    chosen = &variants[static_cast<std::size_t>(usable - reports.begin())];
+  }
+  return load_module(*chosen);
+}
+
+}  // namespace
 
 std::vector<BackendState> list_backends() {
   std::vector<BackendState> states;
   for (const Backend* backend : builtin_backends()) {
     std::string reason = backend->probe();
-    states.push_back({std::string(backend->name), reason.empty(), std::move(reason), std::string(backend->devices)});
+    states.push_back(
+        {std::string(backend->name), reason.empty(), std::move(reason), std::string(backend->devices), {}, {}});
   }
+  std::vector<ModuleReport> reports = ask_modules(find_modules());
+  std::map<std::string, std::vector<ModuleReport*>, std::less<>> modules;
+  for (ModuleReport& report : reports) {
+    if (find_builtin(report.file.backend) == nullptr) {
+      modules[report.file.backend].push_back(&report);
+    } else {
+      states.push_back(
+          {.name = report.file.path, .reason = "the library itself has a backend '" + report.file.backend + "'"});
+    }
+  }
+  for (auto& [name, variants] : modules) states.push_back(state_of(name, variants));
+  for (const BackendNotBuilt& missing : backends_not_built())
+    if (!modules.contains(missing.name))
+      states.push_back({.name = std::string(missing.name), .reason = "not built: " + std::string(missing.reason)});
   std::sort(states.begin(), states.end(), [](const BackendState& a, const BackendState& b) { return a.name < b.name; });
   return states;
 }
 
 const Backend& find_backend(std::string_view name) {
-  std::string problem = "unknown backend '" + std::string(name) + "'";
-  for (const Backend* backend : builtin_backends()) {
-    if (backend->name != name) continue;
-    if (backend->probe().empty()) return *backend;
-    problem = "backend '" + std::string(name) + "' can't be used here";
-    break;
+  std::string problem = "backend '" + std::string(name) + "' can't be used here";
+  std::vector<ModuleFile> variants = find_modules();
+  std::erase_if(variants, [&](const ModuleFile& file) { return file.backend != name; });
+  try {
+    const Backend* backend = find_builtin(name);
+    if (backend == nullptr && !variants.empty()) backend = &load_usable(variants);
+    if (backend == nullptr) {
+      const auto left_out = backends_not_built();
+      if (std::none_of(left_out.begin(), left_out.end(), [&](const BackendNotBuilt& b) { return b.name == name; }))
+        problem = "unknown backend '" + std::string(name) + "'";
+    } else if (backend->probe().empty()) {
+      return *backend;
+    }
+  } catch (const InvalidUsage&) {
+    // the list says why
   }
-  std::string states;
-  for (const BackendState& state : list_backends()) {
-    if (!states.empty()) states += ", ";
-    states += state.name + (state.available ? " (available)" : " (" + state.reason + ")");
-  }
-  throw InvalidUsage(problem + "; there are: " + states);
+  throw InvalidUsage(problem + "; there are: " + all_states());
 }
 
 }  // namespace tessera::comm

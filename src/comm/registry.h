@@ -1,6 +1,7 @@
 // The backends that exist, by name.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,19 +20,31 @@ struct WorldOptions {
   CommunicatorOptions communicator;
   bool deterministic = true;
   std::string algorithms;       ///< TESSERA_ALGO's grammar; "" for the backend's own choice
+  bool check = false;           ///< TESSERA_CHECK: compare what the ranks call before an operation counts as done
   bool progress_thread = true;  ///< off only in tests: nothing then moves while its rank is outside the library
 };
 
-/// One entry of the registry. A backend's folder defines one, and `add_backend(name)` lists it.
+/// One entry of the registry. A backend's folder defines one, and `add_backend(name)` lists it: as a part of the
+/// library or as a loadable module (plugin.h).
 struct Backend {
   std::string_view name;
   std::string_view devices;  ///< "cpu", "cuda", ...: for people
   /// Why it can't be used here; "" where it can. Must not throw, or start anything that stays.
-  std::string (*probe)();
+  std::function<std::string()> probe;
   /// The communicator of all ranks that `bootstrap` connects. Every rank calls it.
-  std::unique_ptr<Communicator> (*create)(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options);
+  std::function<std::unique_ptr<Communicator>(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options)>
+      create;
   /// The backend's own environment variables.
   std::span<const EnvVariable> variables;
+  /// The command under which its ranks must be started, with "{ranks}" for their number; empty: any launcher will do.
+  std::span<const std::string_view> launch_prefix = {};
+};
+
+/// A module's EnvVariable, with text of its own: the module needn't be loaded in this process.
+struct ModuleVariable {
+  std::string name;
+  std::string default_value;
+  std::string help;
 };
 
 struct BackendState {
@@ -39,12 +52,17 @@ struct BackendState {
   bool available = false;
   std::string reason;  ///< why not, or ""
   std::string devices;
+  std::vector<std::string> launch_prefix;  ///< as Backend::launch_prefix
+  std::vector<ModuleVariable> variables;   ///< of modules; those of built-in backends are in comm::variables()
 };
 
-/// All of them with their state, by name.
+/// All of them with their state, by name. Modules are asked in processes of their own, since loading one may load a
+/// vendor's library: that takes tens of milliseconds. What is named like a module but isn't one is listed with the
+/// reason.
 TESSERA_API std::vector<BackendState> list_backends();
 
-/// Throws InvalidUsage, listing every backend with its state, where the name is unknown or the backend can't be used.
+/// Loads the backend's module where it is one; the reference stays valid. Throws InvalidUsage, listing every backend
+/// with its state, where the name is unknown or the backend can't be used.
 TESSERA_API const Backend& find_backend(std::string_view name);
 
 }  // namespace tessera::comm

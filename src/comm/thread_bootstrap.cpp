@@ -77,7 +77,7 @@ class ThreadChannel final : public ControlChannel {
     const std::lock_guard lock(boxes_->mutex);
     for (std::size_t r = 0; r < boxes_->of.size(); ++r)
       if (r != rank_ && (to == kAll || static_cast<std::size_t>(to) == r) && boxes_->of[r] != nullptr)
-        boxes_->of[r]->put(static_cast<int>(rank_), message);
+        boxes_->of[r]->put(static_cast<int>(rank_), message.substr(0, kLongestMessage));
   }
 
  private:

@@ -7,10 +7,11 @@
 #include <string_view>
 
 #include "tessera/comm/base.h"
+#include "tessera/comm/control/wire.h"
 
 namespace tessera::comm {
 
-using Digest = std::array<std::uint8_t, 32>;
+using wire::Digest;
 
 /// From the system's generator. Throws SystemError.
 Digest random_digest();

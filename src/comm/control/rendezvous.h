@@ -1,18 +1,33 @@
-// How processes on one host find each other.
+// How the processes of a world find each other.
 #pragma once
 
 #include <chrono>
 #include <memory>
+#include <string>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/launch.h"
 
 namespace tessera::comm {
 
-/// Waits until all ranks of the launch are connected. Rank 0 listens on a Unix socket and publishes its address and a
-/// random token in a file that only this user can read, named by user and job; the others prove the token. The file is
-/// gone when this returns; the connections stay, and tell the death of a rank. Throws Timeout naming the ranks that did
-/// not come, InvalidUsage (two runs of one name), SystemError.
-std::shared_ptr<Bootstrap> meet(const Launch& launch, std::chrono::milliseconds timeout);
+struct Meeting {
+  Launch launch;
+  std::chrono::milliseconds timeout{};
+  std::string master;   ///< TESSERA_MASTER: where rank 0 listens; "": all ranks are on this host
+  std::string token;    ///< TESSERA_TOKEN
+  std::string host_id;  ///< TESSERA_HOST_ID
+};
+
+/// Waits until all ranks of the launch are connected to rank 0.
+///
+/// With a master rank 0 listens there, and the others connect to it. Without, rank 0 listens on a Unix socket and
+/// publishes its name and a random key in a file that only this user can read, named by user and job; it is gone when
+/// this returns. Either way each side proves to the other that it knows the key, and what doesn't (or belongs to
+/// another start of the run, or is a second process of one rank) is refused, with a text for it, and disturbs nothing.
+///
+/// Throws Timeout naming the ranks that did not come, InvalidUsage (settings; a port in use; two runs of one name;
+/// ranks of worlds of different size; this rank was refused), SystemError.
+TESSERA_API std::shared_ptr<Bootstrap> meet(const Meeting& meeting);
 
 }  // namespace tessera::comm

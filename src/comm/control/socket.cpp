@@ -10,30 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "tessera/base/error.h"
-
 namespace tessera::comm {
 namespace {
-
-constexpr char kData = 'd';
-constexpr char kRefusal = 'r';
-constexpr std::uint32_t kLongestFrame = 1 << 20;
-
-/// False at the deadline.
-bool ready(int fd, short events, Deadline deadline) {
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-    pollfd entry{fd, events, 0};
-    const int n = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000)));
-    if (n > 0) return true;
-    if (n < 0 && errno != EINTR) throw system_error("init: poll");
-    if (left <= 0) return false;
-  }
-}
-
-void wait_ready(int fd, short events, Deadline deadline) {
-  if (!ready(fd, events, deadline)) throw Timeout("init: another rank did not answer in time");
-}
 
 std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name) {
   sockaddr_un address = {};
@@ -49,18 +27,33 @@ UniqueFd make_socket() {
   return fd;
 }
 
+void require_ready(int fd, short events, Deadline deadline) {
+  if (!wait_ready(fd, events, deadline)) throw Timeout("init: another rank did not answer in time");
+}
+
 bool again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 [[noreturn]] void lost() { throw PeerLost("init: another rank closed its connection while the world was set up"); }
 
 }  // namespace
 
+bool wait_ready(int fd, short events, Deadline deadline) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+    pollfd entry{fd, events, 0};
+    const int n = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000)));
+    if (n > 0) return true;
+    if (n < 0 && errno != EINTR) throw system_error("init: poll");
+    if (left <= 0) return false;
+  }
+}
+
 void Connection::send_all(const void* data, std::size_t bytes, Deadline deadline) {
   const auto* at = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t n = ::send(fd_.get(), at, bytes, MSG_NOSIGNAL);
     if (n < 0 && again()) {
-      wait_ready(fd_.get(), POLLOUT, deadline);
+      require_ready(fd_.get(), POLLOUT, deadline);
       continue;
     }
     if (n < 0) lost();
@@ -69,54 +62,48 @@ void Connection::send_all(const void* data, std::size_t bytes, Deadline deadline
   }
 }
 
-void Connection::receive_all(void* data, std::size_t bytes, Deadline deadline) {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::recv(fd_.get(), at, bytes, 0);
+std::string Connection::receive_bytes(std::size_t count, Deadline deadline) {
+  std::string bytes(count, '\0');
+  for (std::size_t at = 0; at < count;) {
+    const ssize_t n = ::recv(fd_.get(), bytes.data() + at, count - at, 0);
     if (n < 0 && again()) {
-      wait_ready(fd_.get(), POLLIN, deadline);
+      require_ready(fd_.get(), POLLIN, deadline);
       continue;
     }
     if (n <= 0) lost();
-    at += n;
-    bytes -= static_cast<std::size_t>(n);
+    at += static_cast<std::size_t>(n);
   }
+  return bytes;
 }
 
-void Connection::send_typed(char type, std::string_view payload, Deadline deadline) {
-  const auto length = static_cast<std::uint32_t>(payload.size());
-  std::array<char, 5> head = {type};
-  std::memcpy(head.data() + 1, &length, sizeof(length));
+void Connection::send_frame(std::string_view payload, Deadline deadline, wire::Type type) {
+  const std::string head = wire::encode_head(type, payload.size());
   send_all(head.data(), head.size(), deadline);
   send_all(payload.data(), payload.size(), deadline);
 }
 
-void Connection::send_frame(std::string_view payload, Deadline deadline) { send_typed(kData, payload, deadline); }
-
-void Connection::send_refusal(std::string_view text, Deadline deadline) noexcept {
+void Connection::send_refusal(const Error& error, Deadline deadline) noexcept {
   try {
-    send_typed(kRefusal, text, deadline);
+    send_frame(std::string(error.kind()) + "\n" + error.what(), deadline, wire::Type::refusal);
   } catch (const Error&) {  // it has gone itself
   }
 }
 
-std::string Connection::receive_payload(Deadline deadline) {
-  std::uint32_t length = 0;
-  receive_all(&length, sizeof(length), deadline);
-  if (length > kLongestFrame)
-    throw SystemError("init: a frame of " + std::to_string(length) + " bytes is none of ours");
-  std::string payload(length, '\0');
-  receive_all(payload.data(), payload.size(), deadline);
-  return payload;
+void Connection::throw_refusal(std::size_t bytes, Deadline deadline) {
+  const std::string payload = receive_bytes(bytes, deadline);
+  const std::size_t end = payload.find('\n');
+  const std::string kind = payload.substr(0, end);
+  const std::string text = end == std::string::npos ? "init: another rank gave up" : payload.substr(end + 1);
+  if (kind == "InvalidUsage") throw InvalidUsage(text);
+  if (kind == "PeerLost") throw PeerLost(text);
+  throw Timeout(text);
 }
 
-void Connection::throw_refusal(Deadline deadline) { throw Timeout(receive_payload(deadline)); }
-
-std::string Connection::receive_frame(Deadline deadline) {
-  char type = 0;
-  receive_all(&type, 1, deadline);
-  if (type == kRefusal) throw_refusal(deadline);
-  return receive_payload(deadline);
+std::string Connection::receive_frame(Deadline deadline, wire::Type type, std::size_t longest) {
+  const auto head = wire::decode_head(receive_bytes(wire::kHeadBytes, deadline), longest);
+  if (head && head->type == wire::Type::refusal) throw_refusal(head->length, deadline);
+  if (!head || head->type != type) throw SystemError("init: what another rank sent is none of ours");
+  return receive_bytes(head->length, deadline);
 }
 
 void Connection::send_descriptor(int fd, Deadline deadline) {
@@ -135,7 +122,7 @@ void Connection::send_descriptor(int fd, Deadline deadline) {
   std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
   while (::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) != 1) {
     if (!again()) lost();
-    wait_ready(fd_.get(), POLLOUT, deadline);
+    require_ready(fd_.get(), POLLOUT, deadline);
   }
 }
 
@@ -153,9 +140,12 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
     const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
     if (n == 1) break;
     if (n == 0 || !again()) lost();
-    wait_ready(fd_.get(), POLLIN, deadline);
+    require_ready(fd_.get(), POLLIN, deadline);
   }
-  if (byte == kRefusal) throw_refusal(deadline);
+  if (byte == static_cast<char>(wire::Type::refusal)) {
+    const std::string head = byte + receive_bytes(wire::kHeadBytes - 1, deadline);
+    throw_refusal(wire::decode_head(head, wire::kLongestExchange).value_or(wire::Head{}).length, deadline);
+  }
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
     throw SystemError("init: no descriptor came; is the limit of open files (ulimit -n) reached?");
@@ -164,16 +154,10 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
   return UniqueFd(fd);
 }
 
-int Connection::peer_pid() const {
+bool peer_is_this_user(int fd) {
   ucred credentials = {};
   socklen_t length = sizeof(credentials);
-  return ::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 ? credentials.pid : -1;
-}
-
-bool Connection::peer_is_this_user() const {
-  ucred credentials = {};
-  socklen_t length = sizeof(credentials);
-  return ::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
 }
 
 UniqueFd listen_on(const std::string& name) {
@@ -182,15 +166,6 @@ UniqueFd listen_on(const std::string& name) {
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw system_error("init: bind");
   if (::listen(fd.get(), SOMAXCONN) != 0) throw system_error("init: listen");
   return fd;
-}
-
-Connection accept_from(int listener, Deadline deadline) {
-  while (ready(listener, POLLIN, deadline)) {
-    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd) return Connection(std::move(fd));
-    if (!again() && errno != ECONNABORTED) throw system_error("init: accept");
-  }
-  return {};
 }
 
 Connection connect_to(const std::string& name) {

@@ -1,18 +1,20 @@
-// Unix stream sockets with deadlines: frames of bytes, and descriptors.
+// A connected stream socket with deadlines: frames of bytes, and descriptors. What blocks while the world is set up.
 #pragma once
 
 #include <chrono>
 #include <string>
 #include <string_view>
 
+#include "tessera/base/error.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/control/wire.h"
 
 namespace tessera::comm {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// A connected socket. Every function throws Timeout at its deadline, PeerLost where the other side is gone,
-/// SystemError.
+/// Every function throws Timeout at its deadline, PeerLost where the other side is gone, SystemError; and what the
+/// other side refused with. Reads nothing beyond the frame that was asked for.
 class Connection {
  public:
   Connection() = default;
@@ -20,31 +22,32 @@ class Connection {
   int fd() const noexcept { return fd_.get(); }
   explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
   void close() noexcept { fd_.reset(); }
+  int release() noexcept { return fd_.release(); }
 
-  void send_frame(std::string_view payload, Deadline deadline);
-  /// The other side gives up: its next receive throws Timeout with this text.
-  void send_refusal(std::string_view text, Deadline deadline) noexcept;
-  std::string receive_frame(Deadline deadline);
+  void send_frame(std::string_view payload, Deadline deadline, wire::Type type = wire::Type::data);
+  /// The other side's next receive throws this.
+  void send_refusal(const Error& error, Deadline deadline) noexcept;
+  std::string receive_frame(Deadline deadline, wire::Type type = wire::Type::data,
+                            std::size_t longest = wire::kLongestExchange);
+  /// Unix sockets only.
   void send_descriptor(int fd, Deadline deadline);
   UniqueFd receive_descriptor(Deadline deadline);
-  /// Of the process at the other end, as the kernel knows it.
-  int peer_pid() const;
-  bool peer_is_this_user() const;
 
  private:
-  void send_typed(char type, std::string_view payload, Deadline deadline);
   void send_all(const void* data, std::size_t bytes, Deadline deadline);
-  std::string receive_payload(Deadline deadline);
-  [[noreturn]] void throw_refusal(Deadline deadline);
-  void receive_all(void* data, std::size_t bytes, Deadline deadline);
+  std::string receive_bytes(std::size_t count, Deadline deadline);
+  [[noreturn]] void throw_refusal(std::size_t bytes, Deadline deadline);
   UniqueFd fd_;
 };
 
+/// Waits until `fd` has one of `events` (of poll). False at the deadline.
+bool wait_ready(int fd, short events, Deadline deadline);
+
 /// Listens on an abstract name. Throws SystemError.
 UniqueFd listen_on(const std::string& name);
-/// The next connection. Empty at the deadline.
-Connection accept_from(int listener, Deadline deadline);
 /// Empty where nobody listens.
 Connection connect_to(const std::string& name);
+/// The process at the other end of a Unix socket runs as this user, as the kernel knows.
+bool peer_is_this_user(int fd);
 
 }  // namespace tessera::comm

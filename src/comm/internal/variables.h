@@ -6,14 +6,23 @@
 
 namespace tessera::comm::env {
 
-inline constexpr EnvVariable kBackend{"TESSERA_BACKEND", TESSERA_DEFAULT_BACKEND, "which backend carries the collectives; unknown names are an error that lists all"};
-inline constexpr EnvVariable kRank{"TESSERA_RANK", "", "this process's rank; with TESSERA_WORLD_SIZE it overrides the launcher's"};
+inline constexpr EnvVariable kBackend{
+    "TESSERA_BACKEND", TESSERA_DEFAULT_BACKEND,
+    "which backend carries the collectives; unknown names are an error that lists all"};
+inline constexpr EnvVariable kRank{"TESSERA_RANK", "",
+                                   "this process's rank; with TESSERA_WORLD_SIZE it overrides the launcher's"};
 inline constexpr EnvVariable kWorldSize{"TESSERA_WORLD_SIZE", "", "number of ranks"};
 inline constexpr EnvVariable kLocalRank{"TESSERA_LOCAL_RANK", "", "rank on this host; default: the rank"};
 inline constexpr EnvVariable kLocalWorldSize{"TESSERA_LOCAL_WORLD_SIZE", "",
                                              "ranks on this host; default: the number of ranks"};
 inline constexpr EnvVariable kRunId{"TESSERA_RUN_ID", "",
                                     "what the ranks of one run have in common and no other run of this user has"};
+inline constexpr EnvVariable kMaster{
+    "TESSERA_MASTER", "", "host:port where rank 0 listens; ranks on several hosts need it, and TESSERA_TOKEN"};
+inline constexpr EnvVariable kToken{"TESSERA_TOKEN", "",
+                                    "secret that the ranks of one run share; tessera's launcher makes one"};
+inline constexpr EnvVariable kHostId{
+    "TESSERA_HOST_ID", "", "name of this host; equal names share memory; default: boot id and network namespace"};
 inline constexpr EnvVariable kLauncher{"TESSERA_LAUNCHER", "",
                                        "forces a launcher: tessera, torchrun, openmpi, pmi, slurm or none"};
 inline constexpr EnvVariable kTimeout{"TESSERA_TIMEOUT", "5m",
@@ -22,5 +31,7 @@ inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1",
                                             "sums follow one tree over the ranks: the same bits everywhere"};
 inline constexpr EnvVariable kAlgo{
     "TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
+inline constexpr EnvVariable kPluginPath{
+    "TESSERA_PLUGIN_PATH", "", "where to look for further modules: folders or .so files, separated by colons"};
 
 }  // namespace tessera::comm::env

@@ -1,0 +1,54 @@
+// The entry of this backend in the registry.
+#include <signal.h>
+#include <ucp/api/ucp.h>
+#include <ucs/debug/debug.h>
+
+#include "backends/ucx/transport.h"
+#include "backends/ucx/wire.h"
+#include "tessera/base/env.h"
+#include "tessera/comm/host_communicator.h"
+#include "tessera/comm/matched_transport.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::ucx {
+namespace {
+
+/// UCX catches the signals of crashes when it is loaded, prints and waits for a debugger. That is for the program to
+/// decide, or for a user who sets the variable.
+void leave_signals_alone() {
+  if (read_foreign_env("UCX_ERROR_SIGNALS") || read_foreign_env("UCX_HANDLE_ERRORS")) return;
+  for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+}
+
+std::string probe() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  ucp_get_version(&major, &minor, &release);
+  if (major == UCP_API_MAJOR && minor >= UCP_API_MINOR) return "";
+  return "built for UCX " + std::to_string(UCP_API_MAJOR) + "." + std::to_string(UCP_API_MINOR) + ", found " +
+         ucp_get_version_string();
+}
+
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+  return make_host_communicator(
+      std::move(bootstrap), options, "ucx",
+      [](Bootstrap& ranks, TransportEvents& events, const WorldOptions&) { return make_transport(ranks, events); });
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events) {
+  leave_signals_alone();
+  return std::make_unique<MatchedTransport>(
+      bootstrap.rank(), events, [&](WireEvents& told) { return std::make_unique<UcxWire>(bootstrap, told); });
+}
+
+const comm::Backend& backend();  // declared by the generated list
+const comm::Backend& backend() {
+  static const comm::Backend kBackend{
+      .name = "ucx", .devices = "cpu", .probe = probe, .create = create, .variables = {}};
+  return kBackend;
+}
+
+}  // namespace tessera::ucx

@@ -1,0 +1,29 @@
+// Sleeps until something arrives at a worker, or somebody wakes the rank.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <chrono>
+
+#include "backends/ucx/base.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/progress.h"
+
+namespace tessera::ucx {
+
+class WorkerSleeper final : public Sleeper {
+ public:
+  /// The worker outlives it, or stop() is called before.
+  explicit WorkerSleeper(ucp_worker_h worker);
+  bool arm() noexcept override;
+  void sleep(std::chrono::nanoseconds at_most) noexcept override;
+  void wake() noexcept override;
+  void stop() noexcept { worker_ = nullptr; }
+
+ private:
+  ucp_worker_h worker_;
+  int worker_fd_ = -1;  ///< the worker's
+  UniqueFd wake_fd_;
+};
+
+}  // namespace tessera::ucx

@@ -1,0 +1,9 @@
+# tessera_module(TARGET FILE SOURCES...): a loadable module FILE.so that offers a backend (tessera/comm/plugin.h). FILE is
+# BACKEND or BACKEND-VARIANT. Part of the installed package: outside plug-ins are made the same way.
+function(tessera_module target file)
+  add_library(${target} MODULE ${ARGN})
+  set_target_properties(${target} PROPERTIES PREFIX "" SUFFIX ".so" OUTPUT_NAME ${file}
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_link_libraries(${target} PRIVATE tessera::tessera)
+  target_link_options(${target} PRIVATE LINKER:--no-undefined)
+endfunction()

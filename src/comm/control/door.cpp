@@ -1,0 +1,236 @@
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/write.hpp>
+#include <cerrno>
+
+#include "tessera/comm/control/address.h"
+#include "tessera/comm/control/internal/door.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+constexpr std::size_t kMostStrangers = 256;
+constexpr auto kHandshakeTime = 5s;
+constexpr auto kSweepTime = 500ms;
+constexpr int kAcceptsAtOnce = 64;  // then those who are already in get their turn
+constexpr std::size_t kMostNoted = 3;
+constexpr std::size_t kMostNamed = 16;
+
+}  // namespace
+
+struct Door::Guest {
+  explicit Guest(asio::io_context& context) : socket(context) {}
+  Socket socket;
+  wire::FrameReader reader{wire::kLongestHandshake};
+  wire::Challenge challenge;
+  steady_clock::time_point since = steady_clock::now();
+  std::list<GuestPointer>::iterator place;  // among the strangers ...
+  bool stranger = true;                     // ... while it is one
+  int rank = -1;
+  bool joined = false;
+  bool heard = false;  // has said hello
+  std::array<char, 1024> in{};
+  std::string out;
+};
+
+Door::Door(asio::io_context& context, std::vector<UniqueFd> listeners, Identity self, std::string about)
+    : context_(context),
+      self_(std::move(self)),
+      about_(std::move(about)),
+      session_(random_digest()),
+      sweeper_(context),
+      here_(static_cast<std::size_t>(self_.size)) {
+  for (UniqueFd& fd : listeners) listeners_.emplace_back(context_, fd.release());
+  for (std::size_t i = 0; i < listeners_.size(); ++i) listen(i);
+  sweep();
+}
+
+Door::~Door() { close(); }
+
+void Door::close() {
+  listeners_.clear();
+  sweeper_.cancel();
+  while (!strangers_.empty()) show_out(strangers_.front());
+}
+
+void Door::listen(std::size_t listener) {
+  listeners_[listener].async_wait(asio::posix::stream_descriptor::wait_read, [this, listener](const error_code& error) {
+    if (!error) accept_some(listener);
+  });
+}
+
+void Door::accept_some(std::size_t listener) {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    UniqueFd fd(::accept4(listeners_[listener].native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) {
+      receive(std::move(fd));
+      continue;
+    }
+    const bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    if (!full) break;
+    if (!strangers_.empty()) {
+      show_out(strangers_.front());
+      continue;
+    }
+    // Nothing of ours to give back: look again with the next sweep, rather than at once and for ever.
+    auto pause = std::make_shared<asio::steady_timer>(context_, kSweepTime);
+    pause->async_wait([this, listener, pause](const error_code& error) {
+      if (!error && listener < listeners_.size()) listen(listener);
+    });
+    return;
+  }
+  listen(listener);
+}
+
+void Door::receive(UniqueFd fd) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return;
+  if (address.ss_family == AF_UNIX && !peer_is_this_user(fd.get())) return;
+  tune(fd.get());
+  if (strangers_.size() >= kMostStrangers) show_out(strangers_.front());
+  const auto guest = std::make_shared<Guest>(context_);
+  error_code error;
+  guest->socket.assign(asio::generic::stream_protocol(address.ss_family, 0), fd.get(), error);
+  if (error) return;
+  fd.release();
+  guest->place = strangers_.insert(strangers_.end(), guest);
+  guest->challenge.nonce = random_digest();
+  guest->challenge.session = session_;
+  guest->out = wire::encode_frame(wire::Type::challenge, wire::encode(guest->challenge));
+  asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& failed, std::size_t) {
+    if (failed) return show_out(guest);
+    read(guest);
+  });
+}
+
+void Door::read(const GuestPointer& guest) {
+  guest->socket.async_read_some(asio::buffer(guest->in), [this, guest](const error_code& error, std::size_t bytes) {
+    const auto take = [&](wire::Type type, std::string_view payload) {
+      return type == wire::Type::hello && !guest->heard && on_hello(guest, payload);
+    };
+    if (error || !guest->stranger || !guest->reader.feed({guest->in.data(), bytes}, take)) return show_out(guest);
+    if (!guest->heard) read(guest);
+  });
+}
+
+bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
+  const std::optional<wire::Hello> hello = wire::decode_hello(payload);
+  if (!hello) return false;
+  guest->heard = true;
+  const bool taken = hello->rank < here_.size() && here_[hello->rank] != nullptr;
+  const Judgement judgement = judge(self_, guest->challenge, *hello, taken, complete_);
+  if (judgement.answer.verdict == wire::Verdict::welcome) {
+    guest->rank = static_cast<int>(hello->rank);
+    here_[hello->rank] = guest;
+    strangers_.erase(guest->place);
+    guest->stranger = false;
+  } else if (!complete_ && refused_.size() < kMostNoted &&
+             std::find(refused_.begin(), refused_.end(), judgement.answer.text) == refused_.end()) {
+    refused_.push_back(judgement.answer.text);
+  }
+  if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.answer.text;
+  guest->out = wire::encode_frame(wire::Type::answer, wire::encode(judgement.answer));
+  asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& error, std::size_t) {
+    if (error || guest->rank < 0) return show_out(guest);
+    on_answered(guest);
+  });
+  return true;
+}
+
+void Door::on_answered(const GuestPointer& guest) {
+  guest->joined = true;
+  ++joined_;
+  watch(guest);
+}
+
+/// A rank that dies while others are still missing can come again.
+void Door::watch(const GuestPointer& guest) {
+  guest->socket.async_wait(Socket::wait_read, [this, guest](const error_code& error) {
+    if (error == asio::error::operation_aborted || complete_) return;
+    char byte = 0;
+    if (error || ::recv(guest->socket.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) show_out(guest);
+  });
+}
+
+void Door::show_out(const GuestPointer& guest) {
+  if (guest->stranger) strangers_.erase(guest->place);
+  guest->stranger = false;
+  if (guest->rank >= 0 && here_[static_cast<std::size_t>(guest->rank)] == guest) {
+    here_[static_cast<std::size_t>(guest->rank)] = nullptr;
+    if (guest->joined) --joined_;
+  }
+  error_code ignored;
+  guest->socket.close(ignored);
+}
+
+void Door::sweep() {
+  const auto oldest = steady_clock::now() - kHandshakeTime;
+  while (!strangers_.empty() && strangers_.front()->since < oldest) show_out(strangers_.front());
+  sweeper_.expires_after(kSweepTime);
+  sweeper_.async_wait([this](const error_code& error) {
+    if (!error) sweep();
+  });
+}
+
+std::string Door::missing() const {
+  std::string text;
+  std::size_t count = 0;
+  for (std::size_t r = 1; r < here_.size(); ++r) {
+    if (here_[r] != nullptr && here_[r]->joined) continue;
+    if (++count <= kMostNamed) text += (text.empty() ? "" : ", ") + std::to_string(r);
+  }
+  return count > kMostNamed ? text + " and " + std::to_string(count - kMostNamed) + " more" : text;
+}
+
+std::vector<Connection> Door::take_links() {
+  std::vector<Connection> links;
+  for (const GuestPointer& guest : here_) {
+    links.emplace_back();
+    if (guest == nullptr || !guest->joined) continue;
+    error_code error;
+    const int fd = guest->socket.release(error);
+    if (!error) links.back() = Connection(UniqueFd(fd));
+  }
+  return links;
+}
+
+void Door::give_up(const Error& error) {
+  complete_ = true;
+  const Deadline deadline = steady_clock::now() + 1s;
+  for (Connection& link : take_links())
+    if (link) link.send_refusal(error, deadline);
+}
+
+std::vector<Connection> Door::gather(Deadline deadline) {
+  while (joined_ + 1 < self_.size && mismatch_.empty() && steady_clock::now() < deadline)
+    context_.run_one_until(deadline);
+  if (!mismatch_.empty()) {
+    // The rank that does not fit is still to hear it.
+    while (context_.poll_one() > 0) {
+    }
+    const InvalidUsage error("init: " + mismatch_);
+    give_up(error);
+    throw error;
+  }
+  if (joined_ + 1 < self_.size) {
+    std::string text =
+        "init: of " + std::to_string(self_.size) + " ranks, rank " + missing() + " did not come " + about_;
+    for (std::size_t i = 0; i < refused_.size(); ++i) text += (i == 0 ? "; refused: " : "; ") + refused_[i];
+    const Timeout error(text);
+    give_up(error);
+    throw error;
+  }
+  complete_ = true;
+  return take_links();
+}
+
+}  // namespace tessera::comm

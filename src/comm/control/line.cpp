@@ -1,0 +1,105 @@
+#include <sys/socket.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+
+#include "tessera/comm/control/internal/line.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+int family_of(int fd) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? address.ss_family : AF_UNIX;
+}
+
+}  // namespace
+
+Line::Line(asio::io_context& context, Connection connection, Events events)
+    : context_(context), socket_(context), events_(std::move(events)) {
+  socket_.assign(asio::generic::stream_protocol(family_of(connection.fd()), 0), connection.fd());
+  connection.release();
+}
+
+void Line::start() { read(); }
+
+void Line::read() {
+  socket_.async_read_some(asio::buffer(in_), [this](const error_code& error, std::size_t bytes) {
+    if (!socket_.is_open()) return;
+    if (error || !reader_.feed({in_.data(), bytes}, events_.frame)) return break_off();
+    if (socket_.is_open()) read();
+  });
+}
+
+void Line::send(Frame frame) {
+  const std::lock_guard lock(mutex_);
+  if (deaf_ || finishing_) return;
+  if (queued_ + frame->size() > kMostQueued) {
+    deaf_ = true;
+    queue_.clear();
+    asio::post(context_, [this] { break_off(); });
+    return;
+  }
+  queued_ += frame->size();
+  queue_.push_back(std::move(frame));
+  if (writing_) return;
+  writing_ = true;
+  asio::post(context_, [this] { write_next(); });
+}
+
+void Line::write_next() {
+  Frame frame;
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue_.empty() || deaf_) {
+      writing_ = false;
+      if (finishing_) shut_down();
+      return;
+    }
+    frame = std::move(queue_.front());
+    queue_.pop_front();
+  }
+  asio::async_write(socket_, asio::buffer(*frame), [this, frame](const error_code& error, std::size_t) {
+    if (!socket_.is_open()) return;
+    if (error) return break_off();
+    {
+      const std::lock_guard lock(mutex_);
+      queued_ -= frame->size();
+    }
+    write_next();
+  });
+}
+
+void Line::finish() {
+  const std::lock_guard lock(mutex_);
+  finishing_ = true;
+  if (!writing_) shut_down();
+}
+
+void Line::shut_down() {
+  error_code ignored;
+  if (socket_.is_open()) socket_.shutdown(asio::socket_base::shutdown_send, ignored);
+}
+
+void Line::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    deaf_ = true;
+    queue_.clear();
+  }
+  error_code ignored;
+  socket_.close(ignored);
+}
+
+void Line::break_off() {
+  close();
+  if (std::exchange(told_, true)) return;
+  events_.broken();
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,182 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+#include <thread>
+
+#include "tessera/base/parse.h"
+#include "tessera/comm/control/address.h"
+#include "tessera/comm/control/host_identity.h"
+#include "tessera/comm/control/internal/star.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+/// What the ranks tell each other first.
+struct Introduction {
+  std::string processes;
+  int pid = 0;
+  std::string address;  ///< "" for a Unix socket
+  std::string host;
+
+  std::string text() const {
+    return processes + " " + std::to_string(pid) + " " + (address.empty() ? "-" : address) + " " + host;
+  }
+  static Introduction parse(const std::string& text) {
+    Introduction one;
+    std::istringstream fields(text);
+    fields >> one.processes >> one.pid >> one.address;
+    if (!fields || fields.get() != ' ') throw SystemError("init: another rank's introduction makes no sense");
+    if (one.address == "-") one.address.clear();
+    std::getline(fields, one.host, '\0');
+    return one;
+  }
+};
+
+}  // namespace
+
+Joined join(const Identity& self, const std::string& place, Deadline deadline, const std::string& about,
+            const std::function<Connection(std::string& why, Digest& key)>& connect) {
+  std::string why = "nobody answers";
+  Identity proven = self;
+  for (auto pause = 1ms; steady_clock::now() < deadline; pause = std::min(pause * 2, 50ms)) {
+    Connection connection = connect(why, proven.key);
+    if (connection)
+      if (const auto admission = ask_for_admission(connection, proven, place, deadline, why))
+        return {std::move(connection), admission->session};
+    std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
+  }
+  throw Timeout("init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size) + " found no rank 0 " +
+                about + ": " + place + ": " + why);
+}
+
+Star::Star(Parts parts)
+    : self_(std::move(parts.self)),
+      token_(world_token(self_, parts.session)),
+      deadline_(parts.deadline),
+      timeout_(parts.timeout),
+      context_(std::move(parts.context)),
+      door_(std::move(parts.door)),
+      links_(std::move(parts.links)) {
+  introduce(parts.host_id);
+}
+
+Star::~Star() = default;
+
+void Star::introduce(const std::string& host_id) {
+  const Introduction own{process_space(), ::getpid(), link_address(), host_id.empty() ? host_identity() : host_id};
+  std::vector<Introduction> all;
+  for (const std::string& text : exchange(own.text())) all.push_back(Introduction::parse(text));
+  for (const Introduction& one : all) {
+    hosts_.push_back(one.host);
+    pids_.push_back(one.processes == own.processes ? one.pid : 0);
+  }
+  local_address_ = own.address.empty() ? "127.0.0.1" : own.address;
+  const bool one_host = std::equal(hosts_.begin() + 1, hosts_.end(), hosts_.begin());
+  if (one_host && !own.address.empty())
+    local_address_ = own.address.find(':') == std::string::npos ? "127.0.0.1" : "::1";
+  // On rank 0's own host the way to it may be a loopback address, which the other hosts can't use.
+  if (!one_host && is_loopback(local_address_) && !all[0].address.empty()) local_address_ = all[0].address;
+}
+
+/// Rank 0: the address at which others reach it, from outside where there is such a one.
+std::string Star::link_address() const {
+  std::string address;
+  for (const Connection& link : links_) {
+    if (!link) continue;
+    const std::string own = own_address(link.fd());
+    if (address.empty() || is_loopback(address)) address = own;
+  }
+  return address;
+}
+
+template <class F>
+void Star::each_peer(std::vector<Connection>& links, F&& call) {
+  int r = 1;
+  try {
+    for (; r < size(); ++r) call(r);
+  } catch (const Error& error) {
+    const PeerLost lost("init: rank " + std::to_string(r) + " of " + std::to_string(size()) +
+                        " was lost: " + error.what());
+    for (int other = 1; other < size(); ++other)
+      if (other != r) links[index(other)].send_refusal(lost, steady_clock::now() + 1s);
+    throw lost;
+  }
+}
+
+std::vector<std::string> Star::exchange(std::string_view blob) {
+  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
+  std::vector<std::string> all(index(size()));
+  if (rank() != 0) {
+    links_[0].send_frame(blob, deadline_);
+    for (std::string& one : all) one = links_[0].receive_frame(deadline_);
+    return all;
+  }
+  all[0] = blob;
+  each_peer(links_, [&](int r) { all[index(r)] = links_[index(r)].receive_frame(deadline_); });
+  each_peer(links_, [&](int r) {
+    for (const std::string& one : all) links_[index(r)].send_frame(one, deadline_);
+  });
+  return all;
+}
+
+std::vector<UniqueFd> Star::exchange_descriptors(int fd) {
+  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
+  require_one_host(*this, "passing descriptors");
+  std::vector<Connection>& links = descriptor_links();
+  std::vector<UniqueFd> all(index(size()));
+  if (rank() != 0) {
+    links[0].send_descriptor(fd, deadline_);
+    for (UniqueFd& one : all) one = links[0].receive_descriptor(deadline_);
+    return all;
+  }
+  all[0] = UniqueFd(::dup(fd));
+  each_peer(links, [&](int r) { all[index(r)] = links[index(r)].receive_descriptor(deadline_); });
+  each_peer(links, [&](int r) {
+    for (const UniqueFd& one : all) links[index(r)].send_descriptor(one.get(), deadline_);
+  });
+  return all;
+}
+
+std::vector<Connection>& Star::descriptor_links() {
+  const Connection& any = links_.back();
+  if (own_address(any.fd()).empty()) return links_;
+  if (local_links_.empty()) local_links_ = meet_on_this_host();
+  return local_links_;
+}
+
+/// Descriptors travel on Unix sockets only: the ranks meet once more, at a name that only they know.
+std::vector<Connection> Star::meet_on_this_host() {
+  Identity self = self_;
+  self.key = prove(token_, "descriptors");
+  const std::string name = "tessera-" + to_hex(prove(token_, "name")).substr(0, 32);
+  const std::string about = "on this host within " + format_duration(timeout_) +
+                            " (all ranks claim to be on one; is TESSERA_HOST_ID the same on different hosts?)";
+  if (rank() == 0) {
+    std::vector<UniqueFd> listeners;
+    listeners.push_back(listen_on(name));
+    boost::asio::io_context context(1);
+    Door door(context, std::move(listeners), self, about);
+    return door.gather(deadline_);
+  }
+  std::vector<Connection> links;
+  links.push_back(join(self, "a socket of its own", deadline_, about, [&](std::string&, Digest&) {
+                    return connect_to(name);
+                  }).link);
+  return links;
+}
+
+std::unique_ptr<ControlChannel> Star::open_channel(std::string_view name, ControlEvents events) {
+  if (switchboard_ == nullptr)
+    switchboard_ = std::make_unique<Switchboard>(
+        *context_, Switchboard::Members{
+                       .rank = rank(), .size = size(), .links = std::move(links_), .pids = pids_, .timeout = timeout_});
+  return switchboard_->open(name, std::move(events));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,22 @@
+// How errors, logs and the table of a mismatch name an operation.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::comm {
+
+/// "all_reduce #12 (layer.3)", "recv from rank 2 #1": the number is left out where it is 0.
+TESSERA_API std::string describe(const Call& call, std::uint64_t sequence);
+
+/// Elements of the larger of the two buffers on a rank where both are looked at; the same on every rank, except for
+/// all_to_all_v, where it is 0.
+TESSERA_API std::size_t larger_count(const Call& call, int ranks);
+
+/// "all_reduce of 12 f32 sum", "broadcast of 12 f32 root 3": what must be equal on all ranks.
+TESSERA_API std::string signature(const Call& call, int ranks);
+
+}  // namespace tessera::comm

@@ -1,0 +1,139 @@
+// How operations over a transport fail: once per communicator, on all ranks, with the first cause.
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/describe.h"
+#include "tessera/comm/host/internal/group.h"
+
+namespace tessera::comm::host {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kVerdictTime = 500ms;  ///< after a broken connection the control channel tells within this why
+
+std::string rank_name(int member) { return "rank " + std::to_string(member); }
+
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const char c : text) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3U;
+  return hash;
+}
+
+}  // namespace
+
+void Group::throw_failure() const { comm::throw_failure(failure_); }
+
+/// When the operations are marked as failed, their messages are cancelled: nothing of ours writes the caller's memory
+/// any more.
+void Group::fail(Failure failure, bool tell) noexcept {
+  if (!failed_.load()) {
+    failure_ = std::move(failure);
+    failed_.store(true);
+    if (tell)
+      for (int k = 0; k < size(); ++k)
+        if (k != rank_)
+          world_->tell(world_rank(k), {.kind = Notice::Kind::failure,
+                                       .communicator = number_,
+                                       .number = static_cast<std::uint64_t>(failure_.kind),
+                                       .text = failure_.cause});
+    if (options_.logger != nullptr) options_.logger->write(LogLevel::debug, failure_.cause);
+  }
+  calls_.clear();
+  for (Op* op : running_) op->cancel();
+  while (!running_.empty()) finish(*running_.back(), Op::kFailed);
+}
+
+void Group::abort(std::string_view reason) noexcept {
+  const std::lock_guard lock(world_->engine().mutex());
+  submitted();
+  if (!failed_.load()) fail({FailureKind::aborted, rank_name(rank_) + " aborted: " + std::string(reason)}, true);
+}
+
+/// Checked mode: tells the others what this rank calls.
+void Group::announce(Op& op) noexcept {
+  op.agreed = size() == 1;
+  const std::uint64_t fingerprint = hash_of(op.called);
+  for (int k = 0; k < size(); ++k)
+    if (k != rank_)
+      world_->tell(world_rank(k), {.kind = Notice::Kind::call,
+                                   .communicator = number_,
+                                   .number = op.sequence,
+                                   .value = fingerprint,
+                                   .text = op.called});
+  hear_call(rank_, op.sequence, fingerprint, op.called);
+}
+
+void Group::hear_call(int member, std::uint64_t sequence, std::uint64_t fingerprint, const std::string& text) noexcept {
+  if (failed_.load()) return;
+  Tagged& tagged = calls_[sequence];
+  tagged.texts.resize(members_.size());
+  tagged.fingerprints.resize(members_.size());
+  tagged.texts[static_cast<std::size_t>(member)] = text;
+  tagged.fingerprints[static_cast<std::size_t>(member)] = fingerprint;
+  if (++tagged.here < members_.size()) return;
+  const bool same = std::all_of(tagged.fingerprints.begin(), tagged.fingerprints.end(),
+                                [&](std::uint64_t one) { return one == tagged.fingerprints.front(); });
+  if (!same) {
+    std::string table = "operation #" + std::to_string(sequence) + " differs between the ranks:";
+    for (int k = 0; k < size(); ++k)
+      table += (k == 0 ? " " : "; ") + rank_name(k) + ": " + tagged.texts[static_cast<std::size_t>(k)];
+    return fail({FailureKind::mismatch, table}, true);
+  }
+  calls_.erase(sequence);
+  const auto found = std::find_if(running_.begin(), running_.end(),
+                                  [&](const Op* op) { return !op->called.empty() && op->sequence == sequence; });
+  if (found == running_.end()) return;
+  (*found)->agreed = true;
+  settle(**found);
+}
+
+/// "" or why this operation can't be done any more.
+std::string Group::trouble_with(const Op& op) const {
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank_) continue;
+    const Peer& peer = world_->peer(world_rank(k));
+    if (!peer.left && !peer.died && !peer.cut) continue;
+    if (!op.needs(k)) continue;
+    if (peer.died) return rank_name(k) + " died";
+    if (peer.left) return rank_name(k) + " has closed its communicator";
+    if (Clock::now() - peer.since > kVerdictTime) return "the connection to " + rank_name(k) + " is lost: " + peer.why;
+  }
+  return {};
+}
+
+/// Deadlines, and whether the peers are well.
+void Group::look_for_trouble() noexcept {
+  const Clock::time_point now = Clock::now();
+  for (const Op* op : running_) {
+    const std::string trouble = trouble_with(*op);
+    if (!trouble.empty())
+      return fail({FailureKind::peer_lost, describe(op->call, op->sequence) + ": " + trouble}, true);
+  }
+  for (const Op* op : running_)
+    if (now >= op->deadline) return time_out(*op);
+}
+
+void Group::time_out(const Op& op) noexcept {
+  const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
+  const std::string what = describe(op.call, op.sequence) + ": not done within " + format_duration(op.call.timeout);
+  const std::vector<std::optional<std::uint64_t>> at = world_->ask(*this);
+  world_->hear();  // somebody else may have told the cause while we asked
+  if (failed_.load()) return;
+  std::string behind;
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank_ || (message && k != op.call.root)) continue;
+    const auto& answer = at[static_cast<std::size_t>(world_rank(k))];
+    if (!answer) {
+      behind += "; " + rank_name(k) + " is not responding";
+    } else if (message) {
+      behind += "; " + rank_name(k) + " has not called the other side of it";
+    } else if (*answer < op.sequence) {
+      behind += "; " + rank_name(k) + " is behind at operation #" + std::to_string(*answer);
+    }
+  }
+  if (behind.empty()) behind = "; all ranks have called it, and it is still under way";
+  fail({FailureKind::timeout, what + behind}, true);
+}
+
+}  // namespace tessera::comm::host

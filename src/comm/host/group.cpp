@@ -1,0 +1,280 @@
+#include "tessera/comm/host/internal/group.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/describe.h"
+
+namespace tessera::comm::host {
+namespace {
+
+/// Up to here an operation may finish inside its call.
+constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
+constexpr std::size_t kMostSchedules = 256;  ///< kept for calls like earlier ones
+constexpr std::size_t kKeepScratchBytes = 1 << 20;
+
+std::vector<std::size_t> starts_of(std::span<const std::size_t> counts) {
+  std::vector<std::size_t> starts;
+  if (counts.empty()) return starts;
+  starts.push_back(0);
+  for (const std::size_t count : counts) starts.push_back(starts.back() + count);
+  return starts;
+}
+
+bool in_place(const Call& call) {
+  const auto* in = static_cast<const std::byte*>(call.in.data);
+  const auto* out = static_cast<const std::byte*>(call.out.data);
+  if (call.in.bytes() == 0 || call.out.bytes() == 0) return false;
+  const std::less<> before;  // orders unrelated pointers too
+  return before(in, out + call.out.bytes()) && before(out, in + call.in.bytes());
+}
+
+/// Keeps an operation from being recycled, without waiting for it as a Work would.
+class Hold {
+ public:
+  explicit Hold(Op& op) : op_(op) { op_.retain(); }
+  ~Hold() { op_.release(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  Op& op_;
+};
+
+}  // namespace
+
+std::size_t Group::ProblemHash::operator()(const Problem& problem) const noexcept {
+  std::size_t hash = 0xcbf29ce484222325U;
+  const auto mix = [&](std::size_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 29;
+  };
+  mix(static_cast<std::size_t>(problem.kind));
+  mix(static_cast<std::size_t>(problem.dtype) * 8 + static_cast<std::size_t>(problem.reduce));
+  mix(problem.count * 2 + (problem.in_place ? 1 : 0));
+  mix(static_cast<std::size_t>(problem.root));
+  for (const auto* starts : {&problem.in_starts, &problem.out_starts})
+    for (const std::size_t start : *starts) mix(start);
+  return hash;
+}
+
+Group::Group(std::shared_ptr<World> world, std::uint32_t number, int rank, std::vector<int> members,
+             CommunicatorOptions options)
+    : world_(std::move(world)),
+      number_(number),
+      rank_(rank),
+      members_(std::move(members)),
+      options_(std::move(options)),
+      sent_(kOpKinds * members_.size()),
+      called_(std::make_shared<std::atomic<std::uint64_t>>(0)),
+      messages_to_(members_.size()),
+      messages_from_(members_.size()) {}
+
+Group::~Group() {
+  // A number whose messages may still be under way somewhere is not used again.
+  if (!failed_.load()) world_->give_back(number_);
+}
+
+void Group::open() {
+  const std::lock_guard lock(world_->engine().mutex());
+  world_->add(*this);
+}
+
+void Group::close() noexcept {
+  // Every operation has a deadline, at which it fails: this ends.
+  while (!world_->engine().wait(idle_, Clock::now() + std::chrono::hours(1))) {
+  }
+  const std::lock_guard lock(world_->engine().mutex());
+  world_->remove(*this);
+}
+
+int Group::member_of(int world_rank) const noexcept {
+  const auto found = std::find(members_.begin(), members_.end(), world_rank);
+  return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
+}
+
+Op& Group::acquire() {
+  const std::lock_guard lock(submit_mutex_);
+  if (free_ops_.empty()) {
+    all_ops_.push_back(std::make_unique<Op>());
+    free_ops_.reserve(all_ops_.size());
+    submitted_.reserve(all_ops_.size());
+    return *all_ops_.back();
+  }
+  Op& op = *free_ops_.back();
+  free_ops_.pop_back();
+  return op;
+}
+
+void Group::put_back(Op& op) noexcept {
+  op.rest(kKeepScratchBytes);
+  const std::lock_guard lock(submit_mutex_);
+  free_ops_.push_back(&op);
+}
+
+std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
+  Problem problem;
+  problem.kind = call.kind;
+  problem.dtype = call.out.dtype;
+  problem.reduce = call.op.kind;
+  problem.ranks = size();
+  problem.rank = rank_;
+  problem.root = call.root;
+  problem.in_place = in_place(call);
+  problem.ordered = world_->options().deterministic;
+  problem.in_starts = starts_of(call.in_counts);
+  problem.out_starts = starts_of(call.out_counts);
+  problem.count = larger_count(call, size());
+  const auto found = schedules_.find(problem);
+  if (found != schedules_.end()) return found->second;
+  std::string_view name = world_->algorithms().choose(call.kind, problem.count * size_of(problem.dtype));
+  const bool chosen = !name.empty();
+  if (!chosen) name = default_algorithm(problem);
+  auto schedule = std::make_shared<const Schedule>(build_schedule(problem, name));
+  if (options_.logger != nullptr)
+    options_.logger->write(LogLevel::info, world_->capabilities().backend + ": " + describe(call, 0) + " in " +
+                                               std::to_string(size()) + " ranks: " + std::string(name) +
+                                               (chosen ? " (TESSERA_ALGO)" : ""));
+  if (schedules_.size() >= kMostSchedules) schedules_.clear();
+  schedules_.emplace(std::move(problem), schedule);
+  return schedule;
+}
+
+Work Group::start(const Call& call, bool internal) {
+  if (world_->has_heard()) world_->engine().try_poll(false);
+  if (failed_.load()) throw_failure();
+  const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
+  std::shared_ptr<const Schedule> schedule;
+  if (!message) schedule = schedule_for(call);  // may refuse: before anything is counted
+  Op& op = acquire();
+  const Hold hold(op);
+  if (message) {
+    auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
+    op.prepare(shared_from_this(), call, ++numbers[static_cast<std::size_t>(call.root)]);
+  } else {
+    op.prepare(shared_from_this(), call, ++sequence_);
+    op.take(std::move(schedule));
+    called_->store(sequence_);
+    if (world_->options().check && !internal) op.called = signature(call, size());
+  }
+  op.internal = internal;
+  submit(op);
+  return launch(op);
+}
+
+Work Group::start_batch(std::span<const Call> parts) {
+  if (world_->has_heard()) world_->engine().try_poll(false);
+  if (failed_.load()) throw_failure();
+  if (parts.empty()) return {};
+  Op& whole = acquire();
+  whole.prepare(shared_from_this(), Call{.timeout = parts.front().timeout, .label = parts.front().label}, 0);
+  whole.parts_left = static_cast<std::uint32_t>(parts.size());
+  Work work(&whole);
+  for (const Call& part : parts) {
+    Op& op = acquire();
+    auto& numbers = part.kind == OpKind::send ? messages_to_ : messages_from_;
+    op.prepare(shared_from_this(), part, ++numbers[static_cast<std::size_t>(part.root)]);
+    op.parent = &whole;
+    submit(op);
+  }
+  world_->engine().try_poll(false);
+  world_->engine().wake_waiters();
+  world_->engine().hand_over();
+  return work;
+}
+
+void Group::submit(Op& op) noexcept {
+  op.retain();  // until finish()
+  if (op.parent != nullptr) op.parent->retain();
+  world_->engine().begin_operation();
+  const std::lock_guard lock(submit_mutex_);
+  if (in_flight_.fetch_add(1) == 0) idle_.store(0);
+  submitted_.push_back(&op);
+}
+
+Work Group::launch(Op& op) {
+  ProgressEngine& engine = world_->engine();
+  engine.try_poll(false);
+  // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it. So
+  // it may finish here, as long as it moves or for a moment.
+  if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) {
+    const Clock::time_point until = Clock::now() + std::chrono::microseconds(engine.oversubscribed() ? 50 : 100);
+    for (int still = 0; still < 200 && op.finished.load() == 0; ++still) {
+      if (engine.try_poll(false)) still = 0;
+      if (engine.oversubscribed()) ::sched_yield();
+      if ((engine.oversubscribed() || still % 16 == 0) && Clock::now() >= until) break;
+    }
+  }
+  if (op.finished.load() == Op::kGood) return {};
+  engine.wake_waiters();  // who holds the lock may have looked before we submitted
+  engine.hand_over();
+  return Work(&op);
+}
+
+bool Group::submitted() noexcept {
+  if (in_flight_.load() == running_.size()) return false;
+  fresh_.clear();
+  {
+    const std::lock_guard lock(submit_mutex_);
+    fresh_.swap(submitted_);
+    submitted_.reserve(all_ops_.size());
+    running_.reserve(all_ops_.size());
+  }
+  const std::span<Op* const> fresh(fresh_);
+  running_.insert(running_.end(), fresh.begin(), fresh.end());
+  if (failed_.load()) {
+    fail({}, false);
+    return true;
+  }
+  for (Op* op : fresh) {
+    if (!op->called.empty()) announce(*op);
+    op->begin();
+    if (!op->ready()) settle(*op);  // nothing to do at all
+    if (failed_.load()) break;
+  }
+  return !fresh.empty();
+}
+
+void Group::settle(Op& op) noexcept {
+  if (op.surprise_peer >= 0)
+    return fail({FailureKind::mismatch, describe(op.call, op.sequence) + ": rank " + std::to_string(op.surprise_peer) +
+                                            " sent " + std::to_string(op.surprise) +
+                                            " bytes where another number was expected: the ranks called different "
+                                            "operations (TESSERA_CHECK=1 shows which)"},
+                true);
+  if (op.complete() && op.agreed) finish(op, Op::kGood);
+}
+
+void Group::finish(Op& op, std::uint32_t how) noexcept {
+  running_.erase(std::find(running_.begin(), running_.end(), &op));
+  Op* parent = op.parent;
+  op.finished.store(how);
+  if (parent != nullptr && --parent->parts_left == 0) parent->finished.store(failed_.load() ? Op::kFailed : Op::kGood);
+  world_->forget(op);
+  world_->engine().end_operation();
+  op.release();
+  if (parent != nullptr) parent->release();
+  {
+    const std::lock_guard lock(submit_mutex_);
+    if (in_flight_.fetch_sub(1) == 1) idle_.store(1);
+  }
+  world_->engine().wake_waiters();
+}
+
+std::atomic<std::uint64_t>* Group::counter(const Op& op, int member) noexcept {
+  if (op.internal) return nullptr;
+  return &sent_[static_cast<std::size_t>(op.call.kind) * members_.size() + static_cast<std::size_t>(member)];
+}
+
+void Group::read_meter(MeterSnapshot& snapshot) const {
+  for (std::size_t kind = 0; kind < kOpKinds; ++kind)
+    for (std::size_t member = 0; member < members_.size(); ++member) {
+      const std::uint64_t bytes = sent_[kind * members_.size() + member].load(std::memory_order_relaxed);
+      snapshot.by_kind[kind].bytes_sent += bytes;
+      snapshot.bytes_to_peer[member] += bytes;
+    }
+}
+
+}  // namespace tessera::comm::host

@@ -1,0 +1,98 @@
+// One communicator of one rank over a transport: its members, the operations in flight, and how they fail.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/comm/host/internal/op.h"
+#include "tessera/comm/host/internal/world.h"
+
+namespace tessera::comm::host {
+
+class Group final : public std::enable_shared_from_this<Group> {
+ public:
+  Group(std::shared_ptr<World> world, std::uint32_t number, int rank, std::vector<int> members,
+        CommunicatorOptions options);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  void open();
+  /// No more operations; waits for what is in flight.
+  void close() noexcept;
+
+  Work start(const Call& call, bool internal);
+  Work start_batch(std::span<const Call> parts);
+  void abort(std::string_view reason) noexcept;
+  void read_meter(MeterSnapshot& snapshot) const;
+
+  World& world() noexcept { return *world_; }
+  const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(members_.size()); }
+  std::uint32_t number() const noexcept { return number_; }
+  int world_rank(int member) const noexcept { return members_[static_cast<std::size_t>(member)]; }
+  int member_of(int world_rank) const noexcept;  ///< -1: not one of ours
+  [[noreturn]] void throw_failure() const;
+  void put_back(Op& op) noexcept;
+  /// Where the transport counts what `op` sends to a member; null for what is not metered.
+  std::atomic<std::uint64_t>* counter(const Op& op, int member) noexcept;
+  const std::shared_ptr<std::atomic<std::uint64_t>>& called() const noexcept { return called_; }
+
+  // Under the engine's lock:
+  bool submitted() noexcept;     ///< begins what was submitted
+  void settle(Op& op) noexcept;  ///< ends an operation whose steps are done
+  void look_for_trouble() noexcept;
+  void fail(Failure failure, bool tell) noexcept;
+  void hear_call(int member, std::uint64_t sequence, std::uint64_t fingerprint, const std::string& text) noexcept;
+
+ private:
+  struct Tagged {  ///< checked mode: what the members called as one operation
+    std::vector<std::string> texts;
+    std::vector<std::uint64_t> fingerprints;
+    std::size_t here = 0;
+  };
+  struct ProblemHash {
+    std::size_t operator()(const Problem& problem) const noexcept;
+  };
+
+  Op& acquire();
+  std::shared_ptr<const Schedule> schedule_for(const Call& call);
+  void submit(Op& op) noexcept;
+  Work launch(Op& op);
+  void finish(Op& op, std::uint32_t how) noexcept;
+  void announce(Op& op) noexcept;
+  std::string trouble_with(const Op& op) const;
+  void time_out(const Op& op) noexcept;
+
+  const std::shared_ptr<World> world_;
+  const std::uint32_t number_;
+  const int rank_;
+  const std::vector<int> members_;
+  const CommunicatorOptions options_;
+  std::vector<std::atomic<std::uint64_t>> sent_;  ///< by kind and member
+  const std::shared_ptr<std::atomic<std::uint64_t>> called_;
+  std::unordered_map<Problem, std::shared_ptr<const Schedule>, ProblemHash> schedules_;  // the caller's thread
+  std::uint64_t sequence_ = 0;
+  std::vector<std::uint64_t> messages_to_;
+  std::vector<std::uint64_t> messages_from_;
+
+  std::mutex submit_mutex_;
+  std::vector<Op*> submitted_;
+  std::vector<std::unique_ptr<Op>> all_ops_;
+  std::vector<Op*> free_ops_;
+  std::atomic<std::uint32_t> in_flight_{0};
+  std::atomic<std::uint32_t> idle_{1};
+
+  // Under the engine's lock:
+  std::vector<Op*> running_;
+  std::vector<Op*> fresh_;
+  std::map<std::uint64_t, Tagged> calls_;
+  std::atomic<bool> failed_{false};
+  Failure failure_;
+};
+
+}  // namespace tessera::comm::host

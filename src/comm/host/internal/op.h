@@ -1,0 +1,83 @@
+// One operation in flight: a schedule that is being carried out, or one message.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/memory.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/schedule.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera::comm::host {
+
+class Group;
+
+class Op final : public WorkState, public MessageOwner {
+ public:
+  static constexpr std::uint32_t kGood = 1;
+  static constexpr std::uint32_t kFailed = 2;
+
+  bool done() noexcept override;
+  bool wait_until(Clock::time_point until) override;
+  void wait() override;
+
+  /// In the caller's thread, before it is submitted.
+  void prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t number);
+  void take(std::shared_ptr<const Schedule> what);
+
+  // Under the engine's lock:
+  void begin();
+  /// Carries out what can be: at most about `budget` bytes of copying and adding. True: moved.
+  bool run(std::size_t budget);
+  /// Nobody uses it any more: gives back scratch memory above `keep` bytes.
+  void rest(std::size_t keep) noexcept;
+  bool ready() const noexcept { return next_ready_ < ready_.size(); }
+  bool complete() const noexcept { return left_ == 0; }
+  /// Whether anything is still to be sent to or received from this rank of the group.
+  bool needs(int member) const noexcept;
+  void cancel() noexcept;
+  void message_done(Message& message, std::size_t bytes) noexcept override;
+
+  std::shared_ptr<Group> group;  ///< while in use
+  Call call;
+  std::uint64_t sequence = 0;  ///< of a collective; of a message: its number between the two ranks
+  Clock::time_point deadline;
+  std::atomic<std::uint32_t> finished{0};
+  bool internal = false;     ///< not metered
+  bool runnable = false;     ///< is in its world's list
+  std::string called;        ///< checked mode: what must be equal on all members
+  bool agreed = true;        ///< checked mode: all members are known to have called the same
+  std::size_t surprise = 0;  ///< bytes of a message that had another length than ours
+  int surprise_peer = -1;
+  Op* parent = nullptr;  ///< of a part of a batch
+  std::uint32_t parts_left = 0;
+  Op* next = nullptr;
+
+ protected:
+  void recycle() noexcept override;
+
+ private:
+  std::byte* at(const Region& region) const noexcept;
+  void start_message(std::uint32_t step);
+  std::size_t compute(const Step& step);
+  void step_done(std::uint32_t step) noexcept;
+  bool is_message() const { return call.kind == OpKind::send || call.kind == OpKind::recv; }
+
+  std::shared_ptr<const Schedule> schedule_;
+  std::shared_ptr<Schedule> message_;  ///< the schedule of a send or receive, used again
+  double factor_ = 1;
+  Buffer scratch_;
+  std::vector<std::uint32_t> waits_;  ///< by step: how many steps it still waits for
+  std::vector<std::uint32_t> ready_;
+  std::size_t next_ready_ = 0;
+  std::size_t left_ = 0;             ///< steps that are not done
+  std::vector<Message> messages_;    ///< by step
+  std::vector<std::uint8_t> state_;  ///< by step: kIdle, kUnderWay, kDone
+  std::vector<const void*> sources_;
+};
+
+}  // namespace tessera::comm::host

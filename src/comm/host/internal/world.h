@@ -1,0 +1,129 @@
+// What all communicators of one rank over one transport share: the transport, the progress engine, the control channel.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/algorithms.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/failure.h"
+#include "tessera/comm/host_communicator.h"
+
+namespace tessera::comm::host {
+
+class Group;
+class Op;
+
+/// What is known of another rank.
+struct Peer {
+  bool left = false;  ///< has closed its world, in good order
+  bool died = false;
+  bool cut = false;  ///< the transport has no way to it
+  Clock::time_point since;
+  std::string why;
+};
+
+/// What members of a group tell each other beside their operations.
+struct Notice {
+  enum class Kind : char { failure = 'F', question = 'Q', answer = 'A', call = 'C', leaving = 'L', lost = 'X' };
+  Kind kind = Kind::leaving;
+  int from = 0;  ///< world rank
+  std::uint32_t communicator = 0;
+  std::uint64_t number = 0;  ///< failure: its kind; question, answer: which question; call: sequence
+  std::uint64_t value = 0;   ///< answer: the last operation that was called; call: fingerprint
+  std::string text;
+};
+
+std::string format_notice(const Notice& notice);
+std::optional<Notice> parse_notice(std::string_view text);
+
+class World final : public Pollable, public TransportEvents {
+ public:
+  World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name);
+  ~World() override;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  void connect(const TransportFactory& make_transport);
+  /// No more operations: says so to the others and ends the connections.
+  void leave() noexcept;
+
+  int rank() const noexcept { return bootstrap_->rank(); }
+  int size() const noexcept { return bootstrap_->size(); }
+  ProgressEngine& engine() noexcept { return *engine_; }
+  Transport& transport() noexcept { return *transport_; }
+  const WorldOptions& options() const noexcept { return options_; }
+  const Capabilities& capabilities() const noexcept { return capabilities_; }
+  const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
+  MemoryPool& memory() noexcept { return memory_; }
+  MemoryPool& unbooked_memory() noexcept { return unbooked_memory_; }
+  const Peer& peer(int world_rank) const { return peers_[static_cast<std::size_t>(world_rank)]; }
+
+  /// A number for a communicator that is free on this rank, the next one from `from` on.
+  std::uint32_t free_number(std::uint32_t from);
+  /// False: taken meanwhile.
+  bool reserve(std::uint32_t number);
+  void give_back(std::uint32_t number);
+
+  // Under the engine's lock:
+  void add(Group& group);
+  void remove(Group& group);
+  void make_runnable(Op& op) noexcept;
+  void forget(Op& op) noexcept;  ///< it is over
+  bool poll(bool thorough) noexcept override;
+  void connection_lost(int peer, const std::string& why) noexcept override;
+  void transport_failed(const std::string& why) noexcept override;
+  void tell(int world_rank, const Notice& notice) noexcept;
+  /// What has been told since the last time; any thread that holds the lock.
+  void hear() noexcept;
+
+  /// Something was told that nobody has looked at; any thread.
+  bool has_heard() const noexcept { return heard_.load(); }
+
+  /// Which operation of `communicator` each rank says it has called last; nothing for who does not answer in time. May
+  /// be called under the engine's lock.
+  std::vector<std::optional<std::uint64_t>> ask(const Group& group) noexcept;
+
+ private:
+  void receive(Notice notice) noexcept;  // in the control thread
+  void handle(const Notice& notice) noexcept;
+  bool run_ready() noexcept;
+
+  std::shared_ptr<Bootstrap> bootstrap_;
+  const WorldOptions options_;
+  const Capabilities capabilities_;
+  const AlgorithmTable algorithms_;
+  MemoryPool memory_;
+  MemoryPool unbooked_memory_;
+  Doorbell bell_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<ProgressEngine> engine_;
+  std::unique_ptr<ControlChannel> channel_;
+  bool left_ = false;
+
+  std::mutex numbers_mutex_;
+  std::vector<bool> taken_;
+
+  // Under the engine's lock:
+  std::vector<Group*> groups_;
+  std::vector<Op*> runnable_;
+  std::vector<Peer> peers_;
+  std::vector<Notice> early_;  ///< about communicators that this rank has not made yet
+
+  std::mutex inbox_mutex_;
+  std::vector<Notice> inbox_;
+  std::atomic<bool> heard_{false};
+  std::mutex questions_mutex_;  ///< what the control thread answers by itself
+  std::condition_variable answered_;
+  std::map<std::uint32_t, std::shared_ptr<std::atomic<std::uint64_t>>> called_;  ///< by communicator
+  std::uint64_t question_ = 0;
+  std::vector<std::optional<std::uint64_t>> answers_;
+};
+
+}  // namespace tessera::comm::host

@@ -1,0 +1,42 @@
+// The text of a notice: kind, three numbers, then free text to the end.
+#include <charconv>
+
+#include "tessera/comm/host/internal/world.h"
+
+namespace tessera::comm::host {
+namespace {
+
+constexpr std::size_t kMostText = 4096;
+
+template <class T>
+bool take_number(std::string_view& text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end == text.data() + text.size() || *end != ' ') return false;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
+  return true;
+}
+
+}  // namespace
+
+std::string format_notice(const Notice& notice) {
+  return std::string(1, static_cast<char>(notice.kind)) + std::to_string(notice.communicator) + " " +
+         std::to_string(notice.number) + " " + std::to_string(notice.value) + " " + notice.text.substr(0, kMostText);
+}
+
+std::optional<Notice> parse_notice(std::string_view text) {
+  constexpr std::string_view kKinds = "FQACL";  // loss is never told, only seen
+  if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
+  Notice notice;
+  notice.kind = static_cast<Notice::Kind>(text.front());
+  text.remove_prefix(1);
+  if (!take_number(text, notice.communicator) || !take_number(text, notice.number) ||
+      !take_number(text, notice.value) || text.size() > kMostText)
+    return std::nullopt;
+  if (notice.kind == Notice::Kind::failure &&
+      (notice.number == 0 || notice.number > static_cast<std::uint64_t>(FailureKind::backend)))
+    return std::nullopt;
+  notice.text = text;
+  return notice;
+}
+
+}  // namespace tessera::comm::host

@@ -1,0 +1,205 @@
+#include "tessera/comm/host/internal/op.h"
+
+#include <algorithm>
+
+#include "tessera/comm/host/internal/group.h"
+#include "tessera/comm/reduce.h"
+
+namespace tessera::comm::host {
+namespace {
+
+constexpr std::uint8_t kIdle = 0;
+constexpr std::uint8_t kUnderWay = 1;
+constexpr std::uint8_t kDone = 2;
+
+constexpr std::uint32_t kMessageStep = (1U << 24) - 1;  ///< the step of a tag that no collective reaches
+
+bool is_transfer(const Step& step) { return step.kind == Step::Kind::send || step.kind == Step::Kind::receive; }
+
+/// A send or a receive alone.
+void describe_message(const Call& call, Schedule& schedule) {
+  schedule.algorithm = "direct";
+  schedule.steps.resize(1);
+  Step& step = schedule.steps.front();
+  step.kind = call.kind == OpKind::send ? Step::Kind::send : Step::Kind::receive;
+  step.peer = call.root;
+  step.number = kMessageStep;
+  step.from = {Place::in, 0, call.in.bytes()};
+  step.to = {Place::out, 0, call.out.bytes()};
+}
+
+}  // namespace
+
+void Op::prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t number) {
+  group = std::move(owner);
+  call = what;
+  call.in_counts = {};
+  call.out_counts = {};
+  sequence = number;
+  deadline = Clock::now() + what.timeout;
+  finished.store(0);
+  internal = runnable = false;
+  agreed = true;
+  surprise_peer = -1;
+  factor_ = what.op.kind == ReduceOp::Kind::premul_sum ? what.op.scalar : 1;
+  parent = nullptr;
+  parts_left = 0;
+  left_ = 0;
+  ready_.clear();
+  next_ready_ = 0;
+  schedule_.reset();
+  if (!is_message()) return;
+  if (message_ == nullptr) message_ = std::make_shared<Schedule>();
+  describe_message(call, *message_);
+  take(message_);
+}
+
+void Op::rest(std::size_t keep) noexcept {
+  schedule_.reset();
+  if (scratch_.bytes() > keep) scratch_.reset();
+}
+
+void Op::take(std::shared_ptr<const Schedule> what) {
+  schedule_ = std::move(what);
+  const std::size_t steps = schedule_->steps.size();
+  if (schedule_->scratch_bytes > scratch_.bytes())
+    scratch_ = group->world().memory().allocate(schedule_->scratch_bytes, MemoryUse::communication);
+  waits_.resize(steps);
+  messages_.resize(steps);
+  state_.assign(steps, kIdle);
+  left_ = steps;
+  ready_.reserve(steps);
+  for (std::size_t i = 0; i < steps; ++i) {
+    waits_[i] = schedule_->steps[i].waits_for;
+    if (waits_[i] == 0) ready_.push_back(static_cast<std::uint32_t>(i));
+  }
+}
+
+std::byte* Op::at(const Region& region) const noexcept {
+  switch (region.place) {
+    case Place::in:  // only read
+      return static_cast<std::byte*>(const_cast<void*>(call.in.data)) + region.offset;
+    case Place::out:
+      return static_cast<std::byte*>(call.out.data) + region.offset;
+    case Place::scratch:
+      return scratch_.bytes_at(region.offset);
+    case Place::factor:
+      break;
+  }
+  return reinterpret_cast<std::byte*>(const_cast<double*>(&factor_)) + region.offset;
+}
+
+void Op::start_message(std::uint32_t index) {
+  const Step& step = schedule_->steps[index];
+  const bool sends = step.kind == Step::Kind::send;
+  const Region& region = sends ? step.from : step.to;
+  Message& message = messages_[index];
+  message = Message{};
+  message.data = region.bytes == 0 ? nullptr : at(region);
+  message.bytes = region.bytes;
+  message.peer = group->world_rank(step.peer);
+  message.tag = {group->number(), static_cast<std::uint32_t>(sequence), step.number};
+  message.owner = this;
+  message.index = index;
+  if (sends) message.sent = group->counter(*this, step.peer);
+  state_[index] = kUnderWay;
+  Transport& transport = group->world().transport();
+  sends ? transport.send(message) : transport.receive(message);
+}
+
+std::size_t Op::compute(const Step& step) {
+  if (step.kind == Step::Kind::copy) {
+    copy_bytes(at(step.to), at(step.from), step.to.bytes, false);
+    return step.to.bytes;
+  }
+  ReduceOp op = call.op;
+  const bool plain = step.arithmetic == Arithmetic::partial;
+  if (op.kind == ReduceOp::Kind::premul_sum && step.arithmetic != Arithmetic::whole) op = ReduceOp::sum();
+  if (op.kind == ReduceOp::Kind::avg && plain) op = ReduceOp::sum();
+  sources_.clear();
+  for (std::uint32_t i = 0; i < step.sources; ++i) sources_.push_back(at(schedule_->sources[step.first_source + i]));
+  std::span<const double> factors;
+  if (step.factors.bytes != 0) factors = {reinterpret_cast<const double*>(at(step.factors)), step.sources};
+  const DType dtype = call.out.dtype;
+  reduce_tree(op, dtype, sources_, factors, at(step.to), step.to.bytes / size_of(dtype));
+  return step.to.bytes * step.sources;
+}
+
+void Op::begin() {
+  if (ready()) group->world().make_runnable(*this);
+}
+
+bool Op::run(std::size_t budget) {
+  const bool moved = ready();
+  std::size_t moved_bytes = 0;
+  while (ready() && moved_bytes <= budget) {
+    const std::uint32_t index = ready_[next_ready_++];
+    const Step& step = schedule_->steps[index];
+    if (is_transfer(step)) {
+      start_message(index);
+    } else {
+      moved_bytes += compute(step);
+      step_done(index);
+    }
+  }
+  return moved;
+}
+
+void Op::step_done(std::uint32_t index) noexcept {
+  state_[index] = kDone;
+  --left_;
+  const Step& step = schedule_->steps[index];
+  for (std::uint32_t i = 0; i < step.followers; ++i) {
+    const std::uint32_t follower = schedule_->followers[step.first_follower + i];
+    if (--waits_[follower] == 0) ready_.push_back(follower);  // its place is reserved: this can't throw
+  }
+}
+
+void Op::message_done(Message& message, std::size_t bytes) noexcept {
+  if (bytes != message.bytes && surprise_peer < 0) {
+    surprise = bytes;
+    surprise_peer = schedule_->steps[message.index].peer;
+  }
+  step_done(message.index);
+  group->world().make_runnable(*this);
+}
+
+bool Op::needs(int member) const noexcept {
+  for (std::size_t i = 0; i < state_.size() && left_ != 0; ++i)
+    if (state_[i] != kDone && is_transfer(schedule_->steps[i]) && schedule_->steps[i].peer == member) return true;
+  return false;
+}
+
+void Op::cancel() noexcept {
+  for (std::size_t i = 0; i < state_.size(); ++i)
+    if (state_[i] == kUnderWay) group->world().transport().cancel(messages_[i]);
+  state_.clear();
+  ready_.clear();
+  next_ready_ = 0;
+  left_ = 0;
+}
+
+bool Op::done() noexcept {
+  if (finished.load() != 0) return true;
+  group->world().engine().try_poll(false);
+  return finished.load() != 0;
+}
+
+bool Op::wait_until(Clock::time_point until) {
+  if (!group->world().engine().wait(finished, until)) return false;
+  if (finished.load() == kFailed) group->throw_failure();
+  return true;
+}
+
+void Op::wait() {
+  // Whoever drives fails the operation at its deadline: this ends.
+  while (!wait_until(Clock::now() + std::chrono::hours(1))) {
+  }
+}
+
+void Op::recycle() noexcept {
+  const std::shared_ptr<Group> keep = std::move(group);  // may be the last to hold the group, and with it this
+  keep->put_back(*this);
+}
+
+}  // namespace tessera::comm::host

@@ -1,0 +1,268 @@
+#include "tessera/comm/host/internal/world.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/host/internal/group.h"
+#include "tessera/comm/schedule.h"
+
+namespace tessera::comm::host {
+namespace {
+
+constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and added in one poll of one operation
+constexpr std::size_t kMostEarly = 1024;
+
+Capabilities make_capabilities(const std::string& name, bool deterministic) {
+  Capabilities all;
+  all.backend = name;
+  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.memory = {MemoryKind::host};
+  all.deterministic = deterministic;
+  all.algorithms = known_algorithms(deterministic);
+  if (!deterministic) all.rounding_ulps = 0.5 * 64;  // at most one rounding a hop
+  return all;
+}
+
+AlgorithmTable make_table(const WorldOptions& options) {
+  try {
+    return {options.algorithms, known_algorithms(options.deterministic)};
+  } catch (const InvalidUsage&) {
+    if (!options.deterministic) throw;
+    [[maybe_unused]] const AlgorithmTable exists(options.algorithms, known_algorithms(false));
+    throw InvalidUsage("TESSERA_ALGO: '" + options.algorithms +
+                       "' names an algorithm that adds in an order of its own; it needs TESSERA_DETERMINISTIC=0");
+  }
+}
+
+std::shared_ptr<Ledger> ledger_of(const WorldOptions& options) {
+  return options.communicator.ledger != nullptr ? options.communicator.ledger : std::make_shared<Ledger>();
+}
+
+}  // namespace
+
+World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name)
+    : bootstrap_(std::move(bootstrap)),
+      options_(options),
+      capabilities_(make_capabilities(name, options.deterministic)),
+      algorithms_(make_table(options)),
+      memory_(ledger_of(options)),
+      unbooked_memory_(std::make_shared<Ledger>()),
+      taken_(kMostCommunicators),
+      peers_(static_cast<std::size_t>(size())),
+      answers_(static_cast<std::size_t>(size())) {}
+
+void World::connect(const TransportFactory& make_transport) {
+  transport_ = make_transport(*bootstrap_, *this, options_);
+  const auto& hosts = bootstrap_->hosts();
+  const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(rank())]);
+  const auto cores = std::max(1U, std::thread::hardware_concurrency());
+  engine_ = std::make_unique<ProgressEngine>(
+      bell_, ProgressOptions{.thread = options_.progress_thread && size() > 1,
+                             .oversubscribed = here > static_cast<std::ptrdiff_t>(cores),
+                             .sleeper = &transport_->sleeper()});
+  engine_->add(*this);
+  channel_ = bootstrap_->open_channel(capabilities_.backend,
+                                      {.lost = [this](int who) { receive({.kind = Notice::Kind::lost, .from = who}); },
+                                       .message =
+                                           [this](int from, std::string_view text) {
+                                             if (auto notice = parse_notice(text)) {
+                                               notice->from = from;
+                                               receive(std::move(*notice));
+                                             }
+                                           }});
+}
+
+void World::leave() noexcept {
+  if (channel_ == nullptr || left_) return;
+  left_ = true;
+  tell(ControlChannel::kAll, {.kind = Notice::Kind::leaving});
+  const std::lock_guard lock(engine_->mutex());
+  const bool failed = std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.died || p.cut; });
+  transport_->close(failed);
+}
+
+World::~World() {
+  leave();
+  channel_.reset();  // its thread uses what follows
+  engine_.reset();
+  transport_.reset();
+}
+
+std::uint32_t World::free_number(std::uint32_t from) {
+  const std::lock_guard lock(numbers_mutex_);
+  for (std::uint32_t i = 0; i < kMostCommunicators; ++i) {
+    const std::uint32_t number = (from + i) % kMostCommunicators;
+    if (!taken_[number]) return number;
+  }
+  throw Unsupported("split: this rank has " + std::to_string(kMostCommunicators) + " communicators already");
+}
+
+bool World::reserve(std::uint32_t number) {
+  const std::lock_guard lock(numbers_mutex_);
+  if (taken_[number]) return false;
+  taken_[number] = true;
+  return true;
+}
+
+void World::give_back(std::uint32_t number) {
+  const std::lock_guard lock(numbers_mutex_);
+  taken_[number] = false;
+}
+
+void World::add(Group& group) {
+  groups_.push_back(&group);
+  {
+    const std::lock_guard lock(questions_mutex_);
+    called_[group.number()] = group.called();
+  }
+  std::vector<Notice> early;
+  early.swap(early_);
+  for (const Notice& notice : early) handle(notice);
+}
+
+void World::remove(Group& group) {
+  std::erase(groups_, &group);
+  const std::lock_guard lock(questions_mutex_);
+  called_.erase(group.number());
+}
+
+void World::make_runnable(Op& op) noexcept {
+  if (op.runnable) return;
+  op.runnable = true;
+  runnable_.push_back(&op);
+}
+
+void World::forget(Op& op) noexcept {
+  if (op.runnable) std::replace(runnable_.begin(), runnable_.end(), &op, static_cast<Op*>(nullptr));
+  op.runnable = false;
+}
+
+bool World::poll(bool thorough) noexcept {
+  if (heard_.load()) hear();
+  bool moved = false;
+  for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->submitted();
+  moved |= run_ready();
+  moved |= transport_->poll(thorough);
+  moved |= run_ready();
+  if (thorough)
+    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
+  return moved;
+}
+
+/// What became possible, also what that made possible in turn, but nothing twice: the transport has its turn between.
+bool World::run_ready() noexcept {
+  bool moved = false;
+  const std::size_t now = runnable_.size();
+  for (std::size_t i = 0; i < now; ++i) {
+    Op* op = std::exchange(runnable_[i], nullptr);
+    if (op == nullptr) continue;
+    op->runnable = false;
+    moved |= op->run(kComputeBytes);
+    if (op->ready()) {
+      make_runnable(*op);
+    } else {
+      op->group->settle(*op);
+    }
+  }
+  std::erase(runnable_, nullptr);
+  return moved;
+}
+
+void World::connection_lost(int peer, const std::string& why) noexcept {
+  Peer& who = peers_[static_cast<std::size_t>(peer)];
+  if (who.cut) return;
+  who.cut = true;
+  who.since = Clock::now();
+  who.why = why;
+}
+
+void World::transport_failed(const std::string& why) noexcept {
+  for (std::size_t i = 0; i < groups_.size(); ++i)
+    groups_[i]->fail({FailureKind::backend, capabilities_.backend + ": " + why}, true);
+}
+
+void World::tell(int world_rank, const Notice& notice) noexcept {
+  if (channel_ != nullptr) channel_->tell(world_rank, format_notice(notice));
+}
+
+void World::hear() noexcept {
+  std::vector<Notice> heard;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    heard.swap(inbox_);
+    heard_.store(false);
+  }
+  for (const Notice& notice : heard) handle(notice);
+}
+
+void World::handle(const Notice& notice) noexcept {
+  Peer& sender = peers_[static_cast<std::size_t>(notice.from)];
+  if (notice.kind == Notice::Kind::leaving) {
+    sender.left = true;
+    return;
+  }
+  if (notice.kind == Notice::Kind::lost) {
+    sender.died = !sender.left;
+    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
+    return;
+  }
+  const auto found = std::find_if(groups_.begin(), groups_.end(),
+                                  [&](const Group* group) { return group->number() == notice.communicator; });
+  const int member = found == groups_.end() ? -1 : (*found)->member_of(notice.from);
+  if (member < 0) {
+    if (early_.size() < kMostEarly) early_.push_back(notice);
+    return;
+  }
+  if (notice.kind == Notice::Kind::failure)
+    (*found)->fail({static_cast<FailureKind>(notice.number), notice.text}, false);
+  if (notice.kind == Notice::Kind::call) (*found)->hear_call(member, notice.number, notice.value, notice.text);
+}
+
+/// In the control thread: answers at once what it can, and leaves the rest to whoever drives.
+void World::receive(Notice notice) noexcept {
+  if (notice.kind == Notice::Kind::question) {
+    Notice answer{.kind = Notice::Kind::answer, .communicator = notice.communicator, .number = notice.number};
+    {
+      const std::lock_guard lock(questions_mutex_);
+      const auto found = called_.find(notice.communicator);
+      if (found != called_.end()) answer.value = found->second->load();
+    }
+    tell(notice.from, answer);
+    return;
+  }
+  if (notice.kind == Notice::Kind::answer) {
+    const std::lock_guard lock(questions_mutex_);
+    if (notice.number == question_) answers_[static_cast<std::size_t>(notice.from)] = notice.value;
+    answered_.notify_all();
+    return;
+  }
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_.push_back(std::move(notice));
+    heard_.store(true);
+  }
+  engine_->wake_waiters();
+  engine_->hand_over();
+}
+
+std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcept {
+  constexpr auto kAnswerTime = std::chrono::milliseconds(250);  // who lives answers within microseconds
+  std::unique_lock lock(questions_mutex_);
+  const std::uint64_t question = ++question_;
+  std::fill(answers_.begin(), answers_.end(), std::nullopt);
+  lock.unlock();
+  for (int k = 0; k < group.size(); ++k)
+    if (group.world_rank(k) != rank())
+      tell(group.world_rank(k), {.kind = Notice::Kind::question, .communicator = group.number(), .number = question});
+  lock.lock();
+  answered_.wait_for(lock, kAnswerTime, [&] {
+    for (int k = 0; k < group.size(); ++k)
+      if (group.world_rank(k) != rank() && !answers_[static_cast<std::size_t>(group.world_rank(k))]) return false;
+    return true;
+  });
+  return answers_;
+}
+
+}  // namespace tessera::comm::host

@@ -1,0 +1,28 @@
+// Communicators over a Transport: the collectives, their order, deadlines and errors, once for all point-to-point
+// backends.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/registry.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera::comm {
+
+/// Connects this rank with all ranks of the bootstrap. Collective; throws Timeout, PeerLost, InvalidUsage, SystemError.
+/// `events` outlives the transport, but nothing may be told before the factory has returned.
+using TransportFactory = std::function<std::unique_ptr<Transport>(Bootstrap& bootstrap, TransportEvents& events,
+                                                                  const WorldOptions& options)>;
+
+/// The world's communicator of the backend `name` over what the factory makes. Collective. Every rank has a progress
+/// engine and a control channel of that name.
+TESSERA_API std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> bootstrap,
+                                                                 const WorldOptions& options, const std::string& name,
+                                                                 const TransportFactory& make_transport);
+
+}  // namespace tessera::comm

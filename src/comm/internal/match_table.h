@@ -1,0 +1,73 @@
+// What waits to be joined by peer and tag. Intrusive: T has peer, tag, next and previous, and is nowhere else
+// meanwhile.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "tessera/comm/transport.h"
+
+namespace tessera::comm {
+
+/// Doubly linked, first in first out.
+template <class T>
+class ChainOf {
+ public:
+  bool empty() const noexcept { return first_ == nullptr; }
+  T* first() const noexcept { return first_; }
+  void append(T& item) noexcept {
+    item.next = nullptr;
+    item.previous = last_;
+    (last_ != nullptr ? last_->next : first_) = &item;
+    last_ = &item;
+  }
+  void remove(T& item) noexcept {
+    (item.previous != nullptr ? item.previous->next : first_) = item.next;
+    (item.next != nullptr ? item.next->previous : last_) = item.previous;
+    item.next = nullptr;
+    item.previous = nullptr;
+  }
+
+ private:
+  T* first_ = nullptr;
+  T* last_ = nullptr;
+};
+
+template <class T>
+class MatchTable {
+ public:
+  void insert(T& item) noexcept { chain_of(item.peer, item.tag).append(item); }
+  void remove(T& item) noexcept { chain_of(item.peer, item.tag).remove(item); }
+  /// The oldest of that peer and tag that `wanted` accepts; null if none.
+  template <class Wanted>
+  T* find(int peer, const MessageTag& tag, Wanted wanted) noexcept {
+    for (T* item = chain_of(peer, tag).first(); item != nullptr; item = item->next)
+      if (item->peer == peer && item->tag == tag && wanted(*item)) return item;
+    return nullptr;
+  }
+  T* find(int peer, const MessageTag& tag) noexcept {
+    return find(peer, tag, [](const T&) { return true; });
+  }
+  /// Each one is removed and given to `use`.
+  template <class Use>
+  void drain(Use use) noexcept {
+    for (ChainOf<T>& chain : chains_)
+      while (T* item = chain.first()) {
+        chain.remove(*item);
+        use(*item);
+      }
+  }
+
+ private:
+  static constexpr std::size_t kChains = 256;
+  ChainOf<T>& chain_of(int peer, const MessageTag& tag) noexcept {
+    std::uint64_t hash = (std::uint64_t{tag.communicator} << 32 | tag.operation) * 0x9e3779b97f4a7c15u;
+    hash ^= (static_cast<std::uint64_t>(peer) << 24 | tag.step) * 0xff51afd7ed558ccdu;
+    return chains_[(hash >> 32) % kChains];
+  }
+  std::array<ChainOf<T>, kChains> chains_{};
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,303 @@
+#include "tessera/comm/matched_transport.h"
+
+#include <cstring>
+#include <utility>
+
+#include "tessera/comm/internal/match_table.h"
+
+namespace tessera::comm {
+namespace {
+
+// Message::state
+constexpr std::uint32_t kReceive = 1;     // else a send
+constexpr std::uint32_t kMatching = 2;    // in a table: a receive, or a long send that nobody has asked for
+constexpr std::uint32_t kBacklog = 4;     // a short send that waits for room
+constexpr std::uint32_t kBulk = 8;        // the wire has it
+constexpr std::uint32_t kAnnounced = 16;  // a receive whose sender has confirmed the size
+constexpr std::uint32_t kMoved = 32;      // a receive whose bulk is done
+constexpr std::uint32_t kFinished = 64;   // to be delivered by the next poll()
+constexpr std::uint32_t kSink = 128;      // ours: takes what nobody wants any more
+
+}  // namespace
+
+Wire::~Wire() = default;
+
+/// A note that came before its receive or its send.
+struct MatchedTransport::Arrived {
+  NoteHeader header;
+  int peer = 0;
+  MessageTag tag;
+  Arrived* next = nullptr;
+  Arrived* previous = nullptr;
+  std::vector<std::byte> payload;
+};
+
+/// A bulk receive into memory of ours, in place of one that was given up after it had been asked for.
+struct MatchedTransport::Sink {
+  Message message;
+  std::unique_ptr<std::byte[]> memory;
+};
+
+struct MatchedTransport::Tables {
+  MatchTable<Message> receives;
+  MatchTable<Message> sends;    ///< long ones that nobody has asked for
+  MatchTable<Arrived> content;  ///< and announcements, before their receives
+  MatchTable<Arrived> asks;     ///< before their sends
+  ChainOf<Message> backlog;
+  ChainOf<Message> finished;
+  ChainOf<Arrived> spare;
+  std::list<Sink> sinks;
+
+  ~Tables() {
+    const auto destroy = [](Arrived& arrived) { delete &arrived; };
+    content.drain(destroy);
+    asks.drain(destroy);
+    while (Arrived* arrived = spare.first()) {
+      spare.remove(*arrived);
+      delete arrived;
+    }
+  }
+
+  void keep(MatchTable<Arrived>& table, const NoteHeader& header, std::span<const std::byte> payload) {
+    Arrived* arrived = spare.first();
+    if (arrived != nullptr) {
+      spare.remove(*arrived);
+    } else {
+      arrived = new Arrived;
+    }
+    arrived->header = header;
+    arrived->peer = header.from;
+    arrived->tag = header.tag;
+    arrived->payload.assign(payload.begin(), payload.end());
+    table.insert(*arrived);
+  }
+  void drop(MatchTable<Arrived>& table, Arrived& arrived) {
+    table.remove(arrived);
+    spare.append(arrived);
+  }
+};
+
+MatchedTransport::MatchedTransport(int rank, TransportEvents& events, const WireFactory& make_wire)
+    : rank_(rank), events_(events), tables_(std::make_unique<Tables>()), wire_(make_wire(*this)) {}
+
+MatchedTransport::~MatchedTransport() = default;
+
+Sleeper& MatchedTransport::sleeper() noexcept { return wire_->sleeper(); }
+
+void MatchedTransport::send_note(NoteHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept {
+  wire_->send_note(message.peer,
+                   {.kind = kind, .from = rank_, .tag = message.tag, .bytes = message.bytes, .slot = slot}, {});
+}
+
+void MatchedTransport::send_content(Message& message) noexcept {
+  wire_->send_note(
+      message.peer,
+      {.kind = NoteHeader::Kind::content, .from = rank_, .tag = message.tag, .bytes = message.bytes, .slot = 0},
+      {message.data, message.bytes});
+  if (message.sent != nullptr) message.sent->fetch_add(message.bytes);
+  deliver(message, message.bytes);
+}
+
+void MatchedTransport::send(Message& message) noexcept {
+  message.state = 0;
+  if (dead_) return;
+  if (message.bytes <= wire_->longest_payload()) {
+    if (tables_->backlog.empty() && wire_->has_room()) return send_content(message);
+    message.state = kBacklog;
+    return tables_->backlog.append(message);
+  }
+  send_note(NoteHeader::Kind::announce, message, 0);
+  Arrived* const ask = tables_->asks.find(message.peer, message.tag);
+  if (ask == nullptr) {
+    message.state = kMatching;
+    return tables_->sends.insert(message);
+  }
+  const NoteHeader header = ask->header;
+  tables_->drop(tables_->asks, *ask);
+  start_bulk_send(message, header);
+}
+
+/// Where the sizes differ nothing moves: the receiver learns the size from the announcement.
+void MatchedTransport::start_bulk_send(Message& message, const NoteHeader& ask) noexcept {
+  if (ask.bytes != message.bytes) return deliver(message, message.bytes);
+  message.state = kBulk;
+  wire_->send_bulk(message, ask.slot);
+}
+
+void MatchedTransport::receive(Message& message) noexcept {
+  message.state = kReceive;
+  if (dead_) return;
+  Arrived* const arrived = tables_->content.find(message.peer, message.tag);
+  if (arrived != nullptr) {
+    const NoteHeader& header = arrived->header;
+    if (header.kind == NoteHeader::Kind::content || header.bytes != message.bytes) {
+      if (header.kind == NoteHeader::Kind::content && header.bytes == message.bytes && message.bytes > 0)
+        std::memcpy(message.data, arrived->payload.data(), message.bytes);
+      const std::size_t bytes = header.bytes;
+      tables_->drop(tables_->content, *arrived);
+      return deliver(message, bytes);
+    }
+    message.state |= kAnnounced;
+    tables_->drop(tables_->content, *arrived);
+  }
+  message.state |= kMatching;
+  tables_->receives.insert(message);
+  if (message.bytes <= wire_->longest_payload()) return;
+  message.moved = next_slot_++;
+  message.state |= kBulk;
+  wire_->receive_bulk(message, message.moved);
+  if ((message.state & kBulk) != 0) send_note(NoteHeader::Kind::ask, message, message.moved);
+}
+
+/// A note with what `receive` waits for, or with its size.
+void MatchedTransport::match(Message& receive, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+  if (header.bytes != receive.bytes) {
+    end_bulk(receive);  // nothing will come for it
+    return finish(receive, header.bytes);
+  }
+  if (header.kind == NoteHeader::Kind::content) {
+    if (!payload.empty()) std::memcpy(receive.data, payload.data(), payload.size());
+    return finish(receive, header.bytes);
+  }
+  receive.state |= kAnnounced;
+  if ((receive.state & kMoved) != 0) finish(receive, receive.bytes);
+}
+
+void MatchedTransport::note_arrived(const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+  switch (header.kind) {
+    case NoteHeader::Kind::content:
+    case NoteHeader::Kind::announce: {
+      // A receive that is announced already waits for its bulk: the next note of that tag is for the next receive.
+      const auto wanted = [](const Message& m) { return (m.state & kAnnounced) == 0; };
+      Message* const receive = tables_->receives.find(header.from, header.tag, wanted);
+      if (receive != nullptr) return match(*receive, header, payload);
+      return tables_->keep(tables_->content, header, payload);
+    }
+    case NoteHeader::Kind::ask: {
+      Message* const message = tables_->sends.find(header.from, header.tag);
+      if (message == nullptr) return tables_->keep(tables_->asks, header, {});
+      tables_->sends.remove(*message);
+      message->state = 0;
+      return start_bulk_send(*message, header);
+    }
+    case NoteHeader::Kind::withdraw: {
+      const auto wanted = [&](const Arrived& ask) { return ask.header.slot == header.slot; };
+      Arrived* const ask = tables_->asks.find(header.from, header.tag, wanted);
+      if (ask != nullptr) tables_->drop(tables_->asks, *ask);
+      return;
+    }
+  }
+}
+
+void MatchedTransport::bulk_done(Message& message) noexcept {
+  message.state &= ~kBulk;
+  if ((message.state & kSink) != 0)
+    return void(tables_->sinks.remove_if([&](const Sink& sink) { return &sink.message == &message; }));
+  if ((message.state & kReceive) == 0) {
+    if (message.sent != nullptr) message.sent->fetch_add(message.bytes);
+    return deliver(message, message.bytes);
+  }
+  message.state |= kMoved;
+  if ((message.state & kAnnounced) != 0) finish(message, message.bytes);
+}
+
+/// The message waits until its operation fails, by this or by another cause.
+void MatchedTransport::bulk_failed(Message& message, const std::string& why) noexcept {
+  message.state &= ~kBulk;
+  if ((message.state & kSink) != 0) return bulk_done(message);
+  peer_lost(message.peer, why);
+}
+
+void MatchedTransport::peer_lost(int peer, const std::string& why) noexcept { lost_.emplace_back(peer, why); }
+
+void MatchedTransport::wire_failed(const std::string& why) noexcept {
+  if (!std::exchange(dead_, true)) failure_ = why;
+}
+
+/// A matched receive is through.
+void MatchedTransport::finish(Message& message, std::size_t bytes) noexcept {
+  tables_->receives.remove(message);
+  deliver(message, bytes);
+}
+
+/// Inside cancel() the world is busy with its own list: what ends there is told by the next poll().
+void MatchedTransport::deliver(Message& message, std::size_t bytes) noexcept {
+  message.state = 0;
+  if (!cancelling_) return message.owner->message_done(message, bytes);
+  message.state = kFinished;
+  message.moved = bytes;
+  tables_->finished.append(message);
+}
+
+/// Takes the message from the wire. True: the wire leaves its memory alone from now on.
+bool MatchedTransport::end_bulk(Message& message) noexcept {
+  if ((message.state & kBulk) == 0) return true;
+  const std::uint64_t slot = message.moved;
+  const bool receiving = (message.state & kReceive) != 0;
+  const Wire::Cancelled how = wire_->cancel_bulk(message);
+  message.state &= ~kBulk;
+  if (how == Wire::Cancelled::never) return false;
+  if (how == Wire::Cancelled::after || !receiving) return true;
+  // Our question may have been answered already. Memory that nobody writes is no memory: it has addresses only.
+  send_note(NoteHeader::Kind::withdraw, message, slot);
+  Sink& sink = tables_->sinks.emplace_back();
+  sink.memory = std::make_unique_for_overwrite<std::byte[]>(message.bytes);
+  sink.message.data = sink.memory.get();
+  sink.message.bytes = message.bytes;
+  sink.message.peer = message.peer;
+  sink.message.tag = message.tag;
+  sink.message.state = kReceive | kSink | kBulk;
+  wire_->receive_bulk(sink.message, slot);
+  return true;
+}
+
+void MatchedTransport::cancel(Message& message) noexcept {
+  const std::uint32_t state = message.state;
+  if ((state & kFinished) != 0) tables_->finished.remove(message);
+  if ((state & kBacklog) != 0) tables_->backlog.remove(message);
+  if ((state & kMatching) != 0) ((state & kReceive) != 0 ? tables_->receives : tables_->sends).remove(message);
+  message.state &= kReceive | kBulk;
+  if ((message.state & kBulk) == 0 || dead_) return;
+  cancelling_ = true;
+  const bool safe = end_bulk(message);
+  cancelling_ = false;
+  if (safe) return;
+  // Only a wire that is gone can be trusted not to touch that memory.
+  wire_->close(true);
+  wire_failed("rank " + std::to_string(message.peer) + " did not finish a message that was under way");
+}
+
+/// What ended where the world couldn't be told.
+bool MatchedTransport::tell_what_ended() noexcept {
+  bool moved = false;
+  while (Message* message = tables_->finished.first()) {
+    tables_->finished.remove(*message);
+    message->state = 0;
+    message->owner->message_done(*message, message->moved);
+    moved = true;
+  }
+  for (const auto& [peer, why] : std::exchange(lost_, {})) events_.connection_lost(peer, why);
+  const std::string failure = std::exchange(failure_, {});
+  if (!failure.empty()) events_.transport_failed(failure);
+  return moved;
+}
+
+bool MatchedTransport::poll(bool thorough) noexcept {
+  bool moved = tell_what_ended();
+  if (dead_) return moved;
+  moved |= wire_->poll(thorough);
+  while (!dead_ && !tables_->backlog.empty() && wire_->has_room()) {
+    Message& message = *tables_->backlog.first();
+    tables_->backlog.remove(message);
+    send_content(message);
+    moved = true;
+  }
+  return moved;
+}
+
+void MatchedTransport::close(bool failed) noexcept {
+  if (!dead_) wire_->close(failed);
+  dead_ = true;
+}
+
+}  // namespace tessera::comm

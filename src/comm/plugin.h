@@ -1,0 +1,131 @@
+// What a loadable module with a backend offers: one C function, tessera_plugin_entry(). Modules of this project and
+// those of others are the same thing. A module's file is called BACKEND.so or BACKEND-VARIANT.so and lies in the folder
+// tessera-modules beside the library, or in one that TESSERA_PLUGIN_PATH names. It is never unloaded.
+//
+//   const tessera::comm::Backend& my_backend();   // as a backend of the library defines it
+//   TESSERA_PLUGIN(my_backend)
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tessera/base/env.h"
+#include "tessera/base/export.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/registry.h"
+
+// What two parts of a program must have in common before they hand C++ objects to each other. A macro: a variable would
+// be merged with the library's by the linker, and always agree with it.
+#define TESSERA_ABI_TEXT_(x) #x
+#define TESSERA_ABI_TEXT(x) TESSERA_ABI_TEXT_(x)
+#define TESSERA_ABI_NUMBER 1  // counts up whenever a class or struct in the headers of base or comm changes
+
+#if defined(__clang__)
+#define TESSERA_ABI_COMPILER "clang " TESSERA_ABI_TEXT(__clang_major__)
+#elif defined(__GNUC__)
+#define TESSERA_ABI_COMPILER "gcc " TESSERA_ABI_TEXT(__GNUC__)
+#else
+#error "plugin.h: unknown compiler"
+#endif
+
+#if defined(_LIBCPP_ABI_VERSION)
+#define TESSERA_ABI_STANDARD_LIBRARY "libc++ abi " TESSERA_ABI_TEXT(_LIBCPP_ABI_VERSION)
+#elif defined(_GLIBCXX_DEBUG)
+#define TESSERA_ABI_STANDARD_LIBRARY \
+  "libstdc++ " TESSERA_ABI_TEXT(_GLIBCXX_RELEASE) " cxx11-abi " TESSERA_ABI_TEXT(_GLIBCXX_USE_CXX11_ABI) " debug"
+#else
+#define TESSERA_ABI_STANDARD_LIBRARY \
+  "libstdc++ " TESSERA_ABI_TEXT(_GLIBCXX_RELEASE) " cxx11-abi " TESSERA_ABI_TEXT(_GLIBCXX_USE_CXX11_ABI)
+#endif
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TESSERA_ABI_SANITIZER "address sanitizer"
+#elif __has_feature(thread_sanitizer)
+#define TESSERA_ABI_SANITIZER "thread sanitizer"
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define TESSERA_ABI_SANITIZER "address sanitizer"
+#elif defined(__SANITIZE_THREAD__)
+#define TESSERA_ABI_SANITIZER "thread sanitizer"
+#endif
+#ifndef TESSERA_ABI_SANITIZER
+#define TESSERA_ABI_SANITIZER "no sanitizer"
+#endif
+
+#define TESSERA_PLUGIN_ABI                                                                                    \
+  "tessera " TESSERA_ABI_TEXT(TESSERA_ABI_NUMBER) ", " TESSERA_ABI_COMPILER ", " TESSERA_ABI_STANDARD_LIBRARY \
+                                                  ", " TESSERA_ABI_SANITIZER
+
+namespace tessera::comm {
+
+/// Nothing throws through the entry: what create() throws travels as the exception itself. That is sound because the
+/// two sides have one C++ library and one set of exception types, which the ABI string has proved, and because the code
+/// of an exception that only the module knows stays loaded.
+struct PluginCommunicator {
+  std::unique_ptr<Communicator> communicator;
+  std::exception_ptr error;
+};
+
+}  // namespace tessera::comm
+
+extern "C" {
+
+/// `abi` and `size` are read first, and nothing else where they are not the library's own.
+struct tessera_plugin {
+  const char* abi;   ///< TESSERA_PLUGIN_ABI
+  std::size_t size;  ///< of this struct
+  std::string_view name;
+  std::string_view devices;
+  std::string (*probe)() noexcept;
+  tessera::comm::PluginCommunicator (*create)(std::shared_ptr<tessera::comm::Bootstrap>,
+                                              const tessera::comm::WorldOptions&) noexcept;
+  std::span<const tessera::base::EnvVariable> variables;
+  std::span<const std::string_view> launch_prefix;
+};
+
+using tessera_plugin_entry_function = const tessera_plugin*();
+}
+
+namespace tessera::comm {
+
+/// The struct that describes `backend`.
+template <const Backend& (*backend)()>
+tessera_plugin plugin_of(const char* abi) noexcept {
+  const Backend& b = backend();
+  return {
+      .abi = abi,
+      .size = sizeof(tessera_plugin),
+      .name = b.name,
+      .devices = b.devices,
+      .probe = +[]() noexcept -> std::string {
+        try {
+          return backend().probe();
+        } catch (const std::exception& error) {
+          return error.what();
+        }
+      },
+      .create = +[](std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) noexcept -> PluginCommunicator {
+        try {
+          return {backend().create(std::move(bootstrap), options), nullptr};
+        } catch (...) {
+          return {nullptr, std::current_exception()};
+        }
+      },
+      .variables = b.variables,
+      .launch_prefix = b.launch_prefix};
+}
+
+}  // namespace tessera::comm
+
+/// Once in a module: makes the function its backend.
+#define TESSERA_PLUGIN(backend)                                                                 \
+  extern "C" TESSERA_API const tessera_plugin* tessera_plugin_entry() {                         \
+    static const tessera_plugin plugin = tessera::comm::plugin_of<backend>(TESSERA_PLUGIN_ABI); \
+    return &plugin;                                                                             \
+  }

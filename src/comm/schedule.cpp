@@ -1,0 +1,125 @@
+#include "tessera/comm/schedule.h"
+
+#include <array>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/schedules/internal/algorithms.h"
+
+namespace tessera::comm {
+namespace {
+
+/// In which order an algorithm adds up.
+enum class Order {
+  whole,  ///< all at once, by the tree; or it adds nothing
+  tree,   ///< two operands at a time, along the tree: 16-bit sums round at every hop
+  other,
+};
+
+struct Algorithm {
+  OpKind kind;
+  std::string_view name;
+  Order order;
+  bool unequal;  ///< takes parts of different lengths
+  void (*write)(ScheduleBuilder&);
+};
+
+constexpr std::array kAlgorithms = {
+    Algorithm{OpKind::all_reduce, "direct", Order::whole, false, schedules::direct_all_reduce},
+    Algorithm{OpKind::all_reduce, "symmetric", Order::whole, false, schedules::symmetric_all_reduce},
+    Algorithm{OpKind::reduce_scatter, "direct", Order::whole, true, schedules::direct_reduce_scatter},
+    Algorithm{OpKind::all_gather, "direct", Order::whole, true, schedules::direct_all_gather},
+    Algorithm{OpKind::broadcast, "direct", Order::whole, false, schedules::direct_broadcast},
+    Algorithm{OpKind::reduce, "direct", Order::whole, false, schedules::direct_reduce},
+    Algorithm{OpKind::gather, "direct", Order::whole, true, schedules::direct_gather},
+    Algorithm{OpKind::scatter, "direct", Order::whole, true, schedules::direct_scatter},
+    Algorithm{OpKind::all_to_all, "direct", Order::whole, true, schedules::direct_all_to_all},
+    Algorithm{OpKind::all_to_all, "pairwise", Order::whole, true, schedules::pairwise_all_to_all},
+    Algorithm{OpKind::barrier, "dissemination", Order::whole, false, schedules::dissemination_barrier},
+};
+
+const Algorithm* find(OpKind kind, std::string_view name) {
+  for (const Algorithm& algorithm : kAlgorithms)
+    if (algorithm.kind == kind && algorithm.name == name) return &algorithm;
+  return nullptr;
+}
+
+bool adds(OpKind kind) {
+  return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
+}
+
+bool unequal(const Problem& problem) { return !problem.in_starts.empty() || !problem.out_starts.empty(); }
+
+/// Whether adding two operands at a time along the tree gives the bits of adding all at once. Sixteen bits are rounded
+/// to after every addition then: harmless where there is one, or nothing is rounded.
+bool steps_are_exact(const Problem& problem) {
+  using Kind = ReduceOp::Kind;
+  if (size_of(problem.dtype) != 2) return true;
+  if (problem.reduce == Kind::min || problem.reduce == Kind::max) return true;
+  return problem.ranks == 2 && problem.reduce != Kind::premul_sum;
+}
+
+/// One rank: no messages.
+void write_alone(ScheduleBuilder& builder) {
+  using Kind = ReduceOp::Kind;
+  const Problem& problem = builder.problem();
+  if (problem.kind == OpKind::barrier) return;
+  const Region in = builder.in(everything(problem));
+  const Region out = builder.out(everything(problem));
+  if (adds(problem.kind) && problem.reduce == Kind::premul_sum) {
+    StepId ready = kNoStep;
+    const Region factor = builder.own_factor(ready);
+    builder.reduce(Arithmetic::whole, {&in, 1}, out, {ready}, factor);
+  } else if (adds(problem.kind) && problem.reduce == Kind::avg) {
+    builder.reduce(Arithmetic::whole, {&in, 1}, out);
+  } else {
+    builder.copy(in, out, {}, problem.in_place);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> known_algorithms(bool ordered_only) {
+  std::vector<std::string> names;
+  for (const Algorithm& algorithm : kAlgorithms)
+    if (!ordered_only || algorithm.order != Order::other)
+      names.push_back(std::string(name_of(algorithm.kind)).append("=").append(algorithm.name));
+  return names;
+}
+
+std::string refusal(const Problem& problem, std::string_view name) {
+  const std::string asked = std::string(name_of(problem.kind)).append("=").append(name);
+  const Algorithm* algorithm = find(problem.kind, name);
+  if (algorithm == nullptr) {
+    std::string known;
+    for (const Algorithm& other : kAlgorithms)
+      if (other.kind == problem.kind) known += std::string(" ").append(other.name);
+    return asked + ": no such algorithm; known:" + known;
+  }
+  if (unequal(problem) && !algorithm->unequal) return asked + " needs parts of equal length; direct takes any";
+  if (!problem.ordered || !adds(problem.kind) || problem.ranks == 1) return "";
+  if (!is_floating(problem.dtype)) return "";  // integers wrap: any order gives the same bits
+  if (algorithm->order == Order::other)
+    return asked + " adds in an order of its own, the deterministic mode asks for the tree's; direct keeps it";
+  if (algorithm->order == Order::tree && !steps_are_exact(problem))
+    return asked + " rounds " + std::string(name_of(problem.dtype)) +
+           " at every hop, the deterministic mode once at the end; direct does";
+  return "";
+}
+
+std::string_view default_algorithm(const Problem& problem) {
+  return problem.kind == OpKind::barrier ? "dissemination" : "direct";
+}
+
+Schedule build_schedule(const Problem& problem, std::string_view name) {
+  if (const std::string why = refusal(problem, name); !why.empty()) throw InvalidUsage(why);
+  const Algorithm& algorithm = *find(problem.kind, name);
+  ScheduleBuilder builder(problem, algorithm.name);
+  if (problem.ranks == 1) {
+    write_alone(builder);
+  } else {
+    algorithm.write(builder);
+  }
+  return std::move(builder).finish();
+}
+
+}  // namespace tessera::comm

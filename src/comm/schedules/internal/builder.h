@@ -1,0 +1,125 @@
+// Writes one rank's schedule step by step.
+#pragma once
+
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include "tessera/comm/schedule.h"
+#include "tessera/comm/slices.h"
+
+namespace tessera::comm {
+
+using StepId = std::uint32_t;
+/// Where there was nothing to do, there is nothing to wait for.
+inline constexpr StepId kNoStep = UINT32_MAX;
+using Waits = std::initializer_list<StepId>;
+
+/// The functions that add a step return kNoStep, and add none, where its region is empty; entries of Waits may be
+/// kNoStep. Two ranks join their messages by count: each must write its sends to a peer in the order in which that one
+/// writes its receives.
+class ScheduleBuilder {
+ public:
+  ScheduleBuilder(const Problem& problem, std::string_view algorithm);
+
+  const Problem& problem() const { return problem_; }
+  int ranks() const { return problem_.ranks; }
+  int rank() const { return problem_.rank; }
+  /// The rank `distance` places further round the ring; negative: back.
+  int around(int distance) const { return ((rank() + distance) % ranks() + ranks()) % ranks(); }
+
+  /// Elements of the call's buffers.
+  Region in(Slice slice) const { return {Place::in, slice.offset * size_, slice.count * size_}; }
+  Region out(Slice slice) const { return {Place::out, slice.offset * size_, slice.count * size_}; }
+  /// Scratch memory of this schedule alone, on a cache line's border.
+  Region scratch(std::size_t bytes);
+  std::size_t element_size() const { return size_; }
+
+  StepId send(int peer, Region from, Waits waits = {});
+  StepId receive(int peer, Region to, Waits waits = {});
+  /// Empty messages: only their coming counts.
+  StepId signal(int peer, Waits waits = {});
+  StepId await(int peer, Waits waits = {});
+  /// Nothing where both regions are the same memory: pass `same` then.
+  StepId copy(Region from, Region to, Waits waits = {}, bool same = false);
+  StepId reduce(Arithmetic arithmetic, std::span<const Region> sources, Region to, Waits waits = {},
+                Region factors = {});
+  /// `step`, which must be the later one, waits for `earlier` too.
+  void wait(StepId step, StepId earlier);
+
+  /// This rank's factor of premul_sum in scratch, where reduce steps take it; `ready` when it is there.
+  Region own_factor(StepId& ready);
+
+  Schedule finish() &&;
+
+ private:
+  StepId add(Step step, Waits waits);
+
+  struct Edge {
+    StepId earlier;
+    StepId later;
+  };
+  const Problem& problem_;
+  const std::size_t size_;
+  Schedule schedule_;
+  std::vector<Edge> edges_;
+  std::vector<std::uint32_t> numbers_;  // messages so far: to each peer, then from each
+  Region own_factor_;
+  StepId own_factor_ready_ = kNoStep;
+};
+
+/// `region`'s piece, in bytes.
+inline Region piece_of(Region region, std::size_t offset, std::size_t bytes) {
+  return {region.place, region.offset + offset, bytes};
+}
+
+/// A few buffers in scratch that take turns, so that scratch stays small whatever the size of the call.
+class Window {
+ public:
+  /// At most `buffers`, and never more than `uses`.
+  Window(ScheduleBuilder& builder, std::size_t buffers, std::size_t uses, std::size_t bytes);
+
+  struct Buffer {
+    Region region;
+    StepId free = kNoStep;  ///< whoever writes it waits for this
+  };
+  /// The next one in turn.
+  Buffer take(std::size_t bytes);
+  /// The buffer taken last is free again when `step` is done.
+  void release(StepId step) { free_[last_] = step; }
+
+ private:
+  Region first_;
+  std::size_t stride_ = 0;
+  std::vector<StepId> free_;
+  std::size_t last_ = 0;
+};
+
+/// A slice cut into pieces of about equal length that a pipeline moves one after the other.
+class Segments {
+ public:
+  Segments(Slice whole, std::size_t most) : whole_(whole), count_((whole.count + most - 1) / most) {}
+  std::size_t count() const { return count_; }
+  Slice operator[](std::size_t index) const {
+    const Slice cut = slice_of(whole_.count, static_cast<int>(count_), static_cast<int>(index));
+    return {whole_.offset + cut.offset, cut.count};
+  }
+
+ private:
+  Slice whole_;
+  std::size_t count_;
+};
+
+/// Elements of a segment: large enough to hide the cost of a step, small enough that a pipeline fills soon; larger for
+/// huge calls, so that their schedules stay short. The same on all ranks.
+std::size_t segment_elements(const Problem& problem);
+
+/// Segments that are on their way at once, where each needs scratch memory.
+inline constexpr std::size_t kWindow = 4;
+
+/// All elements; part `index` of `in`, of `out`; and neighbouring parts first .. last - 1 as one slice.
+inline Slice everything(const Problem& problem) { return {0, problem.count}; }
+Slice part_of(const Problem& problem, const std::vector<std::size_t>& starts, int index);
+Slice parts_of(const Problem& problem, const std::vector<std::size_t>& starts, int first, int last);
+
+}  // namespace tessera::comm

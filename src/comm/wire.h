@@ -1,0 +1,76 @@
+// What a library of messages must be able to do so that MatchedTransport makes a Transport of it: short notes to a
+// peer, and bulk between two ranks that have agreed on it. Everything runs under the engine's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/progress.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera::comm {
+
+/// What every note begins with. All ranks of a world have one architecture.
+struct NoteHeader {
+  enum class Kind : std::uint32_t {
+    content,   ///< a short message itself; its bytes follow
+    announce,  ///< a long message of `bytes` waits to be asked for
+    ask,       ///< send it as bulk number `slot`: its receive of `bytes` has started
+    withdraw   ///< of the ask with that slot, unless bulk has begun
+  };
+  Kind kind = Kind::content;
+  std::int32_t from = 0;  ///< rank
+  MessageTag tag;
+  std::uint32_t reserved = 0;
+  std::uint64_t bytes = 0;  ///< of the message
+  std::uint64_t slot = 0;
+};
+static_assert(sizeof(NoteHeader) == 40);
+
+/// Who is told what the wire brings: notes from within poll() and cancel_bulk(), the rest from any of Wire's functions.
+class TESSERA_API WireEvents {
+ public:
+  virtual void note_arrived(const NoteHeader& header, std::span<const std::byte> payload) noexcept = 0;
+  /// Its memory is free, and all bytes have moved.
+  virtual void bulk_done(Message& message) noexcept = 0;
+  /// Bulk ended with an error; the wire has forgotten the message.
+  virtual void bulk_failed(Message& message, const std::string& why) noexcept = 0;
+  virtual void peer_lost(int peer, const std::string& why) noexcept = 0;
+  virtual void wire_failed(const std::string& why) noexcept = 0;
+
+ protected:
+  ~WireEvents() = default;
+};
+
+class TESSERA_API Wire {
+ public:
+  enum class Cancelled {
+    before,  ///< nothing of it had moved; a peer may still send to the slot
+    after,   ///< it has moved, to its end
+    never    ///< the wire can't promise to leave its memory alone as long as the wire lives
+  };
+
+  virtual ~Wire();
+  /// Messages up to this many bytes are content of a note. The same on all ranks.
+  virtual std::size_t longest_payload() const noexcept = 0;
+  /// Whether another content note fits into the wire's memory.
+  virtual bool has_room() const noexcept = 0;
+  /// Header and payload are copied, sent, and arrive once. Notes may overtake bulk, and each other.
+  virtual void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept = 0;
+  /// Message::data to or from Message::peer; the two are joined by (sender, receiver, slot), and have equal sizes. The
+  /// wire may use Message::handle.
+  virtual void send_bulk(Message& message, std::uint64_t slot) noexcept = 0;
+  virtual void receive_bulk(Message& message, std::uint64_t slot) noexcept = 0;
+  /// Ends a bulk that is not done, within a second or so; bulk_done() is then not called for it, but perhaps for
+  /// others.
+  virtual Cancelled cancel_bulk(Message& message) noexcept = 0;
+  virtual bool poll(bool thorough) noexcept = 0;
+  virtual Sleeper& sleeper() noexcept = 0;
+  /// Sends what is left, bounded in time, and lets go of everything. The last call.
+  virtual void close(bool failed) noexcept = 0;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,81 @@
+// One rank of the conformance suite where ranks are processes: prints, on rank 0, one line of JSON for each operation
+// and behaviour. Ends with 1 where anything was wrong.
+//   conformance_ranks [full] [huge]      under any launcher; the backend is TESSERA_BACKEND
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/context.h"
+#include "tests/conformance/cases.h"
+
+namespace tessera::conformance {
+namespace {
+
+struct Tally {
+  std::int64_t cases = 0;
+  std::int64_t wrong = 0;
+  std::string first;
+  void add(const std::string& problem) {
+    ++cases;
+    if (problem.empty()) return;
+    if (wrong++ == 0) first = problem;
+  }
+};
+
+/// Adds up what all ranks found, and prints it. True: all right.
+bool report(Communicator& world, const std::string& what, const Tally& tally) {
+  std::int64_t sums[2] = {tally.cases, tally.wrong};
+  world.all_reduce(view_of(sums, 2), view_of(sums, 2), ReduceOp::sum()).wait();
+  if (!tally.first.empty()) std::fprintf(stderr, "%s\n", tally.first.c_str());
+  if (world.rank() == 0)
+    std::printf("{\"what\": \"%s\", \"cases\": %lld, \"wrong\": %lld}\n", what.c_str(), static_cast<long long>(sums[0]),
+                static_cast<long long>(sums[1]));
+  std::fflush(stdout);
+  return sums[1] == 0;
+}
+
+bool run(Communicator& world, bool full, bool huge) {
+  constexpr int kWorlds[] = {1, 2, 3, 4, 5, 8};
+  bool good = true;
+  std::vector<std::unique_ptr<Communicator>> parts;
+  for (const int ranks : kWorlds)
+    if (ranks <= world.size()) parts.push_back(world.split(world.rank() < ranks ? 0 : -1, world.rank()));
+  for (const OpKind kind : all_kinds()) {
+    Tally tally;
+    for (const auto& part : parts) {
+      if (part != nullptr)
+        for (const Case& c : cases_for(kind, full, full ? 1 : 7)) tally.add(run_case(*part, c));
+      world.barrier().wait();
+    }
+    if (huge) {
+      const auto two = world.split(world.rank() < 2 ? 0 : -1, world.rank());
+      if (two != nullptr) tally.add(run_case(*two, huge_case(kind)));
+      world.barrier().wait();
+    }
+    good &= report(world, std::string(name_of(kind)), tally);
+  }
+  for (const Behaviour& behaviour : behaviours()) {
+    Tally tally;
+    if (world.size() >= behaviour.least_ranks) tally.add(behaviour.run(world));
+    good &= report(world, std::string(behaviour.name), tally);
+  }
+  return good;
+}
+
+}  // namespace
+}  // namespace tessera::conformance
+
+int main(int argc, char** argv) {
+  const auto named = [&](const char* word) {
+    return std::any_of(argv + 1, argv + argc, [&](const char* arg) { return std::strcmp(arg, word) == 0; });
+  };
+  try {
+    const auto world = tessera::comm::init();
+    return tessera::conformance::run(*world, named("full"), named("huge")) ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return dynamic_cast<const tessera::base::InvalidUsage*>(&error) != nullptr ? 2 : 1;
+  }
+}

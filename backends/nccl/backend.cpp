@@ -34,7 +34,7 @@ int choose_device(const Bootstrap& bootstrap, const Api& api) {
 void require_possible(const WorldOptions& options, int ranks) {
   if (options.deterministic && ranks > 1)
     throw Unsupported(
-        "nccl: can't add in a fixed order (deterministic mode) yet; set TESSERA_DETERMINISTIC=0, or use another "
+        "nccl: can't add in a fixed order (deterministic mode) yet; leave TESSERA_DETERMINISTIC out, or use another "
         "backend");
   if (!options.algorithms.empty())
     throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
@@ -94,8 +94,12 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
 const comm::Backend& backend();  // declared by the entry that the build generates
 const comm::Backend& backend() {
   static constexpr std::array kVariables{kDevice};
-  static const comm::Backend kBackend{
-      .name = "nccl", .devices = "cuda", .probe = probe, .create = create, .variables = kVariables};
+  static const comm::Backend kBackend{.name = "nccl",
+                                      .devices = "cuda",
+                                      .probe = probe,
+                                      .create = create,
+                                      .variables = kVariables,
+                                      .deterministic = false};
   return kBackend;
 }
 

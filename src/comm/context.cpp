@@ -17,15 +17,16 @@
 namespace tessera::comm {
 namespace {
 
-WorldOptions world_options(const Config& config) {
+WorldOptions world_options(const Config& config, const Backend& backend) {
   WorldOptions options;
   options.communicator.timeout =
       config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
   options.communicator.logger = config.logger;
   options.communicator.ledger = config.ledger;
-  options.deterministic = config.deterministic
-                              ? *config.deterministic
-                              : parse_flag(env_or_default(env::kDeterministic), env::kDeterministic.name);
+  const auto deterministic = read_env(env::kDeterministic);
+  options.deterministic = config.deterministic ? *config.deterministic
+                          : deterministic      ? parse_flag(*deterministic, env::kDeterministic.name)
+                                               : backend.deterministic;
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;
   return options;
@@ -90,8 +91,8 @@ void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Co
 
 std::unique_ptr<Communicator> init(Config config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
-  const WorldOptions options = world_options(config);
   const Backend& backend = chosen_backend(config);
+  const WorldOptions options = world_options(config, backend);
   std::shared_ptr<Bootstrap> bootstrap;
   if (launch.size == 1) {
     bootstrap = make_thread_bootstraps(1, options.communicator.timeout).front();
@@ -107,8 +108,8 @@ std::unique_ptr<Communicator> init(Config config) {
 
 void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
   if (ranks < 1) throw InvalidUsage("run_threads: needs at least one rank, not " + std::to_string(ranks));
-  const WorldOptions options = world_options(config);
   const Backend& backend = chosen_backend(config);
+  const WorldOptions options = world_options(config, backend);
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
   Crew crew(ranks);
   std::vector<std::thread> threads;

@@ -43,7 +43,7 @@ Capabilities make_capabilities(int size) {
 
 Group::~Group() {
   if (comm_ != nullptr) stopper_ = Stopper::start(api_, world_->device(), comm_);  // it was never finished
-  if (stopper_ != nullptr) stopper_->wait_until(Clock::now() + kCloseTime);
+  if (stopper_ != nullptr) stopper_->wait_until(stop_deadline());
 }
 
 void Group::connect(const ncclUniqueId& id) {
@@ -54,6 +54,7 @@ void Group::connect(const ncclUniqueId& id) {
   world_->add(*this);
   const Clock::time_point until = Clock::now() + options_.timeout;
   ncclConfig_t config = non_blocking();
+  const DeviceGuard guard(api_, world_->device());  // the vendor takes the current device
   try {
     issue_locked([&] {
       return check(api_.ncclCommInitRankConfig(&comm_, size(), id, rank_, &config), "ncclCommInitRankConfig");
@@ -157,7 +158,7 @@ void Group::close() noexcept {
         options_.logger->write(LogLevel::warn, std::string("nccl: closing a communicator: ") + error.what());
     }
   }
-  if (stopper_ != nullptr && !stopper_->wait_until(Clock::now() + kCloseTime) && options_.logger != nullptr)
+  if (stopper_ != nullptr && !stopper_->wait_until(stop_deadline()) && options_.logger != nullptr)
     options_.logger->write(LogLevel::warn, "nccl: a failed communicator could not be ended, and is left behind");
 }
 
@@ -168,9 +169,7 @@ void Group::wait_ready(Clock::time_point until) {
     {
       const std::lock_guard lock(mutex_);
       if (comm_ == nullptr) break;
-      ncclResult_t state = ncclSuccess;
-      const ncclResult_t asked = api_.ncclCommGetAsyncError(comm_, &state);
-      if (asked != ncclSuccess) state = asked;
+      const ncclResult_t state = state_locked();
       if (state == ncclSuccess) return;
       if (state != ncclInProgress) throw BackendError(vendor_text_locked({state, "a communicator"}));
     }

@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto kVerdictTime = 500ms;  ///< after a broken link the control channel tells within this who has died
-constexpr auto kStopTime = 10s;       ///< in which a device stops after an abort
+constexpr auto kStopTime = 5s;        ///< in which a device stops after an abort
 
 std::string rank_name(int member) { return "rank " + std::to_string(member); }
 
@@ -25,10 +25,14 @@ std::string Group::vendor_text_locked(const VendorError& error) const {
   return text;
 }
 
-Group::Health Group::health_locked(Failure& failure) noexcept {
+ncclResult_t Group::state_locked() const noexcept {
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = api_.ncclCommGetAsyncError(comm_, &state);
-  if (asked != ncclSuccess) state = asked;
+  return asked == ncclSuccess ? state : asked;
+}
+
+Group::Health Group::health_locked(Failure& failure) noexcept {
+  const ncclResult_t state = state_locked();
   if (state == ncclSuccess || state == ncclInProgress) return Health::well;
   if (state == ncclRemoteError || state == ncclSystemError) {
     if (!suspicious_since_) suspicious_since_ = Clock::now();
@@ -177,6 +181,10 @@ void Group::hear_closing(int world_rank, std::uint64_t called) noexcept {
   closed_[static_cast<std::size_t>(member)] = called;
 }
 
+Clock::time_point Group::stop_deadline() const noexcept {
+  return does_not_stop_.load() ? Clock::now() : Clock::now() + kStopTime;
+}
+
 void Group::throw_failure(const Op* op) {
   Failure failure;
   std::shared_ptr<Stopper> stopper;
@@ -186,7 +194,7 @@ void Group::throw_failure(const Op* op) {
     stopper = stopper_;
   }
   if (op != nullptr) {
-    const Clock::time_point until = Clock::now() + kStopTime;
+    const Clock::time_point until = stop_deadline();
     bool stopped = stopper == nullptr || stopper->wait_until(until);
     Pause pause;
     cudaError_t error = cudaSuccess;
@@ -194,6 +202,7 @@ void Group::throw_failure(const Op* op) {
       stopped = Clock::now() < until;
       pause(1ms);
     }
+    if (!stopped) does_not_stop_.store(true);
     if (!stopped) failure.cause += " (and the device has not stopped: its memory may still change)";
   }
   comm::throw_failure(failure);

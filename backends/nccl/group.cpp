@@ -141,13 +141,14 @@ void Group::take_in(Op& op) {
     {
       const std::lock_guard lock(mutex_);
       if (comm_ == nullptr) break;
-      ncclResult_t state = ncclSuccess;
-      api_.ncclCommGetAsyncError(comm_, &state);
-      if (state != ncclInProgress) {  // what else is wrong is noticed like everything that happens later
+      const ncclResult_t state = state_locked();
+      if (state == ncclSuccess) {
         const cudaError_t error = api_.cudaEventRecord(op.event.get(), stream_->get());
         op.recorded = error == cudaSuccess;
         if (op.recorded) return;
         trouble = {FailureKind::backend, op.describe() + ": nccl: cudaEventRecord: " + api_.cudaGetErrorString(error)};
+      } else if (state != ncclInProgress) {
+        health_locked(trouble);
       }
     }
     if (trouble.kind != FailureKind::none) fail(std::move(trouble), true);

@@ -71,6 +71,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   void hear_closing(int world_rank, std::uint64_t called) noexcept;
   /// `op`: waits, bounded, until the device can no longer write its memory.
   [[noreturn]] void throw_failure(const Op* op = nullptr);
+  /// When waiting for a failed communicator's device ends: once it has lasted too long, nobody waits again.
+  Clock::time_point stop_deadline() const noexcept;
   void put_back(Op& op) noexcept;
 
  private:
@@ -90,6 +92,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   Op::What describe_call(const Call& call);
 
   // failure.cpp
+  /// In progress, well, or what has gone wrong in the vendor's threads.
+  ncclResult_t state_locked() const noexcept;
   Health health_locked(Failure& failure) noexcept;
   bool somebody_left_locked(Failure& failure) const;
   std::string vendor_text_locked(const VendorError& error) const;
@@ -105,10 +109,10 @@ class Group final : public std::enable_shared_from_this<Group> {
   Capabilities capabilities_;
   const std::shared_ptr<std::atomic<std::uint64_t>> called_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::uint64_t splits_ = 0;
+  std::unique_ptr<Scratch> scratch_;  ///< outlives the stream
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaEvent> before_;  ///< what the next operation comes after, if ...
   bool comes_after_ = false;
-  std::unique_ptr<Scratch> scratch_;
 
   mutable std::mutex mutex_;  ///< guards what follows, and every use of comm_
   ncclComm_t comm_ = nullptr;
@@ -121,6 +125,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   std::optional<Clock::time_point> suspicious_since_;  ///< the vendor reports what a dead peer looks like
   std::shared_ptr<Stopper> stopper_;
   std::atomic<bool> failed_{false};
+  std::atomic<bool> does_not_stop_{false};
   std::mutex time_out_mutex_;
 };
 

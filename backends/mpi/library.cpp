@@ -16,9 +16,11 @@ namespace {
 #if defined(OPEN_MPI)
 constexpr const char* kName = "Open MPI";
 constexpr const char* kOther = "MPICH";
+#define TESSERA_SRUN_MPI "pmix"
 #elif defined(MPICH_VERSION)
 constexpr const char* kName = "MPICH";
 constexpr const char* kOther = "Open MPI";
+#define TESSERA_SRUN_MPI "pmi2"
 #else
 #error "this MPI is neither Open MPI nor MPICH"
 #endif
@@ -96,7 +98,6 @@ void start_mpi() {
 std::string problem_with(const Bootstrap& bootstrap) {
   const std::string launcher = resolve_launch().launcher;
   const std::string ranks = std::to_string(bootstrap.size());
-  if (bootstrap.in_process()) return "mpi: its ranks are processes, these " + ranks + " are threads of one";
   if (!flag_of(MPI_Initialized) && launchers_mpi().empty())
     return "mpi: these " + ranks + " ranks were started by '" + launcher + "', of which " + kName +
            " knows nothing: start them with mpirun -n " + ranks +
@@ -142,6 +143,10 @@ std::string wrong_library() {
 }
 
 Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
+  if (bootstrap.size() == 1) return {};
+  if (bootstrap.in_process())
+    throw InvalidUsage("mpi: its ranks are processes, these " + std::to_string(bootstrap.size()) +
+                       " are threads of one");
   Process& the = process();
   const std::lock_guard lock(the.mutex);
   if (!the.failure.empty())

@@ -18,8 +18,8 @@ std::string wrong_library();
 
 /// A communicator of our own with all ranks of the bootstrap, and who they are in it.
 struct Ranks {
-  MPI_Comm comm = MPI_COMM_NULL;
-  std::vector<int> mpi_rank;  ///< by rank of the bootstrap
+  MPI_Comm comm = MPI_COMM_NULL;  ///< null for a world of one rank, which needs no MPI
+  std::vector<int> mpi_rank;      ///< by rank of the bootstrap
   int largest_tag = 0;
 };
 

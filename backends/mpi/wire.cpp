@@ -23,10 +23,11 @@ MpiWire::MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::millisec
       ranks_(open_ranks(bootstrap, timeout)),
       arriving_(std::make_unique<std::array<Note, kReceives>>()) {
   receives_.fill(MPI_REQUEST_NULL);
+  if (ranks_.comm == MPI_COMM_NULL) return;
   for (std::size_t i = 0; i < kReceives; ++i) post_receive(i);
 }
 
-MpiWire::~MpiWire() { close(true); }
+MpiWire::~MpiWire() { close(Ending::broken); }
 
 /// False, once and for all, where MPI has failed.
 bool MpiWire::good(int code) noexcept {
@@ -177,20 +178,20 @@ Wire::Cancelled MpiWire::cancel_bulk(Message& message) noexcept {
 }
 
 bool MpiWire::poll(bool) noexcept {
-  if (!failure_.empty()) return false;
+  if (!failure_.empty() || ranks_.comm == MPI_COMM_NULL) return false;
   const bool moved = static_cast<int>(receive_notes()) + static_cast<int>(move_bulk()) > 0;
   if (!sends_.empty()) retire_notes();
   if (moved) sleeper_.stir();
   return moved;
 }
 
-void MpiWire::close(bool failed) noexcept {
-  if (std::exchange(closed_, true)) return;
+void MpiWire::close(Ending how) noexcept {
+  if (std::exchange(closed_, true) || ranks_.comm == MPI_COMM_NULL) return;
   const auto until = Clock::now() + kClosing;
   MPI_Status status;
-  for (std::size_t i = 0; i < sends_.size() && !failed && failure_.empty(); ++i)
+  for (std::size_t i = 0; i < sends_.size() && how != Ending::broken && failure_.empty(); ++i)
     if (!end_request(sends_[i], status, until)) failure_ = "the last messages were not taken within 5 s";
-  if (failed && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
+  if (how != Ending::orderly && failure_.empty()) failure_ = "a rank was lost, or an operation did not finish";
   if (failure_.empty()) {
     std::vector<MPI_Request> unwanted(receives_.begin(), receives_.end());
     unwanted.insert(unwanted.end(), bulk_requests_.begin(), bulk_requests_.end());

@@ -33,7 +33,7 @@ class MpiWire final : public Wire {
   Cancelled cancel_bulk(Message& message) noexcept override;
   bool poll(bool thorough) noexcept override;
   Sleeper& sleeper() noexcept override { return sleeper_; }
-  void close(bool failed) noexcept override;
+  void close(Ending how) noexcept override;
 
  private:
   // With its header and MPI's own it fits into the 4 KiB that Open MPI sends at once in shared memory.

@@ -250,9 +250,9 @@ void UcxWire::close_endpoints() noexcept {
   }
 }
 
-void UcxWire::close(bool failed) noexcept {
+void UcxWire::close(Ending how) noexcept {
   if (worker_ == nullptr) return;
-  if (!failed) {
+  if (how != Ending::broken) {
     progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });
     close_endpoints();
   }

@@ -31,7 +31,7 @@ class UcxWire final : public Wire {
   Cancelled cancel_bulk(Message& message) noexcept override;
   bool poll(bool thorough) noexcept override;
   Sleeper& sleeper() noexcept override { return *sleeper_; }
-  void close(bool failed) noexcept override;
+  void close(Ending how) noexcept override;
 
  private:
   // With its header it fits into one segment of shared memory (8256 bytes) and of TCP.

@@ -48,7 +48,7 @@ std::string Op::describe() const {
   std::string text(what.name);
   if (what.sort == Sort::message)
     text += (what.name == "send" ? " to rank " : " from rank ") + std::to_string(what.peer);
-  if (what.sort == Sort::ordered) text += " #" + std::to_string(what.sequence);
+  if (what.sequence != 0) text += " #" + std::to_string(what.sequence);
   if (!what.label.empty()) text += " (" + what.label + ")";
   return text;
 }

@@ -1,5 +1,6 @@
 // What comes after what: between the streams of the program and that of the communicator, without the host. The fake's
 // streams run only when somebody asks for what is behind; the watching thread, who does that too, is switched off.
+#include "plugins/decorators/decorate.h"
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::nccl_test {
@@ -102,6 +103,30 @@ TEST(NcclStreams, AHostStreamWaitsOnTheHost) {
         EXPECT_EQ(x.values()[3], 4);
       },
       unwatched());
+}
+
+TEST(NcclStreams, DecoratorsKeepTheTie) {
+  reset_fake();
+  const Decorate decorate = [](auto world) { return decorators::decorate(std::move(world), "trace;fault:drop@99"); };
+  EXPECT_EQ(run_world(
+                3, unwatched(),
+                [](Communicator& comm) { EXPECT_EQ(fill_reduce_double(comm, true, true), std::vector<float>(4, 12)); },
+                fake_api(), decorate),
+            std::vector<std::string>(3));
+}
+
+TEST(NcclStreams, ADelayCannotHoldUpADevice) {
+  reset_fake();
+  const Decorate decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:1ms"); };
+  run_world(
+      1, unwatched(),
+      [](Communicator& comm) {
+        FakeDeviceStream stream(0);
+        OnDevice<float> x(comm, 0, 4, 1);
+        Work work = comm.all_reduce(x.view(), x.view(), ReduceOp::sum());
+        EXPECT_EQ(error_of([&] { work.wait_on(stream); }), "Unsupported: delay: can't hold up a stream of cuda:0");
+      },
+      fake_api(), decorate);
 }
 
 TEST(NcclStreams, TwoCommunicatorsAreTiedByEvents) {

@@ -13,6 +13,7 @@
 #include "backends/nccl/communicator.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/context.h"
 #include "tessera/comm/thread_bootstrap.h"
 #include "tests/backends/nccl/fake_nccl.h"
 
@@ -42,12 +43,16 @@ inline std::string error_of(const std::function<void()>& call) {
 /// Runs `body` on every rank; what each rank left with, as error_of says it.
 inline std::vector<std::string> run_world(int ranks, const WorldOptions& options,
                                           const std::function<void(Communicator&)>& body,
-                                          const nccl::Api& api = fake_api()) {
+                                          const nccl::Api& api = fake_api(), const Decorate& decorate = {}) {
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
   std::vector<std::future<std::string>> results;
   for (const auto& bootstrap : bootstraps)
     results.push_back(std::async(std::launch::async, [&, bootstrap] {
-      return error_of([&] { body(*nccl::make_world(bootstrap, options, api)); });
+      return error_of([&] {
+        std::unique_ptr<Communicator> world = nccl::make_world(bootstrap, options, api);
+        if (decorate) world = decorate(std::move(world));
+        body(*world);
+      });
     }));
   std::vector<std::string> errors;
   for (auto& result : results) errors.push_back(result.get());

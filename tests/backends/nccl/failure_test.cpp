@@ -31,9 +31,11 @@ TEST(NcclFailure, AnAsynchronousErrorEndsTheWaiting) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {
     all_reduce(comm, comm.rank());
-    comm.barrier().wait();
-    if (comm.rank() == 1) break_link(1, ncclInternalError);  // before its part is there
-    const std::string error = error_of([&] { all_reduce(comm, comm.rank(), {.label = "block.3"}); });
+    const std::string error = error_of([&] {
+      comm.barrier().wait();  // which others may still be in when the link breaks
+      if (comm.rank() == 1) break_link(1, ncclInternalError);
+      all_reduce(comm, comm.rank(), {.label = "block.3"});
+    });
     EXPECT_EQ(error.find("BackendError: "), 0u) << error;
     EXPECT_NE(error.find("nccl: asynchronous error: fake error (the last error of the fake)"), std::string::npos)
         << error;

@@ -1,9 +1,11 @@
 #include "tools/ranks.h"
 
+#include <cstdio>
 #include <filesystem>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
@@ -13,6 +15,16 @@ namespace tessera::tools {
 namespace {
 
 constexpr int kDefaultRanks = 4;
+constexpr base::EnvVariable kVariables[] = {
+    {"TESSERA_LOG", "warn", "what the tool's ranks say on standard error: debug, info, warn, error or off"}};
+
+std::shared_ptr<base::Logger> make_logger(int rank) {
+  return std::make_shared<base::Logger>(
+      base::parse_log_level(base::env_or_default(kVariables[0])), [rank](base::LogLevel level, std::string_view text) {
+        std::fprintf(stderr, "tessera: rank %d: %s: %.*s\n", rank, std::string(base::name_of(level)).c_str(),
+                     static_cast<int>(text.size()), text.data());
+      });
+}
 
 }  // namespace
 
@@ -36,6 +48,8 @@ LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arg
       launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
   return launch_plan;
 }
+
+std::span<const base::EnvVariable> tool_variables() { return kVariables; }
 
 std::optional<std::string> comm_variable(std::string_view name) {
   for (const base::EnvVariable& known : comm::variables())
@@ -74,6 +88,7 @@ std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   if (!options.algorithms.empty()) config.algorithms = options.algorithms;
   if (options.ranks == 1) config.launch = comm::Launch{};
   config.ledger = options.ledger;
+  config.logger = make_logger(options.ranks == 1 ? 0 : comm::resolve_launch().rank);
   return comm::init(std::move(config));
 }
 

@@ -94,9 +94,9 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
       pollfd entry{listener.get(), POLLIN, 0};
       if (::poll(&entry, 1, 20) <= 0) continue;
       const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(guest, std::string("c\x4c\x00\x00\x00", 5) + "tessera:" + std::string("\x02\x00\x00\x00", 4) +
+      send_bytes(guest, std::string("c\x4c\x00\x00\x00", 5) + "tessera:" + std::string("\x03\x00\x00\x00", 4) +
                             std::string(64, 'n'));
-      if (read_all(guest, 1s, 5 + 16 + 2 + 5 + 64).empty()) continue;
+      if (read_all(guest, 1s, 5 + 20 + 2 + 5 + 64).empty()) continue;
       send_bytes(guest, std::string("a\x23\x00\x00\x00", 5) + std::string(35, '\0'));
       ++welcomed;
     }

@@ -57,11 +57,6 @@ void Peer::receive(Message& message) {
   write(kAtOnce);
 }
 
-void Peer::announce_waiting() {
-  outbox_.announce_waiting();
-  write(kAtOnce);
-}
-
 bool Peer::read(Stream& stream, std::size_t budget) {
   bool moved = false;
   for (std::size_t done = 0; done < budget && stream.socket.is_open();) {

@@ -42,7 +42,8 @@ class Peer {
   void send(Message& message);
   void receive(Message& message);
   void cancel(Message& message) noexcept;
-  void announce_waiting();
+  /// Queues only: write() follows.
+  void announce_waiting() { outbox_.announce_waiting(); }
 
   /// Reads at most about `budget` bytes from one connection. True if something came.
   bool read(Stream& stream, std::size_t budget);

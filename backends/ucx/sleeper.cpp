@@ -16,11 +16,12 @@ namespace {
 using namespace std::chrono_literals;
 // Two threads of one rank may sleep here, and one may take the wake-up that was meant for both.
 constexpr std::chrono::nanoseconds kLongest = 10ms;
+constexpr std::chrono::nanoseconds kNap = 50us;  // where nothing would wake us
 
 }  // namespace
 
-WorkerSleeper::WorkerSleeper(ucp_worker_h worker)
-    : worker_(worker), wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+WorkerSleeper::WorkerSleeper(ucp_worker_h worker, const int& unsent)
+    : worker_(worker), unsent_(unsent), wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!wake_fd_) throw system_error("ucx: eventfd");
   if (ucp_worker_get_efd(worker, &worker_fd_) != UCS_OK) worker_fd_ = -1;  // poll() skips negative ones
 }
@@ -28,13 +29,13 @@ WorkerSleeper::WorkerSleeper(ucp_worker_h worker)
 bool WorkerSleeper::arm() noexcept {
   std::uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
-  if (worker_ == nullptr || worker_fd_ < 0) return true;
+  nap_ = worker_ == nullptr || worker_fd_ < 0 || unsent_ > 0;
+  if (nap_) return true;
   return ucp_worker_arm(worker_) != UCS_ERR_BUSY;  // busy: something has come
 }
 
 void WorkerSleeper::sleep(std::chrono::nanoseconds at_most) noexcept {
-  const bool deaf = worker_fd_ < 0;
-  const auto time = std::clamp<std::chrono::nanoseconds>(at_most, 0ns, deaf ? 50us : kLongest);
+  const auto time = std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap_ ? kNap : kLongest);
   const timespec limit{0, static_cast<long>(time.count())};
   pollfd entries[] = {{worker_fd_, POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
   ::ppoll(entries, 2, &limit, nullptr);

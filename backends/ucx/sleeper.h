@@ -3,6 +3,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <atomic>
 #include <chrono>
 
 #include "backends/ucx/base.h"
@@ -13,8 +14,9 @@ namespace tessera::ucx {
 
 class WorkerSleeper final : public Sleeper {
  public:
-  /// The worker outlives it, or stop() is called before.
-  explicit WorkerSleeper(ucp_worker_h worker);
+  /// The worker outlives it, or stop() is called before. `unsent` counts what the worker still has to send: there is no
+  /// wake-up when it could go on.
+  WorkerSleeper(ucp_worker_h worker, const int& unsent);
   bool arm() noexcept override;
   void sleep(std::chrono::nanoseconds at_most) noexcept override;
   void wake() noexcept override;
@@ -22,6 +24,8 @@ class WorkerSleeper final : public Sleeper {
 
  private:
   ucp_worker_h worker_;
+  const int& unsent_;
+  std::atomic<bool> nap_{false};
   int worker_fd_ = -1;  ///< the worker's
   UniqueFd wake_fd_;
 };

@@ -68,7 +68,7 @@ void UcxWire::make_worker() {
   handler.cb = on_note;
   handler.arg = this;
   check(ucp_worker_set_am_recv_handler(worker_, &handler), "setting the handler");
-  sleeper_ = std::make_unique<WorkerSleeper>(worker_);
+  sleeper_ = std::make_unique<WorkerSleeper>(worker_, unsent_);
 }
 
 void UcxWire::connect(Bootstrap& bootstrap) {
@@ -117,11 +117,13 @@ void UcxWire::send_note(int peer, const NoteHeader& header, std::span<const std:
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = on_note_sent;
   ++pending_notes_;
+  ++unsent_;
   const ucs_status_ptr_t request = ucp_am_send_nbx(endpoints_[static_cast<std::size_t>(peer)], kNote, &note->header,
                                                    sizeof(NoteHeader), note->payload, payload.size(), &param);
   if (!UCS_PTR_IS_ERR(request) && request != nullptr) return;
   note->next = std::exchange(free_notes_, note);
   --pending_notes_;
+  --unsent_;
   if (request != nullptr) events_.peer_lost(peer, "ucx: " + text_of(UCS_PTR_STATUS(request)));
 }
 
@@ -130,6 +132,7 @@ void UcxWire::on_note_sent(void* request, ucs_status_t status, void* user_data) 
   UcxWire& self = *note->wire;
   note->next = std::exchange(self.free_notes_, note);
   --self.pending_notes_;
+  --self.unsent_;
   ucp_request_free(request);
   if (status != UCS_OK && status != UCS_ERR_CANCELED) self.events_.wire_failed("ucx: " + text_of(status));
 }
@@ -150,6 +153,7 @@ UcxWire::Bulk& UcxWire::take_bulk(Message& message, bool receives) {
   }
   Bulk* const bulk = std::exchange(free_bulks_, free_bulks_->next);
   *bulk = {.wire = this, .message = &message, .receives = receives};
+  unsent_ += receives ? 0 : 1;
   message.handle = bulk;
   return *bulk;
 }
@@ -192,6 +196,7 @@ void UcxWire::on_bulk_received(void* request, ucs_status_t status, const ucp_tag
 void UcxWire::bulk_ended(Bulk& bulk, ucs_status_t status) noexcept {
   Message& message = *bulk.message;
   bulk.next = std::exchange(free_bulks_, &bulk);
+  unsent_ -= bulk.receives ? 0 : 1;
   message.handle = nullptr;
   if (&message == cancelling_) {
     cancelled_as_ = status;
@@ -245,9 +250,9 @@ void UcxWire::close_endpoints() noexcept {
   }
 }
 
-void UcxWire::close(bool failed) noexcept {
+void UcxWire::close(Ending how) noexcept {
   if (worker_ == nullptr) return;
-  if (!failed) {
+  if (how != Ending::broken) {
     progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });
     close_endpoints();
   }

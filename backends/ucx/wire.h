@@ -31,7 +31,7 @@ class UcxWire final : public Wire {
   Cancelled cancel_bulk(Message& message) noexcept override;
   bool poll(bool thorough) noexcept override;
   Sleeper& sleeper() noexcept override { return *sleeper_; }
-  void close(bool failed) noexcept override;
+  void close(Ending how) noexcept override;
 
  private:
   // With its header it fits into one segment of shared memory (8256 bytes) and of TCP.
@@ -79,6 +79,7 @@ class UcxWire final : public Wire {
   std::vector<std::unique_ptr<Note>> notes_;
   Note* free_notes_ = nullptr;
   int pending_notes_ = 0;
+  int unsent_ = 0;  ///< notes and bulk that UCX has not sent yet
   std::vector<std::unique_ptr<Bulk>> bulks_;
   Bulk* free_bulks_ = nullptr;
   Message* cancelling_ = nullptr;

@@ -24,13 +24,17 @@ WorldOptions world_options(const Config& config) {
       config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
   options.communicator.logger = config.logger;
   options.communicator.ledger = config.ledger;
-  options.deterministic = config.deterministic
-                              ? *config.deterministic
-                              : parse_flag(env_or_default(env::kDeterministic), env::kDeterministic.name);
   options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;
   return options;
+}
+
+/// Nothing: as it suits the backend.
+std::optional<bool> deterministic(const Config& config) {
+  if (config.deterministic) return config.deterministic;
+  const auto set = read_env(env::kDeterministic);
+  return set ? std::optional(parse_flag(*set, env::kDeterministic.name)) : std::nullopt;
 }
 
 std::string backend_name(const Config& config) {
@@ -100,7 +104,8 @@ void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Co
 std::unique_ptr<Communicator> init(Config config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
   const WorldOptions options = world_options(config);
-  return decorated(make_world(backend_name(config), gather_ranks(launch, options), launch, options), config);
+  return decorated(
+      make_world(backend_name(config), gather_ranks(launch, options), launch, options, deterministic(config)), config);
 }
 
 void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
@@ -116,7 +121,7 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
           *bootstrap,
           [&] {
             const Launch launch{.launcher = "threads", .rank = bootstrap->rank(), .size = ranks, .job = {}};
-            return decorated(make_world(backend, bootstrap, launch, options), config);
+            return decorated(make_world(backend, bootstrap, launch, options, deterministic(config)), config);
           },
           crew, body);
     });

@@ -252,6 +252,7 @@ bool MatchedTransport::end_bulk(Message& message) noexcept {
 }
 
 void MatchedTransport::cancel(Message& message) noexcept {
+  gave_up_ = true;
   const std::uint32_t state = message.state;
   if ((state & kFinished) != 0) tables_->finished.remove(message);
   if ((state & kBacklog) != 0) tables_->backlog.remove(message);
@@ -263,7 +264,7 @@ void MatchedTransport::cancel(Message& message) noexcept {
   cancelling_ = false;
   if (safe) return;
   // Only a wire that is gone can be trusted not to touch that memory.
-  wire_->close(true);
+  wire_->close(Wire::Ending::broken);
   wire_failed("rank " + std::to_string(message.peer) + " did not finish a message that was under way");
 }
 
@@ -296,8 +297,8 @@ bool MatchedTransport::poll(bool thorough) noexcept {
 }
 
 void MatchedTransport::close(bool failed) noexcept {
-  if (!dead_) wire_->close(failed);
-  dead_ = true;
+  if (std::exchange(dead_, true)) return;
+  wire_->close(failed ? Wire::Ending::broken : gave_up_ ? Wire::Ending::with_failures : Wire::Ending::orderly);
 }
 
 }  // namespace tessera::comm

@@ -60,6 +60,7 @@ class TESSERA_API MatchedTransport final : public Transport, private WireEvents 
   std::vector<std::pair<int, std::string>> lost_;  ///< told by the next poll(), as `failure_`
   std::string failure_;
   bool cancelling_ = false;
+  bool gave_up_ = false;  ///< some message, at some time
   bool dead_ = false;
 };
 

@@ -37,17 +37,18 @@ std::string all_states() {
   return text;
 }
 
-/// Where there is a choice the modules are asked first, so that only one vendor's library gets into this process.
+/// Where there is a choice the modules are asked first, so that only one vendor's library gets into this process. What
+/// the program itself has loaded only a module that is here can see: then the next one may be the right one.
 const Backend& load_usable(const std::vector<ModuleFile>& variants) {
-  const ModuleFile* chosen = &variants.front();
-  if (variants.size() > 1) {
-    const std::vector<ModuleReport> reports = ask_modules(variants);
-    const auto usable =
-        std::find_if(reports.begin(), reports.end(), [](const ModuleReport& report) { return report.reason.empty(); });
-    if (usable == reports.end()) throw InvalidUsage("none of its modules can be used");
-    chosen = &variants[static_cast<std::size_t>(usable - reports.begin())];
+  if (variants.size() == 1) return load_module(variants.front());
+  const Backend* last = nullptr;
+  for (const ModuleReport& report : ask_modules(variants)) {
+    if (!report.reason.empty()) continue;
+    last = &load_module(report.file);
+    if (last->probe().empty()) break;
   }
-  return load_module(*chosen);
+  if (last == nullptr) throw InvalidUsage("none of its modules can be used");
+  return *last;
 }
 
 }  // namespace
@@ -78,21 +79,23 @@ std::vector<BackendState> list_backends() {
 }
 
 const Backend& find_backend(std::string_view name) {
-  std::string problem = "backend '" + std::string(name) + "' can't be used here";
+  std::string problem = "unknown backend '" + std::string(name) + "'";
+  const std::string unusable = "backend '" + std::string(name) + "' can't be used here";
   std::vector<ModuleFile> variants = find_modules();
   std::erase_if(variants, [&](const ModuleFile& file) { return file.backend != name; });
+  const auto left_out = backends_not_built();
+  if (std::any_of(left_out.begin(), left_out.end(), [&](const BackendNotBuilt& b) { return b.name == name; }))
+    problem = unusable;
   try {
     const Backend* backend = find_builtin(name);
     if (backend == nullptr && !variants.empty()) backend = &load_usable(variants);
-    if (backend == nullptr) {
-      const auto left_out = backends_not_built();
-      if (std::none_of(left_out.begin(), left_out.end(), [&](const BackendNotBuilt& b) { return b.name == name; }))
-        problem = "unknown backend '" + std::string(name) + "'";
-    } else if (backend->probe().empty()) {
-      return *backend;
+    if (backend != nullptr) {
+      const std::string reason = backend->probe();
+      if (reason.empty()) return *backend;
+      problem = unusable + ": " + reason;
     }
-  } catch (const InvalidUsage&) {
-    // the list says why
+  } catch (const InvalidUsage& error) {
+    problem = unusable + ": " + error.what();
   }
   throw InvalidUsage(problem + "; there are: " + all_states());
 }

@@ -53,6 +53,12 @@ class TESSERA_API Wire {
     never    ///< the wire can't promise to leave its memory alone as long as the wire lives
   };
 
+  enum class Ending {
+    orderly,
+    with_failures,  ///< messages were given up, but what else was sent arrives
+    broken          ///< nothing is waited for
+  };
+
   virtual ~Wire();
   /// Messages up to this many bytes are content of a note. The same on all ranks.
   virtual std::size_t longest_payload() const noexcept = 0;
@@ -70,7 +76,7 @@ class TESSERA_API Wire {
   virtual bool poll(bool thorough) noexcept = 0;
   virtual Sleeper& sleeper() noexcept = 0;
   /// Sends what is left, bounded in time, and lets go of everything. The last call.
-  virtual void close(bool failed) noexcept = 0;
+  virtual void close(Ending how) noexcept = 0;
 };
 
 }  // namespace tessera::comm

@@ -60,11 +60,18 @@ const Backend& best(bool one_host) {
 }  // namespace
 
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
-                                         const Launch& launch, const WorldOptions& options) {
+                                         const Launch& launch, const WorldOptions& given,
+                                         std::optional<bool> deterministic) {
+  WorldOptions options = given;
+  options.deterministic = deterministic.value_or(true);
   if (const std::size_t plus = name.find('+'); plus != std::string::npos)
     return make_both(find_backend(name.substr(0, plus)), find_backend(name.substr(plus + 1)), std::move(bootstrap),
                      options);
-  if (name != "auto") return find_backend(name).create(std::move(bootstrap), options);
+  if (name != "auto") {
+    const Backend& backend = find_backend(name);
+    options.deterministic = deterministic.value_or(backend.deterministic);
+    return backend.create(std::move(bootstrap), options);
+  }
   const bool together = share_a_host(*bootstrap);
   const Backend& near = best(true);
   const std::string choice =

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/comm/bootstrap.h"
@@ -13,8 +14,9 @@ namespace tessera::comm {
 
 /// `name` is a backend, "near+far" (near for communicators whose members share a host, far for all others) or "auto":
 /// the best of the library's own backends, composed so. Collective. Throws InvalidUsage (unknown or unusable names, two
-/// parts that don't fit) and what the backends throw.
+/// parts that don't fit) and what the backends throw. `deterministic` where the backend's own default is not wanted.
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
-                                         const Launch& launch, const WorldOptions& options);
+                                         const Launch& launch, const WorldOptions& options,
+                                         std::optional<bool> deterministic);
 
 }  // namespace tessera::comm

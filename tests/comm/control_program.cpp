@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -100,6 +101,9 @@ int run() {
       words >> name;
       channels.erase(name);
       say("closed " + name);
+    } else if (verb == "where") {
+      const std::set<std::string> hosts(bootstrap->hosts().begin(), bootstrap->hosts().end());
+      say("at " + bootstrap->local_address() + " of " + std::to_string(hosts.size()) + " hosts");
     } else if (verb == "hang-up") {
       hang_up();
     } else if (verb == "fork") {  // a child that holds our connections

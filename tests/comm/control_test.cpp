@@ -57,6 +57,14 @@ TEST_P(Control, MessagesReachWhomTheyAreFor) {
   EXPECT_EQ(ranks[1].line(), "told test 2 1 e");
 }
 
+TEST_P(Control, RanksKnowWhereTheyAre) {
+  std::vector<Process> ranks = start(2);
+  for (Process& rank : ranks) {
+    rank.say("where");
+    EXPECT_EQ(rank.line(), GetParam() ? "at 127.0.0.1 of 2 hosts" : "at 127.0.0.1 of 1 hosts");
+  }
+}
+
 TEST_P(Control, MessagesKeepTheirOrder) {
   constexpr int kMessages = 500;
   std::vector<Process> ranks = start(3);

@@ -35,7 +35,12 @@ TEST(Rendezvous, RanksOfOneHostShareATokenToo) {
   std::vector<std::thread> ranks;
   for (int r = 0; r < 2; ++r)
     ranks.emplace_back([&, r] {
-      Launch launch{.launcher = "test", .rank = r, .size = 2, .job = "token-" + std::to_string(::getpid())};
+      Launch launch{.launcher = "test",
+                    .rank = r,
+                    .size = 2,
+                    .local_rank = r,
+                    .local_size = 2,
+                    .job = "token-" + std::to_string(::getpid())};
       const auto met =
           meet({.launch = launch, .timeout = std::chrono::seconds(20), .master = {}, .token = {}, .host_id = {}});
       tokens[static_cast<std::size_t>(r)] = met->token();

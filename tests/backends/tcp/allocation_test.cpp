@@ -10,6 +10,7 @@ namespace {
 std::atomic<std::uint64_t> allocations{0};
 }
 
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // GCC 12 doesn't see that the two belong together
 void* operator new(std::size_t bytes) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;

@@ -1,0 +1,52 @@
+// The entry of this backend in the registry; compiled once for each MPI (TESSERA_MPIRUN is that one's launcher).
+#include <unistd.h>
+
+#include <vector>
+
+#include "backends/mpi/library.h"
+#include "backends/mpi/transport.h"
+#include "backends/mpi/wire.h"
+#include "tessera/comm/host_communicator.h"
+#include "tessera/comm/matched_transport.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::mpi {
+namespace {
+
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+  return make_host_communicator(std::move(bootstrap), options, "mpi",
+                                [](Bootstrap& ranks, TransportEvents& events, const WorldOptions& own) {
+                                  return make_transport(ranks, events, own.communicator.timeout);
+                                });
+}
+
+std::vector<std::string_view> launch_prefix() {
+  std::vector<std::string_view> prefix = {TESSERA_MPIRUN, "-n", "{ranks}"};
+#ifdef OPEN_MPI
+  prefix.push_back("--oversubscribe");
+  if (::geteuid() == 0) prefix.push_back("--allow-run-as-root");
+#endif
+  return prefix;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
+                                          std::chrono::milliseconds timeout) {
+  return std::make_unique<MatchedTransport>(
+      bootstrap.rank(), events, [&](WireEvents& told) { return std::make_unique<MpiWire>(bootstrap, told, timeout); });
+}
+
+const comm::Backend& backend();  // declared by the generated list
+const comm::Backend& backend() {
+  static const std::vector<std::string_view> kPrefix = launch_prefix();
+  static const comm::Backend kBackend{.name = "mpi",
+                                      .devices = "cpu",
+                                      .probe = wrong_library,
+                                      .create = create,
+                                      .variables = {},
+                                      .launch_prefix = kPrefix};
+  return kBackend;
+}
+
+}  // namespace tessera::mpi

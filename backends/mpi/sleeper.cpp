@@ -1,0 +1,45 @@
+#include "backends/mpi/sleeper.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <ctime>
+
+#include "tessera/base/error.h"
+
+namespace tessera::mpi {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr std::chrono::nanoseconds kShortest = 20us;
+constexpr int kMostDoublings = 5;
+
+}  // namespace
+
+NapSleeper::NapSleeper() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!wake_fd_) throw system_error("mpi: eventfd");
+}
+
+bool NapSleeper::arm() noexcept {
+  std::uint64_t wakes = 0;
+  [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
+  if (naps_ < 4 * kMostDoublings) ++naps_;
+  return true;
+}
+
+void NapSleeper::sleep(std::chrono::nanoseconds at_most) noexcept {
+  const auto nap = kShortest * (1 << std::min(naps_ / 4, kMostDoublings));
+  const timespec limit{0, static_cast<long>(std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap).count())};
+  pollfd entry{wake_fd_.get(), POLLIN, 0};
+  ::ppoll(&entry, 1, &limit, nullptr);
+}
+
+void NapSleeper::wake() noexcept {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t full = ::write(wake_fd_.get(), &one, sizeof(one));
+}
+
+}  // namespace tessera::mpi

@@ -1,0 +1,17 @@
+// The transport of this backend, for the communicator and for tests of the bare transport.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "backends/mpi/base.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera::mpi {
+
+/// Collective. Throws InvalidUsage, BackendError, Timeout, and what the bootstrap throws.
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
+                                          std::chrono::milliseconds timeout);
+
+}  // namespace tessera::mpi

@@ -1,0 +1,84 @@
+// Notes and bulk as messages of MPI, on a communicator of our own. No call of MPI blocks: poll() tests what is under
+// way.
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/mpi/base.h"
+#include "backends/mpi/library.h"
+#include "backends/mpi/sleeper.h"
+#include "tessera/comm/wire.h"
+
+namespace tessera::mpi {
+
+class MpiWire final : public Wire {
+ public:
+  /// Collective; throws as open_ranks().
+  MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::milliseconds timeout);
+  ~MpiWire() override;
+  MpiWire(const MpiWire&) = delete;
+  MpiWire& operator=(const MpiWire&) = delete;
+
+  std::size_t longest_payload() const noexcept override { return kLongestPayload; }
+  bool has_room() const noexcept override { return sending_.size() < kMostNotes; }
+  void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept override;
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override;
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
+  Cancelled cancel_bulk(Message& message) noexcept override;
+  bool poll(bool thorough) noexcept override;
+  Sleeper& sleeper() noexcept override { return sleeper_; }
+  void close(Ending how) noexcept override;
+
+ private:
+  // With its header and MPI's own it fits into the 4 KiB that Open MPI sends at once in shared memory.
+  static constexpr std::size_t kLongestPayload = 3968;
+  static constexpr std::size_t kMostNotes = 1024;
+  static constexpr std::size_t kReceives = 64;                       ///< posted for notes; MPI keeps what comes beyond
+  static constexpr std::size_t kLongestPart = std::size_t{1} << 30;  ///< of bulk: a count of MPI is an int
+
+  struct Note {
+    NoteHeader header;
+    std::byte payload[kLongestPayload];
+  };
+  struct Bulk {
+    Message* message = nullptr;
+    std::uint64_t slot = 0;
+    std::size_t moved = 0;  ///< in whole parts
+    std::size_t part = 0;   ///< bytes under way
+    bool receives = false;
+  };
+
+  void post_receive(std::size_t at) noexcept;
+  void start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept;
+  MPI_Request start_part(Bulk& bulk) noexcept;
+  bool receive_notes() noexcept;
+  void retire_notes() noexcept;
+  bool move_bulk() noexcept;
+  void remove_bulk(std::size_t at) noexcept;
+  bool good(int code) noexcept;
+  bool end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept;
+
+  WireEvents& events_;
+  const int rank_;
+  Ranks ranks_;
+  NapSleeper sleeper_;
+  std::unique_ptr<std::array<Note, kReceives>> arriving_;  ///< a ring: MPI fills them in the order they were posted
+  std::array<MPI_Request, kReceives> receives_;
+  std::size_t next_receive_ = 0;
+  std::vector<std::unique_ptr<Note>> sending_;
+  std::vector<MPI_Request> sends_;  ///< of `sending_`
+  std::vector<std::unique_ptr<Note>> free_;
+  std::vector<Bulk> bulk_;
+  std::vector<MPI_Request> bulk_requests_;  ///< of `bulk_`
+  std::vector<int> done_;                   ///< space for MPI_Testsome
+  std::string failure_;
+  bool closed_ = false;
+};
+
+}  // namespace tessera::mpi

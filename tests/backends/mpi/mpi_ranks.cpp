@@ -1,0 +1,12 @@
+// One rank of the tests of the bare transport: mpi_ranks MODE
+#include <chrono>
+
+#include "backends/mpi/transport.h"
+#include "tests/backends/wires/transport_ranks.h"
+
+int main(int count, char** arguments) {
+  if (count != 2) return 2;
+  return tessera::wire_test::run_transport_ranks(arguments[1], [](auto& bootstrap, auto& events) {
+    return tessera::mpi::make_transport(bootstrap, events, std::chrono::seconds(30));
+  });
+}

@@ -1,0 +1,97 @@
+"""MPI beside the program's own use of it, under its launchers and without them: who starts and ends it, and what is said.
+
+    mpi_test.py VARIANT PROGRAM MPIRUN...     VARIANT is openmpi or mpich; PROGRAM is mpi_program, linked with that MPI
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+VARIANT, PROGRAM, *MPIRUN = sys.argv[1:]
+NAME = {"openmpi": "Open MPI", "mpich": "MPICH"}[VARIANT]
+ENVIRONMENT = dict(os.environ, TESSERA_BACKEND="mpi", TESSERA_TIMEOUT="20s")
+
+
+def run(command, patience=60, **changes):
+    done = subprocess.run(command, env=dict(ENVIRONMENT, **changes), capture_output=True, text=True, timeout=patience)
+    return done.returncode, done.stdout + done.stderr
+
+
+def under_mpirun(mode, *options, ranks=3):
+    return run([*MPIRUN, *options, "-n", str(ranks), PROGRAM, mode])
+
+
+def expect(code, output, wanted_code, *texts):
+    assert (code == 0) == (wanted_code == 0), (code, output)
+    for text in texts:
+        assert text in output, (text, output)
+
+
+def rank_of(marker, rank):
+    """The process that has `marker` in its environment and that rank."""
+    wanted = {b"TEST_MARKER=" + marker, (b"OMPI_COMM_WORLD_RANK=%d" if VARIANT == "openmpi" else b"PMI_RANK=%d") % rank}
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/environ", "rb") as file:
+                if wanted <= set(file.read().split(b"\0")):
+                    return int(process)
+        except OSError:
+            pass
+    raise AssertionError(f"no rank {rank}")
+
+
+def stopped_rank(program):
+    """A rank that is stopped is named after the timeout, and neither MPI nor its end at exit holds the others."""
+    marker = b"%d" % os.getpid()
+    env = dict(ENVIRONMENT, TEST_MARKER=marker.decode(), TESSERA_TIMEOUT="3s")
+    ranks = subprocess.Popen([*MPIRUN, "-n", "3", program, "forever"], env=env, stdout=subprocess.PIPE, text=True,
+                             stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(3):
+            line = ranks.stdout.readline()
+            assert line == "ready\n", line
+        os.kill(rank_of(marker, 1), signal.SIGSTOP)
+        begin = time.monotonic()
+        said = ranks.stdout.readline()
+        assert said.startswith("Timeout: ") and "rank 1" in said, said
+        print(f"stopped rank named after {time.monotonic() - begin:.1f} s")
+        ranks.communicate(timeout=20)
+        assert ranks.returncode != 0
+    finally:
+        ranks.kill()
+        ranks.communicate()
+
+
+def main():
+    expect(*under_mpirun("once"), 0, "all right")
+    expect(*under_mpirun("twice"), 0, "all right")
+    expect(*under_mpirun("multiple"), 0, "all right")
+    expect(*under_mpirun("single"), 1, "InvalidUsage", "MPI_THREAD_SINGLE", "MPI_THREAD_MULTIPLE")
+    expect(*under_mpirun("finalized"), 1, "InvalidUsage", "has been finalized")
+    expect(*under_mpirun("once", ranks=1), 0, "all right")
+    expect(*run([PROGRAM, "once"]), 0, "all right")  # alone, without a launcher
+    expect(*run([PROGRAM, "threads"]), 1, "InvalidUsage", "threads")
+    keep_going = {"openmpi": ["--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"],
+                  "mpich": ["-disable-auto-cleanup"]}[VARIANT]
+    code, output = under_mpirun("refuses", *keep_going)
+    assert "BackendError: mpi: no new communicator in this process" in output, output
+
+    # Two ranks of torchrun's making: MPI knows nothing of them.
+    torchrun = [dict(RANK=str(r), WORLD_SIZE="2", LOCAL_RANK=str(r), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                     MASTER_PORT="29511", TORCHELASTIC_RUN_ID=f"mpi-{os.getpid()}") for r in range(2)]
+    # Two launchers of one rank each: MPI's world is smaller than ours, as under a bare srun.
+    alone = [dict(TESSERA_RANK=str(r), TESSERA_WORLD_SIZE="2", TESSERA_RUN_ID=f"mpi-{os.getpid()}") for r in range(2)]
+    for places, prefix, texts in [(torchrun, [], ("'torchrun'", NAME, "mpirun")),
+                                  (alone, [*MPIRUN, "-n", "1"], ("has 1 ranks, this one has 2", "'tessera'", NAME))]:
+        ranks = [subprocess.Popen([*prefix, PROGRAM, "once"], env=dict(ENVIRONMENT, **place), text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for place in places]
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=60)
+            expect(rank.returncode, output, 1, "InvalidUsage", *texts)
+    stopped_rank(os.environ["TESSERA_RANK_PROGRAM"])
+    print("all right")
+
+
+main()

@@ -80,12 +80,15 @@ struct OneRun {
   std::string backend;  ///< the one that carried it
 };
 
-OneRun run_here(const TrainPlan& plan, const std::string& strategy,
+/// As one of the ranks. Under another's launcher the same processes run all strategies, each in a world of its own:
+/// `generation` counts them.
+OneRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
                 const std::function<void(const StepReport&)>& on_step) {
   const auto ledger = std::make_shared<base::Ledger>();
   const auto world = join_world({.ranks = plan.ranks,
                                  .backend = plan.options.backend_given ? plan.options.backend : "",
                                  .algorithms = kPinnedAlgorithm,
+                                 .generation = generation,
                                  .ledger = ledger});
   const TrainingOutcome outcome =
       run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
@@ -100,7 +103,7 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
     std::fflush(stdout);
   };
   bool first = false;
-  const OneRun run = run_here(plan, options.only, [&](const StepReport& step) {
+  const OneRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
     first = true;
     tell({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
   });
@@ -165,7 +168,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
       const int code = run_in_processes(commands, plan, strategy, run);
       if (code != 0) return code;
     } else {
-      run = run_here(plan, strategy, {});
+      run = run_here(plan, strategy, static_cast<int>(comparison.runs.size()), {});
     }
     comparison.backend = std::move(run.backend);  // the same for all of them
     comparison.runs.push_back(std::move(run.result));

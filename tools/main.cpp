@@ -61,14 +61,27 @@ int parse(Commands& commands) {
   return -1;
 }
 
+/// A world of one where the launcher's variables make no sense: the subcommand will say so.
+comm::Launch launch_or_none() {
+  try {
+    return comm::resolve_launch();
+  } catch (const base::Error&) {
+    return {};
+  }
+}
+
 /// True for a rank that this tool's launcher looks after: no other names a run.
 bool started_by_us() {
-  try {
-    const comm::Launch launch = comm::resolve_launch();
-    return launch.launcher == "tessera" && !launch.job.empty() && !launch.job.starts_with("parent-");
-  } catch (const base::Error&) {
-    return false;
-  }
+  const comm::Launch launch = launch_or_none();
+  return launch.launcher == "tessera" && !launch.job.empty() && !launch.job.starts_with("parent-");
+}
+
+/// An error as its last line. Ranks of another launcher share one terminal: each says who it is, as our launcher would
+/// for it. What is wrong usage is so for all of them.
+std::string last_line(const std::string& text, bool wrong_usage) {
+  const comm::Launch launch = launch_or_none();
+  if (wrong_usage || launch.size == 1 || started_by_us()) return text;
+  return "rank " + std::to_string(launch.rank) + ": " + text;
 }
 
 int code_of(const base::Error& error) {
@@ -94,12 +107,12 @@ int run(const Commands& commands) {
     say("can't write standard output");
     return 1;
   } catch (const base::Error& error) {
-    say(error.what());
+    say(last_line(error.what(), error.kind() == "InvalidUsage"));
     return code_of(error);
   } catch (const std::bad_alloc&) {
-    say("out of memory");
+    say(last_line("out of memory", false));
   } catch (const std::exception& error) {
-    say(error.what());
+    say(last_line(error.what(), false));
   }
   return 1;
 }
@@ -118,7 +131,8 @@ int main_of(std::vector<std::string> arguments) {
   add_report(commands);
   const int code = parse(commands);
   if (code >= 0) return code;
-  if (!started_by_us()) warn_of_unknown_variables();  // the launcher has said it for its ranks
+  if (launch_or_none().rank == 0 && !started_by_us())  // our launcher has said it for its ranks
+    warn_of_unknown_variables();
   return run(commands);
 }
 

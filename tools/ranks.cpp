@@ -86,7 +86,8 @@ std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   comm::Config config;
   if (!options.backend.empty()) config.backend = options.backend;
   if (!options.algorithms.empty()) config.algorithms = options.algorithms;
-  if (options.ranks == 1) config.launch = comm::Launch{};
+  config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
+  config.launch->generation = static_cast<std::uint32_t>(options.generation);
   config.ledger = options.ledger;
   config.logger = make_logger(options.ranks == 1 ? 0 : comm::resolve_launch().rank);
   return comm::init(std::move(config));

@@ -47,6 +47,7 @@ struct JoinOptions {
   int ranks = 1;
   std::string backend;     ///< "" for TESSERA_BACKEND
   std::string algorithms;  ///< "" for TESSERA_ALGO
+  int generation = 0;      ///< counts the worlds that this process is part of one after another
   std::shared_ptr<base::Ledger> ledger;
 };
 std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options);

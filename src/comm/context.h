@@ -32,7 +32,8 @@ struct Config {
   Decorate decorate;  ///< null: nothing
 };
 
-/// The communicator of the whole world. Every rank of the job calls it; it waits for all, at longest the timeout.
+/// The communicator of the whole world. Every rank of the job calls it; it waits for all, at longest the timeout. Ranks
+/// that make several, one after another, give each a `launch->generation` of its own, counting up.
 /// Throws InvalidUsage (settings), Timeout (ranks that never came), SystemError.
 TESSERA_API std::unique_ptr<Communicator> init(Config config = {});
 

@@ -21,6 +21,9 @@ struct Launch {
   std::string job;            ///< what this run's ranks have in common and no other run of this user has
   bool job_is_local = false;  ///< ranks on other hosts have another `job`: the launcher names none
   std::uint64_t restart = 0;  ///< how often the launcher has started this run again; part of `job` too
+  /// Which of the worlds that these processes make one after another: a rank that is done with one, and comes for the
+  /// next, must not knock at the one before, where others still work. No launcher says it: the program counts.
+  std::uint32_t generation = 0;
 };
 
 /// Looks a variable up; nothing where it is unset or empty.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <set>
 #include <thread>
 
@@ -147,6 +148,26 @@ TEST(Rendezvous, AWholeWorldCanRunOnIt) {
       return x;
     }));
   for (auto& sum : sums) EXPECT_EQ(sum.get(), 3.0f);
+}
+
+TEST(Rendezvous, NobodyIsTakenForDeadOnABusyMachine) {
+  constexpr int kWorlds = 40;
+  constexpr int kRanks = 4;
+  std::atomic<int> lost{0};
+  std::atomic<int> opened{0};
+  std::vector<std::thread> ranks;
+  for (int i = 0; i < kWorlds * kRanks; ++i)
+    ranks.emplace_back([&, i] {
+      const std::string job = "busy-" + std::to_string(::getpid()) + "-" + std::to_string(i / kRanks);
+      const Launch launch{.launcher = "test", .rank = i % kRanks, .size = kRanks, .local_size = kRanks, .job = job};
+      const auto met = meet({.launch = launch, .timeout = 20s, .master = {}, .token = {}, .host_id = {}});
+      const auto channel = met->open_channel("test", {.lost = [&](int) { ++lost; }, .message = {}});
+      ++opened;
+      std::this_thread::sleep_for(1s);  // longer than a process that ended may take for its last words
+    });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(opened.load(), kWorlds * kRanks);
+  EXPECT_EQ(lost.load(), 0);
 }
 
 TEST(Missing, RanksAreNamedByAllWhoCame) {

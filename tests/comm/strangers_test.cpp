@@ -94,9 +94,9 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
       pollfd entry{listener.get(), POLLIN, 0};
       if (::poll(&entry, 1, 20) <= 0) continue;
       const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(guest, std::string("c\x4c\x00\x00\x00", 5) + "tessera:" + std::string("\x02\x00\x00\x00", 4) +
+      send_bytes(guest, std::string("c\x4c\x00\x00\x00", 5) + "tessera:" + std::string("\x03\x00\x00\x00", 4) +
                             std::string(64, 'n'));
-      if (read_all(guest, 1s, 5 + 16 + 2 + 5 + 64).empty()) continue;
+      if (read_all(guest, 1s, 5 + 20 + 2 + 5 + 64).empty()) continue;
       send_bytes(guest, std::string("a\x23\x00\x00\x00", 5) + std::string(35, '\0'));
       ++welcomed;
     }
@@ -116,7 +116,7 @@ TEST(Strangers, OfAnotherVersionAreNamed) {
   auto one = come(meeting(1, 2, port_of(listener)));
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
   send_bytes(guest, std::string("c\x0c\x00\x00\x00", 5) + "tessera:" + std::string("\x63\x00\x00\x00", 4));
-  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 2"), std::string::npos);
+  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 3"), std::string::npos);
 }
 
 TEST(Strangers, ThatAreNoRankZeroAreNamed) {
@@ -173,6 +173,26 @@ TEST(Refused, IsAnEarlierRestartAndALaterOneWaits) {
   auto zero = come(restarted(0, 2));
   EXPECT_EQ(one.get().error, "");
   EXPECT_EQ(zero.get().error, "");
+}
+
+TEST(Refused, IsNobodyWhoComesForTheNextWorldWhileThisOneIsInUse) {
+  const int port = free_port();
+  const auto of_world = [&](int rank, std::uint32_t generation) {
+    Meeting one = meeting(rank, 2, port);
+    one.launch.generation = generation;
+    return one;
+  };
+  auto zero = come(of_world(0, 0));
+  auto one = come(of_world(1, 0));
+  Outcome first = zero.get();
+  EXPECT_EQ(first.error, "");
+  EXPECT_EQ(one.get().error, "");  // and it leaves
+  auto next = come(of_world(1, 1));
+  EXPECT_EQ(next.wait_for(500ms), std::future_status::timeout) << next.get().error;
+  first.bootstrap.reset();  // rank 0 leaves too
+  auto zero_again = come(of_world(0, 1));
+  EXPECT_EQ(next.get().error, "");
+  EXPECT_EQ(zero_again.get().error, "");
 }
 
 TEST(Refused, IsWhoComesTooLate) {

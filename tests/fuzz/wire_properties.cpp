@@ -94,7 +94,7 @@ std::string broken_property(std::string_view bytes, const std::vector<Again>& me
 }
 
 std::vector<std::string> seeds() {
-  Hello hello{.rank = 3, .size = 4, .restart = 2, .run = "10.0.0.1.29500.abc.2"};
+  Hello hello{.rank = 3, .size = 4, .restart = 2, .generation = 5, .run = "10.0.0.1.29500.abc.2"};
   hello.nonce.fill(0x5a);
   hello.proof.fill(0xa5);
   const std::vector<std::pair<Type, std::string>> sent = {

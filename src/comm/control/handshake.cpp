@@ -1,5 +1,7 @@
 #include "tessera/comm/control/handshake.h"
 
+#include <utility>
+
 namespace tessera::comm {
 namespace {
 
@@ -20,8 +22,19 @@ Digest prove_answer(const Digest& key, const wire::Challenge& challenge, const w
   return prove(key, "answer" + wire::encode(challenge) + wire::encode(hello) + wire::encode(answer));
 }
 
-std::string start_of(const std::string& run, std::uint64_t restart) {
-  return "run '" + run + "'" + (restart > 0 ? ", restart " + std::to_string(restart) : "");
+/// Of a hello or an identity.
+template <class T>
+std::string start_of(const T& who) {
+  const auto part = [](const char* name, std::uint64_t number) {
+    return number > 0 ? std::string(", ") + name + " " + std::to_string(number) : "";
+  };
+  return "run '" + who.run + "'" + part("restart", who.restart) + part("generation", who.generation);
+}
+
+/// Counts up from one start of a run to the next, and within one from world to world.
+template <class T>
+std::pair<std::uint64_t, std::uint32_t> age_of(const T& who) {
+  return {who.restart, who.generation};
 }
 
 }  // namespace
@@ -35,13 +48,12 @@ Judgement judge(const Identity& self, const wire::Challenge& challenge, const wi
   answer.verdict = wire::Verdict::refused;
   if (!judgement.proven) {
     answer.text = who + " has another TESSERA_TOKEN than rank 0";
-  } else if (hello.restart > self.restart) {
+  } else if (age_of(hello) > age_of(self)) {
     answer.verdict = wire::Verdict::try_again;
-    answer.text = who + " belongs to " + start_of(hello.run, hello.restart) + ", but the rank 0 that answers to " +
-                  start_of(self.run, self.restart);
-  } else if (hello.run != self.run || hello.restart != self.restart) {
-    answer.text = who + " belongs to " + start_of(hello.run, hello.restart) + ", rank 0 to " +
-                  start_of(self.run, self.restart) + ": it is left from another start, or TESSERA_RUN_ID differs";
+    answer.text = who + " belongs to " + start_of(hello) + ", but the rank 0 that answers to " + start_of(self);
+  } else if (hello.run != self.run || age_of(hello) != age_of(self)) {
+    answer.text = who + " belongs to " + start_of(hello) + ", rank 0 to " + start_of(self) +
+                  ": it is left from another start, or TESSERA_RUN_ID differs";
   } else if (complete) {
     answer.text = "the world of " + std::to_string(self.size) + " ranks is complete; " + who + " comes too late";
   } else if (hello.size != static_cast<std::uint32_t>(self.size)) {
@@ -64,6 +76,7 @@ std::optional<Admission> ask_for_admission(Connection& connection, const Identit
   hello.rank = static_cast<std::uint32_t>(self.rank);
   hello.size = static_cast<std::uint32_t>(self.size);
   hello.restart = self.restart;
+  hello.generation = self.generation;
   hello.run = self.run;
   std::optional<wire::Challenge> challenge;
   std::optional<wire::Answer> answer;
@@ -99,7 +112,8 @@ std::optional<Admission> ask_for_admission(Connection& connection, const Identit
 }
 
 Digest world_token(const Identity& self, const Digest& session) {
-  return prove(self.key, "world" + to_hex(session) + std::to_string(self.restart) + "/" + self.run);
+  return prove(self.key, "world" + to_hex(session) + std::to_string(self.restart) + "/" +
+                             std::to_string(self.generation) + "/" + self.run);
 }
 
 }  // namespace tessera::comm

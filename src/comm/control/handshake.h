@@ -21,6 +21,7 @@ struct Identity {
   int size = 1;
   std::string run;  ///< "" where it has no name that all hosts know
   std::uint64_t restart = 0;
+  std::uint32_t generation = 0;
   Digest key{};
 };
 

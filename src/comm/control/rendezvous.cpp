@@ -39,7 +39,8 @@ Star::Parts parts_of(const Meeting& meeting, Deadline deadline) {
   parts.self = {.rank = meeting.launch.rank,
                 .size = meeting.launch.size,
                 .run = meeting.launch.job.substr(0, wire::kLongestText),
-                .restart = meeting.launch.restart};
+                .restart = meeting.launch.restart,
+                .generation = meeting.launch.generation};
   parts.context = std::make_unique<boost::asio::io_context>(1);
   parts.host_id = meeting.host_id;
   parts.deadline = deadline;

@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -214,12 +215,16 @@ void Switchboard::gone(int rank, bool in_good_order) {
 /// connection open, and when rank 0 has left. Old kernels have none: then the connections must do.
 void Switchboard::watch_process(int rank, int pid) {
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-  if (fd < 0) return;
-  auto& process = processes_.emplace_back(context_, fd);
-  auto& timer = timers_.emplace_back(context_);
-  process.async_wait(asio::posix::stream_descriptor::wait_read, [this, rank, &timer](const error_code& error) {
+  if (fd >= 0) await_end(rank, processes_.emplace_back(context_, fd));
+}
+
+void Switchboard::await_end(int rank, asio::posix::stream_descriptor& process) {
+  process.async_wait(asio::posix::stream_descriptor::wait_read, [this, rank, &process](const error_code& error) {
     if (error) return;
-    timer.expires_after(kLastWordsTime);
+    // Asio may pass on what befell a closed descriptor whose place in its tables this one has taken.
+    pollfd entry{process.native_handle(), POLLIN, 0};
+    if (::poll(&entry, 1, 0) <= 0) return await_end(rank, process);
+    auto& timer = timers_.emplace_back(context_, kLastWordsTime);
     timer.async_wait([this, rank](const error_code& cancelled) {
       if (!cancelled) gone(rank, false);
     });

@@ -137,6 +137,7 @@ std::string encode(const Hello& hello) {
       .number(hello.rank)
       .number(hello.size)
       .number(hello.restart)
+      .number(hello.generation)
       .text(hello.run)
       .digest(hello.nonce)
       .digest(hello.proof)
@@ -149,6 +150,7 @@ std::optional<Hello> decode_hello(std::string_view payload) {
   hello.rank = reader.number<std::uint32_t>();
   hello.size = reader.number<std::uint32_t>();
   hello.restart = reader.number<std::uint64_t>();
+  hello.generation = reader.number<std::uint32_t>();
   hello.run = reader.text();
   hello.nonce = reader.digest();
   hello.proof = reader.digest();

@@ -14,7 +14,7 @@
 namespace tessera::comm::wire {
 
 /// Of everything in this file: ranks of different versions refuse each other.
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 
 /// A frame is its type, the length of its payload (4 bytes, lowest first), and the payload.
 enum class Type : char {
@@ -71,6 +71,7 @@ struct Hello {
   std::uint32_t rank = 0;
   std::uint32_t size = 0;
   std::uint64_t restart = 0;
+  std::uint32_t generation = 0;
   std::string run;
   Digest nonce{};
   Digest proof{};
@@ -78,7 +79,7 @@ struct Hello {
 enum class Verdict : std::uint8_t {
   welcome = 0,
   refused = 1,    ///< for good
-  try_again = 2,  ///< rank 0 is of an earlier start, and will give way
+  try_again = 2,  ///< rank 0 is of an earlier start or world, and will give way
 };
 struct Answer {
   Verdict verdict = Verdict::welcome;

@@ -1,0 +1,190 @@
+"""Runs the tool under launchers: what they are called, what their ranks find in the environment, and how it ended."""
+
+import collections
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+TOOL = os.environ["TESSERA_TOOL"]
+RANKS = 4
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 200
+
+Ended = collections.namedtuple("Ended", "code out err seconds")
+
+FOREIGN = ("TESSERA_", "OMPI_", "PMIX_", "PMI_", "PALS_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_")
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(**changes):
+    """This one, without what a launcher around the test has left in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in TORCHRUN}
+    kept.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TESSERA_TIMEOUT="20s")
+    kept.update({name: str(value) for name, value in changes.items()})
+    return kept
+
+
+def program(name):
+    found = shutil.which(name)
+    if found is None:
+        raise AssertionError(f"{name} is not installed: scripts/setup --tests does that")
+    return found
+
+
+def start(command, env=None):
+    """In a session of its own, so that all of it can be ended."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=env or environment(), start_new_session=True)
+
+
+def end(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+def finish(process, seconds=60):
+    begin = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        end(process)
+        raise AssertionError(f"{process.args} did not end within {seconds} s") from None
+    return Ended(process.returncode, out, err, time.monotonic() - begin)
+
+
+def run(command, env=None, seconds=60):
+    return finish(start(command, env), seconds)
+
+
+class Job:
+    """Processes that somebody started: one launcher, or ranks by themselves."""
+
+    def __init__(self, processes, beside=None):
+        self.processes = processes
+        self.beside = beside  # is closed with it
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.returncode is None:
+                end(process)
+        if self.beside is not None:
+            self.beside.close()
+
+    def finish(self, seconds=60):
+        """Codes, outputs and errors one after the other; the code that says most."""
+        begin = time.monotonic()
+        with self:
+            ended = [finish(process, max(0.1, begin + seconds - time.monotonic())) for process in self.processes]
+        return Ended(max((one.code for one in ended), key=abs), "".join(one.out for one in ended), "".join(one.err for one in ended),
+                     time.monotonic() - begin)
+
+
+def start_each(command, places, beside=None):
+    """One process for each place, a place being what the rank finds in its environment."""
+    return Job([start(command, environment(**place)) for place in places], beside)
+
+
+class Plain:
+    """The tool itself starts the ranks."""
+
+    def start(self, command, **env):
+        return Job([start([*command, "--ranks", str(RANKS)], environment(**env))])
+
+
+class Mpirun:
+    OPTIONS = {"openmpi": ["--oversubscribe", "--bind-to", "none"], "mpich": []}
+
+    def __init__(self, kind, ranks=RANKS):
+        self.prefix = [program(f"mpirun.{kind}"), *self.OPTIONS[kind], "-n", str(ranks)]
+
+    def start(self, command, **env):
+        return Job([start([*self.prefix, *command], environment(**env))])
+
+
+class Torchrun:
+    """What torchrun sets. Rank 0 must not take its MASTER_PORT: it is taken, as torchrun's own agent may do."""
+
+    def __init__(self, restart=0):
+        self.restart = restart
+
+    def start(self, command, **env):
+        agent = socket.create_server(("127.0.0.1", 0))
+        common = dict(WORLD_SIZE=RANKS, LOCAL_WORLD_SIZE=RANKS, MASTER_ADDR="127.0.0.1", MASTER_PORT=agent.getsockname()[1],
+                      TORCHELASTIC_RUN_ID=f"test-{os.getpid()}", TORCHELASTIC_RESTART_COUNT=self.restart, **env)
+        return start_each(command, [dict(common, RANK=r, LOCAL_RANK=r) for r in range(RANKS)], agent)
+
+
+def pids_by_rank(mark):
+    """The living ranks that have MARK=mark in their environment, whoever started them."""
+    names = (b"TESSERA_RANK", b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"SLURM_PROCID")
+    pids = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+            if found.get(b"MARK") != mark.encode() or os.readlink(f"/proc/{pid}/exe") != os.path.realpath(TOOL):
+                continue
+        except OSError:
+            continue
+        pids.update({int(found[name]): int(pid) for name in names if name in found})
+    return pids
+
+
+def last_words(err):
+    """The tool's own lines; what a launcher says around them is its business."""
+    return [line for line in err.splitlines() if line.startswith("tessera: ")]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tessera-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.text = self.path("text.txt")
+        with open(self.text, "w", encoding="ascii") as file:
+            file.write(TEXT)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def mark(self):
+        return f"{os.getpid()}-{time.monotonic_ns()}"
+
+    def training(self, subcommand, *arguments, model="gpt-nano", steps=3):
+        return [TOOL, subcommand, "--model", model, "--steps", str(steps), "--data", self.text, "--threads", "1",
+                *map(str, arguments)]
+
+    def read_json(self, name):
+        with open(self.path(name), encoding="utf-8") as file:
+            content = json.load(file)
+        os.unlink(self.path(name))
+        return content
+
+    def assert_good(self, ended):
+        self.assertEqual(ended.code, 0, (ended.out, ended.err))
+        self.assertEqual(last_words(ended.err), [])
+
+    def assert_nobody_is_left(self, mark, seconds=5):
+        deadline = time.monotonic() + seconds
+        while pids_by_rank(mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(pids_by_rank(mark), {})
+
+
+def main():
+    """Code 77, which CTest counts as skipped, only where nothing at all could run."""
+    outcome = unittest.main(exit=False).result
+    if not outcome.wasSuccessful():
+        raise SystemExit(1)
+    raise SystemExit(77 if outcome.skipped and len(outcome.skipped) == outcome.testsRun else 0)

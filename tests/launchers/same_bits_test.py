@@ -1,0 +1,154 @@
+"""One binary under every launcher: the same parameters, bit for bit, one voice, and what a failure looks like."""
+
+import functools
+import json
+import os
+import signal
+import tempfile
+import unittest
+
+import jobs
+import slurm
+from jobs import RANKS, TOOL
+
+STRATEGIES = ["ddp", "zero1", "zero2", "fsdp", "hsdp"]
+SAID_ONCE = "bitwise equal"  # in what compare says at the end
+
+
+@functools.lru_cache(None)
+def usable(backend):
+    ended = jobs.run([TOOL, "info", "--json"])
+    return any(one["name"] == backend and one["available"] for one in json.loads(ended.out)["backends"])
+
+
+class Case(jobs.Case):
+    reference = None  # the hash after plain --ranks 4 over the default backend
+
+    def setUp(self):
+        super().setUp()
+        if Case.reference is None:
+            Case.reference = self.compare(jobs.Plain())
+
+    def compare(self, launcher, *arguments):
+        """The one hash of all strategies."""
+        with launcher.start(self.training("compare", "--json", self.path("c.json"), *arguments)) as job:
+            ended = job.finish()
+        self.assert_good(ended)
+        self.assertEqual(ended.out.count(SAID_ONCE), 1, ended.out)
+        comparison = self.read_json("c.json")
+        self.assertEqual(comparison["ranks"], RANKS)
+        if "--backend" in arguments:
+            self.assertEqual(comparison["backend"], arguments[arguments.index("--backend") + 1])
+        self.assertEqual([one["strategy"] for one in comparison["runs"]], STRATEGIES)
+        hashes = {one["final_parameters_hash"] for one in comparison["runs"]}
+        self.assertEqual(len(hashes), 1)
+        return hashes.pop()
+
+
+class Controls(Case):
+    """The checks below would see what they look for."""
+
+    def test_another_seed_gives_another_hash(self):
+        self.assertNotEqual(self.compare(jobs.Plain(), "--seed", 1), self.reference)
+
+    def test_ranks_that_know_of_no_launcher_all_speak(self):
+        with jobs.Mpirun("mpich").start(self.training("compare"), TESSERA_LAUNCHER="none") as job:
+            self.assertEqual(job.finish().out.count(SAID_ONCE), RANKS)
+
+
+class PlainTest(Case):
+    def test_every_backend_gives_the_same_bits(self):
+        for backend in filter(usable, ("tcp", "ucx", "mpi")):
+            self.assertEqual(self.compare(jobs.Plain(), "--backend", backend), self.reference, backend)
+
+
+class Launched:
+    """What every launcher must give; `launcher` is all that differs."""
+
+    kills_all = False  # a rank's death takes the others before they can speak
+
+    def test_compare_gives_the_same_bits(self):
+        for backend in filter(usable, ("shm", "tcp", "ucx")):
+            self.assertEqual(self.compare(self.launcher, "--backend", backend), self.reference, backend)
+
+    def test_compare_over_mpi_gives_the_same_bits(self):
+        if self.for_mpi is not None and usable("mpi"):
+            self.assertEqual(self.compare(self.for_mpi, "--backend", "mpi"), self.reference)
+
+    def test_train_and_bench_speak_with_one_voice(self):
+        with self.launcher.start(self.training("train", "--json", self.path("t.json"))) as job:
+            ended = job.finish()
+        self.assert_good(ended)
+        self.assertEqual([line.split()[1] for line in ended.out.splitlines() if line.startswith("step ")], ["1", "2", "3"])
+        with open(self.path("t.json"), encoding="utf-8") as file:
+            self.assertEqual(json.loads(file.readlines()[-1])["final_parameters_hash"], self.reference)
+
+        with self.launcher.start([TOOL, "bench", "all_reduce,all_gather", "--min-bytes", "1K", "--max-bytes", "4K", "--iterations", "5",
+                                  "--check", "--json", self.path("b.json")]) as job:
+            self.assert_good(job.finish())
+        results = self.read_json("b.json")
+        self.assertEqual(results["ranks"], RANKS)
+        self.assertEqual([one["wrong"] for one in results["results"]], [0] * 12)
+
+    def test_ranks_that_contradict_the_launcher_are_wrong_usage(self):
+        for command in (self.training("compare"), self.training("train"), [TOOL, "bench", "all_reduce"]):
+            with self.launcher.start([*command, "--ranks", "3"]) as job:
+                ended = job.finish()
+            self.assertEqual(ended.code, 2, ended)
+            self.assertEqual(ended.out.count("step 1"), 0)
+            words = set(jobs.last_words(ended.err))
+            self.assertEqual(len(words), 1, ended.err)
+            self.assertRegex(words.pop(), r"^tessera: --ranks 3 contradicts \w+, which started 4 ranks")
+
+    def test_a_dead_rank_is_named_by_the_others(self):
+        for backend in ("shm", "tcp"):
+            mark = self.mark()
+            with self.launcher.start(self.training("train", "--backend", backend, steps=100000), MARK=mark) as job:
+                for line in job.processes[0].stdout:
+                    if line.startswith("step 2 "):
+                        break
+                os.kill(jobs.pids_by_rank(mark)[2], signal.SIGKILL)
+                ended = job.finish(20)
+            self.assertNotEqual(ended.code, 0)
+            words = jobs.last_words(ended.err)
+            for line in words:
+                self.assertRegex(line, r"^tessera: rank [013]: (all_gather|reduce_scatter|all_reduce) #\d+ .*rank 2 died")
+            self.assertTrue(words or self.kills_all)
+            self.assert_nobody_is_left(mark)
+
+
+class OpenMpiTest(Launched, Case):
+    launcher = for_mpi = jobs.Mpirun("openmpi")
+
+
+class MpichTest(Launched, Case):
+    launcher = for_mpi = jobs.Mpirun("mpich")
+    kills_all = True
+
+
+class TorchrunTest(Launched, Case):
+    launcher = jobs.Torchrun()
+    for_mpi = None  # it starts no ranks of MPI's
+
+    def test_a_later_start_is_a_run_of_its_own(self):
+        self.assertEqual(self.compare(jobs.Torchrun(restart=1), "--backend", "tcp"), self.reference)
+
+
+class SlurmTest(Launched, Case):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="tessera-slurm-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.cluster = slurm.Slurm(folder.name).start()
+        cls.addClassCleanup(cls.cluster.stop)
+        cls.launcher = cls.cluster.srun()
+        cls.for_mpi = None
+
+    def test_compare_over_either_mpi_gives_the_same_bits(self):
+        if usable("mpi"):
+            for plugin in ("pmix", "pmi2"):  # Open MPI's way, and MPICH's
+                self.assertEqual(self.compare(self.cluster.srun(f"--mpi={plugin}"), "--backend", "mpi"), self.reference, plugin)
+
+
+if __name__ == "__main__":
+    jobs.main()

@@ -1,0 +1,128 @@
+"""A Slurm of one node for one test: the real daemons, with all they keep in one folder, and gone with it."""
+
+import ctypes
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import jobs
+
+CONFIGURATION = """
+ClusterName=tessera
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmctldPort={control_port}
+SlurmdPort={node_port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MailProg=/bin/true
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Slurm:
+    def __init__(self, folder):
+        self.folder = folder
+        self.daemons = []
+        for name in ("state", "spool"):
+            os.mkdir(os.path.join(folder, name))
+        with open(os.open(self.path("munge.key"), os.O_WRONLY | os.O_CREAT, 0o400), "wb") as key:
+            key.write(os.urandom(1024))
+        with open(self.path("slurm.conf"), "w", encoding="ascii") as file:
+            file.write(CONFIGURATION.format(host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=folder,
+                                            control_port=free_port(), node_port=free_port()))
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start(self):
+        try:
+            self.daemon("munged", "--foreground", "--force",
+                        *(f"--{option}={self.path('munge.' + end)}" for option, end in (
+                            ("socket", "socket"), ("key-file", "key"), ("log-file", "log"), ("pid-file", "pid"), ("seed-file", "seed"))))
+            self.wait(lambda: os.path.exists(self.path("munge.socket")))
+            self.daemon("slurmctld", "-D")
+            self.daemon("slurmd", "-D")
+            self.wait(lambda: self.ask("sinfo", "-h", "-o", "%t") == "idle")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def daemon(self, name, *arguments):
+        with open(self.path(name + ".out"), "wb") as out:
+            self.daemons.append(subprocess.Popen([jobs.program(name), *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                                 env=self.environment(), preexec_fn=die_with_parent))
+
+    def ask(self, *command):
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=20, check=False)
+        return done.stdout.strip()
+
+    def wait(self, ready, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not ready():
+            ended = [daemon.args[0] for daemon in self.daemons if daemon.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                raise AssertionError(f"Slurm does not come up; ended: {ended}; {self.logs()}")
+            time.sleep(0.05)
+
+    def logs(self):
+        texts = []
+        for name in sorted(os.listdir(self.folder)):
+            if name.endswith((".out", ".log")):
+                with open(self.path(name), errors="replace") as file:
+                    texts.append(f"{name}: {file.read()[-1000:]}")
+        return "\n".join(texts)
+
+    def environment(self, **changes):
+        return jobs.environment(SLURM_CONF=self.path("slurm.conf"), **changes)
+
+    def srun(self, *options):
+        return Srun(self, options)
+
+    def stop(self):
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+        for daemon in reversed(self.daemons):
+            try:
+                daemon.wait(5)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self.daemons = []
+
+
+class Srun:
+    def __init__(self, cluster, options):
+        self.cluster = cluster
+        self.prefix = [jobs.program("srun"), *options, "-n", str(jobs.RANKS)]
+
+    def start(self, command, **env):
+        return jobs.Job([jobs.start([*self.prefix, *command], self.cluster.environment(**env))])

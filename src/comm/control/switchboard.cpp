@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -215,10 +216,15 @@ void Switchboard::gone(int rank, bool in_good_order) {
 void Switchboard::watch_process(int rank, int pid) {
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (fd < 0) return;
-  auto& process = processes_.emplace_back(context_, fd);
-  auto& timer = timers_.emplace_back(context_);
-  process.async_wait(asio::posix::stream_descriptor::wait_read, [this, rank, &timer](const error_code& error) {
+  await_end(rank, processes_.emplace_back(context_, fd), timers_.emplace_back(context_));
+}
+
+void Switchboard::await_end(int rank, asio::posix::stream_descriptor& process, asio::steady_timer& timer) {
+  process.async_wait(asio::posix::stream_descriptor::wait_read, [&, this, rank](const error_code& error) {
     if (error) return;
+    // Asio may hand the event of a descriptor that was closed to the next one that it registers: look for oneself.
+    pollfd ended{process.native_handle(), POLLIN, 0};
+    if (::poll(&ended, 1, 0) <= 0) return await_end(rank, process, timer);
     timer.expires_after(kLastWordsTime);
     timer.async_wait([this, rank](const error_code& cancelled) {
       if (!cancelled) gone(rank, false);

@@ -39,9 +39,25 @@ struct Rank {
   std::uint32_t next_tag = 0;
   bool crowded = false;  // more ranks than cores
 
+  /// Waits as the library's progress does: spins, then yields, then sleeps.
   void until(std::size_t done) {
-    for (std::uint32_t turn = 0; counter.done < done; ++turn)
-      if (!transport->poll(turn % 256 == 0) && crowded) std::this_thread::yield();
+    Clock::time_point idle_since = Clock::now();
+    for (std::uint32_t turn = 1; counter.done < done; ++turn) {
+      const bool moved = transport->poll(turn % 256 == 0);
+      if (moved || (turn % 32 != 0 && !crowded)) {
+        if (moved && turn % 16 == 0) idle_since = Clock::now();
+        continue;
+      }
+      const auto idle = Clock::now() - idle_since;
+      if (idle < std::chrono::microseconds(20) && !crowded) continue;
+      if (idle < std::chrono::microseconds(60)) {
+        std::this_thread::yield();
+        continue;
+      }
+      if (!transport->poll(true) && transport->sleeper().arm())
+        transport->sleeper().sleep(std::chrono::milliseconds(100));
+      idle_since = Clock::now() - std::chrono::microseconds(20);
+    }
   }
   Message message(std::byte* data, std::size_t bytes, int peer, std::uint32_t number) {
     Message m;

@@ -4,8 +4,8 @@
     bench/against_pytorch.py build/release TORCH_SCRIPT [--pairs 5] [--python /usr/bin/python3]
 
 TORCH_SCRIPT trains the same model with PyTorch and prints, with --json, one line with "tokens_per_second_per_rank" and
-"gflops_per_rank". Then two ranks under ddp and fsdp against one rank that has a busy neighbour core. Everything is a ratio within one
-run; medians are what counts. Leave the machine alone meanwhile.
+"gflops_per_rank". Everything is a ratio within one run; medians are what counts. Leave the machine alone meanwhile. Two ranks against
+one: two_ranks.py.
 """
 import argparse
 import json
@@ -13,13 +13,11 @@ import os
 import re
 import statistics
 import subprocess
-import tempfile
 
 parser = argparse.ArgumentParser()
 parser.add_argument("build")
 parser.add_argument("torch_script")
 parser.add_argument("--pairs", type=int, default=5)
-parser.add_argument("--rank-pairs", type=int, default=5, help="of two ranks against one")
 parser.add_argument("--python", default="/usr/bin/python3")
 options = parser.parse_args()
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -36,19 +34,6 @@ def sgemm():
     return float(re.search(r"flops=([0-9.]+)G", out).group(1))
 
 
-def training(ranks, strategy, folder, name):
-    path = os.path.join(folder, name)
-    command = [f"{options.build}/tessera", "train", "--model", "gpt-mini", "--ranks", str(ranks), "--global-batch", str(8 * ranks), "--threads",
-               "1", "--steps", "9", "--strategy", strategy, "--json", path]
-    return path, subprocess.Popen(command, env=ONE_THREAD, stdout=subprocess.DEVNULL)
-
-
-def tokens_per_rank(path, ranks):
-    with open(path) as file:
-        steps = [json.loads(line) for line in file]
-    return statistics.median(step["tokens_per_second"] for step in steps[2:] if "step" in step) / ranks
-
-
 ratios, shares = [], []
 print("pair  ours tokens/s  PyTorch tokens/s  ratio  ours GFLOP/s  sgemm GFLOP/s  share")
 for pair in range(options.pairs):
@@ -61,21 +46,3 @@ for pair in range(options.pairs):
           f"  {peak:13.1f}  {shares[-1]:5.2f}", flush=True)
 if ratios:
     print(f"median ratio {statistics.median(ratios):.2f}, median share of sgemm {statistics.median(shares):.2f}")
-
-with tempfile.TemporaryDirectory() as folder:
-    losses = {"ddp": [], "fsdp": []}
-    for pair in range(options.rank_pairs):
-        runs = [training(1, "ddp", folder, f"alone{i}.json") for i in range(2)]  # each the other's busy neighbour
-        for _, process in runs:
-            process.wait()
-        alone = statistics.mean(tokens_per_rank(path, 1) for path, _ in runs)
-        line = f"one rank beside a busy core {alone:.0f} tokens/s"
-        for strategy in losses:
-            path, process = training(2, strategy, folder, f"{strategy}.json")
-            process.wait()
-            rate = tokens_per_rank(path, 2)
-            losses[strategy].append(1 - rate / alone)
-            line += f"; {strategy} {rate:.0f} per rank ({100 * losses[strategy][-1]:+.1f}% lost)"
-        print(line, flush=True)
-    for strategy, values in losses.items():
-        print(f"{strategy}: median loss per rank {100 * statistics.median(values):.1f}%")

@@ -6,6 +6,12 @@ function(tessera_layer name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
+# How much longer a test may take: the sanitizers cost 3 to 20 times.
+set(TESSERA_PATIENCE 1)
+if(TESSERA_SANITIZE)
+  set(TESSERA_PATIENCE 3)
+endif()
+
 # tessera_test(NAME SOURCES ... [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE])
 # One executable of GoogleTest cases, registered case by case. WHOLE: one ctest entry for the whole executable.
 function(tessera_test name)
@@ -13,6 +19,7 @@ function(tessera_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
+  math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * ${TESSERA_PATIENCE}")
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
   endif()

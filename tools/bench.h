@@ -1,6 +1,7 @@
 // The options of `tessera bench`, and what they mean.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -26,15 +27,23 @@ struct BenchOptions {
   int warmup = 5;
   bool check = false;
   bool csv = false;
+  bool cold = false;
+  bool overlap = false;
   std::string json;
-  std::string only;  ///< set in the ranks: the backend that this process runs
+  std::string plot;
+  std::string tune;
+  std::string only;                       ///< set in the ranks: the backend that this process runs
+  std::optional<std::string> algorithms;  ///< set in the ranks of --tune: as TESSERA_ALGO, "" for the backend's choice
 };
+
+/// The options as `command` parses them.
+void add_bench_options(CLI::App& command, BenchOptions& options);
 
 /// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what
 /// to do.
 BenchPlan make_bench_plan(const BenchOptions& options, int ranks);
 
-/// Writes the JSON, and throws CheckFailed (exit code 1) where a value was wrong.
+/// Writes JSON and plot, and throws CheckFailed (exit code 1) where a value was wrong.
 void finish_bench(const BenchOptions& options, const BenchReport& report);
 
 class CheckFailed : public std::runtime_error {

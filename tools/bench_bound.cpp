@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "tools/bench_cold.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -109,6 +111,12 @@ void PrivateMemory::run(const BenchTraffic& traffic, Stores stores) const {
   } else {
     combine_pass({from, 0, 1, to, traffic.copied}, stores);
   }
+}
+
+void PrivateMemory::evict(const BenchTraffic& traffic) const {
+  const std::size_t piece = rounded_up(traffic.combined);
+  tools::evict({from_.bytes_at(0), piece * static_cast<std::size_t>(traffic.sources) + traffic.copied});
+  tools::evict({to_.bytes_at(0), piece + traffic.copied});
 }
 
 }  // namespace tessera::tools

@@ -20,6 +20,8 @@ class PrivateMemory {
 
   /// One pass: what `traffic` says, once.
   void run(const BenchTraffic& traffic, Stores stores) const;
+  /// Takes what such a pass touches out of the caches.
+  void evict(const BenchTraffic& traffic) const;
 
  private:
   base::Buffer from_;

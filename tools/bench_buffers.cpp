@@ -1,21 +1,13 @@
 #include "tools/bench_buffers.h"
 
-#include <algorithm>
 #include <array>
 
-#include "tessera/base/env.h"
-#include "tessera/comm/context.h"
+#include "tools/bench_cold.h"
 
 namespace tessera::tools {
 namespace {
 
 using Id = BenchOp::Id;
-
-std::string value_of_variable(std::string_view name) {
-  for (const base::EnvVariable& variable : comm::variables())
-    if (variable.name == name) return base::env_or_default(variable);
-  return "";
-}
 
 }  // namespace
 
@@ -47,6 +39,11 @@ comm::Work BenchCall::start(comm::Communicator& world) const {
       break;
   }
   return world.barrier();
+}
+
+void BenchCall::evict() const {
+  tools::evict({static_cast<const std::byte*>(in.data), in.bytes()});
+  tools::evict({static_cast<const std::byte*>(out.data), out.bytes()});
 }
 
 BenchBuffers::BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data,
@@ -99,17 +96,6 @@ BenchCall BenchBuffers::call(const BenchShape& shape, bool in_place) const {
           {at.out, shape.out_count, data_.dtype, {}},
           bench_reduce_op(data_.redop, rank_),
           data_.root};
-}
-
-AlgorithmNames::AlgorithmNames(const comm::Capabilities& capabilities)
-    : known_(capabilities.algorithms), chosen_(value_of_variable("TESSERA_ALGO"), known_) {}
-
-std::string AlgorithmNames::name(comm::OpKind kind, std::uint64_t bytes) const {
-  if (const std::string_view chosen = chosen_.choose(kind, bytes); !chosen.empty()) return std::string(chosen);
-  const std::string prefix = std::string(comm::name_of(kind)) + "=";
-  const auto fits = [&](const std::string& entry) { return entry.starts_with(prefix); };
-  if (std::count_if(known_.begin(), known_.end(), fits) != 1) return "auto";
-  return std::find_if(known_.begin(), known_.end(), fits)->substr(prefix.size());
 }
 
 }  // namespace tessera::tools

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "tessera/base/memory.h"
-#include "tessera/comm/algorithms.h"
 #include "tessera/comm/communicator.h"
 #include "tools/bench_data.h"
 
@@ -18,6 +17,8 @@ struct BenchCall {
   comm::ReduceOp op = {};
   int root = 0;
   comm::Work start(comm::Communicator& world) const;
+  /// Takes its buffers out of the caches.
+  void evict() const;
 };
 
 /// In place one of the two buffers serves both sides: the larger one.
@@ -41,18 +42,6 @@ class BenchBuffers {
   const int rank_;
   base::Buffer in_;
   base::Buffer out_;
-};
-
-/// Which algorithm carries an operation at a size, as far as can be told from outside: TESSERA_ALGO's choice; else the
-/// only one that the backend has; else "auto".
-class AlgorithmNames {
- public:
-  explicit AlgorithmNames(const comm::Capabilities& capabilities);
-  std::string name(comm::OpKind kind, std::uint64_t bytes) const;
-
- private:
-  const std::vector<std::string> known_;
-  const comm::AlgorithmTable chosen_;
 };
 
 }  // namespace tessera::tools

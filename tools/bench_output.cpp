@@ -2,20 +2,30 @@
 
 #include <fmt/format.h>
 
+#include "tools/bench_plot.h"
+#include "tools/bench_summary.h"
+#include "tools/machine.h"
 #include "tools/version.h"
 
 namespace tessera::tools {
 namespace {
 
-constexpr const char* kHeader =
-    "#                                                              out-of-place                       in-place        "
-    "  "
-    "           out-of-place (us)\n"
-    "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  "
-    "#wrong"
-    "      p50      p99      min      max\n"
-    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)    "
-    "    \n";
+/// nccl-tests', as far as its columns go.
+std::string header(const BenchPlan& plan) {
+  const std::string more[3] = {"           out-of-place (us)", "      p50      p99      min      max", ""};
+  const std::string overlap[3] = {"       out-of-place", "  overlap", "      (%)"};
+  const char* lines[3] = {
+      "#                                                              out-of-place                       in-place      "
+      "    ",
+      "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  "
+      "#wrong",
+      "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)  "
+      "      "};
+  std::string text;
+  for (int i = 0; i < 3; ++i)
+    text += lines[i] + (plan.overlap ? fmt::format("{:<36}", more[i]) + overlap[i] : more[i]) + "\n";
+  return text;
+}
 
 /// A time in the seven columns that nccl-tests gives it: fewer decimals for longer ones.
 std::string time_text(double microseconds) {
@@ -39,19 +49,21 @@ std::string table_line(const BenchPlan& plan, const BenchRow& row) {
   const BenchOp& op = bench_op(r.op);
   const BenchShape shape = bench_shape(op, r.bytes, plan.dtype, plan.ranks);
   const BenchTimes& t = r.time_us;
-  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}  {:>7}  {:>7}  {:>7}  {:>7}\n", r.bytes, shape.count,
+  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}  {:>7}  {:>7}  {:>7}  {:>7}{}\n", r.bytes, shape.count,
                      r.dtype, redop_of(plan, op), root_of(plan, op), side(&r),
                      side(row.in_place ? &*row.in_place : nullptr), time_text(t.median), time_text(t.p99),
-                     time_text(t.min), time_text(t.max));
+                     time_text(t.min), time_text(t.max),
+                     r.overlap_percent ? fmt::format("  {:>7.1f}", *r.overlap_percent) : "");
 }
 
 std::string csv_line(const BenchPlan& plan, const BenchResult& r) {
   const BenchOp& op = bench_op(r.op);
-  return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks, r.bytes,
-                     bench_shape(op, r.bytes, plan.dtype, plan.ranks).count, r.dtype, redop_of(plan, op),
+  return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks,
+                     r.bytes, bench_shape(op, r.bytes, plan.dtype, plan.ranks).count, r.dtype, redop_of(plan, op),
                      root_of(plan, op), r.in_place ? "true" : "false", r.memory, r.algorithm, r.time_us.median,
                      r.time_us.p99, r.time_us.min, r.time_us.max, r.algbw_gbps, r.busbw_gbps,
-                     r.wrong ? fmt::to_string(*r.wrong) : "", r.bound_us);
+                     r.wrong ? fmt::to_string(*r.wrong) : "", r.bound_us,
+                     r.overlap_percent ? fmt::to_string(*r.overlap_percent) : "");
 }
 
 }  // namespace
@@ -60,11 +72,14 @@ std::string BenchReport::begin() {
   if (csv_)
     return "backend,op,ranks,bytes,count,dtype,redop,root,in_place,memory,algorithm,median_us,p99_us,min_us,max_us,"
            "algbw_gbps,"
-           "busbw_gbps,wrong,bound_us\n";
-  return fmt::format(
-      "# tessera {} bench: ranks {}, memory {}, time is the median over iterations of the slowest rank's, GB = 1e9 "
-      "bytes\n",
-      kVersion, plan_.ranks, plan_.communicator_memory ? "communicator" : "ordinary");
+           "busbw_gbps,wrong,bound_us,overlap_percent\n";
+  return fmt::format("# {}, time is the median over iterations of the slowest rank's, GB = 1e9 bytes\n", setting());
+}
+
+std::string BenchReport::setting() const {
+  return fmt::format("tessera {} bench: ranks {}, memory {}, caches {}", kVersion, plan_.ranks,
+                     plan_.communicator_memory ? "communicator" : "ordinary",
+                     plan_.cold ? "cold (buffers flushed before each call)" : "warm");
 }
 
 std::string BenchReport::add(const MemcpySpeed& speed) {
@@ -81,7 +96,7 @@ std::string BenchReport::begin_block(const BenchResult& first) {
   const std::string before = end_block();
   block_begin_ = results_.size();
   if (csv_) return "";
-  return before + fmt::format("#\n# {}, backend {}\n#\n{}", first.op, first.backend, kHeader);
+  return before + fmt::format("#\n# {}, backend {}\n#\n{}", first.op, first.backend, header(plan_));
 }
 
 std::string BenchReport::end_block() {
@@ -93,8 +108,9 @@ std::string BenchReport::end_block() {
     speed += results_[i].busbw_gbps;
   }
   const std::string checked = plan_.check ? fmt::format("{} {}", wrong, wrong == 0 ? "OK" : "FAILED") : "not checked";
-  return fmt::format("# Out of bounds values : {}\n# Avg bus bandwidth    : {:g}\n", checked,
-                     speed / static_cast<double>(results_.size() - block_begin_));
+  return fmt::format("# Out of bounds values : {}\n# Avg bus bandwidth    : {:g}\n# Fit of the time       : {}\n",
+                     checked, speed / static_cast<double>(results_.size() - block_begin_),
+                     fit_line(std::span(results_).subspan(block_begin_)));
 }
 
 std::string BenchReport::add(const BenchRow& row) {
@@ -106,15 +122,27 @@ std::string BenchReport::add(const BenchRow& row) {
   return row.in_place ? text + csv_line(plan_, *row.in_place) : text;
 }
 
-std::string BenchReport::end() { return end_block(); }
+std::string BenchReport::end() {
+  std::string text = end_block();
+  if (!csv_ && plan_.backends.size() > 1) text += side_by_side(results_);
+  return text;
+}
 
 nlohmann::ordered_json BenchReport::json() const {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   for (const BenchResult& result : results_) results.push_back(to_json(result));
+  nlohmann::ordered_json fits = nlohmann::ordered_json::array();
+  for (const BackendFit& fit : fits_of(results_)) fits.push_back(to_json(fit));
   const MemcpySpeed speed = memcpy_.value_or(MemcpySpeed{});
   return {{"ranks", plan_.ranks},
           {"results", results},
+          {"fits", fits},
+          {"cold", plan_.cold},
           {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+}
+
+std::string BenchReport::plot() const {
+  return bench_plot(results_, fmt::format("{}, {}", setting(), base::name_of(plan_.dtype)), machine_line());
 }
 
 std::string BenchReport::failure() const {

@@ -23,8 +23,11 @@ class BenchReport {
   nlohmann::ordered_json json() const;
   /// One line that names what was wrong; "" where nothing was.
   std::string failure() const;
+  /// The results as SVG.
+  std::string plot() const;
 
  private:
+  std::string setting() const;
   std::string begin_block(const BenchResult& first);
   std::string end_block();
 

@@ -6,41 +6,19 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
-#include "tessera/base/stream.h"
 #include "tools/bench_bound.h"
 #include "tools/bench_buffers.h"
+#include "tools/bench_cold.h"
 #include "tools/bench_data.h"
+#include "tools/bench_measure.h"
+#include "tools/bench_overlap.h"
 
 namespace tessera::tools {
 namespace {
 
-using base::DType;
-
 constexpr std::size_t kMemcpyBytes = std::size_t{64} << 20;
 constexpr std::size_t kMemcpyBytesOfAll = std::size_t{1} << 30;
 constexpr int kMemcpyIterations = 7;
-
-struct Repeats {
-  int warmup = 0;
-  int iterations = 1;
-};
-
-/// The slowest rank's time of each iteration, in microseconds. Collective. Each iteration begins after a barrier.
-template <class F>
-std::vector<double> measure(comm::Communicator& world, Repeats repeats, F&& body) {
-  std::vector<double> samples;
-  samples.reserve(static_cast<std::size_t>(repeats.iterations));
-  for (int i = -repeats.warmup; i < repeats.iterations; ++i) {
-    world.barrier().wait();
-    const std::int64_t start = base::host_time_ns();
-    body();
-    const std::int64_t end = base::host_time_ns();
-    if (i >= 0) samples.push_back(static_cast<double>(end - start) * 1e-3);
-  }
-  const comm::View all = comm::view_of(samples.data(), samples.size());
-  world.all_reduce(all, all, comm::ReduceOp::max()).wait();
-  return samples;
-}
 
 double median_of(std::vector<double> samples) { return bench_times(std::move(samples)).median; }
 
@@ -52,7 +30,7 @@ MemcpySpeed measure_memcpy(comm::Communicator& world, base::MemoryPool& pool) {
   const std::size_t bytes = std::min(kMemcpyBytes, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
   const PrivateMemory memory(pool, {0, 0, bytes});
   const auto copy = [&] { memory.run({0, 0, bytes}, Stores::plain); };
-  const Repeats repeats{1, kMemcpyIterations};
+  const Repeats repeats{.warmup = 1, .iterations = kMemcpyIterations};
   const double alone = median_of(measure(world, repeats, [&] {
     if (world.rank() == 0) copy();
   }));
@@ -65,9 +43,12 @@ MemcpySpeed measure_memcpy(comm::Communicator& world, base::MemoryPool& pool) {
 class Bench {
  public:
   Bench(const BenchPlan& plan, comm::Communicator& world, const BenchCallbacks& callbacks)
-      : plan_(plan), world_(world), callbacks_(callbacks), algorithms_(world.capabilities()), pool_(world.ledger()) {}
+      : plan_(plan), world_(world), callbacks_(callbacks), pool_(world.ledger()) {
+    if (plan.overlap) computation_.emplace();
+  }
 
   void run() {
+    if (world_.rank() == 0 && callbacks_.on_algorithms) callbacks_.on_algorithms(world_.capabilities().algorithms);
     const MemcpySpeed speed = measure_memcpy(world_, pool_);
     if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
     for (const BenchOp* op : plan_.ops) run_op(*op);
@@ -84,36 +65,59 @@ class Bench {
     const PrivateMemory memory(pool_, bench_traffic(op, largest, place(), false));
     for (const std::uint64_t bytes : sizes) {
       const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks);
-      BenchRow row{measure_call(op, shape, buffers, memory, false), {}};
+      auto out_of_place = measure_call(op, shape, buffers, memory, false);
+      if (!out_of_place) continue;
+      BenchRow row{std::move(*out_of_place), {}};
       if (op.in_place) row.in_place = measure_call(op, shape, buffers, memory, true);
       if (world_.rank() == 0 && callbacks_.on_row) callbacks_.on_row(row);
     }
   }
 
-  BenchResult measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers,
-                           const PrivateMemory& memory, bool in_place) {
-    const Repeats repeats{plan_.warmup, plan_.iterations.value_or(default_iterations(shape.bytes))};
+  /// Calls once. Nothing: refused, which happens before anything is sent, alike on all ranks.
+  std::optional<std::string> algorithm_of(const BenchCall& call) {
+    try {
+      call.start(world_).wait();
+      return std::string(world_.last_algorithm());
+    } catch (const base::InvalidUsage&) {
+      if (!plan_.leave_out_refused) throw;
+    } catch (const base::Unsupported&) {
+      if (!plan_.leave_out_refused) throw;
+    }
+    return std::nullopt;
+  }
+
+  std::optional<BenchResult> measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers,
+                                          const PrivateMemory& memory, bool in_place) {
     buffers.fill(shape, in_place);
     const BenchCall call = buffers.call(shape, in_place);
+    const std::optional<std::string> algorithm = algorithm_of(call);
+    if (!algorithm) return std::nullopt;
+    Repeats repeats{.warmup = plan_.warmup, .iterations = plan_.iterations.value_or(default_iterations(shape.bytes))};
+    if (plan_.cold) repeats.prepare = [&call] { call.evict(); };
     BenchResult result{.backend = std::string(world_.backend()),
                        .op = std::string(op.name),
                        .bytes = shape.bytes,
                        .dtype = std::string(base::name_of(plan_.dtype)),
                        .in_place = in_place,
                        .memory = plan_.communicator_memory ? "communicator" : "ordinary",
-                       .algorithm = algorithms_.name(op.kind, shape.bytes)};
+                       .algorithm = *algorithm};
     result.time_us = bench_times(measure(world_, repeats, [&] { call.start(world_).wait(); }));
     result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
     result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
     result.bound_us = measure_bound(bench_traffic(op, shape, place(), in_place), memory, repeats);
+    if (plan_.overlap)
+      result.overlap_percent = overlap_percent(measure_overlap(
+          world_, fewer(repeats), [&] { return call.start(world_); },
+          [&] { computation_->run(result.time_us.median); }));
     if (plan_.check) result.wrong = check(op, shape, buffers, in_place);
     return result;
   }
 
-  double measure_bound(const BenchTraffic& traffic, const PrivateMemory& memory, Repeats repeats) {
-    const Repeats fewer{1, std::clamp(repeats.iterations / 2, 3, 20)};
+  double measure_bound(const BenchTraffic& traffic, const PrivateMemory& memory, const Repeats& main) {
+    Repeats repeats = fewer(main);
+    if (plan_.cold) repeats.prepare = [&] { memory.evict(traffic); };
     const auto with = [&](Stores stores) {
-      return median_of(measure(world_, fewer, [&] { memory.run(traffic, stores); }));
+      return median_of(measure(world_, repeats, [&] { memory.run(traffic, stores); }));
     };
     const double plain = with(Stores::plain);
     return std::min(plain, with(Stores::non_temporal));
@@ -136,8 +140,8 @@ class Bench {
   const BenchPlan& plan_;
   comm::Communicator& world_;
   const BenchCallbacks& callbacks_;
-  const AlgorithmNames algorithms_;
   base::MemoryPool pool_;
+  std::optional<Computation> computation_;  ///< only with --overlap
 };
 
 }  // namespace
@@ -167,19 +171,22 @@ void run_bench(const BenchPlan& plan, comm::Communicator& world, const BenchCall
 }
 
 nlohmann::ordered_json to_json(const BenchResult& r) {
-  return {{"backend", r.backend},
-          {"op", r.op},
-          {"bytes", r.bytes},
-          {"dtype", r.dtype},
-          {"time_us",
-           {{"median", r.time_us.median}, {"p99", r.time_us.p99}, {"min", r.time_us.min}, {"max", r.time_us.max}}},
-          {"algbw_gbps", r.algbw_gbps},
-          {"busbw_gbps", r.busbw_gbps},
-          {"wrong", r.wrong ? nlohmann::ordered_json(*r.wrong) : nlohmann::ordered_json()},
-          {"in_place", r.in_place},
-          {"memory", r.memory},
-          {"algorithm", r.algorithm},
-          {"bound_us", r.bound_us}};
+  nlohmann::ordered_json json = {
+      {"backend", r.backend},
+      {"op", r.op},
+      {"bytes", r.bytes},
+      {"dtype", r.dtype},
+      {"time_us",
+       {{"median", r.time_us.median}, {"p99", r.time_us.p99}, {"min", r.time_us.min}, {"max", r.time_us.max}}},
+      {"algbw_gbps", r.algbw_gbps},
+      {"busbw_gbps", r.busbw_gbps},
+      {"wrong", r.wrong ? nlohmann::ordered_json(*r.wrong) : nlohmann::ordered_json()},
+      {"in_place", r.in_place},
+      {"memory", r.memory},
+      {"algorithm", r.algorithm},
+      {"bound_us", r.bound_us}};
+  if (r.overlap_percent) json["overlap_percent"] = *r.overlap_percent;
+  return json;
 }
 
 BenchResult bench_result_from_json(const nlohmann::ordered_json& json) {
@@ -195,6 +202,7 @@ BenchResult bench_result_from_json(const nlohmann::ordered_json& json) {
                 .memory = json.at("memory"),
                 .algorithm = json.at("algorithm"),
                 .bound_us = json.at("bound_us")};
+  if (json.contains("overlap_percent")) r.overlap_percent = json.at("overlap_percent").get<double>();
   if (!json.at("wrong").is_null()) r.wrong = json.at("wrong").get<std::uint64_t>();
   return r;
 }

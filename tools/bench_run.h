@@ -27,6 +27,10 @@ struct BenchPlan {
   bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's
   std::optional<int> iterations;    ///< per size; not set: default_iterations()
   int warmup = 5;
+  bool cold = false;     ///< each timed call finds its buffers out of the caches
+  bool overlap = false;  ///< also measure how much of a call computing hides
+  /// A size that the chosen algorithm refuses is left out instead of an error: tuning tries them all.
+  bool leave_out_refused = false;
 
   /// min_bytes, times factor, up to max_bytes; {0} for an operation without data.
   std::vector<std::uint64_t> sizes(const BenchOp& op) const;
@@ -59,6 +63,7 @@ struct BenchResult {
   std::string memory;
   std::string algorithm;
   double bound_us = 0;
+  std::optional<double> overlap_percent;  ///< only with --overlap; absent from the JSON otherwise
 };
 nlohmann::ordered_json to_json(const BenchResult& result);
 BenchResult bench_result_from_json(const nlohmann::ordered_json& json);
@@ -75,7 +80,9 @@ struct MemcpySpeed {
 };
 
 struct BenchCallbacks {
-  std::function<void(const MemcpySpeed&)> on_memcpy = {};  ///< rank 0 only; first
+  /// What Capabilities::algorithms has; rank 0 only; first.
+  std::function<void(const std::vector<std::string>&)> on_algorithms = {};
+  std::function<void(const MemcpySpeed&)> on_memcpy = {};  ///< rank 0 only
   std::function<void(const BenchRow&)> on_row = {};        ///< rank 0 only
   /// Gets each checked output before it is compared: tests break it here, to see that the check finds it.
   std::function<void(comm::View out)> before_check = {};

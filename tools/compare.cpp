@@ -77,6 +77,7 @@ class ProgressLine {
 struct OneRun {
   RunResult result;
   std::string trace;
+  std::string backend;  ///< the one that carried it
 };
 
 OneRun run_here(const TrainPlan& plan, const std::string& strategy,
@@ -88,7 +89,8 @@ OneRun run_here(const TrainPlan& plan, const std::string& strategy,
                                  .ledger = ledger});
   const TrainingOutcome outcome =
       run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
-  return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step)};
+  return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),
+          std::string(world->backend())};
 }
 
 /// What a rank of ours tells the process that started it: a line of JSON per step, and one with the result.
@@ -102,7 +104,7 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
     first = true;
     tell({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
   });
-  if (first) tell({{"result", to_json(run.result)}, {"trace", run.trace}});
+  if (first) tell({{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}});
   return 0;
 }
 
@@ -110,13 +112,14 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
 int run_in_processes(const Commands& commands, const TrainPlan& plan, const std::string& strategy, OneRun& run) {
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", strategy});
-  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments);
+  LaunchPlan launch_plan = plan_for_training(plan, std::move(arguments));
   ProgressLine progress;
   launch_plan.on_output = [&](int, std::string_view line) {
     const ordered_json message = ordered_json::parse(line);
     if (message.contains("result")) {
       run.result = run_result_from_json(message["result"]);
       run.trace = message["trace"];
+      run.backend = message["backend"];
       return;
     }
     progress.show(fmt::format("{} step {}/{} loss {:.4f} {:.0f} tokens/s", strategy,
@@ -151,8 +154,10 @@ int compare(const Commands& commands, const CompareOptions& options) {
     check_writable("--trace", options.trace);
     check_writable("--report", options.report);
   }
-  Comparison comparison{
-      options.init.empty() ? options.model : options.init, plan.parameters, ranks, options.backend, options.steps, {}};
+  Comparison comparison{.model = options.init.empty() ? options.model : options.init,
+                        .parameters = plan.parameters,
+                        .ranks = ranks,
+                        .steps = options.steps};
   std::vector<std::string> traces;
   for (const std::string& strategy : strategies) {
     OneRun run;
@@ -162,6 +167,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
     } else {
       run = run_here(plan, strategy, {});
     }
+    comparison.backend = std::move(run.backend);  // the same for all of them
     comparison.runs.push_back(std::move(run.result));
     traces.push_back(std::move(run.trace));
   }
@@ -176,7 +182,8 @@ void add_compare(Commands& commands) {
       commands.app.add_subcommand("compare", "train the same model under several strategies, and show what each costs");
   const auto options = std::make_shared<CompareOptions>();
   add_train_options(*command, *options);
-  command->add_option("--strategies", options->strategies, "which to run (default: ddp zero1 zero2 fsdp hsdp)")
+  command
+      ->add_option("--strategies,--strategy", options->strategies, "which to run (default: ddp zero1 zero2 fsdp hsdp)")
       ->type_name("A,B")
       ->delimiter(',');
   command->add_option("--report", options->report, "write a page with pictures")->type_name("FILE.html");

@@ -48,6 +48,11 @@ std::string comparison_table(const Comparison& c) {
   std::vector<Row> rows = {{"strategy", "mesh", "last loss", "parameters", "gradients", "optimizer", "peak",
                             "all_gather", "reduce_scatter", "all_reduce", "step ms", "exposed", "tokens/s"}};
   for (const RunResult& run : c.runs) rows.push_back(row_of(run));
+  if (!c.runs.empty() && c.runs[0].evaluation) {
+    rows[0].push_back("eval loss");
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      rows[i + 1].push_back(fmt::format("{:.6f}", c.runs[i].evaluation.value().loss));
+  }
   std::vector<std::size_t> widths(rows[0].size(), 0);
   for (const Row& row : rows)
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());

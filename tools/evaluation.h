@@ -1,18 +1,12 @@
 // The mean loss over a whole file.
 #pragma once
 
-#include <cstdint>
-
 #include "tessera/comm/communicator.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tools/run_result.h"
 #include "tools/train_options.h"
 
 namespace tessera::tools {
-
-struct Evaluation {
-  double loss = 0;
-  std::int64_t tokens = 0;
-};
 
 /// Cuts --eval's file into non-overlapping windows of seq_len inputs; a shorter rest is left out.
 /// Ranks short of windows run an empty one, so that every rank makes the same collective calls; it counts for nothing.

@@ -53,7 +53,10 @@ class Launcher {
   int run();
 
  private:
-  void start(int rank, const std::string& token);
+  void start(int child, const std::string& token);
+  bool by_prefix() const { return !plan_.prefix.empty(); }
+  std::vector<std::string> command() const;
+  std::vector<std::pair<std::string, std::string>> variables(int rank, const std::string& token) const;
   std::vector<int> cores_of(int rank) const;
   void pump(std::chrono::milliseconds longest);
   void read_rest();
@@ -88,7 +91,7 @@ Launcher::Launcher(const LaunchPlan& plan)
     : plan_(plan),
       run_id_(make_run_id()),
       guardian_("TESSERA_RUN_ID=" + run_id_),
-      ranks_(static_cast<std::size_t>(plan.ranks)) {
+      ranks_(plan.prefix.empty() ? static_cast<std::size_t>(plan.ranks) : 1) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a dead rank leaves behind becomes our child, see sweep()
 }
 
@@ -104,34 +107,57 @@ Launcher::~Launcher() {
 }
 
 std::vector<int> Launcher::cores_of(int rank) const {
-  if (!plan_.bind_to_cores) return {};
+  if (!plan_.bind_to_cores || by_prefix()) return {};
   const std::vector<int> cores = allowed_cores();
   const auto share = static_cast<std::ptrdiff_t>(cores.size() / static_cast<std::size_t>(plan_.ranks));
   if (share == 0) return {cores[static_cast<std::size_t>(rank) % cores.size()]};
   return {cores.begin() + rank * share, cores.begin() + (rank + 1) * share};
 }
 
-void Launcher::start(int number, const std::string& token) {
-  Rank& rank = ranks_[static_cast<std::size_t>(number)];
-  RankOutputPlan output{
-      .rank = number, .tag = plan_.tag, .hold_errors = plan_.own_program, .on_output = plan_.on_output};
+std::vector<std::string> Launcher::command() const {
+  std::vector<std::string> all;
+  for (std::string part : plan_.prefix) {
+    constexpr std::string_view kRanks = "{ranks}";
+    if (const std::size_t at = part.find(kRanks); at != std::string::npos)
+      part.replace(at, kRanks.size(), std::to_string(plan_.ranks));
+    all.push_back(std::move(part));
+  }
+  all.insert(all.end(), plan_.command.begin(), plan_.command.end());
+  return all;
+}
+
+/// Under a prefix the ranks learn their place from it, and nothing that is set here may say otherwise. The run id is
+/// how the guardian knows them.
+std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, const std::string& token) const {
+  std::vector<std::pair<std::string, std::string>> all = plan_.environment;
+  const auto place = [&](const std::string& text) { return by_prefix() ? "" : text; };
+  all.insert(all.end(), {{"TESSERA_RANK", place(std::to_string(rank))},
+                         {"TESSERA_WORLD_SIZE", place(std::to_string(plan_.ranks))},
+                         {"TESSERA_LOCAL_RANK", place(std::to_string(rank))},
+                         {"TESSERA_LOCAL_WORLD_SIZE", place(std::to_string(plan_.ranks))},
+                         {"TESSERA_RUN_ID", run_id_},
+                         {"TESSERA_LAUNCHER", place("tessera")},
+                         {"TESSERA_TOKEN", token}});
+  return all;
+}
+
+void Launcher::start(int child, const std::string& token) {
+  Rank& rank = ranks_[static_cast<std::size_t>(child)];
+  RankOutputPlan output{.rank = by_prefix() ? -1 : child,
+                        .tag = plan_.tag && !by_prefix(),
+                        .hold_errors = plan_.own_program,
+                        .hold_first = by_prefix(),
+                        .on_output = plan_.on_output};
   output.capture = plan_.tag || plan_.on_output || plan_.log_dir;  // else a terminal stays a terminal for the rank
-  if (plan_.log_dir) output.log_file = *plan_.log_dir / ("rank-" + std::to_string(number) + ".log");
+  if (plan_.log_dir)
+    output.log_file = *plan_.log_dir / (by_prefix() ? "ranks.log" : "rank-" + std::to_string(child) + ".log");
   rank.output.emplace(std::move(output));
 
-  std::vector<std::pair<std::string, std::string>> changes = plan_.environment;
-  changes.insert(changes.end(), {{"TESSERA_RANK", std::to_string(number)},
-                                 {"TESSERA_WORLD_SIZE", std::to_string(plan_.ranks)},
-                                 {"TESSERA_LOCAL_RANK", std::to_string(number)},
-                                 {"TESSERA_LOCAL_WORLD_SIZE", std::to_string(plan_.ranks)},
-                                 {"TESSERA_RUN_ID", run_id_},
-                                 {"TESSERA_LAUNCHER", "tessera"},
-                                 {"TESSERA_TOKEN", token}});
-  ProcessPlan process{.command = plan_.command, .environment = base::environment_with(changes)};
+  ProcessPlan process{.command = command(), .environment = base::environment_with(variables(child, token))};
   process.output = rank.output->child_output();
   process.errors = rank.output->child_errors();
-  process.cores = cores_of(number);
-  process.reads_input = number == 0;
+  process.cores = cores_of(child);
+  process.reads_input = child == 0;
   rank.pid = start_process(process);
   rank.running = true;
   rank.output->detach();
@@ -237,13 +263,13 @@ void Launcher::sweep() {
 }
 
 std::string Launcher::cause_text(Rank& rank, int number) {
-  const std::string who = "rank " + std::to_string(number);
+  const std::string who = by_prefix() ? plan_.prefix.front() : "rank " + std::to_string(number);
   if (WIFSIGNALED(rank.status)) {
     const int signal = WTERMSIG(rank.status);
     return who + " was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
   }
   const int code = WEXITSTATUS(rank.status);
-  if (const auto error = rank.output->take_error()) return code == 2 ? *error : who + ": " + *error;
+  if (const auto error = rank.output->take_error()) return code == 2 || by_prefix() ? *error : who + ": " + *error;
   const std::string text = who + " ended with code " + std::to_string(code);
   return rank.output->last_error_line().empty() ? text : text + ": " + rank.output->last_error_line();
 }
@@ -263,6 +289,8 @@ int Launcher::report() {
   }
   std::fflush(stdout);
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const std::string others = ranks_[i].output->take_others();
+    if (code != 2) std::fwrite(others.data(), 1, others.size(), stderr);  // wrong usage is one line
     const auto error = ranks_[i].output->take_error();
     if (!error || code == 2) continue;  // wrong usage: every rank says the same, and once is enough
     if (cause.ends_with(*error)) continue;
@@ -274,7 +302,7 @@ int Launcher::report() {
 
 int Launcher::run() {
   const std::string token = random_hex(32);
-  for (int rank = 0; rank < plan_.ranks; ++rank) start(rank, token);
+  for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {
     pump(std::chrono::milliseconds(stage_ == 0 ? 500 : 50));
     reap();
@@ -290,15 +318,6 @@ int Launcher::run() {
 int launch(const LaunchPlan& plan) {
   std::fflush(nullptr);
   return Launcher(plan).run();
-}
-
-LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments) {
-  LaunchPlan plan;
-  plan.ranks = ranks;
-  plan.command = {"/proc/self/exe"};
-  plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
-  plan.own_program = true;
-  return plan;
 }
 
 }  // namespace tessera::tools

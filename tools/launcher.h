@@ -4,6 +4,9 @@
 // TESSERA_LOCAL_RANK, TESSERA_LOCAL_WORLD_SIZE, TESSERA_RUN_ID, TESSERA_TOKEN). When one dies, the others get `grace`
 // to notice and say so, then SIGTERM (and SIGCONT, so that a stopped one hears it), then SIGKILL. When the launcher
 // itself dies, even by SIGKILL, so do the ranks and whatever they started.
+//
+// Ranks of some backends can only be started by a program of its vendor: that one is then the child, under the same
+// watch, and the ranks learn their place from it.
 #pragma once
 
 #include <chrono>
@@ -15,19 +18,21 @@
 #include <utility>
 #include <vector>
 
-
 namespace tessera::tools {
 
 /// A rank of the tool ends with this code when what stopped it was another rank, so that the launcher can name the
 /// first cause.
 inline constexpr int kOtherRankFailed = 3;
 
-/// Gets a rank's lines of standard output, without the newline.
+/// Gets a rank's lines of standard output, without the newline; under a prefix the lines of all as those of rank -1.
 using LineHandler = std::function<void(int rank, std::string_view line)>;
 
 struct LaunchPlan {
   int ranks = 1;
-  std::vector<std::string> command;                              ///< the program (looked up in PATH) and its arguments
+  std::vector<std::string> command;  ///< the program (looked up in PATH) and its arguments
+  /// What starts the ranks instead of us, with "{ranks}" for their number; empty: we do. It binds them as it likes, and
+  /// their output comes as one: `bind_to_cores` and `tag` mean nothing then, and `log_dir` gets one file.
+  std::vector<std::string> prefix;
   std::vector<std::pair<std::string, std::string>> environment;  ///< for the ranks, beside what the launcher sets
   bool tag = false;                                              ///< prefix each line with "[rank] "
   bool bind_to_cores = false;  ///< each rank to its equal share of the cores; more ranks than cores share them
@@ -43,8 +48,5 @@ struct LaunchPlan {
 /// cause. Throws InvalidUsage where the program can't be started, SystemError where the system refuses. Called by the
 /// main thread, once at a time.
 int launch(const LaunchPlan& plan);
-
-/// The plan that runs this very program with these arguments as ranks.
-LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments);
 
 }  // namespace tessera::tools

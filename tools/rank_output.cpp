@@ -12,6 +12,7 @@
 namespace tessera::tools {
 namespace {
 constexpr std::string_view kOurs = "tessera: ";
+constexpr std::size_t kMostHeld = 1 << 20;
 
 bool is_final_error(std::string_view line) {
   return line.starts_with(kOurs) && !line.starts_with("tessera: note: ") && !line.starts_with("tessera: warning: ");
@@ -56,10 +57,20 @@ void RankOutput::on_line(std::string_view line, bool is_error) {
     if (plan_.on_output) return plan_.on_output(plan_.rank, line);
     return pass_on(line, false);
   }
-  if (!line.empty()) last_error_line_ = line.substr(0, 2000);
+  const bool says_something = line.find_first_not_of(" \t-=*#") != std::string_view::npos;
+  if (says_something) last_error_line_ = line.substr(0, 2000);
+  if (plan_.hold_errors && plan_.hold_first && !line.starts_with(kOurs) && others_.size() < kMostHeld) {
+    others_.append(line).append("\n");
+    return;
+  }
   if (!plan_.hold_errors || !is_final_error(line)) return pass_on(line, true);
+  const std::string_view error = line.substr(kOurs.size());
+  if (held_ && plan_.hold_first) {
+    if (*held_ != error) pass_on(line, true);
+    return;
+  }
   if (held_) pass_on(std::string(kOurs) + *held_, true);
-  held_ = line.substr(kOurs.size());
+  held_ = error;
 }
 
 /// One write for the whole line, so that nothing else comes between.

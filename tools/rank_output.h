@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tools/lines.h"
 #include "tools/process.h"
@@ -16,8 +17,10 @@ struct RankOutputPlan {
   int rank = 0;
   bool tag = false;          ///< "[rank] " before each line
   bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until take_error()
-  bool capture = false;      ///< standard output goes through us too; else it is inherited
-  std::string log_file;      ///< empty: none
+  bool hold_first = false;  ///< ... the first such line instead, and what isn't ours until take_others(): several ranks
+                            ///< and the program that started them write here
+  bool capture = false;     ///< standard output goes through us too; else it is inherited
+  std::string log_file;     ///< empty: none
   std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output
 };
 
@@ -40,6 +43,8 @@ class RankOutput {
 
   /// The rank's held error line without its "tessera: ", if there is one; it is then forgotten.
   std::optional<std::string> take_error();
+  /// What was held and is not ours, as it came; it is then forgotten.
+  std::string take_others() { return std::exchange(others_, {}); }
   const std::string& last_error_line() const { return last_error_line_; }
 
  private:
@@ -54,6 +59,7 @@ class RankOutput {
   LineSplitter error_lines_;
   std::string last_error_line_;
   std::optional<std::string> held_;
+  std::string others_;
   std::ofstream log_;
 };
 

@@ -1,13 +1,20 @@
 #include "tools/ranks.h"
 
+#include <filesystem>
+
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/launch.h"
+#include "tessera/comm/registry.h"
+#include "tools/process.h"
 
 namespace tessera::tools {
 namespace {
+
 constexpr int kDefaultRanks = 4;
-}
+
+}  // namespace
 
 int world_size(const std::optional<int>& ranks) {
   const comm::Launch launch = comm::resolve_launch();
@@ -19,6 +26,47 @@ int world_size(const std::optional<int>& ranks) {
 }
 
 bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
+
+LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments) {
+  // Said by the one that sees all cores: a bound rank sees its share only.
+  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
+  LaunchPlan launch_plan =
+      plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
+  launch_plan.bind_to_cores =
+      launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  return launch_plan;
+}
+
+std::optional<std::string> comm_variable(std::string_view name) {
+  for (const base::EnvVariable& known : comm::variables())
+    if (known.name == name) return base::read_env(known);
+  return std::nullopt;
+}
+
+std::string default_backend() {
+  for (const base::EnvVariable& known : comm::variables())
+    if (known.name == "TESSERA_BACKEND") return base::env_or_default(known);
+  return "";
+}
+
+std::vector<std::string> launch_prefix(const std::string& backend) {
+  std::string name = backend.empty() ? default_backend() : backend;
+  if (name == "auto") return {};  // finds only what needs no launcher of its own
+  if (const std::size_t plus = name.find('+'); plus != std::string::npos) name.erase(0, plus + 1);
+  const auto& prefix = comm::find_backend(name).launch_prefix;
+  return {prefix.begin(), prefix.end()};
+}
+
+LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend) {
+  LaunchPlan plan;
+  plan.ranks = ranks;
+  plan.prefix = launch_prefix(backend);
+  const std::string self = "/proc/self/exe";  // which is another program once a prefix has been started
+  plan.command = {plan.prefix.empty() ? self : std::filesystem::read_symlink(self).string()};
+  plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
+  plan.own_program = true;
+  return plan;
+}
 
 std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   comm::Config config;

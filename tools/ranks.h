@@ -4,9 +4,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/base/ledger.h"
 #include "tessera/comm/communicator.h"
+#include "tools/launcher.h"
+#include "tools/train_options.h"
 
 namespace tessera::tools {
 
@@ -16,6 +19,23 @@ int world_size(const std::optional<int>& ranks);
 
 /// True where this process must start the ranks; false where it is one (or the only one).
 bool must_spawn(int ranks);
+
+/// The plan that runs this very program with these arguments as the ranks of a training. They are bound to their shares
+/// of the cores where each computing thread finds one; where there are more threads than cores, the scheduler balances
+/// better than a fixed share would.
+LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments);
+/// What is set for comm's variable of that name. Throws nothing: an unknown name has no value.
+std::optional<std::string> comm_variable(std::string_view name);
+
+/// TESSERA_BACKEND's value or default.
+std::string default_backend();
+
+/// What must start the ranks of a backend ("": the one of TESSERA_BACKEND), as LaunchPlan::prefix; empty for most.
+/// Throws InvalidUsage where the backend can't be used.
+std::vector<std::string> launch_prefix(const std::string& backend);
+
+/// The plan that runs this very program with these arguments as ranks of a backend ("" likewise).
+LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend);
 
 /// The communicator of all ranks of this job, as one of them.
 struct JoinOptions {

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tools/commands.h"
 #include "tools/launcher.h"
+#include "tools/ranks.h"
 
 namespace tessera::tools {
 namespace {
@@ -18,11 +19,26 @@ struct RunOptions {
   std::vector<std::string> program;
 };
 
+/// The program needn't be one of ours: a backend that can't be used is its own affair.
+std::vector<std::string> prefix_of_program() {
+  if (!comm_variable("TESSERA_BACKEND")) return {};
+  try {
+    return launch_prefix("");
+  } catch (const base::InvalidUsage&) {
+    return {};
+  }
+}
+
 int run_program(const RunOptions& options) {
   if (options.program.empty())
     throw base::InvalidUsage("run: no program given; write: tessera run -n 4 -- PROGRAM ARGS");
   LaunchPlan plan{.ranks = options.ranks, .command = options.program, .tag = !options.no_tag};
   plan.bind_to_cores = options.bind == "core";
+  plan.prefix = prefix_of_program();
+  if (!plan.prefix.empty() && (plan.tag || plan.bind_to_cores))
+    throw base::InvalidUsage("run: the ranks of backend " + default_backend() + " are started by " +
+                             plan.prefix.front() +
+                             ", which binds and names them its own way; give --no-tag and leave --bind out");
   if (!options.log_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(options.log_dir, error);

@@ -42,7 +42,7 @@ ordered_json to_json(const RunResult& r) {
                      {"elements", unit.elements},
                      {"padding", unit.padding},
                      {"kept_after_forward", unit.kept_after_forward}});
-  return {
+  ordered_json json = {
       {"strategy", r.strategy},
       {"mesh", r.mesh},
       {"units", units},
@@ -61,6 +61,11 @@ ordered_json to_json(const RunResult& r) {
         {"optimizer", r.model_state_bytes.optimizer}}},
       {"peak_bytes", to_json(r.peak_bytes)},
   };
+  if (r.evaluation) {
+    json["eval_loss"] = r.evaluation->loss;
+    json["eval_tokens"] = r.evaluation->tokens;
+  }
+  return json;
 }
 
 RunResult run_result_from_json(const ordered_json& json) {
@@ -82,6 +87,7 @@ RunResult run_result_from_json(const ordered_json& json) {
   const ordered_json& state = json.at("model_state_bytes");
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));
+  if (json.contains("eval_loss")) r.evaluation = {json.at("eval_loss"), json.at("eval_tokens")};
   return r;
 }
 

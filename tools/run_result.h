@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ struct PerCollective {
   std::uint64_t reduce_scatter = 0;
   std::uint64_t all_reduce = 0;
   std::uint64_t control = 0;
+};
+
+/// The mean loss over a whole file.
+struct Evaluation {
+  double loss = 0;
+  std::int64_t tokens = 0;
 };
 
 struct RunResult {
@@ -35,6 +42,7 @@ struct RunResult {
   std::vector<Unit> units;
   std::vector<double> losses;
   std::string final_parameters_hash;
+  std::optional<Evaluation> evaluation;  ///< of the final parameters, if --eval was given
   double step_ms_median = 0;
   double step_ms_p95 = 0;
   double tokens_per_second = 0;

@@ -10,7 +10,8 @@
 namespace tessera::tools {
 namespace {
 
-std::atomic<int> signal_target{-1};  // a handler can reach nothing but a global
+// A handler can reach nothing but a global.
+std::atomic<int> signal_target{-1};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 void on_signal(int signal) {
   const int saved = errno;

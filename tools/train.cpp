@@ -69,9 +69,9 @@ int train_as_rank(const TrainPlan& plan) {
   TrainingCallbacks callbacks{.on_step = [&](const StepReport& step) { print_step(step, json); }, .measure_norm = true};
   const TrainingOutcome outcome = run_training(plan, options.strategy, *world, ledger, callbacks);
   if (!first) return 0;
-  if (!options.eval.empty()) {
-    fmt::print("eval loss {:.6f} over {} tokens\n", outcome.eval_loss, outcome.eval_tokens);
-    json.write({{"eval_loss", outcome.eval_loss}, {"tokens", outcome.eval_tokens}});
+  if (const auto& evaluation = outcome.result.evaluation) {
+    fmt::print("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);
+    json.write({{"eval_loss", evaluation->loss}, {"tokens", evaluation->tokens}});
   }
   fmt::print("final parameters {}\n", outcome.result.final_parameters_hash);
   json.write({{"final_parameters_hash", outcome.result.final_parameters_hash}, {"steps", options.steps}});
@@ -90,8 +90,7 @@ int train(const Commands& commands, const TrainOptions& options) {
   engine_options(plan, options.strategy);
   if (!spawn) return train_as_rank(plan);
   check_outputs(options);
-  LaunchPlan launch_plan = plan_for_this_program(ranks, commands.arguments);
-  return launch(launch_plan);
+  return launch(plan_for_training(plan, commands.arguments));
 }
 
 }  // namespace
@@ -106,7 +105,6 @@ void add_train(Commands& commands) {
       ->capture_default_str();
   train_command->add_option("--export", options->export_dir, "write the trained model as a Hugging Face folder")
       ->type_name("DIR");
-  train_command->add_option("--eval", options->eval, "after training, the mean loss over this file")->type_name("FILE");
   train_command->callback(
       [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
 }

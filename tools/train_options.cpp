@@ -6,10 +6,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/launch.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/corpus.h"
+#include "tools/process.h"
 
 namespace tessera::tools {
 
@@ -91,8 +93,22 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       .add_option("--reshard-after-forward", o.reshard_after_forward,
                   "true: all but the root; false: none; default: all but the root and the last unit")
       ->check(CLI::IsMember({"true", "false"}));
-  command.add_option("--threads", o.threads, "compute threads per rank (default: cores / ranks)")
+  command
+      .add_option("--threads", o.threads,
+                  "compute threads per rank (default: cores / ranks); where there is a core for each thread, ranks are "
+                  "bound to their shares")
       ->check(CLI::Range(1, 1024));
+}
+
+/// The ranks of a host divide its cores among them. A launcher may have bound this one: the host's cores count, not its
+/// own.
+int threads_of(const TrainOptions& o, int ranks) {
+  if (o.threads) return *o.threads;
+  const comm::Launch launch = comm::resolve_launch();
+  const int ranks_here = launch.size > 1 ? launch.local_size : ranks;
+  const int cores = launch.size > 1 ? static_cast<int>(std::thread::hardware_concurrency())
+                                    : static_cast<int>(allowed_cores().size());
+  return std::max(1, cores / std::max(1, ranks_here));
 }
 
 nn::Schedule schedule_of(const TrainOptions& o) {
@@ -139,6 +155,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_loop_options(command, options);
   add_optimizer_options(command, options);
   add_sharding_options(command, options);
+  command.add_option("--eval", options.eval, "after training, the mean loss over this file")->type_name("FILE");
   command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
   command
       .add_option("--trace", options.trace, "write the last step of every rank as a Chrome trace (opens in Perfetto)")
@@ -149,6 +166,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   TrainPlan plan;
   plan.options = options;
   plan.ranks = ranks;
+  plan.threads = threads_of(options, ranks);
   plan.model = model_of(options);
   plan.parameters = nn::parameter_count(plan.model);
   plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
@@ -188,12 +206,6 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.optimizer = plan.options.optimizer_config;
   engine.clip_norm = plan.options.clip_norm;
   return engine;
-}
-
-int threads_per_rank(const TrainOptions& options, int ranks_on_host) {
-  if (options.threads) return *options.threads;
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / std::max(1, ranks_on_host));
 }
 
 }  // namespace tessera::tools

@@ -58,6 +58,7 @@ void add_train_options(CLI::App& command, TrainOptions& options);
 struct TrainPlan {
   TrainOptions options;
   int ranks = 1;
+  int threads = 1;  ///< that compute, per rank
   nn::ModelConfig model;
   std::int64_t seq_len = 0;
   std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
@@ -72,8 +73,5 @@ TrainPlan make_plan(const TrainOptions& options, int ranks);
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
-
-/// Ranks that divide one host's cores among them.
-int threads_per_rank(const TrainOptions& options, int ranks_on_host);
 
 }  // namespace tessera::tools

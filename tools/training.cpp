@@ -1,6 +1,7 @@
 #include "tools/training.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -29,7 +30,7 @@ struct Measured {
 double percentile(std::vector<double> values, double part) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const auto rank = static_cast<std::size_t>(part * static_cast<double>(values.size() - 1) + 0.5);
+  const auto rank = static_cast<std::size_t>(std::lround(part * static_cast<double>(values.size() - 1)));
   return values[rank];
 }
 
@@ -65,10 +66,7 @@ class Training {
         world_(world),
         control_(world.split(0, world.rank())),
         ledger_(*ledger),
-        context_({.threads = threads_per_rank(plan.options, world.size()),
-                  .ledger = ledger,
-                  .memory = {},
-                  .make_stream = {}}),
+        context_({.threads = plan.threads, .ledger = ledger, .memory = {}, .make_stream = {}}),
         model_(nn::make_model(context_, plan.model)),
         engine_(*model_, world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
@@ -91,11 +89,7 @@ class Training {
     outcome.result = summarize();
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
-    if (!plan_.options.eval.empty()) {
-      const Evaluation evaluation = evaluate(plan_, *model_, *control_);
-      outcome.eval_loss = evaluation.loss;
-      outcome.eval_tokens = evaluation.tokens;
-    }
+    if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, *control_);
     if (!plan_.options.export_dir.empty()) export_model();
     return outcome;
   }

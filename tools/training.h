@@ -31,8 +31,6 @@ struct TrainingCallbacks {
 struct TrainingOutcome {
   RunResult result;                          ///< complete on rank 0
   std::vector<base::EventRecord> last_step;  ///< of all ranks, on rank 0, if --trace was given
-  double eval_loss = 0;                      ///< if --eval was given
-  std::int64_t eval_tokens = 0;
 };
 
 /// Collective: every rank of `world` calls it with the same plan. `ledger` is the one that `world` books in.

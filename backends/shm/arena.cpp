@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <functional>
@@ -102,23 +103,23 @@ std::size_t Arena::take(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   // The smallest free range with pages that fits; else fresh ones, as low as possible.
   auto best = free_.end();
-  auto fresh = free_.end();
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (it->second.bytes < bytes) continue;
-    if (it->second.warm && (best == free_.end() || it->second.bytes < best->second.bytes)) best = it;
-    if (!it->second.warm && fresh == free_.end()) fresh = it;
-  }
+  for (auto it = free_.begin(); it != free_.end(); ++it)
+    if (it->second.warm && it->second.bytes >= bytes && (best == free_.end() || it->second.bytes < best->second.bytes))
+      best = it;
   live_ += bytes;
   if (live_ > live_peak_) live_peak_ = live_;
   if (best != free_.end()) {
     idle_ -= bytes;
     return cut(best, bytes);
   }
+  trim();  // before the search: it joins ranges
+  const auto fresh = std::find_if(free_.begin(), free_.end(), [&](const Extents::value_type& range) {
+    return !range.second.warm && range.second.bytes >= bytes;
+  });
   if (fresh == free_.end()) {
     live_ -= bytes;
     throw system_error("shm: no room for " + std::to_string(bytes) + " bytes in the window's addresses", ENOMEM);
   }
-  trim();
   // Small pieces come from larger fresh ones, so that pages are not asked for one by one.
   constexpr std::size_t kChunk = 64 * 1024;
   const std::size_t whole = std::min(fresh->second.bytes, round_up(bytes, bytes < kChunk ? kChunk : kPage));

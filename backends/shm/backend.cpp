@@ -40,7 +40,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 const comm::Backend& backend();  // declared by the generated list
 const comm::Backend& backend() {
   static const comm::Backend kBackend{
-      .name = "shm", .devices = "cpu", .probe = probe, .create = create, .variables = {}};
+      .name = "shm", .devices = "cpu", .probe = probe, .create = create, .variables = {}, .one_host = true};
   return kBackend;
 }
 

@@ -21,6 +21,7 @@ class ShmCommunicator final : public Communicator {
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
   void do_abort(std::string_view reason) noexcept override;
   void do_meter(MeterSnapshot& snapshot) const override;
+  std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   /// What every member gives, without metering. `mine` has the same length everywhere.
   template <class T>
   std::vector<T> collect(const T& mine);

@@ -93,12 +93,14 @@ Work Group::start(const Call& call, bool internal) {
   const Hold hold(op);
   op.prepare(shared_from_this(), call);
   op.internal = internal;
+  if (!internal) last_algorithm_ = kDirect;
   if (call.kind != OpKind::send && call.kind != OpKind::recv) {
     if (size_ == 1) {
       run_alone(op);
       return {};
     }
     choose_way(op);
+    if (op.symmetric && !internal) last_algorithm_ = kSymmetric;
     op.sequence = ++sequence_;
     op.fingerprint = op.make_fingerprint();
   }
@@ -110,10 +112,10 @@ void Group::choose_way(Op& op) const {
   const Call& call = op.call;
   const std::size_t bytes = std::max(call.in.bytes(), call.out.bytes());
   const std::string_view named = host_->algorithms().choose(call.kind, bytes);
-  if (named == "symmetric" && bytes > kEagerBytes)
+  if (named == kSymmetric && bytes > kEagerBytes)
     throw InvalidUsage("all_reduce: algorithm symmetric takes at most " + std::to_string(kEagerBytes) + " bytes, not " +
                        std::to_string(bytes) + "; see TESSERA_ALGO");
-  op.symmetric = call.kind == OpKind::all_reduce && named != "direct" && bytes <= kEagerBytes;
+  op.symmetric = call.kind == OpKind::all_reduce && named != kDirect && bytes <= kEagerBytes;
   op.small = bytes <= kSmallBytes;
   op.eager = op.eager_size() <= kEagerBytes && (call.kind != OpKind::all_reduce || op.symmetric);
 }
@@ -121,6 +123,7 @@ void Group::choose_way(Op& op) const {
 Work Group::start_batch(std::span<const Call> parts) {
   if (failed_.load()) throw_failure();
   if (parts.empty()) return {};
+  last_algorithm_ = kDirect;
   Op& whole = acquire();
   whole.prepare(shared_from_this(), parts.front());
   whole.parts_left = static_cast<std::uint32_t>(parts.size());

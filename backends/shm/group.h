@@ -36,6 +36,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   Work start_batch(std::span<const Call> parts);
   void abort(std::string_view reason) noexcept;
   void read_meter(MeterSnapshot& snapshot) const;
+  std::string_view last_algorithm() const noexcept { return last_algorithm_; }
   Host& host() noexcept { return *host_; }
   const std::shared_ptr<Host>& shared_host() const noexcept { return host_; }
   int rank() const noexcept { return rank_; }
@@ -53,6 +54,8 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
     const std::byte* out = nullptr;  ///< null: staged
     const std::byte* tiles = nullptr;
   };
+  static constexpr std::string_view kDirect = "direct";
+  static constexpr std::string_view kSymmetric = "symmetric";
   struct Channel {  ///< messages to or from one peer
     OpQueue queue;
     std::uint64_t messages = 0;  ///< begun
@@ -114,6 +117,8 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   std::string describe(const Op& op) const;
   std::uint64_t announced_by(int member) const;
   bool peer_failed() noexcept;
+
+  std::string_view last_algorithm_ = kDirect;  ///< that carried what was called last
 
   const std::shared_ptr<Host> host_;
   const int rank_;

@@ -4,10 +4,13 @@
 #include <deque>
 #include <exception>
 
+#include "tessera/base/device_stream.h"
+
 namespace tessera::base {
 
 Event::State::~State() = default;
 Stream::~Stream() = default;
+DeviceStream::~DeviceStream() = default;
 
 std::int64_t host_time_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();

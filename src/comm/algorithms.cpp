@@ -1,6 +1,8 @@
 #include "tessera/comm/algorithms.h"
 
 #include <algorithm>
+#include <cctype>
+#include <fstream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
@@ -21,10 +23,32 @@ void each_part(std::string_view text, char separator, F&& call) {
   }
 }
 
+/// The file's content as it would be written in one line.
+std::string read_table(const std::string& path) {
+  std::ifstream file(path);
+  if (!file || file.peek() == std::ifstream::traits_type::eof())  // a folder can be opened, but not read
+    throw InvalidUsage(std::string(kVariable) + ": can't read the file '" + path + "', or it is empty");
+  std::string all;
+  for (std::string line; std::getline(file, line);) {
+    line.resize(std::min(line.find('#'), line.size()));
+    std::erase_if(line, [](unsigned char c) { return std::isspace(c) != 0; });
+    if (!line.empty()) all += (all.empty() || all.ends_with(',') ? "" : ",") + line;
+  }
+  if (all.empty()) throw InvalidUsage(std::string(kVariable) + ": the file '" + path + "' names no algorithm");
+  return all;
+}
+
 }  // namespace
 
 AlgorithmTable::AlgorithmTable(std::string_view text, std::span<const std::string> known) {
-  if (text.empty()) return;
+  if (text.starts_with('@')) {
+    parse(read_table(std::string(text.substr(1))), known);
+  } else if (!text.empty()) {
+    parse(text, known);
+  }
+}
+
+void AlgorithmTable::parse(std::string_view text, std::span<const std::string> known) {
   each_part(text, ',', [&](std::string_view part) { parse_operation(part, known); });
 }
 

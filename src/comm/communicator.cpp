@@ -10,12 +10,17 @@ Communicator::Communicator(int rank, int size, CommunicatorOptions options)
     : rank_(rank), size_(size), options_(std::move(options)) {}
 Communicator::~Communicator() = default;
 
+void Communicator::do_after(Stream& stream) {
+  if (!stream.immediate()) stream.record().wait();
+}
+
 Work Communicator::start(Call& call, const OpOptions& options) {
   call.timeout = options.timeout.value_or(options_.timeout);
   call.label = options.label;
   if (call.op.kind == ReduceOp::Kind::avg && call.op.scalar == 0) call.op.scalar = size_;
-  if (options.after != nullptr && !options.after->immediate()) options.after->record().wait();
+  if (options.after != nullptr) do_after(*options.after);
   ++calls_[static_cast<std::size_t>(call.kind)];
+  last_ = call.kind;
   return do_start(call);
 }
 
@@ -154,8 +159,9 @@ Work Communicator::batch(std::span<const PointToPoint> parts, OpOptions options)
     call.label = options.label;
     calls.push_back(call);
   }
-  if (options.after != nullptr && !options.after->immediate()) options.after->record().wait();
+  if (options.after != nullptr) do_after(*options.after);
   for (const Call& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];
+  if (!calls.empty()) last_ = calls.back().kind;
   return do_batch(calls);
 }
 
@@ -169,6 +175,18 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) { return d
 Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
   return do_allocate(bytes, kind, use);
 }
+
+std::string_view Communicator::last_algorithm() const noexcept {
+  if (!last_) return {};
+  if (const std::string_view said = do_last_algorithm(); !said.empty()) return said;
+  const std::string_view kind = name_of(*last_);
+  for (const std::string_view known : capabilities().algorithms)
+    if (known.size() > kind.size() && known.starts_with(kind) && known[kind.size()] == '=')
+      return known.substr(kind.size() + 1);
+  return {};
+}
+
+std::string_view Communicator::do_last_algorithm() const noexcept { return {}; }
 
 void Communicator::abort(std::string reason) noexcept { do_abort(reason); }
 

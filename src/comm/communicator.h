@@ -122,6 +122,10 @@ class TESSERA_API Communicator {
   /// Since the communicator was made.
   MeterSnapshot meter() const;
 
+  /// The algorithm of the operation that was called last, in the spelling of TESSERA_ALGO: "direct". "" before the
+  /// first call.
+  std::string_view last_algorithm() const noexcept;
+
   const std::shared_ptr<Logger>& logger() const noexcept { return options_.logger; }
   const std::shared_ptr<Ledger>& ledger() const noexcept { return options_.ledger; }
   std::chrono::milliseconds timeout() const noexcept { return options_.timeout; }
@@ -140,8 +144,12 @@ class TESSERA_API Communicator {
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
   virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) = 0;
   virtual void do_abort(std::string_view reason) noexcept = 0;
+  /// The operation that is started next comes after what `stream` holds now. The default lets the host wait.
+  virtual void do_after(Stream& stream);
   /// Adds bytes_sent by kind and by peer; calls are counted here.
   virtual void do_meter(MeterSnapshot& snapshot) const = 0;
+  /// What carried the last call. "": the only algorithm that the capabilities have for it.
+  virtual std::string_view do_last_algorithm() const noexcept;
 
   Work start(Call& call, const OpOptions& options);
 
@@ -149,6 +157,7 @@ class TESSERA_API Communicator {
   const int size_;
   const CommunicatorOptions options_;
   std::array<std::uint64_t, kOpKinds> calls_{};
+  std::optional<OpKind> last_;
 };
 
 }  // namespace tessera::comm

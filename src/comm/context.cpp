@@ -13,6 +13,7 @@
 #include "tessera/comm/internal/variables.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/thread_bootstrap.h"
+#include "tessera/comm/worlds.h"
 
 namespace tessera::comm {
 namespace {
@@ -23,16 +24,34 @@ WorldOptions world_options(const Config& config) {
       config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
   options.communicator.logger = config.logger;
   options.communicator.ledger = config.ledger;
-  options.deterministic = config.deterministic
-                              ? *config.deterministic
-                              : parse_flag(env_or_default(env::kDeterministic), env::kDeterministic.name);
+  options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;
   return options;
 }
 
-const Backend& chosen_backend(const Config& config) {
-  return find_backend(config.backend ? *config.backend : env_or_default(env::kBackend));
+/// Nothing: as it suits the backend.
+std::optional<bool> deterministic(const Config& config) {
+  if (config.deterministic) return config.deterministic;
+  const auto set = read_env(env::kDeterministic);
+  return set ? std::optional(parse_flag(*set, env::kDeterministic.name)) : std::nullopt;
+}
+
+std::string backend_name(const Config& config) {
+  return config.backend ? *config.backend : env_or_default(env::kBackend);
+}
+
+std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const Config& config) {
+  return config.decorate ? config.decorate(std::move(world)) : std::move(world);
+}
+
+std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const WorldOptions& options) {
+  if (launch.size == 1) return make_thread_bootstraps(1, options.communicator.timeout).front();
+  return meet({.launch = launch,
+               .timeout = options.communicator.timeout,
+               .master = env_or_default(env::kMaster),
+               .token = env_or_default(env::kToken),
+               .host_id = env_or_default(env::kHostId)});
 }
 
 /// The communicators of ranks that are threads, so that the first to fail can stop the others.
@@ -85,27 +104,26 @@ void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Co
 std::unique_ptr<Communicator> init(Config config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
   const WorldOptions options = world_options(config);
-  const Backend& backend = chosen_backend(config);
-  if (launch.size == 1) return backend.create(make_thread_bootstraps(1, options.communicator.timeout).front(), options);
-  return backend.create(meet({.launch = launch,
-                              .timeout = options.communicator.timeout,
-                              .master = env_or_default(env::kMaster),
-                              .token = env_or_default(env::kToken),
-                              .host_id = env_or_default(env::kHostId)}),
-                        options);
+  return decorated(
+      make_world(backend_name(config), gather_ranks(launch, options), launch, options, deterministic(config)), config);
 }
 
 void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
   if (ranks < 1) throw InvalidUsage("run_threads: needs at least one rank, not " + std::to_string(ranks));
   const WorldOptions options = world_options(config);
-  const Backend& backend = chosen_backend(config);
+  const std::string backend = backend_name(config);
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
   Crew crew(ranks);
   std::vector<std::thread> threads;
   for (const auto& bootstrap : bootstraps)
     threads.emplace_back([&, bootstrap] {
       run_rank(
-          *bootstrap, [&] { return backend.create(bootstrap, options); }, crew, body);
+          *bootstrap,
+          [&] {
+            const Launch launch{.launcher = "threads", .rank = bootstrap->rank(), .size = ranks, .job = {}};
+            return decorated(make_world(backend, bootstrap, launch, options, deterministic(config)), config);
+          },
+          crew, body);
     });
   for (std::thread& thread : threads) thread.join();
   crew.rethrow();
@@ -113,10 +131,10 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {env::kAlgo,       env::kBackend,   env::kDeterministic,  env::kHostId,
-                                    env::kLauncher,   env::kLocalRank, env::kLocalWorldSize, env::kMaster,
-                                    env::kPluginPath, env::kRank,      env::kRunId,          env::kTimeout,
-                                    env::kToken,      env::kWorldSize};
+    std::vector<EnvVariable> all = {env::kAlgo,    env::kBackend,    env::kCheck,     env::kDeterministic,
+                                    env::kHostId,  env::kLauncher,   env::kLocalRank, env::kLocalWorldSize,
+                                    env::kMaster,  env::kPluginPath, env::kRank,      env::kRunId,
+                                    env::kTimeout, env::kToken,      env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });

@@ -14,16 +14,22 @@
 
 namespace tessera::comm {
 
+/// Puts something around the communicator of the world: a plug-in that watches or disturbs it, say. Each rank calls it
+/// once.
+using Decorate = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
+
 /// What is not set here comes from the environment (see variables()), else from its default.
 struct Config {
   std::optional<std::string> backend;                ///< TESSERA_BACKEND
   std::optional<Launch> launch;                      ///< who this process is, instead of resolve_launch()
   std::optional<std::chrono::milliseconds> timeout;  ///< TESSERA_TIMEOUT
   std::optional<bool> deterministic;                 ///< TESSERA_DETERMINISTIC
+  std::optional<bool> check;                         ///< TESSERA_CHECK
   std::optional<std::string> algorithms;             ///< TESSERA_ALGO
   std::shared_ptr<Logger> logger;
   std::shared_ptr<Ledger> ledger;
   bool progress_thread = true;
+  Decorate decorate;  ///< null: nothing
 };
 
 /// The communicator of the whole world. Every rank of the job calls it; it waits for all, at longest the timeout.

@@ -2,8 +2,7 @@
 
 #include <unistd.h>
 
-#include <array>
-#include <span>
+#include <algorithm>
 #include <vector>
 
 #include "tessera/base/env.h"
@@ -23,6 +22,9 @@ struct Launcher {
   std::vector<std::string> local_rank;
   std::vector<std::string> local_size;
   std::vector<std::string> job;
+  std::string restart;    ///< how often the run was started again
+  std::string per_node;   ///< ranks on each node, as "2(x3),1", where there is no local_size ...
+  std::string node = {};  ///< ... and which of them this is
 };
 
 const std::vector<Launcher>& launchers() {
@@ -40,7 +42,8 @@ const std::vector<Launcher>& launchers() {
        {"WORLD_SIZE"},
        {"LOCAL_RANK"},
        {"LOCAL_WORLD_SIZE"},
-       {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
+       {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+       "TORCHELASTIC_RESTART_COUNT"},
       {"openmpi",
        {},
        {"OMPI_COMM_WORLD_RANK"},
@@ -52,26 +55,30 @@ const std::vector<Launcher>& launchers() {
        {},
        {"PMI_RANK", "PALS_RANKID"},
        {"PMI_SIZE"},
-       {"MPI_LOCALRANKID", "PALS_LOCAL_RANKID"},
-       {"MPI_LOCALNRANKS", "PALS_LOCAL_SIZE"},
-       {"PALS_APID", "PMI_JOBID", "HYDRA_PARENT"}},
+       {"MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"},
+       {"MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"},
+       {"PALS_APID", "PMI_JOBID"}},  // MPICH's Hydra names none: then the parent counts
       {"slurm",
        {"SLURM_STEP_ID"},
        {"SLURM_PROCID"},
        {"SLURM_STEP_NUM_TASKS"},
        {"SLURM_LOCALID"},
-       {"SLURM_STEP_TASKS_ON_NODE"},
-       {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+       {},
+       {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+       "SLURM_RESTART_COUNT",
+       "SLURM_STEP_TASKS_PER_NODE",
+       "SLURM_NODEID"},
   };
   return kLaunchers;
 }
 
 constexpr std::string_view kParent = "parent-";
 
-std::optional<std::pair<std::string, std::string>> first_set(const EnvReader& read,
-                                                             const std::vector<std::string>& names) {
+using Setting = std::pair<std::string, std::string>;  ///< name and value
+
+std::optional<Setting> first_set(const EnvReader& read, const std::vector<std::string>& names) {
   for (const std::string& name : names)
-    if (auto value = read(name)) return std::pair(name, *value);
+    if (auto value = read(name)) return Setting(name, *value);
   return std::nullopt;
 }
 
@@ -89,11 +96,37 @@ std::string findings(const EnvReader& read, const Launcher& launcher) {
       const auto value = read(name);
       text += (text.empty() ? "" : ", ") + name + (value ? "=" + *value : " is not set");
     }
+  for (const std::string& name : {launcher.per_node, launcher.node})
+    if (const auto value = name.empty() ? std::nullopt : read(name)) text += ", " + name + "=" + *value;
   return text;
 }
 
-int whole(const std::pair<std::string, std::string>& setting, int low) {
+int whole(const Setting& setting, int low) {
   return static_cast<int>(parse_integer(setting.second, setting.first, low, 1 << 20));
+}
+
+/// Ranks on node `node` by a list such as "2(x3),1": two on each of three nodes, one on the next. Nothing: it has no
+/// such node.
+std::optional<int> ranks_on_node(const Setting& list, int node) {
+  for (std::size_t at = 0; at < list.second.size();) {
+    const std::size_t end = std::min(list.second.find(',', at), list.second.size());
+    const std::string entry = list.second.substr(at, end - at);
+    const std::size_t times = entry.find("(x");
+    const bool repeated = times != std::string::npos && entry.back() == ')';
+    const int ranks = whole({list.first, repeated ? entry.substr(0, times) : entry}, 1);
+    node -= repeated ? whole({list.first, entry.substr(times + 2, entry.size() - times - 3)}, 1) : 1;
+    if (node < 0) return ranks;
+    at = end + 1;
+  }
+  return std::nullopt;
+}
+
+std::optional<int> local_size_of(const EnvReader& read, const Launcher& launcher) {
+  if (const auto size = first_set(read, launcher.local_size)) return whole(*size, 1);
+  if (launcher.per_node.empty()) return std::nullopt;
+  const auto list = first_set(read, {launcher.per_node});
+  const auto node = first_set(read, {launcher.node});
+  return list && node ? ranks_on_node(*list, whole(*node, 0)) : std::nullopt;
 }
 
 Launch take(const EnvReader& read, const Launcher& launcher) {
@@ -107,11 +140,12 @@ Launch take(const EnvReader& read, const Launcher& launcher) {
   launch.size = whole(*size, 1);
   if (launch.rank >= launch.size) throw InvalidUsage(found + "; the rank must be below the number of ranks");
   const auto local_rank = first_set(read, launcher.local_rank);
-  const auto local_size = first_set(read, launcher.local_size);
   launch.local_rank = local_rank ? whole(*local_rank, 0) : launch.rank;
-  launch.local_size = local_size ? whole(*local_size, 1) : launch.size;
+  launch.local_size = local_size_of(read, launcher).value_or(launch.size);
   if (launch.local_rank >= launch.local_size)
     throw InvalidUsage(found + "; the local rank must be below the number of local ranks");
+  if (const auto restart = launcher.restart.empty() ? std::nullopt : first_set(read, {launcher.restart}))
+    launch.restart = static_cast<std::uint64_t>(whole(*restart, 0));
   for (const std::string& name : launcher.job)
     if (const auto value = read(name)) launch.job += (launch.job.empty() ? "" : ".") + *value;
   return launch;

@@ -79,6 +79,7 @@ Backend backend_of(const tessera_plugin& plugin) {
                 return std::move(made.communicator);
               },
           .variables = plugin.variables,
+          .deterministic = plugin.deterministic,
           .launch_prefix = plugin.launch_prefix};
 }
 

@@ -86,6 +86,7 @@ struct tessera_plugin {
   tessera::comm::PluginCommunicator (*create)(std::shared_ptr<tessera::comm::Bootstrap>,
                                               const tessera::comm::WorldOptions&) noexcept;
   std::span<const tessera::base::EnvVariable> variables;
+  bool deterministic;  ///< Backend::deterministic
   std::span<const std::string_view> launch_prefix;
 };
 
@@ -118,6 +119,7 @@ tessera_plugin plugin_of(const char* abi) noexcept {
         }
       },
       .variables = b.variables,
+      .deterministic = b.deterministic,
       .launch_prefix = b.launch_prefix};
 }
 

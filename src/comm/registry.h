@@ -36,6 +36,9 @@ struct Backend {
       create;
   /// The backend's own environment variables.
   std::span<const EnvVariable> variables;
+  bool one_host = false;  ///< its ranks must share a host
+  /// What a program gets that says nothing: WorldOptions::deterministic.
+  bool deterministic = true;
   /// The command under which its ranks must be started, with "{ranks}" for their number; empty: any launcher will do.
   std::span<const std::string_view> launch_prefix = {};
 };

@@ -26,14 +26,30 @@ struct Algorithm {
 constexpr std::array kAlgorithms = {
     Algorithm{OpKind::all_reduce, "direct", Order::whole, false, schedules::direct_all_reduce},
     Algorithm{OpKind::all_reduce, "symmetric", Order::whole, false, schedules::symmetric_all_reduce},
+    Algorithm{OpKind::all_reduce, "recursive_doubling", Order::tree, false, schedules::recursive_doubling_all_reduce},
+    Algorithm{OpKind::all_reduce, "rabenseifner", Order::tree, false, schedules::rabenseifner_all_reduce},
+    Algorithm{OpKind::all_reduce, "tree", Order::tree, false, schedules::tree_all_reduce},
+    Algorithm{OpKind::all_reduce, "ring", Order::other, false, schedules::ring_all_reduce},
     Algorithm{OpKind::reduce_scatter, "direct", Order::whole, true, schedules::direct_reduce_scatter},
+    Algorithm{OpKind::reduce_scatter, "recursive_halving", Order::tree, false,
+              schedules::recursive_halving_reduce_scatter},
+    Algorithm{OpKind::reduce_scatter, "ring", Order::other, true, schedules::ring_reduce_scatter},
     Algorithm{OpKind::all_gather, "direct", Order::whole, true, schedules::direct_all_gather},
+    Algorithm{OpKind::all_gather, "recursive_doubling", Order::whole, true, schedules::recursive_doubling_all_gather},
+    Algorithm{OpKind::all_gather, "bruck", Order::whole, true, schedules::bruck_all_gather},
+    Algorithm{OpKind::all_gather, "ring", Order::whole, true, schedules::ring_all_gather},
     Algorithm{OpKind::broadcast, "direct", Order::whole, false, schedules::direct_broadcast},
+    Algorithm{OpKind::broadcast, "binomial", Order::whole, false, schedules::binomial_broadcast},
+    Algorithm{OpKind::broadcast, "pipelined", Order::whole, false, schedules::pipelined_broadcast},
     Algorithm{OpKind::reduce, "direct", Order::whole, false, schedules::direct_reduce},
+    Algorithm{OpKind::reduce, "binomial", Order::tree, false, schedules::binomial_reduce},
     Algorithm{OpKind::gather, "direct", Order::whole, true, schedules::direct_gather},
+    Algorithm{OpKind::gather, "binomial", Order::whole, true, schedules::binomial_gather},
     Algorithm{OpKind::scatter, "direct", Order::whole, true, schedules::direct_scatter},
+    Algorithm{OpKind::scatter, "binomial", Order::whole, true, schedules::binomial_scatter},
     Algorithm{OpKind::all_to_all, "direct", Order::whole, true, schedules::direct_all_to_all},
     Algorithm{OpKind::all_to_all, "pairwise", Order::whole, true, schedules::pairwise_all_to_all},
+    Algorithm{OpKind::all_to_all, "bruck", Order::whole, false, schedules::bruck_all_to_all},
     Algorithm{OpKind::barrier, "dissemination", Order::whole, false, schedules::dissemination_barrier},
 };
 
@@ -104,10 +120,6 @@ std::string refusal(const Problem& problem, std::string_view name) {
     return asked + " rounds " + std::string(name_of(problem.dtype)) +
            " at every hop, the deterministic mode once at the end; direct does";
   return "";
-}
-
-std::string_view default_algorithm(const Problem& problem) {
-  return problem.kind == OpKind::barrier ? "dissemination" : "direct";
 }
 
 Schedule build_schedule(const Problem& problem, std::string_view name) {

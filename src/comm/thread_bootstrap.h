@@ -11,9 +11,9 @@ namespace tessera::comm {
 
 /// One bootstrap for each of `ranks` threads. abandon() on any of them makes the exchanges of all throw Aborted.
 class ThreadBootstrap;
-std::vector<std::shared_ptr<ThreadBootstrap>> make_thread_bootstraps(int ranks, std::chrono::milliseconds timeout);
+TESSERA_API std::vector<std::shared_ptr<ThreadBootstrap>> make_thread_bootstraps(int ranks, std::chrono::milliseconds timeout);
 
-class ThreadBootstrap final : public Bootstrap {
+class TESSERA_API ThreadBootstrap final : public Bootstrap {
  public:
   class Hub;
   ThreadBootstrap(std::shared_ptr<Hub> hub, int rank);

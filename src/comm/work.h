@@ -66,8 +66,9 @@ class TESSERA_API Work {
     if (state_ != nullptr) state_->wait();
   }
   /// Waits at most this long. False: not finished yet, and nothing has changed.
-  bool wait_for(std::chrono::milliseconds time) {
-    return state_ == nullptr || state_->wait_until(std::chrono::steady_clock::now() + time);
+  bool wait_for(std::chrono::milliseconds time) { return wait_until(std::chrono::steady_clock::now() + time); }
+  bool wait_until(std::chrono::steady_clock::time_point until) {
+    return state_ == nullptr || state_->wait_until(until);
   }
   /// What is appended to `stream` from here on runs after this operation. An immediate stream waits here; a lazy one
   /// waits (and throws) where it runs. The Work may be dropped at once.

@@ -6,15 +6,25 @@
 namespace tessera::comm_test {
 namespace {
 
+class Failure : public testing::TestWithParam<const char*> {
+ protected:
+  void run_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+    Config config;
+    config.backend = GetParam();
+    config.check = true;
+    config.timeout = 20s;
+    run_threads(ranks, config, body);
+  }
+};
+
 void all_reduce(Communicator& comm, std::size_t count, OpOptions options = {}) {
   std::vector<float> x(count, 1);
   comm.all_reduce(view_of(x.data(), count), view_of(x.data(), count), ReduceOp::sum(), options).wait();
 }
 
-TEST(Failure, AbortReachesAllAndStays) {
+TEST_P(Failure, AbortReachesAllAndStays) {
   for (const std::size_t count : {10u, 300'000u})
     run_ranks(3, [&](Communicator& comm) {
-      comm.barrier().wait();
       if (comm.rank() == 2) {
         std::thread([&] { comm.abort("enough"); }).join();  // from another thread
       }
@@ -24,7 +34,7 @@ TEST(Failure, AbortReachesAllAndStays) {
     });
 }
 
-TEST(Failure, AnExceptionOnOneRankEndsTheOthers) {
+TEST_P(Failure, AnExceptionOnOneRankEndsTheOthers) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THROW(run_ranks(3,
                          [](Communicator& comm) {
@@ -35,7 +45,7 @@ TEST(Failure, AnExceptionOnOneRankEndsTheOthers) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
 }
 
-TEST(Failure, ATimeoutNamesOperationNumberAndRank) {
+TEST_P(Failure, ATimeoutNamesOperationNumberAndRank) {
   for (const std::size_t count : {10u, 300'000u})
     run_ranks(3, [&](Communicator& comm) {
       comm.barrier().wait();
@@ -48,7 +58,7 @@ TEST(Failure, ATimeoutNamesOperationNumberAndRank) {
     });
 }
 
-TEST(Failure, DifferentCallsAreAMismatchWithATable) {
+TEST_P(Failure, DifferentCallsAreAMismatchWithATable) {
   run_ranks(2, [](Communicator& comm) {
     const std::string error = error_of([&] { all_reduce(comm, comm.rank() == 0 ? 10 : 12); });
     EXPECT_EQ(error,
@@ -70,11 +80,12 @@ TEST(Failure, DifferentCallsAreAMismatchWithATable) {
       if (comm.rank() == 1) comm.recv(view_of(x.data(), 9), 0).wait();
       comm.barrier().wait();
     });
-    EXPECT_EQ(error, "Mismatch: recv #1 from rank 0: sent were 10 elements of f32, expected 9 of f32");
+    EXPECT_TRUE(error.starts_with("Mismatch: recv ")) << error;
+    EXPECT_NE(error.find("rank 0"), std::string::npos) << error;
   });
 }
 
-TEST(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
+TEST_P(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
   run_ranks(4, [](Communicator& world) {
     const auto half = world.split(world.rank() / 2, 0);
     if (world.rank() == 0) half->abort("only us");
@@ -84,12 +95,39 @@ TEST(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
   });
 }
 
-TEST(Failure, ARankThatHasLeftIsNotWaitedFor) {
+TEST_P(Failure, ARankThatHasLeftIsNotWaitedFor) {
   run_ranks(2, [](Communicator& comm) {
     comm.barrier().wait();
     if (comm.rank() == 0) return;
     const std::string error = error_of([&] { comm.barrier().wait(); });
     EXPECT_EQ(error, "PeerLost: barrier #2: rank 0 has closed its communicator");
+  });
+}
+
+TEST_P(Failure, ANewWorldWorksAfterwards) {
+  for (int round = 0; round < 2; ++round) {
+    run_ranks(2, [](Communicator& comm) {
+      if (comm.rank() == 0) comm.abort("once more");
+      EXPECT_NE(error_of([&] { all_reduce(comm, 1000); }), "");
+    });
+    run_ranks(2, [](Communicator& comm) { EXPECT_EQ(error_of([&] { all_reduce(comm, 1000); }), ""); });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::Values("shm", "tcp"),
+                         [](const auto& given) { return std::string(given.param); });
+
+/// Without the checked mode lengths that differ are still seen where they arrive.
+TEST(Unchecked, AnotherLengthIsAMismatch) {
+  Config config;
+  config.backend = "tcp";
+  config.timeout = 20s;
+  run_threads(2, config, [](Communicator& comm) {
+    const std::string error = error_of([&] {
+      all_reduce(comm, comm.rank() == 0 ? 10 : 12);
+      comm.barrier().wait();
+    });
+    EXPECT_TRUE(error.starts_with("Mismatch: ")) << error;
   });
 }
 

@@ -33,6 +33,7 @@ TEST_P(Resolves, FindsRankAndSize) {
   EXPECT_EQ(launch.local_rank, expected.local_rank);
   EXPECT_EQ(launch.local_size, expected.local_size);
   EXPECT_EQ(launch.job, expected.job);
+  EXPECT_EQ(launch.restart, expected.restart);
 }
 
 const Environment kTorchrun = {{"RANK", "3"},
@@ -48,10 +49,16 @@ const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
                               {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                               {"PMIX_NAMESPACE", "ns7"}};
+const Environment kHydra = {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}};
+const Environment kSrun = {{"SLURM_PROCID", "6"},  {"SLURM_STEP_NUM_TASKS", "12"},
+                           {"SLURM_STEP_ID", "7"}, {"SLURM_JOB_ID", "42"},
+                           {"SLURM_NTASKS", "99"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3),5,1"},
+                           {"SLURM_LOCALID", "0"}};
 
-Environment both(Environment a, const Environment& b) {
-  a.insert(b.begin(), b.end());
-  return a;
+/// Where both set the same, b counts.
+Environment both(const Environment& a, Environment b) {
+  b.insert(a.begin(), a.end());
+  return b;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -61,15 +68,15 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"own",
             {{"TESSERA_RANK", "2"}, {"TESSERA_WORLD_SIZE", "3"}, {"TESSERA_RUN_ID", "r"}},
             {"tessera", 2, 3, 2, 3, "r"}},
-        Row{"torchrun", kTorchrun, {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2"}},
+        Row{"torchrun", kTorchrun, {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2", false, 2}},
         Row{"openmpi", kOpenMpi, {"openmpi", 1, 2, 1, 2, "ns7"}},
         Row{"own_wins",
             both(kTorchrun, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}}),
             {"tessera", 0, 2, 0, 2, ""}},
-        Row{"torchrun_inside_mpirun", both(kTorchrun, kOpenMpi), {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2"}},
-        Row{"hydra",
-            {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}},
-            {"pmi", 1, 4, 1, 4, ""}},
+        Row{"torchrun_inside_mpirun",
+            both(kTorchrun, kOpenMpi),
+            {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2", false, 2}},
+        Row{"hydra", kHydra, {"pmi", 1, 4, 1, 4, ""}},
         Row{"pals",
             {{"PALS_RANKID", "5"},
              {"PMI_SIZE", "8"},
@@ -81,10 +88,46 @@ INSTANTIATE_TEST_SUITE_P(
             {{"SLURM_PROCID", "2"},
              {"SLURM_STEP_NUM_TASKS", "4"},
              {"SLURM_LOCALID", "0"},
-             {"SLURM_STEP_TASKS_ON_NODE", "2"},
+             {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+             {"SLURM_NODEID", "1"},
              {"SLURM_STEP_ID", "7"},
              {"SLURM_JOB_ID", "42"}},
             {"slurm", 2, 4, 0, 2, "42.7"}},
+        Row{"srun_uneven_nodes",
+            both(kSrun, {{"SLURM_NODEID", "3"}, {"SLURM_LOCALID", "4"}}),
+            {"slurm", 6, 12, 4, 5, "42.7"}},
+        Row{"srun_last_node", both(kSrun, {{"SLURM_NODEID", "4"}}), {"slurm", 6, 12, 0, 1, "42.7"}},
+        Row{"srun_requeued",
+            both(kSrun, {{"SLURM_NODEID", "0"}, {"SLURM_RESTART_COUNT", "1"}}),
+            {"slurm", 6, 12, 0, 2, "42.7", false, 1}},
+        Row{"srun_without_nodes",
+            {{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_ID", "7"}, {"SLURM_JOB_ID", "42"}},
+            {"slurm", 2, 4, 2, 4, "42.7"}},
+        // A shell in a step of one task: a world of one, although the job has four.
+        Row{"srun_shell",
+            {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}},
+            {"slurm", 0, 1, 0, 1, "0"}},
+        Row{"srun_with_pmi2",
+            both(kSrun, {{"PMI_RANK", "6"}, {"PMI_SIZE", "12"}, {"PMI_JOBID", "42.7"}}),
+            {"pmi", 6, 12, 6, 12, "42.7"}},
+        Row{"mpirun_in_a_batch_job",
+            both(kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "42"}}),
+            {"openmpi", 1, 2, 1, 2, "ns7"}},
+        Row{"hydra_in_a_step", both(kHydra, kSrun), {"pmi", 1, 4, 1, 4, ""}},
+        Row{"openmpi_before_pmi", both(kOpenMpi, kHydra), {"openmpi", 1, 2, 1, 2, "ns7"}},
+        Row{"openmpi_4", both(kOpenMpi, {{"OMPI_MCA_ess_base_jobid", "99"}}), {"openmpi", 1, 2, 1, 2, "ns7.99"}},
+        Row{"cray_pmi",
+            {{"PMI_RANK", "5"},
+             {"PMI_SIZE", "8"},
+             {"PMI_LOCAL_RANK", "1"},
+             {"PMI_LOCAL_SIZE", "4"},
+             {"PMI_JOBID", "j"}},
+            {"pmi", 5, 8, 1, 4, "j"}},
+        Row{"torchrun_first_start",
+            {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "abc"}, {"TORCHELASTIC_RESTART_COUNT", "0"}},
+            {"torchrun", 0, 2, 0, 2, "abc.0"}},
+        Row{"torchrun_in_a_step", both(kTorchrun, kSrun), {"torchrun", 3, 4, 1, 2, "10.0.0.1.29500.abc.2", false, 2}},
+        Row{"empty_is_unset", {{"RANK", ""}, {"WORLD_SIZE", ""}}, {"none", 0, 1, 0, 1, ""}},
         // A batch script's own environment: a world of one, not a wait for three absent ranks.
         Row{"sbatch", {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "42"}}, {"none", 0, 1, 0, 1, ""}},
         Row{"forced_none", both(kTorchrun, {{"TESSERA_LAUNCHER", "none"}}), {"none", 0, 1, 0, 1, ""}},
@@ -115,6 +158,15 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"rank_too_high", {{"TESSERA_RANK", "4"}, {"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK=4", "below"}},
         Wrong{"not_a_number", {{"RANK", "one"}, {"WORLD_SIZE", "4"}}, {"RANK", "one"}},
         Wrong{"forced_but_absent", {{"TESSERA_LAUNCHER", "slurm"}}, {"SLURM_PROCID is not set"}},
+        Wrong{"node_list_garbage",
+              both(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}, {"SLURM_NODEID", "0"}}),
+              {"SLURM_STEP_TASKS_PER_NODE", "2(x"}},
+        Wrong{"local_rank_too_high",
+              both(kSrun, {{"SLURM_NODEID", "0"}, {"SLURM_LOCALID", "2"}}),
+              {"SLURM_LOCALID=2", "SLURM_STEP_TASKS_PER_NODE=2(x3),5,1", "local rank"}},
+        Wrong{"negative_rank", {{"TESSERA_RANK", "-1"}, {"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK", "-1"}},
+        Wrong{
+            "step_without_size", {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "7"}}, {"SLURM_STEP_NUM_TASKS is not set"}},
         Wrong{"unknown", {{"TESSERA_LAUNCHER", "prun"}}, {"prun", "torchrun", "none"}}),
     [](const auto& row) { return row.param.name; });
 

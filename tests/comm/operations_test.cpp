@@ -1,4 +1,6 @@
 // The operations that the conformance suite has no room for, the meter, split and allocate.
+#include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "tests/comm/support.h"
@@ -111,6 +113,30 @@ TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
                      ReduceOp::sum())
         .wait();
     EXPECT_GT(world.ledger()->snapshot().now_of(MemoryUse::communication), staging);  // the window had needed none
+  });
+}
+
+/// Windows that grow past what was given back: the pages of the old ones are dropped while a place for the new one is
+/// looked for. A broken list of free places shows as windows that overlap, and to the sanitizers at once.
+TEST(Operations, GrowingWindowsNeverOverlapLivingOnes) {
+  run_ranks(2, [](Communicator& comm) {
+    constexpr std::size_t kMiB = std::size_t{1} << 20;
+    std::vector<Buffer> living;
+    for (std::size_t round = 1; round <= 4; ++round) {
+      {
+        const Buffer given_back = comm.allocate(12 * round * kMiB, MemoryKind::host, MemoryUse::other);
+        std::memset(given_back.data(), 0x55, given_back.bytes());
+      }
+      living.push_back(comm.allocate((12 * round + 4) * kMiB, MemoryKind::host, MemoryUse::other));
+      std::memset(living.back().data(), static_cast<int>(round), living.back().bytes());
+      living.push_back(comm.allocate(1000, MemoryKind::host, MemoryUse::other));
+      std::memset(living.back().data(), static_cast<int>(round), living.back().bytes());
+    }
+    for (std::size_t i = 0; i < living.size(); ++i) {
+      const auto* bytes = static_cast<const unsigned char*>(living[i].data());
+      const auto mine = [&](unsigned char byte) { return byte == i / 2 + 1; };
+      EXPECT_TRUE(std::all_of(bytes, bytes + living[i].bytes(), mine)) << "window " << i;
+    }
   });
 }
 

@@ -1,100 +1,20 @@
 // Ranks that are processes: they find each other, and die in every way.
-#include <fcntl.h>
-#include <poll.h>
+#include "tests/comm/process.h"
+
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <set>
-#include <utility>
 
-#include "tessera/comm/bootstrap.h"
 #include "tests/comm/support.h"
 
 namespace tessera::comm_test {
 namespace {
 
 using std::chrono::steady_clock;
-
-/// One rank, ended with its object.
-class Process {
- public:
-  Process(std::vector<std::string> settings, const std::string& mode) {
-    int ends[2] = {-1, -1};
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error("pipe");
-    out_ = UniqueFd(ends[0]);
-    const UniqueFd write_end(ends[1]);
-    posix_spawn_file_actions_t actions;
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawn_file_actions_adddup2(&actions, write_end.get(), STDOUT_FILENO);
-    std::string program = TESSERA_RANK_PROGRAM;
-    std::string argument = mode;
-    char* arguments[] = {program.data(), argument.data(), nullptr};
-    std::vector<char*> environment;
-    for (std::string& setting : settings) environment.push_back(setting.data());
-    environment.push_back(nullptr);
-    const int failed = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments, environment.data());
-    ::posix_spawn_file_actions_destroy(&actions);
-    if (failed != 0) throw system_error("posix_spawn " + program, failed);
-    started().insert(pid_);
-  }
-  Process(Process&& other) noexcept : pid_(std::exchange(other.pid_, -1)), out_(std::move(other.out_)) {}
-  Process& operator=(Process&& other) noexcept {
-    std::swap(pid_, other.pid_);
-    std::swap(out_, other.out_);
-    return *this;
-  }
-  ~Process() {
-    if (pid_ < 0) return;
-    kill(SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-
-  /// The pids of all that were ever started here.
-  static std::set<pid_t>& started() {
-    static std::set<pid_t> pids;
-    return pids;
-  }
-
-  void kill(int signal) const { ::kill(pid_, signal); }
-
-  /// The next line; "" at the end or after `time`.
-  std::string line(std::chrono::milliseconds time = 20s) {
-    const auto until = steady_clock::now() + time;
-    std::string text;
-    while (steady_clock::now() < until) {
-      pollfd entry{out_.get(), POLLIN, 0};
-      if (::poll(&entry, 1, 50) <= 0) continue;
-      char c = 0;
-      if (::read(out_.get(), &c, 1) != 1 || c == '\n') break;
-      text += c;
-    }
-    return text;
-  }
-
-  /// Its exit code; -1 if it was killed by a signal or is still there after `time`.
-  int exit_code(std::chrono::milliseconds time = 10s) {
-    const auto until = steady_clock::now() + time;
-    while (steady_clock::now() < until) {
-      int status = 0;
-      if (::waitpid(pid_, &status, WNOHANG) == pid_) {
-        pid_ = -1;
-        return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-      }
-      ::usleep(2000);
-    }
-    return -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-  UniqueFd out_;
-};
 
 std::string new_run() {
   static std::atomic<int> runs{0};
@@ -103,7 +23,8 @@ std::string new_run() {
 
 Process start_rank(const std::string& run, int rank, int size, const std::string& mode,
                    const std::string& timeout = "20s") {
-  return {{"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=" + std::to_string(size),
+  return {TESSERA_RANK_PROGRAM,
+          {"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=" + std::to_string(size),
            "TESSERA_RUN_ID=" + run, "TESSERA_TIMEOUT=" + timeout},
           mode};
 }
@@ -220,7 +141,7 @@ TEST(Processes, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
 }
 
 TEST(Processes, HalfSetVariablesAreAnError) {
-  Process rank({"TESSERA_RANK=1"}, "once");
+  Process rank(TESSERA_RANK_PROGRAM, {"TESSERA_RANK=1"}, "once");
   EXPECT_NE(rank.line().find("InvalidUsage: tessera launcher: TESSERA_RANK=1, TESSERA_WORLD_SIZE is not set"),
             std::string::npos);
 }

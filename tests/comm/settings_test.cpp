@@ -1,4 +1,6 @@
 // The registry, TESSERA_ALGO, and the checks before an operation starts.
+#include <fstream>
+
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/registry.h"
 #include "tests/comm/support.h"
@@ -24,6 +26,49 @@ TEST(Algorithms, RefusesWhatItDoesNotKnow) {
     EXPECT_TRUE(error.starts_with("InvalidUsage")) << text << ": " << error;
   }
   EXPECT_NE(error_of([] { AlgorithmTable("all_reduce=tree", kKnown); }).find("all_reduce=ring"), std::string::npos);
+}
+
+TEST(Algorithms, AFileIsReadAsItWouldBeWrittenInOneLine) {
+  const std::string path = testing::TempDir() + "algorithms_test.txt";
+  const auto write = [&](const std::string& text) { std::ofstream(path, std::ios::trunc) << text; };
+  write("# measured by hand\nall_reduce = direct:0-64K; ring:64K-max  # two ranges\n\nall_gather=direct,\r\nall_reduce=ring\n");
+  const AlgorithmTable table("@" + path, kKnown);
+  EXPECT_EQ(table.choose(OpKind::all_reduce, 8), "direct");
+  EXPECT_EQ(table.choose(OpKind::all_reduce, 1 << 20), "ring");
+  EXPECT_EQ(table.choose(OpKind::all_gather, 8), "direct");
+  const auto error_with = [&](const std::string& text) {
+    write(text);
+    return error_of([&] { AlgorithmTable("@" + path, kKnown); });
+  };
+  EXPECT_NE(error_with("all_reduce=tree\n").find("all_reduce=tree"), std::string::npos);
+  EXPECT_NE(error_with("# nothing\n").find("names no algorithm"), std::string::npos);
+  EXPECT_NE(error_with("").find("can't read the file"), std::string::npos);
+  for (const char* wrong : {"@/no/such/file", "@/", "@"}) {
+    const std::string error = error_of([&] { AlgorithmTable(wrong, kKnown); });
+    EXPECT_TRUE(error.starts_with("InvalidUsage: TESSERA_ALGO: can't read the file '")) << wrong << ": " << error;
+  }
+}
+
+TEST(Algorithms, TheOneThatRanIsNamed) {
+  const auto ran = [](const std::string& setting, std::size_t count) {
+    std::string name;
+    Config config;
+    config.timeout = std::chrono::seconds(20);
+    config.algorithms = setting;
+    run_threads(2, config, [&](Communicator& comm) {
+      EXPECT_EQ(comm.last_algorithm(), "");
+      std::vector<float> data(count);
+      const View view = view_of(data.data(), count);
+      comm.all_reduce(view, view, ReduceOp::sum()).wait();
+      if (comm.rank() == 0) name = comm.last_algorithm();
+      comm.barrier().wait();
+      EXPECT_EQ(comm.last_algorithm(), "direct");
+    });
+    return name;
+  };
+  EXPECT_EQ(ran("", 1), "symmetric");
+  EXPECT_EQ(ran("", 1 << 16), "direct");
+  EXPECT_EQ(ran("all_reduce=direct", 1), "direct");
 }
 
 TEST(Registry, AnUnknownBackendIsAnErrorThatListsAll) {

@@ -4,12 +4,23 @@
 
 #include "tessera/base/env.h"
 #include "tessera/comm/context.h"
+#include "tessera/comm/schedule.h"
 #include "tests/conformance/cases.h"
 
 namespace tessera::conformance {
 namespace {
 
 bool full_matrix() { return read_foreign_env("TESSERA_TEST_FULL").has_value(); }
+
+#ifdef __SANITIZE_THREAD__
+constexpr bool kSlow = true;
+#else
+constexpr bool kSlow = false;
+#endif
+
+/// Under the thread sanitizer an element costs 20 times as much, and which threads touch it depends on the bytes, not
+/// on the dtype: one dtype has the large sizes there.
+bool left_out(const Case& c) { return kSlow && !full_matrix() && c.count > 60000 && c.dtype != DType::f32; }
 
 struct Setting {
   const char* name;
@@ -27,7 +38,8 @@ TEST_P(Conformance, EqualsTheSerialReferenceToTheBit) {
   config.backend = setting.backend;
   config.algorithms = setting.algorithms;
   config.timeout = std::chrono::minutes(2);
-  const std::vector<Case> cases = cases_for(kind, full_matrix(), setting.stride);
+  std::vector<Case> cases = cases_for(kind, full_matrix(), setting.stride);
+  std::erase_if(cases, left_out);
   run_threads(ranks, config, [&](Communicator& comm) {
     for (const Case& c : cases) ASSERT_EQ(run_case(comm, c), "");
   });
@@ -74,6 +86,27 @@ INSTANTIATE_TEST_SUITE_P(Tcp, Conformance,
                          test_name);
 INSTANTIATE_TEST_SUITE_P(All, Behaviours, testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(kShm, kTcp)),
                          behaviour_name);
+
+/// Every algorithm over a real transport. Sums of 64-bit integers are the same in any order.
+TEST(Algorithms, EachCarriesItsOperation) {
+  for (const std::string& name : known_algorithms(false)) {
+    const OpKind kind = parse_op_kind(name.substr(0, name.find('=')));
+    if (kind == OpKind::barrier || kind == OpKind::send || kind == OpKind::recv) continue;
+    Config config;
+    config.backend = "tcp";
+    config.deterministic = false;
+    config.algorithms = name;
+    config.timeout = std::chrono::minutes(1);
+    for (const int ranks : {2, 5})
+      run_threads(ranks, config, [&](Communicator& comm) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{7}, std::size_t{1021}, std::size_t{150'001}})
+          for (const bool in_place : {false, true}) {
+            const Case c{kind, DType::i64, ReduceOp::Kind::sum, count, in_place, false, false, count + 5};
+            ASSERT_EQ(run_case(comm, c), "") << name;
+          }
+      });
+  }
+}
 
 /// The reference can tell: another order of the sum gives other bits.
 TEST(Reference, SeesAnotherOrderOfTheSum) {

@@ -2,9 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <thread>
-
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -118,44 +115,12 @@ TEST(CostOfClipping, IsOneAllReducePerShardedAxis) {
 
 // --- overlap
 
-/// An operation that takes `kLatency` from its issue on, without using a core: a link with a delay.
-constexpr auto kLatency = std::chrono::milliseconds(4);
-
-class Delayed final : public comm::WorkState {
-  using Clock = std::chrono::steady_clock;
-
- public:
-  bool done() noexcept override { return Clock::now() >= finish_; }
-  bool wait_until(Clock::time_point until) override {
-    std::this_thread::sleep_until(std::min(until, finish_));
-    return done();
-  }
-  void wait() override { std::this_thread::sleep_until(finish_); }
-
- protected:
-  void recycle() noexcept override { delete this; }
-
- private:
-  const Clock::time_point finish_ = Clock::now() + kLatency;
-};
-
-class DelayedGather final : public CollectivePlugin {
- public:
-  Works run(const CollectiveCall& call) override {
-    for (const Transfer& t : call.transfers) call.channel.all_gather(t.in, t.out, call.options).wait();
-    Works works;
-    works.add(comm::Work(new Delayed));
-    return works;
-  }
-};
-
 double exposed_ms(int prefetch) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.global_batch = 16;
   spec.seq_len = 64;
   spec.engine.prefetch = prefetch;
-  spec.engine.collectives.add(comm::OpKind::all_gather, "delayed", [] { return std::make_unique<DelayedGather>(); });
-  spec.engine.strategy.all_gather = "delayed";
+  spec.decorators = "delay:4ms,op=all_gather";  // a slow link that takes no core
   std::int64_t exposed = 0;
   for (const base::EventRecord& event : train(spec).last_events)
     if (event.kind == base::EventKind::unshard_wait) exposed += event.duration_ns();

@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "plugins/decorators/decorate.h"
+
 namespace tessera::harness {
 namespace {
 
@@ -153,6 +155,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   config.backend = "shm";
   config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
   config.timeout = std::chrono::seconds(60);
+  config.decorate = [&](auto world) { return decorators::decorate(std::move(world), spec.decorators); };
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) { Rank(spec, world, record, mutex).run(); });
   return record;
 }

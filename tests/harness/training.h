@@ -23,6 +23,7 @@ struct TrainingSpec {
   double lr = 1e-2;
   bool lazy_streams = false;
   fsdp::EngineOptions engine = {};
+  std::string decorators = {};  ///< around every rank's communicators; see plugins/decorators/decorate.h
   /// Called on every rank after each step's backward and after each step.
   std::function<void(int rank, int step, fsdp::Engine&engine, nn::CausalModel&model)> after_backward, after_step;
 };

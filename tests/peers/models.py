@@ -21,6 +21,19 @@ def read_safetensors(path):
     return tensors
 
 
+def write_safetensors(path, tensors):
+    """As f32, in this order."""
+    header, parts, at = {}, [], 0
+    for name, tensor in tensors.items():
+        parts.append(tensor.detach().float().numpy().astype('<f4').tobytes())
+        header[name] = {'dtype': 'F32', 'shape': list(tensor.shape), 'data_offsets': [at, at + len(parts[-1])]}
+        at += len(parts[-1])
+    text = json.dumps(header, separators=(',', ':')).encode()
+    text += b' ' * (-len(text) % 8)
+    with open(path, 'wb') as file:
+        file.write(struct.pack('<Q', len(text)) + text + b''.join(parts))
+
+
 def attention(q, k, v):
     """[batch, heads, positions, dim] each; fewer key heads than heads: grouped queries."""
     group = q.shape[1] // k.shape[1]

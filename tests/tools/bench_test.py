@@ -3,12 +3,15 @@
 import csv
 import io
 import json
+import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree as xml
 
 TOOL = None
 
@@ -26,6 +29,21 @@ def rows(table):
     return [line.split() for line in table.splitlines() if line and not line.startswith("#")]
 
 
+def read_as_nccl_tests(text):
+    """What scripts around nccl-tests take from its output: the columns where the header has them, and the two lines at the end."""
+    head = next(line for line in text.splitlines() if re.match(r"#\s+size\s+count\s+type\s+redop\s+root\s", line))
+    names = head[1:].split()[:13]
+    found = []
+    for line in text.splitlines():
+        if re.match(r"\s*\d", line):
+            cells = line.split()
+            found.append({"at": dict(zip(names[:5], cells)), "out": dict(zip(names[5:9], cells[5:9])),
+                          "in": dict(zip(names[9:13], cells[9:13]))})
+    wrong = re.search(r"^# Out of bounds values : (\d+) (OK|FAILED)", text, re.M)
+    speed = re.search(r"^# Avg bus bandwidth\s+:\s+([\d.e+-]+)", text, re.M)
+    return head[:116], found, wrong and wrong.groups(), float(speed.group(1))
+
+
 class BenchTest(unittest.TestCase):
     def test_a_real_run_prints_and_writes_what_the_page_says(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -35,10 +53,15 @@ class BenchTest(unittest.TestCase):
             self.assertEqual((code, err), (0, ""))
             found = json.loads(file.read_text())
             self.assertEqual(os.listdir(folder), ["out.json"])
-        self.assertEqual(set(found), {"ranks", "results", "memcpy_gbps"})
+        self.assertEqual(set(found), {"ranks", "results", "fits", "cold", "memcpy_gbps"})
         self.assertEqual(found["ranks"], 2)
         self.assertEqual(set(found["memcpy_gbps"]), {"one_core", "all_ranks"})
         self.assertGreater(min(found["memcpy_gbps"].values()), 0.1)
+        self.assertIs(found["cold"], False)
+        self.assertEqual([(fit["backend"], fit["op"], fit["points"]) for fit in found["fits"]], [("shm", op, 6) for op in OPS])
+        for fit in found["fits"]:
+            self.assert_fit(fit, [r for r in found["results"] if r["op"] == fit["op"] and not r["in_place"]])
+        self.assertEqual(out.count("# Fit of the time       : "), len(OPS))
         sizes = [8 * 8**i for i in range(6)]
         cases = [(r["op"], r["bytes"], r["in_place"]) for r in found["results"]]
         self.assertEqual(cases, [(op, size, place) for op in OPS for size in sizes for place in (False, True)])
@@ -59,6 +82,13 @@ class BenchTest(unittest.TestCase):
         self.assertEqual(out.count("# Out of bounds values : 0 OK\n"), len(OPS))
         self.assertIn("# Avg bus bandwidth    : ", out)
 
+    def assert_fit(self, fit, results):
+        self.assertEqual(list(fit), ["backend", "op", "alpha_us", "beta_us_per_mib", "median_error", "worst_error", "points"])
+        line = lambda r: fit["alpha_us"] + fit["beta_us_per_mib"] * r["bytes"] / 2**20
+        errors = sorted(abs(line(r) / r["time_us"]["median"] - 1) for r in results)
+        self.assertAlmostEqual(fit["worst_error"], errors[-1], places=9)
+        self.assertAlmostEqual(fit["median_error"], (errors[2] + errors[3]) / 2, places=9)
+
     def assert_result(self, r):
         self.assertEqual(list(r), ["backend", "op", "bytes", "dtype", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "in_place", "memory",
                                    "algorithm", "bound_us"])
@@ -68,7 +98,8 @@ class BenchTest(unittest.TestCase):
         self.assertAlmostEqual(r["algbw_gbps"], r["bytes"] / time["median"] / 1e3, delta=r["algbw_gbps"] * 1e-9)
         self.assertAlmostEqual(r["busbw_gbps"], r["algbw_gbps"] * OPS[r["op"]](2), delta=r["algbw_gbps"] * 1e-9)
         self.assertEqual((r["backend"], r["dtype"], r["wrong"], r["memory"]), ("shm", "f32", 0, "communicator"))
-        self.assertIn(r["algorithm"], ("auto", "direct"))
+        small = r["op"] == "all_reduce" and r["bytes"] <= 16384
+        self.assertEqual(r["algorithm"], "symmetric" if small else "direct")
         self.assertGreater(r["bound_us"], 0)
         if r["bytes"] >= 1 << 18:  # the same loads and stores can't be far slower than the operation that waits for others too
             self.assertLess(r["bound_us"], 5 * time["max"])
@@ -92,6 +123,94 @@ class BenchTest(unittest.TestCase):
         self.assertEqual(len(found), 8)
         self.assertEqual((found[0]["op"], found[1]["in_place"], found[0]["wrong"]), ("all_gather", "true", ""))
         self.assertGreater(float(found[0]["median_us"]), 0)
+
+    def test_scripts_for_nccl_tests_read_it(self):
+        golden = (pathlib.Path(__file__).parent / "data" / "nccl_tests.txt").read_text()
+        code, out, err = bench("all_reduce", "--ranks", "2", "--max-bytes", "512", "--factor", "8", "--iterations", "5", "--check")
+        self.assertEqual((code, err), (0, ""))
+        theirs, ours = read_as_nccl_tests(golden), read_as_nccl_tests(out)
+        self.assertEqual(ours[0], theirs[0], "the header, to the letter")
+        self.assertEqual(len(ours[1]), len(theirs[1]))
+        for mine, other in zip(ours[1], theirs[1]):
+            self.assertEqual({**mine["at"], "type": "float"}, other["at"])
+            for side in ("out", "in"):
+                self.assertEqual(list(mine[side]), ["time", "algbw", "busbw", "#wrong"])
+                self.assertEqual(mine[side]["#wrong"], "0")
+                self.assertGreater(float(mine[side]["time"]), 0)
+        self.assertEqual(ours[2], theirs[2])
+        mean = [float(row[side]["busbw"]) for row in ours[1] for side in ("out", "in")]
+        self.assertAlmostEqual(ours[3], sum(mean) / len(mean), delta=0.006)
+
+    def test_cold_and_overlap_are_said(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "out.json"
+            code, out, err = bench("all_reduce,all_to_all", "--ranks", "2", "--max-bytes", "64K", "--factor", "16", "--iterations", "5", "--check",
+                                   "--cold", "--overlap", "--json", str(file))
+            self.assertEqual((code, err), (0, ""))
+            found = json.loads(file.read_text())
+        self.assertIn("caches cold", out.splitlines()[0])
+        self.assertIs(found["cold"], True)
+        table = rows(out)
+        self.assertEqual({len(row) for row in table}, {18})
+        for row, r in zip(table, (r for r in found["results"] if not r["in_place"])):
+            self.assertGreaterEqual(r["overlap_percent"], 0)
+            self.assertAlmostEqual(float(row[17]), r["overlap_percent"], delta=0.051)
+            self.assertEqual(r["wrong"], 0)
+
+    def test_the_plot_has_a_curve_for_each_backend_and_operation(self):
+        with tempfile.TemporaryDirectory() as folder:
+            picture, file = pathlib.Path(folder) / "x.svg", pathlib.Path(folder) / "x.json"
+            code, _, err = bench("all_reduce,broadcast,barrier", "--ranks", "2", "--max-bytes", "64K", "--factor", "16", "--iterations", "3",
+                                 "--plot", str(picture), "--json", str(file))
+            self.assertEqual((code, err), (0, ""))
+            text, found = picture.read_text(), json.loads(file.read_text())
+        root = xml.fromstring(text)
+        self.assertNotRegex(text.replace("http://www.w3.org/2000/svg", ""), r"https?:|url\(|@import|<script|href")
+        name = "{http://www.w3.org/2000/svg}"
+        curves = {tuple(p.get("data-" + key) for key in ("backend", "op", "measure")): p.get("d")
+                  for p in root.iter(name + "path") if p.get("class") == "curve"}
+        self.assertEqual(sorted(curves), [("shm", op, measure) for op in ("all_reduce", "broadcast") for measure in ("busbw", "latency")])
+        self.assertEqual(len([p for p in root.iter(name + "path")]), 4, "and nothing twice")
+        for (_, op, measure), path in curves.items():
+            points = [tuple(map(float, point)) for point in re.findall(r"[ML]([\d.e-]+) ([\d.e-]+)", path)]
+            results = [r for r in found["results"] if r["op"] == op and not r["in_place"]]
+            self.assertEqual(len(points), len(results))
+            values = [r["busbw_gbps"] if measure == "busbw" else r["time_us"]["median"] for r in results]
+            self.assert_logarithmic([p[0] for p in points], [r["bytes"] for r in results])
+            self.assert_logarithmic([-p[1] for p in points], values)
+        self.assertIn("shm", [t.text for t in root.iter(name + "text")], "the legend")
+
+    def assert_logarithmic(self, drawn, values):
+        """Distances are in proportion to those of the logarithms: one decade or octave is as long as the next."""
+        logs = [math.log(value) for value in values]
+        low, high = logs.index(min(logs)), logs.index(max(logs))
+        scale = (drawn[high] - drawn[low]) / (logs[high] - logs[low])
+        self.assertGreater(scale, 0)
+        for at, log in zip(drawn, logs):
+            self.assertAlmostEqual(at - drawn[low], scale * (log - logs[low]), delta=0.02)
+
+    def test_tuning_writes_a_table_that_the_next_run_uses(self):
+        with tempfile.TemporaryDirectory() as folder:
+            table, file = pathlib.Path(folder) / "algo.txt", pathlib.Path(folder) / "out.json"
+            options = ("--ranks", "2", "--min-bytes", "32", "--max-bytes", "2M", "--factor", "16", "--iterations", "5")
+            code, out, err = bench("all_reduce,all_gather", *options, "--tune", str(table), "--json", str(file), "--check")
+            self.assertEqual((code, err), (0, ""))
+            found, written = json.loads(file.read_text()), table.read_text()
+            lines = [line for line in written.splitlines() if not line.startswith("#")]
+            self.assertEqual([line.split("=")[0] for line in lines], ["all_reduce", "all_gather"])
+            self.assertEqual(found["tune"], dict(line.split("=") for line in lines))
+            self.assertEqual(lines[1], "all_gather=direct")
+            algorithms = {(r["op"], r["algorithm"]) for r in found["results"]}
+            self.assertEqual(algorithms, {("all_reduce", "direct"), ("all_reduce", "symmetric"), ("all_gather", "direct")})
+            self.assertIn("refused", out, "symmetric takes small messages only")
+            self.assertNotIn("symmetric", lines[0].split(";")[-1])
+            table.write_text("# by hand\nall_reduce=direct\n")
+            code, out, err = bench("all_reduce", *options, "--json", str(file), TESSERA_ALGO=f"@{table}")
+            self.assertEqual((code, err), (0, ""))
+            self.assertEqual({r["algorithm"] for r in json.loads(file.read_text())["results"]}, {"direct"})
+        code, _, err = bench("all_reduce", "--ranks", "2", "--max-bytes", "8", TESSERA_ALGO="@/no/such/table")
+        self.assertEqual((code, err.count("\n")), (2, 1), err)
+        self.assertIn("/no/such/table", err)
 
     def test_one_rank(self):
         code, out, err = bench("--ranks", "1", "--backends", "shm", "all_reduce,barrier", "--max-bytes", "64", "--iterations", "2", "--check")
@@ -125,10 +244,14 @@ class BenchTest(unittest.TestCase):
             (("--backends", "shm,warp"), "shm"),
             (("--memory", "shared"), "--memory"),
             (("--json", "/no/such/folder/x.json"), "--json"),
-            (("--cold",), "--cold"),
-            (("--overlap",), "--overlap"),
-            (("--plot", "x.png"), "--plot"),
-            (("--tune", "x"), "--tune"),
+            (("--plot", "/no/such/folder/x.svg"), "--plot"),
+            (("--tune", "/no/such/folder/x"), "--tune"),
+            (("--tune", "x", "--ranks", "1"), "--ranks 1"),
+            (("--tune", "x", "--plot", "x.svg"), "leave --plot out"),
+            (("--tune", "x", "--overlap"), "leave --overlap out"),
+            (("--tune", "x", "--csv"), "leave --csv out"),
+            (("--backends", "shm,shm"), "'shm' is given twice"),
+            (("all_reduce,all_reduce",), "'all_reduce' is given twice"),
         ):
             code, out, err = bench(*arguments)
             self.assertEqual((code, out, err.count("\n")), (2, "", 1), (arguments, out, err))

@@ -49,11 +49,13 @@ class Run:
 
 
 class FailureTest(unittest.TestCase):
+    backend = "shm"
+
     def start(self, *arguments, env=None):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.segments = set(os.listdir("/dev/shm"))
-        return Run(folder.name, *arguments, env=env)
+        return Run(folder.name, "--backend", self.backend, *arguments, env=env)
 
     def nothing_is_left(self, run):
         time.sleep(0.2)
@@ -98,6 +100,10 @@ class FailureTest(unittest.TestCase):
         run.process.wait()
         time.sleep(1.5)
         self.nothing_is_left(run)
+
+
+class FailureOverTcpTest(FailureTest):
+    backend = "tcp"
 
 
 if __name__ == "__main__":

@@ -113,6 +113,59 @@ TEST(Launcher, AnOwnLineOfAUsersProgramIsQuoted) {
   EXPECT_EQ(outcome.err, "[0] bad input\ntessera: rank 0 ended with code 1: bad input\n");
 }
 
+/// Ranks under a program that starts them: the script that stands in for a vendor's.
+LaunchPlan under_prefix(int ranks) {
+  return {.ranks = ranks, .prefix = {TESSERA_PARCELRUN, "-n", "{ranks}"}, .own_program = true};
+}
+
+TEST(LaunchPrefix, RanksLearnTheirPlaceFromIt) {
+  std::vector<std::string> lines;
+  LaunchPlan plan = under_prefix(3);
+  plan.tag = plan.bind_to_cores = true;
+  plan.on_output = [&](int rank, std::string_view line) {
+    EXPECT_EQ(rank, -1);
+    lines.emplace_back(line);
+  };
+  const Outcome outcome = run(plan, "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE \"$TESSERA_RANK$TESSERA_WORLD_SIZE\" "
+                                    "${TESSERA_RUN_ID:+known}");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out + outcome.err, "");
+  EXPECT_THAT(lines, testing::UnorderedElementsAre("0 of 3  known", "1 of 3  known", "2 of 3  known"));
+}
+
+TEST(LaunchPrefix, TheFirstCauseIsTheLastLine) {
+  const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo 'tessera: disk full' >&2; exit 1; fi;"
+                                               "sleep 0.3; echo 'tessera: all_reduce: rank 1 was lost' >&2; exit 1");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, EndsWith("\ntessera: disk full\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("tessera: all_reduce: rank 1 was lost\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("parcelrun noticed"));
+}
+
+TEST(LaunchPrefix, ARankThatSaysNothingIsNamedInTheStartersWords) {
+  const Outcome outcome = run(under_prefix(2), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then kill -9 $$; fi");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, EndsWith("parcelrun ended with code 137: parcelrun noticed that a rank ended with 137.\n"));
+}
+
+TEST(LaunchPrefix, WrongUsageIsSaidOnceAndCode2) {
+  const Outcome outcome = run(under_prefix(3), "echo \"tessera: no file 'x'; give --data\" >&2; exit 2");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.err, "tessera: no file 'x'; give --data\n");
+}
+
+TEST(LaunchPrefix, WhatItLeavesBehindIsEnded) {
+  const Outcome outcome = run({.ranks = 2, .prefix = {"/bin/sh", "-c", "sleep 30 & exit 1"}, .own_program = true}, "true");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, EndsWith("tessera: /bin/sh ended with code 1\n"));
+  EXPECT_LT(outcome.seconds, 2);
+}
+
+TEST(LaunchPrefix, OneThatIsNotThereIsWrongUsage) {
+  const LaunchPlan plan{.ranks = 2, .command = {"/bin/true"}, .prefix = {"/no/such/mpirun", "{ranks}"}};
+  EXPECT_THROW(launch(plan), base::InvalidUsage);
+}
+
 TEST(Launcher, ProgramsThatCannotStart) {
   LaunchPlan plan{.ranks = 2, .command = {"/no/such/program"}};
   EXPECT_THROW(launch(plan), base::InvalidUsage);

@@ -2,10 +2,14 @@
 
 import json
 import os
+import pathlib
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
+import uuid
 
 TOOL = None
 TEXT = ("It was a bright cold day in April, and the clocks were striking thirteen. " * 40 + "0123456789 " * 30) * 8
@@ -14,6 +18,29 @@ TEXT = ("It was a bright cold day in April, and the clocks were striking thirtee
 def tool(*arguments, env=None, timeout=100):
     done = subprocess.run([TOOL, *arguments], text=True, capture_output=True, timeout=timeout, env={**os.environ, **(env or {})})
     return done.returncode, done.stdout, done.stderr
+
+
+def usable_backends():
+    _, out, _ = tool("info", "--json")
+    return [backend["name"] for backend in json.loads(out)["backends"] if backend["available"]]
+
+
+def ranks_marked(mark):
+    """The pids by rank of the processes that have the mark in their environment."""
+    pids = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = [entry.split(b"=")[1] for entry in environment if entry.startswith(b"TESSERA_RANK=")]
+        if f"{mark}=1".encode() in environment and rank:
+            pids[int(rank[0])] = int(folder.name)
+    return pids
+
+
+def threads_cores(pid):
+    return {tuple(sorted(os.sched_getaffinity(int(thread.name)))) for thread in pathlib.Path(f"/proc/{pid}/task").iterdir()}
 
 
 def cut(k, total):
@@ -56,8 +83,8 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(code, 0, (arguments, err))
         return out
 
-    def compare(self, *arguments):
-        out = self.run_tool("compare", "--steps", "3", "--json", self.path("c.json"), *arguments)
+    def compare(self, *arguments, env=None):
+        out = self.run_tool("compare", "--steps", "3", "--json", self.path("c.json"), *arguments, env=env)
         with open(self.path("c.json")) as file:
             return json.load(file), out
 
@@ -104,6 +131,30 @@ class TrainingTest(unittest.TestCase):
             self.check_costs(comparison)
         self.assertEqual(len(hashes), 1)
 
+    def cores_of_ranks(self, *launcher, ranks, threads, env=None):
+        """The cores that every thread of each rank may use, read while they train."""
+        mark = f"MARK_{uuid.uuid4().hex}"
+        command = [*launcher, "--model", "gpt-nano", "--steps", "1000000", "--ranks", str(ranks), "--data", self.text]
+        command += ["--threads", str(threads)] if threads else []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, mark: "1", **(env or {})}) as training:
+            try:
+                self.assertIn("step 1 ", training.stdout.readline())  # by now all threads are there
+                return {rank: threads_cores(pid) for rank, pid in ranks_marked(mark).items()}
+            finally:
+                training.send_signal(signal.SIGTERM)
+                training.stdout.read()
+
+    def test_ranks_are_bound_to_cores_where_each_thread_has_one(self):
+        allowed = sorted(os.sched_getaffinity(0))
+        shares = [allowed[:len(allowed) // 2], allowed[len(allowed) // 2:len(allowed) // 2 * 2]]
+        together = {rank: {tuple(allowed)} for rank in (0, 1)}
+        apart = {rank: {tuple(share)} for rank, share in enumerate(shares)} if len(allowed) > 1 else together
+        train = [TOOL, "train"]
+        self.assertEqual(self.cores_of_ranks(*train, ranks=2, threads=1), apart)
+        self.assertEqual(self.cores_of_ranks(*train, ranks=2, threads=0), apart)
+        self.assertEqual(self.cores_of_ranks(*train, ranks=2, threads=len(allowed)), together)
+        self.assertEqual(self.cores_of_ranks(*[TOOL, "run", "--no-tag", "--bind", "none", "-n", "2", "--", *train], ranks=2, threads=1), together)
+
     def test_one_rank_and_four_agree(self):
         for optimizer, rate in (("adamw", "1e-3"), ("sgd", "0.1")):
             curves = []
@@ -140,6 +191,44 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(len(hashes), 1)
         for loss in losses:
             self.assertLess(abs(loss - losses[0]), 1e-6 * losses[0])
+
+    def test_compare_evaluates_as_train_does(self):
+        shared = ("--model", "gpt-nano", "--ranks", "2", "--eval", self.text)
+        comparison, out = self.compare(*shared)
+        figures = [(run["eval_loss"], run["eval_tokens"]) for run in comparison["runs"]]
+        self.assertEqual(figures, [figures[0]] * 5)
+        self.run_tool("train", *shared, "--steps", "3", "--json", self.path("e.json"))
+        with open(self.path("e.json")) as file:
+            line = [json.loads(line) for line in file][3]
+        self.assertEqual((line["eval_loss"], line["tokens"]), figures[0])
+        self.assertIn("eval loss", out)
+        self.assertEqual(out.count(f"{figures[0][0]:.6f}"), 5, out)
+        other, out = self.compare(*shared, "--strategy", "ddp", "--seed", "1")  # the negative control
+        self.assertNotEqual(other["runs"][0]["eval_loss"], figures[0][0])
+        without, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategy", "ddp")
+        self.assertNotIn("eval_loss", without["runs"][0])
+        self.assertNotIn("eval loss", out)
+
+    def test_compare_takes_every_option_of_train_but_those_of_one_run(self):
+        def options_of(command):
+            _, out, _ = tool(command, "--help")
+            return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", out))
+        of_one_run = {"--export", "--save", "--save-every", "--resume"}
+        self.assertEqual(options_of("train") - of_one_run - options_of("compare"), set())
+        self.assertEqual(options_of("compare") & of_one_run, set())
+        for option in sorted(of_one_run):
+            code, _, err = tool("compare", option, self.path("x"), "--data", self.text)
+            self.assertEqual((code, err.count("\n")), (2, 1), err)
+            self.assertIn(option, err)
+
+    def test_compare_names_the_backend_that_carried_it(self):
+        arguments = ("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
+        for backend in usable_backends():
+            comparison, out = self.compare(*arguments, env={"TESSERA_BACKEND": backend})
+            self.assertEqual(comparison["backend"], backend)
+            self.assertIn(f"over {backend},", out)
+            comparison, _ = self.compare(*arguments, "--backend", "shm", env={"TESSERA_BACKEND": backend})
+            self.assertEqual(comparison["backend"], "shm")
 
     def test_trace_has_every_rank_and_kind(self):
         self.run_tool("train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--trace", self.path("trace.json"))

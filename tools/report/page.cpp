@@ -205,7 +205,8 @@ std::string page(const std::vector<Comparison>& comparisons) {
   }
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Tessera: " +
-         escape(title) + "</title>\n<style>" + kStyle + "</style></head>\n<body>\n" + body + "</body></html>\n";
+         escape(title) + "</title>\n<style>" + kPalette + kStyle + "</style></head>\n<body>\n" + body +
+         "</body></html>\n";
 }
 
 }  // namespace tessera::tools::report

@@ -1,13 +1,17 @@
-// How the report looks.
+// How pages and pictures look.
 #pragma once
 
 namespace tessera::tools::report {
 
-inline constexpr const char* kStyle = R"css(
+/// Colours, by day and by night: --c0 to --c7 tell things apart.
+inline constexpr const char* kPalette = R"css(
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #5c6670; --line: #d8dde2; --panel: #f4f6f8;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #e69f00; --c5: #56b4e9; --c6: #7a5195; --c7: #8a9199; }
 @media (prefers-color-scheme: dark) { :root { --paper: #15181b; --ink: #e6e9ec; --soft: #9aa5b0; --line: #333a41;
   --panel: #1e2327; --c0: #3d9bd8; --c1: #ee7733; --c2: #2fbf93; --c6: #a983c4; } }
+)css";
+
+inline constexpr const char* kStyle = R"css(
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem 1rem 3rem; max-width: 54rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }

@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -50,7 +51,6 @@ Door::Door(asio::io_context& context, std::vector<UniqueFd> listeners, Identity 
       here_(static_cast<std::size_t>(self_.size)) {
   for (UniqueFd& fd : listeners) listeners_.emplace_back(context_, fd.release());
   for (std::size_t i = 0; i < listeners_.size(); ++i) listen(i);
-  sweep();
 }
 
 Door::~Door() { close(); }
@@ -103,6 +103,7 @@ void Door::receive(UniqueFd fd) {
   if (error) return;
   fd.release();
   guest->place = strangers_.insert(strangers_.end(), guest);
+  if (!sweeping_) sweep();
   guest->challenge.nonce = random_digest();
   guest->challenge.session = session_;
   guest->out = wire::encode_frame(wire::Type::challenge, wire::encode(guest->challenge));
@@ -126,8 +127,9 @@ bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
   const std::optional<wire::Hello> hello = wire::decode_hello(payload);
   if (!hello) return false;
   guest->heard = true;
-  const bool taken = hello->rank < here_.size() && here_[hello->rank] != nullptr;
-  const Judgement judgement = judge(self_, guest->challenge, *hello, taken, complete_);
+  const auto here = [&] { return hello->rank < here_.size() && here_[hello->rank] != nullptr; };
+  if (here()) drop_dead();
+  const Judgement judgement = judge(self_, guest->challenge, *hello, here(), complete_);
   if (judgement.answer.verdict == wire::Verdict::welcome) {
     guest->rank = static_cast<int>(hello->rank);
     here_[hello->rank] = guest;
@@ -141,27 +143,14 @@ bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
   guest->out = wire::encode_frame(wire::Type::answer, wire::encode(judgement.answer));
   asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& error, std::size_t) {
     if (error || guest->rank < 0) return show_out(guest);
-    on_answered(guest);
+    guest->joined = true;
+    ++joined_;
   });
   return true;
 }
 
-void Door::on_answered(const GuestPointer& guest) {
-  guest->joined = true;
-  ++joined_;
-  watch(guest);
-}
+void Door::show_out(GuestPointer guest) {  // by value: it may be the list's own that goes
 
-/// A rank that dies while others are still missing can come again.
-void Door::watch(const GuestPointer& guest) {
-  guest->socket.async_wait(Socket::wait_read, [this, guest](const error_code& error) {
-    if (error == asio::error::operation_aborted || complete_) return;
-    char byte = 0;
-    if (error || ::recv(guest->socket.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) show_out(guest);
-  });
-}
-
-void Door::show_out(const GuestPointer& guest) {
   if (guest->stranger) strangers_.erase(guest->place);
   guest->stranger = false;
   if (guest->rank >= 0 && here_[static_cast<std::size_t>(guest->rank)] == guest) {
@@ -172,9 +161,23 @@ void Door::show_out(const GuestPointer& guest) {
   guest->socket.close(ignored);
 }
 
+/// A rank that dies while others are still missing can come again.
+void Door::drop_dead() {
+  if (complete_) return;
+  std::vector<pollfd> polled;
+  for (const GuestPointer& guest : here_)
+    polled.push_back({guest == nullptr ? -1 : guest->socket.native_handle(), POLLRDHUP, 0});
+  if (::poll(polled.data(), polled.size(), 0) <= 0) return;
+  for (std::size_t r = 0; r < polled.size(); ++r)
+    if (polled[r].revents != 0 && here_[r] != nullptr) show_out(here_[r]);
+}
+
 void Door::sweep() {
+  drop_dead();
   const auto oldest = steady_clock::now() - kHandshakeTime;
   while (!strangers_.empty() && strangers_.front()->since < oldest) show_out(strangers_.front());
+  sweeping_ = !strangers_.empty() || !complete_;  // a running world is not woken for nothing
+  if (!sweeping_) return;
   sweeper_.expires_after(kSweepTime);
   sweeper_.async_wait([this](const error_code& error) {
     if (!error) sweep();

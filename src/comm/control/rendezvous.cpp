@@ -55,6 +55,7 @@ void open_door(Star::Parts& parts, std::vector<UniqueFd> listeners, const std::s
 
 void take(Star::Parts& parts, Joined joined) {
   parts.session = joined.session;
+  parts.self.key = joined.key;
   parts.links.push_back(std::move(joined.link));
 }
 

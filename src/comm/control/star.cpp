@@ -48,7 +48,7 @@ Joined join(const Identity& self, const std::string& place, Deadline deadline, c
     Connection connection = connect(why, proven.key);
     if (connection)
       if (const auto admission = ask_for_admission(connection, proven, place, deadline, why))
-        return {std::move(connection), admission->session};
+        return {std::move(connection), admission->session, proven.key};
     std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
   }
   throw Timeout("init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size) + " found no rank 0 " +
@@ -98,13 +98,20 @@ std::string Star::link_address() const {
 template <class F>
 void Star::each_peer(std::vector<Connection>& links, F&& call) {
   int r = 1;
+  const auto give_up = [&](const Error& error) {
+    for (int other = 1; other < size(); ++other)
+      if (other != r) links[index(other)].send_refusal(error, steady_clock::now() + 1s);
+  };
+  const auto who = [&] { return "init: rank " + std::to_string(r) + " of " + std::to_string(size()); };
   try {
     for (; r < size(); ++r) call(r);
+  } catch (const Timeout&) {
+    const Timeout late(who() + " came, but did not answer within " + format_duration(timeout_));
+    give_up(late);
+    throw late;
   } catch (const Error& error) {
-    const PeerLost lost("init: rank " + std::to_string(r) + " of " + std::to_string(size()) +
-                        " was lost: " + error.what());
-    for (int other = 1; other < size(); ++other)
-      if (other != r) links[index(other)].send_refusal(lost, steady_clock::now() + 1s);
+    const PeerLost lost(who() + " was lost: " + error.what());
+    give_up(lost);
     throw lost;
   }
 }

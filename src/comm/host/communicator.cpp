@@ -26,6 +26,7 @@ class HostCommunicator final : public Communicator {
   Work do_batch(std::span<const Call> parts) override { return group_->start_batch(parts); }
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
   void do_meter(MeterSnapshot& snapshot) const override { group_->read_meter(snapshot); }
+  std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   std::unique_ptr<Communicator> do_split(int color, int key) override;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
 

@@ -96,8 +96,10 @@ std::string Group::trouble_with(const Op& op) const {
     if (!peer.left && !peer.died && !peer.cut) continue;
     if (!op.needs(k)) continue;
     if (peer.died) return rank_name(k) + " died";
-    if (peer.left) return rank_name(k) + " has closed its communicator";
-    if (Clock::now() - peer.since > kVerdictTime) return "the connection to " + rank_name(k) + " is lost: " + peer.why;
+    // What it sent before it left may still be on its way: until the connection ends, or nothing has come for a while.
+    const bool quiet = Clock::now() - std::max(peer.since, world_->last_moved()) > kVerdictTime;
+    if (peer.left && (peer.cut || quiet)) return rank_name(k) + " has closed its communicator";
+    if (!peer.left && quiet) return "the connection to " + rank_name(k) + " is lost: " + peer.why;
   }
   return {};
 }

@@ -148,6 +148,7 @@ Work Group::start(const Call& call, bool internal) {
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   std::shared_ptr<const Schedule> schedule;
   if (!message) schedule = schedule_for(call);  // may refuse: before anything is counted
+  if (!internal) last_algorithm_ = message ? kMessageAlgorithm : schedule->algorithm;
   Op& op = acquire();
   const Hold hold(op);
   if (message) {
@@ -168,6 +169,7 @@ Work Group::start_batch(std::span<const Call> parts) {
   if (world_->has_heard()) world_->engine().try_poll(false);
   if (failed_.load()) throw_failure();
   if (parts.empty()) return {};
+  last_algorithm_ = kMessageAlgorithm;
   Op& whole = acquire();
   whole.prepare(shared_from_this(), Call{.timeout = parts.front().timeout, .label = parts.front().label}, 0);
   whole.parts_left = static_cast<std::uint32_t>(parts.size());
@@ -238,7 +240,7 @@ bool Group::submitted() noexcept {
 }
 
 void Group::settle(Op& op) noexcept {
-  if (op.surprise_peer >= 0)
+  if (op.surprise_peer >= 0 && op.agreed)  // else the table of what was called is on its way, and says more
     return fail({FailureKind::mismatch, describe(op.call, op.sequence) + ": rank " + std::to_string(op.surprise_peer) +
                                             " sent " + std::to_string(op.surprise) +
                                             " bytes where another number was expected: the ranks called different "

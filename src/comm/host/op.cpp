@@ -18,7 +18,7 @@ bool is_transfer(const Step& step) { return step.kind == Step::Kind::send || ste
 
 /// A send or a receive alone.
 void describe_message(const Call& call, Schedule& schedule) {
-  schedule.algorithm = "direct";
+  schedule.algorithm = kMessageAlgorithm;
   schedule.steps.resize(1);
   Step& step = schedule.steps.front();
   step.kind = call.kind == OpKind::send ? Step::Kind::send : Step::Kind::receive;

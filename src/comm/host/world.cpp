@@ -144,10 +144,14 @@ bool World::poll(bool thorough) noexcept {
   bool moved = false;
   for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->submitted();
   moved |= run_ready();
-  moved |= transport_->poll(thorough);
+  if (transport_->poll(thorough)) {
+    moved = true;
+    stirred_ = true;
+  }
   moved |= run_ready();
-  if (thorough)
-    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
+  if (!thorough) return moved;
+  if (std::exchange(stirred_, false)) last_moved_ = Clock::now();
+  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
   return moved;
 }
 
@@ -201,6 +205,7 @@ void World::handle(const Notice& notice) noexcept {
   Peer& sender = peers_[static_cast<std::size_t>(notice.from)];
   if (notice.kind == Notice::Kind::leaving) {
     sender.left = true;
+    sender.since = Clock::now();
     return;
   }
   if (notice.kind == Notice::Kind::lost) {

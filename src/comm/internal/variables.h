@@ -27,10 +27,14 @@ inline constexpr EnvVariable kLauncher{"TESSERA_LAUNCHER", "",
                                        "forces a launcher: tessera, torchrun, openmpi, pmi, slurm or none"};
 inline constexpr EnvVariable kTimeout{"TESSERA_TIMEOUT", "5m",
                                       "how long an operation, or the start, waits for the other ranks"};
-inline constexpr EnvVariable kDeterministic{"TESSERA_DETERMINISTIC", "1",
-                                            "sums follow one tree over the ranks: the same bits everywhere"};
+inline constexpr EnvVariable kDeterministic{
+    "TESSERA_DETERMINISTIC", "",
+    "1: sums follow one tree over the ranks, the same bits everywhere; default: 1, on backends that can't yet 0"};
+inline constexpr EnvVariable kCheck{"TESSERA_CHECK", "0",
+                                    "compare what the ranks call before an operation counts as done"};
 inline constexpr EnvVariable kAlgo{
-    "TESSERA_ALGO", "", "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max"};
+    "TESSERA_ALGO", "",
+    "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max, or @FILE that holds them"};
 inline constexpr EnvVariable kPluginPath{
     "TESSERA_PLUGIN_PATH", "", "where to look for further modules: folders or .so files, separated by colons"};
 

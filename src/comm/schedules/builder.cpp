@@ -7,8 +7,7 @@ namespace {
 
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
-// No algorithm writes more than about 4 steps per segment of the call (one of them twice that, for its two windows).
-constexpr std::size_t kMostSegments = 4096;
+constexpr std::size_t kMostSteps = 16384;
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
 
@@ -32,8 +31,8 @@ Region ScheduleBuilder::scratch(std::size_t bytes) {
 StepId ScheduleBuilder::add(Step step, Waits waits) {
   const auto id = static_cast<StepId>(schedule_.steps.size());
   if (step.kind == Step::Kind::send || step.kind == Step::Kind::receive) {
-    const int direction = step.kind == Step::Kind::send ? 0 : ranks();
-    step.number = numbers_[static_cast<std::size_t>(direction + step.peer)]++;
+    const int first = step.kind == Step::Kind::send ? 0 : ranks();
+    step.number = numbers_[static_cast<std::size_t>(first) + static_cast<std::size_t>(step.peer)]++;
   }
   schedule_.steps.push_back(step);
   for (const StepId earlier : waits) wait(id, earlier);
@@ -121,9 +120,9 @@ Window::Buffer Window::take(std::size_t bytes) {
   return {piece_of(first_, last_ * stride_, bytes), free_[last_]};
 }
 
-std::size_t segment_elements(const Problem& problem) {
+std::size_t segment_elements(const Problem& problem, std::size_t steps) {
   const std::size_t size = size_of(problem.dtype);
-  const std::size_t least = problem.count / kMostSegments + 1;
+  const std::size_t least = problem.count / std::max(kMostSteps / steps, std::size_t{1}) + 1;
   return std::max(kSegmentBytes / size, (least + kCacheLine - 1) / kCacheLine * kCacheLine);
 }
 

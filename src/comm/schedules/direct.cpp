@@ -16,7 +16,7 @@ enum class Owners { parts, root, everyone };
 class DirectSum {
  public:
   DirectSum(ScheduleBuilder& builder, Owners owners)
-      : builder_(builder), problem_(builder.problem()), owners_(owners), segment_(segment_elements(problem_)) {
+      : builder_(builder), problem_(builder.problem()), owners_(owners), segment_(segment_elements(problem_, steps())) {
     if (problem_.reduce == ReduceOp::Kind::premul_sum) exchange_factors();
   }
 
@@ -35,6 +35,13 @@ class DirectSum {
 
  private:
   void exchange_factors();
+  /// For each segment of the call: sent, received, sent on and received at last; a root receives it from everyone, so
+  /// that many ranks make a long schedule or much scratch memory: something of both.
+  std::size_t steps() const {
+    const auto ranks = static_cast<std::size_t>(problem_.ranks);
+    if (owners_ == Owners::parts) return 4;
+    return std::min(ranks, 8 + ranks / 4) * (owners_ == Owners::everyone ? 2 : 1);
+  }
 
   ScheduleBuilder& builder_;
   const Problem& problem_;

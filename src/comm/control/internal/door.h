@@ -44,9 +44,8 @@ class Door {
   void receive(UniqueFd fd);
   void read(const GuestPointer& guest);
   bool on_hello(const GuestPointer& guest, std::string_view payload);
-  void on_answered(const GuestPointer& guest);
-  void watch(const GuestPointer& guest);
-  void show_out(const GuestPointer& guest);
+  void show_out(GuestPointer guest);
+  void drop_dead();
   void sweep();
   std::string missing() const;
   std::vector<Connection> take_links();
@@ -62,6 +61,7 @@ class Door {
   std::vector<GuestPointer> here_;     // by rank
   int joined_ = 0;                     // of here_, those who have heard so
   bool complete_ = false;
+  bool sweeping_ = false;
   std::string mismatch_;              // why the world can't come to be
   std::vector<std::string> refused_;  // for the error that may come
 };

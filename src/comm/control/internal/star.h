@@ -67,6 +67,7 @@ class Star final : public Bootstrap {
 struct Joined {
   Connection link;
   Digest session{};
+  Digest key{};  ///< by which this rank was admitted
 };
 Joined join(const Identity& self, const std::string& place, Deadline deadline, const std::string& about,
             const std::function<Connection(std::string& why, Digest& key)>& connect);

@@ -28,6 +28,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   Work start_batch(std::span<const Call> parts);
   void abort(std::string_view reason) noexcept;
   void read_meter(MeterSnapshot& snapshot) const;
+  std::string_view last_algorithm() const noexcept { return last_algorithm_; }
 
   World& world() noexcept { return *world_; }
   const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
@@ -76,6 +77,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   std::vector<std::atomic<std::uint64_t>> sent_;  ///< by kind and member
   const std::shared_ptr<std::atomic<std::uint64_t>> called_;
   std::unordered_map<Problem, std::shared_ptr<const Schedule>, ProblemHash> schedules_;  // the caller's thread
+  std::string_view last_algorithm_ = kMessageAlgorithm;  ///< that carried what was called last
   std::uint64_t sequence_ = 0;
   std::vector<std::uint64_t> messages_to_;
   std::vector<std::uint64_t> messages_from_;

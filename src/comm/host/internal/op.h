@@ -16,6 +16,8 @@ namespace tessera::comm::host {
 
 class Group;
 
+inline constexpr std::string_view kMessageAlgorithm = "direct";  ///< of sends and receives
+
 class Op final : public WorkState, public MessageOwner {
  public:
   static constexpr std::uint32_t kGood = 1;

@@ -83,6 +83,8 @@ class World final : public Pollable, public TransportEvents {
   /// What has been told since the last time; any thread that holds the lock.
   void hear() noexcept;
 
+  /// When the transport moved something, to within the time between two thorough polls.
+  Clock::time_point last_moved() const noexcept { return last_moved_; }
   /// Something was told that nobody has looked at; any thread.
   bool has_heard() const noexcept { return heard_.load(); }
 
@@ -114,6 +116,8 @@ class World final : public Pollable, public TransportEvents {
   std::vector<Group*> groups_;
   std::vector<Op*> runnable_;
   std::vector<Peer> peers_;
+  bool stirred_ = false;
+  Clock::time_point last_moved_;
   std::vector<Notice> early_;  ///< about communicators that this rank has not made yet
 
   std::mutex inbox_mutex_;

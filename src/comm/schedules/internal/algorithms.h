@@ -25,7 +25,6 @@ void ring_all_reduce(ScheduleBuilder& builder);
 void ring_reduce_scatter(ScheduleBuilder& builder);
 void ring_all_gather(ScheduleBuilder& builder);
 void pipelined_broadcast(ScheduleBuilder& builder);
-void scatter_gather_broadcast(ScheduleBuilder& builder);
 
 // tree.cpp: along the tree of slices.h.
 void tree_all_reduce(ScheduleBuilder& builder);

@@ -110,9 +110,10 @@ class Segments {
   std::size_t count_;
 };
 
-/// Elements of a segment: large enough to hide the cost of a step, small enough that a pipeline fills soon; larger for
-/// huge calls, so that their schedules stay short. The same on all ranks.
-std::size_t segment_elements(const Problem& problem);
+/// Elements of a segment: large enough to hide the cost of a step, small enough that a pipeline fills soon; larger
+/// where a rank's schedule, of up to `steps` steps for each segment of the call, would become long. The same on all
+/// ranks.
+std::size_t segment_elements(const Problem& problem, std::size_t steps);
 
 /// Segments that are on their way at once, where each needs scratch memory.
 inline constexpr std::size_t kWindow = 4;

@@ -1,0 +1,81 @@
+#include "backends/nccl/api.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <initializer_list>
+
+namespace tessera::nccl {
+namespace {
+
+constexpr int kOldest = NCCL_VERSION(2, 18, 1);  // ncclCommSplit
+
+std::string version_text(int code) {
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
+}
+
+/// Null and a reason in `problem` where none of the names can be loaded.
+void* open_first(std::initializer_list<const char*> names, std::string& problem) {
+  for (const char* name : names) {
+    if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
+    const char* why = ::dlerror();
+    if (problem.empty()) problem = why != nullptr ? why : name;
+  }
+  return nullptr;
+}
+
+template <class Function>
+bool resolve(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  return function != nullptr;
+}
+
+LoadedApi load() {
+  LoadedApi loaded;
+  std::string problem;
+  void* const cuda = open_first({"libcudart.so.13", "libcudart.so.12"}, problem);
+  void* const nccl = cuda != nullptr ? open_first({"libnccl.so.2"}, problem) : nullptr;
+  if (nccl == nullptr) {
+    loaded.problem = problem;
+    return loaded;
+  }
+  std::string missing;
+  const auto need = [&](bool found, const char* name) {
+    if (!found && missing.empty()) missing = name;
+  };
+#define TESSERA_NEED_NCCL(name) need(resolve(nccl, #name, loaded.api.name), #name);
+#define TESSERA_TRY_NCCL(name) resolve(nccl, #name, loaded.api.name);
+#define TESSERA_NEED_CUDA(name) need(resolve(cuda, #name, loaded.api.name), #name);
+  TESSERA_NCCL_FUNCTIONS(TESSERA_NEED_NCCL, TESSERA_TRY_NCCL)
+  TESSERA_CUDA_FUNCTIONS(TESSERA_NEED_CUDA)
+  TESSERA_NEED_CUDA(cudaMalloc)
+  TESSERA_NEED_CUDA(cudaHostAlloc)
+#undef TESSERA_NEED_NCCL
+#undef TESSERA_TRY_NCCL
+#undef TESSERA_NEED_CUDA
+  if (missing.empty()) return loaded;
+  loaded.problem = "the libraries have no " + missing + "; needs NCCL " + version_text(kOldest) + " or newer";
+  return loaded;
+}
+
+}  // namespace
+
+const LoadedApi& loaded_api() {
+  static const LoadedApi kLoaded = load();
+  return kLoaded;
+}
+
+std::string unusable(const Api& api) {
+  int version = 0;
+  if (api.ncclGetVersion(&version) != ncclSuccess || version < kOldest)
+    return "NCCL is version " + version_text(version) + ", needs " + version_text(kOldest) + " or newer";
+  int devices = 0;
+  const cudaError_t error = api.cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess) {
+    api.cudaGetLastError();  // or the next call of somebody else reports it again
+    return std::string("no CUDA device: ") + api.cudaGetErrorString(error);
+  }
+  return devices > 0 ? "" : "no CUDA device: the driver sees none";
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,106 @@
+// The entry of this backend in the registry, and how its ranks find their devices and each other.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "backends/nccl/communicator.h"
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::nccl {
+namespace {
+
+constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "",
+                              "the CUDA device of this rank; default: its number among the ranks of its host"};
+
+std::string probe() {
+  const LoadedApi& loaded = loaded_api();
+  return loaded.problem.empty() ? unusable(loaded.api) : loaded.problem;
+}
+
+int choose_device(const Bootstrap& bootstrap, const Api& api) {
+  int devices = 0;
+  check_cuda(api, api.cudaGetDeviceCount(&devices), "no CUDA device");
+  if (const auto text = read_env(kDevice)) return static_cast<int>(parse_integer(*text, kDevice.name, 0, devices - 1));
+  const auto& hosts = bootstrap.hosts();
+  const auto rank = static_cast<std::size_t>(bootstrap.rank());
+  const auto before = std::count(hosts.begin(), hosts.begin() + bootstrap.rank(), hosts[rank]);
+  // Launchers that give each rank a device of its own show it one; two ranks with the same one are told so by NCCL.
+  return static_cast<int>(before) % devices;
+}
+
+void require_possible(const WorldOptions& options, int ranks) {
+  if (options.deterministic && ranks > 1)
+    throw Unsupported(
+        "nccl: can't add in a fixed order (deterministic mode) yet; leave TESSERA_DETERMINISTIC out, or use another "
+        "backend");
+  if (!options.algorithms.empty())
+    throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
+}
+
+/// The world's id, made by rank 0; all ranks learn of each other's problems before they wait for each other.
+ncclUniqueId agree(Bootstrap& bootstrap, const Api& api, int& device) {
+  std::string blob = "+";
+  try {
+    device = choose_device(bootstrap, api);
+    const DeviceGuard guard(api, device);
+    if (bootstrap.rank() == 0) {
+      ncclUniqueId id;
+      const ncclResult_t result = api.ncclGetUniqueId(&id);
+      if (result != ncclSuccess) throw BackendError(std::string("ncclGetUniqueId: ") + api.ncclGetErrorString(result));
+      blob.append(id.internal, sizeof(id.internal));
+    }
+  } catch (const Error& error) {
+    blob = "-" + std::string(error.what());
+  }
+  const std::vector<std::string> blobs = bootstrap.exchange(blob);
+  for (std::size_t r = 0; r < blobs.size(); ++r)
+    if (blobs[r].starts_with('-')) throw BackendError("rank " + std::to_string(r) + ": " + blobs[r].substr(1));
+  ncclUniqueId id;
+  if (blobs.front().size() != 1 + sizeof(id.internal))
+    throw SystemError("nccl: a rank of another version of the library is in this world");
+  std::memcpy(id.internal, blobs.front().data() + 1, sizeof(id.internal));
+  return id;
+}
+
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+  return make_world(std::move(bootstrap), options, loaded_api().api);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options,
+                                         const Api& api) {
+  require_possible(options, bootstrap->size());
+  WorldOptions own = options;
+  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
+  int device = 0;
+  const ncclUniqueId id = agree(*bootstrap, api, device);
+  const auto world = std::make_shared<World>(std::move(bootstrap), own, api, device);
+  world->open();
+  const auto group = std::make_shared<Group>(world, 0, own.communicator);
+  try {
+    group->connect(id);
+  } catch (...) {
+    world->remove(*group);
+    throw;
+  }
+  world->memory().add(*group);
+  return std::make_unique<NcclCommunicator>(group, own.communicator);
+}
+
+const comm::Backend& backend();  // declared by the entry that the build generates
+const comm::Backend& backend() {
+  static constexpr std::array kVariables{kDevice};
+  static const comm::Backend kBackend{.name = "nccl",
+                                      .devices = "cuda",
+                                      .probe = probe,
+                                      .create = create,
+                                      .variables = kVariables,
+                                      .deterministic = false};
+  return kBackend;
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,12 @@
+// The names of base and comm, as this folder uses them.
+#pragma once
+
+#include <chrono>
+
+#include "tessera/comm/base.h"
+
+namespace tessera::nccl {
+using namespace base;  // NOLINT(google-build-using-namespace): one place, see the rules
+using namespace comm;  // NOLINT(google-build-using-namespace)
+using Clock = std::chrono::steady_clock;
+}  // namespace tessera::nccl

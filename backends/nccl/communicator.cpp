@@ -1,0 +1,31 @@
+#include "backends/nccl/communicator.h"
+
+#include "tessera/base/device_stream.h"
+#include "tessera/base/error.h"
+
+namespace tessera::nccl {
+
+NcclCommunicator::NcclCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options)
+    : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)) {}
+
+NcclCommunicator::~NcclCommunicator() { group_->close(); }
+
+std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key) {
+  std::shared_ptr<Group> child = group_->split(color, key);
+  return child == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(child), options());
+}
+
+Buffer NcclCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+  if (kind != MemoryKind::device) throw Unsupported("nccl: allocate gives memory of the device only");
+  return group_->world().memory().allocate(bytes, use.value_or(MemoryUse::other), use ? ledger() : nullptr);
+}
+
+void NcclCommunicator::do_after(Stream& stream) {
+  if (auto* const device = dynamic_cast<DeviceStream*>(&stream)) {
+    group_->come_after(static_cast<cudaStream_t>(device->native()));
+  } else if (!stream.immediate()) {
+    stream.record().wait();
+  }
+}
+
+}  // namespace tessera::nccl

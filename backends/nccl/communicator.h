@@ -1,0 +1,34 @@
+// The Communicator of this backend: a Group with the public interface.
+#pragma once
+
+#include <memory>
+
+#include "backends/nccl/group.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::nccl {
+
+/// The communicator of all ranks of `bootstrap` over the vendor's functions in `api`, which must outlive everything.
+/// Collective.
+std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options,
+                                         const Api& api);
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options);
+  ~NcclCommunicator() override;
+  const Capabilities& capabilities() const noexcept override { return group_->capabilities(); }
+
+ private:
+  Work do_start(const Call& call) override { return group_->start(call); }
+  Work do_batch(std::span<const Call> parts) override { return group_->start_batch(parts); }
+  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
+  void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
+  void do_after(Stream& stream) override;
+  void do_meter(MeterSnapshot& snapshot) const override { group_->read_meter(snapshot); }
+
+  const std::shared_ptr<Group> group_;
+};
+
+}  // namespace tessera::nccl

@@ -1,0 +1,182 @@
+// How a communicator comes into being, and how it ends.
+#include <cstring>
+#include <numeric>
+
+#include "backends/nccl/group.h"
+#include "backends/nccl/pause.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+
+namespace tessera::nccl {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kCloseTime = 10s;
+
+ncclConfig_t non_blocking() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;  // says of which version it is
+  config.blocking = 0;
+  config.splitShare = 0;  // a failed communicator must not take those down that were split from it
+  return config;
+}
+
+std::uint64_t child_id(std::uint64_t parent, std::uint64_t split, int color) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const std::uint64_t part : {parent, split, static_cast<std::uint64_t>(color)})
+    hash = (hash ^ part) * 0x100000001b3U ^ (hash >> 29);
+  return hash;
+}
+
+Capabilities make_capabilities(int size) {
+  Capabilities all;
+  all.backend = "nccl";
+  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.memory = {MemoryKind::device};
+  all.deterministic = size == 1;
+  all.rounding_ulps =
+      0.5 * (size - 1) + 1;  // each hop rounds; avg and premul_sum round the factor and the product, too
+  return all;
+}
+
+}  // namespace
+
+Group::~Group() {
+  if (comm_ != nullptr) stopper_ = Stopper::start(api_, world_->device(), comm_);  // it was never finished
+  if (stopper_ != nullptr) stopper_->wait_until(stop_deadline());
+}
+
+void Group::connect(const ncclUniqueId& id) {
+  members_.resize(static_cast<std::size_t>(world_->size()));
+  std::iota(members_.begin(), members_.end(), 0);
+  rank_ = world_->rank();
+  closed_.resize(members_.size());
+  world_->add(*this);
+  const Clock::time_point until = Clock::now() + options_.timeout;
+  ncclConfig_t config = non_blocking();
+  const DeviceGuard guard(api_, world_->device());  // the vendor takes the current device
+  try {
+    issue_locked([&] {
+      return check(api_.ncclCommInitRankConfig(&comm_, size(), id, rank_, &config), "ncclCommInitRankConfig");
+    });
+    wait_ready(until);
+    settle_in();
+  } catch (const Timeout&) {
+    fail({FailureKind::timeout, "nccl: the communicator of " + std::to_string(size()) + " ranks was not ready within " +
+                                    format_duration(options_.timeout)},
+         true);
+  } catch (const BackendError& error) {
+    fail({FailureKind::backend, error.what()}, true);
+  }
+  if (failed_.load()) throw_failure();
+}
+
+/// When the vendor's communicator is ready: what its operations need.
+void Group::settle_in() {
+  const DeviceGuard guard(api_, world_->device());
+  capabilities_ = make_capabilities(size());
+  bytes_.assign(kOpKinds, std::vector<std::uint64_t>(members_.size()));
+  closed_.resize(members_.size());
+  stream_ = std::make_unique<CudaStream>(api_);
+  before_ = std::make_unique<CudaEvent>(api_);
+  const std::size_t bytes = sizeof(int) * (members_.size() + 1);
+  scratch_ = std::make_unique<Scratch>(api_, bytes);
+  check_cuda(api_, api_.cudaMemsetAsync(scratch_->device(), 0, bytes, stream_->get()), "cudaMemsetAsync");
+}
+
+std::shared_ptr<Group> Group::split(int color, int key) {
+  const DeviceGuard guard(api_, world_->device());
+  auto child = std::make_shared<Group>(world_, child_id(id_, ++splits_, color), options_);
+  ncclConfig_t config = non_blocking();
+  launch({.name = "split", .sequence = called_->fetch_add(1) + 1, .timeout = options_.timeout}, [&] {
+    return check(api_.ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->comm_, &config),
+                 "ncclCommSplit");
+  }).wait();
+  if (color < 0) return nullptr;
+  try {
+    child->wait_ready(Clock::now() + options_.timeout);
+    int size = 0;
+    check(api_.ncclCommUserRank(child->comm_, &child->rank_), "ncclCommUserRank");
+    check(api_.ncclCommCount(child->comm_, &size), "ncclCommCount");
+    child->members_.assign(static_cast<std::size_t>(size), world_->rank());  // until they are known
+    child->settle_in();
+    child->members_ = child->gather_world_ranks();
+  } catch (const Error& error) {
+    fail({FailureKind::backend, std::string("split: ") + error.what()}, true);
+    throw_failure();
+  } catch (const VendorError& error) {
+    fail({FailureKind::backend, std::string("split: ") + error.function}, true);
+    throw_failure();
+  }
+  world_->add(*child);
+  world_->memory().add(*child);
+  return child;
+}
+
+/// Of all members, over the vendor's communicator: which proves it, too.
+std::vector<int> Group::gather_world_ranks() {
+  std::vector<int> ranks(members_.size());
+  const std::size_t bytes = sizeof(int) * ranks.size();
+  int* const device = static_cast<int*>(scratch_->device());
+  int* const host = static_cast<int*>(scratch_->host());
+  host[ranks.size()] = world_->rank();
+  const cudaStream_t stream = stream_->get();
+  launch({.name = "split", .timeout = options_.timeout}, [&] {
+    int* const mine = device + ranks.size();
+    check_cuda(api_, api_.cudaMemcpyAsync(mine, host + ranks.size(), sizeof(int), cudaMemcpyHostToDevice, stream),
+               "cudaMemcpyAsync");
+    return check(api_.ncclAllGather(mine, device, sizeof(int), ncclUint8, comm_, stream), "ncclAllGather");
+  }).wait();
+  launch({.name = "split", .timeout = options_.timeout}, [&] {
+    check_cuda(api_, api_.cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+    return ncclSuccess;
+  }).wait();
+  std::memcpy(ranks.data(), host, bytes);
+  return ranks;
+}
+
+void Group::close() noexcept {
+  Pause pause;
+  while (true) {  // every operation has a deadline, at which it fails: this ends
+    look_for_trouble();
+    const std::lock_guard lock(mutex_);
+    if (in_flight_.empty()) break;
+    pause(1ms);
+  }
+  world_->tell(*this, {.kind = Notice::Kind::closing, .communicator = id_, .value = called_->load()});
+  world_->memory().remove(*this);
+  world_->remove(*this);
+  if (!failed_.load()) {
+    try {
+      const DeviceGuard guard(api_, world_->device());
+      issue_locked([this] { return check(api_.ncclCommFinalize(comm_), "ncclCommFinalize"); });
+      wait_ready(Clock::now() + kCloseTime);
+      const std::lock_guard lock(mutex_);
+      api_.ncclCommDestroy(std::exchange(comm_, nullptr));
+    } catch (const std::exception& error) {
+      if (options_.logger != nullptr)
+        options_.logger->write(LogLevel::warn, std::string("nccl: closing a communicator: ") + error.what());
+    }
+  }
+  if (stopper_ != nullptr && !stopper_->wait_until(stop_deadline()) && options_.logger != nullptr)
+    options_.logger->write(LogLevel::warn, "nccl: a failed communicator could not be ended, and is left behind");
+}
+
+/// Throws BackendError, Timeout, and the failure that somebody else has told.
+void Group::wait_ready(Clock::time_point until) {
+  Pause pause;
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (comm_ == nullptr) break;
+      const ncclResult_t state = state_locked();
+      if (state == ncclSuccess) return;
+      if (state != ncclInProgress) throw BackendError(vendor_text_locked({state, "a communicator"}));
+    }
+    if (Clock::now() >= until) throw Timeout("nccl: not ready in time");
+    pause(1ms);
+  }
+  throw_failure();
+}
+
+}  // namespace tessera::nccl

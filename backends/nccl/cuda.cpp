@@ -1,0 +1,57 @@
+#include "backends/nccl/cuda.h"
+
+#include <string>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nccl {
+
+void check_cuda(const Api& api, cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return;
+  api.cudaGetLastError();
+  throw BackendError("nccl: " + std::string(what) + ": " + api.cudaGetErrorString(error));
+}
+
+DeviceGuard::DeviceGuard(const Api& api, int device) : api_(api) {
+  int current = -1;
+  check_cuda(api, api.cudaGetDevice(&current), "cudaGetDevice");
+  if (current == device) return;
+  check_cuda(api, api.cudaSetDevice(device), "cudaSetDevice " + std::to_string(device));
+  before_ = current;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (before_ >= 0) api_.cudaSetDevice(before_);
+}
+
+CudaStream::CudaStream(const Api& api) : api_(api) {
+  check_cuda(api, api.cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+}
+
+CudaEvent::CudaEvent(const Api& api) : api_(api) {
+  check_cuda(api, api.cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+}
+
+bool CudaEvent::reached(cudaError_t& error) const noexcept {
+  error = api_.cudaEventQuery(event_);
+  if (error == cudaErrorNotReady) {
+    api_.cudaGetLastError();
+    error = cudaSuccess;
+    return false;
+  }
+  return true;
+}
+
+Scratch::Scratch(const Api& api, std::size_t bytes) : api_(api) {
+  check_cuda(api, api.cudaMalloc(&device_, bytes), "cudaMalloc");
+  const cudaError_t error = api.cudaHostAlloc(&host_, bytes, cudaHostAllocDefault);
+  if (error != cudaSuccess) api.cudaFree(device_);  // the destructor of what was never made doesn't run
+  check_cuda(api, error, "cudaHostAlloc");
+}
+
+Scratch::~Scratch() {
+  api_.cudaFree(device_);
+  api_.cudaFreeHost(host_);
+}
+
+}  // namespace tessera::nccl

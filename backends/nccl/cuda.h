@@ -1,0 +1,80 @@
+// Owners of the vendor's objects.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "backends/nccl/api.h"
+
+namespace tessera::nccl {
+
+/// Throws BackendError "WHAT: the vendor's text" unless all went well.
+void check_cuda(const Api& api, cudaError_t error, std::string_view what);
+
+/// Makes a device the thread's current one for a while.
+class DeviceGuard {
+ public:
+  DeviceGuard(const Api& api, int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  const Api& api_;
+  int before_ = -1;
+};
+
+/// A stream that doesn't synchronise with the default one. Made on the current device.
+class CudaStream {
+ public:
+  explicit CudaStream(const Api& api);
+  ~CudaStream() { api_.cudaStreamDestroy(stream_); }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+  cudaStream_t get() const noexcept { return stream_; }
+
+ private:
+  const Api& api_;
+  cudaStream_t stream_ = nullptr;
+};
+
+/// An event without time. Made on the current device. One that was never recorded counts as reached.
+class CudaEvent {
+ public:
+  explicit CudaEvent(const Api& api);
+  ~CudaEvent() { api_.cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+  cudaEvent_t get() const noexcept { return event_; }
+  void record(cudaStream_t stream) { check_cuda(api_, api_.cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  /// What `stream` does from here on comes after this event.
+  void hold_up(cudaStream_t stream) const {
+    check_cuda(api_, api_.cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
+  }
+  /// Also where the device is broken: then nothing is under way any more, and `error` says so.
+  bool reached(cudaError_t& error) const noexcept;
+
+ private:
+  const Api& api_;
+  cudaEvent_t event_ = nullptr;
+};
+
+/// A few bytes of the device and as many of the host beside them, pinned, so that copies between them don't make the
+/// host wait. Made on the current device.
+class Scratch {
+ public:
+  Scratch(const Api& api, std::size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  void* device() const noexcept { return device_; }
+  void* host() const noexcept { return host_; }
+
+ private:
+  const Api& api_;
+  void* device_ = nullptr;
+  void* host_ = nullptr;
+};
+
+}  // namespace tessera::nccl

@@ -1,0 +1,211 @@
+// How a communicator fails: once, on all its ranks, with the first cause.
+#include <algorithm>
+
+#include "backends/nccl/group.h"
+#include "backends/nccl/pause.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+
+namespace tessera::nccl {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kVerdictTime = 500ms;  ///< after a broken link the control channel tells within this who has died
+constexpr auto kStopTime = 5s;        ///< in which a device stops after an abort
+
+std::string rank_name(int member) { return "rank " + std::to_string(member); }
+
+}  // namespace
+
+std::string Group::vendor_text_locked(const VendorError& error) const {
+  std::string text = "nccl: " + std::string(error.function) + ": " + api_.ncclGetErrorString(error.result);
+  const char* last = comm_ != nullptr ? api_.ncclGetLastError(comm_) : nullptr;
+  if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+ncclResult_t Group::state_locked() const noexcept {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = api_.ncclCommGetAsyncError(comm_, &state);
+  return asked == ncclSuccess ? state : asked;
+}
+
+Group::Health Group::health_locked(Failure& failure) noexcept {
+  const ncclResult_t state = state_locked();
+  if (state == ncclSuccess || state == ncclInProgress) return Health::well;
+  if (state == ncclRemoteError || state == ncclSystemError) {
+    if (!suspicious_since_) suspicious_since_ = Clock::now();
+    if (Clock::now() < *suspicious_since_ + kVerdictTime) return Health::suspicious;
+  }
+  const std::string what = in_flight_.empty() ? "" : in_flight_.front()->describe() + ": ";
+  failure = {FailureKind::backend, what + vendor_text_locked({state, "asynchronous error"})};
+  return Health::broken;
+}
+
+/// An operation waits for a member that has closed its communicator before it called that.
+bool Group::somebody_left_locked(Failure& failure) const {
+  for (const Op* op : in_flight_) {
+    if (op->what.sort != Op::Sort::ordered || op->what.sequence == 0) continue;
+    for (std::size_t k = 0; k < closed_.size(); ++k)
+      if (closed_[k] && *closed_[k] < op->what.sequence) {
+        failure = {FailureKind::peer_lost,
+                   op->describe() + ": " + rank_name(static_cast<int>(k)) + " has closed its communicator"};
+        return true;
+      }
+    return false;  // the later ones come later
+  }
+  return false;
+}
+
+void Group::reap() noexcept {
+  std::vector<Op*> through;
+  Failure trouble;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load() || comm_ == nullptr) return;
+    std::size_t reached = 0;
+    cudaError_t error = cudaSuccess;
+    while (reached < in_flight_.size() && in_flight_[reached]->recorded && in_flight_[reached]->event.reached(error) &&
+           error == cudaSuccess)
+      ++reached;
+    // The device may have stopped because of an error, of which the vendor knows by now.
+    const Health health = health_locked(trouble);
+    if (health == Health::well && error != cudaSuccess)
+      trouble = {FailureKind::backend, in_flight_[reached]->describe() + ": nccl: " + api_.cudaGetErrorString(error)};
+    if (health == Health::well) {
+      suspicious_since_.reset();
+      for (; reached > 0; --reached) {
+        in_flight_.front()->finished.store(Op::kGood);
+        through.push_back(in_flight_.front());
+        in_flight_.pop_front();
+      }
+      if (trouble.kind == FailureKind::none) somebody_left_locked(trouble);
+    }
+  }
+  let_go(through);
+  if (trouble.kind != FailureKind::none) fail(std::move(trouble), true);
+}
+
+void Group::let_go(std::span<Op* const> through) noexcept {
+  for (Op* op : through) op->release();
+  world_->end_operations(through.size());
+}
+
+void Group::look_for_trouble() noexcept {
+  reap();
+  Op* late = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    const Clock::time_point now = Clock::now();
+    const bool any =
+        std::any_of(in_flight_.begin(), in_flight_.end(), [&](const Op* op) { return now >= op->deadline; });
+    if (!any) return;
+    late = in_flight_.front();  // which holds up the one that is late, if it is not late itself
+    late->retain();
+  }
+  time_out(*late);
+  late->release();
+}
+
+void Group::time_out(const Op& op) noexcept {
+  const std::lock_guard one_at_a_time(time_out_mutex_);
+  const auto over = [&] {
+    reap();
+    return failed_.load() || op.finished.load() != 0;
+  };
+  if (over()) return;
+  const std::vector<std::optional<std::uint64_t>> at = world_->ask(*this);
+  if (over()) return;  // somebody else may have told the cause meanwhile
+  std::string behind;
+  for (int k = 0; k < size(); ++k) {
+    const auto& answer = at[static_cast<std::size_t>(k)];
+    if (k == rank_ || (op.what.sort == Op::Sort::message && k != op.what.peer)) continue;
+    if (!answer) {
+      behind += "; " + rank_name(k) + " is not responding";
+    } else if (op.what.sort == Op::Sort::message) {
+      behind += "; " + rank_name(k) + " has not called the other side of it";
+    } else if (op.what.sort == Op::Sort::ordered && *answer < op.what.sequence) {
+      behind += "; " + rank_name(k) + " is behind at operation #" + std::to_string(*answer);
+    }
+  }
+  if (behind.empty()) behind = "; all ranks respond, and it is still under way";
+  fail({FailureKind::timeout, op.describe() + ": not done within " + format_duration(op.what.timeout) + behind}, true);
+}
+
+void Group::fail(Failure failure, bool tell) noexcept {
+  std::deque<Op*> lost;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load()) return;
+    failure_ = std::move(failure);
+    failed_.store(true);
+    if (comm_ != nullptr) stopper_ = Stopper::start(api_, world_->device(), std::exchange(comm_, nullptr));
+    lost.swap(in_flight_);
+    for (Op* op : lost) op->finished.store(Op::kFailed);
+  }
+  if (tell)
+    world_->tell(*this, {.kind = Notice::Kind::failure,
+                         .communicator = id_,
+                         .number = static_cast<std::uint64_t>(failure_.kind),
+                         .text = failure_.cause});
+  if (options_.logger != nullptr) options_.logger->write(LogLevel::debug, failure_.cause);
+  const std::vector<Op*> all(lost.begin(), lost.end());
+  let_go(all);
+}
+
+void Group::abort(std::string_view reason) noexcept {
+  fail({FailureKind::aborted, rank_name(rank_) + " aborted: " + std::string(reason)}, true);
+}
+
+int Group::member_of(int world_rank) const noexcept {
+  const auto found = std::find(members_.begin(), members_.end(), world_rank);
+  return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
+}
+
+void Group::lose(int world_rank) noexcept {
+  const int member = member_of(world_rank);
+  if (member < 0) return;
+  std::string what;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!in_flight_.empty()) what = in_flight_.front()->describe() + ": ";
+  }
+  fail({FailureKind::peer_lost, what + rank_name(member) + " died"}, true);
+}
+
+void Group::hear_closing(int world_rank, std::uint64_t called) noexcept {
+  const int member = member_of(world_rank);
+  if (member < 0) return;
+  const std::lock_guard lock(mutex_);
+  closed_[static_cast<std::size_t>(member)] = called;
+}
+
+Clock::time_point Group::stop_deadline() const noexcept {
+  return does_not_stop_.load() ? Clock::now() : Clock::now() + kStopTime;
+}
+
+void Group::throw_failure(const Op* op) {
+  Failure failure;
+  std::shared_ptr<Stopper> stopper;
+  {
+    const std::lock_guard lock(mutex_);
+    failure = failure_;
+    stopper = stopper_;
+  }
+  if (op != nullptr) {
+    const Clock::time_point until = stop_deadline();
+    bool stopped = stopper == nullptr || stopper->wait_until(until);
+    Pause pause;
+    cudaError_t error = cudaSuccess;
+    while (stopped && !op->event.reached(error)) {
+      stopped = Clock::now() < until;
+      pause(1ms);
+    }
+    if (!stopped) does_not_stop_.store(true);
+    if (!stopped) failure.cause += " (and the device has not stopped: its memory may still change)";
+  }
+  comm::throw_failure(failure);
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,194 @@
+#include "backends/nccl/group.h"
+
+#include "backends/nccl/pause.h"
+#include "tessera/base/error.h"
+
+namespace tessera::nccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Keeps an operation from being recycled, without waiting for it as a Work would.
+class Hold {
+ public:
+  explicit Hold(Op& op) : op_(op) { op_.retain(); }
+  ~Hold() { op_.release(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  Op& op_;
+};
+
+}  // namespace
+
+Group::Group(std::shared_ptr<World> world, std::uint64_t id, CommunicatorOptions options)
+    : world_(std::move(world)), api_(world_->api()), id_(id), options_(std::move(options)) {}
+
+Op& Group::acquire() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_ops_.empty()) {
+      Op& op = *free_ops_.back();
+      free_ops_.pop_back();
+      return op;
+    }
+  }
+  auto made = std::make_unique<Op>(api_);
+  const std::lock_guard lock(mutex_);
+  all_ops_.push_back(std::move(made));
+  return *all_ops_.back();
+}
+
+void Group::put_back(Op& op) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_ops_.push_back(&op);
+}
+
+void Group::come_after(cudaStream_t stream) {
+  before_->record(stream);
+  comes_after_ = true;
+}
+
+Target Group::target() const {
+  return {.api = api_,
+          .comm = comm_,
+          .stream = stream_->get(),
+          .rank = rank_,
+          .size = size(),
+          .scratch = scratch_->device()};
+}
+
+void Group::check_device(const Call& call) const {
+  for (const ConstView& view : {call.in, ConstView(call.out)})
+    if (view.count != 0 && view.device.index != world_->device())
+      throw InvalidUsage(std::string(name_of(call.kind)) + ": memory is on " + name_of(view.device) +
+                         ", this communicator works on device " + std::to_string(world_->device()));
+}
+
+Op::What Group::describe_call(const Call& call) {
+  const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
+  return {.name = name_of(call.kind),
+          .sort = message ? Op::Sort::message : Op::Sort::ordered,
+          .peer = call.root,
+          .sequence = message ? 0 : called_->fetch_add(1) + 1,
+          .timeout = call.timeout,
+          .label = std::string(call.label)};
+}
+
+Work Group::start(const Call& call) {
+  require_supported(call, size());
+  check_device(call);
+  if (failed_.load()) throw_failure();
+  return launch(describe_call(call), [&] {
+    const ncclResult_t result = issue(target(), call);
+    count(call);
+    return result;
+  });
+}
+
+Work Group::start_batch(std::span<const Call> parts) {
+  for (const Call& part : parts) check_device(part);
+  if (failed_.load()) throw_failure();
+  if (parts.empty()) return {};
+  const Call& first = parts.front();
+  return launch({.name = "batch", .sort = Op::Sort::batch, .timeout = first.timeout, .label = std::string(first.label)},
+                [&] {
+                  const ncclResult_t result = issue_batch(target(), parts);
+                  for (const Call& part : parts) count(part);
+                  return result;
+                });
+}
+
+/// Throws BackendError; or nothing happens where the communicator has failed.
+void Group::issue_locked(const std::function<ncclResult_t()>& issue) {
+  const std::lock_guard lock(mutex_);
+  if (failed_.load()) return;
+  try {
+    issue();
+  } catch (const VendorError& error) {
+    throw BackendError(vendor_text_locked(error));
+  }
+}
+
+Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue) {
+  if (failed_.load()) throw_failure();
+  const DeviceGuard guard(api_, world_->device());
+  Op& op = acquire();
+  const Hold hold(op);
+  op.prepare(shared_from_this(), std::move(what));
+  world_->begin_operation();
+  try {
+    issue_locked([&] {
+      if (comes_after_) before_->hold_up(stream_->get());
+      comes_after_ = false;
+      op.retain();
+      in_flight_.push_back(&op);
+      return issue();
+    });
+  } catch (const BackendError& error) {
+    fail({FailureKind::backend, op.describe() + ": " + error.what()}, true);
+  }
+  take_in(op);
+  return Work(&op);
+}
+
+/// Waits until the vendor has put all of the operation onto the stream; then the event may follow it.
+void Group::take_in(Op& op) {
+  Pause pause;
+  while (!failed_.load()) {
+    Failure trouble;
+    {
+      const std::lock_guard lock(mutex_);
+      if (comm_ == nullptr) break;
+      const ncclResult_t state = state_locked();
+      if (state == ncclSuccess) {
+        const cudaError_t error = api_.cudaEventRecord(op.event.get(), stream_->get());
+        op.recorded = error == cudaSuccess;
+        if (op.recorded) return;
+        trouble = {FailureKind::backend, op.describe() + ": nccl: cudaEventRecord: " + api_.cudaGetErrorString(error)};
+      } else if (state != ncclInProgress) {
+        health_locked(trouble);
+      }
+    }
+    if (trouble.kind != FailureKind::none) fail(std::move(trouble), true);
+    if (Clock::now() >= op.deadline) time_out(op);
+    pause(1ms);
+  }
+  api_.cudaEventRecord(op.event.get(), stream_->get());  // what has got onto the stream must be through before we throw
+  throw_failure(&op);
+}
+
+void* Group::register_memory(void* data, std::size_t bytes) {
+  void* handle = nullptr;
+  try {
+    wait_ready(Clock::now() + options_.timeout);
+    issue_locked([&] { return check(api_.ncclCommRegister(comm_, data, bytes, &handle), "ncclCommRegister"); });
+  } catch (const Error& error) {
+    if (options_.logger != nullptr)
+      options_.logger->write(LogLevel::warn, std::string("nccl: memory is not registered: ") + error.what());
+    return nullptr;
+  }
+  return handle;
+}
+
+void Group::deregister_memory(void* handle) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (comm_ != nullptr) api_.ncclCommDeregister(comm_, handle);  // one that has failed took its registrations along
+}
+
+void Group::count(const Call& call) {
+  for (int peer = 0; peer < size(); ++peer)
+    bytes_[static_cast<std::size_t>(call.kind)][static_cast<std::size_t>(peer)] += bytes_to(call, size(), rank_, peer);
+}
+
+void Group::read_meter(MeterSnapshot& snapshot) const {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t kind = 0; kind < kOpKinds; ++kind)
+    for (std::size_t peer = 0; peer < members_.size(); ++peer) {
+      snapshot.by_kind[kind].bytes_sent += bytes_[kind][peer];
+      snapshot.bytes_to_peer[peer] += bytes_[kind][peer];
+    }
+}
+
+}  // namespace tessera::nccl

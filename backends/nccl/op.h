@@ -1,0 +1,58 @@
+// One operation in flight: a point in the order of the communicator's stream.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "backends/nccl/cuda.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::nccl {
+
+class Group;
+
+class Op final : public WorkState {
+ public:
+  static constexpr std::uint32_t kGood = 1;
+  static constexpr std::uint32_t kFailed = 2;
+
+  enum class Sort : std::uint8_t {
+    ordered,  ///< called by all members, and counted
+    message,
+    batch,  ///< of messages
+  };
+  /// What it was called with. `name` is a literal.
+  struct What {
+    std::string_view name;
+    Sort sort = Sort::ordered;
+    int peer = 0;                ///< of a message
+    std::uint64_t sequence = 0;  ///< of an ordered one, from 1
+    std::chrono::milliseconds timeout{};
+    std::string label = {};
+  };
+
+  explicit Op(const Api& api) : event(api) {}
+  void prepare(std::shared_ptr<Group> owner, What what);
+
+  bool done() noexcept override;
+  bool wait_until(Clock::time_point until) override;
+  void wait() override;
+  /// A stream of the device waits on the device; the host only tells it to.
+  void wait_on(Stream& stream) override;
+
+  /// "all_reduce #12 (block.3)", "recv from rank 2".
+  std::string describe() const;
+
+  What what;
+  std::shared_ptr<Group> group;  ///< while in use
+  Clock::time_point deadline;
+  CudaEvent event;
+  bool recorded = false;  ///< the event stands for this operation; guarded by the group
+  std::atomic<std::uint32_t> finished{0};
+
+ protected:
+  void recycle() noexcept override;
+};
+
+}  // namespace tessera::nccl

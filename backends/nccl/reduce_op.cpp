@@ -1,0 +1,101 @@
+#include "backends/nccl/reduce_op.h"
+
+#include <array>
+#include <cstring>
+
+namespace tessera::nccl {
+
+ncclDataType_t vendor_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return ncclFloat32;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::f16:
+      return ncclFloat16;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::i8:
+      return ncclInt8;
+    case DType::u8:
+      return ncclUint8;
+    case DType::i32:
+      return ncclInt32;
+    case DType::i64:
+      return ncclInt64;
+    case DType::u32:
+      return ncclUint32;
+    case DType::u64:
+      break;
+  }
+  return ncclUint64;
+}
+
+namespace {
+
+/// `factor` as an element.
+std::array<std::byte, 8> scalar_of(DType dtype, double factor) {
+  std::array<std::byte, 8> bytes{};
+  const auto put = [&](auto value) { std::memcpy(bytes.data(), &value, sizeof(value)); };
+  switch (dtype) {
+    case DType::f32:
+      put(static_cast<float>(factor));
+      break;
+    case DType::f64:
+      put(factor);
+      break;
+    case DType::f16:
+      put(f16(static_cast<float>(factor)));
+      break;
+    case DType::bf16:
+      put(bf16(static_cast<float>(factor)));
+      break;
+    default:  // little-endian: the low bytes are the element, as in the other backends' arithmetic
+      put(static_cast<std::int64_t>(factor));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+VendorOp::VendorOp(const Target& target, const ReduceOp& op, DType dtype) : target_(target) {
+  switch (op.kind) {
+    case ReduceOp::Kind::sum:
+      op_ = ncclSum;
+      break;
+    case ReduceOp::Kind::prod:
+      op_ = ncclProd;
+      break;
+    case ReduceOp::Kind::min:
+      op_ = ncclMin;
+      break;
+    case ReduceOp::Kind::max:
+      op_ = ncclMax;
+      break;
+    case ReduceOp::Kind::avg:
+      if (op.scalar == target.size) {
+        op_ = ncclAvg;
+      } else if (op.scalar == 1) {
+        op_ = ncclSum;
+      } else {
+        create(1 / op.scalar, dtype);
+      }
+      break;
+    case ReduceOp::Kind::premul_sum:
+      create(op.scalar, dtype);
+  }
+}
+
+VendorOp::~VendorOp() {
+  if (owned_) target_.api.ncclRedOpDestroy(op_, target_.comm);
+}
+
+void VendorOp::create(double factor, DType dtype) {
+  std::array<std::byte, 8> scalar = scalar_of(dtype, factor);
+  check(target_.api.ncclRedOpCreatePreMulSum(&op_, scalar.data(), vendor_type(dtype), ncclScalarHostImmediate,
+                                             target_.comm),
+        "ncclRedOpCreatePreMulSum");
+  owned_ = true;
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,27 @@
+// The vendor's reduce operations.
+#pragma once
+
+#include "backends/nccl/operations.h"
+
+namespace tessera::nccl {
+
+ncclDataType_t vendor_type(DType dtype);
+
+/// One for the length of a call: averages over another number than that of the ranks, and premultiplied sums, are made
+/// for it. Throws VendorError.
+class VendorOp {
+ public:
+  VendorOp(const Target& target, const ReduceOp& op, DType dtype);
+  ~VendorOp();
+  VendorOp(const VendorOp&) = delete;
+  VendorOp& operator=(const VendorOp&) = delete;
+  ncclRedOp_t get() const { return op_; }
+
+ private:
+  void create(double factor, DType dtype);
+  const Target& target_;
+  ncclRedOp_t op_ = ncclSum;
+  bool owned_ = false;
+};
+
+}  // namespace tessera::nccl

@@ -1,0 +1,152 @@
+#include "backends/nccl/world.h"
+
+#include <algorithm>
+
+#include "backends/nccl/group.h"
+
+namespace tessera::nccl {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kWatchEvery = 50ms;
+constexpr auto kAnswerTime = 250ms;  ///< who lives answers within microseconds
+constexpr std::size_t kMostEarly = 1024;
+
+}  // namespace
+
+World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, const Api& api, int device)
+    : bootstrap_(std::move(bootstrap)),
+      options_(options),
+      api_(api),
+      device_(device),
+      memory_(std::make_shared<Memory>(api, device)),
+      dead_(static_cast<std::size_t>(bootstrap_->size())),
+      answers_(static_cast<std::size_t>(bootstrap_->size())) {}
+
+void World::open() {
+  channel_ =
+      bootstrap_->open_channel("nccl", {.lost = [this](int who) { lost(who); },
+                                        .message = [this](int from, std::string_view text) { hear(from, text); }});
+  speaks_.store(channel_.get());
+  if (options_.progress_thread) watcher_ = std::thread([this] { watch(); });
+}
+
+World::~World() {
+  channel_.reset();  // its thread uses what follows
+  {
+    const std::lock_guard lock(watch_mutex_);
+    stop_ = true;
+  }
+  watch_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void World::add(Group& group) {
+  {
+    const std::lock_guard lock(questions_mutex_);
+    called_[group.id()] = group.called();
+  }
+  const std::lock_guard lock(groups_mutex_);
+  groups_.push_back(&group);
+  std::vector<std::pair<int, Notice>> early;
+  early.swap(early_);
+  for (const auto& [from, notice] : early) deliver(from, notice);
+  for (std::size_t r = 0; r < dead_.size(); ++r)
+    if (dead_[r]) group.lose(static_cast<int>(r));
+}
+
+void World::remove(Group& group) noexcept {
+  {
+    const std::lock_guard lock(questions_mutex_);
+    called_.erase(group.id());
+  }
+  const std::lock_guard lock(groups_mutex_);
+  std::erase(groups_, &group);
+}
+
+void World::tell(const Group& group, const Notice& notice) noexcept {
+  ControlChannel* const channel = speaks_.load();
+  if (channel == nullptr) return;
+  const std::string text = format_notice(notice);
+  for (const int member : group.members())
+    if (member != rank()) channel->tell(member, text);
+}
+
+void World::deliver(int from, const Notice& notice) noexcept {
+  const auto found =
+      std::find_if(groups_.begin(), groups_.end(), [&](const Group* g) { return g->id() == notice.communicator; });
+  if (found == groups_.end()) {
+    if (early_.size() < kMostEarly) early_.emplace_back(from, notice);
+  } else if (notice.kind == Notice::Kind::failure) {
+    (*found)->fail({static_cast<FailureKind>(notice.number), notice.text}, false);
+  } else {
+    (*found)->hear_closing(from, notice.value);
+  }
+}
+
+void World::hear(int from, std::string_view text) noexcept {
+  const std::optional<Notice> notice = parse_notice(text);
+  if (!notice) return;
+  if (notice->kind == Notice::Kind::question) {
+    Notice answer{.kind = Notice::Kind::answer, .communicator = notice->communicator, .number = notice->number};
+    {
+      const std::lock_guard lock(questions_mutex_);
+      const auto found = called_.find(notice->communicator);
+      if (found != called_.end()) answer.value = found->second->load();
+    }
+    if (ControlChannel* const channel = speaks_.load()) channel->tell(from, format_notice(answer));
+  } else if (notice->kind == Notice::Kind::answer) {
+    const std::lock_guard lock(questions_mutex_);
+    if (notice->number == question_) answers_[static_cast<std::size_t>(from)] = notice->value;
+    answered_.notify_all();
+  } else {
+    const std::lock_guard lock(groups_mutex_);
+    deliver(from, *notice);
+  }
+}
+
+void World::lost(int rank) noexcept {
+  const std::lock_guard lock(groups_mutex_);
+  dead_[static_cast<std::size_t>(rank)] = true;
+  for (Group* group : groups_) group->lose(rank);
+}
+
+std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcept {
+  std::unique_lock lock(questions_mutex_);
+  const std::uint64_t question = ++question_;
+  std::fill(answers_.begin(), answers_.end(), std::nullopt);
+  lock.unlock();
+  tell(group, {.kind = Notice::Kind::question, .communicator = group.id(), .number = question});
+  lock.lock();
+  const auto of = [&](int member) { return answers_[static_cast<std::size_t>(member)]; };
+  answered_.wait_for(lock, kAnswerTime, [&] {
+    return std::all_of(group.members().begin(), group.members().end(),
+                       [&](int member) { return member == rank() || of(member); });
+  });
+  std::vector<std::optional<std::uint64_t>> answers;
+  for (const int member : group.members()) answers.push_back(of(member));
+  return answers;
+}
+
+void World::begin_operation() noexcept {
+  if (outstanding_.fetch_add(1) > 0) return;
+  { const std::lock_guard lock(watch_mutex_); }  // it is either before its look at the number, or asleep
+  watch_.notify_all();
+}
+
+void World::watch() noexcept {
+  std::unique_lock lock(watch_mutex_);
+  while (!stop_) {
+    watch_.wait(lock, [this] { return stop_ || outstanding_.load() > 0; });
+    watch_.wait_for(lock, kWatchEvery, [this] { return stop_; });
+    if (stop_) return;
+    lock.unlock();
+    {
+      const std::lock_guard groups(groups_mutex_);
+      for (Group* group : groups_) group->look_for_trouble();
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,84 @@
+// What all communicators of one rank share: the device, the control channel, the memory, and a thread that watches.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "backends/nccl/api.h"
+#include "backends/nccl/memory.h"
+#include "backends/nccl/notice.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::nccl {
+
+class Group;
+
+/// The watching thread sees to deadlines and broken links while the program only lets streams wait.
+class World {
+ public:
+  World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, const Api& api, int device);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  /// Collective. From here on the ranks hear of each other.
+  void open();
+
+  const Api& api() const noexcept { return api_; }
+  int device() const noexcept { return device_; }
+  int rank() const noexcept { return bootstrap_->rank(); }
+  int size() const noexcept { return bootstrap_->size(); }
+  const WorldOptions& options() const noexcept { return options_; }
+  Memory& memory() noexcept { return *memory_; }
+
+  /// `group` must be removed before it goes.
+  void add(Group& group);
+  void remove(Group& group) noexcept;
+  /// To the other members of `group`.
+  void tell(const Group& group, const Notice& notice) noexcept;
+  /// Which collective each member says that it has called last; nothing for who does not answer in time.
+  std::vector<std::optional<std::uint64_t>> ask(const Group& group) noexcept;
+
+  /// Operations in flight: the watching thread sleeps while there are none.
+  void begin_operation() noexcept;
+  void end_operations(std::size_t count) noexcept { outstanding_.fetch_sub(static_cast<std::int64_t>(count)); }
+
+ private:
+  void hear(int from, std::string_view text) noexcept;  // in the channel's thread, as lost()
+  void lost(int rank) noexcept;
+  void deliver(int from, const Notice& notice) noexcept;
+  void watch() noexcept;
+
+  const std::shared_ptr<Bootstrap> bootstrap_;
+  const WorldOptions options_;
+  const Api& api_;
+  const int device_;
+  const std::shared_ptr<Memory> memory_;
+
+  std::mutex groups_mutex_;
+  std::vector<Group*> groups_;
+  std::vector<std::pair<int, Notice>> early_;  ///< about communicators that this rank has not made yet
+  std::vector<bool> dead_;
+
+  std::mutex questions_mutex_;  ///< guards what follows; never held while something else is locked
+  std::condition_variable answered_;
+  std::map<std::uint64_t, std::shared_ptr<const std::atomic<std::uint64_t>>> called_;  ///< by communicator
+  std::uint64_t question_ = 0;
+  std::vector<std::optional<std::uint64_t>> answers_;
+
+  std::atomic<std::int64_t> outstanding_{0};
+  std::mutex watch_mutex_;
+  std::condition_variable watch_;
+  bool stop_ = false;
+  std::thread watcher_;
+  std::unique_ptr<ControlChannel> channel_;
+  std::atomic<ControlChannel*> speaks_{nullptr};  ///< the same, when it is there: its thread may be earlier
+};
+
+}  // namespace tessera::nccl

@@ -1,0 +1,27 @@
+#include "backends/tcp/frame.h"
+
+namespace tessera::tcp {
+
+std::string_view flaw(const Frame& frame) noexcept {
+  if (frame.magic != Frame::kMagic) return "bytes that are no frame of this version";
+  if (frame.announced > 1 || frame.tag.step >= 1U << 24) return "a frame with impossible fields";
+  switch (frame.kind) {
+    case FrameKind::eager:
+      if (frame.total > kEagerLimit || frame.length != frame.total || frame.offset != 0)
+        return "an unasked message that is too large or not whole";
+      return "";
+    case FrameKind::piece:
+      if (frame.length > kPiece || frame.offset > frame.total || frame.length > frame.total - frame.offset ||
+          (frame.length == 0 && frame.total != 0))
+        return "a part of a message that lies outside it";
+      return "";
+    case FrameKind::ready:
+    case FrameKind::announce:
+    case FrameKind::credit:
+    case FrameKind::bye:
+      return frame.length == 0 ? "" : "a frame without content that has a length";
+  }
+  return "a frame of unknown kind";
+}
+
+}  // namespace tessera::tcp

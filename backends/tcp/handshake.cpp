@@ -1,0 +1,81 @@
+#include "backends/tcp/handshake.h"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+
+#include "tessera/comm/control/proof.h"
+
+namespace tessera::tcp {
+namespace {
+
+namespace asio = boost::asio;
+using Failure = boost::system::error_code;
+
+constexpr std::uint32_t kMagic = 0x31485354;  // "TSH1": format and version
+
+struct Challenge {
+  std::uint32_t magic = kMagic;
+  Digest nonce;
+};
+
+struct Answer {
+  std::uint32_t magic = kMagic;
+  Link link;
+  Digest nonce;
+  Digest proof;
+};
+
+Digest proof_of(const char* side, const Bootstrap::Token& token, const Digest& challenge, const Answer& answer) {
+  return prove(token, "tessera tcp " + std::string(side) + " " + to_hex(challenge) + to_hex(answer.nonce) + " " +
+                          std::to_string(answer.link.from) + " " + std::to_string(answer.link.to) + " " +
+                          std::to_string(answer.link.stream));
+}
+
+template <class T>
+asio::awaitable<bool> send(Socket& socket, const T& value) {
+  Failure failure;
+  co_await asio::async_write(socket, asio::buffer(&value, sizeof(value)),
+                             asio::redirect_error(asio::use_awaitable, failure));
+  co_return !failure;
+}
+
+template <class T>
+asio::awaitable<bool> receive(Socket& socket, T& value) {
+  Failure failure;
+  co_await asio::async_read(socket, asio::buffer(&value, sizeof(value)),
+                            asio::redirect_error(asio::use_awaitable, failure));
+  co_return !failure;
+}
+
+}  // namespace
+
+asio::awaitable<std::optional<Link>> welcome(Socket& socket, const Bootstrap::Token& token) {
+  Challenge challenge;
+  challenge.nonce = random_digest();
+  if (!co_await send(socket, challenge)) co_return std::nullopt;
+  Answer answer;
+  if (!co_await receive(socket, answer) || answer.magic != kMagic) co_return std::nullopt;
+  if (!same(answer.proof, proof_of("from", token, challenge.nonce, answer))) co_return std::nullopt;
+  const Digest proof = proof_of("to", token, challenge.nonce, answer);
+  if (!co_await send(socket, proof)) co_return std::nullopt;
+  co_return answer.link;
+}
+
+asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, Link link) {
+  Challenge challenge;
+  if (!co_await receive(socket, challenge)) co_return "it did not answer";
+  if (challenge.magic != kMagic) co_return "who answers there is no rank of this version";
+  Answer answer;
+  answer.link = link;
+  answer.nonce = random_digest();
+  answer.proof = proof_of("from", token, challenge.nonce, answer);
+  Digest proof;
+  if (!co_await send(socket, answer) || !co_await receive(socket, proof)) co_return "it did not accept this rank";
+  if (!same(proof, proof_of("to", token, challenge.nonce, answer))) co_return "who answers there is not of this world";
+  co_return "";
+}
+
+}  // namespace tessera::tcp

@@ -1,0 +1,141 @@
+#include "backends/tcp/inbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backends/tcp/outbox.h"
+
+namespace tessera::tcp {
+
+Inbound& Inbox::entry(const MessageTag& tag) {
+  Inbound& inbound = pool_.take();
+  inbound.tag = tag;
+  table_.insert(inbound);
+  return inbound;
+}
+
+void Inbox::forget(Inbound& inbound) noexcept {
+  table_.erase(inbound);
+  pool_.give(inbound);
+}
+
+void Inbox::release_storage(Inbound& inbound) noexcept {
+  if (inbound.storage != nullptr) buffers_.give(inbound.storage, inbound.total);
+  inbound.storage = nullptr;
+}
+
+void Inbox::ask(Inbound& inbound) {
+  inbound.asked = true;
+  outbox_.tell(FrameKind::ready, inbound.tag);
+}
+
+void Inbox::receive(Message& message) {
+  Inbound* inbound = table_.find(message.tag);
+  if (inbound == nullptr) inbound = &entry(message.tag);
+  inbound->message = &message;
+  message.handle = inbound;
+  if (inbound->complete) return finish(*inbound);
+  if (!inbound->eager && (inbound->announced || message.bytes > kEagerLimit)) ask(*inbound);
+}
+
+void Inbox::cancel(Message& message) noexcept {
+  auto& inbound = *static_cast<Inbound*>(message.handle);
+  inbound.message = nullptr;
+  inbound.cancelled = true;  // the entry stays, so that what still comes finds it and isn't kept
+  release_storage(inbound);
+}
+
+std::string_view Inbox::frame_begins(const Frame& frame, Inbound*& target) {
+  if (!outbox_.note_consumed(frame.consumed)) return "a credit for more than was sent";
+  switch (frame.kind) {
+    case FrameKind::eager:
+      return begin_eager(frame, target);
+    case FrameKind::piece:
+      return begin_piece(frame, target);
+    case FrameKind::announce:
+      return note_announce(frame);
+    case FrameKind::ready:
+      return outbox_.note_ready(frame.tag) ? "" : "two requests for one message";
+    case FrameKind::bye:
+    case FrameKind::credit:
+      return "";
+  }
+  return "";
+}
+
+std::string_view Inbox::begin_eager(const Frame& frame, Inbound*& target) {
+  Inbound* inbound = table_.find(frame.tag);
+  if (inbound == nullptr) inbound = &entry(frame.tag);
+  if (inbound->known || inbound->announced) return "a message that has come already";
+  if (held_ + eager_cost(frame.total) > kCredit) return "more unasked messages than it may";
+  held_ += eager_cost(frame.total);
+  inbound->known = inbound->eager = true;
+  inbound->total = inbound->begun = frame.total;
+  if (inbound->message == nullptr && !inbound->cancelled && frame.total > 0)
+    inbound->storage = buffers_.take(frame.total);
+  target = inbound;
+  return "";
+}
+
+std::string_view Inbox::begin_piece(const Frame& frame, Inbound*& target) {
+  Inbound* inbound = table_.find(frame.tag);
+  if (inbound == nullptr || !inbound->asked || inbound->eager || inbound->complete)
+    return "a part of a message that nobody asked for";
+  if (inbound->known && inbound->total != frame.total) return "parts that don't agree on their message's length";
+  if (frame.length > frame.total - inbound->begun) return "more parts than the message has";
+  inbound->known = true;
+  inbound->total = frame.total;
+  inbound->begun += frame.length;
+  inbound->announce_due |= frame.announced != 0;
+  target = inbound;
+  return "";
+}
+
+std::string_view Inbox::note_announce(const Frame& frame) {
+  Inbound* inbound = table_.find(frame.tag);
+  if (inbound == nullptr) inbound = &entry(frame.tag);
+  if (inbound->announced || inbound->eager) return "two announcements of one message";
+  inbound->announced = true;
+  ++announcements_;
+  if (inbound->complete)  // it overtook its announcement
+    forget(*inbound);
+  else if (inbound->message != nullptr && !inbound->asked)
+    ask(*inbound);
+  return "";
+}
+
+std::span<std::byte> Inbox::room_for(Inbound& target, std::size_t offset, std::size_t bytes) {
+  if (target.storage != nullptr) return {target.storage + offset, bytes};
+  if (target.message != nullptr && offset < target.message->bytes)
+    return {target.message->data + offset, std::min(bytes, target.message->bytes - offset)};
+  return {trash_.data(), std::min(bytes, trash_.size())};
+}
+
+void Inbox::frame_ends(Inbound& target, std::size_t bytes) {
+  target.arrived += bytes;
+  if (target.arrived < target.total) return;
+  target.complete = true;
+  if (target.message != nullptr || target.cancelled) finish(target);
+}
+
+/// Complete, and either received or cancelled.
+void Inbox::finish(Inbound& inbound) {
+  Message* const message = inbound.message;
+  const std::size_t total = inbound.total;
+  if (inbound.storage != nullptr && message != nullptr && message->bytes > 0)
+    std::memcpy(message->data, inbound.storage, std::min(total, message->bytes));
+  release_storage(inbound);
+  if (inbound.eager) {
+    held_ -= eager_cost(total);
+    outbox_.add_consumed(eager_cost(total));
+  }
+  if (inbound.announce_due && !inbound.announced)
+    inbound.message = nullptr;  // note_announce() forgets it
+  else
+    forget(inbound);
+  if (message == nullptr) return;
+  message->state = kIdle;
+  message->owner->message_done(*message, total);
+}
+
+}  // namespace tessera::tcp

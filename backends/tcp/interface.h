@@ -1,0 +1,31 @@
+// Which of this host's addresses the other ranks are given.
+#pragma once
+
+#include <boost/asio/ip/address.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/tcp/base.h"
+
+namespace tessera::tcp {
+
+using Address = boost::asio::ip::address;
+
+/// One address of an interface; an interface may have several.
+struct Interface {
+  std::string name;
+  Address address;
+  bool up = true;
+};
+
+/// All of this host. Throws SystemError.
+std::vector<Interface> list_interfaces();
+
+/// The address to listen on. `wanted` is TESSERA_IFNAME: interfaces in order of preference, by name or by a network
+/// that an address of theirs lies in ("eth1,10.0.0.0/8"); "^" before a list excludes instead; "" asks for nothing.
+/// `usual` is taken where `wanted` leaves it open, and its family (IPv4 or IPv6) is preferred. Throws InvalidUsage that
+/// lists the interfaces.
+Address choose_address(std::string_view wanted, const std::vector<Interface>& interfaces, const Address& usual);
+
+}  // namespace tessera::tcp

@@ -1,0 +1,61 @@
+// One rank's part in connecting a world: it accepts the lower ranks and connects to the higher ones, all at once.
+#pragma once
+
+#include <utility>  // before Asio's coroutines, which forget it
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <chrono>
+#include <exception>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/tcp/handshake.h"
+#include "backends/tcp/interface.h"
+
+namespace tessera::tcp {
+
+using Endpoint = boost::asio::ip::tcp::endpoint;
+
+class Meeting {
+ public:
+  Meeting(int rank, int streams, const Bootstrap::Token& token);
+
+  /// On a port that the system chooses. Throws SystemError.
+  Endpoint listen(const Address& address);
+  /// Until all ranks of `endpoints` are connected: "". At the limit: which are not, and why.
+  std::string run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit);
+  /// What run() has made, by rank and stream.
+  std::vector<std::vector<UniqueFd>> take();
+
+ private:
+  using SharedSocket = std::shared_ptr<Socket>;
+  template <class T>
+  using Task = boost::asio::awaitable<T>;
+
+  void start(Task<void> task);
+  Task<void> accept_ranks();
+  Task<void> accept_one(SharedSocket socket);
+  Task<void> connect_one(Link link, Endpoint endpoint);
+  Task<std::string> try_to_connect(Link link, Endpoint endpoint);
+  Task<void> pause(std::chrono::milliseconds time);
+  bool belongs(const Link& link) const;
+  void keep(std::size_t rank, std::size_t stream, SharedSocket socket);
+  std::string missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const;
+
+  const std::size_t rank_;
+  const std::size_t streams_;
+  const Bootstrap::Token token_;
+  boost::asio::io_context context_{1};
+  boost::asio::ip::tcp::acceptor acceptor_{context_};
+  std::vector<std::vector<SharedSocket>> done_;
+  std::vector<std::string> reasons_;   // by rank: why the last attempt failed
+  std::list<SharedSocket> strangers_;  // accepted, and have not proved anything yet; the oldest first
+  std::size_t to_come_ = 0;
+  std::exception_ptr failure_;
+};
+
+}  // namespace tessera::tcp

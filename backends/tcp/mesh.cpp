@@ -1,0 +1,77 @@
+#include "backends/tcp/mesh.h"
+
+#include <sstream>
+
+#include "backends/tcp/interface.h"
+#include "backends/tcp/meeting.h"
+#include "tessera/base/error.h"
+
+namespace tessera::tcp {
+namespace {
+
+constexpr const char* kHere = "tessera-tcp-1";  // the words that a rank's line begins with
+constexpr const char* kWrong = "wrong";
+constexpr const char* kFailed = "failed";
+
+/// All ranks throw what one of them has to say, under the name of the first.
+void rethrow_first(const std::vector<std::string>& lines) {
+  for (std::size_t r = 0; r < lines.size(); ++r) {
+    const auto said = [&](const char* word) { return lines[r].rfind(word, 0) == 0; };
+    const auto text = [&](const char* word) {
+      return "rank " + std::to_string(r) + ": " + lines[r].substr(std::string(word).size() + 1);
+    };
+    if (said(kWrong)) throw InvalidUsage(text(kWrong));
+    if (said(kFailed)) throw Timeout(text(kFailed));
+  }
+}
+
+/// "tessera-tcp-1 STREAMS PORT ADDRESS" of this rank, or its complaint.
+std::string open_listener(Meeting& meeting, const Bootstrap& bootstrap, const Settings& settings) {
+  try {
+    const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
+    const Address address = choose_address(settings.interfaces, list_interfaces(), usual);
+    const Endpoint endpoint = meeting.listen(address);
+    return std::string(kHere) + " " + std::to_string(settings.streams) + " " + std::to_string(endpoint.port()) + " " +
+           address.to_string();
+  } catch (const InvalidUsage& error) {
+    return std::string(kWrong) + " " + error.what();
+  } catch (const std::exception& error) {
+    return std::string(kFailed) + " " + error.what();
+  }
+}
+
+std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, const Settings& settings) {
+  std::vector<Endpoint> endpoints;
+  for (std::size_t r = 0; r < lines.size(); ++r) {
+    std::istringstream words(lines[r]);
+    std::string format, address;
+    int streams = 0;
+    std::uint16_t port = 0;
+    boost::system::error_code error;
+    words >> format >> streams >> port >> address;
+    const Address numeric = boost::asio::ip::make_address(address, error);
+    if (!words || format != kHere || error)
+      throw SystemError("tcp: rank " + std::to_string(r) + " runs another version of the library");
+    if (streams != settings.streams)
+      throw InvalidUsage("tcp: TESSERA_TCP_STREAMS is " + std::to_string(settings.streams) + " here and " +
+                         std::to_string(streams) + " on rank " + std::to_string(r) +
+                         "; it must be the same everywhere");
+    endpoints.emplace_back(numeric, port);
+  }
+  return endpoints;
+}
+
+}  // namespace
+
+Mesh connect_mesh(Bootstrap& bootstrap, const Settings& settings, std::chrono::milliseconds timeout) {
+  Meeting meeting(bootstrap.rank(), settings.streams, bootstrap.token());
+  const std::vector<std::string> lines = bootstrap.exchange(open_listener(meeting, bootstrap, settings));
+  rethrow_first(lines);
+  const std::vector<Endpoint> endpoints = read_lines(lines, settings);
+  // A quarter of the time is left to say who could not reach whom.
+  const std::string complaint = meeting.run(endpoints, timeout / 4 * 3);
+  rethrow_first(bootstrap.exchange(complaint.empty() ? "" : std::string(kFailed) + " " + complaint));
+  return {meeting.take(), endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
+}
+
+}  // namespace tessera::tcp

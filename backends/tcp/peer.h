@@ -1,0 +1,81 @@
+// Everything between this rank and one other: the connections, what comes and what goes.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/tcp/frame_reader.h"
+#include "backends/tcp/inbox.h"
+#include "backends/tcp/outbox.h"
+#include "tessera/comm/bootstrap.h"
+
+namespace tessera::tcp {
+
+using Socket = boost::asio::ip::tcp::socket;
+
+class Peer;
+
+/// One connection of a peer; what the set of watched sockets knows it by.
+struct Stream {
+  Stream(Peer& owner, FrameSink& sink, std::size_t its_number, Socket open_socket)
+      : peer(owner), number(its_number), socket(std::move(open_socket)), reader(sink) {}
+  Peer& peer;
+  const std::size_t number;
+  Socket socket;
+  FrameReader reader;
+  bool full = false;     // the last write found no room
+  bool watched = false;  // for room, too
+  bool shut = false;     // nothing more will be written
+};
+
+class Peer {
+ public:
+  /// Owns the connections. `epoll`: where they are watched.
+  Peer(boost::asio::io_context& context, std::vector<UniqueFd> connections, int epoll);
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  void send(Message& message);
+  void receive(Message& message);
+  void cancel(Message& message) noexcept;
+  /// Queues only: write() follows.
+  void announce_waiting() { outbox_.announce_waiting(); }
+
+  /// Reads at most about `budget` bytes from one connection. True if something came.
+  bool read(Stream& stream, std::size_t budget);
+  /// Writes at most about `budget` bytes to each connection that may have room. True if something went.
+  bool write(std::size_t budget);
+
+  std::vector<std::unique_ptr<Stream>>& streams() noexcept { return streams_; }
+  /// No connection is left.
+  bool gone() const noexcept { return gone_; }
+  /// Why, where that was not in order.
+  const std::string& loss() const noexcept { return loss_; }
+
+  /// Sends what is queued, then the last frame; read() and write() go on until gone().
+  void say_bye() noexcept { outbox_.say_bye(); }
+  void drop(const std::string& why) noexcept;
+
+  const Inbox& inbox() const noexcept { return inbox_; }
+  const Outbox& outbox() const noexcept { return outbox_; }
+
+ private:
+  bool write_stream(Stream& stream, std::size_t budget);
+  void write_failed(Stream& stream, const boost::system::error_code& failure);
+  void ended(Stream& stream, const std::string& why);
+  void watch_room(Stream& stream, bool on) noexcept;
+
+  const int epoll_;
+  Outbox outbox_;
+  Inbox inbox_{outbox_};
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::size_t open_ = 0;
+  bool gone_ = false;
+  std::string loss_;
+};
+
+}  // namespace tessera::tcp

@@ -1,0 +1,161 @@
+#include "backends/tcp/transport.h"
+
+#include <sys/epoll.h>
+
+#include <array>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "backends/tcp/mesh.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+
+namespace tessera::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kBudget = 1 << 20;  // bytes per connection, direction and poll(): others want to move too
+constexpr std::size_t kFewStreams = 2;    // are looked at one by one
+constexpr std::size_t kEvents = 64;       // at once
+constexpr auto kLongestClose = 2s;
+
+}  // namespace
+
+TcpTransport::TcpTransport(int rank, Mesh mesh, TransportEvents& events)
+    : rank_(rank), events_(events), reported_(mesh.connections.size(), false) {
+  for (std::size_t r = 0; r < mesh.connections.size(); ++r) {
+    std::unique_ptr<Peer>& peer = peers_.emplace_back();
+    if (r == static_cast<std::size_t>(rank)) continue;
+    peer = std::make_unique<Peer>(context_, std::move(mesh.connections[r]), sleeper_.epoll());
+    for (const auto& stream : peer->streams()) streams_.push_back(stream.get());
+  }
+}
+
+/// Memory that is not to be had is the end of this transport, not of the process.
+template <class F>
+void TcpTransport::guarded(F&& call) noexcept {
+  if (failed_) return;
+  try {
+    call();
+  } catch (const std::exception& error) {
+    failed_ = true;
+    events_.transport_failed(std::string("tcp: ") + error.what());
+    return;
+  }
+  report_losses();
+}
+
+void TcpTransport::report_losses() noexcept {
+  for (std::size_t r = 0; r < peers_.size(); ++r) {
+    if (peers_[r] == nullptr || !peers_[r]->gone() || peers_[r]->loss().empty() || reported_[r]) continue;
+    reported_[r] = true;
+    events_.connection_lost(static_cast<int>(r), peers_[r]->loss());
+  }
+}
+
+Peer* TcpTransport::peer_of(const Message& message) noexcept {
+  if (message.peer >= 0 && static_cast<std::size_t>(message.peer) < peers_.size() && message.peer != rank_)
+    return peers_[static_cast<std::size_t>(message.peer)].get();
+  failed_ = true;
+  events_.transport_failed("tcp: a message between ranks " + std::to_string(rank_) + " and " +
+                           std::to_string(message.peer));
+  return nullptr;
+}
+
+void TcpTransport::send(Message& message) noexcept {
+  message.state = kIdle;
+  guarded([&] {
+    if (Peer* peer = peer_of(message)) peer->send(message);
+  });
+}
+
+void TcpTransport::receive(Message& message) noexcept {
+  message.state = kIdle;
+  guarded([&] {
+    if (Peer* peer = peer_of(message)) peer->receive(message);
+  });
+}
+
+void TcpTransport::cancel(Message& message) noexcept {
+  if (message.state == kIdle) return;
+  peers_[static_cast<std::size_t>(message.peer)]->cancel(message);
+}
+
+bool TcpTransport::read_all() {
+  bool moved = false;
+  for (Stream* stream : streams_)
+    if (stream->socket.is_open()) moved |= stream->peer.read(*stream, kBudget);
+  return moved;
+}
+
+bool TcpTransport::read_ready() {
+  std::array<epoll_event, kEvents> events;
+  const int n = ::epoll_wait(sleeper_.epoll(), events.data(), static_cast<int>(events.size()), 0);
+  bool moved = false;
+  for (int i = 0; i < n; ++i) {
+    auto& stream = *static_cast<Stream*>(events[static_cast<std::size_t>(i)].data.ptr);
+    const std::uint32_t what = events[static_cast<std::size_t>(i)].events;
+    if ((what & EPOLLOUT) != 0) stream.full = false;
+    if ((what & ~std::uint32_t{EPOLLOUT}) != 0) moved |= stream.peer.read(stream, kBudget);
+  }
+  return moved;
+}
+
+bool TcpTransport::poll(bool thorough) noexcept {
+  bool moved = false;
+  guarded([&] {
+    moved = streams_.size() <= kFewStreams ? read_all() : read_ready();
+    for (const auto& peer : peers_) {
+      if (peer == nullptr || peer->gone()) continue;
+      if (thorough) peer->announce_waiting();
+      moved |= peer->write(kBudget);
+    }
+  });
+  return moved;
+}
+
+bool TcpTransport::all_gone() const noexcept {
+  for (const auto& peer : peers_)
+    if (peer != nullptr && !peer->gone()) return false;
+  return true;
+}
+
+void TcpTransport::close(bool failed) noexcept {
+  const Clock::time_point until = Clock::now() + kLongestClose;
+  for (const auto& peer : peers_)
+    if (peer != nullptr) peer->say_bye();
+  while (!failed && !failed_ && !all_gone() && Clock::now() < until) {
+    bool moved = false;
+    try {
+      moved = read_ready();
+      for (const auto& peer : peers_)
+        if (peer != nullptr && !peer->gone()) moved |= peer->write(kBudget);
+    } catch (const std::exception&) {  // out of memory: then without ceremony
+      break;
+    }
+    if (moved || all_gone()) continue;
+    sleeper_.arm();
+    sleeper_.sleep(50ms);
+  }
+  failed_ = true;
+  for (const auto& peer : peers_)
+    if (peer != nullptr && !peer->gone()) peer->drop("it was closed");
+}
+
+std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options,
+                                             const Settings& settings) {
+  Mesh mesh = connect_mesh(bootstrap, settings, options.communicator.timeout);
+  if (const auto& logger = options.communicator.logger)
+    logger->write(LogLevel::info, "tcp: rank " + std::to_string(bootstrap.rank()) + " of " +
+                                      std::to_string(bootstrap.size()) + " at " + mesh.address + ", " +
+                                      std::to_string(settings.streams) + " connections to each other rank");
+  return std::make_unique<TcpTransport>(bootstrap.rank(), std::move(mesh), events);
+}
+
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options) {
+  return make_transport(bootstrap, events, options, settings_from_environment());
+}
+
+}  // namespace tessera::tcp

@@ -1,0 +1,59 @@
+// Messages between ranks over TCP.
+//
+// Sockets are read and written from poll(), send() and receive() themselves: no thread of its own, no hand-over between
+// threads, no wake-up per message. What a header says, and when a message may be sent unasked, is in frame.h.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "backends/tcp/peer.h"
+#include "backends/tcp/settings.h"
+#include "backends/tcp/sleeper.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/registry.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera::tcp {
+
+struct Mesh;
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(int rank, Mesh mesh, TransportEvents& events);
+  bool poll(bool thorough) noexcept override;
+  void send(Message& message) noexcept override;
+  void receive(Message& message) noexcept override;
+  void cancel(Message& message) noexcept override;
+  Sleeper& sleeper() noexcept override { return sleeper_; }
+  void close(bool failed) noexcept override;
+
+  /// The peer at the other end, for tests; null for this rank.
+  Peer* peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)].get(); }
+
+ private:
+  template <class F>
+  void guarded(F&& call) noexcept;
+  Peer* peer_of(const Message& message) noexcept;
+  bool read_ready();
+  bool read_all();
+  bool all_gone() const noexcept;
+  void report_losses() noexcept;
+
+  const int rank_;
+  TransportEvents& events_;
+  boost::asio::io_context context_{1};  // never run: the sockets are only read and written
+  SocketSleeper sleeper_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<Stream*> streams_;
+  std::vector<bool> reported_;
+  bool failed_ = false;
+};
+
+/// Collective. Reads the settings from the environment. `events` outlives the transport. Throws what connect_mesh()
+/// does; all waiting is over after options.communicator.timeout.
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options);
+std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options,
+                                             const Settings& settings);
+
+}  // namespace tessera::tcp

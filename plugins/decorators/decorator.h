@@ -1,0 +1,85 @@
+// A communicator around another one: what the decorators have in common.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "plugins/decorators/base.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::decorators {
+
+/// What a decorated communicator shares with all that are split from it.
+struct Family {
+  explicit Family(int world_rank) : rank(world_rank) {}
+  const int rank;  ///< of the first communicator
+  std::atomic<std::uint64_t> calls{0};
+  std::atomic<int> communicators{0};
+};
+
+/// Forwards everything to the communicator that it owns: its backend, capabilities, memory and meter are that one's. A
+/// rank's calls are numbered from 1 over the whole family (a batch is one call), so that "call 12" means the same in
+/// every run.
+class Decorator : public Communicator {
+ public:
+  const Capabilities& capabilities() const noexcept final { return inner_->capabilities(); }
+
+ protected:
+  /// `family`: null for the first of its kind.
+  Decorator(std::unique_ptr<Communicator> inner, std::shared_ptr<Family> family);
+  Communicator& inner() noexcept { return *inner_; }
+  const std::shared_ptr<Family>& family() const noexcept { return family_; }
+  int index() const noexcept { return index_; }  ///< in the order in which this rank's family was made
+
+  /// The same calls on the inner communicator. One call, or the parts of a batch.
+  Work forward(std::span<const Call> calls, bool batch);
+  /// The stream that the call comes after, or null.
+  Stream* after() const noexcept { return after_; }
+
+ private:
+  virtual Work do_call(std::span<const Call> calls, bool batch, std::uint64_t number) = 0;
+  virtual std::unique_ptr<Communicator> decorate_child(std::unique_ptr<Communicator> child) = 0;
+
+  Work do_start(const Call& call) final;
+  Work do_batch(std::span<const Call> parts) final;
+  Work run(std::span<const Call> calls, bool batch);
+  std::unique_ptr<Communicator> do_split(int color, int key) final;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) final;
+  void do_abort(std::string_view reason) noexcept override;
+  void do_after(Stream& stream) final { after_ = &stream; }
+  void do_meter(MeterSnapshot& snapshot) const final { snapshot = inner_->meter(); }
+
+  const std::unique_ptr<Communicator> inner_;
+  const std::shared_ptr<Family> family_;
+  const int index_;
+  Stream* after_ = nullptr;
+};
+
+/// A Work around a Work. On the heap: decorators are for looking and testing.
+class WrappedWork : public WorkState {
+ public:
+  bool done() noexcept override { return inner_.done(); }
+  bool wait_until(std::chrono::steady_clock::time_point until) override { return inner_.wait_until(until); }
+  void wait() override { inner_.wait(); }
+
+ protected:
+  explicit WrappedWork(Work inner) : inner_(std::move(inner)) {}
+  Work& inner() noexcept { return inner_; }
+  void recycle() noexcept override { delete this; }
+
+ private:
+  Work inner_;
+};
+
+/// Of the larger buffer; a batch's parts are added up.
+std::uint64_t bytes_of(std::span<const Call> calls);
+/// "all_gather", "batch".
+std::string_view name_of(std::span<const Call> calls, bool batch);
+/// "all_gather #12 (block.3)".
+std::string describe(std::span<const Call> calls, bool batch, std::uint64_t number);
+
+}  // namespace tessera::decorators

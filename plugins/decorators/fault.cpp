@@ -1,0 +1,137 @@
+#include "plugins/decorators/fault.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+
+namespace tessera::decorators {
+
+struct Fault::Stop {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool stopped = false;  ///< guarded by mutex
+  std::string reason;    ///< guarded by mutex
+};
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Never done: what a rank sees that waits for something it has not told the others.
+class DroppedWork final : public WorkState {
+ public:
+  DroppedWork(std::shared_ptr<Fault::Stop> stop, Clock::time_point deadline, std::string what)
+      : stop_(std::move(stop)), deadline_(deadline), what_(std::move(what)) {}
+
+  bool done() noexcept override {
+    const std::lock_guard lock(stop_->mutex);
+    return stop_->stopped || Clock::now() >= deadline_;
+  }
+  bool wait_until(Clock::time_point until) override {
+    std::unique_lock lock(stop_->mutex);
+    stop_->changed.wait_until(lock, std::min(until, deadline_), [this] { return stop_->stopped; });
+    if (stop_->stopped) throw Aborted(what_ + ": " + stop_->reason);
+    if (Clock::now() >= deadline_) throw Timeout(what_ + ": this rank dropped it (a planted fault)");
+    return false;
+  }
+  void wait() override { wait_until(Clock::time_point::max()); }
+
+ private:
+  void recycle() noexcept override { delete this; }
+  const std::shared_ptr<Fault::Stop> stop_;
+  const Clock::time_point deadline_;
+  const std::string what_;
+};
+
+/// Flips a bit when the operation is seen done for the first time. Holds what was sent where that is what was changed.
+class CorruptedWork final : public WrappedWork {
+ public:
+  CorruptedWork(Work inner, std::byte* target, std::byte mask, std::vector<std::byte> sent)
+      : WrappedWork(std::move(inner)), target_(target), mask_(mask), sent_(std::move(sent)) {}
+  ~CorruptedWork() override { inner() = Work(); }  // waits: it may still read what is `sent`
+
+  bool done() noexcept override { return WrappedWork::done() && flip(); }
+  bool wait_until(Clock::time_point until) override { return WrappedWork::wait_until(until) && flip(); }
+  void wait() override {
+    WrappedWork::wait();
+    flip();
+  }
+
+ private:
+  bool flip() noexcept {
+    if (target_ != nullptr) *target_ ^= mask_;
+    target_ = nullptr;
+    return true;
+  }
+  std::byte* target_;
+  const std::byte mask_;
+  const std::vector<std::byte> sent_;
+};
+
+}  // namespace
+
+Fault::Fault(std::unique_ptr<Communicator> inner, FaultOptions options, std::shared_ptr<Family> family)
+    : Decorator(std::move(inner), std::move(family)), options_(options), stop_(std::make_shared<Stop>()) {}
+
+Work Fault::do_call(std::span<const Call> calls, bool batch, std::uint64_t number) {
+  const bool mine = number == options_.call && (!options_.rank || *options_.rank == family()->rank);
+  if (!mine || calls.empty()) return forward(calls, batch);
+  switch (options_.kind) {
+    case FaultKind::drop:
+      if (const auto& log = logger()) log->write(LogLevel::debug, "fault: drops " + describe(calls, batch, number));
+      return Work(new DroppedWork(stop_, Clock::now() + calls.front().timeout, describe(calls, batch, number)));
+    case FaultKind::kill:
+      std::raise(SIGKILL);
+      break;
+    case FaultKind::corrupt:
+      return corrupt(calls, batch, number);
+  }
+  return {};
+}
+
+Work Fault::corrupt(std::span<const Call> calls, bool batch, std::uint64_t number) {
+  const std::string what = "fault: corrupt at " + describe(calls, batch, number);
+  std::vector<Call> changed(calls.begin(), calls.end());
+  const auto received = std::find_if(changed.begin(), changed.end(), [](const Call& c) { return c.out.bytes() > 0; });
+  const auto given = std::find_if(changed.begin(), changed.end(), [](const Call& c) { return c.in.bytes() > 0; });
+  if (received == changed.end() && given == changed.end())
+    throw InvalidUsage(what + ": it has no elements on this rank");
+  const ConstView touched = received != changed.end() ? ConstView(received->out) : given->in;
+  if (touched.device.type != DeviceType::cpu)
+    throw Unsupported(what + ": its memory is that of " + name_of(touched.device));
+  // A low bit of the element in the middle: it changes a result without making it absurd.
+  const std::size_t place = touched.count / 2 * size_of(touched.dtype);
+  constexpr std::byte kMask{1};
+  if (received != changed.end())
+    return Work(
+        new CorruptedWork(forward(changed, batch), static_cast<std::byte*>(received->out.data) + place, kMask, {}));
+  if (Stream* before = after(); before != nullptr && !before->immediate()) before->record().wait();
+  std::vector<std::byte> sent(touched.bytes());
+  std::memcpy(sent.data(), touched.data, touched.bytes());
+  sent[place] ^= kMask;
+  given->in.data = sent.data();
+  Work work = forward(changed, batch);  // the vector's memory stays where it is when the vector moves
+  return Work(new CorruptedWork(std::move(work), nullptr, kMask, std::move(sent)));
+}
+
+std::unique_ptr<Communicator> Fault::decorate_child(std::unique_ptr<Communicator> child) {
+  return std::make_unique<Fault>(std::move(child), options_, family());
+}
+
+void Fault::do_abort(std::string_view reason) noexcept {
+  inner().abort(std::string(reason));
+  {
+    const std::lock_guard lock(stop_->mutex);
+    if (!stop_->stopped) stop_->reason = "rank " + std::to_string(rank()) + " aborted: " + std::string(reason);
+    stop_->stopped = true;
+  }
+  stop_->changed.notify_all();
+}
+
+}  // namespace tessera::decorators

@@ -1,0 +1,76 @@
+// Which algorithm carries a problem where nobody says so. All ranks decide alike: only what they all know is looked at,
+// which are not the lengths of an all_to_all whose parts differ.
+#include <initializer_list>
+
+#include "tessera/comm/schedule.h"
+
+namespace tessera::comm {
+namespace {
+
+// Few ranks can all talk to all at once; more wait in line for each other's wires.
+constexpr int kFew = 8;
+// Bytes up to which the number of messages counts for more than what is in them.
+constexpr std::size_t kSmall = std::size_t{16} << 10;
+// ... of one block of all_to_all, whose bytes Bruck's algorithm sends several times.
+constexpr std::size_t kSmallBlock = 256;
+// From here on a chain is filled soon enough to beat a tree.
+constexpr std::size_t kLong = std::size_t{4} << 20;
+
+bool power_of_two(int ranks) { return (ranks & (ranks - 1)) == 0; }
+
+std::string_view first_accepted(const Problem& problem, std::initializer_list<std::string_view> wanted) {
+  for (const std::string_view name : wanted)
+    if (refusal(problem, name).empty()) return name;
+  return "direct";
+}
+
+std::string_view choose_all_reduce(const Problem& problem, std::size_t bytes) {
+  if (problem.ranks == 2 && bytes <= kSmall) return "symmetric";
+  if (bytes <= kSmall) {
+    if (problem.ranks <= kFew) return first_accepted(problem, {"recursive_doubling", "symmetric"});
+    return first_accepted(problem, {"recursive_doubling"});
+  }
+  if (problem.ranks <= kFew) return "direct";
+  // Without a power of two, halving sends everything once more.
+  if (power_of_two(problem.ranks)) return first_accepted(problem, {"rabenseifner", "ring"});
+  return first_accepted(problem, {"ring"});
+}
+
+}  // namespace
+
+std::string_view default_algorithm(const Problem& problem) {
+  const std::size_t bytes = problem.count * size_of(problem.dtype);
+  const bool few = problem.ranks <= kFew;
+  const bool small = bytes <= kSmall;
+  switch (problem.kind) {
+    case OpKind::all_reduce:
+      return choose_all_reduce(problem, bytes);
+    case OpKind::reduce_scatter:
+      if (small && problem.ranks > 2 && power_of_two(problem.ranks))
+        return first_accepted(problem, {"recursive_halving"});
+      return few ? "direct" : first_accepted(problem, {"ring"});
+    case OpKind::all_gather:
+      if (small && problem.ranks > 2) return power_of_two(problem.ranks) ? "recursive_doubling" : "bruck";
+      return few ? "direct" : "ring";
+    case OpKind::broadcast:
+      if (problem.ranks == 2) return "direct";
+      return bytes < kLong ? "binomial" : "pipelined";
+    case OpKind::reduce:
+      return problem.ranks == 2 ? "direct" : first_accepted(problem, {"binomial"});
+    case OpKind::gather:
+    case OpKind::scatter:
+      return small && problem.ranks > 2 ? "binomial" : "direct";
+    case OpKind::all_to_all:
+      if (!problem.in_starts.empty()) return few ? "direct" : "pairwise";
+      if (!few && bytes / static_cast<std::size_t>(problem.ranks) <= kSmallBlock) return "bruck";
+      return few ? "direct" : "pairwise";
+    case OpKind::barrier:
+      return "dissemination";
+    case OpKind::send:
+    case OpKind::recv:
+      break;
+  }
+  return "direct";
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,22 @@
+// From a backend's name to the communicator of all ranks.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/launch.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::comm {
+
+/// `name` is a backend, "near+far" (near for communicators whose members share a host, far for all others) or "auto":
+/// the best of the library's own backends, composed so. Collective. Throws InvalidUsage (unknown or unusable names, two
+/// parts that don't fit) and what the backends throw. `deterministic` where the backend's own default is not wanted.
+std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
+                                         const Launch& launch, const WorldOptions& options,
+                                         std::optional<bool> deterministic);
+
+}  // namespace tessera::comm

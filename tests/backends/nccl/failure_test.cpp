@@ -1,0 +1,195 @@
+// What goes wrong: everybody learns the first cause in time, nobody hangs, nothing stays.
+#include "tests/backends/nccl/support.h"
+
+namespace tessera::nccl_test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Ranks that see errors, and none leaves with one.
+void run_failing(int ranks, const std::function<void(Communicator&)>& body, const nccl::Api& api = fake_api()) {
+  EXPECT_EQ(run_world(ranks, quick_options(), body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
+}
+
+void all_reduce(Communicator& comm, int device, OpOptions options = {}) {
+  OnDevice<float> x(comm, device, 8, 1);
+  comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), options).wait();
+}
+
+TEST(NcclFailure, AnInitThatNeverEndsIsATimeout) {
+  reset_fake({.init_hangs = true});
+  WorldOptions options = quick_options();
+  options.communicator.timeout = 300ms;
+  const auto start = Clock::now();
+  for (const std::string& error : run_world(2, options, [](Communicator&) {}))
+    EXPECT_EQ(error, "Timeout: nccl: the communicator of 2 ranks was not ready within 300ms");
+  EXPECT_LT(Clock::now() - start, 5s);
+  EXPECT_TRUE(fake_counts().nothing_left());
+}
+
+TEST(NcclFailure, AnAsynchronousErrorEndsTheWaiting) {
+  reset_fake();
+  run_failing(3, [](Communicator& comm) {
+    all_reduce(comm, comm.rank());
+    comm.barrier().wait();
+    if (comm.rank() == 1) break_link(1, ncclInternalError);  // before its part is there
+    const std::string error = error_of([&] { all_reduce(comm, comm.rank(), {.label = "block.3"}); });
+    EXPECT_EQ(error.find("BackendError: "), 0u) << error;
+    EXPECT_NE(error.find("nccl: asynchronous error: fake error (the last error of the fake)"), std::string::npos)
+        << error;
+    EXPECT_EQ(error_of([&] { comm.barrier(); }), error);  // the first cause, for good
+    EXPECT_EQ(error_of([&] { comm.split(0, 0); }), error);
+  });
+  EXPECT_TRUE(fake_counts().nothing_left());
+}
+
+TEST(NcclFailure, NobodyNeedsToWaitForAnErrorToBeNoticed) {
+  reset_fake();
+  run_failing(3, [](Communicator& comm) {
+    comm.barrier().wait();
+    if (comm.rank() == 2) return std::this_thread::sleep_for(1500ms);
+    FakeDeviceStream stream(comm.rank());
+    OnDevice<float> x(comm, comm.rank(), 8, 1);
+    const auto start = Clock::now();
+    comm.all_reduce(x.view(), x.view(), ReduceOp::sum()).wait_on(stream);
+    if (comm.rank() == 1) break_link(1, ncclRemoteError);
+    stream.synchronize();  // the kernels end when the communicator is aborted
+    EXPECT_LT(Clock::now() - start, 10s);
+    const std::string error = error_of([&] { comm.barrier(); });
+    EXPECT_EQ(
+        error,
+        "BackendError: all_reduce #2: nccl: asynchronous error: remote process exited or there was a network error "
+        "(the last error of the fake)");
+  });
+}
+
+TEST(NcclFailure, ATimeoutNamesWhoIsBehind) {
+  reset_fake();
+  run_failing(3, [](Communicator& comm) {
+    comm.barrier().wait();
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(1500ms);
+      EXPECT_TRUE(error_of([&] { comm.barrier(); }).starts_with("Timeout: ")) << "told by the others";
+      return;
+    }
+    EXPECT_EQ(error_of([&] { all_reduce(comm, comm.rank(), {.timeout = 300ms, .label = "block.3"}); }),
+              "Timeout: all_reduce #2 (block.3): not done within 300ms; rank 1 is behind at operation #1");
+  });
+  EXPECT_TRUE(fake_counts().nothing_left());
+}
+
+TEST(NcclFailure, DeadlinesHoldWhereOnlyStreamsWait) {
+  reset_fake();
+  run_failing(2, [](Communicator& comm) {
+    comm.barrier().wait();
+    if (comm.rank() == 1) return std::this_thread::sleep_for(1500ms);
+    FakeDeviceStream stream(0);
+    OnDevice<float> x(comm, 0, 8, 1);
+    comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.timeout = 300ms}).wait_on(stream);
+    stream.synchronize();
+    EXPECT_EQ(error_of([&] { comm.barrier(); }),
+              "Timeout: all_reduce #2: not done within 300ms; rank 1 is behind at operation #1");
+  });
+}
+
+TEST(NcclFailure, AMessageThatNobodyTakesIsATimeout) {
+  reset_fake();
+  run_failing(3, [](Communicator& comm) {
+    OnDevice<float> x(comm, comm.rank(), 8, 1);
+    if (comm.rank() == 0)
+      EXPECT_EQ(error_of([&] { comm.recv(x.view(), 2, {.timeout = 300ms}).wait(); }),
+                "Timeout: recv from rank 2: not done within 300ms; rank 2 has not called the other side of it");
+    else
+      std::this_thread::sleep_for(1000ms);
+  });
+}
+
+TEST(NcclFailure, AbortFromAnotherThreadReachesAll) {
+  reset_fake();
+  run_failing(3, [](Communicator& comm) {
+    comm.barrier().wait();
+    std::thread other;
+    if (comm.rank() == 2) {
+      other = std::thread([&] {
+        std::this_thread::sleep_for(100ms);
+        comm.abort("enough");
+      });
+      const std::string error = error_of([&] {
+        OnDevice<float> x(comm, 2, 8, 1);
+        comm.recv(x.view(), 0).wait();  // which never comes
+      });
+      EXPECT_EQ(error, "Aborted: rank 2 aborted: enough");
+      other.join();
+    } else {
+      EXPECT_EQ(error_of([&] { all_reduce(comm, comm.rank()); }), "Aborted: rank 2 aborted: enough");
+    }
+  });
+  EXPECT_TRUE(fake_counts().nothing_left());
+}
+
+TEST(NcclFailure, AChildsFailureLeavesTheOthersAlone) {
+  reset_fake();
+  run_ranks(4, [](Communicator& world) {
+    const auto half = world.split(world.rank() / 2, 0);
+    half->barrier().wait();
+    if (world.rank() == 0) half->abort("only us");
+    EXPECT_EQ(error_of([&] { all_reduce(*half, world.rank()); }),
+              world.rank() < 2 ? "Aborted: rank 0 aborted: only us" : "");
+    all_reduce(world, world.rank());
+  });
+}
+
+TEST(NcclFailure, ARankThatHasClosedIsNotWaitedFor) {
+  reset_fake();
+  const auto start = Clock::now();
+  const auto errors = run_world(2, quick_options(), [](Communicator& comm) {
+    comm.barrier().wait();
+    if (comm.rank() == 1) comm.barrier().wait();
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_EQ(errors[1], "PeerLost: barrier #2: rank 0 has closed its communicator");
+  EXPECT_LT(Clock::now() - start, 15s);
+}
+
+TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {
+  reset_fake({.abort_hangs = true});
+  std::thread release([] {
+    std::this_thread::sleep_for(8s);  // beyond what anybody waits
+    change_fake({});
+  });
+  const auto start = Clock::now();
+  run_failing(2, [&](Communicator& comm) {
+    if (comm.rank() == 1) return std::this_thread::sleep_for(1s);
+    OnDevice<float> x(comm, 0, 8, 1);
+    const std::string error =
+        error_of([&] { comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.timeout = 100ms}).wait(); });
+    EXPECT_TRUE(error.starts_with("Timeout: all_reduce #1: not done within 100ms; rank 1 is behind at operation #0"));
+    EXPECT_TRUE(error.ends_with("(and the device has not stopped: its memory may still change)")) << error;
+    EXPECT_LT(Clock::now() - start, 7500ms);
+  });
+  release.join();
+  std::this_thread::sleep_for(500ms);  // the threads that were left behind come back
+}
+
+TEST(NcclFailure, AVendorsRefusalIsABackendErrorWithItsText) {
+  static const nccl::Api failing = [] {
+    nccl::Api api = fake_api();
+    api.ncclAllGather = [](const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t) {
+      return ncclInvalidArgument;
+    };
+    return api;
+  }();
+  reset_fake();
+  run_failing(
+      1,
+      [](Communicator& comm) {
+        OnDevice<float> x(comm, 0, 8, 1);
+        EXPECT_EQ(error_of([&] { comm.all_gather(x.view(), x.view()).wait(); }),
+                  "BackendError: all_gather #1: nccl: ncclAllGather: fake error (the last error of the fake)");
+      },
+      failing);
+  EXPECT_TRUE(fake_counts().nothing_left());
+}
+
+}  // namespace
+}  // namespace tessera::nccl_test

@@ -1,0 +1,70 @@
+// What the fake's communicators of one group share: operations meet here.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tests/backends/nccl/fake_cuda.h"
+#include "tests/conformance/reference.h"
+
+namespace tessera::nccl_test {
+
+using base::DType;
+using comm::ReduceOp;
+using conformance::Bytes;
+
+/// One rank's part of a collective.
+struct Contribution {
+  enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, reduce };
+  Kind kind = Kind::all_reduce;
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::size_t count = 0;  ///< as the vendor's function is given it
+  ncclDataType_t type = ncclFloat32;
+  ReduceOp op = {};  ///< scalar: premul_sum's factor
+  int root = 0;
+};
+
+struct Round {
+  std::vector<std::optional<Contribution>> parts;
+  bool done = false;
+};
+
+/// One message, on either side.
+struct Message {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  bool done = false;
+};
+
+struct SplitRound {
+  struct Choice {
+    int color = 0;
+    int key = 0;
+  };
+  std::vector<std::optional<Choice>> choices;
+  std::vector<int> ranks;  ///< in the child, by rank of the parent; when all are here
+  std::map<int, std::shared_ptr<struct Clique>> children;
+};
+
+struct Clique {
+  explicit Clique(int ranks) : size(ranks) {}
+  const int size;
+  int here = 0;  ///< ranks that have initialised
+  std::map<std::uint64_t, Round> rounds;
+  std::map<std::uint64_t, SplitRound> splits;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> sent;      ///< by sender and receiver
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> received;  ///< the same
+
+  /// True when all have come: then it is computed. Never true where the ranks call different things.
+  bool meet(std::uint64_t number, int rank, const Contribution& part);
+  void match(int sender, int receiver);
+};
+
+DType dtype_of_vendor(ncclDataType_t type);
+
+}  // namespace tessera::nccl_test

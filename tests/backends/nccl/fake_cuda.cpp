@@ -1,0 +1,187 @@
+#include "tests/backends/nccl/fake_cuda.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+namespace tessera::nccl_test {
+namespace {
+
+thread_local int device_of_thread = 0;
+
+std::map<FakeStream*, std::shared_ptr<FakeStream>>& streams() {
+  static std::map<FakeStream*, std::shared_ptr<FakeStream>> all;
+  return all;
+}
+
+FakeEvent& event_of(cudaEvent_t event) { return *reinterpret_cast<FakeEvent*>(event); }
+
+cudaError_t get_device_count(int* count) {
+  const auto lock = fake_lock();
+  *count = fake_state().options.devices;
+  return static_cast<cudaError_t>(fake_state().options.driver_error);
+}
+
+cudaError_t set_device(int device) {
+  const auto lock = fake_lock();
+  if (device < 0 || device >= fake_state().options.devices) return cudaErrorInvalidDevice;
+  device_of_thread = device;
+  return cudaSuccess;
+}
+
+cudaError_t get_device(int* device) {
+  *device = device_of_thread;
+  return cudaSuccess;
+}
+
+cudaError_t allocate(void** data, std::size_t bytes) {
+  const auto lock = fake_lock();
+  *data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (*data == nullptr || bytes > (std::size_t{1} << 40)) return cudaErrorMemoryAllocation;
+  std::memset(*data, 0xFF, bytes);
+  ++fake_state().counts.blocks;
+  return cudaSuccess;
+}
+
+cudaError_t give_back(void* data) {
+  const auto lock = fake_lock();
+  if (data == nullptr) return cudaSuccess;
+  --fake_state().counts.blocks;
+  std::free(data);
+  return cudaSuccess;
+}
+
+cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  const auto lock = fake_lock();
+  stream_of(stream).tasks.emplace_back([=] {
+    std::memmove(to, from, bytes);
+    return true;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t set(void* to, int value, std::size_t bytes, cudaStream_t stream) {
+  const auto lock = fake_lock();
+  stream_of(stream).tasks.emplace_back([=] {
+    std::memset(to, value, bytes);
+    return true;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t create_stream(cudaStream_t* stream, unsigned) {
+  const auto lock = fake_lock();
+  auto made = std::make_shared<FakeStream>();
+  made->device = device_of_thread;
+  *stream = reinterpret_cast<cudaStream_t>(made.get());
+  streams()[made.get()] = std::move(made);
+  ++fake_state().counts.streams;
+  return cudaSuccess;
+}
+
+cudaError_t destroy_stream(cudaStream_t stream) {
+  const auto lock = fake_lock();
+  FakeStream& which = stream_of(stream);
+  which.run();
+  if (!which.tasks.empty()) fake_state().complain("a stream is destroyed while its work waits for something");
+  which.tasks.clear();
+  streams().erase(&which);
+  --fake_state().counts.streams;
+  return cudaSuccess;
+}
+
+cudaError_t create_event(cudaEvent_t* event, unsigned) {
+  const auto lock = fake_lock();
+  *event = reinterpret_cast<cudaEvent_t>(new FakeEvent);
+  ++fake_state().counts.events;
+  return cudaSuccess;
+}
+
+cudaError_t destroy_event(cudaEvent_t event) {
+  const auto lock = fake_lock();
+  delete &event_of(event);
+  --fake_state().counts.events;
+  return cudaSuccess;
+}
+
+cudaError_t record_event(cudaEvent_t event, cudaStream_t stream) {
+  const auto lock = fake_lock();
+  auto mark = std::make_shared<Mark>();
+  mark->stream = stream_of(stream).shared_from_this();
+  event_of(event).mark = mark;
+  stream_of(stream).tasks.emplace_back([mark] {
+    mark->reached = true;
+    mark->stream.reset();
+    return true;
+  });
+  return cudaSuccess;
+}
+
+bool reach(Mark& mark) {
+  if (!mark.reached) std::shared_ptr<FakeStream>(mark.stream)->run();
+  return mark.reached;
+}
+
+cudaError_t stream_wait(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const auto lock = fake_lock();
+  if (const std::shared_ptr<Mark> mark = event_of(event).mark)
+    stream_of(stream).tasks.emplace_back([mark] { return reach(*mark); });
+  return cudaSuccess;
+}
+
+cudaError_t query_event(cudaEvent_t event) {
+  const auto lock = fake_lock();
+  ++fake_state().counts.queries;
+  const std::shared_ptr<Mark> mark = event_of(event).mark;
+  return mark == nullptr || reach(*mark) ? cudaSuccess : cudaErrorNotReady;
+}
+
+const char* error_string(cudaError_t error) {
+  return error == cudaErrorInsufficientDriver ? "CUDA driver version is insufficient for CUDA runtime version"
+                                              : "fake error";
+}
+
+}  // namespace
+
+void FakeStream::run() {
+  if (running) return;  // it waits for itself
+  const std::shared_ptr<FakeStream> keep = shared_from_this();
+  running = true;
+  while (!tasks.empty() && tasks.front()()) tasks.pop_front();
+  running = false;
+}
+
+void FakeState::complain(const std::string& what) {
+  if (counts.complaints++ == 0) counts.complaint = what;
+}
+
+FakeState& fake_state() {
+  static FakeState state;
+  return state;
+}
+
+FakeStream& stream_of(cudaStream_t stream) { return *reinterpret_cast<FakeStream*>(stream); }
+int current_device() { return device_of_thread; }
+
+void add_cuda(nccl::Api& api) {
+  api.cudaGetErrorString = error_string;
+  api.cudaGetLastError = [] { return cudaSuccess; };
+  api.cudaGetDeviceCount = get_device_count;
+  api.cudaGetDevice = get_device;
+  api.cudaSetDevice = set_device;
+  api.cudaMalloc = allocate;
+  api.cudaFree = give_back;
+  api.cudaHostAlloc = [](void** data, std::size_t bytes, unsigned) { return allocate(data, bytes); };
+  api.cudaFreeHost = give_back;
+  api.cudaMemcpyAsync = copy;
+  api.cudaMemsetAsync = set;
+  api.cudaStreamCreateWithFlags = create_stream;
+  api.cudaStreamDestroy = destroy_stream;
+  api.cudaStreamWaitEvent = stream_wait;
+  api.cudaEventCreateWithFlags = create_event;
+  api.cudaEventDestroy = destroy_event;
+  api.cudaEventRecord = record_event;
+  api.cudaEventQuery = query_event;
+}
+
+}  // namespace tessera::nccl_test

@@ -1,0 +1,53 @@
+// The fake's streams and events.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "tests/backends/nccl/fake_nccl.h"
+
+namespace tessera::nccl_test {
+
+struct FakeStream;
+
+/// A point in a stream's order.
+struct Mark {
+  std::shared_ptr<FakeStream> stream;
+  bool reached = false;
+};
+
+struct FakeStream : std::enable_shared_from_this<FakeStream> {
+  using Task = std::function<bool()>;  ///< false: not yet, try again later
+  int device = 0;
+  std::deque<Task> tasks;
+  bool running = false;
+  void run();
+};
+
+struct FakeEvent {
+  std::shared_ptr<Mark> mark;
+};
+
+/// Everything of the fake; one lock for all of it.
+struct FakeState {
+  std::recursive_mutex mutex;
+  FakeOptions options;
+  FakeCounts counts;
+  std::set<int> broken;  ///< world ranks
+  ncclResult_t break_error = ncclSuccess;
+  void complain(const std::string& what);
+};
+FakeState& fake_state();
+inline std::lock_guard<std::recursive_mutex> fake_lock() {
+  return std::lock_guard<std::recursive_mutex>(fake_state().mutex);
+}
+
+FakeStream& stream_of(cudaStream_t stream);
+int current_device();
+void add_cuda(nccl::Api& api);
+void add_nccl(nccl::Api& api);
+
+}  // namespace tessera::nccl_test

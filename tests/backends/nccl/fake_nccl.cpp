@@ -1,0 +1,399 @@
+#include "tests/backends/nccl/fake_nccl.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "tests/backends/nccl/fake_clique.h"
+
+namespace tessera::nccl_test {
+namespace {
+
+struct FakeComm {
+  std::shared_ptr<Clique> clique;
+  int rank = 0;
+  int world_rank = 0;
+  int device = 0;
+  std::uint64_t rounds = 0;
+  std::uint64_t splits = 0;
+  int polls_left = 0;
+  std::function<bool()> ready;  ///< what must be beside the polls; null: nothing
+  std::vector<std::pair<cudaStream_t, FakeStream::Task>> held;
+  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
+  bool finalized = false;
+  std::vector<std::pair<ReduceOp, bool>> ops;  ///< made ones, and whether they are still there
+
+  bool in_progress() const { return polls_left > 0 || (ready != nullptr && !ready()); }
+  ncclResult_t start() {
+    polls_left = fake_state().options.polls;
+    return polls_left > 0 || ready != nullptr ? ncclInProgress : ncclSuccess;
+  }
+};
+
+FakeComm& comm_of(ncclComm_t comm) { return *reinterpret_cast<FakeComm*>(comm); }
+ncclComm_t handle_of(FakeComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
+
+/// Calls between group start and end, of this thread.
+struct Pending {
+  FakeComm* comm = nullptr;
+  cudaStream_t stream = nullptr;
+  std::optional<Contribution> collective;
+  std::shared_ptr<Message> message;
+  bool sends = false;
+  int peer = 0;
+};
+thread_local int group_depth = 0;
+thread_local std::vector<Pending> group_calls;
+
+std::map<std::string, std::shared_ptr<Clique>>& worlds() {
+  static std::map<std::string, std::shared_ptr<Clique>> all;
+  return all;
+}
+
+ncclResult_t refuse(const std::string& why) {
+  fake_state().complain(why);
+  return ncclInvalidUsage;
+}
+
+FakeStream::Task guarded(FakeComm& comm, FakeStream::Task task) {
+  return [aborted = comm.aborted, world_rank = comm.world_rank, task = std::move(task)] {
+    if (*aborted) return true;  // the kernel ends, whatever it has done so far
+    return !fake_state().broken.contains(world_rank) && task();
+  };
+}
+
+FakeStream::Task collective_task(FakeComm& comm, const Contribution& part) {
+  return guarded(comm, [clique = comm.clique, number = comm.rounds++, rank = comm.rank, part] {
+    return clique->meet(number, rank, part);
+  });
+}
+
+/// Sends and receives that make progress together.
+FakeStream::Task message_task(FakeComm& comm, std::vector<Pending> calls) {
+  return guarded(comm, [clique = comm.clique, rank = comm.rank, calls = std::move(calls), posted = false]() mutable {
+    bool all = true;
+    for (const Pending& call : calls) {
+      const auto ends = call.sends ? std::pair(rank, call.peer) : std::pair(call.peer, rank);
+      if (!posted) (call.sends ? clique->sent : clique->received)[ends].push_back(call.message);
+      clique->match(ends.first, ends.second);
+      all = all && call.message->done;
+    }
+    posted = true;
+    return all;
+  });
+}
+
+/// Puts this thread's calls on their streams, or where they wait until that is no longer in progress.
+ncclResult_t launch() {
+  const auto lock = fake_lock();
+  std::vector<Pending> calls;
+  calls.swap(group_calls);
+  std::map<FakeComm*, std::vector<Pending>> messages;
+  ncclResult_t result = ncclSuccess;
+  for (const Pending& call : calls) {
+    if (stream_of(call.stream).device != call.comm->device) return refuse("a stream of another device");
+    if (call.collective)
+      call.comm->held.emplace_back(call.stream, collective_task(*call.comm, *call.collective));
+    else
+      messages[call.comm].push_back(call);
+  }
+  for (auto& [comm, parts] : messages) {
+    const cudaStream_t stream = parts.front().stream;
+    comm->held.emplace_back(stream, message_task(*comm, std::move(parts)));
+  }
+  for (const Pending& call : calls)
+    if (call.comm->start() == ncclInProgress) result = ncclInProgress;
+  for (const Pending& call : calls)
+    if (!call.comm->in_progress()) {
+      for (auto& [stream, task] : call.comm->held) stream_of(stream).tasks.push_back(std::move(task));
+      call.comm->held.clear();
+    }
+  return result;
+}
+
+ncclResult_t enter(Pending call) {
+  const auto lock = fake_lock();
+  if (group_depth == 0 && call.comm->in_progress()) return refuse("a call on a communicator that is in progress");
+  if (*call.comm->aborted || call.comm->finalized) return refuse("a call on a communicator that has ended");
+  group_calls.push_back(std::move(call));
+  return group_depth == 0 ? launch() : ncclSuccess;
+}
+
+ncclResult_t collective(Contribution part, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  static constexpr ReduceOp::Kind kKinds[] = {ReduceOp::Kind::sum, ReduceOp::Kind::prod, ReduceOp::Kind::max,
+                                              ReduceOp::Kind::min, ReduceOp::Kind::avg};
+  const auto lock = fake_lock();
+  FakeComm& c = comm_of(comm);
+  const auto index = static_cast<std::size_t>(op);
+  if (index < ncclNumOps) {
+    part.op.kind = kKinds[index];
+  } else {
+    const auto& [made, exists] = c.ops.at(index - ncclNumOps);
+    if (!exists) return refuse("a reduce operation that is gone");
+    part.op = made;
+  }
+  return enter({.comm = &c, .stream = stream, .collective = part});
+}
+
+ncclResult_t message(void* data, std::size_t count, ncclDataType_t type, int peer, bool sends, ncclComm_t comm,
+                     cudaStream_t stream) {
+  auto made = std::make_shared<Message>(Message{data, count * base::size_of(dtype_of_vendor(type))});
+  return enter({.comm = &comm_of(comm), .stream = stream, .message = std::move(made), .sends = sends, .peer = peer});
+}
+
+ncclResult_t init(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  const auto lock = fake_lock();
+  if (config->blocking != 0) return refuse("a blocking communicator");
+  std::shared_ptr<Clique>& clique = worlds()[std::string(id.internal, sizeof(id.internal))];
+  if (clique == nullptr) clique = std::make_shared<Clique>(size);
+  ++clique->here;
+  auto* const made = new FakeComm{.clique = clique, .rank = rank, .world_rank = rank, .device = current_device()};
+  made->ready = [clique] { return clique->here == clique->size && !fake_state().options.init_hangs; };
+  ++fake_state().counts.communicators;
+  *comm = handle_of(made);
+  return made->start();
+}
+
+/// The last one to come makes the children.
+void decide(SplitRound& round) {
+  std::map<int, std::vector<std::pair<int, int>>> by_color;  // key and rank
+  for (std::size_t r = 0; r < round.choices.size(); ++r) {
+    if (!round.choices[r]) return;
+    by_color[round.choices[r]->color].emplace_back(round.choices[r]->key, static_cast<int>(r));
+  }
+  round.ranks.resize(round.choices.size());
+  for (auto& [color, members] : by_color) {
+    std::sort(members.begin(), members.end());
+    round.children[color] = std::make_shared<Clique>(static_cast<int>(members.size()));
+    for (std::size_t i = 0; i < members.size(); ++i)
+      round.ranks[static_cast<std::size_t>(members[i].second)] = static_cast<int>(i);
+  }
+}
+
+ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t* config) {
+  const auto lock = fake_lock();
+  FakeComm& parent = comm_of(comm);
+  if (config->blocking != 0) return refuse("a blocking communicator");
+  if (parent.in_progress()) return refuse("a call on a communicator that is in progress");
+  const auto clique = parent.clique;
+  const std::uint64_t number = parent.splits++;
+  SplitRound& round = clique->splits[number];
+  round.choices.resize(static_cast<std::size_t>(clique->size));
+  round.choices[static_cast<std::size_t>(parent.rank)] = SplitRound::Choice{color, key};
+  decide(round);
+  parent.ready = [clique, number] { return !clique->splits[number].ranks.empty(); };
+  *child = nullptr;
+  if (color != NCCL_SPLIT_NOCOLOR) {
+    auto* const made = new FakeComm{.world_rank = parent.world_rank, .device = parent.device};
+    made->ready = [made, color, clique, number, rank = static_cast<std::size_t>(parent.rank)] {
+      SplitRound& all = clique->splits[number];
+      if (all.ranks.empty()) return false;
+      made->clique = all.children[color];
+      made->rank = all.ranks[rank];
+      return true;
+    };
+    ++fake_state().counts.communicators;
+    made->start();
+    *child = handle_of(made);
+  }
+  return parent.start();
+}
+
+ncclResult_t async_error(ncclComm_t comm, ncclResult_t* state) {
+  const auto lock = fake_lock();
+  FakeComm& c = comm_of(comm);
+  *state = ncclInProgress;
+  if (fake_state().broken.contains(c.world_rank)) {
+    *state = fake_state().break_error;
+    return ncclSuccess;
+  }
+  if (c.polls_left > 0) --c.polls_left;
+  if (c.in_progress()) return ncclSuccess;
+  for (auto& [stream, task] : c.held) stream_of(stream).tasks.push_back(std::move(task));
+  c.held.clear();
+  *state = ncclSuccess;
+  return ncclSuccess;
+}
+
+void end(FakeComm& comm) {
+  *comm.aborted = true;
+  --fake_state().counts.communicators;
+  delete &comm;
+}
+
+ncclResult_t abort(ncclComm_t comm) {
+  const auto hangs = [] {
+    const auto lock = fake_lock();
+    return fake_state().options.abort_hangs;
+  };
+  while (hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto lock = fake_lock();
+  FakeComm& c = comm_of(comm);
+  for (auto& [stream, task] : c.held) stream_of(stream).tasks.push_back(std::move(task));
+  end(c);
+  return ncclSuccess;
+}
+
+ncclResult_t destroy(ncclComm_t comm) {
+  const auto lock = fake_lock();
+  FakeComm& c = comm_of(comm);
+  if (!c.finalized || c.in_progress()) fake_state().complain("a communicator is destroyed before it is finalized");
+  end(c);
+  return ncclSuccess;
+}
+
+ncclResult_t make_op(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t residence,
+                     ncclComm_t comm) {
+  const auto lock = fake_lock();
+  if (residence != ncclScalarHostImmediate) return refuse("a scalar of the device");
+  double factor = 0;
+  conformance::with_type(dtype_of_vendor(type), [&](auto zero) {
+    std::memcpy(&zero, scalar, sizeof(zero));
+    factor = static_cast<double>(static_cast<conformance::SumOf<decltype(zero)>>(zero));
+  });
+  auto& ops = comm_of(comm).ops;
+  ops.emplace_back(ReduceOp::premul_sum(factor), true);
+  ++fake_state().counts.reduce_ops;
+  *op = static_cast<ncclRedOp_t>(static_cast<int>(ncclNumOps) + static_cast<int>(ops.size()) - 1);
+  return ncclSuccess;
+}
+
+ncclResult_t drop_op(ncclRedOp_t op, ncclComm_t comm) {
+  const auto lock = fake_lock();
+  comm_of(comm).ops.at(static_cast<std::size_t>(op) - ncclNumOps).second = false;
+  --fake_state().counts.reduce_ops;
+  return ncclSuccess;
+}
+
+ncclResult_t make_id(ncclUniqueId* id) {
+  static int next = 0;
+  const auto lock = fake_lock();
+  std::memset(id, 0, sizeof(*id));
+  std::memcpy(id->internal, &++next, sizeof(next));
+  return ncclSuccess;
+}
+
+}  // namespace
+
+void add_nccl(nccl::Api& api) {
+  using Kind = Contribution::Kind;
+  api.ncclGetVersion = [](int* version) {
+    *version = fake_state().options.version;
+    return ncclSuccess;
+  };
+  api.ncclGetErrorString = [](ncclResult_t result) {
+    return result == ncclRemoteError ? "remote process exited or there was a network error" : "fake error";
+  };
+  api.ncclGetLastError = [](ncclComm_t) { return "the last error\nof the fake"; };
+  api.ncclGetUniqueId = make_id;
+  api.ncclCommInitRankConfig = init;
+  api.ncclCommSplit = split;
+  api.ncclCommUserRank = [](ncclComm_t comm, int* rank) {
+    const auto lock = fake_lock();
+    *rank = comm_of(comm).rank;
+    return ncclSuccess;
+  };
+  api.ncclCommCount = [](ncclComm_t comm, int* size) {
+    const auto lock = fake_lock();
+    *size = comm_of(comm).clique->size;
+    return ncclSuccess;
+  };
+  api.ncclCommGetAsyncError = async_error;
+  api.ncclCommFinalize = [](ncclComm_t comm) {
+    const auto lock = fake_lock();
+    comm_of(comm).finalized = true;
+    return comm_of(comm).start();
+  };
+  api.ncclCommDestroy = destroy;
+  api.ncclCommAbort = abort;
+  api.ncclAllReduce = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
+                         ncclComm_t comm, cudaStream_t stream) {
+    return collective({Kind::all_reduce, in, out, count, type}, op, comm, stream);
+  };
+  api.ncclAllGather = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclComm_t comm,
+                         cudaStream_t stream) {
+    return collective({Kind::all_gather, in, out, count, type}, ncclSum, comm, stream);
+  };
+  api.ncclReduceScatter = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
+                             ncclComm_t comm, cudaStream_t stream) {
+    return collective({Kind::reduce_scatter, in, out, count, type}, op, comm, stream);
+  };
+  api.ncclBroadcast = [](const void* in, void* out, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                         cudaStream_t stream) {
+    return collective({Kind::broadcast, in, out, count, type, {}, root}, ncclSum, comm, stream);
+  };
+  api.ncclReduce = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                      ncclComm_t comm, cudaStream_t stream) {
+    return collective({Kind::reduce, in, out, count, type, {}, root}, op, comm, stream);
+  };
+  api.ncclSend = [](const void* data, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                    cudaStream_t stream) {
+    return message(const_cast<void*>(data), count, type, peer, true, comm, stream);
+  };
+  api.ncclRecv = [](void* data, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                    cudaStream_t stream) { return message(data, count, type, peer, false, comm, stream); };
+  api.ncclGroupStart = [] {
+    ++group_depth;
+    return ncclSuccess;
+  };
+  api.ncclGroupEnd = [] { return --group_depth == 0 ? launch() : ncclSuccess; };
+  api.ncclRedOpCreatePreMulSum = make_op;
+  api.ncclRedOpDestroy = drop_op;
+  api.ncclMemAlloc = [](void** data, std::size_t bytes) {
+    return fake_api().cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+  };
+  api.ncclMemFree = [](void* data) {
+    fake_api().cudaFree(data);
+    return ncclSuccess;
+  };
+  api.ncclCommRegister = [](ncclComm_t comm, void* data, std::size_t, void** handle) {
+    const auto lock = fake_lock();
+    if (comm_of(comm).in_progress()) return refuse("a call on a communicator that is in progress");
+    *handle = data;
+    ++fake_state().counts.registrations;
+    return ncclSuccess;
+  };
+  api.ncclCommDeregister = [](ncclComm_t, void*) {
+    const auto lock = fake_lock();
+    --fake_state().counts.registrations;
+    return ncclSuccess;
+  };
+}
+
+const nccl::Api& fake_api() {
+  static const nccl::Api kApi = [] {
+    nccl::Api api;
+    add_cuda(api);
+    add_nccl(api);
+    return api;
+  }();
+  return kApi;
+}
+
+void reset_fake(const FakeOptions& options) {
+  const auto lock = fake_lock();
+  FakeState& state = fake_state();
+  state.options = options;
+  state.counts = {};
+  state.broken.clear();
+  worlds().clear();
+}
+
+void change_fake(const FakeOptions& options) {
+  const auto lock = fake_lock();
+  fake_state().options = options;
+}
+
+FakeCounts fake_counts() {
+  const auto lock = fake_lock();
+  return fake_state().counts;
+}
+
+void break_link(int rank, ncclResult_t error) {
+  const auto lock = fake_lock();
+  fake_state().broken.insert(rank);
+  fake_state().break_error = error;
+}
+
+}  // namespace tessera::nccl_test

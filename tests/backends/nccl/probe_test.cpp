@@ -1,0 +1,61 @@
+// Whether the backend can be used, and what it says where not.
+#include "tests/backends/nccl/support.h"
+
+namespace tessera::nccl {
+const comm::Backend& backend();
+}
+
+namespace tessera::nccl_test {
+namespace {
+
+TEST(NcclProbe, SaysWhyThereIsNoDevice) {
+  reset_fake();
+  EXPECT_EQ(nccl::unusable(fake_api()), "");
+  reset_fake({.devices = 0});
+  EXPECT_EQ(nccl::unusable(fake_api()), "no CUDA device: the driver sees none");
+  reset_fake({.driver_error = cudaErrorInsufficientDriver});
+  EXPECT_EQ(nccl::unusable(fake_api()), "no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
+  reset_fake({.version = 21205});
+  EXPECT_EQ(nccl::unusable(fake_api()), "NCCL is version 2.12.5, needs 2.18.1 or newer");
+}
+
+/// With the real libraries, or without them: it answers, and nothing crashes.
+TEST(NcclProbe, AnswersOnThisMachine) {
+  const std::string reason = nccl::backend().probe();
+  std::cout << "reason: '" << reason << "'\n";
+  if (nccl::loaded_api().problem.empty()) {
+    EXPECT_TRUE(reason.empty() || reason.starts_with("no CUDA device: ")) << reason;
+  } else {
+    EXPECT_EQ(reason, nccl::loaded_api().problem);
+  }
+}
+
+TEST(NcclProbe, WhatItCannotDoYetIsRefusedAtTheStart) {
+  reset_fake();
+  WorldOptions ordered = quick_options();
+  ordered.deterministic = true;
+  for (const std::string& error : run_world(2, ordered, [](Communicator&) {}))
+    EXPECT_EQ(
+        error,
+        "Unsupported: nccl: can't add in a fixed order (deterministic mode) yet; leave TESSERA_DETERMINISTIC out, "
+        "or use another backend");
+  WorldOptions named = quick_options();
+  named.algorithms = "all_reduce=direct";
+  for (const std::string& error : run_world(2, named, [](Communicator&) {}))
+    EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
+  run_ranks(
+      1, [](Communicator& comm) { EXPECT_TRUE(comm.capabilities().deterministic); }, ordered);
+  run_ranks(2, [](Communicator& comm) { EXPECT_FALSE(comm.capabilities().deterministic); });
+  EXPECT_FALSE(nccl::backend().deterministic);
+}
+
+TEST(NcclProbe, ARankWithoutDeviceIsNamedEverywhere) {
+  reset_fake({.driver_error = cudaErrorInsufficientDriver});
+  for (const std::string& error : run_world(2, quick_options(), [](Communicator&) {}))
+    EXPECT_EQ(
+        error,
+        "BackendError: rank 0: nccl: no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
+}
+
+}  // namespace
+}  // namespace tessera::nccl_test

@@ -1,0 +1,129 @@
+// What comes after what: between the streams of the program and that of the communicator, without the host. The fake's
+// streams run only when somebody asks for what is behind; the watching thread, who does that too, is switched off.
+#include "tests/backends/nccl/support.h"
+
+namespace tessera::nccl_test {
+namespace {
+
+WorldOptions unwatched() {
+  WorldOptions options = quick_options();
+  options.progress_thread = false;
+  return options;
+}
+
+/// Fills on a stream of the device, all-reduces, and doubles on the stream: in the order that the dependencies say.
+std::vector<float> fill_reduce_double(Communicator& comm, bool after, bool wait_on) {
+  FakeDeviceStream stream(comm.rank());
+  OnDevice<float> x(comm, comm.rank(), 4, 100);
+  OnDevice<float> y(comm, comm.rank(), 4, 0);
+  stream.run([&] { std::fill_n(x.data(), 4, static_cast<float>(comm.rank() + 1)); });
+  {
+    Work work = comm.all_reduce(x.view(), y.view(), ReduceOp::sum(), {.after = after ? &stream : nullptr});
+    if (wait_on) work.wait_on(stream);
+    stream.run([&] {
+      for (std::size_t i = 0; i < 4; ++i) y.data()[i] *= 2;
+    });
+    if (!wait_on) stream.synchronize();  // before the Work's destructor waits
+  }
+  stream.synchronize();
+  return y.values();
+}
+
+TEST(NcclStreams, AnOperationComesAfterItsStreamAndTheStreamAfterIt) {
+  reset_fake();
+  run_ranks(
+      3, [](Communicator& comm) { EXPECT_EQ(fill_reduce_double(comm, true, true), std::vector<float>(4, 12)); },
+      unwatched());
+}
+
+TEST(NcclStreams, AForgottenDependencyShows) {
+  reset_fake();
+  // The operation runs when it is waited for, and nobody has asked for what the stream holds.
+  EXPECT_EQ(run_world(3, unwatched(),
+                      [](Communicator& comm) {
+                        FakeDeviceStream stream(comm.rank());
+                        OnDevice<float> x(comm, comm.rank(), 4, 100);
+                        stream.run([&] { std::fill_n(x.data(), 4, 1.0F); });
+                        comm.all_reduce(x.view(), x.view(), ReduceOp::sum()).wait();
+                        EXPECT_EQ(x.values(), std::vector<float>(4, 300));
+                        stream.synchronize();
+                      }),
+            std::vector<std::string>(3));
+  run_ranks(
+      3, [](Communicator& comm) { EXPECT_EQ(fill_reduce_double(comm, true, false), std::vector<float>(4, 6)); },
+      unwatched());
+}
+
+TEST(NcclStreams, TellingAStreamToWaitDoesNotMakeTheHostWait) {
+  reset_fake();
+  run_ranks(
+      2,
+      [](Communicator& comm) {
+        FakeDeviceStream stream(comm.rank());
+        OnDevice<float> x(comm, comm.rank(), 4, 1);
+        OnDevice<float> never(comm, comm.rank(), 4, 1);
+        comm.barrier().wait();
+        if (comm.rank() == 0) {
+          const std::uint64_t before = fake_counts().queries;
+          const auto start = std::chrono::steady_clock::now();
+          {
+            Work work = comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = &stream});
+            EXPECT_FALSE(work.done());  // rank 1 has not called it
+            work.wait_on(stream);
+          }
+          EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+          EXPECT_LE(fake_counts().queries - before, 4u);
+          stream.synchronize();
+        } else {
+          std::this_thread::sleep_for(200ms);
+          comm.all_reduce(x.view(), x.view(), ReduceOp::sum()).wait();
+        }
+        EXPECT_EQ(x.values(), std::vector<float>(4, 2));
+      },
+      unwatched());
+}
+
+TEST(NcclStreams, AHostStreamWaitsOnTheHost) {
+  reset_fake();
+  run_ranks(
+      2,
+      [](Communicator& comm) {
+        const auto lazy = make_lazy_stream();
+        OnDevice<float> x(comm, comm.rank(), 4, 0);
+        float seen = 0;
+        lazy->run([&] { std::fill_n(x.data(), 4, 1.0F); });
+        Work work = comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = lazy.get()});
+        work.wait_on(*lazy);
+        lazy->run([&] { seen = x.values()[0]; });
+        lazy->synchronize();
+        EXPECT_EQ(seen, 2);
+        const auto immediate = make_immediate_stream();
+        comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = immediate.get()}).wait_on(*immediate);
+        EXPECT_EQ(x.values()[3], 4);
+      },
+      unwatched());
+}
+
+TEST(NcclStreams, TwoCommunicatorsAreTiedByEvents) {
+  reset_fake();
+  run_ranks(
+      2,
+      [](Communicator& world) {
+        const auto gather = world.split(0, world.rank());
+        const auto reduce = world.split(0, world.rank());
+        FakeDeviceStream stream(world.rank());
+        OnDevice<float> part(world, world.rank(), 2, static_cast<float>(world.rank() + 1));
+        OnDevice<float> whole(world, world.rank(), 4, 0);
+        gather->all_gather(part.view(), whole.view()).wait_on(stream);
+        stream.run([&] {
+          for (std::size_t i = 0; i < 4; ++i) whole.data()[i] *= 10;
+        });
+        Work work = reduce->reduce_scatter(whole.view(), part.view(), ReduceOp::sum(), {.after = &stream});
+        work.wait();
+        EXPECT_EQ(part.values(), std::vector<float>(2, world.rank() == 0 ? 20 : 40));
+      },
+      unwatched());
+}
+
+}  // namespace
+}  // namespace tessera::nccl_test

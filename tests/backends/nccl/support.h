@@ -1,0 +1,105 @@
+// What the tests of this backend share: ranks that are threads over the fake, memory and streams of its devices.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backends/nccl/communicator.h"
+#include "tessera/base/device_stream.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/thread_bootstrap.h"
+#include "tests/backends/nccl/fake_nccl.h"
+
+namespace tessera::nccl_test {
+
+using namespace tessera::base;
+using namespace tessera::comm;
+using namespace std::chrono_literals;
+
+inline WorldOptions quick_options() {
+  WorldOptions options;
+  options.communicator.timeout = 20s;
+  options.deterministic = false;
+  return options;
+}
+
+/// What `call` throws, as "Kind: text"; "" if nothing.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return std::string(error.kind()) + ": " + error.what();
+  }
+  return "";
+}
+
+/// Runs `body` on every rank; what each rank left with, as error_of says it.
+inline std::vector<std::string> run_world(int ranks, const WorldOptions& options,
+                                          const std::function<void(Communicator&)>& body,
+                                          const nccl::Api& api = fake_api()) {
+  const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
+  std::vector<std::future<std::string>> results;
+  for (const auto& bootstrap : bootstraps)
+    results.push_back(std::async(std::launch::async, [&, bootstrap] {
+      return error_of([&] { body(*nccl::make_world(bootstrap, options, api)); });
+    }));
+  std::vector<std::string> errors;
+  for (auto& result : results) errors.push_back(result.get());
+  return errors;
+}
+
+/// The same, where nobody fails; nor does the fake complain, or anything stay.
+inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
+                      const WorldOptions& options = quick_options(), const nccl::Api& api = fake_api()) {
+  EXPECT_EQ(run_world(ranks, options, body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
+  const FakeCounts counts = fake_counts();
+  EXPECT_EQ(counts.complaint, "");
+  EXPECT_TRUE(counts.nothing_left()) << counts.communicators << " communicators, " << counts.streams << " streams, "
+                                     << counts.events << " events, " << counts.blocks << " blocks, "
+                                     << counts.registrations << " registrations, " << counts.reduce_ops << " ops";
+}
+
+/// A lazy stream of the fake. What runs on it are functions of the host.
+class FakeDeviceStream final : public DeviceStream {
+ public:
+  explicit FakeDeviceStream(int device);
+  ~FakeDeviceStream() override;
+  void* native() const noexcept override { return stream_; }
+  Event record() override;
+  void wait(const Event& event) override;
+
+ protected:
+  void enqueue(std::function<void()> work) override;
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// `count` elements of a device; the fake's are the host's to look at. In these worlds rank r works on device r.
+template <class T>
+class OnDevice {
+ public:
+  OnDevice(Communicator& comm, int device, std::size_t count, T value = T{})
+      : device_(device), count_(count), memory_(comm.allocate(count * sizeof(T), MemoryKind::device, {})) {
+    std::fill_n(data(), count, value);
+  }
+  T* data() { return static_cast<T*>(memory_.data()); }
+  View view() { return view(0, count_); }
+  View view(std::size_t offset, std::size_t count) {
+    return {data() + offset, count, dtype_of<T>, {DeviceType::cuda, device_}};
+  }
+  std::vector<T> values() { return {data(), data() + count_}; }
+
+ private:
+  int device_;
+  std::size_t count_;
+  Buffer memory_;
+};
+
+}  // namespace tessera::nccl_test

@@ -1,0 +1,194 @@
+// A message that was given up, in any state: its memory is never touched again, and the others go on.
+#include <cstring>
+
+#include "backends/tcp/frame.h"
+#include "tests/backends/tcp/support.h"
+
+namespace tessera::tcp_test {
+namespace {
+
+using tcp::kEagerLimit;
+
+constexpr std::size_t kLarge = 24 << 20;
+constexpr std::byte kPoison{0xA5};
+
+void poison(Parcel& parcel) { std::memset(parcel.memory.data(), std::to_integer<int>(kPoison), parcel.memory.size()); }
+bool still_poisoned(const Parcel& parcel) {
+  for (const std::byte byte : parcel.memory)
+    if (byte != kPoison) return false;
+  return true;
+}
+
+/// The connection between the two is in step, for small messages and large ones.
+void expect_usable(const World& world) {
+  static std::uint32_t number = 1000;
+  for (const std::size_t bytes : {std::size_t{100}, kEagerLimit + 1, std::size_t{3 << 20}})
+    for (const int from : {0, 1}) {
+      const MessageTag tag{9, ++number, 0};
+      const auto in = world[static_cast<std::size_t>(1 - from)]->receive(from, tag, bytes);
+      const auto out = world[static_cast<std::size_t>(from)]->send(1 - from, tag, bytes);
+      ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << world[0]->reason << world[1]->reason;
+      EXPECT_TRUE(intact(*in, bytes));
+    }
+  EXPECT_TRUE(world[0]->lost.empty() && world[1]->lost.empty());
+}
+
+/// A large message of which a part, but not all, has come and gone.
+struct HalfWay {
+  World world = make_world(2, 2);
+  std::unique_ptr<Parcel> in, out;
+  std::atomic<std::uint64_t> sent{0};
+  HalfWay() {
+    in = world[1]->receive(0, {1, 1, 0}, kLarge);
+    out = world[0]->parcel(1, {1, 1, 0}, kLarge);
+    out->message.sent = &sent;
+    fill(*out);
+    world[0]->transport->send(out->message);
+    EXPECT_TRUE(drive(world, [&] { return sent.load() > kLarge / 4; }));
+    EXPECT_FALSE(in->done || out->done);
+  }
+};
+
+TEST(Cancel, OfAHalfReceivedMessageLeavesItsMemoryAlone) {
+  HalfWay half;
+  half.world[1]->transport->cancel(half.in->message);
+  poison(*half.in);
+  std::memset(static_cast<void*>(&half.in->message), 0, sizeof(Message));
+  ASSERT_TRUE(drive(half.world, [&] { return half.out->done; })) << "the sender is not held up";
+  settle(half.world);
+  EXPECT_TRUE(still_poisoned(*half.in));
+  EXPECT_FALSE(half.in->done);
+  EXPECT_EQ(half.world[1]->transport->peer(0)->inbox().entries(), 0U);
+  expect_usable(half.world);
+  close(half.world);
+}
+
+TEST(Cancel, ControlOfTheMemorySeesAMessageThatWasNotCancelled) {
+  HalfWay half;
+  poison(*half.in);
+  ASSERT_TRUE(drive(half.world, [&] { return half.out->done && half.in->done; }));
+  EXPECT_FALSE(still_poisoned(*half.in));
+}
+
+TEST(Cancel, OfAHalfSentMessageCompletesItFromACopy) {
+  HalfWay half;
+  half.world[0]->transport->cancel(half.out->message);
+  poison(*half.out);
+  std::memset(static_cast<void*>(&half.out->message), 0, sizeof(Message));
+  const std::uint64_t sent = half.sent.load();
+  ASSERT_TRUE(drive(half.world, [&] { return half.in->done; }));
+  EXPECT_TRUE(intact(*half.in, kLarge)) << "it must be what it was when it was given up";
+  EXPECT_FALSE(half.out->done);
+  EXPECT_EQ(half.sent.load(), sent) << "the owner's counter may be gone";
+  expect_usable(half.world);
+  close(half.world);
+}
+
+TEST(Cancel, ControlOfTheContentSeesASenderThatWasNotCancelled) {
+  HalfWay half;
+  poison(*half.out);
+  ASSERT_TRUE(drive(half.world, [&] { return half.in->done; }));
+  EXPECT_FALSE(intact(*half.in, kLarge));
+}
+
+TEST(Cancel, OfBothHalves) {
+  HalfWay half;
+  half.world[1]->transport->cancel(half.in->message);
+  half.world[0]->transport->cancel(half.out->message);
+  poison(*half.in);
+  half.out.reset();
+  settle(half.world);
+  EXPECT_TRUE(still_poisoned(*half.in));
+  expect_usable(half.world);
+  close(half.world);
+}
+
+TEST(Cancel, OfAReceiveWhoseMessageComesLater) {
+  const World world = make_world(2, 2);
+  std::uint32_t number = 0;
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{500}, kEagerLimit, kEagerLimit + 1, std::size_t{2 << 20}}) {
+    auto in = world[1]->receive(0, {1, ++number, 0}, bytes);
+    settle(world, 2ms);
+    world[1]->transport->cancel(in->message);
+    poison(*in);
+    const auto out = world[0]->send(1, {1, number, 0}, bytes);
+    ASSERT_TRUE(drive(world, [&] { return out->done; })) << bytes;
+    settle(world);
+    EXPECT_TRUE(still_poisoned(*in));
+    EXPECT_EQ(world[1]->transport->peer(0)->inbox().entries(), 0U);
+    EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
+  }
+  expect_usable(world);
+  close(world);
+}
+
+TEST(Cancel, OfASendThatNobodyAskedFor) {
+  const World world = make_world(2, 2);
+  auto out = world[0]->send(1, {1, 1, 0}, kLarge);
+  settle(world);  // it has announced itself
+  world[0]->transport->cancel(out->message);
+  out.reset();
+  auto in = world[1]->receive(0, {1, 1, 0}, kLarge);
+  settle(world);
+  EXPECT_FALSE(in->done);
+  world[1]->transport->cancel(in->message);
+  in.reset();
+  expect_usable(world);
+  close(world);
+}
+
+TEST(Cancel, OfSmallSendsThatWaitForRoom) {
+  const World world = make_world(2, 1);
+  std::vector<std::unique_ptr<Parcel>> out;
+  for (std::uint32_t i = 0; i < 64; ++i) {  // nobody reads: the connection fills up, then the credit is used up
+    out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit));
+    if (!out.back()->done) break;
+  }
+  for (std::uint32_t i = 64; i < 100; ++i) out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit - i));
+  std::size_t cancelled = 0;
+  for (auto& parcel : out) {
+    if (parcel->done) continue;
+    world[0]->transport->cancel(parcel->message);
+    parcel.reset();
+    ++cancelled;
+  }
+  EXPECT_GT(cancelled, 30U);
+  settle(world);
+  expect_usable(world);
+  close(world);
+}
+
+TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
+  const World world = make_world(2, 1);
+  // The receiver reads while the sender's connection is full: some message is there by half when its receive is called.
+  std::vector<std::unique_ptr<Parcel>> out, in;
+  for (std::uint32_t i = 0; i < 15; ++i) out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit));
+  for (std::uint32_t i = 0; i < 15; ++i) {
+    world[1]->transport->poll(false);
+    in.push_back(world[1]->receive(0, {1, i, 0}, kEagerLimit));
+    if (in.back()->done) continue;
+    world[1]->transport->cancel(in.back()->message);
+    poison(*in.back());
+  }
+  ASSERT_TRUE(drive(world, [&] { return world[0]->finished == 15; }));
+  settle(world);
+  for (const auto& parcel : in) EXPECT_TRUE(parcel->done ? intact(*parcel, kEagerLimit) : still_poisoned(*parcel));
+  EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
+  expect_usable(world);
+  close(world);
+}
+
+TEST(Cancel, OfWhatIsDoneIsNothing) {
+  const World world = make_world(2, 1);
+  const auto in = world[1]->receive(0, {1, 1, 0}, 100);
+  const auto out = world[0]->send(1, {1, 1, 0}, 100);
+  ASSERT_TRUE(drive(world, [&] { return in->done && out->done; }));
+  world[0]->transport->cancel(out->message);
+  world[1]->transport->cancel(in->message);
+  expect_usable(world);
+  close(world);
+}
+
+}  // namespace
+}  // namespace tessera::tcp_test

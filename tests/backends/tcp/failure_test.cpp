@@ -1,0 +1,192 @@
+// Connections that end, in order and not; and how threads sleep.
+#include <sys/socket.h>
+
+#include <atomic>
+
+#include "backends/tcp/frame.h"
+#include "tests/backends/tcp/support.h"
+
+namespace tessera::tcp_test {
+namespace {
+
+using tcp::kEagerLimit;
+
+int descriptor(Node& node, int peer, std::size_t stream) {
+  return node.transport->peer(peer)->streams()[stream]->socket.native_handle();
+}
+
+TEST(Failure, AConnectionThatEndsLosesItsPeerOnceAndNoOther) {
+  for (const std::size_t stream : {std::size_t{0}, std::size_t{1}}) {
+    const World world = make_world(3, 2);
+    auto in = world[1]->receive(0, {1, 1, 0}, 16 << 20);
+    std::atomic<std::uint64_t> sent{0};
+    auto out = world[0]->parcel(1, {1, 1, 0}, 16 << 20);
+    out->message.sent = &sent;
+    world[0]->transport->send(out->message);
+    ASSERT_TRUE(drive(world, [&] { return sent.load() > 1 << 20; }));
+    ::shutdown(descriptor(*world[0], 1, stream), SHUT_RDWR);
+    ASSERT_TRUE(drive(world, [&] { return !world[0]->lost.empty() && !world[1]->lost.empty(); }));
+    settle(world);
+    EXPECT_EQ(world[0]->lost, std::vector<int>{1});
+    EXPECT_EQ(world[1]->lost, std::vector<int>{0});
+    EXPECT_TRUE(world[2]->lost.empty());
+    EXPECT_FALSE(world[1]->reason.empty());
+    world[1]->transport->cancel(in->message);
+    world[0]->transport->cancel(out->message);
+    in.reset();
+    out.reset();
+    auto late = world[0]->send(1, {1, 2, 0}, 10);  // to nobody: it just stays
+    const auto other_in = world[2]->receive(0, {1, 1, 0}, 300'000);
+    const auto other_out = world[0]->send(2, {1, 1, 0}, 300'000);
+    ASSERT_TRUE(drive(world, [&] { return other_in->done && other_out->done; }));
+    EXPECT_TRUE(intact(*other_in, 300'000));
+    EXPECT_FALSE(late->done);
+    world[0]->transport->cancel(late->message);
+    for (const auto& node : world) node->transport->close(true);
+  }
+}
+
+TEST(Failure, BytesThatAreNoFrameLoseThePeer) {
+  const World world = make_world(2, 2);
+  const std::string garbage(100, '!');
+  ASSERT_EQ(::send(descriptor(*world[0], 1, 1), garbage.data(), garbage.size(), 0), 100);
+  ASSERT_TRUE(drive(world, [&] { return !world[1]->lost.empty() && !world[0]->lost.empty(); }));
+  EXPECT_EQ(world[1]->reason, "it sent bytes that are no frame of this version");
+}
+
+TEST(Failure, ARankThatEndsWithoutAWordIsLost) {
+  const World world = make_world(2, 2);
+  world[0]->transport->close(true);
+  ASSERT_TRUE(world[1]->until([&] { return !world[1]->lost.empty(); }));
+  EXPECT_TRUE(world[0]->lost.empty()) << "its own doing";
+}
+
+TEST(Failure, ARankThatClosesIsNotLostAndWhatItSentArrives) {
+  const World world = make_world(2, 2);
+  on_threads(world, [](Node& node) {
+    std::vector<std::unique_ptr<Parcel>> parcels;
+    if (node.rank == 0) {
+      for (std::uint32_t i = 0; i < 10; ++i) parcels.push_back(node.send(1, {1, i, 0}, kEagerLimit));
+      node.transport->close(false);
+      for (const auto& parcel : parcels) EXPECT_TRUE(parcel->done);
+      EXPECT_TRUE(node.lost.empty());
+      return;
+    }
+    std::this_thread::sleep_for(50ms);
+    for (std::uint32_t i = 0; i < 10; ++i) parcels.push_back(node.receive(0, {1, i, 0}, kEagerLimit));
+    EXPECT_TRUE(node.until([&] { return node.finished == 10; }));
+    for (const auto& parcel : parcels) EXPECT_TRUE(intact(*parcel, kEagerLimit));
+    for (int i = 0; i < 100; ++i) node.transport->poll(true);
+    EXPECT_TRUE(node.lost.empty()) << node.reason;
+    node.transport->close(false);
+  });
+}
+
+TEST(Failure, ClosingDoesNotWaitLongForARankThatHangs) {
+  const World world = make_world(2, 1);
+  const auto start = Clock::now();
+  world[0]->transport->close(false);  // rank 1 does nothing
+  EXPECT_LT(Clock::now() - start, 5s);
+}
+
+TEST(Failure, AMessageToNobodyFailsTheTransport) {
+  const World world = make_world(2, 1);
+  const auto parcel = world[0]->send(0, {1, 1, 0}, 10);
+  EXPECT_NE(world[0]->failure.find("between ranks 0 and 0"), std::string::npos) << world[0]->failure;
+}
+
+TEST(Sleeping, EndsWhenSomethingComes) {
+  const World world = make_world(2, 1);
+  const auto in = world[1]->receive(0, {1, 1, 0}, 100);
+  settle(world);
+  std::thread other([&] {
+    std::this_thread::sleep_for(50ms);
+    world[0]->send(1, {1, 1, 0}, 100);
+  });
+  const auto start = Clock::now();
+  while (!in->done && Clock::now() - start < 20s) {
+    if (world[1]->transport->poll(true)) continue;
+    if (world[1]->transport->sleeper().arm()) world[1]->transport->sleeper().sleep(20s);
+  }
+  EXPECT_LT(Clock::now() - start, 10s);
+  EXPECT_TRUE(in->done);
+  other.join();
+}
+
+TEST(Sleeping, EndsWhenThereIsRoomAgain) {
+  const World world = make_world(2, 1);
+  const auto in = world[1]->receive(0, {1, 1, 0}, 64 << 20);
+  const auto out = world[0]->send(1, {1, 1, 0}, 64 << 20);
+  on_threads(world, [&](Node& node) {
+    const auto& parcel = node.rank == 0 ? out : in;
+    const auto start = Clock::now();
+    while (!parcel->done && Clock::now() - start < 60s) {
+      if (node.transport->poll(true)) continue;
+      if (node.transport->sleeper().arm()) node.transport->sleeper().sleep(60s);
+    }
+    EXPECT_TRUE(parcel->done);
+    EXPECT_LT(Clock::now() - start, 30s);
+  });
+}
+
+TEST(Sleeping, LastsWhileThereIsNothing) {  // the control: nothing else ends it
+  tcp::SocketSleeper sleeper;
+  const auto start = Clock::now();
+  ASSERT_TRUE(sleeper.arm());
+  sleeper.sleep(100ms);
+  EXPECT_GE(Clock::now() - start, 99ms);
+}
+
+TEST(Sleeping, EndsByAWakeSinceArm) {
+  tcp::SocketSleeper sleeper;
+  for (int i = 0; i < 3; ++i) {
+    sleeper.arm();
+    sleeper.wake();
+    const auto start = Clock::now();
+    sleeper.sleep(20s);
+    EXPECT_LT(Clock::now() - start, 10s);
+  }
+  while (!sleeper.arm()) {
+  }
+  const auto start = Clock::now();
+  sleeper.sleep(100ms);
+  EXPECT_GE(Clock::now() - start, 99ms) << "an old wake ends no new sleep";
+}
+
+TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
+  tcp::SocketSleeper sleeper;
+  std::mutex lock;  // the engine's
+  std::atomic<int> round{0};
+  std::atomic<std::int64_t> longest{0};
+  std::atomic<int> through{0};
+  constexpr int kThreads = 3, kRounds = 500;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&] {
+      for (int seen = 0; seen < kRounds; ++seen) {
+        const auto start = Clock::now();
+        while (round.load() <= seen) {
+          bool armed = false;
+          {
+            const std::lock_guard guard(lock);
+            armed = sleeper.arm();
+          }
+          if (armed && round.load() <= seen) sleeper.sleep(30s);
+        }
+        const std::int64_t took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+        for (std::int64_t before = longest; took > before && !longest.compare_exchange_weak(before, took);) {
+        }
+        ++through;
+      }
+    });
+  for (int r = 1; r <= kRounds; ++r) {
+    round = r;
+    sleeper.wake();
+    while (through.load() < r * kThreads) std::this_thread::sleep_for(10us);
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LT(longest.load(), 25'000) << "somebody slept through a wake";
+}
+
+}  // namespace
+}  // namespace tessera::tcp_test

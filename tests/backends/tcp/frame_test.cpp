@@ -1,0 +1,196 @@
+// What the wire format does with bytes that nobody of ours has sent.
+#include "backends/tcp/frame.h"
+
+#include <cstring>
+#include <random>
+
+#include "backends/tcp/inbox.h"
+#include "backends/tcp/outbox.h"
+#include "tests/backends/tcp/support.h"
+
+namespace tessera::tcp_test {
+namespace {
+
+using tcp::Frame;
+using tcp::FrameKind;
+using tcp::FrameReader;
+using tcp::kCredit;
+using tcp::kEagerLimit;
+using tcp::kPiece;
+
+using Bytes = std::vector<std::byte>;
+
+void append(Bytes& bytes, const Frame& frame) {
+  const auto header = std::as_bytes(std::span(&frame, 1));
+  bytes.insert(bytes.end(), header.begin(), header.end());
+  for (std::size_t i = 0; i < frame.length; ++i) bytes.push_back(pattern(frame.tag, frame.offset + i));
+}
+
+/// Feeds the bytes in parts of random lengths. Returns what is wrong with them, or "".
+std::string feed(FrameReader& reader, const Bytes& bytes, std::mt19937& random) {
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    std::size_t part =
+        std::min<std::size_t>(bytes.size() - at, random() % 3 == 0 ? random() % 60 + 1 : random() % 40000 + 1);
+    std::size_t taken = 0;
+    for (const std::span<std::byte> room : reader.buffers()) {
+      const std::size_t n = std::min(part - taken, room.size());
+      if (n > 0) std::memcpy(room.data(), bytes.data() + at + taken, n);
+      taken += n;
+    }
+    EXPECT_GT(taken, 0U);
+    at += taken;
+    if (const std::string_view wrong = reader.take(taken); !wrong.empty()) return std::string(wrong);
+  }
+  return "";
+}
+
+/// One side of a connection, without the connection: ten receives are open.
+struct Side {
+  Node node;
+  tcp::Outbox outbox{2};
+  tcp::Inbox inbox{outbox};
+  FrameReader reader{inbox};
+  std::vector<std::unique_ptr<Parcel>> in;
+  Side() {
+    for (std::uint32_t i = 0; i < 10; ++i) {
+      in.push_back(node.parcel(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 100'000));
+      inbox.receive(in.back()->message);
+    }
+  }
+};
+
+Bytes good_frames() {
+  Bytes bytes;
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    const std::size_t total = i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 100'000;
+    if (i % 2 == 0) {
+      append(bytes, {.kind = FrameKind::eager, .tag = {1, i, 0}, .length = 1000 * i, .total = total});
+      continue;
+    }
+    for (std::size_t offset = 0; offset < total; offset += 300'000)
+      append(bytes, {.kind = FrameKind::piece,
+                     .tag = {1, i, 0},
+                     .length = static_cast<std::uint32_t>(std::min<std::size_t>(300'000, total - offset)),
+                     .total = total,
+                     .offset = offset});
+  }
+  append(bytes, {.kind = FrameKind::eager, .tag = {2, 0, 0}, .length = 30'000, .total = 30'000});
+  append(bytes, {.kind = FrameKind::announce, .tag = {2, 1, 0}});
+  append(bytes, {.kind = FrameKind::ready, .tag = {2, 2, 0}});
+  append(bytes, {.kind = FrameKind::credit});
+  append(bytes, {.kind = FrameKind::bye});
+  return bytes;
+}
+
+TEST(Frames, GoodOnesAreReadHoweverTheyAreCut) {  // the control of the tests below
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    Side side;
+    EXPECT_EQ(feed(side.reader, good_frames(), random), "");
+    EXPECT_EQ(side.node.finished, 10U);
+    for (const auto& parcel : side.in) EXPECT_TRUE(intact(*parcel, parcel->memory.size()));
+    EXPECT_TRUE(side.reader.said_bye());
+  }
+}
+
+TEST(Frames, RandomBytesAreNone) {
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    std::mt19937 random(seed);
+    Side side;
+    Bytes bytes(5000);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    EXPECT_EQ(feed(side.reader, bytes, random), "bytes that are no frame of this version");
+  }
+}
+
+TEST(Frames, HeadersWithRandomFieldsDoNoHarm) {
+  std::size_t refused = 0, accepted = 0;
+  for (unsigned seed = 0; seed < 1000; ++seed) {
+    std::mt19937 random(seed);
+    Side side;
+    Bytes bytes;
+    const auto any = [&](std::initializer_list<std::uint64_t> values) {
+      return *(values.begin() + random() % values.size());
+    };
+    for (std::uint32_t i = 0; i < 1 + seed % 8; ++i) {
+      Frame frame;
+      frame.kind = static_cast<FrameKind>(random() % 50 == 0 ? random() % 9 : random() % 5 + 1);
+      frame.tag = {static_cast<std::uint32_t>(any({1, 1, 1, 2})), static_cast<std::uint32_t>(random() % 12), 0};
+      frame.announced = static_cast<std::uint16_t>(random() % 40 == 0 ? random() % 3 : 0);
+      frame.total = any(
+          {0, 1, 1000, 2000, 64'000, kEagerLimit, 165'537, 265'537, kPiece, ~std::uint64_t{0}, std::uint64_t{1} << 40});
+      frame.length =
+          static_cast<std::uint32_t>(random() % 2 == 0 ? std::min<std::uint64_t>(frame.total, kPiece)
+                                                       : any({0, 1, 5000, kPiece, kPiece + 1, ~std::uint32_t{0}}));
+      if (frame.kind != FrameKind::eager && frame.kind != FrameKind::piece && random() % 8 != 0) frame.length = 0;
+      frame.offset = random() % 2 == 0 ? 0 : any({1, 1000, frame.total - frame.length, ~std::uint64_t{0}});
+      frame.consumed = random() % 30 == 0 ? random() : 0;
+      Frame as_sent = frame;
+      if (as_sent.length > kPiece) as_sent.length = 10;
+      Bytes one;
+      append(one, as_sent);
+      std::memcpy(one.data(), &frame, sizeof(frame));
+      bytes.insert(bytes.end(), one.begin(), one.end());
+    }
+    (feed(side.reader, bytes, random).empty() ? accepted : refused) += 1;
+    EXPECT_LE(side.inbox.held(), kCredit);
+    for (const auto& parcel : side.in)
+      if (!parcel->done) side.inbox.cancel(parcel->message);
+  }
+  EXPECT_GT(refused, 300U);
+  EXPECT_GT(accepted, 30U);
+}
+
+TEST(Frames, FlippedBitsInGoodOnesDoNoHarm) {
+  const Bytes good = good_frames();
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    Side side;
+    Bytes bytes(good.begin(), good.begin() + 400'000);
+    std::memcpy(bytes.data(), good.data(), bytes.size());
+    for (int i = 0; i < 8; ++i) {
+      const std::size_t at = i < 4 ? random() % 200 : random() % bytes.size();
+      bytes[at] ^= static_cast<std::byte>(1U << random() % 8);
+    }
+    feed(side.reader, bytes, random);
+    EXPECT_LE(side.inbox.held(), kCredit);
+  }
+}
+
+TEST(Frames, WhatThePeerMayNotDoIsRefused) {
+  const Frame eager{.kind = FrameKind::eager, .tag = {1, 2, 0}, .length = 2000, .total = 2000};
+  const Frame unasked{.kind = FrameKind::piece, .tag = {3, 3, 3}, .length = 10, .total = 10};
+  const Frame ready{.kind = FrameKind::ready, .tag = {3, 3, 3}};
+  const Frame announce{.kind = FrameKind::announce, .tag = {3, 3, 3}};
+  const Frame piece{.kind = FrameKind::piece, .tag = {1, 1, 0}, .length = 100'000, .total = 165'637};
+  const Frame whole{.kind = FrameKind::piece, .tag = {1, 1, 0}, .length = 100'000, .total = 165'637, .offset = 50'000};
+  const Frame other{.kind = FrameKind::piece, .tag = {1, 1, 0}, .length = 10, .total = 165'638, .offset = 100'000};
+  const Frame bye{.kind = FrameKind::bye};
+  Frame greedy;
+  greedy.consumed = 1;
+  const std::vector<std::pair<std::vector<Frame>, std::string>> cases = {
+      {{greedy}, "a credit for more than was sent"},
+      {{unasked}, "a part of a message that nobody asked for"},
+      {{ready, ready}, "two requests for one message"},
+      {{announce, announce}, "two announcements of one message"},
+      {{piece, whole}, "more parts than the message has"},
+      {{piece, other}, "parts that don't agree on their message's length"},
+      {{bye, eager}, "bytes behind its last"}};
+  for (const auto& [frames, wrong] : cases) {
+    std::mt19937 random(1);
+    Side side;
+    Bytes bytes;
+    for (const Frame& frame : frames) append(bytes, frame);
+    EXPECT_EQ(feed(side.reader, bytes, random), wrong);
+  }
+  std::mt19937 random(1);
+  Side side;
+  Bytes bytes;
+  for (std::uint32_t i = 0; i < 17; ++i)
+    append(bytes, {.kind = FrameKind::eager, .tag = {5, i, 0}, .length = kEagerLimit, .total = kEagerLimit});
+  EXPECT_EQ(feed(side.reader, bytes, random), "more unasked messages than it may");
+}
+
+}  // namespace
+}  // namespace tessera::tcp_test

@@ -1,0 +1,201 @@
+// How a world is connected: addresses, settings, strangers, ranks that can't be reached.
+#include "backends/tcp/mesh.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <cstring>
+
+#include "backends/tcp/handshake.h"
+#include "tests/backends/tcp/support.h"
+
+namespace tessera::tcp_test {
+namespace {
+
+/// A bootstrap that a test interferes with.
+class Meddled : public Bootstrap {
+ public:
+  explicit Meddled(std::shared_ptr<Bootstrap> real) : real_(std::move(real)), token_(real_->token()) {}
+  int rank() const noexcept override { return real_->rank(); }
+  int size() const noexcept override { return real_->size(); }
+  bool in_process() const noexcept override { return real_->in_process(); }
+  std::vector<std::string> exchange(std::string_view blob) override {
+    std::vector<std::string> all = real_->exchange(blob);
+    if (count_++ == 0 && on_addresses) on_addresses(all);
+    return all;
+  }
+  std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override {
+    return real_->open_channel(name, std::move(events));
+  }
+  const std::vector<std::string>& hosts() const noexcept override { return real_->hosts(); }
+  const Token& token() const noexcept override { return token_; }
+  std::string local_address() const override { return address; }
+
+  std::string address = "127.0.0.1";
+  std::function<void(std::vector<std::string>&)> on_addresses;
+  Token& own_token() { return token_; }
+
+ private:
+  const std::shared_ptr<Bootstrap> real_;
+  Token token_;
+  int count_ = 0;
+};
+
+/// The port in what a rank tells of itself: "tessera-tcp-1 STREAMS PORT ADDRESS".
+std::uint16_t port_of(const std::string& line) {
+  const std::size_t at = line.find(' ', line.find(' ') + 1) + 1;
+  return static_cast<std::uint16_t>(std::stoi(line.substr(at)));
+}
+
+UniqueFd connect_to_port(std::uint16_t port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) fd.reset();
+  return fd;
+}
+
+void expect_working(const World& world) {
+  for (const auto& a : world)
+    for (const auto& b : world) {
+      if (a == b) continue;
+      const MessageTag tag{1, static_cast<std::uint32_t>(a->rank * 100 + b->rank), 0};
+      const auto in = b->receive(a->rank, tag, 200'000);
+      const auto out = a->send(b->rank, tag, 200'000);
+      ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << a->reason << b->reason;
+      EXPECT_TRUE(intact(*in, 200'000));
+    }
+}
+
+TEST(Mesh, ConnectsWorldsOfManySizes) {
+  for (const int ranks : {1, 2, 5, 9}) {
+    const World world = make_world(ranks, 3);
+    expect_working(world);
+    close(world);
+  }
+}
+
+/// A world whose bootstraps are meddled with, each by itself.
+WorldPlan meddled(int ranks, const std::function<void(Meddled&)>& meddle) {
+  WorldPlan plan;
+  plan.ranks = ranks;
+  plan.wrap = [meddle](std::shared_ptr<Bootstrap> real) {
+    auto own = std::make_shared<Meddled>(std::move(real));
+    meddle(*own);
+    return own;
+  };
+  return plan;
+}
+
+TEST(Mesh, OverIPv6) {
+  const World world = make_world(meddled(3, [](Meddled& own) { own.address = "::1"; }));
+  sockaddr_storage name = {};
+  socklen_t length = sizeof(name);
+  const auto& stream = *world[0]->transport->peer(1)->streams().front();
+  ::getpeername(const_cast<tcp::Socket&>(stream.socket).native_handle(), reinterpret_cast<sockaddr*>(&name), &length);
+  EXPECT_EQ(name.ss_family, AF_INET6);
+  expect_working(world);
+  close(world);
+}
+
+/// Connects 200 times: silent, with garbage, and with the right form but another world's token.
+std::vector<UniqueFd> intrude(std::uint16_t port) {
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) {
+    UniqueFd fd = connect_to_port(port);
+    EXPECT_TRUE(fd);
+    std::array<unsigned char, 300> garbage;
+    for (std::size_t k = 0; k < garbage.size(); ++k)
+      garbage[k] = static_cast<unsigned char>(i * 7 + static_cast<int>(k) * 13);
+    if (i % 2 == 0) {
+      EXPECT_GT(::send(fd.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
+    }
+    strangers.push_back(std::move(fd));
+  }
+  return strangers;
+}
+
+std::string introduce_with(const Bootstrap::Token& token, std::uint16_t port) {
+  boost::asio::io_context context{1};
+  tcp::Socket socket(context);
+  socket.connect({boost::asio::ip::make_address("127.0.0.1"), port});
+  std::string refusal = "unfinished";
+  boost::asio::co_spawn(
+      context,
+      [&]() -> boost::asio::awaitable<void> {
+        refusal = co_await tcp::introduce(socket, token, {0, 1, 0});
+      },
+      boost::asio::detached);
+  context.run_for(20s);
+  return refusal;
+}
+
+TEST(Mesh, StrangersDisturbNobody) {
+  std::vector<UniqueFd> strangers;
+  std::string refusal;
+  std::thread forger;
+  std::uint16_t port = 0;
+  const auto start = Clock::now();
+  const World world = make_world(meddled(2, [&](Meddled& own) {
+    if (own.rank() != 0) return;
+    own.on_addresses = [&](std::vector<std::string>& lines) {  // before it connects to rank 1 itself
+      port = port_of(lines[1]);
+      strangers = intrude(port);
+      forger = std::thread([&] { refusal = introduce_with(Bootstrap::Token{7}, port); });
+    };
+  }));
+  EXPECT_LT(Clock::now() - start, 8s) << "silent strangers have 10 s, the ranks don't wait for them";
+  forger.join();
+  EXPECT_TRUE(refusal == "it did not accept this rank" || refusal == "it did not answer") << refusal;
+  expect_working(world);
+  close(world);
+  EXPECT_FALSE(connect_to_port(port)) << "nobody listens any more";
+}
+
+TEST(Mesh, ARankOfAnotherWorldIsNamed) {
+  WorldPlan plan = meddled(3, [](Meddled& own) {
+    if (own.rank() == 1) own.own_token()[0] ^= 1;
+  });
+  plan.timeout = 3s;
+  World world;
+  for (const std::string& error : try_to_make(plan, world)) {
+    EXPECT_EQ(error.find("Timeout: rank 0: tcp: not connected within"), 0U) << error;
+    EXPECT_NE(error.find("rank 1 at 127.0.0.1:"), std::string::npos) << error;
+    EXPECT_EQ(error.find("rank 2 at"), std::string::npos) << error;
+  }
+}
+
+TEST(Mesh, ARankThatCannotBeReachedIsNamedWithTheReason) {
+  WorldPlan plan = meddled(3, [](Meddled& own) {
+    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-1 2 1 127.0.0.1"; };
+  });
+  plan.timeout = 2s;
+  World world;
+  for (const std::string& error : try_to_make(plan, world)) {
+    EXPECT_NE(error.find("rank 2 at 127.0.0.1:1: Connection refused"), std::string::npos) << error;
+    EXPECT_NE(error.find("TESSERA_IFNAME"), std::string::npos) << error;
+  }
+}
+
+TEST(Mesh, WrongSettingsOfOneRankAreEverybodysError) {
+  WorldPlan plan;
+  plan.ranks = 3;
+  plan.change = [](int rank, Settings& settings) {
+    if (rank == 2) settings.interfaces = "nonesuch0";
+  };
+  World world;
+  for (const std::string& error : try_to_make(plan, world))
+    EXPECT_EQ(error.find("InvalidUsage: rank 2: tcp: TESSERA_IFNAME=nonesuch0: "), 0U) << error;
+  plan.change = [](int rank, Settings& settings) { settings.streams = 1 + rank % 2; };
+  for (const std::string& error : try_to_make(plan, world))
+    EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_STREAMS is "), 0U) << error;
+}
+
+}  // namespace
+}  // namespace tessera::tcp_test

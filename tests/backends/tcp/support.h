@@ -1,0 +1,193 @@
+// Worlds of TCP transports in one process: driven by one thread, in turns, or by a thread each.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backends/tcp/transport.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/thread_bootstrap.h"
+
+namespace tessera::tcp_test {
+
+using namespace tessera::base;
+using namespace tessera::comm;
+using namespace std::chrono_literals;
+using tessera::tcp::Settings;
+using tessera::tcp::TcpTransport;
+
+inline constexpr auto kPatience = 60s;
+
+/// A message and its memory, filled by its tag, so that every byte tells where it belongs.
+struct Parcel {
+  Message message;
+  std::vector<std::byte> memory;
+  std::size_t came = 0;
+  bool done = false;
+};
+
+/// What byte `at` of the message `tag` is.
+inline std::byte pattern(const MessageTag& tag, std::size_t at) {
+  std::uint64_t x = (std::uint64_t{tag.operation} << 32 | tag.communicator << 24 | tag.step) * 0x9e3779b97f4a7c15U;
+  x ^= (at >> 3) * 0xd6e8feb86659fd93U;
+  x ^= x >> 29;
+  return static_cast<std::byte>(x >> ((at & 7) * 8));
+}
+
+inline void fill(Parcel& parcel) {
+  for (std::size_t i = 0; i < parcel.memory.size(); ++i) parcel.memory[i] = pattern(parcel.message.tag, i);
+}
+
+/// The first `bytes` bytes are those of the message that this parcel's tag names.
+inline bool intact(const Parcel& parcel, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; ++i)
+    if (parcel.memory[i] != pattern(parcel.message.tag, i)) return false;
+  return true;
+}
+
+struct Node final : MessageOwner, TransportEvents {
+  void message_done(Message& message, std::size_t bytes) noexcept override {
+    auto& parcel = *reinterpret_cast<Parcel*>(&message);
+    EXPECT_FALSE(parcel.done) << "done twice";
+    parcel.done = true;
+    parcel.came = bytes;
+    ++finished;
+  }
+  void connection_lost(int peer, const std::string& why) noexcept override {
+    lost.push_back(peer);
+    reason = why;
+  }
+  void transport_failed(const std::string& why) noexcept override { failure = why; }
+
+  std::unique_ptr<Parcel> parcel(int peer, MessageTag tag, std::size_t bytes) {
+    auto made = std::make_unique<Parcel>();
+    made->memory.resize(bytes);
+    made->message.data = made->memory.data();
+    made->message.bytes = bytes;
+    made->message.peer = peer;
+    made->message.tag = tag;
+    made->message.owner = this;
+    return made;
+  }
+  std::unique_ptr<Parcel> send(int peer, MessageTag tag, std::size_t bytes) {
+    auto made = parcel(peer, tag, bytes);
+    fill(*made);
+    transport->send(made->message);
+    return made;
+  }
+  std::unique_ptr<Parcel> receive(int peer, MessageTag tag, std::size_t bytes) {
+    auto made = parcel(peer, tag, bytes);
+    transport->receive(made->message);
+    return made;
+  }
+  /// Polls, and sleeps where nothing moves, until the condition holds. False: it did not in time.
+  bool until(const std::function<bool()>& reached, std::chrono::milliseconds time = kPatience) {
+    const auto end = Clock::now() + time;
+    for (std::uint32_t turn = 1; !reached(); ++turn) {
+      if (Clock::now() > end) return false;
+      if (transport->poll(turn % 16 == 0)) continue;
+      if (transport->sleeper().arm()) transport->sleeper().sleep(1ms);
+    }
+    return true;
+  }
+
+  int rank = 0;
+  std::unique_ptr<TcpTransport> transport;
+  std::size_t finished = 0;
+  std::vector<int> lost;
+  std::string reason, failure;
+};
+static_assert(std::is_standard_layout_v<Message>);
+
+using World = std::vector<std::unique_ptr<Node>>;
+
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return std::string(error.kind()) + ": " + error.what();
+  }
+  return "";
+}
+
+struct WorldPlan {
+  int ranks = 2;
+  Settings settings = {};
+  std::chrono::milliseconds timeout = 20s;
+  /// Wraps the bootstrap of a rank, for tests that interfere.
+  std::function<std::shared_ptr<Bootstrap>(std::shared_ptr<Bootstrap>)> wrap = {};
+  std::function<void(int rank, Settings&)> change = {};
+};
+
+/// Each rank's error, "" where it came up.
+inline std::vector<std::string> try_to_make(const WorldPlan& plan, World& world) {
+  world.clear();
+  const auto bootstraps = make_thread_bootstraps(plan.ranks, plan.timeout);
+  std::vector<std::string> errors(bootstraps.size());
+  std::vector<std::thread> threads;
+  while (world.size() < bootstraps.size()) world.push_back(std::make_unique<Node>());
+  for (std::size_t r = 0; r < bootstraps.size(); ++r)
+    threads.emplace_back([&, r] {
+      std::shared_ptr<Bootstrap> bootstrap = bootstraps[r];
+      if (plan.wrap) bootstrap = plan.wrap(bootstrap);
+      Settings settings = plan.settings;
+      if (plan.change) plan.change(static_cast<int>(r), settings);
+      WorldOptions options;
+      options.communicator.timeout = plan.timeout;
+      world[r]->rank = static_cast<int>(r);
+      errors[r] = error_of([&] { world[r]->transport = make_transport(*bootstrap, *world[r], options, settings); });
+    });
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+inline World make_world(const WorldPlan& plan) {
+  World world;
+  for (const std::string& error : try_to_make(plan, world))
+    if (!error.empty()) throw SystemError(error);
+  return world;
+}
+inline World make_world(int ranks, int streams) {
+  WorldPlan plan;
+  plan.ranks = ranks;
+  plan.settings.streams = streams;
+  return make_world(plan);
+}
+
+/// One thread drives all ranks in turns until the condition holds. False: it did not in time.
+inline bool drive(const World& world, const std::function<bool()>& reached,
+                  std::chrono::milliseconds time = kPatience) {
+  const auto end = Clock::now() + time;
+  for (std::uint32_t turn = 1; !reached(); ++turn) {
+    if (Clock::now() > end) return false;
+    for (const auto& node : world)
+      if (node->transport != nullptr) node->transport->poll(turn % 16 == 0);
+  }
+  return true;
+}
+
+/// Until nothing has moved for a while.
+inline void settle(const World& world, std::chrono::milliseconds quiet = 20ms) {
+  auto last = Clock::now();
+  for (std::uint32_t turn = 1; Clock::now() - last < quiet; ++turn)
+    for (const auto& node : world)
+      if (node->transport != nullptr && node->transport->poll(turn % 16 == 0)) last = Clock::now();
+}
+
+inline void on_threads(const World& world, const std::function<void(Node&)>& body) {
+  std::vector<std::thread> threads;
+  for (const auto& node : world) threads.emplace_back([&] { body(*node); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline void close(const World& world) {
+  on_threads(world, [](Node& node) { node.transport->close(false); });
+}
+
+}  // namespace tessera::tcp_test

@@ -1,0 +1,132 @@
+// A rank of the control channels' tests: does what standard input says, and says what it hears, a line at a time.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/control/rendezvous.h"
+
+namespace {
+
+using namespace tessera::comm;
+
+void say(const std::string& text) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+std::string setting(const std::string& name) { return tessera::base::read_foreign_env(name).value_or(""); }
+
+std::unique_ptr<ControlChannel> open(Bootstrap& bootstrap, const std::string& name) {
+  return bootstrap.open_channel(
+      name, {.lost = [name](int rank) { say("lost " + std::to_string(rank) + " on " + name); },
+             .message =
+                 [name](int from, std::string_view message) {
+                   const std::string text(message.substr(0, 60));
+                   say("told " + name + " " + std::to_string(from) + " " + std::to_string(message.size()) + " " + text);
+                 }});
+}
+
+/// Ends the connections of a process that lives on.
+void hang_up() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ::shutdown(std::stoi(entry.path().filename()), SHUT_RDWR);  // what is no socket stays as it is
+}
+
+int run() {
+  using tessera::base::parse_duration;
+  const std::shared_ptr<Bootstrap> bootstrap = meet({.launch = resolve_launch(),
+                                                     .timeout = parse_duration(setting("TESSERA_TIMEOUT"), "timeout"),
+                                                     .master = setting("TESSERA_MASTER"),
+                                                     .token = setting("TESSERA_TOKEN"),
+                                                     .host_id = setting("TESSERA_HOST_ID")});
+  std::map<std::string, std::unique_ptr<ControlChannel>> channels;
+  channels["test"] = open(*bootstrap, "test");
+  say("ready");
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string verb;
+    std::string name = "test";
+    words >> verb;
+    if (verb == "tell") {  // tell TO TEXT
+      int to = 0;
+      std::string text;
+      words >> to >> text;
+      channels.at(name)->tell(to, text);
+    } else if (verb == "flood") {  // flood TO COUNT BYTES [PAUSE]: numbered messages, milliseconds between them
+      int to = 0;
+      int count = 0;
+      std::size_t bytes = 0;
+      int pause = 0;
+      words >> to >> count >> bytes >> pause;
+      const auto start = std::chrono::steady_clock::now();
+      std::chrono::steady_clock::duration longest{};
+      for (int i = 0; i < count; ++i) {
+        std::string text = std::to_string(i);
+        text.resize(std::max(bytes, text.size()), ' ');
+        const auto before = std::chrono::steady_clock::now();
+        channels.at(name)->tell(to, text);
+        longest = std::max(longest, std::chrono::steady_clock::now() - before);
+        if (pause > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+      }
+      const auto milliseconds = [](auto time) {
+        return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
+      };
+      say("flooded " + milliseconds(longest) + " " + milliseconds(std::chrono::steady_clock::now() - start));
+    } else if (verb == "open") {
+      words >> name;
+      channels[name] = open(*bootstrap, name);
+      say("opened " + name);
+    } else if (verb == "say") {  // say NAME TO TEXT
+      int to = 0;
+      std::string text;
+      words >> name >> to >> text;
+      channels.at(name)->tell(to, text);
+    } else if (verb == "close") {
+      words >> name;
+      channels.erase(name);
+      say("closed " + name);
+    } else if (verb == "where") {
+      const std::set<std::string> hosts(bootstrap->hosts().begin(), bootstrap->hosts().end());
+      say("at " + bootstrap->local_address() + " of " + std::to_string(hosts.size()) + " hosts");
+    } else if (verb == "hang-up") {
+      hang_up();
+    } else if (verb == "fork") {  // a child that holds our connections
+      if (::fork() == 0) {
+        ::sleep(30);
+        ::_exit(0);
+      }
+      say("forked");
+    }
+  }
+  channels.clear();
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  try {
+    return run();
+  } catch (const tessera::base::Error& error) {
+    say(std::string(error.kind()) + ": " + error.what());
+  } catch (const std::exception& error) {
+    say(std::string("other: ") + error.what());
+  }
+  return 3;
+}

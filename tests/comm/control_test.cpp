@@ -1,0 +1,228 @@
+// Control channels between real processes, which die, hang and leave. Each test over a Unix socket on one host, and
+// over TESSERA_MASTER between what claim to be several.
+#include <sys/socket.h>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "tests/comm/network.h"
+#include "tests/comm/process.h"
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+using std::chrono::steady_clock;
+
+class Control : public testing::TestWithParam<bool> {
+ protected:
+  std::vector<Process> start(int size, const std::string& timeout = "20s") {
+    static int runs = 0;
+    const std::string run = "control-" + std::to_string(::getpid()) + "-" + std::to_string(runs++);
+    const std::string master = "TESSERA_MASTER=127.0.0.1:" + std::to_string(free_port());
+    std::vector<Process> ranks;
+    for (int r = 0; r < size; ++r) {
+      std::vector<std::string> settings = {"TESSERA_RANK=" + std::to_string(r),
+                                           "TESSERA_WORLD_SIZE=" + std::to_string(size), "TESSERA_RUN_ID=" + run,
+                                           "TESSERA_TIMEOUT=" + timeout};
+      if (GetParam()) {
+        settings.push_back(master);
+        settings.emplace_back("TESSERA_TOKEN=swordfish");
+        settings.push_back("TESSERA_HOST_ID=host" + std::to_string(r));
+      }
+      ranks.emplace_back(TESSERA_CONTROL_PROGRAM, settings, "");
+    }
+    for (Process& rank : ranks) EXPECT_EQ(rank.line(), "ready");
+    return ranks;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Over, Control, testing::Bool(),
+                         [](const auto& row) { return row.param ? "Master" : "UnixSocket"; });
+
+TEST_P(Control, MessagesReachWhomTheyAreFor) {
+  std::vector<Process> ranks = start(3);
+  ranks[1].say("tell 2 a");
+  EXPECT_EQ(ranks[2].line(), "told test 1 1 a");
+  ranks[2].say("tell 0 b");
+  EXPECT_EQ(ranks[0].line(), "told test 2 1 b");
+  ranks[0].say("tell 1 c");
+  EXPECT_EQ(ranks[1].line(), "told test 0 1 c");
+  ranks[1].say("tell -1 d");  // all others, and not itself
+  EXPECT_EQ(ranks[0].line(), "told test 1 1 d");
+  EXPECT_EQ(ranks[2].line(), "told test 1 1 d");
+  ranks[1].say("tell 1 nobody");
+  ranks[1].say("tell 7 nobody");
+  ranks[2].say("tell 1 e");
+  EXPECT_EQ(ranks[1].line(), "told test 2 1 e");
+}
+
+TEST_P(Control, RanksKnowWhereTheyAre) {
+  std::vector<Process> ranks = start(2);
+  for (Process& rank : ranks) {
+    rank.say("where");
+    EXPECT_EQ(rank.line(), GetParam() ? "at 127.0.0.1 of 2 hosts" : "at 127.0.0.1 of 1 hosts");
+  }
+}
+
+TEST_P(Control, MessagesKeepTheirOrder) {
+  constexpr int kMessages = 500;
+  std::vector<Process> ranks = start(3);
+  ranks[0].say("flood -1 500 40");
+  ranks[1].say("flood -1 500 200");
+  std::map<std::string, int> next;
+  for (int i = 0; i < 2 * kMessages; ++i) {
+    std::istringstream words(ranks[2].line());
+    std::string told;
+    std::string channel;
+    std::string from;
+    int bytes = 0;
+    int number = -1;
+    words >> told >> channel >> from >> bytes >> number;
+    ASSERT_EQ(number, next[from]++) << "from " << from;
+  }
+  EXPECT_EQ(next["0"], kMessages);
+  EXPECT_EQ(next["1"], kMessages);
+}
+
+TEST_P(Control, ChannelsAreApart) {
+  std::vector<Process> ranks = start(2);
+  for (Process& rank : ranks) rank.say("open second");
+  for (Process& rank : ranks) EXPECT_EQ(rank.line(), "opened second");
+  ranks[0].say("say second 1 x");
+  ranks[0].say("say test 1 y");
+  EXPECT_EQ(ranks[1].line(), "told second 0 1 x");
+  EXPECT_EQ(ranks[1].line(), "told test 0 1 y");
+  ranks[1].say("close second");
+  EXPECT_EQ(ranks[1].line(), "closed second");
+  ranks[0].say("say second 1 into the void");
+  ranks[0].say("say test 1 z");
+  EXPECT_EQ(ranks[1].line(), "told test 0 1 z");
+  for (Process& rank : ranks) rank.say(&rank == &ranks[0] ? "close second" : "open second");  // the name is free again
+  EXPECT_EQ(ranks[0].line(), "closed second");
+  ranks[0].say("open second");
+  for (Process& rank : ranks) EXPECT_EQ(rank.line(), "opened second");
+}
+
+TEST_P(Control, LongMessagesAreCut) {
+  std::vector<Process> ranks = start(2);
+  ranks[0].say("flood 1 1 65000");
+  EXPECT_TRUE(ranks[1].line().starts_with("told test 0 65000 0"));
+  ranks[0].say("flood 1 1 65001");
+  EXPECT_TRUE(ranks[1].line().starts_with("told test 0 65000 0"));
+}
+
+TEST_P(Control, AKilledRankIsLostWithinASecond) {
+  for (const int victim : {0, 2}) {
+    std::vector<Process> ranks = start(4);
+    const auto start = steady_clock::now();
+    ranks[static_cast<std::size_t>(victim)].kill(SIGKILL);
+    for (int r = 0; r < 4; ++r) {
+      if (r == victim) continue;
+      EXPECT_EQ(ranks[static_cast<std::size_t>(r)].line(), "lost " + std::to_string(victim) + " on test");
+    }
+    EXPECT_LT(steady_clock::now() - start, 1s);
+    if (victim == 0) continue;
+    ranks[1].say("tell 3 still");  // the others go on
+    EXPECT_EQ(ranks[3].line(), "told test 1 5 still");
+  }
+}
+
+TEST_P(Control, SeveralDeathsAreAllHeardOnce) {
+  std::vector<Process> ranks = start(4);
+  ranks[1].kill(SIGKILL);
+  EXPECT_EQ(ranks[3].line(), "lost 1 on test");
+  ranks[2].kill(SIGKILL);
+  EXPECT_EQ(ranks[3].line(), "lost 2 on test");
+  ranks[0].kill(SIGKILL);
+  EXPECT_EQ(ranks[3].line(), "lost 0 on test");
+  EXPECT_EQ(ranks[3].line(500ms), "");
+}
+
+/// The two ways in which a death is noticed, each without the other.
+TEST_P(Control, AConnectionThatEndsIsALoss) {
+  std::vector<Process> ranks = start(3);
+  ranks[2].say("hang-up");
+  EXPECT_EQ(ranks[0].line(1s), "lost 2 on test");
+  EXPECT_EQ(ranks[1].line(1s), "lost 2 on test");
+}
+TEST_P(Control, AProcessThatEndsIsALossAlsoWhereItsConnectionLives) {
+  std::vector<Process> ranks = start(3);
+  ranks[2].say("fork");
+  EXPECT_EQ(ranks[2].line(), "forked");
+  const auto start = steady_clock::now();
+  ranks[2].kill(SIGKILL);
+  EXPECT_EQ(ranks[0].line(), "lost 2 on test");
+  EXPECT_EQ(ranks[1].line(), "lost 2 on test");
+  EXPECT_LT(steady_clock::now() - start, 1s);
+}
+
+TEST_P(Control, WhoLeavesInGoodOrderIsNotLost) {
+  for (const int first : {0, 1}) {
+    std::vector<Process> ranks = start(3);
+    ranks[static_cast<std::size_t>(first)].end_input();
+    EXPECT_EQ(ranks[static_cast<std::size_t>(first)].exit_code(), 0);
+    EXPECT_EQ(ranks[2].line(700ms), "") << "rank " << first << " said goodbye";
+    ranks[static_cast<std::size_t>(1 - first)].kill(SIGKILL);  // the control: this one did not
+    EXPECT_EQ(ranks[2].line(), "lost " + std::to_string(1 - first) + " on test");
+  }
+}
+
+TEST_P(Control, AllLeaveAtOnce) {
+  std::vector<Process> ranks = start(4);
+  const auto start = steady_clock::now();
+  for (Process& rank : ranks) rank.end_input();
+  for (Process& rank : ranks) {
+    EXPECT_EQ(rank.exit_code(), 0);
+    EXPECT_EQ(rank.line(), "");
+  }
+  EXPECT_LT(steady_clock::now() - start, 900ms) << "somebody waited for the farewell's deadline";
+}
+
+/// Resident memory in MiB.
+long memory_of(const Process& process) {
+  std::ifstream file("/proc/" + std::to_string(process.pid()) + "/statm");
+  long size = 0;
+  long resident = 0;
+  file >> size >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE) >> 20;
+}
+
+TEST_P(Control, AStoppedRankHoldsNobodyUp) {
+  for (const int victim : {0, 2}) {
+    std::vector<Process> ranks = start(3);
+    Process& stopped = ranks[static_cast<std::size_t>(victim)];
+    stopped.kill(SIGSTOP);
+    const long before = memory_of(ranks[1]);
+    ranks[1].say("flood " + std::to_string(victim) + " 1500 60000 1");  // 86 MiB that nobody reads
+    std::string line = ranks[1].line();
+    const std::string lost = "lost " + std::to_string(victim) + " on test";
+    if (line == lost) line = ranks[1].line();
+    int longest = -1;
+    ASSERT_EQ(std::sscanf(line.c_str(), "flooded %d", &longest), 1) << line;
+    EXPECT_LT(longest, 1000);  // of one tell; this machine may be busy
+    EXPECT_LT(memory_of(ranks[1]) - before, 40);
+    if (victim == 0) continue;
+    EXPECT_LT(memory_of(ranks[0]), 100);
+    ranks[1].say("tell 0 alive");
+    std::string heard = ranks[0].line();
+    if (heard == lost) heard = ranks[0].line();
+    EXPECT_EQ(heard, "told test 1 5 alive");
+  }
+}
+
+TEST_P(Control, AChannelThatNotAllOpenIsAnError) {
+  std::vector<Process> ranks = start(2, "1s");
+  ranks[1].say("open more");
+  EXPECT_EQ(ranks[1].line(), "Timeout: init: not all ranks opened the control channel 'more' within 1s");
+  EXPECT_EQ(ranks[1].exit_code(), 3);
+  ranks = start(2);
+  ranks[0].say("open more");
+  ranks[1].kill(SIGKILL);
+  std::string line = ranks[0].line();
+  if (line == "lost 1 on test") line = ranks[0].line();
+  EXPECT_EQ(line, "PeerLost: init: control channel 'more' can't be opened: rank 1 died");
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

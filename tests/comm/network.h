@@ -1,0 +1,97 @@
+// Bare TCP sockets, for whoever the tests let knock at a rank's door.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/bootstrap.h"
+
+namespace tessera::comm_test {
+
+inline sockaddr_in loopback(int port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+/// Listens on 127.0.0.1; a port of 0 takes any.
+inline comm::UniqueFd listen_on_port(int port) {
+  comm::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  const sockaddr_in address = loopback(port);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
+      ::listen(fd.get(), 16) != 0)
+    throw base::system_error("listen");
+  return fd;
+}
+
+inline int port_of(const comm::UniqueFd& fd) {
+  sockaddr_in address = {};
+  socklen_t length = sizeof(address);
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    throw base::system_error("getsockname");
+  return ntohs(address.sin_port);
+}
+
+inline int free_port() { return port_of(listen_on_port(0)); }
+
+/// Empty where nobody listens.
+inline comm::UniqueFd connect_to_port(int port) {
+  comm::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = loopback(port);
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return {};
+  return fd;
+}
+
+/// Waits until somebody listens.
+inline comm::UniqueFd connect_when_open(int port) {
+  for (int i = 0; i < 5000; ++i) {
+    if (comm::UniqueFd fd = connect_to_port(port)) return fd;
+    ::usleep(2000);
+  }
+  throw base::system_error("nobody listens");
+}
+
+inline void send_bytes(const comm::UniqueFd& fd, std::string_view bytes) {
+  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
+/// What comes until the other side closes, or until `time`.
+inline std::string read_all(const comm::UniqueFd& fd, std::chrono::milliseconds time, std::size_t most = 1 << 20) {
+  const auto until = std::chrono::steady_clock::now() + time;
+  std::string all;
+  while (std::chrono::steady_clock::now() < until && all.size() < most) {
+    pollfd entry{fd.get(), POLLIN, 0};
+    if (::poll(&entry, 1, 50) <= 0) continue;
+    char buffer[1024];
+    const ssize_t n = ::recv(fd.get(), buffer, std::min(sizeof(buffer), most - all.size()), 0);
+    if (n <= 0) break;
+    all.append(buffer, static_cast<std::size_t>(n));
+  }
+  return all;
+}
+
+/// Closed by the other side within `time`, whatever came before.
+inline bool closed_within(const comm::UniqueFd& fd, std::chrono::milliseconds time) {
+  const auto until = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < until) {
+    pollfd entry{fd.get(), POLLIN, 0};
+    if (::poll(&entry, 1, 50) <= 0) continue;
+    char buffer[1024];
+    if (::recv(fd.get(), buffer, sizeof(buffer), 0) <= 0) return true;
+  }
+  return false;
+}
+
+}  // namespace tessera::comm_test

@@ -1,0 +1,229 @@
+// How ranks meet at TESSERA_MASTER, and what they say where they can't.
+#include "tests/comm/rendezvous.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <set>
+#include <thread>
+
+#include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::comm_test {
+namespace {
+
+class Addresses : public testing::TestWithParam<const char*> {};
+
+TEST_P(Addresses, RanksMeetThere) {
+  const std::vector<Outcome> all = meet_all(3, free_port(), {}, GetParam());
+  expect_complete(all);
+  for (const Outcome& one : all) {
+    ASSERT_NE(one.bootstrap, nullptr);
+    EXPECT_EQ(one.bootstrap->token(), all[0].bootstrap->token());
+    EXPECT_NE(one.bootstrap->token(), Bootstrap::Token{});
+    EXPECT_EQ(one.bootstrap->hosts(), std::vector<std::string>(3, all[0].bootstrap->hosts()[0]));
+    EXPECT_EQ(one.bootstrap->local_address(), GetParam() == std::string("[::1]") ? "::1" : "127.0.0.1");
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Of, Addresses, testing::Values("127.0.0.1", "[::1]", "localhost"));
+
+TEST(Rendezvous, RanksOfOneHostShareATokenToo) {
+  std::array<Bootstrap::Token, 2> tokens{};
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 2; ++r)
+    ranks.emplace_back([&, r] {
+      Launch launch{.launcher = "test", .rank = r, .size = 2, .job = "token-" + std::to_string(::getpid())};
+      const auto met =
+          meet({.launch = launch, .timeout = std::chrono::seconds(20), .master = {}, .token = {}, .host_id = {}});
+      tokens[static_cast<std::size_t>(r)] = met->token();
+      met->exchange("all have met");
+    });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(tokens[0], tokens[1]);
+  EXPECT_NE(tokens[0], Bootstrap::Token{});
+}
+
+TEST(Rendezvous, AHostsOwnNameWorksToo) {
+  std::array<char, 256> name{};
+  ASSERT_EQ(::gethostname(name.data(), name.size() - 1), 0);
+  expect_complete(meet_all(2, free_port(), {}, name.data()));
+}
+
+TEST(Rendezvous, ExchangesCarryWhatWasGiven) {
+  const std::vector<Outcome> all = meet_all(3, free_port());
+  expect_complete(all);
+  std::vector<std::future<std::vector<std::string>>> given;
+  for (const Outcome& one : all)
+    given.push_back(std::async(std::launch::async, [&one] {
+      return one.bootstrap->exchange(std::string(100'000, static_cast<char>('a' + one.bootstrap->rank())));
+    }));
+  for (auto& got : given) {
+    const std::vector<std::string> blobs = got.get();
+    for (std::size_t r = 0; r < 3; ++r) EXPECT_EQ(blobs[r], std::string(100'000, static_cast<char>('a' + r)));
+  }
+}
+
+TEST(Rendezvous, EachStartHasATokenOfItsOwn) {
+  std::set<Bootstrap::Token> tokens;
+  for (int i = 0; i < 2; ++i) tokens.insert(meet_all(2, free_port())[0].bootstrap->token());
+  EXPECT_EQ(tokens.size(), 2u);
+}
+
+ino_t inode_of(const UniqueFd& fd) {
+  struct stat status = {};
+  return ::fstat(fd.get(), &status) == 0 ? status.st_ino : 0;
+}
+
+TEST(Rendezvous, DescriptorsReachRanksOfOneHost) {
+  const std::vector<Outcome> all = meet_all(3, free_port());
+  expect_complete(all);
+  std::vector<UniqueFd> own;
+  for (int r = 0; r < 3; ++r) own.push_back(listen_on_port(0));
+  std::vector<std::future<std::vector<UniqueFd>>> given;
+  for (const Outcome& one : all)
+    given.push_back(std::async(std::launch::async, [&] {
+      Bootstrap& bootstrap = *one.bootstrap;
+      (void)bootstrap.exchange_descriptors(own[0].get());
+      return bootstrap.exchange_descriptors(own[static_cast<std::size_t>(bootstrap.rank())].get());
+    }));
+  for (auto& got : given) {
+    const std::vector<UniqueFd> fds = got.get();
+    for (std::size_t r = 0; r < 3; ++r) EXPECT_EQ(inode_of(fds[r]), inode_of(own[r]));
+  }
+}
+
+TEST(Rendezvous, HostsAreToldApart) {
+  const auto name_hosts = [](Meeting& one) { one.host_id = one.launch.rank == 2 ? "island" : "main land"; };
+  const std::vector<Outcome> all = meet_all(3, free_port(), name_hosts);
+  expect_complete(all);
+  for (const Outcome& one : all) {
+    EXPECT_EQ(one.bootstrap->hosts(), (std::vector<std::string>{"main land", "main land", "island"}));
+    EXPECT_EQ(error_of([&] { one.bootstrap->exchange_descriptors(0); }),
+              "Unsupported: passing descriptors needs all ranks on one host: rank 2 is on host island, rank 0 on main "
+              "land");
+    EXPECT_EQ(one.bootstrap->local_address(), "127.0.0.1");
+  }
+}
+
+TEST(Rendezvous, ABackendThatNeedsOneHostSaysSo) {
+  const std::vector<Outcome> all =
+      meet_all(2, free_port(), [](Meeting& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
+  expect_complete(all);
+  for (const Outcome& one : all)
+    EXPECT_EQ(error_of([&] { find_backend("shm").create(one.bootstrap, WorldOptions{}); }),
+              "Unsupported: shm needs all ranks on one host: rank 1 is on host host1, rank 0 on host0");
+}
+
+TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {
+  const auto soon = [](Meeting& one) { one.timeout = 600ms; };
+  const std::vector<Outcome> all = meet_all(3, free_port(), soon);
+  expect_complete(all);
+  auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->exchange("x"); }); });
+  const std::string expected = "Timeout: init: rank 2 of 3 came, but did not answer within 600ms";
+  EXPECT_EQ(error_of([&] { all[0].bootstrap->exchange("x"); }), expected);
+  // Rank 1's own deadline passes at the same time: which of the two it hears of first is open.
+  EXPECT_TRUE(one.get().starts_with("Timeout: init: "));
+}
+
+TEST(Rendezvous, AWholeWorldCanRunOnIt) {
+  const int port = free_port();
+  std::vector<std::future<float>> sums;
+  for (int r = 0; r < 2; ++r)
+    sums.push_back(std::async(std::launch::async, [r, port] {
+      Config config = quick_config();
+      const std::shared_ptr<Bootstrap> bootstrap = meet(meeting(r, 2, port));
+      WorldOptions options;
+      options.communicator.timeout = 20s;
+      const auto world = find_backend("shm").create(bootstrap, options);
+      float x = static_cast<float>(r + 1);
+      world->all_reduce(view_of(&x, 1), view_of(&x, 1), ReduceOp::sum()).wait();
+      return x;
+    }));
+  for (auto& sum : sums) EXPECT_EQ(sum.get(), 3.0f);
+}
+
+TEST(Missing, RanksAreNamedByAllWhoCame) {
+  const int port = free_port();
+  Meeting first = meeting(0, 4, port);
+  first.timeout = 700ms;
+  auto zero = come(first);
+  auto two = come(meeting(2, 4, port));
+  const std::string expected =
+      "Timeout: init: of 4 ranks, rank 1, 3 did not come at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
+      " within 700ms (launcher tessera, run 'run-1')";
+  EXPECT_EQ(zero.get().error, expected);
+  EXPECT_EQ(two.get().error, expected);
+  Meeting alone = meeting(1, 2, port);
+  alone.timeout = 300ms;
+  EXPECT_EQ(come(alone).get().error,
+            "Timeout: init: rank 1 of 2 found no rank 0 within 300ms (launcher tessera, run 'run-1'): "
+            "TESSERA_MASTER=127.0.0.1:" +
+                std::to_string(port) + ": Connection refused");
+}
+
+TEST(Missing, ARankThatCameAndDiedCanComeAgain) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 3, port));
+  Meeting brief = meeting(1, 3, port);
+  brief.timeout = 300ms;  // it gives up while rank 2 is still missing
+  EXPECT_NE(come(brief).get().error, "");
+  auto one = come(meeting(1, 3, port));
+  auto two = come(meeting(2, 3, port));
+  EXPECT_EQ(one.get().error, "");
+  EXPECT_EQ(two.get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+}
+
+TEST(Settings, APortInUseIsSaid) {
+  const UniqueFd taken = listen_on_port(0);
+  const std::string port = std::to_string(port_of(taken));
+  for (const std::string host : {"127.0.0.1", "localhost"})
+    EXPECT_EQ(come(meeting(0, 2, port_of(taken), host)).get().error,
+              "InvalidUsage: init: TESSERA_MASTER=" + host + ":" + port + ": port " + port +
+                  " is in use on the host of rank 0; choose another, or end the run that has it");
+}
+
+TEST(Settings, AForeignAddressIsSaid) {
+  EXPECT_NE(come(meeting(0, 2, 29400, "203.0.113.7")).get().error.find("this is no address of the host of rank 0"),
+            std::string::npos);
+}
+
+TEST(Settings, AMasterNeedsAToken) {
+  Meeting one = meeting(0, 2, free_port());
+  one.token.clear();
+  EXPECT_TRUE(come(one).get().error.starts_with("InvalidUsage: init: TESSERA_MASTER=127.0.0.1:"));
+  EXPECT_NE(come(one).get().error.find("needs TESSERA_TOKEN"), std::string::npos);
+}
+
+TEST(Settings, SeveralHostsNeedAMaster) {
+  Meeting one = meeting(0, 4, 1);
+  one.master.clear();
+  one.launch.local_size = 2;
+  const std::string error = come(one).get().error;
+  EXPECT_TRUE(error.starts_with("InvalidUsage: init: the tessera launcher says that 2 of 4 ranks are on this host"));
+  EXPECT_NE(error.find("set TESSERA_MASTER=host:port"), std::string::npos) << error;
+  EXPECT_NE(error.find("TESSERA_TOKEN"), std::string::npos) << error;
+}
+
+TEST(Settings, AMasterIsAHostAndAPort) {
+  for (const std::string wrong : {"node7", "node7:", ":29400", "node7:0", "node7:70000", "node7:x", "::1:29400",
+                                  "[::1]", "[]:29400", "http://node7:29400", "a b:1"}) {
+    Meeting one = meeting(1, 2, 1);
+    one.master = wrong;
+    const std::string error = come(one).get().error;
+    EXPECT_TRUE(error.starts_with("InvalidUsage: TESSERA_MASTER")) << wrong << ": " << error;
+  }
+}
+
+TEST(Settings, AParentIsNoNameAcrossHosts) {
+  const std::vector<Outcome> all = meet_all(2, free_port(), [](Meeting& one) {
+    one.launch.job = "parent-" + std::to_string(one.launch.rank);
+    one.launch.job_is_local = true;
+  });
+  expect_complete(all);
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -1,0 +1,151 @@
+// Every algorithm, on every number of ranks, against a serial reference.
+#include <gmock/gmock.h>
+
+#include "tessera/base/error.h"
+
+#include "tests/comm/schedule_support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+using Reduce = ReduceOp::Kind;
+
+constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
+constexpr Reduce kReduces[] = {Reduce::sum, Reduce::avg, Reduce::prod, Reduce::min, Reduce::max, Reduce::premul_sum};
+constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::i32, DType::u64};
+constexpr std::uint32_t kInPlace[] = {0, ~0u, 0xA5A5A5A5u};
+
+/// A cheap way through all combinations: each call takes the next of each list, which have lengths without common
+/// divisors or change at another pace.
+struct Mixer {
+  unsigned at = 0;
+  template <class T, std::size_t N>
+  T pick(const T (&list)[N], unsigned pace = 1) const {
+    return list[at / pace % N];
+  }
+};
+
+std::vector<std::size_t> counts(OpKind kind, int ranks) {
+  const auto n = static_cast<std::size_t>(ranks);
+  if (kind == OpKind::barrier) return {0};
+  if (has_equal_parts(kind)) return {0, n, 7 * n, 100 * n};
+  return {0, 1, n - 1, n + 1, 100 * n + 3};
+}
+
+TEST(Schedules, EveryAlgorithmGivesTheReference) {
+  Mixer mixer;
+  for (const Named& algorithm : algorithms(false))
+    for (const int ranks : kRanks)
+      for (const std::size_t count : counts(algorithm.kind, ranks))
+        for (const std::uint32_t in_place : kInPlace)
+          for (int turn = 0; turn < (adds(algorithm.kind) ? 6 : 1); ++turn, ++mixer.at) {
+            const Problem problem{.kind = algorithm.kind,
+                                  .dtype = mixer.pick(kDTypes),
+                                  .reduce = kReduces[turn],
+                                  .ranks = ranks,
+                                  .root = static_cast<int>(mixer.at / 6) % ranks,
+                                  .count = count,
+                                  .ordered = false};
+            const ScheduleWorld world(problem, algorithm.name, in_place);
+            ASSERT_EQ(verify(world, true, 2), "") << describe(problem, algorithm.name) << " in place " << in_place;
+          }
+}
+
+TEST(Schedules, OrderedSumsAreTheTreesToTheBit) {
+  Mixer mixer;
+  int verified = 0;
+  for (const Named& algorithm : algorithms(false)) {
+    if (!adds(algorithm.kind)) continue;
+    for (const int ranks : kRanks)
+      for (const DType dtype : kDTypes)
+        for (const Reduce reduce : kReduces) {
+          ++mixer.at;
+          const Problem problem{.kind = algorithm.kind,
+                                .dtype = dtype,
+                                .reduce = reduce,
+                                .ranks = ranks,
+                                .root = static_cast<int>(mixer.at) % ranks,
+                                .count = static_cast<std::size_t>(ranks) * 61,
+                                .ordered = true};
+          if (!refusal(problem, algorithm.name).empty()) continue;
+          const ScheduleWorld world(problem, algorithm.name, mixer.pick(kInPlace));
+          ASSERT_EQ(verify(world, false, 1), "") << describe(problem, algorithm.name);
+          ++verified;
+        }
+  }
+  EXPECT_GT(verified, 1000);
+}
+
+TEST(Schedules, PartsOfAnyLength) {
+  int refused = 0;
+  for (const Named& algorithm : algorithms(false)) {
+    if (!has_equal_parts(algorithm.kind) || algorithm.kind == OpKind::barrier) continue;
+    for (const int ranks : kRanks)
+      for (std::uint64_t seed = 0; seed < 4; ++seed) {
+        const Problem problem{.kind = algorithm.kind,
+                              .ranks = ranks,
+                              .root = static_cast<int>(seed) % ranks,
+                              .ordered = algorithm.name == "direct"};
+        std::vector<Problem> all = with_parts(problem, seed);
+        if (!refusal(all[0], algorithm.name).empty()) {
+          ++refused;
+          EXPECT_THROW(build_schedule(all[0], algorithm.name), InvalidUsage);
+          continue;
+        }
+        if (seed % 2 == 1 && algorithm.kind != OpKind::all_to_all)
+          for (Problem& own : all)
+            own.in_place = algorithm.kind == OpKind::all_gather || algorithm.kind == OpKind::reduce_scatter ||
+                           own.rank == own.root;
+        const ScheduleWorld world(all, algorithm.name);
+        ASSERT_EQ(verify(world, !problem.ordered), "") << describe(all[0], algorithm.name) << " seed " << seed;
+      }
+  }
+  EXPECT_LE(refused, 80);
+}
+
+/// Large enough for more segments than buffers, so that these take turns.
+TEST(Schedules, LargeDataGoesInSegments) {
+  for (const Named& algorithm : algorithms(false)) {
+    if (algorithm.kind == OpKind::barrier) continue;
+    for (const int ranks : {2, 3, 4}) {
+      const std::uint32_t in_place = ranks == 3 ? ~0u : 0;
+      const Problem problem{.kind = algorithm.kind,
+                            .dtype = DType::f64,
+                            .reduce = ranks == 4 ? Reduce::premul_sum : Reduce::sum,
+                            .ranks = ranks,
+                            .root = ranks - 1,
+                            .count = static_cast<std::size_t>(ranks) * 175'003,
+                            .ordered = false};
+      const ScheduleWorld world(problem, algorithm.name, in_place);
+      ASSERT_EQ(verify(world, true, 1), "") << describe(problem, algorithm.name) << " in place " << in_place;
+    }
+  }
+}
+
+TEST(Schedules, NobodyLeavesABarrierEarly) {
+  for (const Named& algorithm : algorithms(false)) {
+    if (algorithm.kind != OpKind::barrier) continue;
+    for (const int ranks : kRanks) {
+      const ScheduleWorld world(Problem{.kind = OpKind::barrier, .ranks = ranks}, algorithm.name);
+      EXPECT_EQ(world.early_leaver(), "");
+    }
+  }
+}
+
+TEST(Schedules, RefusalsSayWhatElseToDo) {
+  const Problem sum{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 8};
+  EXPECT_THAT(refusal(sum, "best"), ::testing::HasSubstr("known: direct"));
+  for (const Named& algorithm : algorithms(false)) {
+    Problem problem = sum;
+    problem.kind = algorithm.kind;
+    const std::string why = refusal(problem, algorithm.name);
+    if (algorithm.name == "direct") {
+      EXPECT_EQ(why, "");
+    } else if (!why.empty()) {
+      EXPECT_THAT(why, ::testing::HasSubstr("direct"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

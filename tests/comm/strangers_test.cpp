@@ -1,0 +1,202 @@
+// Who is kept out at TESSERA_MASTER: bare sockets, and ranks that belong elsewhere. None of them disturbs the run.
+#include <sys/resource.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <thread>
+
+#include "tests/comm/rendezvous.h"
+
+namespace tessera::comm_test {
+namespace {
+
+/// Rank 0 waits, `disturb` does its worst, and then rank 1 comes: the world must come to be, and soon.
+void expect_undisturbed(const std::function<void(int port)>& disturb) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 2, port));
+  { connect_when_open(port); }
+  disturb(port);
+  const auto start = steady_clock::now();
+  auto one = come(meeting(1, 2, port));
+  EXPECT_EQ(one.get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+  EXPECT_LT(steady_clock::now() - start, 4s);
+}
+
+TEST(Strangers, WithGarbageDisturbNobody) {
+  expect_undisturbed([](int port) {
+    std::vector<UniqueFd> open;
+    for (const std::string& bytes :
+         {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, 'x'), std::string(64, '\0'),
+          std::string("h\xff\xff\xff\x7f") + std::string(5000, 'y'),  // a hello of 2 GiB
+          std::string("h\x00\x04\x00\x00", 5) + std::string(2000, 'z'), std::string("h")}) {
+      open.push_back(connect_to_port(port));
+      send_bytes(open.back(), bytes);
+    }
+    for (std::size_t i = 0; i + 1 < open.size(); ++i) EXPECT_TRUE(closed_within(open[i], 2s)) << i;
+    EXPECT_FALSE(closed_within(open.back(), 300ms)) << "half a hello may still become a whole one";
+    EXPECT_TRUE(closed_within(open.back(), 7s)) << "but not for ever";
+  });
+}
+
+/// All that can be open at once here, less what the ranks need.
+std::size_t open_files_at_most() {
+  rlimit limit = {};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur, 20'000)) - 700;
+}
+
+TEST(Strangers, InTenThousandHalfOpenConnectionsDisturbNobody) {
+  const std::size_t room = open_files_at_most();
+  std::deque<UniqueFd> open;
+  std::atomic<bool> done{false};
+  std::future<void> flood;
+  expect_undisturbed([&](int port) {
+    for (int i = 0; i < 10'000; ++i) {
+      if (open.size() >= room) open.pop_front();
+      open.push_back(connect_to_port(port));
+      ASSERT_TRUE(open.back()) << "connection " << i << ": " << std::strerror(errno);
+      if (i % 2 == 0) send_bytes(open.back(), "h");
+    }
+    flood = std::async(std::launch::async, [&, port] {  // and on while the honest one comes
+      while (!done.load()) {
+        open.pop_front();
+        open.push_back(connect_to_port(port));
+        std::this_thread::sleep_for(100us);
+      }
+    });
+  });
+  done.store(true);
+  flood.get();
+}
+
+TEST(Strangers, WithAnotherTokenAreRefusedAndToldWhy) {
+  expect_undisturbed([](int port) {
+    Meeting wrong = meeting(1, 2, port);
+    wrong.token = "sardine";
+    EXPECT_EQ(come(wrong).get().error,
+              "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
+                  " refuses rank 1: rank 1 has another TESSERA_TOKEN than rank 0");
+  });
+}
+
+/// The answer "welcome" alone is not enough: rank 0 must prove that it knows the token too.
+TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
+  const UniqueFd listener = listen_on_port(0);
+  std::atomic<int> welcomed{0};
+  std::atomic<bool> done{false};
+  std::thread impostor([&] {
+    while (!done.load()) {
+      pollfd entry{listener.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 20) <= 0) continue;
+      const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+      send_bytes(guest, std::string("c\x4c\x00\x00\x00", 5) + "tessera:" + std::string("\x02\x00\x00\x00", 4) +
+                            std::string(64, 'n'));
+      if (read_all(guest, 1s, 5 + 16 + 2 + 5 + 64).empty()) continue;
+      send_bytes(guest, std::string("a\x23\x00\x00\x00", 5) + std::string(35, '\0'));
+      ++welcomed;
+    }
+  });
+  Meeting one = meeting(1, 2, port_of(listener));
+  one.timeout = 500ms;
+  const std::string error = come(one).get().error;
+  done.store(true);
+  impostor.join();
+  EXPECT_TRUE(error.starts_with("Timeout: init: rank 1 of 2 found no rank 0")) << error;
+  EXPECT_TRUE(error.ends_with("who answers there does not know the token")) << error;
+  EXPECT_GT(welcomed.load(), 0);
+}
+
+TEST(Strangers, OfAnotherVersionAreNamed) {
+  const UniqueFd listener = listen_on_port(0);
+  auto one = come(meeting(1, 2, port_of(listener)));
+  const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+  send_bytes(guest, std::string("c\x0c\x00\x00\x00", 5) + "tessera:" + std::string("\x63\x00\x00\x00", 4));
+  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 2"), std::string::npos);
+}
+
+TEST(Strangers, ThatAreNoRankZeroAreNamed) {
+  const UniqueFd listener = listen_on_port(0);
+  Meeting lost = meeting(1, 2, port_of(listener));
+  lost.timeout = 300ms;
+  auto one = come(lost);
+  const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+  send_bytes(guest, "SSH-2.0-OpenSSH_9.2\r\n");
+  EXPECT_NE(one.get().error.find("what answers there is no rank 0 of this library"), std::string::npos);
+}
+
+TEST(Refused, IsASecondProcessOfOneRank) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 3, port));
+  auto one = come(meeting(1, 3, port));
+  auto other = come(meeting(1, 3, port));
+  while (other.wait_for(1ms) == std::future_status::timeout)  // whichever of the two comes first is rank 1
+    if (one.wait_for(1ms) != std::future_status::timeout) std::swap(one, other);
+  const std::string error = other.get().error;
+  EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
+  EXPECT_NE(error.find("there are two ranks 1 in run 'run-1'"), std::string::npos) << error;
+  EXPECT_EQ(come(meeting(2, 3, port)).get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+  EXPECT_EQ(one.get().error, "");
+}
+
+TEST(Refused, IsARankThatIsLeftFromAnEarlierStart) {
+  expect_undisturbed([](int port) {
+    Meeting stale = meeting(1, 2, port);
+    stale.launch.job = "run-0";
+    EXPECT_NE(come(stale).get().error.find("rank 1 belongs to run 'run-0', rank 0 to run 'run-1'"), std::string::npos);
+  });
+}
+
+TEST(Refused, IsAnEarlierRestartAndALaterOneWaits) {
+  const int port = free_port();
+  const auto restarted = [&](int rank, std::uint64_t restart) {
+    Meeting one = meeting(rank, 2, port);
+    one.launch.restart = restart;
+    return one;
+  };
+  Meeting old = restarted(0, 1);
+  old.timeout = 1500ms;
+  auto old_zero = come(old);
+  { connect_when_open(port); }
+  EXPECT_NE(come(restarted(1, 0)).get().error.find("rank 1 belongs to run 'run-1', rank 0 to run 'run-1', restart 1"),
+            std::string::npos);
+  auto one = come(restarted(1, 2));  // comes while the old rank 0 still has the port
+  const std::string error = old_zero.get().error;
+  EXPECT_NE(error.find("rank 1 did not come"), std::string::npos) << error;
+  EXPECT_NE(error.find("; refused: rank 1 belongs to run 'run-1', rank 0 to"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1 belongs to run 'run-1', restart 2"), std::string::npos) << error;
+  auto zero = come(restarted(0, 2));
+  EXPECT_EQ(one.get().error, "");
+  EXPECT_EQ(zero.get().error, "");
+}
+
+TEST(Refused, IsWhoComesTooLate) {
+  const int port = free_port();
+  const std::vector<Outcome> all = meet_all(2, port);
+  expect_complete(all);
+  std::vector<std::future<std::unique_ptr<ControlChannel>>> channels;
+  for (const Outcome& one : all)
+    channels.push_back(
+        std::async(std::launch::async, [&one] { return one.bootstrap->open_channel("test", ControlEvents{}); }));
+  for (auto& channel : channels) channel.wait();
+  const auto start = steady_clock::now();
+  EXPECT_NE(come(meeting(1, 2, port)).get().error.find("the world of 2 ranks is complete; rank 1 comes too late"),
+            std::string::npos);
+  EXPECT_LT(steady_clock::now() - start, 1s);
+}
+
+TEST(Refused, IsAWorldOfAnotherSizeOnBothSides) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 2, port));
+  auto one = come(meeting(1, 3, port));
+  EXPECT_EQ(zero.get().error, "InvalidUsage: init: rank 1 was started as one of 3 ranks, rank 0 as one of 2");
+  EXPECT_NE(one.get().error.find("rank 1 was started as one of 3 ranks, rank 0 as one of 2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Runs the conformance suite over backends, with ranks as processes, and prints a table: backend x what was checked.
+
+    conformance.py BUILD [--backends shm,tcp,ucx,mpi-openmpi,mpi-mpich] [--ranks 8] [--full] [--huge] [--json FILE]
+
+A cell is the number of cases, or what was wrong of how many. The worlds of 1, 2, 3, 4, 5 and 8 ranks are cut from the one
+that is started; a plug-in's backend runs by its name, with TESSERA_PLUGIN_PATH set. --full: the whole matrix instead of a
+seeded part; --huge: also one case beyond 2^31 bytes for each operation. Ends with 1 where a cell is wrong or empty.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+LAUNCHERS = {  # backends whose ranks an MPI library's own launcher must start
+    "mpi-openmpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"],
+    "mpi-mpich": ["mpirun.mpich", "-n"],
+}
+
+
+def run(build, backend, arguments):
+    """The lines that rank 0 printed, by what they are about, and what went wrong, if anything."""
+    program = [str(build / "tests/conformance_ranks")] + ["full"] * arguments.full + ["huge"] * arguments.huge
+    launcher = LAUNCHERS.get(backend, [str(build / "tessera"), "run", "--no-tag", "-n"])
+    environment = dict(os.environ, TESSERA_BACKEND=backend.partition("-")[0], TESSERA_TIMEOUT="2m")
+    try:
+        done = subprocess.run(launcher + [str(arguments.ranks), *(["--"] if backend not in LAUNCHERS else []), *program],
+                              env=environment, text=True, capture_output=True, timeout=arguments.limit, check=False)
+    except subprocess.TimeoutExpired:
+        return {}, f"not done within {arguments.limit} s"
+    cells = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            cell = json.loads(line)
+            cells[cell["what"]] = cell
+    problem = ""
+    if done.returncode != 0:
+        problem = (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1]
+    return cells, problem
+
+
+def print_table(results):
+    columns = list(dict.fromkeys(what for cells, _ in results.values() for what in cells))
+    widths = [max(len(c), 9) for c in columns]
+    print("  ".join([f"{'backend':12}"] + [f"{c:>{w}}" for c, w in zip(columns, widths)]))
+    for backend, (cells, _) in results.items():
+        texts = []
+        for column in columns:
+            cell = cells.get(column)
+            texts.append("-" if cell is None else
+                         str(cell["cases"]) if cell["wrong"] == 0 else f"{cell['wrong']}/{cell['cases']} BAD")
+        print("  ".join([f"{backend:12}"] + [f"{t:>{w}}" for t, w in zip(texts, widths)]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--backends", default="shm,tcp,ucx,mpi-openmpi,mpi-mpich")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--huge", action="store_true")
+    parser.add_argument("--limit", type=int, default=0, help="seconds for one backend (default: 280, with --full a day)")
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    arguments.limit = arguments.limit or (86400 if arguments.full else 280)
+    arguments.build = arguments.build.resolve()
+
+    results = {}
+    for backend in arguments.backends.split(","):
+        print(f"conformance: {backend}, {arguments.ranks} ranks", file=sys.stderr, flush=True)
+        results[backend] = run(arguments.build, backend, arguments)
+    print_table(results)
+    columns = {what for cells, _ in results.values() for what in cells}
+    good = bool(columns)
+    for backend, (cells, problem) in results.items():
+        if problem or set(cells) != columns or any(c["wrong"] for c in cells.values()):
+            good = False
+            print(f"{backend}: {problem or 'cells are missing or wrong'}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({b: {"cells": list(c.values()), "problem": p} for b, (c, p) in results.items()},
+                                             indent=1) + "\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

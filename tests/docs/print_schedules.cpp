@@ -1,0 +1,55 @@
+// Prints the schedules that docs/algorithms.py draws, one JSON object a line: an algorithm, then its steps.
+#include <iostream>
+#include <string>
+
+#include "tessera/comm/schedule.h"
+
+namespace {
+
+using namespace tessera::comm;
+
+constexpr std::size_t kShare = 1024;  // elements per rank
+constexpr std::size_t kSegmentsOfAChain = 3;
+
+void print_steps(const Schedule& schedule, int rank) {
+  static constexpr const char* kKinds[] = {"send", "receive", "copy", "reduce"};
+  for (std::size_t i = 0; i < schedule.steps.size(); ++i) {
+    const Step& step = schedule.steps[i];
+    std::cout << R"({"rank": )" << rank << R"(, "step": )" << i << R"(, "kind": ")"
+              << kKinds[static_cast<std::size_t>(step.kind)] << R"(", "peer": )" << step.peer << R"(, "number": )"
+              << step.number << R"(, "bytes": )" << (step.kind == Step::Kind::send ? step.from : step.to).bytes
+              << R"(, "followers": [)";
+    for (std::uint32_t f = 0; f < step.followers; ++f)
+      std::cout << (f == 0 ? "" : ", ") << schedule.followers[step.first_follower + f];
+    std::cout << "]}\n";
+  }
+}
+
+bool ordered(const Problem& problem, DType dtype, std::string_view name) {
+  Problem asked = problem;
+  asked.ordered = true;
+  asked.dtype = dtype;
+  return refusal(asked, name).empty();
+}
+
+void print(OpKind kind, const std::string& name, int ranks) {
+  Problem problem{.kind = kind, .ranks = ranks, .ordered = false};
+  if (kind != OpKind::barrier) problem.count = kShare * static_cast<std::size_t>(ranks);
+  if (name == "pipelined") problem.count = kSegmentsOfAChain * 65536;
+  Problem unequal = problem;
+  unequal.in_starts = {0};
+  std::cout << R"({"algorithm": ")" << name_of(kind) << '=' << name << R"(", "ranks": )" << ranks << R"(, "bytes": )"
+            << problem.count * size_of(problem.dtype) << R"(, "ordered": )" << ordered(problem, DType::f32, name)
+            << R"(, "ordered_16": )" << ordered(problem, DType::bf16, name) << R"(, "unequal": )"
+            << refusal(unequal, name).empty() << "}\n";
+  for (problem.rank = 0; problem.rank < ranks; ++problem.rank) print_steps(build_schedule(problem, name), problem.rank);
+}
+
+}  // namespace
+
+int main() {
+  for (const std::string& text : known_algorithms(false)) {
+    const std::size_t cut = text.find('=');
+    for (const int ranks : {4, 6, 8}) print(parse_op_kind(text.substr(0, cut)), text.substr(cut + 1), ranks);
+  }
+}

@@ -1,0 +1,124 @@
+#include "tests/fuzz/wire_properties.h"
+
+#include <algorithm>
+
+namespace tessera::fuzz {
+namespace {
+
+using namespace comm::wire;
+
+struct Frames {
+  std::vector<std::string> all;
+  bool broken = false;
+  bool operator==(const Frames&) const = default;
+};
+
+/// In pieces of 1, 2, .. bytes up to `step` at a time.
+Frames read_in_pieces(std::string_view bytes, std::size_t longest, std::size_t step) {
+  Frames frames;
+  FrameReader reader(longest);
+  std::size_t piece = 1;
+  for (std::size_t at = 0; at < bytes.size(); at += piece) {
+    piece = step == 0 ? bytes.size() : piece % step + 1;
+    const auto take = [&](Type type, std::string_view payload) {
+      frames.all.push_back(static_cast<char>(type) + std::string(payload));
+      return true;
+    };
+    const bool fine = reader.feed(bytes.substr(at, piece), take);
+    if (frames.broken && fine) frames.all.emplace_back("a broken reader went on");
+    frames.broken = !fine;
+  }
+  return frames;
+}
+
+/// The same, written a second time without the library.
+Frames read_plainly(std::string_view bytes, std::size_t longest) {
+  Frames frames;
+  while (bytes.size() >= 5) {
+    std::size_t length = 0;
+    for (int i = 4; i >= 1; --i) length = length * 256 + static_cast<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
+    frames.broken = std::string_view("chadrotlg").find(bytes[0]) == std::string_view::npos || length > longest;
+    if (frames.broken || bytes.size() < 5 + length) break;
+    frames.all.push_back(bytes[0] + std::string(bytes.substr(5, length)));
+    bytes.remove_prefix(5 + length);
+  }
+  return frames;
+}
+
+template <class T>
+Again again(std::optional<T> (*decode)(std::string_view)) {
+  return [decode](std::string_view payload) -> std::optional<std::string> {
+    const std::optional<T> message = decode(payload);
+    if (!message) return std::nullopt;
+    return encode(*message);
+  };
+}
+
+}  // namespace
+
+std::vector<Again> messages() {
+  return {[](std::string_view payload) -> std::optional<std::string> {
+            const std::optional<Challenge> challenge = decode_challenge(payload);
+            // Of another version only the beginning is known.
+            if (!challenge || challenge->version != kVersion) return std::nullopt;
+            return encode(*challenge);
+          },
+          again(decode_hello),
+          again(decode_answer),
+          again(decode_opened),
+          again(decode_told),
+          [](std::string_view payload) -> std::optional<std::string> {
+            const std::optional<int> rank = decode_rank(payload);
+            if (!rank) return std::nullopt;
+            return *rank < 0 ? "a negative rank" : encode_rank(*rank);
+          }};
+}
+
+std::string broken_property(std::string_view bytes, const std::vector<Again>& messages) {
+  for (const std::size_t longest : {kLongestHandshake, kLongestControl}) {
+    const Frames expected = read_plainly(bytes, longest);
+    for (const std::size_t step : {0, 1, 7})
+      if (read_in_pieces(bytes, longest, step) != expected) return "frames depend on how the bytes are cut";
+    for (const std::string& frame : expected.all)
+      if (frame.size() > longest + 1) return "a frame is too long";
+  }
+  std::vector<std::string> payloads = read_plainly(bytes, kLongestControl).all;
+  for (std::string& payload : payloads) payload.erase(0, 1);
+  payloads.emplace_back(bytes);
+  for (const std::string& payload : payloads)
+    for (const Again& message : messages) {
+      const std::optional<std::string> same = message(payload);
+      if (same && *same != payload) return "a message is not what was sent";
+    }
+  return "";
+}
+
+std::vector<std::string> seeds() {
+  Hello hello{.rank = 3, .size = 4, .restart = 2, .run = "10.0.0.1.29500.abc.2"};
+  hello.nonce.fill(0x5a);
+  hello.proof.fill(0xa5);
+  const std::vector<std::pair<Type, std::string>> sent = {
+      {Type::challenge, encode(Challenge{})},
+      {Type::hello, encode(hello)},
+      {Type::hello, encode(Hello{.run = std::string(kLongestText, 'r')})},
+      {Type::answer, encode(Answer{})},
+      {Type::answer, encode(Answer{.verdict = Verdict::try_again, .text = "rank 1 comes too late"})},
+      {Type::opened, encode(Opened{7, "world"})},
+      {Type::told, encode(Told{7, 2, -1, "all_reduce #12"})},
+      {Type::told, encode(Told{0, 0, 1, ""})},
+      {Type::lost, encode_rank(3)},
+      {Type::left, encode_rank(0)},
+      {Type::data, std::string(2000, 'd')},
+      {Type::refusal, "Timeout\ninit: of 3 ranks, rank 1 did not come"}};
+  std::vector<std::string> all;
+  std::string whole_talk;
+  for (const auto& [type, payload] : sent) {
+    all.push_back(encode_frame(type, payload));
+    all.push_back(payload);
+    whole_talk += all[all.size() - 2];
+  }
+  all.push_back(whole_talk);
+  return all;
+}
+
+}  // namespace tessera::fuzz

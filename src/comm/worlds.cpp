@@ -36,10 +36,10 @@ std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far,
   if (!near.one_host || far.one_host)
     throw InvalidUsage("backend '" + std::string(near.name) + "+" + std::string(far.name) +
                        "': the first must be one for ranks of one host, the second one between hosts");
+  if (share_a_host(*bootstrap)) return near.create(std::move(bootstrap), options);  // nothing is far
   WorldOptions own = options;
   if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
-  auto here = share_a_host(*bootstrap) ? bootstrap : meet_on_host(*bootstrap, own);
-  auto near_world = near.create(std::move(here), own);
+  auto near_world = near.create(meet_on_host(*bootstrap, own), own);
   return compose(std::move(near_world), far.create(std::move(bootstrap), own));
 }
 

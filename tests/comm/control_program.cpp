@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -48,62 +49,61 @@ void hang_up() {
     ::shutdown(std::stoi(entry.path().filename()), SHUT_RDWR);  // what is no socket stays as it is
 }
 
-int run() {
-  using tessera::base::parse_duration;
-  const std::shared_ptr<Bootstrap> bootstrap = meet({.launch = resolve_launch(),
-                                                     .timeout = parse_duration(setting("TESSERA_TIMEOUT"), "timeout"),
-                                                     .master = setting("TESSERA_MASTER"),
-                                                     .token = setting("TESSERA_TOKEN"),
-                                                     .host_id = setting("TESSERA_HOST_ID")});
-  std::map<std::string, std::unique_ptr<ControlChannel>> channels;
-  channels["test"] = open(*bootstrap, "test");
-  say("ready");
-  for (std::string line; std::getline(std::cin, line);) {
-    std::istringstream words(line);
+std::shared_ptr<Bootstrap> meet_the_others() {
+  return meet({.launch = resolve_launch(),
+               .timeout = tessera::base::parse_duration(setting("TESSERA_TIMEOUT"), "timeout"),
+               .master = setting("TESSERA_MASTER"),
+               .token = setting("TESSERA_TOKEN"),
+               .host_id = setting("TESSERA_HOST_ID")});
+}
+
+/// Numbered messages; says how long, in milliseconds, the slowest call took.
+void flood(ControlChannel& channel, int to, int count, std::size_t bytes, std::chrono::milliseconds pause) {
+  std::chrono::steady_clock::duration longest{};
+  for (int i = 0; i < count; ++i) {
+    std::string text = std::to_string(i);
+    text.resize(std::max(bytes, text.size()), ' ');
+    const auto before = std::chrono::steady_clock::now();
+    channel.tell(to, text);
+    longest = std::max(longest, std::chrono::steady_clock::now() - before);
+    std::this_thread::sleep_for(pause);
+  }
+  say("flooded " + std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(longest).count()));
+}
+
+class Rank {
+ public:
+  Rank() { channels_["test"] = open(*bootstrap_, "test"); }
+
+  void obey(std::istringstream words) {
     std::string verb;
-    std::string name = "test";
+    std::string name;
+    std::string text;
+    int to = 0;
     words >> verb;
     if (verb == "tell") {  // tell TO TEXT
-      int to = 0;
-      std::string text;
       words >> to >> text;
-      channels.at(name)->tell(to, text);
-    } else if (verb == "flood") {  // flood TO COUNT BYTES [PAUSE]: numbered messages, milliseconds between them
-      int to = 0;
+      channels_.at("test")->tell(to, text);
+    } else if (verb == "say") {  // say CHANNEL TO TEXT
+      words >> name >> to >> text;
+      channels_.at(name)->tell(to, text);
+    } else if (verb == "flood") {  // flood TO COUNT BYTES [PAUSE]
       int count = 0;
       std::size_t bytes = 0;
       int pause = 0;
       words >> to >> count >> bytes >> pause;
-      const auto start = std::chrono::steady_clock::now();
-      std::chrono::steady_clock::duration longest{};
-      for (int i = 0; i < count; ++i) {
-        std::string text = std::to_string(i);
-        text.resize(std::max(bytes, text.size()), ' ');
-        const auto before = std::chrono::steady_clock::now();
-        channels.at(name)->tell(to, text);
-        longest = std::max(longest, std::chrono::steady_clock::now() - before);
-        if (pause > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
-      }
-      const auto milliseconds = [](auto time) {
-        return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
-      };
-      say("flooded " + milliseconds(longest) + " " + milliseconds(std::chrono::steady_clock::now() - start));
+      flood(*channels_.at("test"), to, count, bytes, std::chrono::milliseconds(pause));
     } else if (verb == "open") {
       words >> name;
-      channels[name] = open(*bootstrap, name);
+      channels_[name] = open(*bootstrap_, name);
       say("opened " + name);
-    } else if (verb == "say") {  // say NAME TO TEXT
-      int to = 0;
-      std::string text;
-      words >> name >> to >> text;
-      channels.at(name)->tell(to, text);
     } else if (verb == "close") {
       words >> name;
-      channels.erase(name);
+      channels_.erase(name);
       say("closed " + name);
     } else if (verb == "where") {
-      const std::set<std::string> hosts(bootstrap->hosts().begin(), bootstrap->hosts().end());
-      say("at " + bootstrap->local_address() + " of " + std::to_string(hosts.size()) + " hosts");
+      const std::set<std::string> hosts(bootstrap_->hosts().begin(), bootstrap_->hosts().end());
+      say("at " + bootstrap_->local_address() + " of " + std::to_string(hosts.size()) + " hosts");
     } else if (verb == "hang-up") {
       hang_up();
     } else if (verb == "fork") {  // a child that holds our connections
@@ -114,7 +114,16 @@ int run() {
       say("forked");
     }
   }
-  channels.clear();
+
+ private:
+  const std::shared_ptr<Bootstrap> bootstrap_ = meet_the_others();
+  std::map<std::string, std::unique_ptr<ControlChannel>> channels_;
+};
+
+int run() {
+  Rank rank;
+  say("ready");
+  for (std::string line; std::getline(std::cin, line);) rank.obey(std::istringstream(line));
   return 0;
 }
 

@@ -1,5 +1,8 @@
 #include "tools/ranks.h"
 
+#include <fmt/format.h>
+
+#include <cstdio>
 #include <filesystem>
 
 #include "tessera/base/env.h"
@@ -26,6 +29,12 @@ int world_size(const std::optional<int>& ranks) {
 }
 
 bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
+
+void note_if_alone_under_a_launcher(int ranks) {
+  const std::string launcher = comm::resolve_launch().launcher;
+  if (launcher != "none" && must_spawn(ranks))
+    fmt::print(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);
+}
 
 LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments) {
   // Said by the one that sees all cores: a bound rank sees its share only.

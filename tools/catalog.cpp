@@ -7,6 +7,7 @@
 #include "tessera/fsdp/collective.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/nn/models/config.h"
+#include "tools/ranks.h"
 
 namespace tessera::tools {
 namespace {
@@ -29,6 +30,7 @@ ModelEntry model_entry(const std::string& name) {
 std::vector<base::EnvVariable> all_variables() {
   std::vector<base::EnvVariable> all;
   append(all, comm::variables());  // a further owner is a further line
+  append(all, tool_variables());
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return all;
 }

@@ -7,6 +7,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/launch.h"
 #include "tessera/comm/registry.h"
@@ -16,6 +17,16 @@ namespace tessera::tools {
 namespace {
 
 constexpr int kDefaultRanks = 4;
+constexpr base::EnvVariable kVariables[] = {
+    {"TESSERA_LOG", "warn", "what the tool's ranks say on standard error: debug, info, warn, error or off"}};
+
+std::shared_ptr<base::Logger> make_logger(int rank) {
+  return std::make_shared<base::Logger>(
+      base::parse_log_level(base::env_or_default(kVariables[0])), [rank](base::LogLevel level, std::string_view text) {
+        std::fprintf(stderr, "tessera: rank %d: %s: %.*s\n", rank, std::string(base::name_of(level)).c_str(),
+                     static_cast<int>(text.size()), text.data());
+      });
+}
 
 }  // namespace
 
@@ -45,6 +56,8 @@ LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arg
       launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
   return launch_plan;
 }
+
+std::span<const base::EnvVariable> tool_variables() { return kVariables; }
 
 std::optional<std::string> comm_variable(std::string_view name) {
   for (const base::EnvVariable& known : comm::variables())
@@ -84,6 +97,7 @@ std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
   config.launch->generation = static_cast<std::uint32_t>(options.generation);
   config.ledger = options.ledger;
+  config.logger = make_logger(config.launch->rank);
   return comm::init(std::move(config));
 }
 

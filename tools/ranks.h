@@ -3,9 +3,11 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "tessera/base/env.h"
 #include "tessera/base/ledger.h"
 #include "tessera/comm/communicator.h"
 #include "tools/launcher.h"
@@ -41,7 +43,10 @@ std::vector<std::string> launch_prefix(const std::string& backend);
 /// The plan that runs this very program with these arguments as ranks of a backend ("" likewise).
 LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend);
 
-/// The communicator of all ranks of this job, as one of them.
+/// What the tool itself reads: TESSERA_LOG.
+std::span<const base::EnvVariable> tool_variables();
+
+/// The communicator of all ranks of this job, as one of them. It logs to standard error, from TESSERA_LOG on.
 struct JoinOptions {
   int ranks = 1;
   std::string backend;     ///< "" for TESSERA_BACKEND

@@ -23,7 +23,8 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 std::vector<std::string_view> launch_prefix() {
   std::vector<std::string_view> prefix = {TESSERA_MPIRUN, "-n", "{ranks}"};
 #ifdef OPEN_MPI
-  prefix.push_back("--oversubscribe");
+  // A rank has several threads: bound to one core they would wait for each other.
+  for (const std::string_view option : {"--oversubscribe", "--bind-to", "none"}) prefix.push_back(option);
   if (::geteuid() == 0) prefix.push_back("--allow-run-as-root");
 #endif
   return prefix;

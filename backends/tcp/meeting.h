@@ -1,4 +1,7 @@
 // One rank's part in connecting a world: it accepts the lower ranks and connects to the higher ones, all at once.
+//
+// The sockets' buffers are left to the kernel, which grows them with the connection; to set a size would end that, and
+// be cut to net.core.rmem_max, which is far smaller on most machines.
 #pragma once
 
 #include <utility>  // before Asio's coroutines, which forget it

@@ -57,7 +57,16 @@ Asked::Asked(const std::string& program, const std::string& module) {
   std::vector<char*> envp;
   for (std::string& entry : environment) envp.push_back(entry.data());
   envp.push_back(nullptr);
-  const int failed = ::posix_spawn(&pid_, program.c_str(), &actions, nullptr, argv, envp.data());
+  // A launcher may signal all it has started; only a crash ends this one early.
+  sigset_t blocked;
+  ::sigfillset(&blocked);
+  for (const int crash : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS}) ::sigdelset(&blocked, crash);
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawnattr_setsigmask(&attributes, &blocked);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  const int failed = ::posix_spawn(&pid_, program.c_str(), &actions, &attributes, argv, envp.data());
+  ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) pid_ = -1;
   if (failed != 0) throw system_error("can't start " + program, failed);

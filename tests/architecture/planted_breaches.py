@@ -19,6 +19,7 @@ PLANTED = [  # rule, file, content
     ("vendor header", "src/comm/c.cpp", "#include <boost/asio.hpp>\n"),
     ("vendor header", "src/nn/c.cpp", "#include <cuda_runtime.h>\n"),
     ("vendor header", "backends/x/c.cpp", "#include <mpi.h>\n"),
+    ("vendor header", "tests/comm/c.cpp", "#include <mpi.h>\n"),
     ("vendor header", "backends/x/d.cpp", "#include <nccl.h>\n"),
     ("vendor header", "tools/b.cpp", "#include <ucp/api/ucp.h>\n"),
     ("public header", "src/comm/d.h", "#include <nlohmann/json.hpp>\n"),
@@ -59,6 +60,7 @@ CLEAN = {
     "src/fsdp/ok.cpp": "namespace tessera::fsdp {}\nstream.wait(event);\nwork.wait_on(stream);\n// work.wait()\n",
     "backends/x/ok.cpp": '#include "backends/x/x.h"\n#include "x.h"\n',
     "backends/mpi/ok.cpp": "#include <mpi.h>\n",
+    "tests/backends/mpi/ok.cpp": "#include <mpi.h>\n",
     "tools/ok.cpp": '#include "tools/launcher.h"\n#include "tessera/fsdp/engine.h"\nstd::cout << 1;\n',
     "src/nn/full.cpp": "int x();\n" * 400,
 }

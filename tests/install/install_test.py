@@ -1,6 +1,8 @@
 """Installs the build to a temporary prefix, builds an outside project against it and runs it and the installed tool."""
 
 import argparse
+import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -12,6 +14,12 @@ def run(*command, **options):
     if done.returncode != 0:
         raise SystemExit(f"failed ({done.returncode}): {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def prefix_modules(prefix):
+    found = list(prefix.rglob("tessera-modules"))
+    assert len(found) == 1, found
+    return found[0]
 
 
 def main():
@@ -42,6 +50,17 @@ def main():
         output = run(scratch / "build" / "outside")
         assert output.startswith("1000 bytes; InvalidUsage; unknown dtype 'f33'"), output
 
+        # A backend of somebody else, built against the package, runs in that program; without the path it isn't there.
+        plugin = scratch / "plugin"
+        run(args.cmake, "-S", outside.parents[2] / "plugins" / "example", "-B", plugin, *configure[3:])
+        run(args.cmake, "--build", plugin)
+        path = dict(os.environ, TESSERA_PLUGIN_PATH=str(plugin))
+        assert "the queue backend: 6" in run(scratch / "build" / "outside", "queue", env=path)
+        refused = subprocess.run([scratch / "build" / "outside", "queue"], text=True, capture_output=True, timeout=60)
+        assert refused.returncode != 0 and "unknown backend 'queue'" in refused.stdout, refused
+        modules = prefix_modules(prefix)
+        assert modules / "module-probe" in modules.iterdir()
+
         # Negative control: a version that isn't there is refused, so the package was really looked at.
         refused = subprocess.run([str(p) for p in (*configure, "-B", scratch / "other", "-DWANTED_VERSION=99.0")],
                                  text=True, capture_output=True, timeout=250)
@@ -50,6 +69,10 @@ def main():
         tool = prefix / "bin" / "tessera"
         if tool.exists():  # found by its own run path: no LD_LIBRARY_PATH
             assert args.version in run(tool, "--version")
+            states = {b["name"]: b for b in json.loads(run(tool, "info", "--json", env=path))["backends"]}
+            assert states["queue"]["available"], states
+            for module in modules.glob("*.so"):  # each installed module is looked at where it lies now
+                assert not states[module.stem.split("-")[0]]["reason"].startswith("not built"), states
         else:
             raise SystemExit("the tool was not installed")
         print(output, end="")

@@ -214,11 +214,14 @@ void Door::give_up(const Error& error) {
 }
 
 std::vector<Connection> Door::gather(Deadline deadline) {
-  while (joined_ + 1 < self_.size && mismatch_.empty() && steady_clock::now() < deadline)
-    context_.run_one_until(deadline);
+  const auto all_here = [&] {
+    if (joined_ + 1 == self_.size) drop_dead();  // one may have died while it waited for the last
+    return joined_ + 1 == self_.size;
+  };
+  while (!all_here() && mismatch_.empty() && steady_clock::now() < deadline) context_.run_one_until(deadline);
   if (!mismatch_.empty()) {
     // The rank that does not fit is still to hear it.
-    while (context_.poll_one() > 0) {
+    for (int i = 0; i < kAcceptsAtOnce && context_.poll_one() > 0; ++i) {
     }
     const InvalidUsage error("init: " + mismatch_);
     give_up(error);

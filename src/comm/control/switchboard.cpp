@@ -215,16 +215,17 @@ void Switchboard::gone(int rank, bool in_good_order) {
 /// connection open, and when rank 0 has left. Old kernels have none: then the connections must do.
 void Switchboard::watch_process(int rank, int pid) {
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-  if (fd >= 0) await_end(rank, processes_.emplace_back(context_, fd));
+  if (fd < 0) return;
+  await_end(rank, processes_.emplace_back(context_, fd), timers_.emplace_back(context_));
 }
 
-void Switchboard::await_end(int rank, asio::posix::stream_descriptor& process) {
-  process.async_wait(asio::posix::stream_descriptor::wait_read, [this, rank, &process](const error_code& error) {
+void Switchboard::await_end(int rank, asio::posix::stream_descriptor& process, asio::steady_timer& timer) {
+  process.async_wait(asio::posix::stream_descriptor::wait_read, [&, this, rank](const error_code& error) {
     if (error) return;
-    // Asio may pass on what befell a closed descriptor whose place in its tables this one has taken.
-    pollfd entry{process.native_handle(), POLLIN, 0};
-    if (::poll(&entry, 1, 0) <= 0) return await_end(rank, process);
-    auto& timer = timers_.emplace_back(context_, kLastWordsTime);
+    // Asio may hand the event of a descriptor that was closed to the next one that it registers: look for oneself.
+    pollfd ended{process.native_handle(), POLLIN, 0};
+    if (::poll(&ended, 1, 0) <= 0) return await_end(rank, process, timer);
+    timer.expires_after(kLastWordsTime);
     timer.async_wait([this, rank](const error_code& cancelled) {
       if (!cancelled) gone(rank, false);
     });

@@ -134,7 +134,7 @@ std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
   if (!chosen) name = default_algorithm(problem);
   auto schedule = std::make_shared<const Schedule>(build_schedule(problem, name));
   if (options_.logger != nullptr)
-    options_.logger->write(LogLevel::info, world_->capabilities().backend + ": " + describe(call, 0) + " in " +
+    options_.logger->write(LogLevel::info, world_->capabilities().backend + ": " + signature(call, size()) + " in " +
                                                std::to_string(size()) + " ranks: " + std::string(name) +
                                                (chosen ? " (TESSERA_ALGO)" : ""));
   if (schedules_.size() >= kMostSchedules) schedules_.clear();

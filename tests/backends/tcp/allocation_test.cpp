@@ -11,9 +11,12 @@ std::atomic<std::uint64_t> allocations{0};
 }
 
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // GCC 12 doesn't see that the two belong together
-void* operator new(std::size_t bytes) {
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void* operator new(std::size_t bytes) {
+  if (void* memory = operator new(bytes, std::nothrow)) return memory;
   throw std::bad_alloc();
 }
 void operator delete(void* memory) noexcept { std::free(memory); }

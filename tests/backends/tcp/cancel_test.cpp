@@ -1,4 +1,5 @@
 // A message that was given up, in any state: its memory is never touched again, and the others go on.
+#include <algorithm>
 #include <cstring>
 
 #include "backends/tcp/frame.h"
@@ -12,7 +13,7 @@ using tcp::kEagerLimit;
 constexpr std::size_t kLarge = 24 << 20;
 constexpr std::byte kPoison{0xA5};
 
-void poison(Parcel& parcel) { std::memset(parcel.memory.data(), std::to_integer<int>(kPoison), parcel.memory.size()); }
+void poison(Parcel& parcel) { std::fill(parcel.memory.begin(), parcel.memory.end(), kPoison); }
 bool still_poisoned(const Parcel& parcel) {
   for (const std::byte byte : parcel.memory)
     if (byte != kPoison) return false;

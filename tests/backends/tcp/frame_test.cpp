@@ -54,7 +54,7 @@ struct Side {
   std::vector<std::unique_ptr<Parcel>> in;
   Side() {
     for (std::uint32_t i = 0; i < 10; ++i) {
-      in.push_back(node.parcel(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 100'000));
+      in.push_back(node.parcel(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000));
       inbox.receive(in.back()->message);
     }
   }
@@ -63,15 +63,15 @@ struct Side {
 Bytes good_frames() {
   Bytes bytes;
   for (std::uint32_t i = 0; i < 10; ++i) {
-    const std::size_t total = i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 100'000;
+    const std::size_t total = i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000;
     if (i % 2 == 0) {
       append(bytes, {.kind = FrameKind::eager, .tag = {1, i, 0}, .length = 1000 * i, .total = total});
       continue;
     }
-    for (std::size_t offset = 0; offset < total; offset += 300'000)
+    for (std::size_t offset = 0; offset < total; offset += 50'000)
       append(bytes, {.kind = FrameKind::piece,
                      .tag = {1, i, 0},
-                     .length = static_cast<std::uint32_t>(std::min<std::size_t>(300'000, total - offset)),
+                     .length = static_cast<std::uint32_t>(std::min<std::size_t>(50'000, total - offset)),
                      .total = total,
                      .offset = offset});
   }
@@ -84,7 +84,7 @@ Bytes good_frames() {
 }
 
 TEST(Frames, GoodOnesAreReadHoweverTheyAreCut) {  // the control of the tests below
-  for (unsigned seed = 0; seed < 50; ++seed) {
+  for (unsigned seed = 0; seed < 30; ++seed) {
     std::mt19937 random(seed);
     Side side;
     EXPECT_EQ(feed(side.reader, good_frames(), random), "");
@@ -119,7 +119,7 @@ TEST(Frames, HeadersWithRandomFieldsDoNoHarm) {
       frame.tag = {static_cast<std::uint32_t>(any({1, 1, 1, 2})), static_cast<std::uint32_t>(random() % 12), 0};
       frame.announced = static_cast<std::uint16_t>(random() % 40 == 0 ? random() % 3 : 0);
       frame.total = any(
-          {0, 1, 1000, 2000, 64'000, kEagerLimit, 165'537, 265'537, kPiece, ~std::uint64_t{0}, std::uint64_t{1} << 40});
+          {0, 1, 1000, 2000, 64'000, kEagerLimit, 85'537, 125'537, kPiece, ~std::uint64_t{0}, std::uint64_t{1} << 40});
       frame.length =
           static_cast<std::uint32_t>(random() % 2 == 0 ? std::min<std::uint64_t>(frame.total, kPiece)
                                                        : any({0, 1, 5000, kPiece, kPiece + 1, ~std::uint32_t{0}}));

@@ -1,10 +1,30 @@
 // A program of somebody else: all it knows is find_package(tessera).
 #include <cstdio>
 #include <memory>
+#include <vector>
 
 #include "all_headers.h"  // written by the test: every header that was installed
 
-int main() {
+/// All ranks of a backend that this program has never heard of add up 1, 2 and 3.
+int use_backend(const char* name) {
+  try {
+    float sum = 0;
+    tessera::comm::run_threads(3, {.backend = name}, [&](tessera::comm::Communicator& world) {
+      std::vector<float> values(100'000, static_cast<float>(world.rank() + 1));
+      const auto view = tessera::comm::view_of(values.data(), values.size());
+      world.all_reduce(view, view, tessera::comm::ReduceOp::sum()).wait();
+      if (world.rank() == 0) sum = values.back();
+    });
+    std::printf("the %s backend: %g\n", name, static_cast<double>(sum));
+    return 0;
+  } catch (const tessera::base::Error& error) {
+    std::printf("%s\n", error.what());
+    return 2;
+  }
+}
+
+int main(int count, char** arguments) {
+  if (count > 1) return use_backend(arguments[1]);
   using namespace tessera::base;
   const auto ledger = std::make_shared<Ledger>();
   MemoryPool pool(ledger);

@@ -64,7 +64,7 @@ class Switchboard {
   void opened_by_all(std::uint16_t number);
   void gone(int rank, bool in_good_order);
   void watch_process(int rank, int pid);
-  void await_end(int rank, boost::asio::posix::stream_descriptor& process);
+  void await_end(int rank, boost::asio::posix::stream_descriptor& process, boost::asio::steady_timer& timer);
   void leave();
   void stop_when_alone();
 

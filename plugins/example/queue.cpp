@@ -1,0 +1,174 @@
+// A whole backend as an outside plug-in: the ranks are threads of one process, and messages lie in queues between them.
+// It only says how short notes and bulk get from one rank to another (tessera/comm/wire.h); matching, the collectives,
+// deadlines and errors are the library's.
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/host_communicator.h"
+#include "tessera/comm/matched_transport.h"
+#include "tessera/comm/plugin.h"
+
+namespace {
+
+using namespace tessera::comm;
+
+struct Note {
+  NoteHeader header;
+  std::vector<std::byte> payload;
+};
+
+/// Bulk that a sender holds out. Whoever takes it out of the list has it: the receiver to copy it, the sender to give
+/// up.
+struct Offer {
+  Message* message;
+  int from;
+  std::uint64_t slot;
+};
+
+/// What has come for one rank. Shared by all: the mutex guards everything.
+struct Mailbox {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Note> notes;
+  std::vector<Offer> offers;
+  std::vector<Message*> taken;  ///< of this rank's own offers: the receivers have copied them
+  bool woken = false;
+};
+
+class QueueWire final : public Wire, private Sleeper {
+ public:
+  QueueWire(Bootstrap& bootstrap, WireEvents& events) : events_(events), rank_(bootstrap.rank()) {
+    for (const auto& object : bootstrap.exchange_objects(std::make_shared<Mailbox>()))
+      boxes_.push_back(std::static_pointer_cast<Mailbox>(object));
+  }
+
+  std::size_t longest_payload() const noexcept override { return 4096; }
+  bool has_room() const noexcept override { return true; }
+
+  void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept override {
+    put(peer, [&](Mailbox& box) { box.notes.push_back({header, {payload.begin(), payload.end()}}); });
+  }
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override {
+    put(message.peer, [&](Mailbox& box) { box.offers.push_back({&message, rank_, slot}); });
+  }
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override {
+    wanted_.push_back({&message, message.peer, slot});
+  }
+
+  Cancelled cancel_bulk(Message& message) noexcept override {
+    const auto is_it = [&](const Offer& offer) { return offer.message == &message; };
+    if (std::erase_if(wanted_, is_it) > 0) return Cancelled::before;
+    Mailbox& theirs = box(message.peer);
+    {
+      const std::lock_guard lock(theirs.mutex);
+      if (std::erase_if(theirs.offers, is_it) > 0) return Cancelled::before;
+    }
+    std::unique_lock lock(own().mutex);  // the receiver is copying right now: that ends
+    const auto copied = [&] {
+      return std::find(own().taken.begin(), own().taken.end(), &message) != own().taken.end();
+    };
+    own().changed.wait(lock, copied);
+    std::erase(own().taken, &message);
+    return Cancelled::after;
+  }
+
+  bool poll(bool) noexcept override {
+    std::deque<Note> notes;
+    std::vector<Message*> taken;
+    {
+      const std::lock_guard lock(own().mutex);
+      notes.swap(own().notes);
+      taken.swap(own().taken);
+    }
+    for (const Note& note : notes) events_.note_arrived(note.header, note.payload);
+    for (Message* message : taken) events_.bulk_done(*message);
+    bool moved = !notes.empty() || !taken.empty();
+    for (std::size_t i = 0; i < wanted_.size();) moved |= take(i);
+    return moved;
+  }
+
+  Sleeper& sleeper() noexcept override { return *this; }
+  void close(Ending) noexcept override {}
+
+ private:
+  Mailbox& box(int rank) { return *boxes_[static_cast<std::size_t>(rank)]; }
+  Mailbox& own() { return box(rank_); }
+
+  template <class Change>
+  void put(int rank, Change change) noexcept {
+    Mailbox& to = box(rank);
+    {
+      const std::lock_guard lock(to.mutex);
+      change(to);
+    }
+    to.changed.notify_all();
+  }
+
+  /// Copies what `wanted_[i]` waits for, if it is here; else goes on to the next one.
+  bool take(std::size_t& i) noexcept {
+    const Offer want = wanted_[i];
+    Offer found{};
+    {
+      const std::lock_guard lock(own().mutex);
+      auto& offers = own().offers;
+      const auto at = std::find_if(offers.begin(), offers.end(), [&](const Offer& offer) {
+        return offer.from == want.from && offer.slot == want.slot;
+      });
+      if (at == offers.end()) return ++i, false;
+      found = *at;
+      offers.erase(at);
+    }
+    wanted_.erase(wanted_.begin() + static_cast<std::ptrdiff_t>(i));
+    std::memcpy(want.message->data, found.message->data, want.message->bytes);
+    put(want.from, [&](Mailbox& sender) { sender.taken.push_back(found.message); });
+    events_.bulk_done(*want.message);
+    return true;
+  }
+
+  bool arm() noexcept override {
+    const std::lock_guard lock(own().mutex);
+    own().woken = false;
+    return own().notes.empty() && own().taken.empty() && own().offers.empty();
+  }
+  void sleep(std::chrono::nanoseconds at_most) noexcept override {
+    std::unique_lock lock(own().mutex);
+    own().changed.wait_for(lock, std::min<std::chrono::nanoseconds>(at_most, std::chrono::milliseconds(10)), [&] {
+      return own().woken || !own().notes.empty() || !own().taken.empty() || !own().offers.empty();
+    });
+  }
+  void wake() noexcept override {
+    put(rank_, [](Mailbox& box) { box.woken = true; });
+  }
+
+  WireEvents& events_;
+  const int rank_;
+  std::vector<std::shared_ptr<Mailbox>> boxes_;
+  std::vector<Offer> wanted_;  ///< receives of bulk; `from` is who sends
+};
+
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+  if (!bootstrap->in_process())
+    throw tessera::base::InvalidUsage("queue: its ranks are threads of one process; use another backend for processes");
+  return make_host_communicator(
+      std::move(bootstrap), options, "queue", [](Bootstrap& ranks, TransportEvents& told, const WorldOptions&) {
+        return std::make_unique<MatchedTransport>(
+            ranks.rank(), told, [&](WireEvents& events) { return std::make_unique<QueueWire>(ranks, events); });
+      });
+}
+
+const Backend& backend() {
+  static const Backend kBackend{
+      .name = "queue", .devices = "cpu", .probe = [] { return std::string(); }, .create = create, .variables = {}};
+  return kBackend;
+}
+
+}  // namespace
+
+TESSERA_PLUGIN(backend)

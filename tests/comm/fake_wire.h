@@ -1,0 +1,146 @@
+// A wire that delivers when and in what order it likes, and can be broken; driven by one thread.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "tessera/comm/wire.h"
+
+namespace tessera::comm_test {
+
+using namespace comm;
+
+inline constexpr std::size_t kLongest = 100;  ///< bytes of a short message
+
+/// What is between the ranks.
+struct Net {
+  struct Note {
+    int to;
+    NoteHeader header;
+    std::vector<std::byte> payload;
+  };
+  struct Bulk {
+    Message* message;
+    int from, to;
+    std::uint64_t slot;
+  };
+  std::mt19937_64 dice{1};
+  std::vector<Note> notes;
+  std::vector<Bulk> sends, receives;
+  std::vector<WireEvents*> events;
+  std::vector<int> closed;  ///< how, by rank; -1: open
+  // Ways to break it.
+  bool corrupts = false;
+  bool stuck = false;                ///< bulk that is matched never ends
+  bool writes_after_cancel = false;  ///< a receive that was cancelled is still written to
+};
+
+class NoSleep final : public Sleeper {
+ public:
+  bool arm() noexcept override { return false; }
+  void sleep(std::chrono::nanoseconds) noexcept override {}
+  void wake() noexcept override {}
+};
+
+class FakeWire final : public Wire {
+ public:
+  FakeWire(Net& net, int rank, WireEvents& events) : net_(net), rank_(rank) {
+    net.events.push_back(&events);
+    net.closed.push_back(-1);
+  }
+  std::size_t longest_payload() const noexcept override { return kLongest; }
+  bool has_room() const noexcept override {
+    return std::count_if(net_.notes.begin(), net_.notes.end(), [&](const auto& n) { return n.header.from == rank_; }) <
+           8;
+  }
+  void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept override {
+    net_.notes.push_back({peer, header, {payload.begin(), payload.end()}});
+    if (net_.corrupts && !payload.empty()) net_.notes.back().payload.back() ^= std::byte{1};
+  }
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override {
+    net_.sends.push_back({&message, rank_, message.peer, slot});
+  }
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override {
+    net_.receives.push_back({&message, message.peer, rank_, slot});
+  }
+  Cancelled cancel_bulk(Message& message) noexcept override {
+    const auto is_it = [&](const Net::Bulk& b) { return b.message == &message; };
+    const auto receive = std::find_if(net_.receives.begin(), net_.receives.end(), is_it);
+    if (receive != net_.receives.end()) {
+      const Net::Bulk bulk = *receive;
+      const bool answered =
+          std::any_of(net_.sends.begin(), net_.sends.end(), [&](const Net::Bulk& s) { return joined(s, bulk); });
+      if (answered && net_.stuck) return Cancelled::never;
+      if (answered && net_.dice() % 2 == 0) {  // it had begun
+        move(bulk, &message);
+        return Cancelled::after;
+      }
+      if (!net_.writes_after_cancel) std::erase_if(net_.receives, is_it);
+      return Cancelled::before;
+    }
+    if (net_.stuck) return Cancelled::never;
+    const auto send = std::find_if(net_.sends.begin(), net_.sends.end(), is_it);
+    const auto taker =
+        std::find_if(net_.receives.begin(), net_.receives.end(), [&](const Net::Bulk& r) { return joined(*send, r); });
+    if (taker == net_.receives.end()) {
+      ADD_FAILURE() << "a bulk send that nobody waits for";
+      return Cancelled::never;
+    }
+    move(Net::Bulk(*taker), &message);
+    return Cancelled::after;
+  }
+  bool poll(bool) noexcept override {
+    if (net_.dice() % 3 == 0) return false;
+    if (net_.dice() % 2 == 0) return deliver_note();
+    return !net_.stuck && move_bulk();
+  }
+  Sleeper& sleeper() noexcept override { return sleeper_; }
+  void close(Ending how) noexcept override { net_.closed[static_cast<std::size_t>(rank_)] = static_cast<int>(how); }
+
+ private:
+  static bool joined(const Net::Bulk& a, const Net::Bulk& b) {
+    return a.from == b.from && a.to == b.to && a.slot == b.slot;
+  }
+  /// Any of those for this rank: they overtake each other.
+  bool deliver_note() {
+    std::vector<std::size_t> mine;
+    for (std::size_t i = 0; i < net_.notes.size(); ++i)
+      if (net_.notes[i].to == rank_) mine.push_back(i);
+    if (mine.empty()) return false;
+    const auto at = static_cast<std::ptrdiff_t>(mine[net_.dice() % mine.size()]);
+    const Net::Note note = net_.notes[static_cast<std::size_t>(at)];
+    net_.notes.erase(net_.notes.begin() + at);
+    net_.events[static_cast<std::size_t>(rank_)]->note_arrived(note.header, note.payload);
+    return true;
+  }
+  bool move_bulk() {
+    for (const Net::Bulk& receive : net_.receives)
+      if (receive.to == rank_ && net_.dice() % 2 == 0 && move(Net::Bulk(receive))) return true;
+    return false;
+  }
+  /// Moves what is for `receive`, if it is there, and tells both sides but `untold`.
+  bool move(Net::Bulk receive, const Message* untold = nullptr) {
+    const auto found =
+        std::find_if(net_.sends.begin(), net_.sends.end(), [&](const Net::Bulk& s) { return joined(s, receive); });
+    if (found == net_.sends.end()) return false;
+    const Net::Bulk send = *found;
+    EXPECT_EQ(send.message->bytes, receive.message->bytes);
+    std::memcpy(receive.message->data, send.message->data, receive.message->bytes);
+    if (net_.corrupts) receive.message->data[0] ^= std::byte{1};
+    net_.sends.erase(found);
+    std::erase_if(net_.receives, [&](const Net::Bulk& r) { return r.message == receive.message; });
+    if (send.message != untold) net_.events[static_cast<std::size_t>(send.from)]->bulk_done(*send.message);
+    if (receive.message != untold) net_.events[static_cast<std::size_t>(receive.to)]->bulk_done(*receive.message);
+    return true;
+  }
+
+  Net& net_;
+  const int rank_;
+  NoSleep sleeper_;
+};
+
+}  // namespace tessera::comm_test

@@ -1,0 +1,197 @@
+// MatchedTransport over a wire that delivers when and in what order it likes, driven by one thread.
+#include "tessera/comm/matched_transport.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/backends/wires/parcels.h"
+#include "tests/comm/fake_wire.h"
+
+namespace tessera::comm_test {
+namespace {
+
+using namespace wire_test;
+
+struct World {
+  explicit World(int size, std::uint64_t seed = 1) {
+    net.dice.seed(seed);
+    for (int r = 0; r < size; ++r) {
+      ranks.push_back(std::make_unique<Rank>(r));
+      ranks.back()->transport = std::make_unique<MatchedTransport>(
+          r, *ranks.back(), [&](WireEvents& events) { return std::make_unique<FakeWire>(net, r, events); });
+    }
+  }
+  Rank& operator[](std::size_t r) { return *ranks[r]; }
+  void drive(int turns = 3000) {
+    for (int i = 0; i < turns; ++i)
+      for (const auto& rank : ranks) rank->transport->poll(i % 16 == 0);
+  }
+  Net net;
+  std::vector<std::unique_ptr<Rank>> ranks;
+};
+
+/// The first problem of a random exchange; "" if all is right.
+std::string random_exchange(std::uint64_t seed, bool corrupts) {
+  constexpr std::size_t kSizes[] = {0, 1, 99, 100, 101, 5000};
+  World world(3, seed);
+  world.net.corrupts = corrupts;
+  std::mt19937_64 dice(seed * 7 + 1);
+  struct Part {
+    std::size_t rank;
+    bool sends;
+    int peer;
+    MessageTag tag;
+    std::size_t bytes;
+  };
+  std::vector<Part> parts;
+  std::uint64_t payload = 0;
+  for (std::uint32_t i = 0; i < 120; ++i) {
+    const auto from = dice() % 3;
+    const auto to = dice() % 3;
+    const std::size_t bytes = kSizes[dice() % std::size(kSizes)];
+    const MessageTag tag{i % 3, 0xffffffff - i / 9, i % 9};
+    parts.push_back({from, true, static_cast<int>(to), tag, bytes});
+    parts.push_back({to, false, static_cast<int>(from), tag, bytes});
+    payload += bytes;
+  }
+  std::shuffle(parts.begin(), parts.end(), dice);
+  std::vector<const Parcel*> received;
+  for (const Part& p : parts) {
+    if (p.sends) world[p.rank].send(p.peer, p.tag, p.bytes);
+    if (!p.sends) received.push_back(&world[p.rank].receive(p.peer, p.tag, p.bytes));
+    if (dice() % 2 == 0) world.drive(1);
+  }
+  world.drive();
+  for (const Parcel* parcel : received)
+    if (auto problem = Rank::problem(*parcel); !problem.empty()) return problem;
+  std::uint64_t sent = 0;
+  for (const auto& rank : world.ranks) sent += rank->sent;
+  return sent == payload ? "" : "the meter is wrong";
+}
+
+TEST(MatchedTransport, JoinsWhatBelongsTogetherInAnyOrder) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) ASSERT_EQ(random_exchange(seed, false), "") << "seed " << seed;
+  EXPECT_NE(random_exchange(1, true), "");  // the control: a wrong byte is seen
+}
+
+TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
+  constexpr std::size_t kSizes[] = {0, 50, 100, 101, 3000};
+  for (std::uint64_t seed = 1; seed <= 40; ++seed)
+    for (const std::size_t sent : kSizes)
+      for (const std::size_t wanted : kSizes) {
+        World world(2, seed);
+        if (seed % 2 == 0) world[0].send(1, {1, 2, 3}, sent);
+        world.drive(static_cast<int>(seed % 7));
+        const Parcel& got = world[1].receive(0, {1, 2, 3}, wanted);
+        if (seed % 2 != 0) world[0].send(1, {1, 2, 3}, sent);
+        world.drive(300);
+        ASSERT_EQ(got.times_done, 1) << sent << " for " << wanted << ", seed " << seed;
+        ASSERT_EQ(got.came, sent) << wanted << ", seed " << seed;
+      }
+}
+
+/// True: memory of a message that was given up was left alone, and everything after it is right.
+bool survives_cancel(std::uint64_t seed, bool writes_after_cancel) {
+  World world(2, seed);
+  world.net.writes_after_cancel = writes_after_cancel;
+  std::mt19937_64 dice(seed);
+  bool good = true;
+  for (std::uint32_t i = 0; i < 30; ++i) {
+    const std::size_t bytes = dice() % 3 == 0 ? 60 : 2000;
+    const MessageTag tag{0, 1, i};
+    const bool gives_up_send = dice() % 2 == 0;
+    const bool receiver_first = dice() % 2 == 0;
+    if (receiver_first) world[1].receive(0, tag, bytes);
+    world.drive(static_cast<int>(dice() % 4));
+    Parcel& sent = world[0].send(1, tag, bytes);
+    world.drive(static_cast<int>(dice() % 4));
+    if (!receiver_first) world[1].receive(0, tag, bytes);
+    Parcel& received = *world[1].parcels.back();
+    world.drive(static_cast<int>(dice() % 5));
+    Parcel& parcel = gives_up_send ? sent : received;
+    Rank& rank = gives_up_send ? world[0] : world[1];
+    if (parcel.times_done != 0) continue;
+    rank.transport->cancel(parcel.message);
+    const auto before = parcel.times_done;
+    std::fill(parcel.memory.begin(), parcel.memory.end(), std::byte{0x11});
+    world.drive(200);
+    good &= before == 0 && parcel.times_done == 0;
+    good &= std::all_of(parcel.memory.begin(), parcel.memory.end(), [](std::byte b) { return b == std::byte{0x11}; });
+    Parcel& other = gives_up_send ? received : sent;  // its side is given up, too, before the tag comes again
+    if (other.times_done == 0) (gives_up_send ? world[1] : world[0]).transport->cancel(other.message);
+    world.drive(200);
+    const MessageTag next{0, 1, 1000 + i};
+    const Parcel& after = world[1].receive(0, next, bytes);
+    world[0].send(1, next, bytes);
+    world.drive(300);
+    good &= Rank::problem(after).empty();
+  }
+  return good;
+}
+
+TEST(MatchedTransport, WhatIsGivenUpIsLeftAlone) {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) ASSERT_TRUE(survives_cancel(seed, false)) << "seed " << seed;
+  bool seen = false;  // the control: a wire that writes after all
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) seen |= !survives_cancel(seed, true);
+  EXPECT_TRUE(seen);
+}
+
+TEST(MatchedTransport, AWithdrawnQuestionIsNotAnswered) {
+  World world(2, 3);
+  Parcel& given_up = world[1].receive(0, {0, 1, 2}, 3000);
+  world.drive(100);  // the question waits at rank 0
+  world[1].transport->cancel(given_up.message);
+  world.drive(100);
+  const Parcel& again = world[1].receive(0, {0, 1, 2}, 3000);
+  world[0].send(1, {0, 1, 2}, 3000);
+  world.drive(300);
+  EXPECT_EQ(Rank::problem(again), "");
+}
+
+TEST(MatchedTransport, MemoryThatCanNotBePromisedEndsTheWire) {
+  for (const bool receiving : {true, false}) {
+    World world(2, 5);
+    Parcel& received = world[1].receive(0, {0, 1, 2}, 3000);
+    world.net.stuck = true;
+    Parcel& sent = world[0].send(1, {0, 1, 2}, 3000);
+    world.drive(100);
+    Rank& rank = receiving ? world[1] : world[0];
+    rank.transport->cancel((receiving ? received : sent).message);
+    EXPECT_EQ(world.net.closed[receiving ? 1 : 0], static_cast<int>(Wire::Ending::broken));
+    EXPECT_EQ(rank.failure, "");  // not from inside cancel()
+    rank.transport->poll(true);
+    EXPECT_NE(rank.failure, "");
+    const Parcel& later = rank.receive(receiving ? 0 : 1, {0, 1, 3}, 10);
+    world.drive(100);
+    EXPECT_EQ(later.times_done, 0);
+    rank.transport->cancel(rank.parcels.back()->message);
+    rank.transport->close(false);
+  }
+}
+
+TEST(MatchedTransport, HowItEndsIsToldToTheWire) {
+  World world(2, 6);
+  world[0].transport->close(false);
+  EXPECT_EQ(world.net.closed[0], static_cast<int>(Wire::Ending::orderly));
+  Parcel& never = world[1].receive(0, {0, 1, 2}, 10);
+  world[1].transport->cancel(never.message);
+  world[1].transport->close(false);
+  EXPECT_EQ(world.net.closed[1], static_cast<int>(Wire::Ending::with_failures));
+}
+
+TEST(MatchedTransport, ALostPeerIsTold) {
+  World world(2, 7);
+  Parcel& never = world[1].receive(0, {0, 1, 2}, 3000);
+  world.net.events[1]->bulk_failed(never.message, "cable cut");
+  world.net.receives.clear();
+  EXPECT_EQ(world[1].lost, "");
+  world[1].transport->poll(false);
+  EXPECT_EQ(world[1].lost, "0: cable cut");
+  EXPECT_EQ(never.times_done, 0);
+  world[1].transport->cancel(never.message);
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

@@ -176,8 +176,7 @@ int bench(const Commands& commands, const BenchOptions& options) {
     check_writable("--tune", options.tune);
   }
   if (launched.size > 1) return run_here(options, plan);
-  if (launched.launcher != "none" && ranks > 1)
-    fmt::print(stderr, "tessera: note: {} started one rank; starting {} here\n", launched.launcher, ranks);
+  note_if_alone_under_a_launcher(ranks);
   return options.tune.empty() ? run_all(commands, options, plan) : tune(commands, options, plan);
 }
 

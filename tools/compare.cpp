@@ -157,6 +157,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
     check_writable("--trace", options.trace);
     check_writable("--report", options.report);
   }
+  note_if_alone_under_a_launcher(ranks);
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,
                         .ranks = ranks,

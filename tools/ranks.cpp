@@ -1,5 +1,7 @@
 #include "tools/ranks.h"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <filesystem>
 
@@ -38,6 +40,12 @@ int world_size(const std::optional<int>& ranks) {
 }
 
 bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
+
+void note_if_alone_under_a_launcher(int ranks) {
+  const std::string launcher = comm::resolve_launch().launcher;
+  if (launcher != "none" && must_spawn(ranks))
+    fmt::print(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);
+}
 
 LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments) {
   // Said by the one that sees all cores: a bound rank sees its share only.
@@ -89,7 +97,7 @@ std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
   config.launch->generation = static_cast<std::uint32_t>(options.generation);
   config.ledger = options.ledger;
-  config.logger = make_logger(options.ranks == 1 ? 0 : comm::resolve_launch().rank);
+  config.logger = make_logger(config.launch->rank);
   return comm::init(std::move(config));
 }
 

@@ -22,10 +22,14 @@ int world_size(const std::optional<int>& ranks);
 /// True where this process must start the ranks; false where it is one (or the only one).
 bool must_spawn(int ranks);
 
+/// Says so on standard error where a launcher has started one rank only, and these are started here instead.
+void note_if_alone_under_a_launcher(int ranks);
+
 /// The plan that runs this very program with these arguments as the ranks of a training. They are bound to their shares
 /// of the cores where each computing thread finds one; where there are more threads than cores, the scheduler balances
 /// better than a fixed share would.
 LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments);
+
 /// What is set for comm's variable of that name. Throws nothing: an unknown name has no value.
 std::optional<std::string> comm_variable(std::string_view name);
 

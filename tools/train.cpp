@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
 #include "tools/commands.h"
 #include "tools/launcher.h"
 #include "tools/output.h"
@@ -88,8 +89,9 @@ int train(const Commands& commands, const TrainOptions& options) {
   const bool spawn = must_spawn(ranks);
   const TrainPlan plan = make_plan(options, ranks);
   engine_options(plan, options.strategy);
+  if (spawn || comm::resolve_launch().rank == 0) check_outputs(options);
   if (!spawn) return train_as_rank(plan);
-  check_outputs(options);
+  note_if_alone_under_a_launcher(ranks);
   return launch(plan_for_training(plan, commands.arguments));
 }
 

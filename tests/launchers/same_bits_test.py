@@ -16,9 +16,8 @@ SAID_ONCE = "bitwise equal"  # in what compare says at the end
 
 
 @functools.lru_cache(None)
-def usable(backend):
-    ended = jobs.run([TOOL, "info", "--json"])
-    return any(one["name"] == backend and one["available"] for one in json.loads(ended.out)["backends"])
+def backends():
+    return {one["name"]: one for one in json.loads(jobs.run([TOOL, "info", "--json"]).out)["backends"]}
 
 
 class Case(jobs.Case):
@@ -28,6 +27,10 @@ class Case(jobs.Case):
         super().setUp()
         if Case.reference is None:
             Case.reference = self.compare(jobs.Plain())
+
+    def need(self, backend):
+        if not backends()[backend]["available"]:
+            self.skipTest(f"{backend}: {backends()[backend]['reason']}")
 
     def compare(self, launcher, *arguments):
         """The one hash of all strategies."""
@@ -57,9 +60,18 @@ class Controls(Case):
 
 
 class PlainTest(Case):
-    def test_every_backend_gives_the_same_bits(self):
-        for backend in filter(usable, ("tcp", "ucx", "mpi")):
-            self.assertEqual(self.compare(jobs.Plain(), "--backend", backend), self.reference, backend)
+    launcher = jobs.Plain()
+
+    def test_over_tcp(self):
+        self.assertEqual(self.compare(self.launcher, "--backend", "tcp"), self.reference)
+
+    def test_over_ucx(self):
+        self.need("ucx")
+        self.assertEqual(self.compare(self.launcher, "--backend", "ucx"), self.reference)
+
+    def test_over_mpi(self):
+        self.need("mpi")
+        self.assertEqual(self.compare(self.launcher, "--backend", "mpi"), self.reference)
 
 
 class Launched:
@@ -67,13 +79,28 @@ class Launched:
 
     kills_all = False  # a rank's death takes the others before they can speak
 
-    def test_compare_gives_the_same_bits(self):
-        for backend in filter(usable, ("shm", "tcp", "ucx")):
+    def test_over_shm_and_tcp(self):
+        for backend in ("shm", "tcp"):
             self.assertEqual(self.compare(self.launcher, "--backend", backend), self.reference, backend)
 
-    def test_compare_over_mpi_gives_the_same_bits(self):
-        if self.for_mpi is not None and usable("mpi"):
-            self.assertEqual(self.compare(self.for_mpi, "--backend", "mpi"), self.reference)
+    def test_over_ucx(self):
+        self.need("ucx")
+        self.assertEqual(self.compare(self.launcher, "--backend", "ucx"), self.reference)
+
+    def test_over_mpi(self):
+        self.need("mpi")
+        for launcher in self.for_mpi:
+            self.assertEqual(self.compare(launcher, "--backend", "mpi"), self.reference)
+
+    def assert_mpi_is_refused(self):
+        """Where the launcher starts no ranks of MPI's; never a world of one rank each instead."""
+        self.need("mpi")
+        with self.launcher.start(self.training("compare", "--backend", "mpi")) as job:
+            ended = job.finish()
+        self.assertEqual(ended.code, 2, ended)
+        self.assertEqual(ended.out, "")
+        for line in jobs.last_words(ended.err):
+            self.assertRegex(line, r"mpi: these 4 ranks were started by '\w+', of which .* knows nothing: start them with mpirun -n 4")
 
     def test_train_and_bench_speak_with_one_voice(self):
         with self.launcher.start(self.training("train", "--json", self.path("t.json"))) as job:
@@ -118,17 +145,32 @@ class Launched:
 
 
 class OpenMpiTest(Launched, Case):
-    launcher = for_mpi = jobs.Mpirun("openmpi")
+    launcher = jobs.Mpirun("openmpi")
+    for_mpi = [launcher]
 
 
 class MpichTest(Launched, Case):
-    launcher = for_mpi = jobs.Mpirun("mpich")
+    launcher = jobs.Mpirun("mpich")
+    for_mpi = [launcher]
     kills_all = True
+
+
+class WorldOfOneTest(Case):
+    def test_it_starts_the_ranks_that_are_asked_for_and_says_so(self):
+        for kind in jobs.Mpirun.OPTIONS:
+            for subcommand in ("compare", "train"):
+                with jobs.Mpirun(kind, ranks=1).start(self.training(subcommand, "--ranks", RANKS)) as job:
+                    ended = job.finish()
+                self.assertEqual(ended.code, 0, ended)
+                self.assertRegex(ended.err, r"tessera: note: \w+ started one rank; starting 4 here\n")
+                self.assertIn(self.reference[:8], ended.out)
 
 
 class TorchrunTest(Launched, Case):
     launcher = jobs.Torchrun()
-    for_mpi = None  # it starts no ranks of MPI's
+
+    def test_over_mpi(self):
+        self.assert_mpi_is_refused()
 
     def test_a_later_start_is_a_run_of_its_own(self):
         self.assertEqual(self.compare(jobs.Torchrun(restart=1), "--backend", "tcp"), self.reference)
@@ -142,12 +184,10 @@ class SlurmTest(Launched, Case):
         cls.cluster = slurm.Slurm(folder.name).start()
         cls.addClassCleanup(cls.cluster.stop)
         cls.launcher = cls.cluster.srun()
-        cls.for_mpi = None
+        cls.for_mpi = [cls.cluster.srun("--mpi=pmix"), cls.cluster.srun("--mpi=pmi2")]  # for Open MPI, for MPICH
 
-    def test_compare_over_either_mpi_gives_the_same_bits(self):
-        if usable("mpi"):
-            for plugin in ("pmix", "pmi2"):  # Open MPI's way, and MPICH's
-                self.assertEqual(self.compare(self.cluster.srun(f"--mpi={plugin}"), "--backend", "mpi"), self.reference, plugin)
+    def test_mpi_without_its_plugin(self):
+        self.assert_mpi_is_refused()
 
 
 if __name__ == "__main__":

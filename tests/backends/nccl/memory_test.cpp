@@ -1,0 +1,71 @@
+// Memory of the device: whose it may be, and who knows it.
+#include "tests/backends/nccl/support.h"
+
+namespace tessera::nccl_test {
+namespace {
+
+TEST(NcclMemory, OfOthersIsRefused) {
+  reset_fake();
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<float> host(4);
+    EXPECT_EQ(error_of([&] { comm.all_reduce(view_of(host.data(), 4), view_of(host.data(), 4), ReduceOp::sum()); }),
+              "Unsupported: all_reduce: backend nccl can't move memory of device cpu");
+    OnDevice<float> elsewhere(comm, comm.rank() + 1, 4);
+    EXPECT_EQ(error_of([&] { comm.broadcast(elsewhere.view(), elsewhere.view(), 0); }),
+              "InvalidUsage: broadcast: memory is on cuda:" + std::to_string(comm.rank() + 1) +
+                  ", this communicator works on device " + std::to_string(comm.rank()));
+    EXPECT_EQ(error_of([&] { comm.allocate(8, MemoryKind::host, {}); }),
+              "Unsupported: nccl: allocate gives memory of the device only");
+  });
+}
+
+TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
+  reset_fake();
+  const auto ledger = std::make_shared<Ledger>();
+  WorldOptions options = quick_options();
+  options.communicator.ledger = ledger;
+  Buffer survivor;
+  run_world(1, options, [&](Communicator& world) {
+    const Buffer small = world.allocate(1000, MemoryKind::device, MemoryUse::gradient);
+    EXPECT_EQ(fake_counts().registrations, 0);
+    Buffer large = world.allocate(4 << 20, MemoryKind::device, MemoryUse::parameter);
+    EXPECT_EQ(fake_counts().registrations, 1);
+    {
+      const auto child = world.split(0, 0);
+      EXPECT_EQ(fake_counts().registrations, 2);
+      const Buffer later = world.allocate(4 << 20, MemoryKind::device, {});
+      EXPECT_EQ(fake_counts().registrations, 4);
+    }
+    EXPECT_EQ(fake_counts().registrations, 1);
+    EXPECT_EQ(ledger->snapshot().now_of(MemoryUse::parameter), std::uint64_t{4} << 20);
+    EXPECT_EQ(ledger->snapshot().now_of(MemoryUse::gradient), 1000u);
+    survivor = std::move(large);
+  });
+  EXPECT_EQ(fake_counts().registrations, 0);
+  EXPECT_EQ(fake_counts().blocks, 1);
+  survivor.reset();
+  EXPECT_TRUE(fake_counts().nothing_left());
+  EXPECT_EQ(ledger->snapshot().total_now, 0u);
+}
+
+TEST(NcclMemory, AnOldLibraryHasNoRegistration) {
+  static const nccl::Api old = [] {
+    nccl::Api api = fake_api();
+    api.ncclMemAlloc = nullptr;
+    api.ncclCommRegister = nullptr;
+    return api;
+  }();
+  reset_fake();
+  run_ranks(
+      2,
+      [](Communicator& comm) {
+        OnDevice<float> x(comm, comm.rank(), 1 << 20, 1);
+        EXPECT_EQ(fake_counts().registrations, 0);
+        comm.all_reduce(x.view(), x.view(), ReduceOp::sum()).wait();
+        EXPECT_EQ(x.values()[77], 2);
+      },
+      quick_options(), old);
+}
+
+}  // namespace
+}  // namespace tessera::nccl_test

@@ -88,10 +88,15 @@ std::shared_ptr<Group> Group::split(int color, int key) {
   const DeviceGuard guard(api_, world_->device());
   auto child = std::make_shared<Group>(world_, child_id(id_, ++splits_, color), options_);
   ncclConfig_t config = non_blocking();
-  launch({.name = "split", .sequence = called_->fetch_add(1) + 1, .timeout = options_.timeout}, [&] {
-    return check(api_.ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->comm_, &config),
-                 "ncclCommSplit");
-  }).wait();
+  launch({.name = "split",
+          .sequence = called_->fetch_add(1) + 1,
+          .timeout = options_.timeout,
+          .signature = world_->options().check ? "split" : ""},
+         [&] {
+           return check(api_.ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->comm_, &config),
+                        "ncclCommSplit");
+         })
+      .wait();
   if (color < 0) return nullptr;
   try {
     child->wait_ready(Clock::now() + options_.timeout);

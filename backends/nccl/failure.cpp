@@ -66,8 +66,8 @@ void Group::reap() noexcept {
     if (failed_.load() || comm_ == nullptr) return;
     std::size_t reached = 0;
     cudaError_t error = cudaSuccess;
-    while (reached < in_flight_.size() && in_flight_[reached]->recorded && in_flight_[reached]->event.reached(error) &&
-           error == cudaSuccess)
+    while (reached < in_flight_.size() && in_flight_[reached]->recorded && agreed_locked(*in_flight_[reached]) &&
+           in_flight_[reached]->event.reached(error) && error == cudaSuccess)
       ++reached;
     // The device may have stopped because of an error, of which the vendor knows by now.
     const Health health = health_locked(trouble);
@@ -77,6 +77,7 @@ void Group::reap() noexcept {
       suspicious_since_.reset();
       for (; reached > 0; --reached) {
         in_flight_.front()->finished.store(Op::kGood);
+        agreements_.erase(in_flight_.front()->what.sequence);
         through.push_back(in_flight_.front());
         in_flight_.pop_front();
       }

@@ -2,6 +2,7 @@
 
 #include "backends/nccl/pause.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/describe.h"
 
 namespace tessera::nccl {
 namespace {
@@ -68,12 +69,14 @@ void Group::check_device(const Call& call) const {
 
 Op::What Group::describe_call(const Call& call) {
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
+  const bool checked = world_->options().check && !message;
   return {.name = name_of(call.kind),
           .sort = message ? Op::Sort::message : Op::Sort::ordered,
           .peer = call.root,
           .sequence = message ? 0 : called_->fetch_add(1) + 1,
           .timeout = call.timeout,
-          .label = std::string(call.label)};
+          .label = std::string(call.label),
+          .signature = checked ? signature(call, size()) : ""};
 }
 
 Work Group::start(const Call& call) {
@@ -117,6 +120,8 @@ Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue) {
   Op& op = acquire();
   const Hold hold(op);
   op.prepare(shared_from_this(), std::move(what));
+  if (!op.what.signature.empty())
+    announce(op.what);  // first: the vendor may hang where the ranks call different things
   world_->begin_operation();
   try {
     issue_locked([&] {

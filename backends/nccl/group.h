@@ -9,6 +9,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -69,6 +70,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   void fail(Failure failure, bool tell) noexcept;
   void lose(int world_rank) noexcept;
   void hear_closing(int world_rank, std::uint64_t called) noexcept;
+  void hear_call(int world_rank, std::uint64_t sequence, const std::string& signature) noexcept;
   /// `op`: waits, bounded, until the device can no longer write its memory.
   [[noreturn]] void throw_failure(const Op* op = nullptr);
   /// When waiting for a failed communicator's device ends: once it has lasted too long, nobody waits again.
@@ -77,6 +79,12 @@ class Group final : public std::enable_shared_from_this<Group> {
 
  private:
   enum class Health : std::uint8_t { well, suspicious, broken };
+  /// Checked mode: what the members say that they call.
+  struct Agreement {
+    std::vector<std::string> signatures;
+    std::size_t here = 0;
+    bool reached = false;
+  };
 
   /// Lets `issue` call the vendor, and waits until it has taken that in.
   Work launch(Op::What what, const std::function<ncclResult_t()>& issue);
@@ -96,6 +104,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   ncclResult_t state_locked() const noexcept;
   Health health_locked(Failure& failure) noexcept;
   bool somebody_left_locked(Failure& failure) const;
+  void announce(const Op::What& what);
+  bool agreed_locked(const Op& op) const;
   std::string vendor_text_locked(const VendorError& error) const;
   int member_of(int world_rank) const noexcept;
   void let_go(std::span<Op* const> through) noexcept;
@@ -117,7 +127,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   mutable std::mutex mutex_;  ///< guards what follows, and every use of comm_
   ncclComm_t comm_ = nullptr;
   Failure failure_;
-  std::deque<Op*> in_flight_;  ///< in the order of the stream
+  std::deque<Op*> in_flight_;                      ///< in the order of the stream
+  std::map<std::uint64_t, Agreement> agreements_;  ///< by sequence
   std::vector<std::unique_ptr<Op>> all_ops_;
   std::vector<Op*> free_ops_;
   std::vector<std::vector<std::uint64_t>> bytes_;      ///< sent, by kind and member

@@ -24,7 +24,7 @@ std::string format_notice(const Notice& notice) {
 }
 
 std::optional<Notice> parse_notice(std::string_view text) {
-  constexpr std::string_view kKinds = "FQAL";
+  constexpr std::string_view kKinds = "FQALC";
   if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
   Notice notice{.kind = static_cast<Notice::Kind>(text.front())};
   text.remove_prefix(1);

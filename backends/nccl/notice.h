@@ -16,6 +16,7 @@ struct Notice {
     question = 'Q',  ///< number: which question
     answer = 'A',    ///< number: which question; value: the last collective that was called
     closing = 'L',   ///< value: the last collective that was called
+    call = 'C',      ///< checked mode; number: which collective; text: what this rank calls
   };
   Kind kind = Kind::closing;
   std::uint64_t communicator = 0;

@@ -30,6 +30,7 @@ class Op final : public WorkState {
     std::uint64_t sequence = 0;  ///< of an ordered one, from 1
     std::chrono::milliseconds timeout{};
     std::string label = {};
+    std::string signature = {};  ///< checked mode: what must be equal on all members
   };
 
   explicit Op(const Api& api) : event(api) {}

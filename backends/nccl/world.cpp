@@ -62,6 +62,7 @@ void World::remove(Group& group) noexcept {
   }
   const std::lock_guard lock(groups_mutex_);
   std::erase(groups_, &group);
+  closed_.insert(group.id());
 }
 
 void World::tell(const Group& group, const Notice& notice) noexcept {
@@ -76,9 +77,11 @@ void World::deliver(int from, const Notice& notice) noexcept {
   const auto found =
       std::find_if(groups_.begin(), groups_.end(), [&](const Group* g) { return g->id() == notice.communicator; });
   if (found == groups_.end()) {
-    if (early_.size() < kMostEarly) early_.emplace_back(from, notice);
+    if (early_.size() < kMostEarly && !closed_.contains(notice.communicator)) early_.emplace_back(from, notice);
   } else if (notice.kind == Notice::Kind::failure) {
     (*found)->fail({static_cast<FailureKind>(notice.number), notice.text}, false);
+  } else if (notice.kind == Notice::Kind::call) {
+    (*found)->hear_call(from, notice.number, notice.text);
   } else {
     (*found)->hear_closing(from, notice.value);
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -63,6 +64,7 @@ class World {
 
   std::mutex groups_mutex_;
   std::vector<Group*> groups_;
+  std::set<std::uint64_t> closed_;             ///< communicators that were here once
   std::vector<std::pair<int, Notice>> early_;  ///< about communicators that this rank has not made yet
   std::vector<bool> dead_;
 

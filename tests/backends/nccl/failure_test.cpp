@@ -94,6 +94,29 @@ TEST(NcclFailure, DeadlinesHoldWhereOnlyStreamsWait) {
   });
 }
 
+TEST(NcclFailure, CheckedModeComparesTheCalls) {
+  for (const bool check : {true, false}) {
+    reset_fake();
+    WorldOptions options = quick_options();
+    options.check = check;
+    run_world(2, options, [&](Communicator& comm) {
+      all_reduce(comm, comm.rank());
+      comm.split(0, 0)->barrier().wait();
+      OnDevice<float> x(comm, comm.rank(), 12, 1);
+      const std::size_t count = comm.rank() == 0 ? 10 : 12;
+      const std::string error = error_of(
+          [&] { comm.all_reduce(x.view(0, count), x.view(0, count), ReduceOp::max(), {.timeout = 500ms}).wait(); });
+      if (check) {
+        EXPECT_EQ(error,
+                  "Mismatch: operation #3 differs between the ranks: rank 0: all_reduce of 10 f32 max; rank 1: "
+                  "all_reduce of 12 f32 max");
+      } else {  // the vendor hangs
+        EXPECT_EQ(error, "Timeout: all_reduce #3: not done within 500ms; all ranks respond, and it is still under way");
+      }
+    });
+  }
+}
+
 TEST(NcclFailure, AMessageThatNobodyTakesIsATimeout) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {

@@ -1,8 +1,23 @@
-// Memory that the backend gives: what is registered with the vendor, and what an old library can't.
+// Memory of the device: whose it may be, and who knows it.
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::nccl_test {
 namespace {
+
+TEST(NcclMemory, OfOthersIsRefused) {
+  reset_fake();
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<float> host(4);
+    EXPECT_EQ(error_of([&] { comm.all_reduce(view_of(host.data(), 4), view_of(host.data(), 4), ReduceOp::sum()); }),
+              "Unsupported: all_reduce: backend nccl can't move memory of device cpu");
+    OnDevice<float> elsewhere(comm, comm.rank() + 1, 4);
+    EXPECT_EQ(error_of([&] { comm.broadcast(elsewhere.view(), elsewhere.view(), 0); }),
+              "InvalidUsage: broadcast: memory is on cuda:" + std::to_string(comm.rank() + 1) +
+                  ", this communicator works on device " + std::to_string(comm.rank()));
+    EXPECT_EQ(error_of([&] { comm.allocate(8, MemoryKind::host, {}); }),
+              "Unsupported: nccl: allocate gives memory of the device only");
+  });
+}
 
 TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
   reset_fake();

@@ -343,20 +343,5 @@ TEST(NcclOperations, CountsBytesLikeTheFormulas) {
   });
 }
 
-TEST(NcclOperations, MemoryOfOthersIsRefused) {
-  reset_fake();
-  run_ranks(2, [](Communicator& comm) {
-    std::vector<float> host(4);
-    EXPECT_EQ(error_of([&] { comm.all_reduce(view_of(host.data(), 4), view_of(host.data(), 4), ReduceOp::sum()); }),
-              "Unsupported: all_reduce: backend nccl can't move memory of device cpu");
-    OnDevice<float> elsewhere(comm, comm.rank() + 1, 4);
-    EXPECT_EQ(error_of([&] { comm.broadcast(elsewhere.view(), elsewhere.view(), 0); }),
-              "InvalidUsage: broadcast: memory is on cuda:" + std::to_string(comm.rank() + 1) +
-                  ", this communicator works on device " + std::to_string(comm.rank()));
-    EXPECT_EQ(error_of([&] { comm.allocate(8, MemoryKind::host, {}); }),
-              "Unsupported: nccl: allocate gives memory of the device only");
-  });
-}
-
 }  // namespace
 }  // namespace tessera::nccl_test

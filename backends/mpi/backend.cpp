@@ -35,7 +35,7 @@ std::vector<std::string_view> launch_prefix() {
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                           std::chrono::milliseconds timeout) {
   return std::make_unique<MatchedTransport>(
-      bootstrap.rank(), events, [&](WireEvents& told) { return std::make_unique<MpiWire>(bootstrap, told, timeout); });
+      bootstrap, events, [&](WireEvents& told) { return std::make_unique<MpiWire>(bootstrap, told, timeout); });
 }
 
 const comm::Backend& backend();  // declared by the generated list

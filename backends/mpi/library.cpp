@@ -1,6 +1,7 @@
 #include "backends/mpi/library.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <mutex>
@@ -27,8 +28,9 @@ constexpr const char* kOther = "Open MPI";
 
 struct Process {
   std::mutex mutex;
-  bool ours = false;    ///< we have started MPI, so we end it
-  int open = 0;         ///< communicators
+  bool ours = false;  ///< we have started MPI, so we end it
+  int open = 0;       ///< communicators
+  bool doubtful = false;
   std::string failure;  ///< the first
 };
 
@@ -62,9 +64,19 @@ std::string loaded_library() {
   return all.substr(0, all.find_first_of(",\n"));
 }
 
+/// Ending MPI waits for all ranks. After a failure some may be stuck: then the launcher has to end them.
 void end_at_exit() {
+  constexpr auto kPatience = std::chrono::seconds(3);
   Process& the = process();
-  if (the.ours && the.open == 0 && the.failure.empty() && !flag_of(MPI_Finalized)) MPI_Finalize();
+  if (!the.ours || the.open != 0 || !the.failure.empty() || flag_of(MPI_Finalized)) return;
+  MPI_Request request = MPI_REQUEST_NULL;
+  int all_here = 0;
+  if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return;
+  for (const auto until = Clock::now() + kPatience; all_here == 0; ::usleep(100)) {
+    if (MPI_Test(&request, &all_here, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
+    if (all_here == 0 && the.doubtful && Clock::now() >= until) return;
+  }
+  MPI_Finalize();
 }
 
 const char* level_name(int level) {
@@ -174,12 +186,14 @@ Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
   return ranks;
 }
 
-void close_ranks(Ranks& ranks, const std::string& failed) {
+void close_ranks(Ranks& ranks, bool doubtful, const std::string& failed) {
   Process& the = process();
   const std::lock_guard lock(the.mutex);
+  the.doubtful |= doubtful;
   if (!failed.empty() && the.failure.empty()) the.failure = failed;
   if (!failed.empty() || ranks.comm == MPI_COMM_NULL) return;
-  if (!flag_of(MPI_Finalized)) MPI_Comm_free(&ranks.comm);
+  // What is freed is used again, with what still lies in it: only where all messages have met their receives.
+  if (!doubtful && !flag_of(MPI_Finalized)) MPI_Comm_free(&ranks.comm);
   ranks.comm = MPI_COMM_NULL;
   --the.open;
 }

@@ -27,9 +27,10 @@ struct Ranks {
 /// InvalidUsage where MPI doesn't know these ranks, BackendError, Timeout, and what the bootstrap throws.
 Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout);
 
-/// Gives the communicator back. `failed`: it is left as it is, MPI is not ended at exit (that would wait for ranks that
-/// don't come), and new communicators are refused with this reason.
-void close_ranks(Ranks& ranks, const std::string& failed);
+/// Gives the communicator back. `doubtful`: operations failed, so that other ranks may not come to their end, and at
+/// exit MPI is ended only if they all do within seconds. Where `failed` says why, the communicator is left as it is,
+/// MPI is not ended at all, and new communicators are refused with this reason.
+void close_ranks(Ranks& ranks, bool doubtful, const std::string& failed);
 
 /// MPI's words for an error code.
 std::string text_of(int code);

@@ -191,7 +191,7 @@ void MpiWire::close(Ending how) noexcept {
   MPI_Status status;
   for (std::size_t i = 0; i < sends_.size() && how != Ending::broken && failure_.empty(); ++i)
     if (!end_request(sends_[i], status, until)) failure_ = "the last messages were not taken within 5 s";
-  if (how != Ending::orderly && failure_.empty()) failure_ = "a rank was lost, or an operation did not finish";
+  if (how == Ending::broken && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
   if (failure_.empty()) {
     std::vector<MPI_Request> unwanted(receives_.begin(), receives_.end());
     unwanted.insert(unwanted.end(), bulk_requests_.begin(), bulk_requests_.end());
@@ -200,7 +200,7 @@ void MpiWire::close(Ending how) noexcept {
       if (!end_request(request, status, until)) break;
     }
   }
-  close_ranks(ranks_, failure_);
+  close_ranks(ranks_, how != Ending::orderly, failure_);
   if (failure_.empty()) return;
   // MPI may still look at these.
   for (std::unique_ptr<Note>& note : sending_) [[maybe_unused]] const Note* leaked = note.release();

@@ -41,7 +41,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events) {
   leave_signals_alone();
   return std::make_unique<MatchedTransport>(
-      bootstrap.rank(), events, [&](WireEvents& told) { return std::make_unique<UcxWire>(bootstrap, told); });
+      bootstrap, events, [&](WireEvents& told) { return std::make_unique<UcxWire>(bootstrap, told); });
 }
 
 const comm::Backend& backend();  // declared by the generated list

@@ -159,7 +159,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
   return make_host_communicator(
       std::move(bootstrap), options, "queue", [](Bootstrap& ranks, TransportEvents& told, const WorldOptions&) {
         return std::make_unique<MatchedTransport>(
-            ranks.rank(), told, [&](WireEvents& events) { return std::make_unique<QueueWire>(ranks, events); });
+            ranks, told, [&](WireEvents& events) { return std::make_unique<QueueWire>(ranks, events); });
       });
 }
 

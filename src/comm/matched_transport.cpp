@@ -1,12 +1,16 @@
 #include "tessera/comm/matched_transport.h"
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "tessera/comm/internal/match_table.h"
 
 namespace tessera::comm {
 namespace {
+
+constexpr auto kSinkTime = std::chrono::seconds(2);
 
 // Message::state
 constexpr std::uint32_t kReceive = 1;     // else a send
@@ -17,6 +21,12 @@ constexpr std::uint32_t kAnnounced = 16;  // a receive whose sender has confirme
 constexpr std::uint32_t kMoved = 32;      // a receive whose bulk is done
 constexpr std::uint32_t kFinished = 64;   // to be delivered by the next poll()
 constexpr std::uint32_t kSink = 128;      // ours: takes what nobody wants any more
+
+std::uint32_t number_of(const Bootstrap& world) {
+  std::uint32_t number = 0;
+  std::memcpy(&number, world.token().data(), sizeof(number));
+  return number;
+}
 
 }  // namespace
 
@@ -35,6 +45,7 @@ struct MatchedTransport::Arrived {
 /// A bulk receive into memory of ours, in place of one that was given up after it had been asked for.
 struct MatchedTransport::Sink {
   Message message;
+  std::uint64_t slot = 0;
   std::unique_ptr<std::byte[]> memory;
 };
 
@@ -77,23 +88,28 @@ struct MatchedTransport::Tables {
   }
 };
 
-MatchedTransport::MatchedTransport(int rank, TransportEvents& events, const WireFactory& make_wire)
-    : rank_(rank), events_(events), tables_(std::make_unique<Tables>()), wire_(make_wire(*this)) {}
+MatchedTransport::MatchedTransport(const Bootstrap& bootstrap, TransportEvents& events, const WireFactory& make_wire)
+    : rank_(bootstrap.rank()),
+      world_(number_of(bootstrap)),
+      events_(events),
+      tables_(std::make_unique<Tables>()),
+      wire_(make_wire(*this)) {}
 
 MatchedTransport::~MatchedTransport() = default;
 
 Sleeper& MatchedTransport::sleeper() noexcept { return wire_->sleeper(); }
 
+NoteHeader MatchedTransport::header_of(NoteHeader::Kind kind, const Message& message,
+                                       std::uint64_t slot) const noexcept {
+  return {.kind = kind, .from = rank_, .tag = message.tag, .world = world_, .bytes = message.bytes, .slot = slot};
+}
+
 void MatchedTransport::send_note(NoteHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept {
-  wire_->send_note(message.peer,
-                   {.kind = kind, .from = rank_, .tag = message.tag, .bytes = message.bytes, .slot = slot}, {});
+  wire_->send_note(message.peer, header_of(kind, message, slot), {});
 }
 
 void MatchedTransport::send_content(Message& message) noexcept {
-  wire_->send_note(
-      message.peer,
-      {.kind = NoteHeader::Kind::content, .from = rank_, .tag = message.tag, .bytes = message.bytes, .slot = 0},
-      {message.data, message.bytes});
+  wire_->send_note(message.peer, header_of(NoteHeader::Kind::content, message, 0), {message.data, message.bytes});
   if (message.sent != nullptr) message.sent->fetch_add(message.bytes);
   deliver(message, message.bytes);
 }
@@ -152,7 +168,7 @@ void MatchedTransport::receive(Message& message) noexcept {
 /// A note with what `receive` waits for, or with its size.
 void MatchedTransport::match(Message& receive, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
   if (header.bytes != receive.bytes) {
-    end_bulk(receive);  // nothing will come for it
+    end_bulk(receive, false);  // nothing will come for it: the sender compares, too
     return finish(receive, header.bytes);
   }
   if (header.kind == NoteHeader::Kind::content) {
@@ -164,6 +180,7 @@ void MatchedTransport::match(Message& receive, const NoteHeader& header, std::sp
 }
 
 void MatchedTransport::note_arrived(const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+  if (header.world != world_) return;
   switch (header.kind) {
     case NoteHeader::Kind::content:
     case NoteHeader::Kind::announce: {
@@ -180,13 +197,31 @@ void MatchedTransport::note_arrived(const NoteHeader& header, std::span<const st
       message->state = 0;
       return start_bulk_send(*message, header);
     }
-    case NoteHeader::Kind::withdraw: {
-      const auto wanted = [&](const Arrived& ask) { return ask.header.slot == header.slot; };
-      Arrived* const ask = tables_->asks.find(header.from, header.tag, wanted);
-      if (ask != nullptr) tables_->drop(tables_->asks, *ask);
-      return;
-    }
+    case NoteHeader::Kind::withdraw:
+      return withdraw_ask(header);
+    case NoteHeader::Kind::withdrawn:
+      return close_sink(header.from, header.slot);
   }
+}
+
+/// Where bulk has begun there is nothing to answer: it ends in the sink.
+void MatchedTransport::withdraw_ask(const NoteHeader& header) noexcept {
+  const auto wanted = [&](const Arrived& ask) { return ask.header.slot == header.slot; };
+  Arrived* const ask = tables_->asks.find(header.from, header.tag, wanted);
+  if (ask == nullptr) return;
+  tables_->drop(tables_->asks, *ask);
+  NoteHeader answer = header;
+  answer.kind = NoteHeader::Kind::withdrawn;
+  answer.from = rank_;
+  wire_->send_note(header.from, answer, {});
+}
+
+void MatchedTransport::close_sink(int peer, std::uint64_t slot) noexcept {
+  const auto found = std::find_if(tables_->sinks.begin(), tables_->sinks.end(),
+                                  [&](const Sink& sink) { return sink.message.peer == peer && sink.slot == slot; });
+  if (found == tables_->sinks.end()) return;
+  wire_->cancel_bulk(found->message);  // at once: nothing is on its way to it
+  tables_->sinks.erase(found);
 }
 
 void MatchedTransport::bulk_done(Message& message) noexcept {
@@ -230,7 +265,7 @@ void MatchedTransport::deliver(Message& message, std::size_t bytes) noexcept {
 }
 
 /// Takes the message from the wire. True: the wire leaves its memory alone from now on.
-bool MatchedTransport::end_bulk(Message& message) noexcept {
+bool MatchedTransport::end_bulk(Message& message, bool may_come) noexcept {
   if ((message.state & kBulk) == 0) return true;
   const std::uint64_t slot = message.moved;
   const bool receiving = (message.state & kReceive) != 0;
@@ -238,17 +273,27 @@ bool MatchedTransport::end_bulk(Message& message) noexcept {
   message.state &= ~kBulk;
   if (how == Wire::Cancelled::never) return false;
   if (how == Wire::Cancelled::after || !receiving) return true;
-  // Our question may have been answered already. Memory that nobody writes is no memory: it has addresses only.
+  if (may_come) open_sink(message, slot);
   send_note(NoteHeader::Kind::withdraw, message, slot);
-  Sink& sink = tables_->sinks.emplace_back();
-  sink.memory = std::make_unique_for_overwrite<std::byte[]>(message.bytes);
-  sink.message.data = sink.memory.get();
-  sink.message.bytes = message.bytes;
-  sink.message.peer = message.peer;
-  sink.message.tag = message.tag;
-  sink.message.state = kReceive | kSink | kBulk;
-  wire_->receive_bulk(sink.message, slot);
   return true;
+}
+
+/// Our question may have been answered already. Memory that nobody writes costs addresses only.
+void MatchedTransport::open_sink(const Message& instead_of, std::uint64_t slot) noexcept {
+  Sink& sink = tables_->sinks.emplace_back();
+  sink.slot = slot;
+  sink.memory = std::make_unique_for_overwrite<std::byte[]>(instead_of.bytes);
+  sink.message.data = sink.memory.get();
+  sink.message.bytes = instead_of.bytes;
+  sink.message.peer = instead_of.peer;
+  sink.message.tag = instead_of.tag;
+  sink.message.state = kReceive | kSink | kBulk;
+  sinks_until_ = Clock::now() + kSinkTime;
+  wire_->receive_bulk(sink.message, slot);
+}
+
+bool MatchedTransport::needs_polls() const noexcept {
+  return !dead_ && !tables_->sinks.empty() && Clock::now() < sinks_until_;
 }
 
 void MatchedTransport::cancel(Message& message) noexcept {
@@ -260,7 +305,7 @@ void MatchedTransport::cancel(Message& message) noexcept {
   message.state &= kReceive | kBulk;
   if ((message.state & kBulk) == 0 || dead_) return;
   cancelling_ = true;
-  const bool safe = end_bulk(message);
+  const bool safe = end_bulk(message, true);
   cancelling_ = false;
   if (safe) return;
   // Only a wire that is gone can be trusted not to touch that memory.
@@ -297,6 +342,9 @@ bool MatchedTransport::poll(bool thorough) noexcept {
 }
 
 void MatchedTransport::close(bool failed) noexcept {
+  cancelling_ = true;
+  while (!failed && needs_polls())
+    if (!wire_->poll(true)) std::this_thread::yield();
   if (std::exchange(dead_, true)) return;
   wire_->close(failed ? Wire::Ending::broken : gave_up_ ? Wire::Ending::with_failures : Wire::Ending::orderly);
 }

@@ -1,8 +1,8 @@
 // A Transport over a Wire. Short messages travel in notes and are copied once on either side. Long ones are announced
 // by the sender and asked for by the receiver, whichever comes first; only when both have happened do they move,
 // straight between the two buffers. So nothing long is ever under way that nobody waits for, every size is known to the
-// other side before memory is written, and a message that is given up is one that has not begun, or one that its peer
-// completes.
+// other side before memory is written. A message that is given up has not begun, or ends soon, since both sides poll; a
+// receive that was asked for leaves a sink in its place until the sender has answered.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tessera/base/export.h"
+#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/transport.h"
 #include "tessera/comm/wire.h"
 
@@ -22,13 +23,14 @@ namespace tessera::comm {
 class TESSERA_API MatchedTransport final : public Transport, private WireEvents {
  public:
   using WireFactory = std::function<std::unique_ptr<Wire>(WireEvents& events)>;
-  MatchedTransport(int rank, TransportEvents& events, const WireFactory& make_wire);
+  MatchedTransport(const Bootstrap& bootstrap, TransportEvents& events, const WireFactory& make_wire);
   ~MatchedTransport() override;
 
   void send(Message& message) noexcept override;
   void receive(Message& message) noexcept override;
   void cancel(Message& message) noexcept override;
   bool poll(bool thorough) noexcept override;
+  bool needs_polls() const noexcept override;
   Sleeper& sleeper() noexcept override;
   void close(bool failed) noexcept override;
 
@@ -43,20 +45,26 @@ class TESSERA_API MatchedTransport final : public Transport, private WireEvents 
   void peer_lost(int peer, const std::string& why) noexcept override;
   void wire_failed(const std::string& why) noexcept override;
 
+  NoteHeader header_of(NoteHeader::Kind kind, const Message& message, std::uint64_t slot) const noexcept;
   void send_note(NoteHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept;
   void send_content(Message& message) noexcept;
   void start_bulk_send(Message& message, const NoteHeader& ask) noexcept;
   void match(Message& receive, const NoteHeader& header, std::span<const std::byte> payload) noexcept;
-  bool end_bulk(Message& message) noexcept;
+  bool end_bulk(Message& message, bool may_come) noexcept;
+  void open_sink(const Message& instead_of, std::uint64_t slot) noexcept;
+  void withdraw_ask(const NoteHeader& header) noexcept;
+  void close_sink(int peer, std::uint64_t slot) noexcept;
   void finish(Message& message, std::size_t bytes) noexcept;
   void deliver(Message& message, std::size_t bytes) noexcept;
   bool tell_what_ended() noexcept;
 
   const int rank_;
+  const std::uint32_t world_;
   TransportEvents& events_;
   std::unique_ptr<Tables> tables_;
   std::unique_ptr<Wire> wire_;
   std::uint64_t next_slot_ = 0;
+  Clock::time_point sinks_until_;                  ///< so long the answers to what was withdrawn may take
   std::vector<std::pair<int, std::string>> lost_;  ///< told by the next poll(), as `failure_`
   std::string failure_;
   bool cancelling_ = false;

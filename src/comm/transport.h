@@ -81,6 +81,9 @@ class TESSERA_API Transport : public Pollable {
   /// message_done() is not called. What was half sent is completed from memory of the transport's own; where that can't
   /// be promised, the transport never touched the caller's memory to begin with.
   virtual void cancel(Message& message) noexcept = 0;
+  /// True while peers need this rank to poll although no message of its own is on its way: it has given some up. Ends
+  /// by itself within seconds.
+  virtual bool needs_polls() const noexcept { return false; }
   /// How threads of this rank sleep while messages are on their way.
   virtual Sleeper& sleeper() noexcept = 0;
   /// Waits, bounded, until what was sent has left, and ends the connections. The world's ranks have all said that they

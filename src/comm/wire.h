@@ -19,12 +19,13 @@ struct NoteHeader {
     content,   ///< a short message itself; its bytes follow
     announce,  ///< a long message of `bytes` waits to be asked for
     ask,       ///< send it as bulk number `slot`: its receive of `bytes` has started
-    withdraw   ///< of the ask with that slot, unless bulk has begun
+    withdraw,  ///< the ask with that slot: its receive is given up
+    withdrawn  ///< the answer, unless bulk had begun by then: nothing will come for that slot
   };
   Kind kind = Kind::content;
   std::int32_t from = 0;  ///< rank
   MessageTag tag;
-  std::uint32_t reserved = 0;
+  std::uint32_t world = 0;  ///< a number of that world's own: what is left of an earlier one is thrown away
   std::uint64_t bytes = 0;  ///< of the message
   std::uint64_t slot = 0;
 };

@@ -14,13 +14,33 @@ namespace {
 
 using namespace wire_test;
 
+/// Only says who is who.
+class FakeBootstrap final : public Bootstrap {
+ public:
+  FakeBootstrap(int rank, std::uint8_t world) : rank_(rank) { token_.fill(world); }
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return 0; }
+  bool in_process() const noexcept override { return true; }
+  std::vector<std::string> exchange(std::string_view) override { return {}; }
+  std::unique_ptr<ControlChannel> open_channel(std::string_view, ControlEvents) override { return nullptr; }
+  const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
+  const Token& token() const noexcept override { return token_; }
+  std::string local_address() const override { return ""; }
+
+ private:
+  int rank_;
+  Token token_{};
+  std::vector<std::string> hosts_;
+};
+
 struct World {
-  explicit World(int size, std::uint64_t seed = 1) {
+  explicit World(int size, std::uint64_t seed = 1, std::uint8_t number = 1) {
     net.dice.seed(seed);
     for (int r = 0; r < size; ++r) {
       ranks.push_back(std::make_unique<Rank>(r));
       ranks.back()->transport = std::make_unique<MatchedTransport>(
-          r, *ranks.back(), [&](WireEvents& events) { return std::make_unique<FakeWire>(net, r, events); });
+          FakeBootstrap(r, number), *ranks.back(),
+          [&](WireEvents& events) { return std::make_unique<FakeWire>(net, r, events); });
     }
   }
   Rank& operator[](std::size_t r) { return *ranks[r]; }
@@ -148,6 +168,31 @@ TEST(MatchedTransport, AWithdrawnQuestionIsNotAnswered) {
   world[0].send(1, {0, 1, 2}, 3000);
   world.drive(300);
   EXPECT_EQ(Rank::problem(again), "");
+}
+
+TEST(MatchedTransport, WhatIsLeftOfAnotherWorldIsThrownAway) {
+  World old(2, 9, 1);
+  old[0].send(1, {0, 1, 2}, 10);
+  for (const std::uint8_t number : {1, 2}) {
+    World now(2, 9, number);
+    now.net.notes = old.net.notes;
+    const Parcel& got = now[1].receive(0, {0, 1, 2}, 10);
+    now.drive(100);
+    EXPECT_EQ(got.times_done, number == 1 ? 1 : 0);  // the first is the control: it would have been taken
+    if (got.times_done == 0) now[1].transport->cancel(now[1].parcels.back()->message);
+  }
+}
+
+TEST(MatchedTransport, ASinkGoesWhenItsQuestionIsAnswered) {
+  World world(2, 8);
+  Parcel& given_up = world[1].receive(0, {0, 1, 2}, 3000);
+  EXPECT_FALSE(world[1].transport->needs_polls());
+  world[1].transport->cancel(given_up.message);
+  EXPECT_TRUE(world[1].transport->needs_polls());
+  EXPECT_EQ(world.net.receives.size(), 1u);
+  world.drive(300);
+  EXPECT_FALSE(world[1].transport->needs_polls());
+  EXPECT_TRUE(world.net.receives.empty());
 }
 
 TEST(MatchedTransport, MemoryThatCanNotBePromisedEndsTheWire) {

@@ -42,6 +42,7 @@ void Group::fail(Failure failure, bool tell) noexcept {
   calls_.clear();
   for (Op* op : running_) op->cancel();
   while (!running_.empty()) finish(*running_.back(), Op::kFailed);
+  world_->heed_transport();
 }
 
 void Group::abort(std::string_view reason) noexcept {

@@ -81,6 +81,7 @@ void World::leave() noexcept {
   const std::lock_guard lock(engine_->mutex());
   const bool failed = std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.died || p.cut; });
   transport_->close(failed);
+  heed_transport();
 }
 
 World::~World() {
@@ -149,10 +150,16 @@ bool World::poll(bool thorough) noexcept {
     stirred_ = true;
   }
   moved |= run_ready();
+  if (polls_for_transport_) heed_transport();
   if (!thorough) return moved;
   if (std::exchange(stirred_, false)) last_moved_ = Clock::now();
   for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
   return moved;
+}
+
+void World::heed_transport() noexcept {
+  if (std::exchange(polls_for_transport_, transport_->needs_polls()) == polls_for_transport_) return;
+  polls_for_transport_ ? engine_->begin_operation() : engine_->end_operation();
 }
 
 /// What became possible, also what that made possible in turn, but nothing twice: the transport has its turn between.

@@ -60,6 +60,18 @@ int run(const std::string& mode) {
       if (!sums_are_right(*init())) return 1;
   } else if (mode == "threads") {
     run_threads(2, {}, [](Communicator&) {});
+  } else if (mode == "recovers") {  // from a failure that left all ranks alive; then MPI is as good as before
+    {
+      const auto world = init();
+      std::vector<float> values(world->rank() == 0 ? 10'000 : 20'000);
+      const View view = view_of(values.data(), values.size());
+      try {
+        world->all_reduce(view, view, ReduceOp::sum()).wait();
+        return 1;
+      } catch (const tessera::base::Error&) {
+      }
+    }
+    if (!sums_are_right(*init())) return 1;
   } else if (mode == "refuses") {  // rank 1 dies, which its launcher is told not to mind
     auto world = init();
     if (world->rank() == 1) ::_exit(0);

@@ -67,6 +67,7 @@ def stopped_rank(program):
 def main():
     expect(*under_mpirun("once"), 0, "all right")
     expect(*under_mpirun("twice"), 0, "all right")
+    expect(*under_mpirun("recovers"), 0, "all right")
     expect(*under_mpirun("multiple"), 0, "all right")
     expect(*under_mpirun("single"), 1, "InvalidUsage", "MPI_THREAD_SINGLE", "MPI_THREAD_MULTIPLE")
     expect(*under_mpirun("finalized"), 1, "InvalidUsage", "has been finalized")

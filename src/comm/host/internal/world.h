@@ -83,6 +83,9 @@ class World final : public Pollable, public TransportEvents {
   /// What has been told since the last time; any thread that holds the lock.
   void hear() noexcept;
 
+  /// Goes on polling while the transport needs it, though no operation may be in flight: after messages were cancelled.
+  void heed_transport() noexcept;
+
   /// When the transport moved something, to within the time between two thorough polls.
   Clock::time_point last_moved() const noexcept { return last_moved_; }
   /// Something was told that nobody has looked at; any thread.
@@ -108,6 +111,7 @@ class World final : public Pollable, public TransportEvents {
   std::unique_ptr<ProgressEngine> engine_;
   std::unique_ptr<ControlChannel> channel_;
   bool left_ = false;
+  bool polls_for_transport_ = false;
 
   std::mutex numbers_mutex_;
   std::vector<bool> taken_;

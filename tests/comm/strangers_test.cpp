@@ -102,12 +102,14 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
     }
   });
   Meeting one = meeting(1, 2, port_of(listener));
-  one.timeout = 500ms;
+  one.timeout = 2s;
   const std::string error = come(one).get().error;
   done.store(true);
   impostor.join();
   EXPECT_TRUE(error.starts_with("Timeout: init: rank 1 of 2 found no rank 0")) << error;
-  EXPECT_TRUE(error.ends_with("who answers there does not know the token")) << error;
+  EXPECT_TRUE(error.ends_with("who answers there does not know the token") ||
+              error.ends_with("what answers there is no rank 0 of this library"))  // the last attempt was cut short
+      << error;
   EXPECT_GT(welcomed.load(), 0);
 }
 

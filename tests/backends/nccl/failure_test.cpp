@@ -49,7 +49,7 @@ TEST(NcclFailure, NobodyNeedsToWaitForAnErrorToBeNoticed) {
   reset_fake();
   run_failing(3, [](Communicator& comm) {
     comm.barrier().wait();
-    if (comm.rank() == 2) return std::this_thread::sleep_for(1500ms);
+    if (comm.rank() == 2) return std::this_thread::sleep_for(4s);
     FakeDeviceStream stream(comm.rank());
     OnDevice<float> x(comm, comm.rank(), 8, 1);
     const auto start = Clock::now();

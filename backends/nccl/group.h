@@ -96,6 +96,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   ncclResult_t state_locked() const noexcept;
   Health health_locked(Failure& failure) noexcept;
   bool somebody_left_locked(Failure& failure) const;
+  std::string rank_name(int member) const;
   std::string vendor_text_locked(const VendorError& error) const;
   int member_of(int world_rank) const noexcept;
   void let_go(std::span<Op* const> through) noexcept;

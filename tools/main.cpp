@@ -12,6 +12,7 @@
 #include "tools/catalog.h"
 #include "tools/commands.h"
 #include "tools/launcher.h"
+#include "tools/ranks.h"
 #include "tools/version.h"
 
 namespace tessera::tools {
@@ -70,11 +71,8 @@ comm::Launch launch_or_none() {
   }
 }
 
-/// True for a rank that this tool's launcher looks after: no other names a run.
-bool started_by_us() {
-  const comm::Launch launch = launch_or_none();
-  return launch.launcher == "tessera" && !launch.job.empty() && !launch.job.starts_with("parent-");
-}
+/// True for a rank that this tool's launcher looks after. Who starts ranks by hand has no reason to force a launcher.
+bool started_by_us() { return comm_variable("TESSERA_LAUNCHER") == "tessera"; }
 
 /// An error as its last line. Ranks of another launcher share one terminal: each says who it is, as our launcher would
 /// for it. What is wrong usage is so for all of them.

@@ -5,6 +5,7 @@
 #include "backends/nccl/pause.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/comm/describe.h"
 
 namespace tessera::nccl {
 namespace {
@@ -13,9 +14,11 @@ using namespace std::chrono_literals;
 constexpr auto kVerdictTime = 500ms;  ///< after a broken link the control channel tells within this who has died
 constexpr auto kStopTime = 5s;        ///< in which a device stops after an abort
 
-std::string rank_name(int member) { return "rank " + std::to_string(member); }
-
 }  // namespace
+
+std::string Group::rank_name(int member) const {
+  return comm::describe_rank(member, world_->options().job_rank(members_[static_cast<std::size_t>(member)]));
+}
 
 std::string Group::vendor_text_locked(const VendorError& error) const {
   std::string text = "nccl: " + std::string(error.function) + ": " + api_.ncclGetErrorString(error.result);

@@ -106,6 +106,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   bool somebody_left_locked(Failure& failure) const;
   void announce(const Op::What& what);
   bool agreed_locked(const Op& op) const;
+  std::string rank_name(int member) const;
   std::string vendor_text_locked(const VendorError& error) const;
   int member_of(int world_rank) const noexcept;
   void let_go(std::span<Op* const> through) noexcept;

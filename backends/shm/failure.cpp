@@ -47,9 +47,11 @@ void Group::fail(FailureKind kind, std::string_view text) noexcept {
 
 void Group::abort(std::string_view reason) noexcept {
   const std::lock_guard lock(host_->engine().mutex());
-  if (!failed_.load())
-    fail(FailureKind::aborted,
-         "rank " + number(static_cast<std::uint64_t>(rank_)) + " aborted: " + std::string(reason));
+  if (!failed_.load()) fail(FailureKind::aborted, rank_name(rank_) + " aborted: " + std::string(reason));
+}
+
+std::string Group::rank_name(int member) const {
+  return comm::describe_rank(member, host_->options().job_rank(world_rank(member)));
 }
 
 std::string Group::describe(const Op& op) const { return comm::describe(op.call, op.sequence); }
@@ -61,7 +63,7 @@ void Group::check_mismatch(const Op& op) {
   std::string table = "operation #" + number(op.sequence) + " differs between the ranks:";
   for (int k = 0; k < size_; ++k) {
     const Slot& slot = port(k).slot(op.sequence);
-    table += (k == 0 ? " rank " : "; rank ") + std::to_string(k) + ": " + std::string(name_of(slot.kind));
+    table += (k == 0 ? " " : "; ") + rank_name(k) + ": " + std::string(name_of(slot.kind));
     if (slot.kind == OpKind::barrier) continue;
     table += " of " + number(slot.count) + " " + std::string(name_of(slot.dtype));
     if (slot.kind == OpKind::all_reduce || slot.kind == OpKind::reduce_scatter || slot.kind == OpKind::reduce)
@@ -115,7 +117,7 @@ void Group::check_peers(const Op& op) noexcept {
   for (int k = 0; k < size_; ++k) {
     if (k == rank_ || (message && k != op.call.root)) continue;
     const BoardEntry& entry = board(k);
-    const std::string who = "rank " + std::to_string(k);
+    const std::string who = rank_name(k);
     if (entry.lost.load() != 0)
       return fail(FailureKind::peer_lost,
                   describe(op) + ": " + who + " died (process " + std::to_string(entry.pid.load()) + ")");
@@ -151,11 +153,11 @@ void Group::time_out(const Op& op) noexcept {
     if (k == rank_ || (message && k != op.call.root)) continue;
     const std::uint64_t at = announced_by(k);
     if (!answered(k)) {
-      behind += "; rank " + std::to_string(k) + " is not responding";
+      behind += "; " + rank_name(k) + " is not responding";
     } else if (message) {
-      behind += "; rank " + std::to_string(k) + " has not called the other side of it";
+      behind += "; " + rank_name(k) + " has not called the other side of it";
     } else if (at < op.sequence) {
-      behind += "; rank " + std::to_string(k) + " is behind at operation #" + number(at);
+      behind += "; " + rank_name(k) + " is behind at operation #" + number(at);
     }
   }
   if (behind.empty()) behind = "; all ranks have called it, and it is still under way";

@@ -114,6 +114,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   bool look_for_trouble() noexcept;
   void check_peers(const Op& op) noexcept;
   void time_out(const Op& op) noexcept;
+  std::string rank_name(int member) const;
   std::string describe(const Op& op) const;
   std::uint64_t announced_by(int member) const;
   bool peer_failed() noexcept;

@@ -14,6 +14,11 @@ std::string describe(const Call& call, std::uint64_t sequence) {
   return text;
 }
 
+std::string describe_rank(int rank, int job_rank) {
+  const std::string text = "rank " + std::to_string(rank);
+  return rank == job_rank ? text : text + " (" + std::to_string(job_rank) + " of the job)";
+}
+
 std::size_t larger_count(const Call& call, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   const auto total = [](std::span<const std::size_t> counts) {

@@ -12,6 +12,9 @@ namespace tessera::comm {
 /// "all_reduce #12 (layer.3)", "recv from rank 2 #1": the number is left out where it is 0.
 TESSERA_API std::string describe(const Call& call, std::uint64_t sequence);
 
+/// "rank 1"; "rank 1 (3 of the job)" where a rank of a communicator is another one among all ranks.
+TESSERA_API std::string describe_rank(int rank, int job_rank);
+
 /// Elements of the larger of the two buffers on a rank where both are looked at; the same on every rank, except for
 /// all_to_all_v, where it is 0.
 TESSERA_API std::size_t larger_count(const Call& call, int ranks);

@@ -22,6 +22,10 @@ struct WorldOptions {
   std::string algorithms;       ///< TESSERA_ALGO's grammar; "" for the backend's own choice
   bool check = false;           ///< TESSERA_CHECK: compare what the ranks call before an operation counts as done
   bool progress_thread = true;  ///< off only in tests: nothing then moves while its rank is outside the library
+  std::vector<int> job_ranks;   ///< by rank, where these are some of the job's only: their ranks there; else empty
+
+  /// How errors name a rank of this world to people, who know the job's.
+  int job_rank(int rank) const { return job_ranks.empty() ? rank : job_ranks[static_cast<std::size_t>(rank)]; }
 };
 
 /// One entry of the registry. A backend's folder defines one, and `add_backend(name)` lists it: as a part of the

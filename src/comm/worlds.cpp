@@ -16,6 +16,15 @@ bool share_a_host(const Bootstrap& bootstrap) {
   return std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts.front(); });
 }
 
+/// The ranks on this one's host.
+std::vector<int> ranks_on_host(const Bootstrap& all) {
+  const auto& hosts = all.hosts();
+  std::vector<int> ranks;
+  for (int r = 0; r < all.size(); ++r)
+    if (hosts[static_cast<std::size_t>(r)] == hosts[static_cast<std::size_t>(all.rank())]) ranks.push_back(r);
+  return ranks;
+}
+
 /// Connects the ranks of this rank's host once more, by themselves. The world's token makes the name of their meeting.
 std::shared_ptr<Bootstrap> meet_on_host(const Bootstrap& all, const WorldOptions& options) {
   const auto& hosts = all.hosts();
@@ -23,7 +32,7 @@ std::shared_ptr<Bootstrap> meet_on_host(const Bootstrap& all, const WorldOptions
   Launch local;
   local.launcher = "host";
   local.rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + all.rank(), hosts[me]));
-  local.size = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[me]));
+  local.size = static_cast<int>(options.job_ranks.size());
   local.local_rank = local.rank;
   local.local_size = local.size;
   local.job = "host." + hosts[me] + "." + to_hex(all.token());
@@ -39,7 +48,9 @@ std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far,
   if (share_a_host(*bootstrap)) return near.create(std::move(bootstrap), options);  // nothing is far
   WorldOptions own = options;
   if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
-  auto near_world = near.create(meet_on_host(*bootstrap, own), own);
+  WorldOptions local = own;
+  local.job_ranks = ranks_on_host(*bootstrap);
+  auto near_world = near.create(meet_on_host(*bootstrap, local), local);
   return compose(std::move(near_world), far.create(std::move(bootstrap), own));
 }
 

@@ -189,6 +189,20 @@ TEST(Missing, RanksAreNamedByAllWhoCame) {
                 std::to_string(port) + ": Connection refused");
 }
 
+TEST(Missing, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
+  const int port = free_port();
+  const auto impatient = [&](int rank) {
+    Meeting one = meeting(rank, 3, port);
+    one.timeout = 700ms;
+    return one;
+  };
+  auto two = come(impatient(2));
+  std::this_thread::sleep_for(300ms);
+  const std::string error = come(impatient(0)).get().error;
+  EXPECT_NE(error.find("of 3 ranks, rank 1 did not come"), std::string::npos) << error;
+  EXPECT_EQ(two.get().error, error);
+}
+
 TEST(Missing, ARankThatCameAndDiedCanComeAgain) {
   const int port = free_port();
   auto zero = come(meeting(0, 3, port));

@@ -68,6 +68,9 @@ class Pair:
     def cut(self):
         ip("-n", self.hosts[0].name, "link", "set", self.INTERFACE, "down")
 
+    def mend(self):
+        ip("-n", self.hosts[0].name, "link", "set", self.INTERFACE, "up")
+
     def remove(self):
         for host in self.hosts:
             host.remove()

@@ -15,6 +15,8 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
+constexpr auto kVerdictTime = 2s;
+
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 /// What the ranks tell each other first.
@@ -120,8 +122,7 @@ std::vector<std::string> Star::exchange(std::string_view blob) {
   if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
   std::vector<std::string> all(index(size()));
   if (rank() != 0) {
-    links_[0].send_frame(blob, deadline_);
-    for (std::string& one : all) one = links_[0].receive_frame(deadline_);
+    exchange_with_first(blob, all);
     return all;
   }
   all[0] = blob;
@@ -130,6 +131,19 @@ std::vector<std::string> Star::exchange(std::string_view blob) {
     for (const std::string& one : all) links_[index(r)].send_frame(one, deadline_);
   });
   return all;
+}
+
+/// Rank 0 alone can tell who is missing, and its time may have begun a little later than this rank's.
+void Star::exchange_with_first(std::string_view blob, std::vector<std::string>& all) {
+  const Deadline until = deadline_ + kVerdictTime;
+  try {
+    links_[0].send_frame(blob, until);
+    for (std::string& one : all) one = links_[0].receive_frame(until);
+  } catch (const Timeout&) {
+    if (steady_clock::now() < until) throw;  // rank 0's own words
+    throw Timeout("init: rank 0 of " + std::to_string(size()) + " let this rank in, but then did not answer within " +
+                  format_duration(timeout_));
+  }
 }
 
 std::vector<UniqueFd> Star::exchange_descriptors(int fd) {

@@ -12,8 +12,6 @@ namespace {
 using namespace std::chrono_literals;
 constexpr auto kVerdictTime = 500ms;  ///< after a broken connection the control channel tells within this why
 
-std::string rank_name(int member) { return "rank " + std::to_string(member); }
-
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : text) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3U;
@@ -21,6 +19,10 @@ std::uint64_t hash_of(std::string_view text) {
 }
 
 }  // namespace
+
+std::string Group::rank_name(int member) const {
+  return describe_rank(member, world_->options().job_rank(world_rank(member)));
+}
 
 void Group::throw_failure() const { comm::throw_failure(failure_); }
 

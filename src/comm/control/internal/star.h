@@ -45,6 +45,7 @@ class Star final : public Bootstrap {
   std::string link_address() const;
   std::vector<Connection>& descriptor_links();
   std::vector<Connection> meet_on_this_host();
+  void exchange_with_first(std::string_view blob, std::vector<std::string>& all);
   template <class F>
   void each_peer(std::vector<Connection>& links, F&& call);
 

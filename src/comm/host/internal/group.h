@@ -66,6 +66,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   Work launch(Op& op);
   void finish(Op& op, std::uint32_t how) noexcept;
   void announce(Op& op) noexcept;
+  std::string rank_name(int member) const;
   std::string trouble_with(const Op& op) const;
   void time_out(const Op& op) noexcept;
 

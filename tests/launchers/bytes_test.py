@@ -1,0 +1,40 @@
+"""What the meter counts has really crossed, and where: the kernel's own counters of a network of this test's own."""
+
+import jobs
+import networks
+
+STEPS = (3, 23)
+
+
+class LoopbackTest(jobs.Case):
+    def setUp(self):
+        super().setUp()
+        self.host = networks.Host()
+        self.addCleanup(self.host.remove)
+
+    def run_in_host(self, strategy, backend, steps):
+        before = self.host.counters("lo").sent
+        command = self.training("compare", "--strategies", strategy, "--backend", backend, "--ranks", jobs.RANKS, "--json", self.path("c.json"),
+                                steps=steps)
+        self.assert_good(jobs.run(self.host.command(command)))
+        return self.host.counters("lo").sent - before, self.read_json("c.json")["runs"][0]
+
+    def bytes_per_step(self, strategy, backend):
+        """On the wire by the kernel, and as the ranks counted; what is done once is in neither."""
+        few, _ = self.run_in_host(strategy, backend, STEPS[0])
+        many, run = self.run_in_host(strategy, backend, STEPS[1])
+        return (many - few) / (STEPS[1] - STEPS[0]), jobs.RANKS * sum(run["wire_bytes_per_step"].values())
+
+    def test_tcp_sends_over_the_network_what_the_meter_counts_and_shm_nothing(self):
+        for strategy in ("ddp", "fsdp", "hsdp"):
+            wire, counted = self.bytes_per_step(strategy, "tcp")
+            # Headers and acknowledgements come on top; a rank may count a few bytes less than the one that counts most.
+            self.assertGreater(wire, 0.99 * counted, strategy)
+            self.assertLess(wire, 1.10 * counted, strategy)
+            silent, same = self.bytes_per_step(strategy, "shm")
+            self.assertEqual(same, counted, strategy)
+            self.assertLess(silent, 0.01 * counted, strategy)
+
+
+if __name__ == "__main__":
+    jobs.main()

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 
 namespace tessera::ucx {
@@ -40,6 +41,8 @@ ucp_request_param_t host_memory(void* user_data) {
 UcxWire::UcxWire(Bootstrap& bootstrap, WireEvents& events) : events_(events), rank_(bootstrap.rank()) {
   ucp_config_t* config = nullptr;
   check(ucp_config_read(nullptr, nullptr, &config), "reading UCX_* settings");
+  // Reading the memory of a process that has just died ends this one, too (UCX 1.13, cma_ep.c): only for who asks for it.
+  if (!read_foreign_env("UCX_TLS")) (void)ucp_config_modify(config, "TLS", "^cma");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

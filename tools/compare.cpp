@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <iostream>
 #include <memory>
 #include <sstream>
 
@@ -118,6 +119,10 @@ int run_in_processes(const Commands& commands, const TrainPlan& plan, const std:
   LaunchPlan launch_plan = plan_for_training(plan, std::move(arguments));
   ProgressLine progress;
   launch_plan.on_output = [&](int, std::string_view line) {
+    if (!line.starts_with('{')) {  // not ours: what a vendor's library says
+      std::cerr << line << '\n';
+      return;
+    }
     const ordered_json message = ordered_json::parse(line);
     if (message.contains("result")) {
       run.result = run_result_from_json(message["result"]);

@@ -3,6 +3,8 @@
 #include <ucp/api/ucp.h>
 #include <ucs/debug/debug.h>
 
+#include <mutex>
+
 #include "backends/ucx/transport.h"
 #include "backends/ucx/wire.h"
 #include "tessera/base/env.h"
@@ -17,7 +19,10 @@ namespace {
 /// decide, or for a user who sets the variable.
 void leave_signals_alone() {
   if (read_foreign_env("UCX_ERROR_SIGNALS") || read_foreign_env("UCX_HANDLE_ERRORS")) return;
-  for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+  static std::once_flag once;  // UCX complains the second time
+  std::call_once(once, [] {
+    for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+  });
 }
 
 std::string probe() {

@@ -36,13 +36,31 @@ ucp_request_param_t host_memory(void* user_data) {
   return param;
 }
 
-}  // namespace
+/// Whether UCX_TLS leaves it UCX's own shared memory ("all", "sm,self", "^ib").
+bool may_share_memory() {
+  const std::string transports = read_foreign_env("UCX_TLS").value_or("all");
+  bool named = false;
+  for (const char* name : {"all", "sm", "shm", "mm", "posix", "sysv"})
+    named |= ("," + transports + ",").find("," + std::string(name) + ",") != std::string::npos;
+  return transports.starts_with("^") ? transports.find("sm") == std::string::npos : named;
+}
 
-UcxWire::UcxWire(Bootstrap& bootstrap, WireEvents& events) : events_(events), rank_(bootstrap.rank()) {
+/// UCX's own settings. It leaves shared memory out where peers may fail, unless it is told otherwise.
+ucp_config_t* read_config() {
   ucp_config_t* config = nullptr;
   check(ucp_config_read(nullptr, nullptr, &config), "reading UCX_* settings");
-  // Reading the memory of a process that has just died ends this one, too (UCX 1.13, cma_ep.c): only for who asks for it.
-  if (!read_foreign_env("UCX_TLS")) (void)ucp_config_modify(config, "TLS", "^cma");
+  const auto is_set = [](const char* name) { return read_foreign_env(name).has_value(); };
+  if (may_share_memory() && !is_set("UCX_MM_ERROR_HANDLING") && !is_set("UCX_POSIX_ERROR_HANDLING") &&
+      !is_set("UCX_SYSV_ERROR_HANDLING"))
+    ucp_config_modify(config, "MM_ERROR_HANDLING", "y");
+  return config;
+}
+
+}  // namespace
+
+UcxWire::UcxWire(Bootstrap& bootstrap, WireEvents& events)
+    : events_(events), rank_(bootstrap.rank()), peers_(static_cast<std::size_t>(bootstrap.size())) {
+  ucp_config_t* const config = read_config();
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -82,15 +100,25 @@ void UcxWire::connect(Bootstrap& bootstrap) {
   ucp_worker_release_address(worker_, address);
   const std::vector<std::string> all = bootstrap.exchange(own);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    peer.wire = this;
+    peer.rank = static_cast<int>(rank);
     ucp_ep_params_t params{};
-    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params.field_mask =
+        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.address = reinterpret_cast<const ucp_address_t*>(all[rank].data());
-    // Who dies is told by the control channel. The other mode would give up shared memory for it.
-    params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
-    ucp_ep_h endpoint = nullptr;
-    check(ucp_ep_create(worker_, &params, &endpoint), "no way to rank " + std::to_string(rank) + " (see UCX_TLS)");
-    endpoints_.push_back(endpoint);
+    // Without it UCX ends this process where one that it reads from has died; and only so can a peer be given up.
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = on_peer_error;
+    params.err_handler.arg = &peer;
+    check(ucp_ep_create(worker_, &params, &peer.endpoint), "no way to rank " + std::to_string(rank) + " (see UCX_TLS)");
   }
+}
+
+/// The endpoint stays, and refuses everything, until it is closed.
+void UcxWire::on_peer_error(void* arg, ucp_ep_h, ucs_status_t status) {
+  const Peer& peer = *static_cast<Peer*>(arg);
+  peer.wire->events_.peer_lost(peer.rank, "ucx: " + text_of(status));
 }
 
 UcxWire::~UcxWire() { destroy(); }
@@ -112,7 +140,9 @@ UcxWire::Note* UcxWire::take_note() {
 }
 
 void UcxWire::send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
-  Note* const note = take_note();  // UCX may read it until the callback
+  const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(peer)].endpoint;
+  if (endpoint == nullptr) return;  // given up
+  Note* const note = take_note();   // UCX may read it until the callback
   note->header = header;
   if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
   ucp_request_param_t param = host_memory(note);
@@ -121,8 +151,8 @@ void UcxWire::send_note(int peer, const NoteHeader& header, std::span<const std:
   param.cb.send = on_note_sent;
   ++pending_notes_;
   ++unsent_;
-  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoints_[static_cast<std::size_t>(peer)], kNote, &note->header,
-                                                   sizeof(NoteHeader), note->payload, payload.size(), &param);
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(endpoint, kNote, &note->header, sizeof(NoteHeader), note->payload, payload.size(), &param);
   if (!UCS_PTR_IS_ERR(request) && request != nullptr) return;
   note->next = std::exchange(free_notes_, note);
   --pending_notes_;
@@ -137,7 +167,7 @@ void UcxWire::on_note_sent(void* request, ucs_status_t status, void* user_data) 
   --self.pending_notes_;
   --self.unsent_;
   ucp_request_free(request);
-  if (status != UCS_OK && status != UCS_ERR_CANCELED) self.events_.wire_failed("ucx: " + text_of(status));
+  (void)status;  // on_peer_error() has it
 }
 
 ucs_status_t UcxWire::on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
@@ -162,11 +192,12 @@ UcxWire::Bulk& UcxWire::take_bulk(Message& message, bool receives) {
 }
 
 void UcxWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
+  const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(message.peer)].endpoint;
+  if (endpoint == nullptr) return events_.bulk_failed(message, "ucx: the connection was given up");
   Bulk& bulk = take_bulk(message, false);
   ucp_request_param_t param = host_memory(&bulk);
   param.cb.send = on_bulk_sent;
-  started(bulk, ucp_tag_send_nbx(endpoints_[static_cast<std::size_t>(message.peer)], message.data, message.bytes,
-                                 bulk_tag(rank_, slot), &param));
+  started(bulk, ucp_tag_send_nbx(endpoint, message.data, message.bytes, bulk_tag(rank_, slot), &param));
 }
 
 void UcxWire::receive_bulk(Message& message, std::uint64_t slot) noexcept {
@@ -220,16 +251,23 @@ bool UcxWire::progress_until(Clock::time_point until, Done done) noexcept {
   return true;
 }
 
-/// A receive that nothing has come for is taken back. Anything else moves between two ranks that both progress by
-/// themselves, so it soon ends; unless the peer is stopped or dead.
+/// A receive that nothing has come for is taken back. Anything else moves between two ranks that both poll, so it soon
+/// ends; where it doesn't, the peer is given up with all that is under way.
 Wire::Cancelled UcxWire::cancel_bulk(Message& message) noexcept {
   cancelling_ = &message;
   cancelled_as_ = UCS_OK;
-  const bool receiving = static_cast<Bulk*>(message.handle)->receives;
-  if (receiving) ucp_request_cancel(worker_, static_cast<Bulk*>(message.handle)->request);
-  const bool ended = progress_until(Clock::now() + kPatience, [&] { return message.handle == nullptr; });
+  const auto ended = [&] { return message.handle == nullptr; };
+  if (static_cast<Bulk*>(message.handle)->receives)
+    ucp_request_cancel(worker_, static_cast<Bulk*>(message.handle)->request);
+  bool good = progress_until(Clock::now() + kPatience, ended);
+  if (!good) {
+    close_endpoints({&peers_[static_cast<std::size_t>(message.peer)], 1}, UCP_EP_CLOSE_FLAG_FORCE);
+    good = progress_until(Clock::now() + kPatience, ended);
+    events_.peer_lost(message.peer, "ucx: it did not finish a message that was under way");
+    cancelled_as_ = UCS_OK;
+  }
   cancelling_ = nullptr;
-  if (!ended) return Cancelled::never;
+  if (!good) return Cancelled::never;
   return cancelled_as_ == UCS_ERR_CANCELED ? Cancelled::before : Cancelled::after;
 }
 
@@ -239,11 +277,14 @@ bool UcxWire::poll(bool) noexcept {
   return moved;
 }
 
-void UcxWire::close_endpoints() noexcept {
+void UcxWire::close_endpoints(std::span<Peer> peers, unsigned flags) noexcept {
   std::vector<ucs_status_ptr_t> closing;
-  for (const ucp_ep_h endpoint : endpoints_) {
-    const ucp_request_param_t flush{};
-    const ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint, &flush);
+  for (Peer& peer : peers) {
+    if (peer.endpoint == nullptr) continue;
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = flags;
+    const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param);
     if (request != nullptr && !UCS_PTR_IS_ERR(request)) closing.push_back(request);
   }
   const auto until = Clock::now() + kClosing;
@@ -255,9 +296,11 @@ void UcxWire::close_endpoints() noexcept {
 
 void UcxWire::close(Ending how) noexcept {
   if (worker_ == nullptr) return;
-  if (how != Ending::broken) {
+  if (how == Ending::broken) {
+    close_endpoints(peers_, UCP_EP_CLOSE_FLAG_FORCE);
+  } else {
     progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });
-    close_endpoints();
+    close_endpoints(peers_, 0);
   }
   destroy();
 }

@@ -45,6 +45,11 @@ class UcxWire final : public Wire {
     std::byte payload[kLongestPayload];
   };
 
+  struct Peer {
+    UcxWire* wire = nullptr;
+    int rank = 0;
+    ucp_ep_h endpoint = nullptr;  ///< null: given up
+  };
   struct Bulk {  ///< what Message::handle points at
     UcxWire* wire = nullptr;
     Message* message = nullptr;
@@ -56,7 +61,8 @@ class UcxWire final : public Wire {
   void make_worker();
   void connect(Bootstrap& bootstrap);
   void destroy() noexcept;
-  void close_endpoints() noexcept;
+  /// Waits, bounded, until they are closed.
+  void close_endpoints(std::span<Peer> peers, unsigned flags) noexcept;
   template <class Done>
   bool progress_until(Clock::time_point until, Done done) noexcept;
   Note* take_note();
@@ -66,6 +72,7 @@ class UcxWire final : public Wire {
 
   static ucs_status_t on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
                               const ucp_am_recv_param_t* param);
+  static void on_peer_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
   static void on_note_sent(void* request, ucs_status_t status, void* note);
   static void on_bulk_sent(void* request, ucs_status_t status, void* bulk);
   static void on_bulk_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info, void* bulk);
@@ -74,7 +81,7 @@ class UcxWire final : public Wire {
   const int rank_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
-  std::vector<ucp_ep_h> endpoints_;
+  std::vector<Peer> peers_;
   std::unique_ptr<WorkerSleeper> sleeper_;
   std::vector<std::unique_ptr<Note>> notes_;
   Note* free_notes_ = nullptr;

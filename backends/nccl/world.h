@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <shared_mutex>
 #include <thread>
 #include <vector>
 
@@ -62,8 +63,10 @@ class World {
   const int device_;
   const std::shared_ptr<Memory> memory_;
 
-  std::mutex groups_mutex_;
+  /// Shared by who looks (the watching thread may take a while, and the channel's must go on), alone for who changes.
+  std::shared_mutex groups_mutex_;
   std::vector<Group*> groups_;
+  std::mutex news_mutex_;                      ///< guards the next three, for those who share the other
   std::set<std::uint64_t> closed_;             ///< communicators that were here once
   std::vector<std::pair<int, Notice>> early_;  ///< about communicators that this rank has not made yet
   std::vector<bool> dead_;

@@ -71,6 +71,7 @@ class World {
   std::vector<std::pair<int, Notice>> early_;  ///< about communicators that this rank has not made yet
   std::vector<bool> dead_;
 
+  std::mutex asking_mutex_;
   std::mutex questions_mutex_;  ///< guards what follows; never held while something else is locked
   std::condition_variable answered_;
   std::map<std::uint64_t, std::shared_ptr<const std::atomic<std::uint64_t>>> called_;  ///< by communicator

@@ -61,31 +61,37 @@ bool Group::somebody_left_locked(Failure& failure) const {
   return false;
 }
 
+/// Finishes what is through, and says what is wrong, if anything is.
+void Group::take_through_locked(std::vector<Op*>& through, Failure& trouble) noexcept {
+  std::size_t reached = 0;
+  cudaError_t error = cudaSuccess;
+  const auto is_through = [&](const Op& op) {
+    return op.recorded && agreed_locked(op) && op.event.reached(error) && error == cudaSuccess;
+  };
+  while (reached < in_flight_.size() && is_through(*in_flight_[reached])) ++reached;
+  // The device may have stopped because of an error, of which the vendor knows by now.
+  const Health health = health_locked(trouble);
+  if (health != Health::well) return;
+  suspicious_since_.reset();
+  if (error != cudaSuccess)
+    trouble = {FailureKind::backend, in_flight_[reached]->describe() + ": nccl: " + api_.cudaGetErrorString(error)};
+  for (; reached > 0; --reached) {
+    Op* const op = in_flight_.front();
+    op->finished.store(Op::kGood);
+    agreements_.erase(op->what.sequence);
+    through.push_back(op);
+    in_flight_.pop_front();
+  }
+  if (trouble.kind == FailureKind::none) somebody_left_locked(trouble);
+}
+
 void Group::reap() noexcept {
   std::vector<Op*> through;
   Failure trouble;
   {
     const std::lock_guard lock(mutex_);
-    if (failed_.load() || comm_ == nullptr) return;
-    std::size_t reached = 0;
-    cudaError_t error = cudaSuccess;
-    while (reached < in_flight_.size() && in_flight_[reached]->recorded && agreed_locked(*in_flight_[reached]) &&
-           in_flight_[reached]->event.reached(error) && error == cudaSuccess)
-      ++reached;
-    // The device may have stopped because of an error, of which the vendor knows by now.
-    const Health health = health_locked(trouble);
-    if (health == Health::well && error != cudaSuccess)
-      trouble = {FailureKind::backend, in_flight_[reached]->describe() + ": nccl: " + api_.cudaGetErrorString(error)};
-    if (health == Health::well) {
-      suspicious_since_.reset();
-      for (; reached > 0; --reached) {
-        in_flight_.front()->finished.store(Op::kGood);
-        agreements_.erase(in_flight_.front()->what.sequence);
-        through.push_back(in_flight_.front());
-        in_flight_.pop_front();
-      }
-      if (trouble.kind == FailureKind::none) somebody_left_locked(trouble);
-    }
+    if (comm_ == nullptr) return;
+    take_through_locked(through, trouble);
   }
   let_go(through);
   if (trouble.kind != FailureKind::none) fail(std::move(trouble), true);
@@ -138,15 +144,20 @@ void Group::time_out(const Op& op) noexcept {
 }
 
 void Group::fail(Failure failure, bool tell) noexcept {
-  std::deque<Op*> lost;
+  std::vector<Op*> over;
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
+    if (comm_ != nullptr) {
+      Failure ignored;
+      take_through_locked(over, ignored);  // what was through before the failure has not failed
+      stopper_ = Stopper::start(api_, world_->device(), std::exchange(comm_, nullptr));
+    }
     failure_ = std::move(failure);
     failed_.store(true);
-    if (comm_ != nullptr) stopper_ = Stopper::start(api_, world_->device(), std::exchange(comm_, nullptr));
-    lost.swap(in_flight_);
-    for (Op* op : lost) op->finished.store(Op::kFailed);
+    for (Op* op : in_flight_) op->finished.store(Op::kFailed);
+    over.insert(over.end(), in_flight_.begin(), in_flight_.end());
+    in_flight_.clear();
   }
   if (tell)
     world_->tell(*this, {.kind = Notice::Kind::failure,
@@ -154,8 +165,7 @@ void Group::fail(Failure failure, bool tell) noexcept {
                          .number = static_cast<std::uint64_t>(failure_.kind),
                          .text = failure_.cause});
   if (options_.logger != nullptr) options_.logger->write(LogLevel::debug, failure_.cause);
-  const std::vector<Op*> all(lost.begin(), lost.end());
-  let_go(all);
+  let_go(over);
 }
 
 void Group::abort(std::string_view reason) noexcept {

@@ -102,6 +102,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   // failure.cpp
   /// In progress, well, or what has gone wrong in the vendor's threads.
   ncclResult_t state_locked() const noexcept;
+  void take_through_locked(std::vector<Op*>& through, Failure& trouble) noexcept;
   Health health_locked(Failure& failure) noexcept;
   bool somebody_left_locked(Failure& failure) const;
   void announce(const Op::What& what);

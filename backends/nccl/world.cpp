@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto kWatchEvery = 50ms;
-constexpr auto kAnswerTime = 250ms;  ///< who lives answers within microseconds
+constexpr auto kAnswerTime = 1s;  ///< who lives answers within microseconds, on a busy machine within this
 constexpr std::size_t kMostEarly = 1024;
 
 }  // namespace
@@ -46,7 +46,7 @@ void World::add(Group& group) {
     const std::lock_guard lock(questions_mutex_);
     called_[group.id()] = group.called();
   }
-  const std::lock_guard lock(groups_mutex_);
+  const std::unique_lock lock(groups_mutex_);
   groups_.push_back(&group);
   std::vector<std::pair<int, Notice>> early;
   early.swap(early_);
@@ -60,7 +60,7 @@ void World::remove(Group& group) noexcept {
     const std::lock_guard lock(questions_mutex_);
     called_.erase(group.id());
   }
-  const std::lock_guard lock(groups_mutex_);
+  const std::unique_lock lock(groups_mutex_);
   std::erase(groups_, &group);
   closed_.insert(group.id());
 }
@@ -77,6 +77,7 @@ void World::deliver(int from, const Notice& notice) noexcept {
   const auto found =
       std::find_if(groups_.begin(), groups_.end(), [&](const Group* g) { return g->id() == notice.communicator; });
   if (found == groups_.end()) {
+    const std::lock_guard news(news_mutex_);
     if (early_.size() < kMostEarly && !closed_.contains(notice.communicator)) early_.emplace_back(from, notice);
   } else if (notice.kind == Notice::Kind::failure) {
     (*found)->fail({static_cast<FailureKind>(notice.number), notice.text}, false);
@@ -103,18 +104,22 @@ void World::hear(int from, std::string_view text) noexcept {
     if (notice->number == question_) answers_[static_cast<std::size_t>(from)] = notice->value;
     answered_.notify_all();
   } else {
-    const std::lock_guard lock(groups_mutex_);
+    const std::shared_lock lock(groups_mutex_);
     deliver(from, *notice);
   }
 }
 
 void World::lost(int rank) noexcept {
-  const std::lock_guard lock(groups_mutex_);
-  dead_[static_cast<std::size_t>(rank)] = true;
+  const std::shared_lock lock(groups_mutex_);
+  {
+    const std::lock_guard news(news_mutex_);
+    dead_[static_cast<std::size_t>(rank)] = true;
+  }
   for (Group* group : groups_) group->lose(rank);
 }
 
 std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcept {
+  const std::lock_guard one_at_a_time(asking_mutex_);
   std::unique_lock lock(questions_mutex_);
   const std::uint64_t question = ++question_;
   std::fill(answers_.begin(), answers_.end(), std::nullopt);
@@ -145,7 +150,7 @@ void World::watch() noexcept {
     if (stop_) return;
     lock.unlock();
     {
-      const std::lock_guard groups(groups_mutex_);
+      const std::shared_lock groups(groups_mutex_);
       for (Group* group : groups_) group->look_for_trouble();
     }
     lock.lock();

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <shared_mutex>
 #include <thread>
 #include <vector>
 
@@ -62,12 +63,15 @@ class World {
   const int device_;
   const std::shared_ptr<Memory> memory_;
 
-  std::mutex groups_mutex_;
+  /// Shared by who looks (the watching thread may take a while, and the channel's must go on), alone for who changes.
+  std::shared_mutex groups_mutex_;
   std::vector<Group*> groups_;
+  std::mutex news_mutex_;                      ///< guards the next three, for those who share the other
   std::set<std::uint64_t> closed_;             ///< communicators that were here once
   std::vector<std::pair<int, Notice>> early_;  ///< about communicators that this rank has not made yet
   std::vector<bool> dead_;
 
+  std::mutex asking_mutex_;
   std::mutex questions_mutex_;  ///< guards what follows; never held while something else is locked
   std::condition_variable answered_;
   std::map<std::uint64_t, std::shared_ptr<const std::atomic<std::uint64_t>>> called_;  ///< by communicator

@@ -45,12 +45,16 @@ struct Introduction {
 Joined join(const Identity& self, const std::string& place, Deadline deadline, const std::string& about,
             const std::function<Connection(std::string& why, Digest& key)>& connect) {
   std::string why = "nobody answers";
+  bool tried = false;
   Identity proven = self;
   for (auto pause = 1ms; steady_clock::now() < deadline; pause = std::min(pause * 2, 50ms)) {
+    const std::string before = why;
     Connection connection = connect(why, proven.key);
     if (connection)
       if (const auto admission = ask_for_admission(connection, proven, place, deadline, why))
         return {std::move(connection), admission->session, proven.key};
+    if (tried && steady_clock::now() >= deadline) why = before;  // the last attempt was cut short: it knows less
+    tried = true;
     std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
   }
   throw Timeout("init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size) + " found no rank 0 " +

@@ -23,7 +23,8 @@ constexpr base::EnvVariable kVariables[] = {
 std::shared_ptr<base::Logger> make_logger(int rank) {
   return std::make_shared<base::Logger>(
       base::parse_log_level(base::env_or_default(kVariables[0])), [rank](base::LogLevel level, std::string_view text) {
-        std::fprintf(stderr, "tessera: rank %d: %s: %.*s\n", rank, std::string(base::name_of(level)).c_str(),
+        // As notes and warnings, which the launcher passes on at once; what a rank fails with, its exception says.
+        std::fprintf(stderr, "tessera: %s: rank %d: %.*s\n", level < base::LogLevel::warn ? "note" : "warning", rank,
                      static_cast<int>(text.size()), text.data());
       });
 }

@@ -31,7 +31,9 @@ TEST(Algorithms, RefusesWhatItDoesNotKnow) {
 TEST(Algorithms, AFileIsReadAsItWouldBeWrittenInOneLine) {
   const std::string path = testing::TempDir() + "algorithms_test.txt";
   const auto write = [&](const std::string& text) { std::ofstream(path, std::ios::trunc) << text; };
-  write("# measured by hand\nall_reduce = direct:0-64K; ring:64K-max  # two ranges\n\nall_gather=direct,\r\nall_reduce=ring\n");
+  write(
+      "# measured by hand\nall_reduce = direct:0-64K; ring:64K-max  # two "
+      "ranges\n\nall_gather=direct,\r\nall_reduce=ring\n");
   const AlgorithmTable table("@" + path, kKnown);
   EXPECT_EQ(table.choose(OpKind::all_reduce, 8), "direct");
   EXPECT_EQ(table.choose(OpKind::all_reduce, 1 << 20), "ring");

@@ -30,7 +30,7 @@ class Case(jobs.Case):
 
     def need(self, backend):
         if not backends()[backend]["available"]:
-            self.skipTest(f"{backend}: {backends()[backend]['reason']}")
+            self.fail(f"{backend}: {backends()[backend]['reason']}")
 
     def compare(self, launcher, *arguments):
         """The one hash of all strategies."""

@@ -148,7 +148,7 @@ void Group::close() noexcept {
     if (in_flight_.empty()) break;
     pause(1ms);
   }
-  world_->tell(*this, {.kind = Notice::Kind::closing, .communicator = id_, .value = called_->load()});
+  world_->tell(*this, {.kind = Notice::Kind::leaving, .communicator = id_, .value = called_->load()});
   world_->memory().remove(*this);
   world_->remove(*this);
   if (!failed_.load()) {

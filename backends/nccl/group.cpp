@@ -9,18 +9,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Keeps an operation from being recycled, without waiting for it as a Work would.
-class Hold {
- public:
-  explicit Hold(Op& op) : op_(op) { op_.retain(); }
-  ~Hold() { op_.release(); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
-
- private:
-  Op& op_;
-};
-
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, std::uint64_t id, CommunicatorOptions options)
@@ -118,7 +106,7 @@ Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue) {
   if (failed_.load()) throw_failure();
   const DeviceGuard guard(api_, world_->device());
   Op& op = acquire();
-  const Hold hold(op);
+  const WorkHold hold(op);
   op.prepare(shared_from_this(), std::move(what));
   if (!op.what.signature.empty())
     announce(op.what);  // first: the vendor may hang where the ranks call different things

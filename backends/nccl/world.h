@@ -14,8 +14,8 @@
 
 #include "backends/nccl/api.h"
 #include "backends/nccl/memory.h"
-#include "backends/nccl/notice.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/notice.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::nccl {

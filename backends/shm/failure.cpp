@@ -27,6 +27,7 @@ void Group::fail(FailureKind kind, std::string_view text) noexcept {
     failure_ = kind;
     cause_ = text;
     failed_.store(true);
+    host_->options().note_failure(cause_);
     host_->arena().quarantine();
     FailureRecord& record = own().head().failure;
     record.kind = kind;
@@ -127,7 +128,8 @@ void Group::check_peers(const Op& op) noexcept {
         : op.call.kind == OpKind::recv
             ? (port(k).sends(rank_).sent.load() >> kRoundBits) <= receives_[static_cast<std::size_t>(k)].messages
             : rounds_of(port(k).received(rank_).load(), sends_[static_cast<std::size_t>(k)].messages) != kAllRounds;
-    if (stuck) return fail(FailureKind::peer_lost, describe(op) + ": " + who + " has closed its communicator");
+    if (stuck)
+      return fail(FailureKind::peer_lost, describe(op) + ": " + describe_leaving(who, entry.last_words.data()));
   }
 }
 

@@ -73,24 +73,12 @@ namespace {
 /// Up to here an operation may finish inside its call.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 
-/// Keeps an operation from being recycled, without waiting for it as a Work would.
-class Hold {
- public:
-  explicit Hold(Op& op) : op_(op) { op_.retain(); }
-  ~Hold() { op_.release(); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
-
- private:
-  Op& op_;
-};
-
 }  // namespace
 
 Work Group::start(const Call& call, bool internal) {
   if (failed_.load()) throw_failure();
   Op& op = acquire();
-  const Hold hold(op);
+  const WorkHold hold(op);
   op.prepare(shared_from_this(), call);
   op.internal = internal;
   if (!internal) last_algorithm_ = kDirect;

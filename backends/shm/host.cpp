@@ -104,7 +104,10 @@ Host::~Host() {
 }
 
 void Host::leave() noexcept {
-  board(rank_).left.store(1);
+  BoardEntry& own = board(rank_);
+  const std::string words = options_.last_words();
+  words.copy(own.last_words.data(), own.last_words.size() - 1);  // the rest is zero from the beginning
+  own.left.store(1);
   for (int r = 0; r < size(); ++r) ring(board(r).bell);
 }
 

@@ -2,6 +2,7 @@
 // progress engine.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -21,6 +22,7 @@ struct BoardEntry {
   alignas(128) std::atomic<std::uint32_t> left{0};  ///< has closed its world, in good order
   std::atomic<std::uint32_t> lost{0};               ///< died; set by whoever sees it
   std::atomic<std::int32_t> pid{0};
+  std::array<char, 400> last_words{};  ///< the first failure of a rank that has left, ends with a zero; before `left`
 };
 
 class Host {

@@ -19,6 +19,10 @@ std::string describe_rank(int rank, int job_rank) {
   return rank == job_rank ? text : text + " (" + std::to_string(job_rank) + " of the job)";
 }
 
+std::string describe_leaving(const std::string& rank, const std::string& last_words) {
+  return rank + " has closed its communicator" + (last_words.empty() ? "" : " after: " + last_words);
+}
+
 std::size_t larger_count(const Call& call, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   const auto total = [](std::span<const std::size_t> counts) {

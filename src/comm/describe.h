@@ -15,6 +15,9 @@ TESSERA_API std::string describe(const Call& call, std::uint64_t sequence);
 /// "rank 1"; "rank 1 (3 of the job)" where a rank of a communicator is another one among all ranks.
 TESSERA_API std::string describe_rank(int rank, int job_rank);
 
+/// "rank 1 has closed its communicator", and why where it said `last_words`.
+TESSERA_API std::string describe_leaving(const std::string& rank, const std::string& last_words);
+
 /// Elements of the larger of the two buffers on a rank where both are looked at; the same on every rank, except for
 /// all_to_all_v, where it is 0.
 TESSERA_API std::size_t larger_count(const Call& call, int ranks);

@@ -1,8 +1,24 @@
 #include "tessera/comm/failure.h"
 
+#include <new>
+
 #include "tessera/base/error.h"
 
 namespace tessera::comm {
+
+void FirstFailure::note(std::string_view cause) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!cause_.empty()) return;
+  try {
+    cause_ = cause;
+  } catch (const std::bad_alloc&) {  // then nobody is told why
+  }
+}
+
+std::string FirstFailure::cause() const {
+  const std::lock_guard lock(mutex_);
+  return cause_;
+}
 
 void throw_failure(const Failure& failure) {
   switch (failure.kind) {

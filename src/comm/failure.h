@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <string_view>
 
 #include "tessera/base/export.h"
 #include "tessera/comm/base.h"
@@ -15,6 +17,18 @@ enum class FailureKind : std::uint32_t { none, mismatch, timeout, peer_lost, abo
 struct Failure {
   FailureKind kind = FailureKind::none;
   std::string cause;
+};
+
+/// The first failure of any communicator of a rank. When the rank leaves, it tells the others, who may learn of its end
+/// on communicators that this failure has not reached. Any thread.
+class TESSERA_API FirstFailure {
+ public:
+  void note(std::string_view cause) noexcept;
+  std::string cause() const;  ///< "" while all is well
+
+ private:
+  mutable std::mutex mutex_;
+  std::string cause_;
 };
 
 /// As the exception of its kind; BackendError for none.

@@ -11,6 +11,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/failure.h"
 
 namespace tessera::comm {
 
@@ -22,7 +23,13 @@ struct WorldOptions {
   std::string algorithms;       ///< TESSERA_ALGO's grammar; "" for the backend's own choice
   bool check = false;           ///< TESSERA_CHECK: compare what the ranks call before an operation counts as done
   bool progress_thread = true;  ///< off only in tests: nothing then moves while its rank is outside the library
-  std::vector<int> job_ranks;   ///< by rank, where these are some of the job's only: their ranks there; else empty
+  std::shared_ptr<FirstFailure> first_failure;  ///< of this rank, in this world and others beside it; null: nobody asks
+  std::vector<int> job_ranks;  ///< by rank, where these are some of the job's only: their ranks there; else empty
+
+  void note_failure(std::string_view cause) const noexcept {
+    if (first_failure != nullptr) first_failure->note(cause);
+  }
+  std::string last_words() const { return first_failure == nullptr ? "" : first_failure->cause(); }
 
   /// How errors name a rank of this world to people, who know the job's.
   int job_rank(int rank) const { return job_ranks.empty() ? rank : job_ranks[static_cast<std::size_t>(rank)]; }

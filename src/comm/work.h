@@ -41,6 +41,18 @@ class TESSERA_API WorkState {
   std::atomic<std::uint32_t> handles_{0};
 };
 
+/// Keeps an operation from being recycled, without waiting for it as a Work would.
+class WorkHold {
+ public:
+  explicit WorkHold(WorkState& state) : state_(state) { state_.retain(); }
+  ~WorkHold() { state_.release(); }
+  WorkHold(const WorkHold&) = delete;
+  WorkHold& operator=(const WorkHold&) = delete;
+
+ private:
+  WorkState& state_;
+};
+
 /// An operation in flight, or (by default, and for small ones that finished inside their call) a finished one.
 ///
 /// Done means: the result is there, and no peer still reads the input. After a failure, waiting throws only when the

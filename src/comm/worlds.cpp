@@ -74,6 +74,7 @@ std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_pt
                                          const Launch& launch, const WorldOptions& given,
                                          std::optional<bool> deterministic) {
   WorldOptions options = given;
+  options.first_failure = std::make_shared<FirstFailure>();
   options.deterministic = deterministic.value_or(true);
   if (const std::size_t plus = name.find('+'); plus != std::string::npos)
     return make_both(find_backend(name.substr(0, plus)), find_backend(name.substr(plus + 1)), std::move(bootstrap),

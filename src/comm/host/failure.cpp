@@ -32,6 +32,7 @@ void Group::fail(Failure failure, bool tell) noexcept {
   if (!failed_.load()) {
     failure_ = std::move(failure);
     failed_.store(true);
+    world_->options().note_failure(failure_.cause);
     if (tell)
       for (int k = 0; k < size(); ++k)
         if (k != rank_)
@@ -101,7 +102,7 @@ std::string Group::trouble_with(const Op& op) const {
     if (peer.died) return rank_name(k) + " died";
     // What it sent before it left may still be on its way: until the connection ends, or nothing has come for a while.
     const bool quiet = Clock::now() - std::max(peer.since, world_->last_moved()) > kVerdictTime;
-    if (peer.left && (peer.cut || quiet)) return rank_name(k) + " has closed its communicator";
+    if (peer.left && (peer.cut || quiet)) return describe_leaving(rank_name(k), peer.why);
     if (!peer.left && quiet) return "the connection to " + rank_name(k) + " is lost: " + peer.why;
   }
   return {};

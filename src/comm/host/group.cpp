@@ -31,18 +31,6 @@ bool in_place(const Call& call) {
   return before(in, out + call.out.bytes()) && before(out, in + call.in.bytes());
 }
 
-/// Keeps an operation from being recycled, without waiting for it as a Work would.
-class Hold {
- public:
-  explicit Hold(Op& op) : op_(op) { op_.retain(); }
-  ~Hold() { op_.release(); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
-
- private:
-  Op& op_;
-};
-
 }  // namespace
 
 std::size_t Group::ProblemHash::operator()(const Problem& problem) const noexcept {
@@ -150,7 +138,7 @@ Work Group::start(const Call& call, bool internal) {
   if (!message) schedule = schedule_for(call);  // may refuse: before anything is counted
   if (!internal) last_algorithm_ = message ? kMessageAlgorithm : schedule->algorithm;
   Op& op = acquire();
-  const Hold hold(op);
+  const WorkHold hold(op);
   if (message) {
     auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
     op.prepare(shared_from_this(), call, ++numbers[static_cast<std::size_t>(call.root)]);

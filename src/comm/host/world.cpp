@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and added in one poll of one operation
 constexpr std::size_t kMostEarly = 1024;
 
-Capabilities make_capabilities(const std::string& name, bool deterministic) {
+Capabilities make_capabilities(const std::string& name, bool deterministic, int ranks) {
   Capabilities all;
   all.backend = name;
   all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
@@ -21,7 +21,7 @@ Capabilities make_capabilities(const std::string& name, bool deterministic) {
   all.memory = {MemoryKind::host};
   all.deterministic = deterministic;
   all.algorithms = known_algorithms(deterministic);
-  if (!deterministic) all.rounding_ulps = 0.5 * 64;  // at most one rounding a hop
+  if (!deterministic) all.rounding_ulps = 0.5 * std::max(1, ranks - 1);  // a ring rounds at every hop
   return all;
 }
 
@@ -45,7 +45,7 @@ std::shared_ptr<Ledger> ledger_of(const WorldOptions& options) {
 World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name)
     : bootstrap_(std::move(bootstrap)),
       options_(options),
-      capabilities_(make_capabilities(name, options.deterministic)),
+      capabilities_(make_capabilities(name, options.deterministic, bootstrap_->size())),
       algorithms_(make_table(options)),
       memory_(ledger_of(options)),
       unbooked_memory_(std::make_shared<Ledger>()),
@@ -72,12 +72,13 @@ void World::connect(const TransportFactory& make_transport) {
                                                receive(std::move(*notice));
                                              }
                                            }});
+  voice_.store(channel_.get());
 }
 
 void World::leave() noexcept {
   if (channel_ == nullptr || left_) return;
   left_ = true;
-  tell(ControlChannel::kAll, {.kind = Notice::Kind::leaving});
+  tell(ControlChannel::kAll, {.kind = Notice::Kind::leaving, .text = options_.last_words()});
   const std::lock_guard lock(engine_->mutex());
   const bool failed = std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.died || p.cut; });
   transport_->close(failed);
@@ -86,6 +87,7 @@ void World::leave() noexcept {
 
 World::~World() {
   leave();
+  voice_.store(nullptr);
   channel_.reset();  // its thread uses what follows
   engine_.reset();
   transport_.reset();
@@ -186,7 +188,7 @@ void World::connection_lost(int peer, const std::string& why) noexcept {
   if (who.cut) return;
   who.cut = true;
   who.since = Clock::now();
-  who.why = why;
+  if (!who.left) who.why = why;
 }
 
 void World::transport_failed(const std::string& why) noexcept {
@@ -195,7 +197,7 @@ void World::transport_failed(const std::string& why) noexcept {
 }
 
 void World::tell(int world_rank, const Notice& notice) noexcept {
-  if (channel_ != nullptr) channel_->tell(world_rank, format_notice(notice));
+  if (ControlChannel* const voice = voice_.load()) voice->tell(world_rank, format_notice(notice));
 }
 
 void World::hear() noexcept {
@@ -213,6 +215,7 @@ void World::handle(const Notice& notice) noexcept {
   if (notice.kind == Notice::Kind::leaving) {
     sender.left = true;
     sender.since = Clock::now();
+    sender.why = notice.text;
     return;
   }
   if (notice.kind == Notice::Kind::lost) {

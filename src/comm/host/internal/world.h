@@ -15,6 +15,7 @@
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/failure.h"
 #include "tessera/comm/host_communicator.h"
+#include "tessera/comm/notice.h"
 
 namespace tessera::comm::host {
 
@@ -27,22 +28,8 @@ struct Peer {
   bool died = false;
   bool cut = false;  ///< the transport has no way to it
   Clock::time_point since;
-  std::string why;
+  std::string why;  ///< where it is cut, or, where it left after a failure, that
 };
-
-/// What members of a group tell each other beside their operations.
-struct Notice {
-  enum class Kind : char { failure = 'F', question = 'Q', answer = 'A', call = 'C', leaving = 'L', lost = 'X' };
-  Kind kind = Kind::leaving;
-  int from = 0;  ///< world rank
-  std::uint32_t communicator = 0;
-  std::uint64_t number = 0;  ///< failure: its kind; question, answer: which question; call: sequence
-  std::uint64_t value = 0;   ///< answer: the last operation that was called; call: fingerprint
-  std::string text;
-};
-
-std::string format_notice(const Notice& notice);
-std::optional<Notice> parse_notice(std::string_view text);
 
 class World final : public Pollable, public TransportEvents {
  public:
@@ -110,6 +97,7 @@ class World final : public Pollable, public TransportEvents {
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<ProgressEngine> engine_;
   std::unique_ptr<ControlChannel> channel_;
+  std::atomic<ControlChannel*> voice_{nullptr};  ///< the same, for the threads that tell something
   bool left_ = false;
   bool polls_for_transport_ = false;
 
@@ -129,7 +117,7 @@ class World final : public Pollable, public TransportEvents {
   std::atomic<bool> heard_{false};
   std::mutex questions_mutex_;  ///< what the control thread answers by itself
   std::condition_variable answered_;
-  std::map<std::uint32_t, std::shared_ptr<std::atomic<std::uint64_t>>> called_;  ///< by communicator
+  std::map<std::uint64_t, std::shared_ptr<std::atomic<std::uint64_t>>> called_;  ///< by communicator
   std::uint64_t question_ = 0;
   std::vector<std::optional<std::uint64_t>> answers_;
 };

@@ -1,10 +1,11 @@
-#include "backends/nccl/notice.h"
+// The text of a notice: kind, three numbers, then free text to the end.
+#include "tessera/comm/notice.h"
 
 #include <charconv>
 
 #include "tessera/comm/failure.h"
 
-namespace tessera::nccl {
+namespace tessera::comm {
 namespace {
 
 constexpr std::size_t kMostText = 4096;
@@ -24,18 +25,19 @@ std::string format_notice(const Notice& notice) {
 }
 
 std::optional<Notice> parse_notice(std::string_view text) {
-  constexpr std::string_view kKinds = "FQALC";
+  constexpr std::string_view kKinds = "FQACL";  // loss is never told, only seen
   if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
-  Notice notice{.kind = static_cast<Notice::Kind>(text.front())};
+  Notice notice;
+  notice.kind = static_cast<Notice::Kind>(text.front());
   text.remove_prefix(1);
   if (!take_number(text, notice.communicator) || !take_number(text, notice.number) ||
       !take_number(text, notice.value) || text.size() > kMostText)
     return std::nullopt;
-  const bool failure = notice.kind == Notice::Kind::failure;
-  if (failure && (notice.number == 0 || notice.number > static_cast<std::uint64_t>(FailureKind::backend)))
+  if (notice.kind == Notice::Kind::failure &&
+      (notice.number == 0 || notice.number > static_cast<std::uint64_t>(FailureKind::backend)))
     return std::nullopt;
   notice.text = text;
   return notice;
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm

@@ -10,22 +10,7 @@ void Group::combine(const Op& op, std::span<const void* const> sources, std::byt
   if (op.call.op.kind == ReduceOp::Kind::premul_sum)
     for (int k = 0; k < size_; ++k)
       factors_[static_cast<std::size_t>(k)] = k == rank_ ? op.call.op.scalar : port(k).slot(op.sequence).factor;
-  if (!op.streaming) {
-    reduce_tree(op.call.op, op.call.in.dtype, sources, factors_, out, count);
-    return;
-  }
-  // Results that no cache will hold go past it: by way of a block that does fit.
-  alignas(64) std::byte block[8192];
-  const std::size_t size = size_of(op.call.in.dtype);
-  for (std::size_t done = 0; done < count;) {
-    const std::size_t now = std::min(count - done, sizeof(block) / size);
-    for (int k = 0; k < size_; ++k)
-      block_sources_[static_cast<std::size_t>(k)] =
-          static_cast<const std::byte*>(sources[static_cast<std::size_t>(k)]) + done * size;
-    reduce_tree(op.call.op, op.call.in.dtype, block_sources_, factors_, block, now);
-    copy_bytes(out + done * size, block, now * size, true);
-    done += now;
-  }
+  reduce_tree(op.call.op, op.call.in.dtype, sources, factors_, out, count, op.streaming);
 }
 
 /// Everyone has arrived: all payloads are there.

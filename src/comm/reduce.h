@@ -13,11 +13,12 @@ namespace tessera::comm {
 /// out[i] = op over k of sources[k][i], by the tree of slices.h over the order of the sources; f16 and bf16 in f32,
 /// rounded once. The same bits for any alignment, position and machine (NaN payloads apart). `out` may be one of the
 /// sources; else none may overlap it. `op.scalar` must hold avg's divisor; `factors` has one entry per source for
-/// premul_sum, else is not looked at.
+/// premul_sum, else is not looked at. `streaming`: with stores that go past the caches, for working sets much larger
+/// than these.
 TESSERA_API void reduce_tree(const ReduceOp& op, DType dtype, std::span<const void* const> sources,
-                             std::span<const double> factors, void* out, std::size_t count);
+                             std::span<const double> factors, void* out, std::size_t count, bool streaming = false);
 
-/// memcpy. `streaming`: with stores that go past the caches, for working sets much larger than these.
+/// memcpy; `streaming` as above.
 TESSERA_API void copy_bytes(void* out, const void* in, std::size_t bytes, bool streaming);
 
 }  // namespace tessera::comm

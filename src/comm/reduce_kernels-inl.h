@@ -113,24 +113,74 @@ inline typename Arithmetic<T>::Sum tree(const T* const* in, const typename Arith
   }
 }
 
+/// Past the caches; a fence must follow. `out` begins on a cache line.
+HWY_INLINE void stream_lines(void* out, const void* in, std::size_t bytes) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::CappedTag<std::uint8_t, kStreamLine> d;
+  auto* to = static_cast<std::uint8_t*>(out);
+  const auto* from = static_cast<const std::uint8_t*>(in);
+  const std::size_t lines = bytes / kStreamLine * kStreamLine;
+  for (std::size_t line = 0; line < lines; line += kStreamLine)
+    for (std::size_t i = line; i < line + kStreamLine; i += hn::Lanes(d)) hn::Stream(hn::LoadU(d, from + i), d, to + i);
+  std::memcpy(to + lines, from + lines, bytes - lines);
+}
+
+/// What the tree over all sources becomes.
+template <Kind kKind, class T>
+inline T finish(typename Arithmetic<T>::Sum sum, [[maybe_unused]] typename Arithmetic<T>::Sum divisor) {
+  if constexpr (kKind == Kind::avg) sum = static_cast<typename Arithmetic<T>::Sum>(sum / divisor);
+  return Arithmetic<T>::store(sum);
+}
+
+constexpr std::size_t kFew = 4;  ///< sources that one pass adds
+
+/// kN sources in one pass, a line of `out` at a time: loads and stores alternate, which memory likes better than a
+/// block of one and then of the other. `out` may be one of the sources: elements meet only their own.
+template <Kind kKind, class T, std::size_t kN>
+void add_few(const Combination& work, const typename Arithmetic<T>::Sum* factors) {
+  using S = typename Arithmetic<T>::Sum;
+  constexpr std::size_t kLine = kStreamLine / sizeof(T);
+  const T* in[kN];
+  for (std::size_t k = 0; k < kN; ++k) in[k] = static_cast<const T*>(work.sources[k]);
+  S by[kN] = {};
+  if constexpr (kKind == Kind::premul_sum)
+    for (std::size_t k = 0; k < kN; ++k) by[k] = factors[k];
+  const S divisor = kKind == Kind::avg ? multiplier<S>(work.op.scalar) : S{1};
+  T* out = static_cast<T*>(work.out);
+  const std::size_t count = work.count;  // copies: the compiler can't know that `out` doesn't overlap `work`
+  const std::size_t whole = count / kLine * kLine;
+  const auto line_at = [&](std::size_t i, T* line) {
+    for (std::size_t e = 0; e < kLine; ++e) line[e] = finish<kKind, T>(tree<kKind, T, 0, kN>(in, by, i + e), divisor);
+  };
+  if (work.streaming) {
+    for (std::size_t i = 0; i < whole; i += kLine) {
+      alignas(kStreamLine) T line[kLine];
+      line_at(i, line);
+      stream_lines(out + i, line, sizeof(line));
+    }
+  } else {
+    for (std::size_t i = 0; i < whole; i += kLine) {
+      alignas(kStreamLine) T line[kLine];
+      line_at(i, line);
+      std::memcpy(out + i, line, sizeof(line));
+    }
+  }
+  for (std::size_t i = whole; i < count; ++i) out[i] = finish<kKind, T>(tree<kKind, T, 0, kN>(in, by, i), divisor);
+}
+
 constexpr std::size_t kBlock = 1024;  // elements: two or three blocks stay in the first-level cache
 
-/// kN sources in one pass. `out` may be one of them: elements meet only their own.
-template <Kind kKind, class T, std::size_t kN, class Out>
-void fused(const T* const* in, const typename Arithmetic<T>::Sum* factors, Out* out, std::size_t count) {
+/// The tree over kN sources of a block.
+template <Kind kKind, class T, std::size_t kN>
+void fused(const T* const* in, const typename Arithmetic<T>::Sum* factors, typename Arithmetic<T>::Sum* out,
+           std::size_t count) {
   const T* local[kN];
   typename Arithmetic<T>::Sum by[kN] = {};
   for (std::size_t k = 0; k < kN; ++k) local[k] = in[k];
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < kN; ++k) by[k] = factors[k];
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<Out, T>) {
-      out[i] = Arithmetic<T>::store(tree<kKind, T, 0, kN>(local, by, i));
-    } else {
-      out[i] = tree<kKind, T, 0, kN>(local, by, i);
-    }
-  }
+  for (std::size_t i = 0; i < count; ++i) out[i] = tree<kKind, T, 0, kN>(local, by, i);
 }
 
 template <Kind kKind, class T>
@@ -148,13 +198,13 @@ struct Reducer {
     const S* by = factors == nullptr ? nullptr : factors + a;
     switch (n) {
       case 1:
-        return fused<kKind, T, 1, S>(in, by, out, count);
+        return fused<kKind, T, 1>(in, by, out, count);
       case 2:
-        return fused<kKind, T, 2, S>(in, by, out, count);
+        return fused<kKind, T, 2>(in, by, out, count);
       case 3:
-        return fused<kKind, T, 3, S>(in, by, out, count);
+        return fused<kKind, T, 3>(in, by, out, count);
       case 4:
-        return fused<kKind, T, 4, S>(in, by, out, count);
+        return fused<kKind, T, 4>(in, by, out, count);
       default:
         break;
     }
@@ -166,12 +216,6 @@ struct Reducer {
   }
 };
 
-template <class S>
-void divide(S* x, double divisor, std::size_t count) {
-  const S by = multiplier<S>(divisor);
-  for (std::size_t i = 0; i < count; ++i) x[i] = static_cast<S>(x[i] / by);
-}
-
 template <Kind kKind, class T>
 void combine_typed(const Combination& work) {
   using S = typename Arithmetic<T>::Sum;
@@ -179,24 +223,29 @@ void combine_typed(const Combination& work) {
   S factors[kKind == Kind::premul_sum ? kMost : 1];
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < work.sources.size(); ++k) factors[k] = multiplier<S>(work.factors[k]);
+  switch (work.sources.size()) {
+    case 1:
+      return add_few<kKind, T, 1>(work, factors);
+    case 2:
+      return add_few<kKind, T, 2>(work, factors);
+    case 3:
+      return add_few<kKind, T, 3>(work, factors);
+    case 4:
+      return add_few<kKind, T, 4>(work, factors);
+    default:
+      break;
+  }
   T* out = static_cast<T*>(work.out);
-  const bool average = work.op.kind == Kind::avg;
+  const S divisor = kKind == Kind::avg ? multiplier<S>(work.op.scalar) : S{1};
   for (std::size_t start = 0; start < work.count; start += kBlock) {
     const std::size_t count = work.count - start < kBlock ? work.count - start : kBlock;
     const Reducer<kKind, T> reducer{work.sources.data(), kKind == Kind::premul_sum ? factors : nullptr, start};
-    // Up to four sources go straight to `out`; more go through a block of ours, since `out` may be a source still to be
-    // read.
-    if constexpr (std::is_same_v<S, T>) {
-      if (work.sources.size() <= 4) {
-        reducer.range(0, work.sources.size(), out + start, count);
-        if (average) divide(out + start, work.op.scalar, count);
-        continue;
-      }
-    }
-    S sum[kBlock];
+    S sum[kBlock];  // not in `out`, which may be a source still to be read
     reducer.range(0, work.sources.size(), sum, count);
-    if (average) divide(sum, work.op.scalar, count);
-    for (std::size_t i = 0; i < count; ++i) out[start + i] = Arithmetic<T>::store(sum[i]);
+    alignas(kStreamLine) T made[kBlock];
+    T* to = work.streaming ? made : out + start;
+    for (std::size_t i = 0; i < count; ++i) to[i] = finish<kKind, T>(sum[i], divisor);
+    if (work.streaming) stream_lines(out + start, made, count * sizeof(T));
   }
 }
 
@@ -204,8 +253,9 @@ template <class T>
 void combine_kinds(const Combination& work) {
   switch (work.op.kind) {
     case Kind::sum:
-    case Kind::avg:
       return combine_typed<Kind::sum, T>(work);
+    case Kind::avg:
+      return combine_typed<Kind::avg, T>(work);
     case Kind::prod:
       return combine_typed<Kind::prod, T>(work);
     case Kind::min:
@@ -217,7 +267,7 @@ void combine_kinds(const Combination& work) {
   }
 }
 
-void combine_all(const Combination& work) {
+void combine_dtypes(const Combination& work) {
   switch (work.dtype) {
     case DType::f32:
       return combine_kinds<float>(work);
@@ -242,25 +292,16 @@ void combine_all(const Combination& work) {
   }
 }
 
+void combine_all(const Combination& work) {
+  combine_dtypes(work);
+  if (work.streaming) hwy::FlushStream();
+}
+
 void stream_copy(std::uint8_t* out, const std::uint8_t* in, std::size_t bytes) {
-  namespace hn = hwy::HWY_NAMESPACE;
-  const hn::ScalableTag<std::uint8_t> d;
-  const std::size_t lanes = hn::Lanes(d);
-  const std::size_t head = (64 - reinterpret_cast<std::uintptr_t>(out) % 64) % 64;
+  const std::size_t head = (kStreamLine - reinterpret_cast<std::uintptr_t>(out) % kStreamLine) % kStreamLine;
   std::memcpy(out, in, head);
-  std::size_t i = head;
-  for (; i + 4 * lanes <= bytes; i += 4 * lanes) {
-    const auto a = hn::LoadU(d, in + i);
-    const auto b = hn::LoadU(d, in + i + lanes);
-    const auto c = hn::LoadU(d, in + i + 2 * lanes);
-    const auto e = hn::LoadU(d, in + i + 3 * lanes);
-    hn::Stream(a, d, out + i);
-    hn::Stream(b, d, out + i + lanes);
-    hn::Stream(c, d, out + i + 2 * lanes);
-    hn::Stream(e, d, out + i + 3 * lanes);
-  }
+  stream_lines(out + head, in + head, bytes - head);
   hwy::FlushStream();
-  std::memcpy(out + i, in + i, bytes - i);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -12,6 +12,9 @@ namespace tessera::comm {
 /// The most ranks that one communicator may have.
 inline constexpr std::size_t kMostRanks = 1024;
 
+/// What streaming stores write at once.
+inline constexpr std::size_t kStreamLine = 64;
+
 struct Combination {
   ReduceOp op;
   DType dtype;
@@ -19,6 +22,7 @@ struct Combination {
   std::span<const double> factors;
   void* out;
   std::size_t count;
+  bool streaming;  ///< only where `out` begins on a cache line
 };
 
 }  // namespace tessera::comm

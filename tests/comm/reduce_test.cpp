@@ -10,7 +10,7 @@ namespace {
 namespace reference = tessera::conformance;
 using reference::Bytes;
 
-Bytes run(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::size_t skew = 0) {
+Bytes run(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::size_t skew, bool streaming) {
   std::vector<Bytes> shifted;
   std::vector<const void*> sources;
   std::vector<double> factors;
@@ -20,9 +20,14 @@ Bytes run(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::size_
     factors.push_back(reference::factor(static_cast<int>(factors.size())));
   }
   for (const Bytes& input : shifted) sources.push_back(input.data() + skew);
-  Bytes out(inputs.front().size());
-  reduce_tree(op, dtype, sources, factors, out.data(), out.size() / size_of(dtype));
-  return out;
+  const std::size_t bytes = inputs.front().size();
+  std::vector<std::byte> memory(bytes + 128, std::byte{0xAA});
+  const std::size_t line = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;  // streaming begins on a line
+  std::byte* out = memory.data() + line;
+  reduce_tree(op, dtype, sources, factors, out, bytes / size_of(dtype), streaming);
+  EXPECT_EQ(out[-1], std::byte{0xAA});
+  EXPECT_EQ(out[bytes], std::byte{0xAA});
+  return {out, out + bytes};
 }
 
 TEST(Reduce, AnyNumberOfSourcesAtAnyPosition) {
@@ -36,7 +41,8 @@ TEST(Reduce, AnyNumberOfSourcesAtAnyPosition) {
             inputs.push_back(reference::make_input(dtype, count + kind, static_cast<int>(r), count));
           const ReduceOp op{static_cast<ReduceOp::Kind>(kind), static_cast<double>(sources)};
           const Bytes want = reference::reduce(dtype, op, inputs);
-          const Bytes got = run(dtype, op, inputs, count % 3 * size_of(dtype));
+          const Bytes got = run(dtype, op, inputs, count % 3 * size_of(dtype), false);
+          ASSERT_EQ(run(dtype, op, inputs, count % 3 * size_of(dtype), true), got);
           ASSERT_EQ(reference::first_difference(dtype, got.data(), want.data(), count), -1)
               << name_of(dtype) << " " << name_of(op.kind) << " sources " << sources << " count " << count;
         }

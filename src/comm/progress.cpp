@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <climits>
 #include <ctime>
+#include <utility>
 
 namespace tessera::comm {
 namespace {
@@ -17,6 +18,11 @@ using namespace std::chrono_literals;
 constexpr auto kSpin = 20us;           // then yield: on a busy machine somebody else has the core that we wait for
 constexpr auto kYield = 60us;          // then sleep
 constexpr auto kLongestSleep = 100ms;  // deadlines and the health of peers are looked at this often
+constexpr auto kTick = 1ms;            // the idle progress thread looks for work this often ...
+constexpr int kQuietTicks = 50;        // ... until it saw none for so many; then it must be woken
+constexpr std::uint32_t kDozes = 1;
+constexpr std::uint32_t kSleeps = 2;
+constexpr std::uint32_t kTrust = 4;
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
               std::atomic<std::uint32_t>::is_always_lock_free);
@@ -132,6 +138,7 @@ void ProgressEngine::sleep_unless(Condition needless, Clock::time_point until) n
 bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept {
   if (finished.load() != 0) return true;
   waiters_.fetch_add(1);
+  if (unseen_.load() && unseen_.exchange(false)) note_awaited();
   Clock::time_point idle_since = Clock::now();
   for (std::uint32_t turn = 1; finished.load() == 0; ++turn) {
     if (try_poll(turn % 256 == 0)) {
@@ -162,26 +169,46 @@ void ProgressEngine::hand_over() noexcept {
   futex_wake(bell_.attention);
 }
 
+void ProgressEngine::hand_over_unless_awaited() noexcept {
+  if (awaited_.load() < kTrust || bell_.idle.load() != kDozes) return hand_over();
+  unseen_.store(true);
+}
+
+void ProgressEngine::note_awaited() noexcept {
+  const std::uint32_t so_far = awaited_.load();
+  if (so_far < kTrust) awaited_.store(so_far + 1);
+}
+
 void ProgressEngine::answer_pings() noexcept { bell_.pong.store(bell_.ping.load()); }
 
 void ProgressEngine::run() noexcept {
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread: naps are short
+  const auto idle = [this] { return waiters_.load() != 0 || outstanding_.load() <= 0; };
+  std::uint64_t begun = 0;
+  int quiet = 0;
   while (!stop_) {
     answer_pings();
-    if (waiters_.load() != 0 || outstanding_.load() <= 0) {
-      bell_.idle.store(1);
+    if (idle()) {
+      const std::uint64_t now = begun_.load(std::memory_order_relaxed);
+      quiet = std::exchange(begun, now) == now ? quiet + 1 : 0;
+      const bool sleeps = quiet > kQuietTicks;
+      bell_.idle.store(sleeps ? kSleeps : kDozes);
       const std::uint32_t seen = bell_.attention.load();
-      if (!stop_ && (waiters_.load() != 0 || outstanding_.load() <= 0) && bell_.ping.load() == bell_.pong.load())
-        futex_wait(bell_.attention, seen, 1s);
+      if (!stop_ && idle() && bell_.ping.load() == bell_.pong.load())
+        futex_wait(bell_.attention, seen, sleeps ? 1s : std::chrono::nanoseconds(kTick));
       bell_.idle.store(0);
-      // Whoever issued an operation often waits for it right away, and drives it better: no hand-off then.
-      if (!stop_ && outstanding_.load() > 0) nap();
+      if (stop_ || outstanding_.load() <= 0) continue;
+      if (unseen_.exchange(false) && waiters_.load() == 0) {
+        awaited_.store(0);  // nobody came
+      } else if (bell_.attention.load() != seen) {
+        // Whoever issued an operation often waits for it right away, and drives it better: no hand-off then.
+        nap();
+        waiters_.load() != 0 ? note_awaited() : awaited_.store(0);
+      }
       continue;
     }
     if (try_poll(false)) continue;
-    const auto needless = [this] {
-      return stop_ || waiters_.load() != 0 || outstanding_.load() <= 0 || bell_.ping.load() != bell_.pong.load();
-    };
+    const auto needless = [this, idle] { return stop_ || idle() || bell_.ping.load() != bell_.pong.load(); };
     sleep_unless(needless, Clock::now() + kLongestSleep);
   }
 }

@@ -51,13 +51,16 @@ TEST(Progress, WaitedOutOfOrder) {
   });
 }
 
-/// How long rank 0 waits for a large all_reduce whose other rank issues its part and then sleeps outside the library.
-std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, std::chrono::milliseconds nap) {
+/// How long rank 0 waits for a large all_reduce whose other rank issues its part and then sleeps outside the library,
+/// after `before` operations that were waited for at once.
+std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, std::chrono::milliseconds nap,
+                                                          int before = 0) {
   Config config = quick_config();
   config.progress_thread = progress_thread;
   std::chrono::steady_clock::duration waited{};
   run_threads(2, config, [&](Communicator& world) {
     Sum sum(world, kLarge);
+    for (int i = 0; i < before; ++i) sum.start(world).wait();
     world.barrier().wait();
     const auto start = std::chrono::steady_clock::now();
     Work work = sum.start(world);
@@ -74,6 +77,10 @@ std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, 
 }
 
 TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) { EXPECT_LT(wait_beside_a_sleeper(true, 1000ms), 500ms); }
+
+TEST(Progress, NorDoesOneThatHasAlwaysWaitedAtOnceBefore) {  // so its progress thread was not woken this time
+  EXPECT_LT(wait_beside_a_sleeper(true, 1000ms, 200), 500ms);
+}
 
 TEST(Progress, WithoutTheProgressThreadItDoes) {  // the negative control of the test above
   EXPECT_GE(wait_beside_a_sleeper(false, 300ms), 250ms);

@@ -199,7 +199,7 @@ Work Group::launch(Op& op) {
   }
   if (op.finished.load() == Op::kGood) return {};
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
-  engine.hand_over();
+  engine.hand_over_unless_awaited();
   return Work(&op);
 }
 

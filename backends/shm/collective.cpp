@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "backends/shm/group.h"
+#include "backends/shm/remote.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce.h"
 
@@ -15,7 +16,9 @@ namespace tessera::shm {
 namespace {
 
 constexpr std::uint64_t kTiles = 4;
-constexpr std::uint64_t kPublishEvery = 16;  ///< rounds, where nobody waits for a tile
+/// Rounds at once where no tile is in the way: each stop costs a fence that waits for the memory, or a call into the
+/// kernel.
+constexpr std::uint64_t kAtOnce = 8;
 
 std::uint64_t tile_bytes(int ranks) { return ranks <= 8 ? 64 * 1024 : 16 * 1024; }
 
@@ -29,6 +32,13 @@ Slice block_of(const Op& op, Slice whole, std::uint64_t round) {
   const std::size_t elements = op.round_bytes / size_of(op.call.in.dtype);
   const std::size_t begin = std::min<std::size_t>(whole.count, round * elements);
   return {whole.offset + begin, std::min(elements, whole.count - begin)};
+}
+
+/// ... that belongs to the rounds from `first` until before `end`.
+Slice blocks_of(const Op& op, Slice whole, std::uint64_t first, std::uint64_t end) {
+  const Slice from = block_of(op, whole, first);
+  const Slice last = block_of(op, whole, end - 1);
+  return {from.offset, last.offset + last.count - from.offset};
 }
 
 /// Rounds until every reader has what it gets from me.
@@ -77,13 +87,21 @@ void Group::announce(Op& op) {
     Arena& arena = host_->arena();
     op.round_bytes = tile_bytes(size_);
     const bool gives = rounds_given(op) > 0;
-    op.stages_in = gives && !arena.mapping()->holds(call.in.data, call.in.bytes());
-    op.stages_out = op.second_half() && !arena.mapping()->holds(call.out.data, call.out.bytes());
-    op.streaming = call.out.bytes() * static_cast<std::size_t>(size_) > host_->cache_bytes();
+    const bool ordinary = gives && !arena.mapping()->holds(call.in.data, call.in.bytes());
+    const bool ordinary_out = op.second_half() && !arena.mapping()->holds(call.out.data, call.out.bytes());
+    op.remote_in = ordinary && host_->reads_remote();
+    op.remote_out = ordinary_out && host_->reads_remote();
+    op.stages_in = ordinary && !op.remote_in;
+    op.stages_out = ordinary_out && !op.remote_out;
+    op.streaming = (call.in.bytes() + call.out.bytes()) * static_cast<std::size_t>(size_) > host_->cache_bytes();
     if ((op.stages_in || op.stages_out) && !tiles_)
       tiles_ = arena.allocate(tiles_bytes(), MemoryUse::communication, ledger_);
-    slot.in_offset = op.stages_in ? kStaged : (gives ? arena.offset_of(call.in.data) : 0);
-    slot.out_offset = op.stages_out ? kStaged : (op.second_half() ? arena.offset_of(call.out.data) : 0);
+    slot.in_offset = op.stages_in ? kStaged : op.remote_in ? kRemote : gives ? arena.offset_of(call.in.data) : 0;
+    slot.out_offset = op.stages_out      ? kStaged
+                      : op.remote_out    ? kRemote
+                      : op.second_half() ? arena.offset_of(call.out.data)
+                                         : 0;
+    slot.remote = {static_cast<const std::byte*>(call.in.data), static_cast<const std::byte*>(call.out.data)};
     slot.stage_offset = tiles_ ? arena.offset_of(tiles_.data()) : 0;
     if (call.kind == OpKind::all_to_all && op.ragged())
       for (int j = 0; j < size_; ++j) own().part_offsets(j)[op.sequence % 2] = op.gives(j).offset;
@@ -113,10 +131,16 @@ bool Group::see_arrivals(Op& op) {
     const Slot& slot = port(k).slot(op.sequence);
     Peer& peer = peers_[static_cast<std::size_t>(k)];
     const std::byte* window = window_of(k);
-    peer.in = slot.in_offset == kStaged ? nullptr : window + slot.in_offset;
-    peer.out = slot.out_offset == kStaged ? nullptr : window + slot.out_offset;
+    const auto place = [&](std::uint64_t offset, const std::byte* address) {
+      return offset == kStaged ? nullptr : offset == kRemote ? address : window + offset;
+    };
+    peer.in = place(slot.in_offset, slot.remote.in);
+    peer.out = place(slot.out_offset, slot.remote.out);
+    peer.remote_in = slot.in_offset == kRemote;
+    peer.remote_out = slot.out_offset == kRemote;
     peer.tiles = window + slot.stage_offset;
     op.any_staged |= peer.in == nullptr || peer.out == nullptr;
+    op.any_remote |= peer.remote_in;
   }
   return true;
 }
@@ -189,6 +213,14 @@ std::byte* Group::own_tile(const Op& op, std::uint64_t round, int reader, bool r
   return tiles_.bytes_at(tile_offset(op, round, reader, result));
 }
 
+/// Where a block from the process of `source` lies while it is added.
+std::byte* Group::fetched_tile(const Op& op, int source) {
+  if (!fetched_)
+    fetched_ =
+        host_->arena().allocate(op.round_bytes * static_cast<std::size_t>(size_), MemoryUse::communication, ledger_);
+  return fetched_.bytes_at(op.round_bytes * static_cast<std::size_t>(source));
+}
+
 bool Group::stage_input(Op& op) {
   const std::uint64_t rounds = rounds_given(op);
   if (op.staged >= rounds || op.staged >= slowest_reader(op, false) + kTiles) return false;
@@ -233,22 +265,26 @@ bool Group::reduce_round(Op& op) {
   if (op.stages_out && round >= slowest_reader(op, true) + kTiles) return false;
 
   const std::size_t size = size_of(op.call.in.dtype);
-  const Slice block = block_of(op, whole, round);
+  const std::uint64_t end = std::min(rounds, round + (op.any_staged || op.any_remote ? 1 : kAtOnce));
+  const Slice block = blocks_of(op, whole, round, end);
   for (int k = 0; k < size_; ++k) {
-    sources_[static_cast<std::size_t>(k)] = source_block(op, k, whole, round);
-    credit(op, k, block.count * size);
+    const std::byte* from = source_block(op, k, whole, round);
+    if (k != rank_ && peers_[static_cast<std::size_t>(k)].remote_in) {
+      std::byte* tile = fetched_tile(op, k);
+      if (!read_remote(board(k).pid.load(), from, tile, block.count * size)) return false;  // see copy_round
+      from = tile;
+    }
+    sources_[static_cast<std::size_t>(k)] = from;
   }
+  for (int k = 0; k < size_; ++k) credit(op, k, block.count * size);
   // Results land where the slice lies in all_reduce, from the start in the other two.
   std::byte* out =
       static_cast<std::byte*>(op.call.out.data) + (op.lands_at(rank_) + block.offset - whole.offset) * size;
   combine(op, sources_, out, block.count);
   if (op.stages_out) copy_bytes(own_tile(op, round, 0, true), out, block.count * size, false);
-  ++op.reduced;
-  if (op.reduced == rounds) {
-    publish(own().head().phase_a.value, op, kAllRounds);
-  } else if (op.any_staged || op.reduced % kPublishEvery == 0) {
-    publish(own().head().phase_a.value, op, op.reduced);
-  }
+  op.reduced = end;
+  if (op.any_staged || end % kAtOnce == 0 || end == rounds)
+    publish(own().head().phase_a.value, op, end == rounds ? kAllRounds : end);
   return true;
 }
 
@@ -260,11 +296,19 @@ bool Group::copy_round(Op& op) {
     const Slice whole = op.reads(k);
     if (taken >= rounds_for(op, whole.count)) continue;
     if (k != rank_ && rounds_of(port(k).head().staged.value.load(), op.sequence) <= taken) continue;
-    const Slice block = block_of(op, whole, taken);
+    const bool remote = k != rank_ && peers_[static_cast<std::size_t>(k)].remote_in;
+    const bool staged = k != rank_ && peers_[static_cast<std::size_t>(k)].in == nullptr;
+    const std::uint64_t end = std::min(rounds_for(op, whole.count), taken + (staged ? 1 : kAtOnce));
+    const Slice block = blocks_of(op, whole, taken, end);
     std::byte* out = static_cast<std::byte*>(op.call.out.data) + (op.lands_at(k) + block.offset - whole.offset) * size;
-    copy_bytes(out, source_block(op, k, whole, taken), block.count * size, op.streaming);
+    const std::byte* from = source_block(op, k, whole, taken);
+    if (!remote) {
+      copy_bytes(out, from, block.count * size, op.streaming);
+    } else if (!read_remote(board(k).pid.load(), from, out, block.count * size)) {
+      continue;  // it has died: who watches the ranks says so
+    }
     credit(op, k, block.count * size);
-    ++taken;
+    taken = end;
     std::uint64_t slowest = kAllRounds;
     for (int j = 0; j < size_; ++j) {
       const std::uint64_t done = op.taken_a[static_cast<std::size_t>(j)];
@@ -284,13 +328,21 @@ bool Group::copy_results(Op& op) {
     const Slice whole = op.result_slice(k);
     if (taken >= rounds_for(op, whole.count)) continue;
     if (rounds_of(port(k).head().phase_a.value.load(), op.sequence) <= taken) continue;
-    const Slice block = block_of(op, whole, taken);
     const Peer& peer = peers_[static_cast<std::size_t>(k)];
+    const std::uint64_t there =
+        std::min(rounds_for(op, whole.count), rounds_of(port(k).head().phase_a.value.load(), op.sequence));
+    const std::uint64_t end = std::min(there, taken + (peer.out == nullptr ? 1 : kAtOnce));
+    const Slice block = blocks_of(op, whole, taken, end);
+    std::byte* out = static_cast<std::byte*>(op.call.out.data) + block.offset * size;
     const std::byte* from =
         peer.out == nullptr ? peer.tiles + tile_offset(op, taken, 0, true) : peer.out + block.offset * size;
-    copy_bytes(static_cast<std::byte*>(op.call.out.data) + block.offset * size, from, block.count * size, op.streaming);
+    if (!peer.remote_out) {
+      copy_bytes(out, from, block.count * size, op.streaming);
+    } else if (!read_remote(board(k).pid.load(), from, out, block.count * size)) {
+      continue;
+    }
     credit(op, k, block.count * size);
-    ++taken;
+    taken = end;
     std::uint64_t slowest = kAllRounds;
     for (int j = 0; j < size_; ++j) {
       const std::uint64_t done = op.taken_b[static_cast<std::size_t>(j)];

@@ -43,7 +43,6 @@ void Group::connect(std::vector<Member> members) {
   receives_.resize(members_.size());
   peers_.resize(members_.size());
   sources_.resize(members_.size());
-  block_sources_.resize(members_.size());
   factors_.resize(members_.size());
   host_->engine().add(*this);
 }
@@ -152,7 +151,7 @@ Work Group::launch(Op& op) {
   }
   if (op.finished_well()) return {};
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
-  engine.hand_over();
+  engine.hand_over_unless_awaited();
   return Work(&op);
 }
 

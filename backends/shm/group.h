@@ -51,7 +51,9 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
  private:
   struct Peer {                      ///< what the peers of the collective at the head announced
     const std::byte* in = nullptr;   ///< null: staged
+    bool remote_in = false;          ///< `in` is an address in the peer's process
     const std::byte* out = nullptr;  ///< null: staged
+    bool remote_out = false;
     const std::byte* tiles = nullptr;
   };
   static constexpr std::string_view kDirect = "direct";
@@ -92,6 +94,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   bool reduce_round(Op& op);
   bool copy_round(Op& op);
   bool copy_results(Op& op);
+  std::byte* fetched_tile(const Op& op, int source);
   bool finish_collective(Op& op);
   void publish(std::atomic<std::uint64_t>& flag, const Op& op, std::uint64_t rounds) noexcept;
   std::uint64_t slowest_reader(const Op& op, bool results) const;
@@ -127,7 +130,8 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   const std::shared_ptr<Ledger> ledger_;
   Buffer head_;
   Buffer slots_;
-  Buffer tiles_;  ///< of collectives; made at the first operation that needs them
+  Buffer tiles_;    ///< of collectives; made at the first operation that needs them
+  Buffer fetched_;  ///< a tile of each source, read from its process to be added; made likewise
   std::vector<Member> members_;
   std::vector<Port> ports_;
   std::vector<Credit> sent_;  ///< by reader; written under the engine's lock
@@ -147,7 +151,6 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   std::size_t messages_waiting_ = 0;
   std::vector<Peer> peers_;
   std::vector<const void*> sources_;
-  std::vector<const void*> block_sources_;
   std::vector<double> factors_;
   std::atomic<bool> failed_{false};
   FailureKind failure_ = FailureKind::none;

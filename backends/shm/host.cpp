@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <string>
 #include <thread>
 
+#include "backends/shm/remote.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce_work.h"
 
@@ -26,9 +29,15 @@ Capabilities make_capabilities() {
   return all;
 }
 
+/// Of one core's last level; what the C library tells is the sum over all cores, and wrong in virtual machines.
 std::size_t last_level_cache() {
-  const long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return bytes > 0 ? static_cast<std::size_t>(bytes) : std::size_t{32} << 20;
+  for (const char* level : {"3", "2"}) {
+    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/index") + level + "/size");
+    std::size_t kib = 0;
+    char unit = 0;
+    if (file >> kib >> unit && unit == 'K' && kib > 0) return kib << 10;
+  }
+  return std::size_t{32} << 20;
 }
 
 std::size_t board_bytes(int ranks) {
@@ -80,6 +89,7 @@ void Host::connect() {
     // Everyone offers a board; rank 0's is taken.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);
+    reads_remote_ = ranks > 1 && can_read_remote(others);
   }
   board(rank_).pid.store(::getpid());
   const unsigned cores = std::thread::hardware_concurrency();

@@ -42,6 +42,8 @@ class Host {
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   const Capabilities& capabilities() const noexcept { return capabilities_; }
   std::size_t cache_bytes() const noexcept { return cache_bytes_; }
+  /// Whether all ranks can read each other's ordinary memory (remote.h).
+  bool reads_remote() const noexcept { return reads_remote_; }
   /// Begins to watch for the death of other ranks: after the last exchange of the bootstrap.
   void watch();
   /// This rank has closed its world: who waits for it may stop.
@@ -65,6 +67,7 @@ class Host {
   const Capabilities capabilities_;
   const AlgorithmTable algorithms_;
   std::size_t cache_bytes_ = 0;
+  bool reads_remote_ = false;
   std::shared_ptr<Bootstrap> bootstrap_;
   std::unique_ptr<ControlChannel> channel_;
   std::shared_ptr<Arena> arena_;

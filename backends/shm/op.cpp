@@ -22,7 +22,8 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what) {
   deadline = Clock::now() + what.timeout;
   finished.store(0);
   stage = Stage::queued;
-  eager = small = symmetric = internal = stages_in = stages_out = any_staged = streaming = false;
+  eager = small = symmetric = internal = stages_in = remote_in = stages_out = remote_out = any_staged = any_remote =
+      streaming = false;
   arrived = 0;
   sequence = fingerprint = staged = reduced = 0;
   parent = nullptr;

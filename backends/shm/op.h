@@ -58,8 +58,11 @@ class Op final : public WorkState {
   bool symmetric = false;  ///< all_reduce where everyone reads everything
   bool internal = false;   ///< not metered
   bool stages_in = false;
+  bool remote_in = false;   ///< peers read the input from this process ...
+  bool remote_out = false;  ///< ... or the results of the first half
   bool stages_out = false;
   bool any_staged = false;
+  bool any_remote = false;
   bool streaming = false;
   int arrived = 0;            ///< ranks 0 .. arrived - 1 are known to be here
   std::uint64_t staged = 0;   ///< rounds

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "backends/shm/group.h"
+#include "backends/shm/remote.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce.h"
 
@@ -10,6 +11,8 @@ namespace {
 
 constexpr std::uint64_t kMessageTiles = 2;
 constexpr std::uint64_t kMessageTile = 64 * 1024;
+
+constexpr std::uint64_t kRemoteRounds = 8;  ///< at once: each call into the kernel costs
 
 std::uint64_t rounds_of_bytes(std::size_t bytes) { return (bytes + kMessageTile - 1) / kMessageTile; }
 
@@ -38,13 +41,17 @@ bool Group::advance_send(int peer) {
     ++channel.messages;
     channel.rounds = 0;
     channel.running = true;
-    op.stages_in = !host_->arena().mapping()->holds(in.data, in.bytes());
+    const bool ordinary = !host_->arena().mapping()->holds(in.data, in.bytes());
+    // What fits into the tiles is through before its receive has begun.
+    op.remote_in = ordinary && host_->reads_remote() && in.bytes() > kMessageTiles * kMessageTile;
+    op.stages_in = ordinary && !op.remote_in;
     if (op.stages_in && in.bytes() > 0 && !channel.tiles)
       channel.tiles = host_->arena().allocate(kMessageTiles * kMessageTile, MemoryUse::communication, ledger_);
     line.bytes = in.bytes();
     line.dtype = in.dtype;
-    line.in_offset = op.stages_in ? kStaged : host_->arena().offset_of(in.data);
+    line.in_offset = op.stages_in ? kStaged : (op.remote_in ? kRemote : host_->arena().offset_of(in.data));
     line.stage_offset = channel.tiles ? host_->arena().offset_of(channel.tiles.data()) : 0;
+    line.remote = static_cast<const std::byte*>(in.data);
     line.sent.store(encode(channel.messages, op.stages_in ? 0 : kAllRounds));
     ring(board(peer).bell);
     return true;
@@ -94,13 +101,21 @@ bool Group::advance_receive(int peer) {
   if (channel.rounds < rounds) {
     if (rounds_of(sent, message) <= channel.rounds) return false;
     const std::size_t begin = channel.rounds * kMessageTile;
-    const std::size_t bytes = std::min<std::size_t>(kMessageTile, out.bytes() - begin);
+    const bool remote = line.in_offset == kRemote;
+    const std::uint64_t until = std::min(rounds, channel.rounds + (remote ? kRemoteRounds : 1));
+    const std::size_t bytes = std::min<std::size_t>((until - channel.rounds) * kMessageTile, out.bytes() - begin);
+    std::byte* to = static_cast<std::byte*>(out.data) + begin;
     const std::byte* window = window_of(peer);
-    const std::byte* from = line.in_offset == kStaged
-                                ? window + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
-                                : window + line.in_offset + begin;
-    copy_bytes(static_cast<std::byte*>(out.data) + begin, from, bytes, false);
-    ++channel.rounds;
+    if (remote) {
+      if (!read_remote(board(peer).pid.load(), line.remote + begin, to, bytes))
+        return false;  // died: who watches the ranks says so
+    } else {
+      copy_bytes(to,
+                 line.in_offset == kStaged ? window + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
+                                           : window + line.in_offset + begin,
+                 bytes, false);
+    }
+    channel.rounds = until;
   }
   const bool all = channel.rounds == rounds;
   if (all && line.in_offset != kStaged && peer_failed()) return true;

@@ -15,7 +15,8 @@ namespace tessera::shm {
 
 inline constexpr std::size_t kLine = 128;  ///< two cache lines: the prefetcher fetches them in pairs
 inline constexpr std::size_t kEagerBytes = 16 * 1024;
-inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};  ///< instead of an offset: the data comes through tiles
+inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};      ///< instead of an offset: the data comes through tiles
+inline constexpr std::uint64_t kRemote = ~std::uint64_t{0} - 1;  ///< ... it is read from the process that owns it
 
 /// Operation number in the upper 40 bits, rounds finished of it in the lower 24.
 inline constexpr std::uint64_t kRoundBits = 24;
@@ -39,7 +40,7 @@ struct alignas(kLine) Flag {
 struct Slot {
   std::atomic<std::uint64_t> sequence{0};  ///< stored last
   std::uint64_t fingerprint = 0;
-  std::uint64_t in_offset = 0;     ///< in the arena, or kStaged
+  std::uint64_t in_offset = 0;     ///< in the arena, or kStaged, or kRemote
   std::uint64_t out_offset = 0;    ///< the same for what all_reduce's second half reads
   std::uint64_t stage_offset = 0;  ///< of the tiles
   double factor = 1;               ///< premul_sum
@@ -49,7 +50,13 @@ struct Slot {
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
   std::uint8_t unused = 0;
   std::int32_t root = 0;
-  std::byte payload[kEagerBytes];
+  union {
+    struct {
+      const std::byte* in;
+      const std::byte* out;
+    } remote;  ///< where an offset is kRemote
+    std::byte payload[kEagerBytes];
+  };
 };
 static_assert(offsetof(Slot, payload) == 64);
 
@@ -63,8 +70,9 @@ struct alignas(kLine) FailureRecord {
 struct alignas(kLine) SendLine {
   std::atomic<std::uint64_t> sent{0};  ///< message number and tiles staged
   std::uint64_t bytes = 0;
-  std::uint64_t in_offset = 0;
+  std::uint64_t in_offset = 0;  ///< as in a Slot
   std::uint64_t stage_offset = 0;
+  const std::byte* remote = nullptr;
   DType dtype = DType::f32;
 };
 

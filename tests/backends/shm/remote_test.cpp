@@ -1,0 +1,97 @@
+// Reading another process: what its owner wrote arrives, and a process that is gone or memory that is not there is told
+// apart.
+#include "backends/shm/remote.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/thread_bootstrap.h"
+
+namespace tessera::shm {
+namespace {
+
+/// A child that fills `memory` with 7, 8, ... after the fork, says so, and waits to be killed.
+class Child {
+ public:
+  explicit Child(std::vector<std::byte>& memory) {
+    int ends[2];
+    if (::pipe(ends) != 0) std::abort();
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<std::byte>(i + 7);
+      [[maybe_unused]] const ssize_t n = ::write(ends[1], "x", 1);
+      for (;;) ::pause();
+    }
+    char ready = 0;
+    [[maybe_unused]] const ssize_t n = ::read(ends[0], &ready, 1);
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  ~Child() { end(); }
+  void end() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    gone_ = std::exchange(pid_, 0);
+  }
+  pid_t pid() const { return pid_ > 0 ? pid_ : gone_; }
+
+ private:
+  pid_t pid_ = 0;
+  pid_t gone_ = 0;
+};
+
+TEST(Remote, MemoryIsTheOwnersAndNotOurs) {
+  std::vector<std::byte> memory(300'001, std::byte{1});
+  const Child child(memory);
+  std::vector<std::byte> copy(memory.size() - 3);
+  ASSERT_TRUE(read_remote(child.pid(), memory.data() + 3, copy.data(), copy.size()));
+  for (std::size_t i = 0; i < copy.size(); ++i) ASSERT_EQ(copy[i], static_cast<std::byte>(i + 3 + 7)) << i;
+  EXPECT_EQ(memory[5], std::byte{1});
+}
+
+TEST(Remote, WhoIsGoneIsToldApartFromMemoryThatIsNotThere) {
+  std::vector<std::byte> memory(100);
+  Child child(memory);
+  std::byte to[100];
+  void* nowhere = ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT_THROW(read_remote(child.pid(), static_cast<std::byte*>(nowhere), to, sizeof(to)), SystemError);
+  ::munmap(nowhere, 4096);
+  child.end();
+  EXPECT_FALSE(read_remote(child.pid(), memory.data(), to, sizeof(to)));
+}
+
+/// What every rank finds where each is a thread.
+std::vector<bool> answers(int ranks) {
+  std::vector<int> all(static_cast<std::size_t>(ranks));
+  auto bootstraps = comm::make_thread_bootstraps(ranks, std::chrono::seconds(20));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      all[static_cast<std::size_t>(r)] = can_read_remote(*bootstraps[static_cast<std::size_t>(r)]) ? 1 : 0;
+    });
+  for (std::thread& thread : threads) thread.join();
+  return {all.begin(), all.end()};
+}
+
+TEST(Remote, AllRanksDecideAlike) {
+  EXPECT_THAT(answers(3), testing::Each(true));
+  ::setenv("TESSERA_SHM_CMA", "0", 1);
+  EXPECT_THAT(answers(3), testing::Each(false));
+  ::setenv("TESSERA_SHM_CMA", "2", 1);
+  EXPECT_THROW(can_read_remote(*comm::make_thread_bootstraps(1, std::chrono::seconds(1)).front()), InvalidUsage);
+  ::unsetenv("TESSERA_SHM_CMA");
+}
+
+}  // namespace
+}  // namespace tessera::shm

@@ -70,13 +70,14 @@ class TwoHostsTest(jobs.Case):
         hsdp = self.measure("hsdp", "shm+tcp")
         over_tcp = self.measure("hsdp", "tcp")
         for measured, strategy in ((fsdp, "fsdp"), (hsdp, "hsdp"), (over_tcp, "hsdp")):
-            self.assertGreater(measured.link, 0.97 * expected[strategy], strategy)
-            self.assertLess(measured.link, 1.08 * expected[strategy], strategy)
+            # When rank 0 ends a step, others may be some units further or behind: a part of one of the five steps.
+            self.assertGreater(measured.link, 0.9 * expected[strategy], strategy)
+            self.assertLess(measured.link, 1.15 * expected[strategy], strategy)
             # The link lets no step be faster than its bytes (but for the bucket of its limiter, and where the clock was read).
             self.assertGreater(measured.seconds, 0.9 * expected[strategy] / LINK_BYTES_PER_SECOND, strategy)
         # shm+tcp: the shard axis is not on the network, and the replicas are. The control is tcp alone.
         self.assertLess(hsdp.loopback, 0.01 * within)
-        self.assertGreater(over_tcp.loopback, 0.97 * within)
+        self.assertGreater(over_tcp.loopback, 0.9 * within)
 
         saved = (expected["fsdp"] - expected["hsdp"]) / LINK_BYTES_PER_SECOND
         print(f"fsdp {fsdp.seconds:.2f} s, hsdp {hsdp.seconds:.2f} s a step; the bytes predict a difference of {saved:.2f} s")

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""A transport against what else moves the same bytes on this machine, in turns, in one run.
+
+    bench/transports.py build/release --of shm|tcp|ucx|mpi [--ranks 2] [--rounds 3] [--sizes 1K:64M:4] [--json FILE]
+
+    shm   memory of the communicator, and ordinary memory    against Open MPI and MPICH over their shared memory
+    tcp   loopback                                           against Open MPI's tcp, and Gloo where --torch names a python that has it
+    ucx                                                      against Open MPI over UCX
+    mpi   over each MPI                                      against the same MPI's own non-blocking call
+
+A round runs every contestant once, in an order that rotates, so that a machine whose speed drifts hurts none more than the others.
+Ratios are formed within a round, peer's time / ours, against the faster peer at each point; the median, lowest and highest are printed: above 1
+we are faster. bound is the time that the machine's memory alone would need (docs/bench.md) / ours. For tcp the last line compares with
+iperf3's one-way rate, for ucx with ucx_perftest's. Needs Debian's openmpi, mpich, iperf3, ucx-utils. Leave the machine alone meanwhile.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+OPS = ["all_reduce", "all_gather", "reduce_scatter"]
+HERE = os.path.dirname(os.path.abspath(__file__))
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("build")
+parser.add_argument("--of", required=True, choices=["shm", "tcp", "ucx", "mpi"])
+parser.add_argument("--ranks", type=int, default=2)
+parser.add_argument("--rounds", type=int, default=3)
+parser.add_argument("--sizes", default="1K:64M:4", help="smallest:largest:factor")
+parser.add_argument("--torch", help="a python that has PyTorch, to measure Gloo with")
+parser.add_argument("--markdown", action="store_true", help="the table as docs have it")
+parser.add_argument("--json", help="write all times")
+options = parser.parse_args()
+
+
+def bytes_of(text):
+    return int(text[:-1]) * UNITS[text[-1].upper()] if text[-1].upper() in UNITS else int(text)
+
+
+LEAST, MOST, FACTOR = [bytes_of(part) for part in options.sizes.split(":")]
+SIZES = [str(LEAST), str(MOST), str(FACTOR)]
+ROOT = os.geteuid() == 0
+CROWDED = options.ranks > len(os.sched_getaffinity(0))
+FOLDER = tempfile.TemporaryDirectory(prefix="tessera-bench-")
+
+
+def lines_of(command, **environment):
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"transports: {' '.join(command)} ended with code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout.splitlines()
+
+
+def points(lines):
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return {(point["op"], point["bytes"]): point["time_us"] for point in found}
+
+
+def ours(backend, memory="communicator", **environment):
+    path = os.path.join(FOLDER.name, "ours.json")
+
+    def run():
+        lines_of([f"{options.build}/tessera", "bench", ",".join(OPS), "--ranks", str(options.ranks), "--backend", backend, "--memory", memory,
+                  "--min-bytes", SIZES[0], "--max-bytes", SIZES[1], "--factor", SIZES[2], "--json", path], **environment)
+        with open(path) as file:
+            rows = json.load(file)["results"]
+        rows = [row for row in rows if not row["in_place"]]
+        for row in rows:
+            BOUNDS.setdefault((row["op"], row["bytes"]), []).append(row["bound_us"] / row["time_us"]["median"])
+        return {(row["op"], row["bytes"]): row["time_us"]["median"] for row in rows}
+    return run
+
+
+def compiled(mpi):
+    program = os.path.join(FOLDER.name, f"collectives-{mpi}")
+    if not os.path.exists(program):
+        lines_of([f"mpicc.{mpi}", "-O2", os.path.join(HERE, "peers", "mpi_collectives.c"), "-o", program])
+    return program
+
+
+def open_mpi(mode="blocking", *settings):
+    command = ["mpirun.openmpi", *(["--allow-run-as-root"] if ROOT else []), *(["--oversubscribe", "--bind-to", "none"] if CROWDED else
+               ["--bind-to", "core"]), "-n", str(options.ranks), *settings, compiled("openmpi"), mode, *SIZES]
+    return lambda: points(lines_of(command))
+
+
+def mpich(mode="blocking"):
+    command = ["mpirun.mpich", *([] if CROWDED else ["-bind-to", "core"]), "-n", str(options.ranks), compiled("mpich"), mode, *SIZES]
+    return lambda: points(lines_of(command))
+
+
+def gloo():
+    command = [options.torch, os.path.join(HERE, "peers", "gloo_collectives.py"), str(options.ranks), *SIZES]
+    return lambda: points(lines_of(command))
+
+
+def iperf3():
+    server = subprocess.Popen(["iperf3", "-s", "-1", "-p", "29591"], stdout=subprocess.DEVNULL)
+    time.sleep(0.5)
+    result = json.loads("\n".join(lines_of(["iperf3", "-c", "127.0.0.1", "-p", "29591", "-t", "2", "-J"])))
+    server.wait(timeout=10)
+    return result["end"]["sum_received"]["bits_per_second"] / 8e9
+
+
+def ucx_perftest():
+    rates = {}
+    for size in (256 << 10, 1 << 20, 4 << 20):
+        common = ["-t", "tag_bw", "-s", str(size), "-n", "2000", "-w", "200", "-p", "29592", "-f"]
+        server = subprocess.Popen(["taskset", "-c", "0", "ucx_perftest", *common], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(1)
+        last = lines_of(["taskset", "-c", "1", "ucx_perftest", "127.0.0.1", *common])[-1]
+        server.wait(timeout=10)
+        rates[size] = float(last.split()[5]) * (1 << 20) / 1e9  # MB there is MiB, overall
+    return rates
+
+
+TCP = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo")
+UCX = ("--mca", "pml", "ucx", "--mca", "osc", "ucx")
+CONTESTS = {  # what is measured: the runs of ours, and of its peers
+    "shm": [("shm", ["openmpi", "mpich"]), ("shm, ordinary memory", ["openmpi", "mpich"])],
+    "tcp": [("tcp", ["openmpi tcp"] + (["gloo"] if options.torch else []))],
+    "ucx": [("ucx", ["openmpi ucx"])],
+    "mpi": [("mpi-openmpi", ["openmpi non-blocking"]), ("mpi-mpich", ["mpich non-blocking"])],
+}
+RUNS = {
+    "shm": lambda: ours("shm"),
+    "shm, ordinary memory": lambda: ours("shm", "ordinary"),
+    "tcp": lambda: ours("tcp"),
+    "ucx": lambda: ours("ucx"),
+    "mpi-openmpi": lambda: ours("mpi-openmpi"),
+    "mpi-mpich": lambda: ours("mpi-mpich"),
+    "openmpi": lambda: open_mpi(),
+    "openmpi tcp": lambda: open_mpi("blocking", *TCP),
+    "openmpi ucx": lambda: open_mpi("blocking", *UCX),
+    "openmpi non-blocking": lambda: open_mpi("nonblocking"),
+    "mpich": lambda: mpich(),
+    "mpich non-blocking": lambda: mpich("nonblocking"),
+    "gloo": lambda: gloo(),
+}
+BOUNDS = {}
+contest = CONTESTS[options.of]
+names = list(dict.fromkeys(name for mine, peers in contest for name in [mine, *peers]))
+runs = {name: RUNS[name]() for name in names}
+times = {name: [] for name in names}
+bounds = {}
+rates = []
+for turn in range(options.rounds):
+    for name in names[turn % len(names):] + names[:turn % len(names)]:
+        BOUNDS.clear()
+        times[name].append(runs[name]())
+        for key, shares in BOUNDS.items():
+            bounds.setdefault((name, *key), []).extend(shares)
+        print(f"round {turn + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
+    if options.of == "tcp":
+        rates.append(iperf3())
+    if options.of == "ucx":
+        rates.append(ucx_perftest())
+
+
+def text_of(size):
+    return next((f"{size / UNITS[unit]:g} {unit}iB" for unit in "GMK" if size >= UNITS[unit]), f"{size} B")
+
+
+def row(cells, widths):
+    if options.markdown:
+        print("| " + " | ".join(str(cell) for cell in cells) + " |")
+    else:
+        print("  ".join(str(cell).ljust(width) if i == 0 else str(cell).rjust(width) for i, (cell, width) in enumerate(zip(cells, widths))))
+
+
+WIDTHS = [16, 8, 12, 12, 22, 9, 16, 6]
+for mine, peers in contest:
+    print(f"\n{mine}, {options.ranks} ranks, {options.rounds} rounds")
+    row(["operation", "size", "ours (us)", "peer (us)", "the faster peer", "ratio", "lowest to highest", "bound"], WIDTHS)
+    if options.markdown:
+        row(["---"] * 8, WIDTHS)
+    for op in OPS:
+        for key in sorted(key for key in times[mine][0] if key[0] == op):
+            medians = {peer: statistics.median(run[key] for run in times[peer]) for peer in peers if key in times[peer][0]}
+            if not medians:
+                continue
+            best = min(medians, key=medians.get)
+            ratios = [theirs[key] / own[key] for own, theirs in zip(times[mine], times[best])]
+            row([op, text_of(key[1]), f"{statistics.median(run[key] for run in times[mine]):.2f}", f"{medians[best]:.2f}", best,
+                 f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}",
+                 f"{statistics.median(bounds[(mine, *key)]):.2f}"], WIDTHS)
+if options.of == "tcp":
+    key = max((key for key in times["tcp"][0] if key[0] == "reduce_scatter"), key=lambda key: key[1])
+    shares = [key[1] * (options.ranks - 1) / options.ranks / own[key] / 1e3 / rate for own, rate in zip(times["tcp"], rates)]
+    print(f"\nreduce_scatter {text_of(key[1])}: bus bandwidth / iperf3's one-way rate ({statistics.median(rates):.2f} GB/s): {statistics.median(shares):.2f}")
+if options.of == "ucx":
+    for size in rates[0]:
+        rate = statistics.median(turn[size] for turn in rates)
+        print(f"ucx_perftest tag_bw {text_of(size)}: {rate:.2f} GB/s")
+if options.json:
+    with open(options.json, "w") as file:
+        json.dump({"of": options.of, "ranks": options.ranks, "times_us": {name: [{f"{op} {size}": value for (op, size), value in run.items()} for run in all_runs]
+                                                                         for name, all_runs in times.items()}, "rates_gbps": rates}, file, indent=1)

@@ -9,8 +9,8 @@
     mpi   over each MPI                                      against the same MPI's own non-blocking call
 
 A round runs every contestant once, in an order that rotates, so that a machine whose speed drifts hurts none more than the others.
-Ratios are formed within a round, peer's time / ours, against the faster peer at each point; the median, lowest and highest are printed: above 1
-we are faster. bound is the time that the machine's memory alone would need (docs/bench.md) / ours. For tcp the last line compares with
+Ratios are formed within a round, peer's time / ours, above 1 we are faster; their median is printed for each peer, the lowest and highest of
+all rounds for the peer that does best. bound is the time that the machine's memory alone would need (docs/bench.md) / ours. For tcp the last line compares with
 iperf3's one-way rate, for ucx with ucx_perftest's. Needs Debian's openmpi, mpich, iperf3, ucx-utils. Leave the machine alone meanwhile.
 """
 import argparse
@@ -173,22 +173,26 @@ def row(cells, widths):
         print("  ".join(str(cell).ljust(width) if i == 0 else str(cell).rjust(width) for i, (cell, width) in enumerate(zip(cells, widths))))
 
 
-WIDTHS = [16, 8, 12, 12, 22, 9, 16, 6]
 for mine, peers in contest:
     print(f"\n{mine}, {options.ranks} ranks, {options.rounds} rounds")
-    row(["operation", "size", "ours (us)", "peer (us)", "the faster peer", "ratio", "lowest to highest", "bound"], WIDTHS)
+    heads = ["operation", "size", "ours (us)", *[f"{peer} (us): ratio" for peer in peers], "lowest to highest", "bound"]
+    widths = [14, 8, 10, *[max(24, len(f"{peer} (us): ratio")) for peer in peers], 17, 6]
+    row(heads, widths)
     if options.markdown:
-        row(["---"] * 8, WIDTHS)
+        row(["---"] * len(heads), widths)
     for op in OPS:
         for key in sorted(key for key in times[mine][0] if key[0] == op):
-            medians = {peer: statistics.median(run[key] for run in times[peer]) for peer in peers if key in times[peer][0]}
-            if not medians:
-                continue
-            best = min(medians, key=medians.get)
-            ratios = [theirs[key] / own[key] for own, theirs in zip(times[mine], times[best])]
-            row([op, text_of(key[1]), f"{statistics.median(run[key] for run in times[mine]):.2f}", f"{medians[best]:.2f}", best,
-                 f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}",
-                 f"{statistics.median(bounds[(mine, *key)]):.2f}"], WIDTHS)
+            cells, best, spread = [], None, ""
+            for peer in peers:
+                if key not in times[peer][0]:  # it has no such operation
+                    cells.append("-")
+                    continue
+                ratios = [theirs[key] / own[key] for own, theirs in zip(times[mine], times[peer])]
+                cells.append(f"{statistics.median(run[key] for run in times[peer]):.2f}: {statistics.median(ratios):.2f}")
+                if best is None or statistics.median(ratios) < best:
+                    best, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
+            row([op, text_of(key[1]), f"{statistics.median(run[key] for run in times[mine]):.2f}", *cells, spread,
+                 f"{statistics.median(bounds[(mine, *key)]):.2f}"], widths)
 if options.of == "tcp":
     key = max((key for key in times["tcp"][0] if key[0] == "reduce_scatter"), key=lambda key: key[1])
     shares = [key[1] * (options.ranks - 1) / options.ranks / own[key] / 1e3 / rate for own, rate in zip(times["tcp"], rates)]

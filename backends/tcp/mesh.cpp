@@ -26,12 +26,12 @@ void rethrow_first(const std::vector<std::string>& lines) {
 }
 
 /// "tessera-tcp-1 STREAMS PORT ADDRESS" of this rank, or its complaint.
-std::string open_listener(Meeting& meeting, const Bootstrap& bootstrap, const Settings& settings) {
+std::string open_listener(Meeting& meeting, const Bootstrap& bootstrap, const Settings& settings, int streams) {
   try {
     const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
     const Address address = choose_address(settings.interfaces, list_interfaces(), usual);
     const Endpoint endpoint = meeting.listen(address);
-    return std::string(kHere) + " " + std::to_string(settings.streams) + " " + std::to_string(endpoint.port()) + " " +
+    return std::string(kHere) + " " + std::to_string(streams) + " " + std::to_string(endpoint.port()) + " " +
            address.to_string();
   } catch (const InvalidUsage& error) {
     return std::string(kWrong) + " " + error.what();
@@ -40,7 +40,7 @@ std::string open_listener(Meeting& meeting, const Bootstrap& bootstrap, const Se
   }
 }
 
-std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, const Settings& settings) {
+std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, int own_streams) {
   std::vector<Endpoint> endpoints;
   for (std::size_t r = 0; r < lines.size(); ++r) {
     std::istringstream words(lines[r]);
@@ -52,8 +52,8 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, const Se
     const Address numeric = boost::asio::ip::make_address(address, error);
     if (!words || format != kHere || error)
       throw SystemError("tcp: rank " + std::to_string(r) + " runs another version of the library");
-    if (streams != settings.streams)
-      throw InvalidUsage("tcp: TESSERA_TCP_STREAMS is " + std::to_string(settings.streams) + " here and " +
+    if (streams != own_streams)
+      throw InvalidUsage("tcp: TESSERA_TCP_STREAMS is " + std::to_string(own_streams) + " here and " +
                          std::to_string(streams) + " on rank " + std::to_string(r) +
                          "; it must be the same everywhere");
     endpoints.emplace_back(numeric, port);
@@ -64,10 +64,11 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, const Se
 }  // namespace
 
 Mesh connect_mesh(Bootstrap& bootstrap, const Settings& settings, std::chrono::milliseconds timeout) {
-  Meeting meeting(bootstrap.rank(), settings.streams, bootstrap.token());
-  const std::vector<std::string> lines = bootstrap.exchange(open_listener(meeting, bootstrap, settings));
+  const int streams = streams_for(settings, bootstrap.hosts());
+  Meeting meeting(bootstrap.rank(), streams, bootstrap.token());
+  const std::vector<std::string> lines = bootstrap.exchange(open_listener(meeting, bootstrap, settings, streams));
   rethrow_first(lines);
-  const std::vector<Endpoint> endpoints = read_lines(lines, settings);
+  const std::vector<Endpoint> endpoints = read_lines(lines, streams);
   // A quarter of the time is left to say who could not reach whom.
   const std::string complaint = meeting.run(endpoints, timeout / 4 * 3);
   rethrow_first(bootstrap.exchange(complaint.empty() ? "" : std::string(kFailed) + " " + complaint));

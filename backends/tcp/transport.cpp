@@ -150,7 +150,8 @@ std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEven
   if (const auto& logger = options.communicator.logger)
     logger->write(LogLevel::info, "tcp: rank " + std::to_string(bootstrap.rank()) + " of " +
                                       std::to_string(bootstrap.size()) + " at " + mesh.address + ", " +
-                                      std::to_string(settings.streams) + " connections to each other rank");
+                                      std::to_string(streams_for(settings, bootstrap.hosts())) +
+                                      " connections to each other rank");
   return std::make_unique<TcpTransport>(bootstrap.rank(), std::move(mesh), events);
 }
 

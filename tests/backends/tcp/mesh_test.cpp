@@ -183,6 +183,12 @@ TEST(Mesh, ARankThatCannotBeReachedIsNamedWithTheReason) {
   }
 }
 
+TEST(Mesh, OneConnectionOverLoopbackAndTwoBetweenHosts) {
+  EXPECT_EQ(tcp::streams_for({}, {"a", "a", "a"}), 1);
+  EXPECT_EQ(tcp::streams_for({}, {"a", "a", "b"}), 2);
+  EXPECT_EQ(tcp::streams_for({.streams = 5}, {"a", "b"}), 5);
+}
+
 TEST(Mesh, WrongSettingsOfOneRankAreEverybodysError) {
   WorldPlan plan;
   plan.ranks = 3;

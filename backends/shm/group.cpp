@@ -1,6 +1,5 @@
 #include "backends/shm/group.h"
 
-#include <sched.h>
 
 #include <algorithm>
 
@@ -139,16 +138,7 @@ void Group::submit(Op& op) noexcept {
 Work Group::launch(Op& op) {
   ProgressEngine& engine = host_->engine();
   engine.try_poll(false);
-  // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it. So
-  // it may finish here, as long as it moves or for a moment.
-  if (op.small) {
-    const Clock::time_point until = Clock::now() + std::chrono::microseconds(engine.oversubscribed() ? 50 : 100);
-    for (int still = 0; still < 200 && op.finished.load() == 0; ++still) {
-      if (engine.try_poll(false)) still = 0;
-      if (engine.oversubscribed()) ::sched_yield();
-      if ((engine.oversubscribed() || still % 16 == 0) && Clock::now() >= until) break;
-    }
-  }
+  if (op.small) engine.drive_briefly(op.finished);
   if (op.finished_well()) return {};
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
   engine.hand_over_unless_awaited();

@@ -18,8 +18,10 @@ using namespace std::chrono_literals;
 constexpr auto kSpin = 20us;           // then yield: on a busy machine somebody else has the core that we wait for
 constexpr auto kYield = 60us;          // then sleep
 constexpr auto kLongestSleep = 100ms;  // deadlines and the health of peers are looked at this often
-constexpr auto kTick = 1ms;            // the idle progress thread looks for work this often ...
-constexpr int kQuietTicks = 50;        // ... until it saw none for so many; then it must be woken
+constexpr auto kBriefly = 100us;
+constexpr int kStill = 200;      // polls that move nothing
+constexpr auto kTick = 1ms;      // the idle progress thread looks for work this often ...
+constexpr int kQuietTicks = 50;  // ... until it saw none for so many; then it must be woken
 constexpr std::uint32_t kDozes = 1;
 constexpr std::uint32_t kSleeps = 2;
 constexpr std::uint32_t kTrust = 4;
@@ -110,6 +112,18 @@ bool ProgressEngine::poll_locked(bool thorough) noexcept {
 bool ProgressEngine::try_poll(bool thorough) noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   return lock.owns_lock() && poll_locked(thorough);
+}
+
+void ProgressEngine::drive_briefly(const std::atomic<std::uint32_t>& finished) noexcept {
+  const Clock::time_point until = Clock::now() + (options_.oversubscribed ? kBriefly / 2 : kBriefly);
+  int still = 0;
+  for (int turn = 1; finished.load() == 0 && still < kStill; ++turn) {
+    const bool moved = try_poll(false);
+    still = moved ? 0 : still + 1;
+    // The other ranks need this core, but not before there is nothing left to do here.
+    if (!moved && options_.oversubscribed) ::sched_yield();
+    if ((turn % 16 == 0 || (!moved && options_.oversubscribed)) && Clock::now() >= until) return;
+  }
 }
 
 /// Says that we sleep, looks once more (under the lock itself: whoever holds it may have looked too early), then sleeps

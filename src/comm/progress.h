@@ -80,6 +80,9 @@ class TESSERA_API ProgressEngine {
 
   /// Drives until `finished` is not 0 or `until`. True: finished.
   bool wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept;
+  /// For who has just started a small operation: its peers are probably about to do the same, and a hand-off would cost
+  /// more than all of it. So drives as long as that moves anything or for a moment, until `finished`.
+  void drive_briefly(const std::atomic<std::uint32_t>& finished) noexcept;
   /// One bounded piece of work, if nobody else is at it.
   bool try_poll(bool thorough) noexcept;
   /// Somebody leaves work under way: the progress thread takes over.

@@ -1,6 +1,5 @@
 #include "tessera/comm/host/internal/group.h"
 
-#include <sched.h>
 
 #include <algorithm>
 
@@ -187,16 +186,7 @@ void Group::submit(Op& op) noexcept {
 Work Group::launch(Op& op) {
   ProgressEngine& engine = world_->engine();
   engine.try_poll(false);
-  // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it. So
-  // it may finish here, as long as it moves or for a moment.
-  if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) {
-    const Clock::time_point until = Clock::now() + std::chrono::microseconds(engine.oversubscribed() ? 50 : 100);
-    for (int still = 0; still < 200 && op.finished.load() == 0; ++still) {
-      if (engine.try_poll(false)) still = 0;
-      if (engine.oversubscribed()) ::sched_yield();
-      if ((engine.oversubscribed() || still % 16 == 0) && Clock::now() >= until) break;
-    }
-  }
+  if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) engine.drive_briefly(op.finished);
   if (op.finished.load() == Op::kGood) return {};
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
   engine.hand_over_unless_awaited();

@@ -173,7 +173,7 @@ TEST(Mesh, ARankOfAnotherWorldIsNamed) {
 
 TEST(Mesh, ARankThatCannotBeReachedIsNamedWithTheReason) {
   WorldPlan plan = meddled(3, [](Meddled& own) {
-    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-1 2 1 127.0.0.1"; };
+    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-1 1 1 127.0.0.1"; };
   });
   plan.timeout = 2s;
   World world;

@@ -120,7 +120,8 @@ def ucx_perftest():
 
 
 TCP = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo")
-UCX = ("--mca", "pml", "ucx", "--mca", "osc", "ucx")
+# Else it takes UCX for networks only.
+UCX = ("--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any")
 CONTESTS = {  # what is measured: the runs of ours, and of its peers
     "shm": [("shm", ["openmpi", "mpich"]), ("shm, ordinary memory", ["openmpi", "mpich"])],
     "tcp": [("tcp", ["openmpi tcp"] + (["gloo"] if options.torch else []))],

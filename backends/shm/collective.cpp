@@ -8,9 +8,9 @@
 #include <cstring>
 
 #include "backends/shm/group.h"
-#include "backends/shm/remote.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce.h"
+#include "tessera/comm/remote.h"
 
 namespace tessera::shm {
 namespace {

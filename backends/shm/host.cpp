@@ -8,9 +8,9 @@
 #include <string>
 #include <thread>
 
-#include "backends/shm/remote.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce_work.h"
+#include "tessera/comm/remote.h"
 
 namespace tessera::shm {
 namespace {
@@ -89,7 +89,8 @@ void Host::connect() {
     // Everyone offers a board; rank 0's is taken.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);
-    reads_remote_ = ranks > 1 && can_read_remote(others);
+    const std::vector<pid_t> processes = near_processes(others);
+    reads_remote_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
   }
   board(rank_).pid.store(::getpid());
   const unsigned cores = std::thread::hardware_concurrency();

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "backends/shm/group.h"
-#include "backends/shm/remote.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/reduce.h"
+#include "tessera/comm/remote.h"
 
 namespace tessera::shm {
 namespace {

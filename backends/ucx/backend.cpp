@@ -10,7 +10,9 @@
 #include "tessera/base/env.h"
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/matched_transport.h"
+#include "tessera/comm/near_wire.h"
 #include "tessera/comm/registry.h"
+#include "tessera/comm/remote.h"
 
 namespace tessera::ucx {
 namespace {
@@ -45,8 +47,10 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events) {
   leave_signals_alone();
-  return std::make_unique<MatchedTransport>(
-      bootstrap, events, [&](WireEvents& told) { return std::make_unique<UcxWire>(bootstrap, told); });
+  return std::make_unique<MatchedTransport>(bootstrap, events, [&](WireEvents& told) {
+    return std::make_unique<NearWire>(bootstrap, near_processes(bootstrap, may_share_memory()), told,
+                                      [&](WireEvents& notes) { return std::make_unique<UcxWire>(bootstrap, notes); });
+  });
 }
 
 const comm::Backend& backend();  // declared by the generated list

@@ -36,15 +36,6 @@ ucp_request_param_t host_memory(void* user_data) {
   return param;
 }
 
-/// Whether UCX_TLS leaves it UCX's own shared memory ("all", "sm,self", "^ib").
-bool may_share_memory() {
-  const std::string transports = read_foreign_env("UCX_TLS").value_or("all");
-  bool named = false;
-  for (const char* name : {"all", "sm", "shm", "mm", "posix", "sysv"})
-    named |= ("," + transports + ",").find("," + std::string(name) + ",") != std::string::npos;
-  return transports.starts_with("^") ? transports.find("sm") == std::string::npos : named;
-}
-
 /// UCX's own settings. It leaves shared memory out where peers may fail, unless it is told otherwise.
 ucp_config_t* read_config() {
   ucp_config_t* config = nullptr;
@@ -57,6 +48,14 @@ ucp_config_t* read_config() {
 }
 
 }  // namespace
+
+bool may_share_memory() {
+  const std::string transports = read_foreign_env("UCX_TLS").value_or("all");
+  bool named = false;
+  for (const char* name : {"all", "sm", "shm", "mm", "posix", "sysv"})
+    named |= ("," + transports + ",").find("," + std::string(name) + ",") != std::string::npos;
+  return transports.starts_with("^") ? transports.find("sm") == std::string::npos : named;
+}
 
 UcxWire::UcxWire(Bootstrap& bootstrap, WireEvents& events)
     : events_(events), rank_(bootstrap.rank()), peers_(static_cast<std::size_t>(bootstrap.size())) {

@@ -15,6 +15,9 @@
 
 namespace tessera::ucx {
 
+/// Whether UCX_TLS leaves it shared memory ("all", "sm,self", "^ib").
+bool may_share_memory();
+
 class UcxWire final : public Wire {
  public:
   /// Collective. Throws BackendError, and what the bootstrap throws.

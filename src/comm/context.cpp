@@ -131,10 +131,10 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {env::kAlgo,    env::kBackend,    env::kCheck,     env::kDeterministic,
-                                    env::kHostId,  env::kLauncher,   env::kLocalRank, env::kLocalWorldSize,
-                                    env::kMaster,  env::kPluginPath, env::kRank,      env::kRunId,
-                                    env::kTimeout, env::kToken,      env::kWorldSize};
+    std::vector<EnvVariable> all = {env::kAlgo,           env::kBackend, env::kCheck,      env::kCma,
+                                    env::kDeterministic,  env::kHostId,  env::kLauncher,   env::kLocalRank,
+                                    env::kLocalWorldSize, env::kMaster,  env::kPluginPath, env::kRank,
+                                    env::kRunId,          env::kTimeout, env::kToken,      env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });

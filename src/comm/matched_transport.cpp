@@ -22,15 +22,15 @@ constexpr std::uint32_t kMoved = 32;      // a receive whose bulk is done
 constexpr std::uint32_t kFinished = 64;   // to be delivered by the next poll()
 constexpr std::uint32_t kSink = 128;      // ours: takes what nobody wants any more
 
-std::uint32_t number_of(const Bootstrap& world) {
-  std::uint32_t number = 0;
-  std::memcpy(&number, world.token().data(), sizeof(number));
-  return number;
-}
-
 }  // namespace
 
 Wire::~Wire() = default;
+
+std::uint32_t world_number(const Bootstrap& bootstrap) {
+  std::uint32_t number = 0;
+  std::memcpy(&number, bootstrap.token().data(), sizeof(number));
+  return number;
+}
 
 /// A note that came before its receive or its send.
 struct MatchedTransport::Arrived {
@@ -90,7 +90,7 @@ struct MatchedTransport::Tables {
 
 MatchedTransport::MatchedTransport(const Bootstrap& bootstrap, TransportEvents& events, const WireFactory& make_wire)
     : rank_(bootstrap.rank()),
-      world_(number_of(bootstrap)),
+      world_(world_number(bootstrap)),
       events_(events),
       tables_(std::make_unique<Tables>()),
       wire_(make_wire(*this)) {}
@@ -201,6 +201,9 @@ void MatchedTransport::note_arrived(const NoteHeader& header, std::span<const st
       return withdraw_ask(header);
     case NoteHeader::Kind::withdrawn:
       return close_sink(header.from, header.slot);
+    case NoteHeader::Kind::offer:
+    case NoteHeader::Kind::taken:
+      return;  // NearWire keeps them
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tessera/base/export.h"
+#include "tessera/comm/bootstrap.h"
 #include "tessera/comm/progress.h"
 #include "tessera/comm/transport.h"
 
@@ -19,8 +20,10 @@ struct NoteHeader {
     content,   ///< a short message itself; its bytes follow
     announce,  ///< a long message of `bytes` waits to be asked for
     ask,       ///< send it as bulk number `slot`: its receive of `bytes` has started
-    withdraw,  ///< the ask with that slot: its receive is given up
-    withdrawn  ///< the answer, unless bulk had begun by then: nothing will come for that slot
+    withdraw,   ///< the ask with that slot: its receive is given up
+    withdrawn,  ///< the answer, unless bulk had begun by then: nothing will come for that slot
+    offer,      ///< of NearWire: where the bulk with that slot lies; an Offer follows
+    taken       ///< the answer: it was read
   };
   Kind kind = Kind::content;
   std::int32_t from = 0;  ///< rank
@@ -45,6 +48,9 @@ class TESSERA_API WireEvents {
  protected:
   ~WireEvents() = default;
 };
+
+/// The number of a world that its notes carry.
+TESSERA_API std::uint32_t world_number(const Bootstrap& bootstrap);
 
 class TESSERA_API Wire {
  public:

@@ -1,7 +1,10 @@
 // MatchedTransport over a wire that delivers when and in what order it likes, driven by one thread.
 #include "tessera/comm/matched_transport.h"
 
+#include "tessera/comm/near_wire.h"
+
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <random>
@@ -33,14 +36,22 @@ class FakeBootstrap final : public Bootstrap {
   std::vector<std::string> hosts_;
 };
 
+/// Bulk goes over the wire, or (near) by way of the kernel from one rank's memory to the other's, in this process.
+enum class Way { wire, near };
+
 struct World {
-  explicit World(int size, std::uint64_t seed = 1, std::uint8_t number = 1) {
+  explicit World(int size, std::uint64_t seed = 1, std::uint8_t number = 1, Way way = Way::wire) {
     net.dice.seed(seed);
     for (int r = 0; r < size; ++r) {
       ranks.push_back(std::make_unique<Rank>(r));
+      const FakeBootstrap bootstrap(r, number);
       ranks.back()->transport = std::make_unique<MatchedTransport>(
-          FakeBootstrap(r, number), *ranks.back(),
-          [&](WireEvents& events) { return std::make_unique<FakeWire>(net, r, events); });
+          bootstrap, *ranks.back(), [&](WireEvents& events) -> std::unique_ptr<Wire> {
+            const auto fake = [&](WireEvents& told) { return std::make_unique<FakeWire>(net, r, told); };
+            if (way == Way::wire) return fake(events);
+            return std::make_unique<NearWire>(bootstrap, std::vector<pid_t>(static_cast<std::size_t>(size), ::getpid()),
+                                              events, fake);
+          });
     }
   }
   Rank& operator[](std::size_t r) { return *ranks[r]; }
@@ -53,9 +64,9 @@ struct World {
 };
 
 /// The first problem of a random exchange; "" if all is right.
-std::string random_exchange(std::uint64_t seed, bool corrupts) {
+std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
   constexpr std::size_t kSizes[] = {0, 1, 99, 100, 101, 5000};
-  World world(3, seed);
+  World world(3, seed, 1, way);
   world.net.corrupts = corrupts;
   std::mt19937_64 dice(seed * 7 + 1);
   struct Part {
@@ -92,8 +103,11 @@ std::string random_exchange(std::uint64_t seed, bool corrupts) {
 }
 
 TEST(MatchedTransport, JoinsWhatBelongsTogetherInAnyOrder) {
-  for (std::uint64_t seed = 1; seed <= 200; ++seed) ASSERT_EQ(random_exchange(seed, false), "") << "seed " << seed;
-  EXPECT_NE(random_exchange(1, true), "");  // the control: a wrong byte is seen
+  for (const Way way : {Way::wire, Way::near}) {
+    for (std::uint64_t seed = 1; seed <= 200; ++seed)
+      ASSERT_EQ(random_exchange(seed, false, way), "") << "seed " << seed;
+    EXPECT_NE(random_exchange(1, true, way), "");  // the control: a wrong byte is seen
+  }
 }
 
 TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
@@ -101,7 +115,7 @@ TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed)
     for (const std::size_t sent : kSizes)
       for (const std::size_t wanted : kSizes) {
-        World world(2, seed);
+        World world(2, seed, 1, seed % 3 == 0 ? Way::near : Way::wire);
         if (seed % 2 == 0) world[0].send(1, {1, 2, 3}, sent);
         world.drive(static_cast<int>(seed % 7));
         const Parcel& got = world[1].receive(0, {1, 2, 3}, wanted);
@@ -113,8 +127,8 @@ TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
 }
 
 /// True: memory of a message that was given up was left alone, and everything after it is right.
-bool survives_cancel(std::uint64_t seed, bool writes_after_cancel) {
-  World world(2, seed);
+bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way::wire) {
+  World world(2, seed, 1, way);
   world.net.writes_after_cancel = writes_after_cancel;
   std::mt19937_64 dice(seed);
   bool good = true;
@@ -152,10 +166,35 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel) {
 }
 
 TEST(MatchedTransport, WhatIsGivenUpIsLeftAlone) {
-  for (std::uint64_t seed = 1; seed <= 100; ++seed) ASSERT_TRUE(survives_cancel(seed, false)) << "seed " << seed;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed)
+    for (const Way way : {Way::wire, Way::near}) ASSERT_TRUE(survives_cancel(seed, false, way)) << "seed " << seed;
   bool seen = false;  // the control: a wire that writes after all
   for (std::uint64_t seed = 1; seed <= 20; ++seed) seen |= !survives_cancel(seed, true);
   EXPECT_TRUE(seen);
+}
+
+/// The bytes of a message whose sender gave it up before it was read, or after; and whether it counts as come.
+TEST(MatchedTransport, WhatItsSenderGaveUpDoesNotCountAsComeEvenIfItIsRead) {
+  World world(2, 4, 1, Way::near);
+  constexpr std::size_t kBytes = std::size_t{3} << 20;  // several pieces
+  for (const bool gives_up : {false, true}) {
+    const MessageTag tag{0, gives_up ? 1u : 2u, 3};
+    Parcel& received = world[1].receive(0, tag, kBytes);
+    Parcel& sent = world[0].send(1, tag, kBytes);
+    const auto begun = [&] { return received.memory.front() != kUntouched; };
+    for (int turn = 0; turn < 3000 && !begun(); ++turn) world.drive(1);
+    ASSERT_TRUE(begun());
+    ASSERT_EQ(received.times_done, 0);  // in the middle of it
+    if (gives_up) {
+      world[0].transport->cancel(sent.message);
+      std::fill(sent.memory.begin(), sent.memory.end(), std::byte{0x11});
+    }
+    world.drive(300);
+    EXPECT_EQ(received.times_done, gives_up ? 0 : 1);
+    EXPECT_EQ(sent.times_done, gives_up ? 0 : 1);
+    EXPECT_EQ(Rank::problem(received).empty(), !gives_up);
+    if (gives_up) world[1].transport->cancel(received.message);
+  }
 }
 
 TEST(MatchedTransport, AWithdrawnQuestionIsNotAnswered) {

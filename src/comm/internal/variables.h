@@ -32,6 +32,10 @@ inline constexpr EnvVariable kDeterministic{
     "1: sums follow one tree over the ranks, the same bits everywhere; default: 1, on backends that can't yet 0"};
 inline constexpr EnvVariable kCheck{"TESSERA_CHECK", "0",
                                     "compare what the ranks call before an operation counts as done"};
+inline constexpr EnvVariable kCma{
+    "TESSERA_CMA", "1",
+    "ranks of a host read each other's ordinary memory by way of the kernel where it lets "
+    "them; 0: through memory that they share"};
 inline constexpr EnvVariable kAlgo{
     "TESSERA_ALGO", "",
     "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max, or @FILE that holds them"};

@@ -1,6 +1,6 @@
 // Reading another process: what its owner wrote arrives, and a process that is gone or memory that is not there is told
 // apart.
-#include "backends/shm/remote.h"
+#include "tessera/comm/remote.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,10 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/thread_bootstrap.h"
 
-namespace tessera::shm {
+namespace tessera::comm_test {
 namespace {
+
+using namespace comm;
 
 /// A child that fills `memory` with 7, 8, ... after the fork, says so, and waits to be killed.
 class Child {
@@ -72,26 +74,26 @@ TEST(Remote, WhoIsGoneIsToldApartFromMemoryThatIsNotThere) {
 }
 
 /// What every rank finds where each is a thread.
-std::vector<bool> answers(int ranks) {
-  std::vector<int> all(static_cast<std::size_t>(ranks));
-  auto bootstraps = comm::make_thread_bootstraps(ranks, std::chrono::seconds(20));
+std::vector<std::vector<pid_t>> neighbours(int ranks) {
+  std::vector<std::vector<pid_t>> all(static_cast<std::size_t>(ranks));
+  auto bootstraps = make_thread_bootstraps(ranks, std::chrono::seconds(20));
   std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      all[static_cast<std::size_t>(r)] = can_read_remote(*bootstraps[static_cast<std::size_t>(r)]) ? 1 : 0;
-    });
+  for (std::size_t r = 0; r < all.size(); ++r)
+    threads.emplace_back([&, r] { all[r] = near_processes(*bootstraps[r]); });
   for (std::thread& thread : threads) thread.join();
-  return {all.begin(), all.end()};
+  return all;
 }
 
-TEST(Remote, AllRanksDecideAlike) {
-  EXPECT_THAT(answers(3), testing::Each(true));
-  ::setenv("TESSERA_SHM_CMA", "0", 1);
-  EXPECT_THAT(answers(3), testing::Each(false));
-  ::setenv("TESSERA_SHM_CMA", "2", 1);
-  EXPECT_THROW(can_read_remote(*comm::make_thread_bootstraps(1, std::chrono::seconds(1)).front()), InvalidUsage);
-  ::unsetenv("TESSERA_SHM_CMA");
+TEST(Remote, EveryRankButOneselfIsNearUnlessItIsSwitchedOff) {
+  const pid_t me = ::getpid();
+  EXPECT_THAT(neighbours(3), testing::ElementsAre(testing::ElementsAre(0, me, me), testing::ElementsAre(me, 0, me),
+                                                  testing::ElementsAre(me, me, 0)));
+  ::setenv("TESSERA_CMA", "0", 1);
+  EXPECT_THAT(neighbours(3), testing::Each(testing::Each(0)));
+  ::setenv("TESSERA_CMA", "2", 1);
+  EXPECT_THROW(near_processes(*make_thread_bootstraps(1, std::chrono::seconds(1)).front()), InvalidUsage);
+  ::unsetenv("TESSERA_CMA");
 }
 
 }  // namespace
-}  // namespace tessera::shm
+}  // namespace tessera::comm_test

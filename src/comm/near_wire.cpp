@@ -1,0 +1,193 @@
+#include "tessera/comm/near_wire.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "tessera/comm/remote.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::size_t kPiece = std::size_t{512} << 10;  // read in one poll: others want to move too
+
+/// What an offer says beside its header. Addresses are the sender's.
+struct Offer {
+  const std::byte* data = nullptr;
+  const std::atomic<std::uint64_t>* number_at = nullptr;
+  std::uint64_t number = 0;
+};
+
+}  // namespace
+
+struct NearWire::Sending {
+  std::atomic<std::uint64_t> number{0};  ///< another one as soon as the message's memory is its owner's again
+  Message* message = nullptr;
+  std::uint64_t slot = 0;
+};
+
+struct NearWire::Reading {
+  Message* message = nullptr;
+  std::uint64_t slot = 0;
+  bool offered = false;
+  Offer offer;
+  std::size_t done = 0;
+};
+
+NearWire::NearWire(const Bootstrap& bootstrap, std::vector<pid_t> processes, WireEvents& events,
+                   const Factory& make_wire)
+    : events_(events),
+      rank_(bootstrap.rank()),
+      world_(world_number(bootstrap)),
+      processes_(std::move(processes)),
+      wire_(make_wire(*this)) {}
+
+NearWire::~NearWire() = default;
+
+void NearWire::send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+  wire_->send_note(peer, header, payload);
+}
+
+void NearWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
+  if (!near(message.peer)) return wire_->send_bulk(message, slot);
+  if (idle_sendings_.empty()) idle_sendings_.push_back(sendings_.emplace_back(std::make_unique<Sending>()).get());
+  Sending& sending = *idle_sendings_.back();
+  idle_sendings_.pop_back();
+  sent_.push_back(&sending);
+  sending.message = &message;
+  sending.slot = slot;
+  message.handle = &sending;
+  const Offer offer{message.data, &sending.number, sending.number.load()};
+  wire_->send_note(message.peer,
+                   {.kind = NoteHeader::Kind::offer,
+                    .from = rank_,
+                    .tag = message.tag,
+                    .world = world_,
+                    .bytes = message.bytes,
+                    .slot = slot},
+                   std::as_bytes(std::span(&offer, 1)));
+}
+
+void NearWire::receive_bulk(Message& message, std::uint64_t slot) noexcept {
+  if (!near(message.peer)) return wire_->receive_bulk(message, slot);
+  readings_.push_back(std::make_unique<Reading>());
+  readings_.back()->message = &message;
+  readings_.back()->slot = slot;
+  message.handle = readings_.back().get();
+}
+
+void NearWire::note_arrived(const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+  const bool ours = header.kind == NoteHeader::Kind::offer || header.kind == NoteHeader::Kind::taken;
+  if (!ours) return events_.note_arrived(header, payload);
+  if (header.world != world_) return;
+  header.kind == NoteHeader::Kind::offer ? begin_reading(header, payload) : end_sending(header.from, header.slot);
+}
+
+void NearWire::begin_reading(const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+  const auto found = std::find_if(readings_.begin(), readings_.end(), [&](const auto& reading) {
+    return reading->slot == header.slot && reading->message->peer == header.from && !reading->offered;
+  });
+  // Given up meanwhile: the sender needn't wait.
+  if (found == readings_.end()) return tell_taken(header.from, header.slot);
+  Reading& reading = **found;
+  if (payload.size() != sizeof(Offer) || header.bytes != reading.message->bytes) return;
+  std::memcpy(&reading.offer, payload.data(), sizeof(Offer));
+  reading.offered = true;
+  reading.done = 0;
+  ++offered_;
+}
+
+void NearWire::end_sending(int peer, std::uint64_t slot) noexcept {
+  const auto found = std::find_if(sent_.begin(), sent_.end(), [&](const Sending* sending) {
+    return sending->slot == slot && sending->message->peer == peer;
+  });
+  if (found == sent_.end()) return;  // given up
+  Message& message = *(*found)->message;
+  release(**found);
+  events_.bulk_done(message);
+}
+
+void NearWire::release(Sending& sending) noexcept {
+  sending.number.fetch_add(1);
+  sending.message->handle = nullptr;
+  sending.message = nullptr;
+  sent_.erase(std::find(sent_.begin(), sent_.end(), &sending));
+  idle_sendings_.push_back(&sending);
+}
+
+void NearWire::release(Reading& reading) noexcept {
+  reading.message->handle = nullptr;
+  if (reading.offered) --offered_;
+  const auto is_it = [&](const auto& one) { return one.get() == &reading; };
+  readings_.erase(std::find_if(readings_.begin(), readings_.end(), is_it));
+}
+
+void NearWire::tell_taken(int peer, std::uint64_t slot) noexcept {
+  wire_->send_note(peer, {.kind = NoteHeader::Kind::taken, .from = rank_, .world = world_, .slot = slot}, {});
+}
+
+bool NearWire::read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept {
+  try {
+    if (read_remote(processes_[static_cast<std::size_t>(peer)], from, to, bytes)) return true;
+    why = "its process is gone";
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  return false;
+}
+
+void NearWire::read_some(Reading& reading) noexcept {
+  Message& message = *reading.message;
+  const int peer = message.peer;
+  const std::size_t bytes = std::min(kPiece, message.bytes - reading.done);
+  std::string why;
+  const bool there = read(peer, reading.offer.data + reading.done, message.data + reading.done, bytes, why);
+  reading.done += bytes;
+  if (there && reading.done < message.bytes) return;
+  std::uint64_t number = 0;
+  std::string gone;
+  const bool alive = read(peer, reading.offer.number_at, &number, sizeof(number), gone);
+  if (alive && number != reading.offer.number) {  // the sender gave it up: nothing has come
+    reading.offered = false;
+    --offered_;
+    return;
+  }
+  const std::uint64_t slot = reading.slot;
+  release(reading);
+  if (!there || !alive) return events_.bulk_failed(message, there ? gone : why);
+  tell_taken(peer, slot);
+  events_.bulk_done(message);
+}
+
+bool NearWire::poll(bool thorough) noexcept {
+  const bool moved = wire_->poll(thorough);
+  if (offered_ == 0) return moved;
+  // What ends tells its owner, who may start others: by index, and only those that are there now.
+  std::vector<Reading*> now;
+  for (const auto& reading : readings_)
+    if (reading->offered) now.push_back(reading.get());
+  for (Reading* reading : now) {
+    const bool still =
+        std::any_of(readings_.begin(), readings_.end(), [&](const auto& r) { return r.get() == reading; });
+    if (still && reading->offered) read_some(*reading);
+  }
+  return true;
+}
+
+Wire::Cancelled NearWire::cancel_bulk(Message& message) noexcept {
+  if (!near(message.peer)) return wire_->cancel_bulk(message);
+  const auto sending =
+      std::find_if(sent_.begin(), sent_.end(), [&](const Sending* s) { return s->message == &message; });
+  if (sending != sent_.end()) {
+    release(**sending);
+    return Cancelled::after;
+  }
+  Reading& reading = *static_cast<Reading*>(message.handle);
+  const bool offered = reading.offered;
+  if (offered) tell_taken(message.peer, reading.slot);
+  release(reading);
+  return offered ? Cancelled::after : Cancelled::before;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,72 @@
+// A Wire whose bulk between ranks of one host is copied by the receiver straight out of the sender's process
+// (remote.h). Everything else goes through the wire inside.
+//
+//   sender    offer   where the bytes lie, and where the offer's number does
+//   receiver          reads the bytes, then the number: if it is still the same, they were read before the sender
+//                     could give the message up and its caller write over them
+//   receiver  taken
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/wire.h"
+
+namespace tessera::comm {
+
+class TESSERA_API NearWire final : public Wire, private WireEvents {
+ public:
+  using Factory = std::function<std::unique_ptr<Wire>(WireEvents& events)>;
+  /// `processes`: near_processes().
+  NearWire(const Bootstrap& bootstrap, std::vector<pid_t> processes, WireEvents& events, const Factory& make_wire);
+  ~NearWire() override;
+
+  std::size_t longest_payload() const noexcept override { return wire_->longest_payload(); }
+  bool has_room() const noexcept override { return wire_->has_room(); }
+  void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept override;
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override;
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
+  Cancelled cancel_bulk(Message& message) noexcept override;
+  bool poll(bool thorough) noexcept override;
+  Sleeper& sleeper() noexcept override { return wire_->sleeper(); }
+  void close(Ending how) noexcept override { wire_->close(how); }
+
+ private:
+  struct Sending;
+  struct Reading;
+
+  void note_arrived(const NoteHeader& header, std::span<const std::byte> payload) noexcept override;
+  void bulk_done(Message& message) noexcept override { events_.bulk_done(message); }
+  void bulk_failed(Message& message, const std::string& why) noexcept override { events_.bulk_failed(message, why); }
+  void peer_lost(int peer, const std::string& why) noexcept override { events_.peer_lost(peer, why); }
+  void wire_failed(const std::string& why) noexcept override { events_.wire_failed(why); }
+
+  bool near(int peer) const noexcept { return processes_[static_cast<std::size_t>(peer)] != 0; }
+  void begin_reading(const NoteHeader& header, std::span<const std::byte> payload) noexcept;
+  void end_sending(int peer, std::uint64_t slot) noexcept;
+  void release(Sending& sending) noexcept;
+  void release(Reading& reading) noexcept;
+  void read_some(Reading& reading) noexcept;
+  void tell_taken(int peer, std::uint64_t slot) noexcept;
+  /// True: they were read. False: the process is gone, or the memory; `why`.
+  bool read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept;
+
+  WireEvents& events_;
+  const int rank_;
+  const std::uint32_t world_;
+  const std::vector<pid_t> processes_;
+  std::vector<std::unique_ptr<Sending>> sendings_;  ///< all ever made: peers may still look at their numbers
+  std::vector<Sending*> sent_;                      ///< under way
+  std::vector<Sending*> idle_sendings_;
+  std::vector<std::unique_ptr<Reading>> readings_;
+  std::size_t offered_ = 0;  ///< of `readings_`: those that can be read
+  const std::unique_ptr<Wire> wire_;
+};
+
+}  // namespace tessera::comm

@@ -12,6 +12,7 @@ namespace {
 
 /// Up to here an operation may finish inside its call.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
+constexpr std::size_t kNativeBytesPerMicrosecond = 4000;
 constexpr std::size_t kMostSchedules = 256;  ///< kept for calls like earlier ones
 constexpr std::size_t kKeepScratchBytes = 1 << 20;
 
@@ -76,6 +77,8 @@ void Group::close() noexcept {
   }
   const std::lock_guard lock(world_->engine().mutex());
   world_->remove(*this);
+  if (native_ != nullptr && failed_.load()) native_->abandon();
+  native_.reset();
 }
 
 int Group::member_of(int world_rank) const noexcept {
@@ -102,7 +105,7 @@ void Group::put_back(Op& op) noexcept {
   free_ops_.push_back(&op);
 }
 
-std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
+Problem Group::problem_of(const Call& call) const {
   Problem problem;
   problem.kind = call.kind;
   problem.dtype = call.out.dtype;
@@ -115,12 +118,39 @@ std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
   problem.in_starts = starts_of(call.in_counts);
   problem.out_starts = starts_of(call.out_counts);
   problem.count = larger_count(call, size());
+  return problem;
+}
+
+/// "" or why our schedules have to do it, alike on all ranks.
+std::string Group::native_refusal(const Problem& problem) const {
+  const std::string asked = std::string(name_of(problem.kind)) + "=" + std::string(kNativeAlgorithm);
+  if (native_ == nullptr)
+    return asked + " is for communicators of all ranks of the world, in its order; direct is for any";
+  if (!problem.in_starts.empty() || !problem.out_starts.empty())
+    return asked + " needs parts of equal length; direct takes any";
+  return {};
+}
+
+/// The one to take where TESSERA_ALGO names none.
+std::string_view Group::algorithm_for(const Problem& problem) const {
+  if (native_ != nullptr && world_->transport().native()->prefers(problem) && native_refusal(problem).empty())
+    return kNativeAlgorithm;
+  return default_algorithm(problem);
+}
+
+std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
+  Problem problem = problem_of(call);
   const auto found = schedules_.find(problem);
   if (found != schedules_.end()) return found->second;
   std::string_view name = world_->algorithms().choose(call.kind, problem.count * size_of(problem.dtype));
   const bool chosen = !name.empty();
-  if (!chosen) name = default_algorithm(problem);
-  auto schedule = std::make_shared<const Schedule>(build_schedule(problem, name));
+  if (!chosen) name = algorithm_for(problem);
+  const bool native = name == kNativeAlgorithm && size() > 1;
+  if (native)
+    if (const std::string why = native_refusal(problem); !why.empty()) throw InvalidUsage(why);
+  if (size() == 1 && name == kNativeAlgorithm) name = default_algorithm(problem);
+  auto schedule =
+      std::make_shared<const Schedule>(native ? build_native_schedule(problem) : build_schedule(problem, name));
   if (options_.logger != nullptr)
     options_.logger->write(LogLevel::info, world_->capabilities().backend + ": " + signature(call, size()) + " in " +
                                                std::to_string(size()) + " ranks: " + std::string(name) +
@@ -135,7 +165,12 @@ Work Group::start(const Call& call, bool internal) {
   if (failed_.load()) throw_failure();
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   std::shared_ptr<const Schedule> schedule;
-  if (!message) schedule = schedule_for(call);  // may refuse: before anything is counted
+  if (internal) {  // beside what TESSERA_ALGO says
+    const Problem problem = problem_of(call);
+    schedule = std::make_shared<const Schedule>(build_schedule(problem, default_algorithm(problem)));
+  } else if (!message) {
+    schedule = schedule_for(call);  // may refuse: before anything is counted
+  }
   if (!internal) last_algorithm_ = message ? kMessageAlgorithm : schedule->algorithm;
   Op& op = acquire();
   const WorkHold hold(op);
@@ -143,12 +178,29 @@ Work Group::start(const Call& call, bool internal) {
     auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
     op.prepare(shared_from_this(), call, ++numbers[static_cast<std::size_t>(call.root)]);
   } else {
+    const bool native = schedule->algorithm == kNativeAlgorithm && !schedule->steps.empty();
     op.prepare(shared_from_this(), call, ++sequence_);
     op.take(std::move(schedule));
+    if (native) op.turn = ++native_called_;
     called_->store(sequence_);
     if (world_->options().check && !internal) op.called = signature(call, size());
   }
   op.internal = internal;
+  submit(op);
+  return launch(op);
+}
+
+Work Group::start_copy(std::unique_ptr<NativeGroup>& copy) {
+  if (failed_.load()) throw_failure();
+  const Call call{.kind = OpKind::barrier, .timeout = options_.timeout, .label = "split"};
+  Op& op = acquire();
+  const WorkHold hold(op);
+  op.prepare(shared_from_this(), call, ++sequence_);
+  op.take(std::make_shared<const Schedule>(build_native_schedule(problem_of(call))));
+  op.turn = ++native_called_;
+  op.copy = &copy;
+  op.internal = true;
+  called_->store(sequence_);
   submit(op);
   return launch(op);
 }
@@ -188,11 +240,17 @@ Work Group::launch(Op& op) {
   ProgressEngine& engine = world_->engine();
   engine.try_poll(false);
   // The peers of a small operation are probably about to call the same: a hand-off would cost more than all of it. So
-  // it may finish here, as long as it moves or for a moment.
+  // it may finish here, as long as it moves or for a moment. What a library carries out does not show that it moves: it
+  // gets the time that its bytes need.
   if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) {
-    const Clock::time_point until = Clock::now() + std::chrono::microseconds(engine.oversubscribed() ? 50 : 100);
+    const bool native = op.turn != 0;
+    const std::size_t moving =
+        native ? std::max(op.call.in.bytes(), op.call.out.bytes()) / kNativeBytesPerMicrosecond : 0;
+    const Clock::time_point until =
+        Clock::now() + std::chrono::microseconds((engine.oversubscribed() ? 50 : 100) + moving);
     for (int still = 0; still < 200 && op.finished.load() == 0; ++still) {
       if (engine.try_poll(false)) still = 0;
+      if (native) still %= 16;
       if (engine.oversubscribed()) ::sched_yield();
       if ((engine.oversubscribed() || still % 16 == 0) && Clock::now() >= until) break;
     }
@@ -219,9 +277,13 @@ bool Group::submitted() noexcept {
     return true;
   }
   for (Op* op : fresh) {
-    if (!op->called.empty()) announce(*op);
+    op->agreed = op->called.empty();
     op->begin();
-    if (!op->ready()) settle(*op);  // nothing to do at all
+    if (!op->called.empty()) {
+      announce(*op);  // may be its end, where the others have called it and there is nothing to do
+    } else if (!op->ready()) {
+      settle(*op);  // nothing to do at all
+    }
     if (failed_.load()) break;
   }
   return !fresh.empty();
@@ -256,6 +318,26 @@ void Group::finish(Op& op, std::uint32_t how) noexcept {
 std::atomic<std::uint64_t>* Group::counter(const Op& op, int member) noexcept {
   if (op.internal) return nullptr;
   return &sent_[static_cast<std::size_t>(op.call.kind) * members_.size() + static_cast<std::size_t>(member)];
+}
+
+bool Group::take_turn(const Op& op) noexcept {
+  if (!op.agreed || op.turn != native_begun_ + 1) return false;
+  ++native_begun_;
+  return true;
+}
+
+/// The library can't be asked what it sent.
+void Group::count_native(const Op& op) noexcept {
+  if (op.internal) return;
+  const std::size_t size = size_of(op.call.out.dtype);
+  const std::size_t parts =
+      op.call.kind == OpKind::all_reduce || op.call.kind == OpKind::broadcast || op.call.kind == OpKind::reduce
+          ? 1
+          : members_.size();
+  const std::size_t count = part_count(op.call, this->size()) * parts;
+  for (int k = 0; k < this->size(); ++k)
+    counter(op, k)->fetch_add(direct_bytes_to(op.call.kind, count, size,
+                                              {.ranks = this->size(), .rank = rank_, .peer = k, .root = op.call.root}));
 }
 
 void Group::read_meter(MeterSnapshot& snapshot) const {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <climits>
 #include <ctime>
+#include <utility>
 
 namespace tessera::comm {
 namespace {
@@ -39,6 +40,12 @@ void pause() noexcept {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+/// Of this thread: a batch thread that wakes up preempts nobody.
+void defer_to_others(bool on) noexcept {
+  const sched_param none{};
+  ::sched_setscheduler(0, on ? SCHED_BATCH : SCHED_OTHER, &none);
 }
 
 void nap() noexcept {
@@ -166,9 +173,14 @@ void ProgressEngine::answer_pings() noexcept { bell_.pong.store(bell_.ping.load(
 
 void ProgressEngine::run() noexcept {
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread: naps are short
+  bool deferring = false;
+  const auto defer = [&](bool on) {
+    if (options_.defers && std::exchange(deferring, on) != on) defer_to_others(on);
+  };
   while (!stop_) {
     answer_pings();
     if (waiters_.load() != 0 || outstanding_.load() <= 0) {
+      defer(true);
       bell_.idle.store(1);
       const std::uint32_t seen = bell_.attention.load();
       if (!stop_ && (waiters_.load() != 0 || outstanding_.load() <= 0) && bell_.ping.load() == bell_.pong.load())
@@ -178,6 +190,7 @@ void ProgressEngine::run() noexcept {
       if (!stop_ && outstanding_.load() > 0) nap();
       continue;
     }
+    defer(false);
     if (try_poll(false)) continue;
     const auto needless = [this] {
       return stop_ || waiters_.load() != 0 || outstanding_.load() <= 0 || bell_.ping.load() != bell_.pong.load();

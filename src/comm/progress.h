@@ -57,7 +57,10 @@ class TESSERA_API Sleeper {
 struct ProgressOptions {
   bool thread = true;           ///< tests switch it off to see what depends on it
   bool oversubscribed = false;  ///< more ranks than cores: never spin
-  Sleeper* sleeper = nullptr;   ///< instead of the doorbell's words; outlives the engine
+  /// Waking the thread takes nobody off a core: it comes when one is free, or its rank's waiter yields. For libraries
+  /// whose waiters drive best and are disturbed most.
+  bool defers = false;
+  Sleeper* sleeper = nullptr;  ///< instead of the doorbell's words; outlives the engine
 };
 
 class TESSERA_API ProgressEngine {

@@ -72,6 +72,7 @@ void World::connect(const TransportFactory& make_transport) {
   engine_ = std::make_unique<ProgressEngine>(
       bell_, ProgressOptions{.thread = options_.progress_thread && size() > 1,
                              .oversubscribed = here > static_cast<std::ptrdiff_t>(cores),
+                             .defers = transport_->native() != nullptr,
                              .sleeper = &transport_->sleeper()});
   engine_->add(*this);
   channel_ = bootstrap_->open_channel(capabilities_.backend,

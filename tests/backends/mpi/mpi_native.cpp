@@ -6,6 +6,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -91,23 +93,81 @@ void cases(bool check) {
   }
 }
 
-/// One call of MPI moves so few bytes that most operations need several.
-void pieces() {
+/// Has MPI compute something else than what was called.
+class WrongCollectives final : public NativeCollectives {
+ public:
+  explicit WrongCollectives(NativeCollectives& right) : right_(right) {}
+  std::unique_ptr<NativeGroup> whole_world() override { return right_.whole_world(); }
+  bool prefers(const Problem& problem) const noexcept override { return right_.prefers(problem); }
+  void start(NativeCollective& what) noexcept override {
+    if (what.dtype == DType::bf16) what.dtype = DType::f16;  // the right bytes, another arithmetic
+    if (what.dtype == DType::i32) what.reduce = ReduceOp::Kind::max;
+    if (what.dtype == DType::u8 && what.count > 1) --what.count;
+    right_.start(what);
+  }
+  void give_up(NativeCollective& what) noexcept override { right_.give_up(what); }
+
+ private:
+  NativeCollectives& right_;
+};
+
+class WrongTransport final : public Transport {
+ public:
+  explicit WrongTransport(std::unique_ptr<Transport> right) : right_(std::move(right)), wrong_(*right_->native()) {}
+  void send(Message& message) noexcept override { right_->send(message); }
+  void receive(Message& message) noexcept override { right_->receive(message); }
+  void cancel(Message& message) noexcept override { right_->cancel(message); }
+  bool poll(bool thorough) noexcept override { return right_->poll(thorough); }
+  bool needs_polls() const noexcept override { return right_->needs_polls(); }
+  Sleeper& sleeper() noexcept override { return right_->sleeper(); }
+  NativeCollectives* native() noexcept override { return &wrong_; }
+  void close(bool failed) noexcept override { right_->close(failed); }
+
+ private:
+  const std::unique_ptr<Transport> right_;
+  WrongCollectives wrong_;
+};
+
+using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
+
+/// A world of this program's own transport. `generation` counts up.
+std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piece, const Wrap& wrap) {
   WorldOptions options;
   options.deterministic = false;
   options.algorithms = all_native();
   options.communicator.timeout = 30s;
   Launch launch = resolve_launch();
+  launch.generation = generation;
+  auto bootstrap = meet({.launch = launch, .timeout = 30s, .master = {}, .token = {}, .host_id = {}});
+  return make_host_communicator(
+      std::move(bootstrap), options, "mpi",
+      [&](Bootstrap& ranks, TransportEvents& events, const WorldOptions&) {
+        auto transport = tessera::mpi::make_transport(ranks, events, 30s, longest_piece);
+        return wrap ? wrap(std::move(transport)) : std::move(transport);
+      },
+      native_kinds());
+}
+
+/// The negative control of the cases: what they compare with sees another arithmetic, operation and count.
+void control() {
+  const auto world = own_world(0, tessera::mpi::kLongestPiece,
+                               [](auto right) { return std::make_unique<WrongTransport>(std::move(right)); });
+  const auto seen = [&](OpKind kind, DType dtype, ReduceOp::Kind reduce) {
+    return !run_case(*world, {kind, dtype, reduce, 1021, false, false, false, 5}).empty();
+  };
+  require(!seen(OpKind::all_reduce, DType::f16, ReduceOp::Kind::sum), "what is right is called wrong");
+  require(seen(OpKind::all_reduce, DType::bf16, ReduceOp::Kind::sum), "another type's sum is not seen");
+  require(seen(OpKind::reduce_scatter, DType::bf16, ReduceOp::Kind::avg), "another type's average is not seen");
+  require(seen(OpKind::all_reduce, DType::i32, ReduceOp::Kind::sum), "max instead of sum is not seen");
+  require(seen(OpKind::all_gather, DType::u8, ReduceOp::Kind::sum), "a part that is too short is not seen");
+}
+
+/// One call of MPI moves so few bytes that most operations need several.
+void pieces() {
+  int generation = 0;
   for (const std::size_t longest : {std::size_t{1000}, std::size_t{100'000}}) {
-    auto bootstrap = meet({.launch = launch, .timeout = 30s, .master = {}, .token = {}, .host_id = {}});
-    const auto world = make_host_communicator(
-        std::move(bootstrap), options, "mpi",
-        [&](Bootstrap& ranks, TransportEvents& events, const WorldOptions&) {
-          return tessera::mpi::make_transport(ranks, events, 30s, longest);
-        },
-        native_kinds());
+    const auto world = own_world(generation++, longest, {});
     run_cases(*world, longest < 50'000 ? 31 : 9);
-    ++launch.generation;
   }
 }
 
@@ -199,6 +259,8 @@ int run(const std::string& mode) {
     cases(mode == "checked");
   } else if (mode == "pieces") {
     pieces();
+  } else if (mode == "control") {
+    control();
   } else if (mode == "choice") {
     choice();
   } else if (mode == "mismatch") {

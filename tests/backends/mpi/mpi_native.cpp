@@ -175,23 +175,23 @@ void pieces() {
 void choice() {
   {
     const auto world = init(config(""));
-    std::vector<float> values(1000, 1);
-    const auto sum = [&](Communicator& comm) {
-      comm.all_reduce(all_of(values), all_of(values), ReduceOp::sum()).wait();
+    std::vector<float> values(100'000, 1);
+    const auto carries = [&](Communicator& comm) {
+      comm.broadcast(all_of(values), all_of(values), 0).wait();
       return comm.last_algorithm();
     };
-    require(sum(*world) == kNativeAlgorithm, "the world: not native");
-    require(sum(*world->split(0, world->rank())) == kNativeAlgorithm, "the same ranks: not native");
-    require(sum(*world->split(0, -world->rank())) != kNativeAlgorithm, "another order: native");
+    require(carries(*world) == kNativeAlgorithm, "the world: not native");
+    require(carries(*world->split(0, world->rank())) == kNativeAlgorithm, "the same ranks: not native");
+    require(carries(*world->split(0, -world->rank())) != kNativeAlgorithm, "another order: native");
     const auto some = world->split(world->rank() == 0 ? 0 : 1, 0);
-    if (some->size() > 1) require(sum(*some) != kNativeAlgorithm, "some ranks: native");
+    if (some->size() > 1) require(carries(*some) != kNativeAlgorithm, "some ranks: native");
     for (int i = 0; i < 200; ++i) world->split(0, 0);  // what is dropped is given back
   }
   {
-    const auto world = init(config("all_reduce=direct"));
-    std::vector<float> values(1000, 1);
-    world->all_reduce(all_of(values), all_of(values), ReduceOp::sum()).wait();
-    require(world->last_algorithm() == "direct", "TESSERA_ALGO=all_reduce=direct: not direct");
+    const auto world = init(config("broadcast=direct"));
+    std::vector<float> values(100'000, 1);
+    world->broadcast(all_of(values), all_of(values), 0).wait();
+    require(world->last_algorithm() == "direct", "TESSERA_ALGO=broadcast=direct: not direct");
     world->barrier().wait();
   }
   const auto world = init(config(all_native()));

@@ -13,9 +13,9 @@ namespace tessera::mpi {
 /// f16 and bf16 travel as integers of their size: only our own operations calculate with them.
 MPI_Datatype mpi_type(DType dtype) noexcept;
 
-/// Nearly all are ours. MPI has no 16-bit floats, and its minimum and maximum may lose a NaN; MPICH 4.0 compares unsigned
-/// integers as signed ones, and Open MPI 4.1 adds bytes without wrapping. Made when first asked for, under the engine's
-/// lock.
+/// Nearly all are ours. MPI has no 16-bit floats, and its minimum and maximum may lose a NaN; MPICH 4.0 compares
+/// unsigned integers as signed ones, and Open MPI 4.1 adds bytes without wrapping. Made when first asked for, under the
+/// engine's lock.
 class Operations {
  public:
   /// sum, prod, min or max.

@@ -215,6 +215,7 @@ def page(runs):
              "and twice that for all_reduce. *Ordered*: whether the sum is that of the tree (see [collectives](collectives.md)) to the bit, so that the",
              "deterministic mode takes it. *Roundings*: how often a 16-bit sum is rounded on its way on 8 ranks, by at most half a unit of the last place",
              "each time; the deterministic mode wants 1. *Any parts*: takes the `_v` forms.", "",
+             "`native` is none of these: there the library below carries out the whole operation ([backends](backends.md#mpi)).", "",
              "| algorithm | in a row | bytes | ordered | roundings | any parts |", "|---|---|---|---|---|---|"]
     for name, (_, (hops, _), (part, _), _) in ABOUT.items():
         run = runs[name, 8]

@@ -14,10 +14,12 @@ namespace tessera::mpi {
 namespace {
 
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
-  return make_host_communicator(std::move(bootstrap), options, "mpi",
-                                [](Bootstrap& ranks, TransportEvents& events, const WorldOptions& own) {
-                                  return make_transport(ranks, events, own.communicator.timeout);
-                                });
+  return make_host_communicator(
+      std::move(bootstrap), options, "mpi",
+      [](Bootstrap& ranks, TransportEvents& events, const WorldOptions& own) {
+        return make_transport(ranks, events, own.communicator.timeout);
+      },
+      native_kinds());
 }
 
 std::vector<std::string_view> launch_prefix() {
@@ -33,9 +35,10 @@ std::vector<std::string_view> launch_prefix() {
 }  // namespace
 
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
-                                          std::chrono::milliseconds timeout) {
-  return std::make_unique<MatchedTransport>(
-      bootstrap, events, [&](WireEvents& told) { return std::make_unique<MpiWire>(bootstrap, told, timeout); });
+                                          std::chrono::milliseconds timeout, std::size_t longest_piece) {
+  return std::make_unique<MatchedTransport>(bootstrap, events, [&](WireEvents& told) {
+    return std::make_unique<MpiWire>(bootstrap, told, timeout, longest_piece);
+  });
 }
 
 const comm::Backend& backend();  // declared by the generated list

@@ -5,13 +5,15 @@
 #include <memory>
 
 #include "backends/mpi/base.h"
+#include "backends/mpi/collectives.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera::mpi {
 
-/// Collective. Throws InvalidUsage, BackendError, Timeout, and what the bootstrap throws.
+/// Collective. Collectives of MPI move at most `longest_piece` bytes in one call (tests: a few). Throws InvalidUsage,
+/// BackendError, Timeout, and what the bootstrap throws.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
-                                          std::chrono::milliseconds timeout);
+                                          std::chrono::milliseconds timeout, std::size_t longest_piece = kLongestPiece);
 
 }  // namespace tessera::mpi

@@ -17,10 +17,15 @@ constexpr int kNotesPerPoll = 16;
 
 }  // namespace
 
-MpiWire::MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::milliseconds timeout)
+MpiWire::MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece)
     : events_(events),
       rank_(bootstrap.rank()),
       ranks_(open_ranks(bootstrap, timeout)),
+      collectives_({.ranks = &ranks_,
+                    .rank = rank_,
+                    .longest_piece = longest_piece,
+                    .good = [this](int code) { return good(code); },
+                    .given_up = [this] { stop(); }}),
       arriving_(std::make_unique<std::array<Note, kReceives>>()) {
   receives_.fill(MPI_REQUEST_NULL);
   if (ranks_.comm == MPI_COMM_NULL) return;
@@ -36,6 +41,15 @@ bool MpiWire::good(int code) noexcept {
     events_.wire_failed("mpi: " + failure_);
   }
   return failure_.empty();
+}
+
+/// A collective that is under way can't be taken back, and would write the memory of its caller. MPI has no thread that
+/// does so by itself: without another call it stays as it is.
+void MpiWire::stop() noexcept {
+  if (!failure_.empty()) return;
+  failure_ = "an operation failed while MPI was carrying it out";
+  close(Ending::broken);
+  events_.wire_failed(failure_);
 }
 
 void MpiWire::post_receive(std::size_t at) noexcept {
@@ -179,14 +193,18 @@ Wire::Cancelled MpiWire::cancel_bulk(Message& message) noexcept {
 
 bool MpiWire::poll(bool) noexcept {
   if (!failure_.empty() || ranks_.comm == MPI_COMM_NULL) return false;
-  const bool moved = static_cast<int>(receive_notes()) + static_cast<int>(move_bulk()) > 0;
+  bool moved = collectives_.poll();
+  moved |= receive_notes();
+  moved |= move_bulk();
   if (!sends_.empty()) retire_notes();
   if (moved) sleeper_.stir();
+  sleeper_.drive(!collectives_.idle());
   return moved;
 }
 
 void MpiWire::close(Ending how) noexcept {
   if (std::exchange(closed_, true) || ranks_.comm == MPI_COMM_NULL) return;
+  collectives_.close(how == Ending::broken || !failure_.empty());
   const auto until = Clock::now() + kClosing;
   MPI_Status status;
   for (std::size_t i = 0; i < sends_.size() && how != Ending::broken && failure_.empty(); ++i)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/mpi/base.h"
+#include "backends/mpi/collectives.h"
 #include "backends/mpi/library.h"
 #include "backends/mpi/sleeper.h"
 #include "tessera/comm/wire.h"
@@ -20,7 +21,7 @@ namespace tessera::mpi {
 class MpiWire final : public Wire {
  public:
   /// Collective; throws as open_ranks().
-  MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::milliseconds timeout);
+  MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece);
   ~MpiWire() override;
   MpiWire(const MpiWire&) = delete;
   MpiWire& operator=(const MpiWire&) = delete;
@@ -33,6 +34,7 @@ class MpiWire final : public Wire {
   Cancelled cancel_bulk(Message& message) noexcept override;
   bool poll(bool thorough) noexcept override;
   Sleeper& sleeper() noexcept override { return sleeper_; }
+  NativeCollectives* native() noexcept override { return &collectives_; }
   void close(Ending how) noexcept override;
 
  private:
@@ -62,12 +64,14 @@ class MpiWire final : public Wire {
   bool move_bulk() noexcept;
   void remove_bulk(std::size_t at) noexcept;
   bool good(int code) noexcept;
+  void stop() noexcept;
   bool end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept;
 
   WireEvents& events_;
   const int rank_;
   Ranks ranks_;
   NapSleeper sleeper_;
+  MpiCollectives collectives_;
   std::unique_ptr<std::array<Note, kReceives>> arriving_;  ///< a ring: MPI fills them in the order they were posted
   std::array<MPI_Request, kReceives> receives_;
   std::size_t next_receive_ = 0;

@@ -42,6 +42,21 @@ std::size_t larger_count(const Call& call, int ranks) {
   }
 }
 
+std::size_t part_count(const Call& call, int ranks) {
+  switch (call.kind) {
+    case OpKind::all_gather:
+    case OpKind::gather:
+      return call.in.count;
+    case OpKind::reduce_scatter:
+    case OpKind::scatter:
+      return call.out.count;
+    case OpKind::all_to_all:
+      return call.in.count / static_cast<std::size_t>(ranks);
+    default:
+      return std::max(call.in.count, call.out.count);
+  }
+}
+
 std::string signature(const Call& call, int ranks) {
   std::string text(name_of(call.kind));
   if (call.kind == OpKind::barrier) return text;

@@ -22,6 +22,10 @@ TESSERA_API std::string describe_leaving(const std::string& rank, const std::str
 /// all_to_all_v, where it is 0.
 TESSERA_API std::size_t larger_count(const Call& call, int ranks);
 
+/// Elements of one rank's part where all are equal, of the whole operation where it has no parts; the same on every
+/// rank.
+TESSERA_API std::size_t part_count(const Call& call, int ranks);
+
 /// "all_reduce of 12 f32 sum", "broadcast of 12 f32 root 3": what must be equal on all ranks.
 TESSERA_API std::string signature(const Call& call, int ranks);
 

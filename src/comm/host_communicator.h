@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "tessera/base/export.h"
@@ -20,9 +21,11 @@ using TransportFactory = std::function<std::unique_ptr<Transport>(Bootstrap& boo
                                                                   const WorldOptions& options)>;
 
 /// The world's communicator of the backend `name` over what the factory makes. Collective. Every rank has a progress
-/// engine and a control channel of that name.
+/// engine and a control channel of that name. `native`: the operations that the transport may offer as a whole
+/// (Transport::native()); used where sums need no order.
 TESSERA_API std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> bootstrap,
                                                                  const WorldOptions& options, const std::string& name,
-                                                                 const TransportFactory& make_transport);
+                                                                 const TransportFactory& make_transport,
+                                                                 std::span<const OpKind> native = {});
 
 }  // namespace tessera::comm

@@ -99,6 +99,8 @@ MatchedTransport::~MatchedTransport() = default;
 
 Sleeper& MatchedTransport::sleeper() noexcept { return wire_->sleeper(); }
 
+NativeCollectives* MatchedTransport::native() noexcept { return wire_->native(); }
+
 NoteHeader MatchedTransport::header_of(NoteHeader::Kind kind, const Message& message,
                                        std::uint64_t slot) const noexcept {
   return {.kind = kind, .from = rank_, .tag = message.tag, .world = world_, .bytes = message.bytes, .slot = slot};
@@ -295,7 +297,9 @@ void MatchedTransport::open_sink(const Message& instead_of, std::uint64_t slot) 
   wire_->receive_bulk(sink.message, slot);
 }
 
+/// Also to tell that nothing works any more, which communicators without an operation in flight want to know too.
 bool MatchedTransport::needs_polls() const noexcept {
+  if (!failure_.empty()) return true;
   return !dead_ && !tables_->sinks.empty() && Clock::now() < sinks_until_;
 }
 

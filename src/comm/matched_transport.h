@@ -32,6 +32,7 @@ class TESSERA_API MatchedTransport final : public Transport, private WireEvents 
   bool poll(bool thorough) noexcept override;
   bool needs_polls() const noexcept override;
   Sleeper& sleeper() noexcept override;
+  NativeCollectives* native() noexcept override;
   void close(bool failed) noexcept override;
 
  private:

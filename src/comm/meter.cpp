@@ -58,4 +58,31 @@ std::uint64_t direct_bytes_sent(OpKind kind, std::uint64_t count, std::size_t si
   return 0;
 }
 
+std::uint64_t direct_bytes_to(OpKind kind, std::uint64_t count, std::size_t size, const Route& route) {
+  if (route.peer == route.rank) return 0;
+  const std::uint64_t part = count / static_cast<std::uint64_t>(route.ranks) * size;
+  switch (kind) {
+    case OpKind::all_reduce:
+      return (slice_of(count, route.ranks, route.peer).count + slice_of(count, route.ranks, route.rank).count) * size;
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::all_to_all:
+      return part;
+    case OpKind::broadcast:
+      return route.rank == route.root ? count * size : 0;
+    case OpKind::reduce:
+      return route.peer == route.root ? count * size : 0;
+    case OpKind::gather:
+      return route.peer == route.root ? part : 0;
+    case OpKind::scatter:
+      return route.rank == route.root ? part : 0;
+    case OpKind::send:
+      return route.peer == route.root ? count * size : 0;
+    case OpKind::recv:
+    case OpKind::barrier:
+      break;
+  }
+  return 0;
+}
+
 }  // namespace tessera::comm

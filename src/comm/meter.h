@@ -34,4 +34,14 @@ struct TESSERA_API MeterSnapshot {
 TESSERA_API std::uint64_t direct_bytes_sent(OpKind kind, std::uint64_t count, std::size_t size, int ranks, int rank,
                                             int root = 0);
 
+/// Who of how many sends to whom, and which rank is the root.
+struct Route {
+  int ranks = 1;
+  int rank = 0;
+  int peer = 0;
+  int root = 0;
+};
+/// What of that goes to one peer. Booked where the library below can't be asked what it moved.
+TESSERA_API std::uint64_t direct_bytes_to(OpKind kind, std::uint64_t count, std::size_t size, const Route& route);
+
 }  // namespace tessera::comm

@@ -10,6 +10,7 @@
 namespace tessera::comm {
 namespace {
 
+constexpr std::size_t kShortest = std::size_t{24} << 10;
 constexpr std::size_t kPiece = std::size_t{512} << 10;  // read in one poll: others want to move too
 
 /// What an offer says beside its header. Addresses are the sender's.
@@ -45,12 +46,16 @@ NearWire::NearWire(const Bootstrap& bootstrap, std::vector<pid_t> processes, Wir
 
 NearWire::~NearWire() = default;
 
+bool NearWire::is_near(const Message& message) const noexcept {
+  return message.bytes >= kShortest && processes_[static_cast<std::size_t>(message.peer)] != 0;
+}
+
 void NearWire::send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
   wire_->send_note(peer, header, payload);
 }
 
 void NearWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
-  if (!near(message.peer)) return wire_->send_bulk(message, slot);
+  if (!is_near(message)) return wire_->send_bulk(message, slot);
   if (idle_sendings_.empty()) idle_sendings_.push_back(sendings_.emplace_back(std::make_unique<Sending>()).get());
   Sending& sending = *idle_sendings_.back();
   idle_sendings_.pop_back();
@@ -70,7 +75,7 @@ void NearWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
 }
 
 void NearWire::receive_bulk(Message& message, std::uint64_t slot) noexcept {
-  if (!near(message.peer)) return wire_->receive_bulk(message, slot);
+  if (!is_near(message)) return wire_->receive_bulk(message, slot);
   readings_.push_back(std::make_unique<Reading>());
   readings_.back()->message = &message;
   readings_.back()->slot = slot;
@@ -176,7 +181,7 @@ bool NearWire::poll(bool thorough) noexcept {
 }
 
 Wire::Cancelled NearWire::cancel_bulk(Message& message) noexcept {
-  if (!near(message.peer)) return wire_->cancel_bulk(message);
+  if (!is_near(message)) return wire_->cancel_bulk(message);
   const auto sending =
       std::find_if(sent_.begin(), sent_.end(), [&](const Sending* s) { return s->message == &message; });
   if (sending != sent_.end()) {

@@ -1,5 +1,6 @@
 // A Wire whose bulk between ranks of one host is copied by the receiver straight out of the sender's process
-// (remote.h). Everything else goes through the wire inside.
+// (remote.h). Everything else goes through the wire inside, and bulk so short that calls into the kernel cost more than
+// they save.
 //
 //   sender    offer   where the bytes lie, and where the offer's number does
 //   receiver          reads the bytes, then the number: if it is still the same, they were read before the sender
@@ -35,6 +36,7 @@ class TESSERA_API NearWire final : public Wire, private WireEvents {
   Cancelled cancel_bulk(Message& message) noexcept override;
   bool poll(bool thorough) noexcept override;
   Sleeper& sleeper() noexcept override { return wire_->sleeper(); }
+  NativeCollectives* native() noexcept override { return wire_->native(); }
   void close(Ending how) noexcept override { wire_->close(how); }
 
  private:
@@ -47,7 +49,7 @@ class TESSERA_API NearWire final : public Wire, private WireEvents {
   void peer_lost(int peer, const std::string& why) noexcept override { events_.peer_lost(peer, why); }
   void wire_failed(const std::string& why) noexcept override { events_.wire_failed(why); }
 
-  bool near(int peer) const noexcept { return processes_[static_cast<std::size_t>(peer)] != 0; }
+  bool is_near(const Message& message) const noexcept;
   void begin_reading(const NoteHeader& header, std::span<const std::byte> payload) noexcept;
   void end_sending(int peer, std::uint64_t slot) noexcept;
   void release(Sending& sending) noexcept;

@@ -23,7 +23,7 @@
 // be merged with the library's by the linker, and always agree with it.
 #define TESSERA_ABI_TEXT_(x) #x
 #define TESSERA_ABI_TEXT(x) TESSERA_ABI_TEXT_(x)
-#define TESSERA_ABI_NUMBER 1  // counts up whenever a class or struct in the headers of base or comm changes
+#define TESSERA_ABI_NUMBER 2  // counts up whenever a class or struct in the headers of base or comm changes
 
 #if defined(__clang__)
 #define TESSERA_ABI_COMPILER "clang " TESSERA_ABI_TEXT(__clang_major__)

@@ -36,13 +36,19 @@ enum class Arithmetic : std::uint8_t {
 };
 
 struct Step {
-  enum class Kind : std::uint8_t { send, receive, copy, reduce };
+  enum class Kind : std::uint8_t {
+    send,
+    receive,
+    copy,
+    reduce,
+    native  ///< the whole operation, by the library below the transport (native.h); at most one
+  };
   Kind kind = Kind::copy;
   Arithmetic arithmetic = Arithmetic::partial;
   int peer = 0;                      ///< of send and receive
   std::uint32_t number = 0;          ///< send, receive: the how-manieth between the two ranks in this direction
-  Region from;                       ///< read by send and copy
-  Region to;                         ///< written by receive, copy and reduce
+  Region from;                       ///< read by send, copy and native
+  Region to;                         ///< written by receive, copy, reduce and native
   std::uint32_t first_source = 0;    ///< reduce: its sources, in rank order, are these entries of Schedule::sources
   std::uint32_t sources = 0;         ///< ... each as long as `to`; `to` may be one of them, else overlaps none
   Region factors;                    ///< whole premul_sum: one double per source, in scratch; bytes 0 otherwise

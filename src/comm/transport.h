@@ -26,6 +26,7 @@ struct MessageTag {
 inline constexpr std::uint32_t kMostCommunicators = 4096;
 
 struct Message;
+class NativeCollectives;
 
 /// Who started a message, and is told when it is through.
 class TESSERA_API MessageOwner {
@@ -86,6 +87,8 @@ class TESSERA_API Transport : public Pollable {
   virtual bool needs_polls() const noexcept { return false; }
   /// How threads of this rank sleep while messages are on their way.
   virtual Sleeper& sleeper() noexcept = 0;
+  /// Whole collectives by the library below; null where it has none.
+  virtual NativeCollectives* native() noexcept { return nullptr; }
   /// Waits, bounded, until what was sent has left, and ends the connections. The world's ranks have all said that they
   /// close, unless `failed`.
   virtual void close(bool failed) noexcept = 0;

@@ -82,6 +82,8 @@ class TESSERA_API Wire {
   virtual Cancelled cancel_bulk(Message& message) noexcept = 0;
   virtual bool poll(bool thorough) noexcept = 0;
   virtual Sleeper& sleeper() noexcept = 0;
+  /// Whole collectives; polled by poll(). Null where there are none.
+  virtual NativeCollectives* native() noexcept { return nullptr; }
   /// Sends what is left, bounded in time, and lets go of everything. The last call.
   virtual void close(Ending how) noexcept = 0;
 };

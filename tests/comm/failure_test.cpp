@@ -127,6 +127,15 @@ TEST_P(Failure, ANewWorldWorksAfterwards) {
   }
 }
 
+/// With nothing to do an operation ends when the last rank says what it called, perhaps while it is being submitted.
+TEST_P(Failure, NothingToDoIsComparedToo) {
+  run_ranks(3, [](Communicator& comm) {
+    for (int i = 0; i < 300; ++i) EXPECT_EQ(error_of([&] { all_reduce(comm, 0); }), "");
+    const std::string error = error_of([&] { comm.rank() == 0 ? comm.barrier().wait() : all_reduce(comm, 0); });
+    EXPECT_TRUE(error.starts_with("Mismatch: ")) << error;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::Values("shm", "tcp"),
                          [](const auto& given) { return std::string(given.param); });
 

@@ -65,7 +65,7 @@ struct World {
 
 /// The first problem of a random exchange; "" if all is right.
 std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
-  constexpr std::size_t kSizes[] = {0, 1, 99, 100, 101, 5000};
+  constexpr std::size_t kSizes[] = {0, 1, 99, 100, 101, 5000, 24575, 24576, 30000};
   World world(3, seed, 1, way);
   world.net.corrupts = corrupts;
   std::mt19937_64 dice(seed * 7 + 1);
@@ -111,7 +111,7 @@ TEST(MatchedTransport, JoinsWhatBelongsTogetherInAnyOrder) {
 }
 
 TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
-  constexpr std::size_t kSizes[] = {0, 50, 100, 101, 3000};
+  constexpr std::size_t kSizes[] = {0, 50, 100, 101, 3000, 30000, 40000};
   for (std::uint64_t seed = 1; seed <= 40; ++seed)
     for (const std::size_t sent : kSizes)
       for (const std::size_t wanted : kSizes) {
@@ -133,7 +133,7 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way
   std::mt19937_64 dice(seed);
   bool good = true;
   for (std::uint32_t i = 0; i < 30; ++i) {
-    const std::size_t bytes = dice() % 3 == 0 ? 60 : 2000;
+    const std::size_t bytes = dice() % 3 == 0 ? 60 : 30000;
     const MessageTag tag{0, 1, i};
     const bool gives_up_send = dice() % 2 == 0;
     const bool receiver_first = dice() % 2 == 0;

@@ -147,6 +147,8 @@ class Accesses {
           add(step.factors, false, begin, end);
           add(step.to, true, begin, end);
           break;
+        case Step::Kind::native:  // not among the algorithms that are made of messages
+          break;
       }
     }
     return all;

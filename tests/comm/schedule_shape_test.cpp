@@ -132,9 +132,14 @@ TEST(ScheduleBytes, OfDirectEqualTheMetersFormula) {
       const std::size_t count = has_equal_parts(kind) ? static_cast<std::size_t>(ranks) * 31 : 101;
       const Problem problem{.kind = kind, .ranks = ranks, .root = ranks / 2, .count = count};
       const ScheduleWorld world(problem, "direct");
-      for (int rank = 0; rank < ranks; ++rank)
-        EXPECT_EQ(world.bytes_sent(rank), direct_bytes_sent(kind, count, 4, ranks, rank, problem.root))
-            << describe(problem, "direct") << " rank " << rank;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::uint64_t sent = direct_bytes_sent(kind, count, 4, ranks, rank, problem.root);
+        EXPECT_EQ(world.bytes_sent(rank), sent) << describe(problem, "direct") << " rank " << rank;
+        std::uint64_t to_all = 0;
+        for (int peer = 0; peer < ranks; ++peer)
+          to_all += direct_bytes_to(kind, count, 4, {.ranks = ranks, .rank = rank, .peer = peer, .root = problem.root});
+        EXPECT_EQ(to_all, sent) << describe(problem, "direct") << " rank " << rank;
+      }
     }
   }
 }

@@ -2,6 +2,7 @@
 // section 3.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -167,6 +168,66 @@ inline std::ptrdiff_t first_difference(DType dtype, const std::byte* a, const st
       return static_cast<std::ptrdiff_t>(i);
     }
     return -1;
+  });
+}
+
+/// How far an element may be from the tree's sum where a communicator adds in an order of its own, and rounds `ulps`
+/// units of the last place on its way, as the reference may too: what cancels counts with what it was. Infinite where
+/// it may overflow on its way.
+template <class T>
+double tolerance(ReduceOp op, const std::vector<double>& values, double ulps) {
+  using Kind = ReduceOp::Kind;
+  if (op.kind == Kind::min || op.kind == Kind::max) return 0;
+  const double epsilon = std::is_same_v<T, f16>     ? 0x1p-10
+                         : std::is_same_v<T, bf16>  ? 0x1p-7
+                         : std::is_same_v<T, float> ? 0x1p-23
+                                                    : 0x1p-52;
+  const double largest = std::is_same_v<T, f16> ? 65504.0 : std::is_same_v<T, double> ? 0x1p1023 : 0x1p127;
+  const double smallest = std::is_same_v<T, f16>     ? 0x1p-24
+                          : std::is_same_v<T, bf16>  ? 0x1p-133
+                          : std::is_same_v<T, float> ? 0x1p-149
+                                                     : 0x1p-1074;
+  double sum = 0;
+  double product = 1;
+  double widest = 1;  // what an underflow on the way may still be multiplied with
+  for (const double value : values) {
+    sum += std::abs(value);
+    product *= std::abs(value);
+    widest *= std::max(1.0, std::abs(value));
+  }
+  const double whole = op.kind == Kind::prod ? product : sum;
+  if ((op.kind == Kind::prod ? widest : sum) > largest / 2) return INFINITY;
+  const double steps = static_cast<double>(values.size());
+  const double bound = (ulps + 0.5 * steps) * epsilon * whole + smallest * steps * (op.kind == Kind::prod ? widest : 1);
+  return op.kind == Kind::avg ? bound / (op.scalar == 0 ? steps : op.scalar) + smallest : bound;
+}
+
+/// The index of the first element of `have` that is no sum of the inputs in any order, or -1.
+inline std::ptrdiff_t first_outside(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, double ulps,
+                                    const std::byte* have, const Bytes& want, std::size_t from) {
+  return with_type(dtype, [&](auto zero) -> std::ptrdiff_t {
+    using T = decltype(zero);
+    if constexpr (!std::is_integral_v<T>) {
+      const auto at = [](const std::byte* bytes, std::size_t i) {
+        T raw;
+        std::memcpy(&raw, bytes + i * sizeof(T), sizeof(T));
+        return static_cast<double>(static_cast<SumOf<T>>(raw));
+      };
+      for (std::size_t i = 0; i < want.size() / sizeof(T); ++i) {
+        std::vector<double> values;
+        for (std::size_t r = 0; r < inputs.size(); ++r) {
+          const double factor_here = op.kind == ReduceOp::Kind::premul_sum ? factor(static_cast<int>(r)) : 1;
+          values.push_back(at(inputs[r].data(), from + i) * factor_here);
+        }
+        const double x = at(have, i);
+        const double y = at(want.data(), i);
+        if (std::isnan(x) && std::isnan(y)) continue;
+        const double allowed = tolerance<T>(op, values, ulps);
+        if (!std::isinf(allowed) && !(std::abs(x - y) <= allowed)) return static_cast<std::ptrdiff_t>(i);
+      }
+      return -1;
+    }
+    return first_difference(dtype, have, want.data(), want.size() / sizeof(T));
   });
 }
 

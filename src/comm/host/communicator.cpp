@@ -28,6 +28,7 @@ class HostCommunicator final : public Communicator {
   void do_meter(MeterSnapshot& snapshot) const override { group_->read_meter(snapshot); }
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   std::unique_ptr<Communicator> do_split(int color, int key) override;
+  std::unique_ptr<NativeGroup> copy_native();
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
 
   /// What every member gives, without metering. `mine` has the same length everywhere.
@@ -52,6 +53,17 @@ Buffer HostCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::op
   // Without a use the caller books it: then it comes from a pool whose ledger nobody reads.
   return (use ? group_->world().memory() : group_->world().unbooked_memory())
       .allocate(bytes, use.value_or(MemoryUse::other));
+}
+
+/// Null where the library has no more of them on some rank.
+std::unique_ptr<NativeGroup> HostCommunicator::copy_native() {
+  std::unique_ptr<NativeGroup> copy;
+  group_->start_copy(copy).wait();
+  const std::vector<char> all = collect(static_cast<char>(copy != nullptr));
+  if (std::find(all.begin(), all.end(), 0) == all.end()) return copy;
+  const std::lock_guard lock(group_->world().engine().mutex());
+  copy.reset();
+  return nullptr;
 }
 
 /// Each round every rank proposes a number; each color takes the highest of its members' proposals, which may be in use
@@ -85,9 +97,11 @@ std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
       if (choice.rank == rank()) place = static_cast<int>(members.size());
       members.push_back(group_->world_rank(choice.rank));
     }
-    return std::make_unique<HostCommunicator>(
-        std::make_shared<Group>(group_->shared_world(), number, place, std::move(members), options()), options(),
-        false);
+    const bool same_ranks =
+        static_cast<int>(members.size()) == world.size() && std::is_sorted(members.begin(), members.end());
+    auto part = std::make_shared<Group>(group_->shared_world(), number, place, std::move(members), options());
+    if (same_ranks && group_->native() != nullptr) part->use_native(copy_native());
+    return std::make_unique<HostCommunicator>(std::move(part), options(), false);
   }
 }
 
@@ -95,15 +109,18 @@ std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
 }  // namespace host
 
 std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options,
-                                                     const std::string& name, const TransportFactory& make_transport) {
+                                                     const std::string& name, const TransportFactory& make_transport,
+                                                     std::span<const OpKind> native) {
   WorldOptions own = options;
   if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
-  const auto world = std::make_shared<host::World>(std::move(bootstrap), own, name);
+  const auto world = std::make_shared<host::World>(std::move(bootstrap), own, name, native);
   world->connect(make_transport);
   world->reserve(0);
   std::vector<int> members(static_cast<std::size_t>(world->size()));
   for (std::size_t i = 0; i < members.size(); ++i) members[i] = static_cast<int>(i);
   auto group = std::make_shared<host::Group>(world, 0, world->rank(), std::move(members), own.communicator);
+  if (NativeCollectives* const offered = world->transport().native(); offered != nullptr && !own.deterministic)
+    group->use_native(offered->whole_world());
   return std::make_unique<host::HostCommunicator>(std::move(group), own.communicator, true);
 }
 

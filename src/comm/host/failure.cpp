@@ -56,7 +56,6 @@ void Group::abort(std::string_view reason) noexcept {
 
 /// Checked mode: tells the others what this rank calls.
 void Group::announce(Op& op) noexcept {
-  op.agreed = size() == 1;
   const std::uint64_t fingerprint = hash_of(op.called);
   for (int k = 0; k < size(); ++k)
     if (k != rank_)

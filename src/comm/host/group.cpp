@@ -1,6 +1,5 @@
 #include "tessera/comm/host/internal/group.h"
 
-
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -11,41 +10,9 @@ namespace {
 
 /// Up to here an operation may finish inside its call.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
-constexpr std::size_t kMostSchedules = 256;  ///< kept for calls like earlier ones
 constexpr std::size_t kKeepScratchBytes = 1 << 20;
 
-std::vector<std::size_t> starts_of(std::span<const std::size_t> counts) {
-  std::vector<std::size_t> starts;
-  if (counts.empty()) return starts;
-  starts.push_back(0);
-  for (const std::size_t count : counts) starts.push_back(starts.back() + count);
-  return starts;
-}
-
-bool in_place(const Call& call) {
-  const auto* in = static_cast<const std::byte*>(call.in.data);
-  const auto* out = static_cast<const std::byte*>(call.out.data);
-  if (call.in.bytes() == 0 || call.out.bytes() == 0) return false;
-  const std::less<> before;  // orders unrelated pointers too
-  return before(in, out + call.out.bytes()) && before(out, in + call.in.bytes());
-}
-
 }  // namespace
-
-std::size_t Group::ProblemHash::operator()(const Problem& problem) const noexcept {
-  std::size_t hash = 0xcbf29ce484222325U;
-  const auto mix = [&](std::size_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
-    hash ^= hash >> 29;
-  };
-  mix(static_cast<std::size_t>(problem.kind));
-  mix(static_cast<std::size_t>(problem.dtype) * 8 + static_cast<std::size_t>(problem.reduce));
-  mix(problem.count * 2 + (problem.in_place ? 1 : 0));
-  mix(static_cast<std::size_t>(problem.root));
-  for (const auto* starts : {&problem.in_starts, &problem.out_starts})
-    for (const std::size_t start : *starts) mix(start);
-  return hash;
-}
 
 Group::Group(std::shared_ptr<World> world, std::uint32_t number, int rank, std::vector<int> members,
              CommunicatorOptions options)
@@ -75,6 +42,8 @@ void Group::close() noexcept {
   }
   const std::lock_guard lock(world_->engine().mutex());
   world_->remove(*this);
+  if (native_ != nullptr && failed_.load()) native_->abandon();
+  native_.reset();
 }
 
 int Group::member_of(int world_rank) const noexcept {
@@ -101,40 +70,17 @@ void Group::put_back(Op& op) noexcept {
   free_ops_.push_back(&op);
 }
 
-std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
-  Problem problem;
-  problem.kind = call.kind;
-  problem.dtype = call.out.dtype;
-  problem.reduce = call.op.kind;
-  problem.ranks = size();
-  problem.rank = rank_;
-  problem.root = call.root;
-  problem.in_place = in_place(call);
-  problem.ordered = world_->options().deterministic;
-  problem.in_starts = starts_of(call.in_counts);
-  problem.out_starts = starts_of(call.out_counts);
-  problem.count = larger_count(call, size());
-  const auto found = schedules_.find(problem);
-  if (found != schedules_.end()) return found->second;
-  std::string_view name = world_->algorithms().choose(call.kind, problem.count * size_of(problem.dtype));
-  const bool chosen = !name.empty();
-  if (!chosen) name = default_algorithm(problem);
-  auto schedule = std::make_shared<const Schedule>(build_schedule(problem, name));
-  if (options_.logger != nullptr)
-    options_.logger->write(LogLevel::info, world_->capabilities().backend + ": " + signature(call, size()) + " in " +
-                                               std::to_string(size()) + " ranks: " + std::string(name) +
-                                               (chosen ? " (TESSERA_ALGO)" : ""));
-  if (schedules_.size() >= kMostSchedules) schedules_.clear();
-  schedules_.emplace(std::move(problem), schedule);
-  return schedule;
-}
-
 Work Group::start(const Call& call, bool internal) {
   if (world_->has_heard()) world_->engine().try_poll(false);
   if (failed_.load()) throw_failure();
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   std::shared_ptr<const Schedule> schedule;
-  if (!message) schedule = schedule_for(call);  // may refuse: before anything is counted
+  if (internal) {  // beside what TESSERA_ALGO says
+    const Problem problem = problem_of(call);
+    schedule = std::make_shared<const Schedule>(build_schedule(problem, default_algorithm(problem)));
+  } else if (!message) {
+    schedule = schedule_for(call);  // may refuse: before anything is counted
+  }
   if (!internal) last_algorithm_ = message ? kMessageAlgorithm : schedule->algorithm;
   Op& op = acquire();
   const WorkHold hold(op);
@@ -142,12 +88,29 @@ Work Group::start(const Call& call, bool internal) {
     auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
     op.prepare(shared_from_this(), call, ++numbers[static_cast<std::size_t>(call.root)]);
   } else {
+    const bool native = schedule->algorithm == kNativeAlgorithm && !schedule->steps.empty();
     op.prepare(shared_from_this(), call, ++sequence_);
     op.take(std::move(schedule));
+    if (native) op.turn = ++native_called_;
     called_->store(sequence_);
     if (world_->options().check && !internal) op.called = signature(call, size());
   }
   op.internal = internal;
+  submit(op);
+  return launch(op);
+}
+
+Work Group::start_copy(std::unique_ptr<NativeGroup>& copy) {
+  if (failed_.load()) throw_failure();
+  const Call call{.kind = OpKind::barrier, .timeout = options_.timeout, .label = "split"};
+  Op& op = acquire();
+  const WorkHold hold(op);
+  op.prepare(shared_from_this(), call, ++sequence_);
+  op.take(std::make_shared<const Schedule>(build_native_schedule(problem_of(call))));
+  op.turn = ++native_called_;
+  op.copy = &copy;
+  op.internal = true;
+  called_->store(sequence_);
   submit(op);
   return launch(op);
 }
@@ -209,9 +172,13 @@ bool Group::submitted() noexcept {
     return true;
   }
   for (Op* op : fresh) {
-    if (!op->called.empty()) announce(*op);
+    op->agreed = op->called.empty();
     op->begin();
-    if (!op->ready()) settle(*op);  // nothing to do at all
+    if (!op->called.empty()) {
+      announce(*op);  // may be its end, where the others have called it and there is nothing to do
+    } else if (!op->ready()) {
+      settle(*op);  // nothing to do at all
+    }
     if (failed_.load()) break;
   }
   return !fresh.empty();
@@ -246,6 +213,26 @@ void Group::finish(Op& op, std::uint32_t how) noexcept {
 std::atomic<std::uint64_t>* Group::counter(const Op& op, int member) noexcept {
   if (op.internal) return nullptr;
   return &sent_[static_cast<std::size_t>(op.call.kind) * members_.size() + static_cast<std::size_t>(member)];
+}
+
+bool Group::take_turn(const Op& op) noexcept {
+  if (!op.agreed || op.turn != native_begun_ + 1) return false;
+  ++native_begun_;
+  return true;
+}
+
+/// The library can't be asked what it sent.
+void Group::count_native(const Op& op) noexcept {
+  if (op.internal) return;
+  const std::size_t size = size_of(op.call.out.dtype);
+  const std::size_t parts =
+      op.call.kind == OpKind::all_reduce || op.call.kind == OpKind::broadcast || op.call.kind == OpKind::reduce
+          ? 1
+          : members_.size();
+  const std::size_t count = part_count(op.call, this->size()) * parts;
+  for (int k = 0; k < this->size(); ++k)
+    counter(op, k)->fetch_add(direct_bytes_to(op.call.kind, count, size,
+                                              {.ranks = this->size(), .rank = rank_, .peer = k, .root = op.call.root}));
 }
 
 void Group::read_meter(MeterSnapshot& snapshot) const {

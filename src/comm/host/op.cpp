@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/comm/describe.h"
 #include "tessera/comm/host/internal/group.h"
 #include "tessera/comm/reduce.h"
 
@@ -41,6 +42,8 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t n
   internal = runnable = false;
   agreed = true;
   surprise_peer = -1;
+  turn = 0;
+  copy = nullptr;
   factor_ = what.op.kind == ReduceOp::Kind::premul_sum ? what.op.scalar : 1;
   parent = nullptr;
   parts_left = 0;
@@ -107,6 +110,34 @@ void Op::start_message(std::uint32_t index) {
   sends ? transport.send(message) : transport.receive(message);
 }
 
+/// False: not yet its turn.
+bool Op::start_native(std::uint32_t index) {
+  if (!group->take_turn(*this)) return false;
+  const Step& step = schedule_->steps[index];
+  const ReduceOp::Kind reduce = call.op.kind;
+  const bool adds = reduce == ReduceOp::Kind::avg || reduce == ReduceOp::Kind::premul_sum;
+  native_ = {.kind = call.kind,
+             .dtype = call.out.dtype,
+             .reduce = adds ? ReduceOp::Kind::sum : reduce,
+             .count = part_count(call, group->size()),
+             .root = call.root,
+             .in = step.from.bytes == 0 ? nullptr : at(step.from),
+             .out = step.to.bytes == 0 ? nullptr : at(step.to),
+             .group = group->native(),
+             .copy = copy,
+             .owner = this,
+             .index = index};
+  state_[index] = kUnderWay;
+  group->world().transport().native()->start(native_);
+  return true;
+}
+
+void Op::native_done(NativeCollective& collective) noexcept {
+  group->count_native(*this);
+  step_done(collective.index);
+  group->world().make_runnable(*this);
+}
+
 std::size_t Op::compute(const Step& step) {
   if (step.kind == Step::Kind::copy) {
     copy_bytes(at(step.to), at(step.from), step.to.bytes, false);
@@ -130,19 +161,21 @@ void Op::begin() {
 }
 
 bool Op::run(std::size_t budget) {
-  const bool moved = ready();
+  const std::size_t before = next_ready_;
   std::size_t moved_bytes = 0;
   while (ready() && moved_bytes <= budget) {
-    const std::uint32_t index = ready_[next_ready_++];
+    const std::uint32_t index = ready_[next_ready_];
     const Step& step = schedule_->steps[index];
+    if (step.kind == Step::Kind::native && !start_native(index)) break;
+    ++next_ready_;
     if (is_transfer(step)) {
       start_message(index);
-    } else {
+    } else if (step.kind != Step::Kind::native) {
       moved_bytes += compute(step);
       step_done(index);
     }
   }
-  return moved;
+  return next_ready_ != before;
 }
 
 void Op::step_done(std::uint32_t index) noexcept {
@@ -165,14 +198,23 @@ void Op::message_done(Message& message, std::size_t bytes) noexcept {
 }
 
 bool Op::needs(int member) const noexcept {
-  for (std::size_t i = 0; i < state_.size() && left_ != 0; ++i)
-    if (state_[i] != kDone && is_transfer(schedule_->steps[i]) && schedule_->steps[i].peer == member) return true;
+  for (std::size_t i = 0; i < state_.size() && left_ != 0; ++i) {
+    const Step& step = schedule_->steps[i];
+    if (state_[i] == kDone) continue;
+    if (step.kind == Step::Kind::native || (is_transfer(step) && step.peer == member)) return true;
+  }
   return false;
+}
+
+void Op::give_up(std::uint32_t index) noexcept {
+  Transport& transport = group->world().transport();
+  if (schedule_->steps[index].kind == Step::Kind::native) return transport.native()->give_up(native_);
+  transport.cancel(messages_[index]);
 }
 
 void Op::cancel() noexcept {
   for (std::size_t i = 0; i < state_.size(); ++i)
-    if (state_[i] == kUnderWay) group->world().transport().cancel(messages_[i]);
+    if (state_[i] == kUnderWay) give_up(static_cast<std::uint32_t>(i));
   state_.clear();
   ready_.clear();
   next_ready_ = 0;

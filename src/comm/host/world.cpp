@@ -13,24 +13,34 @@ namespace {
 constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and added in one poll of one operation
 constexpr std::size_t kMostEarly = 1024;
 
-Capabilities make_capabilities(const std::string& name, bool deterministic, int ranks) {
+/// In the deterministic mode the tree's order counts, which such libraries don't keep.
+std::vector<std::string> algorithms_of(bool deterministic, std::span<const OpKind> native) {
+  std::vector<std::string> names = known_algorithms(deterministic);
+  if (deterministic) return names;
+  for (const OpKind kind : native) names.push_back(std::string(name_of(kind)).append("=").append(kNativeAlgorithm));
+  return names;
+}
+
+Capabilities make_capabilities(const std::string& name, bool deterministic, int ranks, std::span<const OpKind> native) {
   Capabilities all;
   all.backend = name;
   all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                 DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
   all.memory = {MemoryKind::host};
   all.deterministic = deterministic;
-  all.algorithms = known_algorithms(deterministic);
+  all.algorithms = algorithms_of(deterministic, native);
   if (!deterministic) all.rounding_ulps = 0.5 * std::max(1, ranks - 1);  // a ring rounds at every hop
+  if (!deterministic && !native.empty())
+    all.rounding_ulps += 0.5;  // premul_sum before the first, or avg after the last
   return all;
 }
 
-AlgorithmTable make_table(const WorldOptions& options) {
+AlgorithmTable make_table(const WorldOptions& options, std::span<const OpKind> native) {
   try {
-    return {options.algorithms, known_algorithms(options.deterministic)};
+    return {options.algorithms, algorithms_of(options.deterministic, native)};
   } catch (const InvalidUsage&) {
     if (!options.deterministic) throw;
-    [[maybe_unused]] const AlgorithmTable exists(options.algorithms, known_algorithms(false));
+    [[maybe_unused]] const AlgorithmTable exists(options.algorithms, algorithms_of(false, native));
     throw InvalidUsage("TESSERA_ALGO: '" + options.algorithms +
                        "' names an algorithm that adds in an order of its own; it needs TESSERA_DETERMINISTIC=0");
   }
@@ -42,11 +52,12 @@ std::shared_ptr<Ledger> ledger_of(const WorldOptions& options) {
 
 }  // namespace
 
-World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name)
+World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name,
+             std::span<const OpKind> native)
     : bootstrap_(std::move(bootstrap)),
       options_(options),
-      capabilities_(make_capabilities(name, options.deterministic, bootstrap_->size())),
-      algorithms_(make_table(options)),
+      capabilities_(make_capabilities(name, options.deterministic, bootstrap_->size(), native)),
+      algorithms_(make_table(options, native)),
       memory_(ledger_of(options)),
       unbooked_memory_(std::make_shared<Ledger>()),
       taken_(kMostCommunicators),

@@ -76,6 +76,10 @@ StepId ScheduleBuilder::reduce(Arithmetic arithmetic, std::span<const Region> so
              waits);
 }
 
+StepId ScheduleBuilder::native(Region from, Region to, Waits waits) {
+  return add({.kind = Step::Kind::native, .from = from, .to = to}, waits);
+}
+
 void ScheduleBuilder::wait(StepId step, StepId earlier) {
   if (step != kNoStep && earlier != kNoStep) edges_.push_back({earlier, step});
 }

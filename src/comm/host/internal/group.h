@@ -20,12 +20,16 @@ class Group final : public std::enable_shared_from_this<Group> {
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
+  /// Before open(): native operations may run on this.
+  void use_native(std::unique_ptr<NativeGroup> group) noexcept { native_ = std::move(group); }
   void open();
   /// No more operations; waits for what is in flight.
   void close() noexcept;
 
   Work start(const Call& call, bool internal);
   Work start_batch(std::span<const Call> parts);
+  /// Collective: another native group of the same ranks. `copy` stays where it is until the Work is done.
+  Work start_copy(std::unique_ptr<NativeGroup>& copy);
   void abort(std::string_view reason) noexcept;
   void read_meter(MeterSnapshot& snapshot) const;
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
@@ -42,10 +46,15 @@ class Group final : public std::enable_shared_from_this<Group> {
   /// Where the transport counts what `op` sends to a member; null for what is not metered.
   std::atomic<std::uint64_t>* counter(const Op& op, int member) noexcept;
   const std::shared_ptr<std::atomic<std::uint64_t>>& called() const noexcept { return called_; }
+  NativeGroup* native() const noexcept { return native_.get(); }  ///< null: only schedules
 
   // Under the engine's lock:
   bool submitted() noexcept;     ///< begins what was submitted
   void settle(Op& op) noexcept;  ///< ends an operation whose steps are done
+  /// Native operations start in the order of their calls, on all ranks alike, and in checked mode not before all ranks
+  /// are known to have called the same. True: now; asked once after that.
+  bool take_turn(const Op& op) noexcept;
+  void count_native(const Op& op) noexcept;
   void look_for_trouble() noexcept;
   void fail(Failure failure, bool tell) noexcept;
   void hear_call(int member, std::uint64_t sequence, std::uint64_t fingerprint, const std::string& text) noexcept;
@@ -61,6 +70,9 @@ class Group final : public std::enable_shared_from_this<Group> {
   };
 
   Op& acquire();
+  Problem problem_of(const Call& call) const;
+  std::string_view algorithm_for(const Problem& problem) const;
+  std::string native_refusal(const Problem& problem) const;
   std::shared_ptr<const Schedule> schedule_for(const Call& call);
   void submit(Op& op) noexcept;
   Work launch(Op& op);
@@ -80,6 +92,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   std::unordered_map<Problem, std::shared_ptr<const Schedule>, ProblemHash> schedules_;  // the caller's thread
   std::string_view last_algorithm_ = kMessageAlgorithm;  ///< that carried what was called last
   std::uint64_t sequence_ = 0;
+  std::uint64_t native_called_ = 0;
   std::vector<std::uint64_t> messages_to_;
   std::vector<std::uint64_t> messages_from_;
 
@@ -94,6 +107,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   std::vector<Op*> running_;
   std::vector<Op*> fresh_;
   std::map<std::uint64_t, Tagged> calls_;
+  std::unique_ptr<NativeGroup> native_;
+  std::uint64_t native_begun_ = 0;
   std::atomic<bool> failed_{false};
   Failure failure_;
 };

@@ -9,6 +9,7 @@
 
 #include "tessera/base/memory.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/native.h"
 #include "tessera/comm/schedule.h"
 #include "tessera/comm/transport.h"
 
@@ -18,7 +19,7 @@ class Group;
 
 inline constexpr std::string_view kMessageAlgorithm = "direct";  ///< of sends and receives
 
-class Op final : public WorkState, public MessageOwner {
+class Op final : public WorkState, public MessageOwner, public NativeOwner {
  public:
   static constexpr std::uint32_t kGood = 1;
   static constexpr std::uint32_t kFailed = 2;
@@ -43,6 +44,7 @@ class Op final : public WorkState, public MessageOwner {
   bool needs(int member) const noexcept;
   void cancel() noexcept;
   void message_done(Message& message, std::size_t bytes) noexcept override;
+  void native_done(NativeCollective& collective) noexcept override;
 
   std::shared_ptr<Group> group;  ///< while in use
   Call call;
@@ -55,7 +57,9 @@ class Op final : public WorkState, public MessageOwner {
   bool agreed = true;        ///< checked mode: all members are known to have called the same
   std::size_t surprise = 0;  ///< bytes of a message that had another length than ours
   int surprise_peer = -1;
-  Op* parent = nullptr;  ///< of a part of a batch
+  std::uint64_t turn = 0;                        ///< among the native operations of its group; 0: is none
+  std::unique_ptr<NativeGroup>* copy = nullptr;  ///< not null: this native operation makes a group
+  Op* parent = nullptr;                          ///< of a part of a batch
   std::uint32_t parts_left = 0;
   Op* next = nullptr;
 
@@ -65,6 +69,8 @@ class Op final : public WorkState, public MessageOwner {
  private:
   std::byte* at(const Region& region) const noexcept;
   void start_message(std::uint32_t step);
+  bool start_native(std::uint32_t step);
+  void give_up(std::uint32_t step) noexcept;
   std::size_t compute(const Step& step);
   void step_done(std::uint32_t step) noexcept;
   bool is_message() const { return call.kind == OpKind::send || call.kind == OpKind::recv; }
@@ -76,8 +82,9 @@ class Op final : public WorkState, public MessageOwner {
   std::vector<std::uint32_t> waits_;  ///< by step: how many steps it still waits for
   std::vector<std::uint32_t> ready_;
   std::size_t next_ready_ = 0;
-  std::size_t left_ = 0;             ///< steps that are not done
-  std::vector<Message> messages_;    ///< by step
+  std::size_t left_ = 0;           ///< steps that are not done
+  std::vector<Message> messages_;  ///< by step
+  NativeCollective native_;
   std::vector<std::uint8_t> state_;  ///< by step: kIdle, kUnderWay, kDone
   std::vector<const void*> sources_;
 };

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,9 @@ struct Peer {
 
 class World final : public Pollable, public TransportEvents {
  public:
-  World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name);
+  /// `native`: what the transport's library may carry out as a whole.
+  World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name,
+        std::span<const OpKind> native);
   ~World() override;
   World(const World&) = delete;
   World& operator=(const World&) = delete;

@@ -44,6 +44,8 @@ class ScheduleBuilder {
   StepId copy(Region from, Region to, Waits waits = {}, bool same = false);
   StepId reduce(Arithmetic arithmetic, std::span<const Region> sources, Region to, Waits waits = {},
                 Region factors = {});
+  /// The whole operation, by the library below. Always a step.
+  StepId native(Region from, Region to, Waits waits = {});
   /// `step`, which must be the later one, waits for `earlier` too.
   void wait(StepId step, StepId earlier);
 

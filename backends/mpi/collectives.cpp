@@ -1,0 +1,247 @@
+#include "backends/mpi/collectives.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::mpi {
+namespace {
+
+// Bytes of the larger buffer from which on MPI is faster.
+#if defined(OPEN_MPI)
+constexpr std::size_t kLongGather = std::size_t{1} << 20;
+#else
+constexpr std::size_t kLongGather = std::size_t{4} << 20;
+#endif
+constexpr std::size_t kLongCopy = std::size_t{64} << 10;
+
+class MpiGroup final : public NativeGroup {
+ public:
+  MpiGroup(const MpiCollectives& owner, MPI_Comm what, bool own) : comm(what), owner_(owner), own_(own) {}
+  ~MpiGroup() override {
+    if (own_ && comm != MPI_COMM_NULL && !owner_.closed()) MPI_Comm_free(&comm);
+  }
+  MpiGroup(const MpiGroup&) = delete;
+  MpiGroup& operator=(const MpiGroup&) = delete;
+  void abandon() noexcept override { own_ = false; }
+
+  MPI_Comm comm;
+
+ private:
+  const MpiCollectives& owner_;
+  bool own_;
+};
+
+MPI_Comm comm_of(const NativeCollective& collective) { return static_cast<const MpiGroup*>(collective.group)->comm; }
+
+}  // namespace
+
+/// Starts the calls of one collective: one, or as many as its counts need.
+class MpiCollectives::Issue {
+ public:
+  Issue(MpiCollectives& all, NativeCollective& what)
+      : all_(all),
+        what_(what),
+        comm_(comm_of(what)),
+        type_(mpi_type(what.dtype)),
+        size_(size_of(what.dtype)),
+        ranks_(all.settings_.ranks->mpi_rank.size()),
+        rank_(static_cast<std::size_t>(all.settings_.rank)),
+        at_root_(what.root == all.settings_.rank) {}
+
+  void run() {
+    if (what_.kind == OpKind::barrier) return call(MPI_Ibarrier(comm_, next()));
+    const bool has_parts =
+        what_.kind != OpKind::all_reduce && what_.kind != OpKind::broadcast && what_.kind != OpKind::reduce;
+    const std::size_t most =
+        std::max<std::size_t>(all_.settings_.longest_piece / (size_ * (has_parts ? ranks_ : 1)), 1);
+    if (what_.kind == OpKind::reduce_scatter && what_.count > most) return scatter_in_pieces(most);
+    for (std::size_t offset = 0; offset < what_.count; offset += most)
+      piece(offset * size_, std::min(most, what_.count - offset));
+  }
+
+ private:
+  MPI_Request* next() {
+    all_.owners_.push_back(&what_);
+    ++what_.pending;
+    return &all_.requests_.emplace_back(MPI_REQUEST_NULL);
+  }
+  void call(int code) const { all_.settings_.good(code); }
+  const std::byte* in(std::size_t offset) const { return what_.in == nullptr ? nullptr : what_.in + offset; }
+  std::byte* out(std::size_t offset) const { return what_.out == nullptr ? nullptr : what_.out + offset; }
+  MPI_Op operation() const { return all_.operations_.of(what_.reduce, what_.dtype); }
+
+  /// `count` elements from byte `offset` of every part on, or of the whole.
+  void piece(std::size_t offset, std::size_t count) {
+    const int n = static_cast<int>(count);
+    const bool same = what_.in != nullptr && what_.in == what_.out;
+    const void* const from = same ? MPI_IN_PLACE : in(offset);
+    switch (what_.kind) {
+      case OpKind::all_reduce:
+        return call(MPI_Iallreduce(from, out(offset), n, type_, operation(), comm_, next()));
+      case OpKind::reduce:
+        return call(
+            MPI_Ireduce(at_root_ ? from : in(offset), out(offset), n, type_, operation(), what_.root, comm_, next()));
+      case OpKind::broadcast: {
+        void* const data = at_root_ ? const_cast<std::byte*>(in(offset)) : out(offset);  // only read on the root
+        return call(MPI_Ibcast(data, n, type_, what_.root, comm_, next()));
+      }
+      case OpKind::reduce_scatter:
+        return call(MPI_Ireduce_scatter_block(in(offset), out(offset), n, type_, operation(), comm_, next()));
+      default:
+        break;
+    }
+    if (count == what_.count) return parts(offset, {n, n, type_});
+    // One element of this type is a rank's piece, the next one begins where the next part does.
+    MPI_Datatype dense = MPI_DATATYPE_NULL;
+    MPI_Datatype strided = MPI_DATATYPE_NULL;
+    MPI_Type_contiguous(n, type_, &dense);
+    MPI_Type_create_resized(dense, 0, static_cast<MPI_Aint>(what_.count * size_), &strided);
+    call(MPI_Type_commit(&strided));
+    parts(offset, {n, 1, strided});
+    MPI_Type_free(&dense);
+    MPI_Type_free(&strided);  // when nothing is under way with it
+  }
+
+  struct Part {
+    int alone = 0;    ///< elements of a piece in the buffer that has one part
+    int strided = 0;  ///< elements of `type` in the buffer that has them all
+    MPI_Datatype type = MPI_DATATYPE_NULL;
+  };
+  void parts(std::size_t offset, const Part& part) {
+    const std::size_t own = rank_ * what_.count * size_;
+    const bool in_is_there = what_.out != nullptr && what_.in == what_.out + own;
+    const bool out_is_there = what_.in != nullptr && what_.out == what_.in + own;
+    switch (what_.kind) {
+      case OpKind::all_gather:
+        return call(MPI_Iallgather(in_is_there ? MPI_IN_PLACE : in(offset), part.alone, type_, out(offset),
+                                   part.strided, part.type, comm_, next()));
+      case OpKind::gather:
+        return call(MPI_Igather(at_root_ && in_is_there ? MPI_IN_PLACE : in(offset), part.alone, type_, out(offset),
+                                part.strided, part.type, what_.root, comm_, next()));
+      case OpKind::scatter:
+        return call(MPI_Iscatter(in(offset), part.strided, part.type,
+                                 at_root_ && out_is_there ? MPI_IN_PLACE : out(offset), part.alone, type_, what_.root,
+                                 comm_, next()));
+      default:
+        return call(
+            MPI_Ialltoall(in(offset), part.strided, part.type, out(offset), part.strided, part.type, comm_, next()));
+    }
+  }
+
+  /// MPI adds whole parts only: a piece of each rank's part is reduced to that rank.
+  void scatter_in_pieces(std::size_t most) {
+    const std::size_t bytes = what_.count * size_;
+    for (std::size_t owner = 0; owner < ranks_; ++owner)
+      for (std::size_t offset = 0; offset < what_.count; offset += most)
+        call(MPI_Ireduce(in(owner * bytes + offset * size_), owner == rank_ ? out(offset * size_) : nullptr,
+                         static_cast<int>(std::min(most, what_.count - offset)), type_, operation(),
+                         static_cast<int>(owner), comm_, next()));
+  }
+
+  MpiCollectives& all_;
+  NativeCollective& what_;
+  const MPI_Comm comm_;
+  const MPI_Datatype type_;
+  const std::size_t size_;
+  const std::size_t ranks_;
+  const std::size_t rank_;
+  const bool at_root_;
+};
+
+MpiCollectives::MpiCollectives(Settings settings) : settings_(std::move(settings)) {}
+
+/// The order of MPI's ranks is ours, or there is none: what copies a communicator without blocking keeps the order.
+std::unique_ptr<NativeGroup> MpiCollectives::whole_world() {
+  const std::vector<int>& mpi_rank = settings_.ranks->mpi_rank;
+  if (closed_ || mpi_rank.empty()) return nullptr;
+  for (std::size_t i = 0; i < mpi_rank.size(); ++i)
+    if (mpi_rank[i] != static_cast<int>(i)) return nullptr;
+  return std::make_unique<MpiGroup>(*this, settings_.ranks->comm, false);
+}
+
+/// Measured with 2 ranks on one host: what only moves is faster in MPI once it is long; sums are not, since our
+/// schedules add straight from what arrives.
+bool MpiCollectives::prefers(const Problem& problem) const noexcept {
+  const std::size_t bytes = problem.count * size_of(problem.dtype);
+  switch (problem.kind) {
+    case OpKind::all_gather:
+      return bytes >= kLongGather;
+    case OpKind::broadcast:
+    case OpKind::all_to_all:
+      return bytes >= kLongCopy;
+    default:
+      return false;
+  }
+}
+
+void MpiCollectives::start(NativeCollective& collective) noexcept {
+  collective.pending = 0;
+  if (closed_) return;
+  if (collective.copy != nullptr) return start_copy(collective);
+  Issue(*this, collective).run();
+}
+
+/// The one way to make a communicator that doesn't block.
+void MpiCollectives::start_copy(NativeCollective& collective) noexcept {
+  auto made = std::make_unique<MpiGroup>(*this, MPI_COMM_NULL, true);
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Comm_idup(comm_of(collective), &made->comm, &request);
+  *collective.copy = std::move(made);
+  owners_.push_back(&collective);
+  requests_.push_back(request);
+  collective.pending = 1;
+}
+
+void MpiCollectives::give_up(NativeCollective& collective) noexcept {
+  if (closed_ || std::find(owners_.begin(), owners_.end(), &collective) == owners_.end()) return;
+  // MPI still has the place for the communicator that it makes.
+  if (collective.copy != nullptr) [[maybe_unused]]
+    const NativeGroup* leaked = collective.copy->release();
+  settings_.given_up();
+}
+
+void MpiCollectives::request_done(std::size_t at) noexcept {
+  NativeCollective& collective = *owners_[at];
+  requests_[at] = requests_.back();
+  requests_.pop_back();
+  owners_[at] = owners_.back();
+  owners_.pop_back();
+  if (--collective.pending != 0) return;
+  if (collective.copy != nullptr) {
+    const MPI_Comm comm = static_cast<const MpiGroup&>(**collective.copy).comm;
+    if (comm == MPI_COMM_NULL) {
+      collective.copy->reset();
+    } else {
+      MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    }
+  }
+  collective.owner->native_done(collective);
+}
+
+bool MpiCollectives::poll() noexcept {
+  if (requests_.empty()) return false;
+  if (requests_.size() == 1) {
+    int done = 0;
+    if (!settings_.good(MPI_Test(requests_.data(), &done, MPI_STATUS_IGNORE)) || done == 0) return false;
+    request_done(0);
+    return true;
+  }
+  int ended = 0;
+  done_.resize(requests_.size());
+  if (!settings_.good(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &ended, done_.data(),
+                                   MPI_STATUSES_IGNORE)) ||
+      ended <= 0)
+    return false;
+  std::sort(done_.begin(), done_.begin() + ended, std::greater<>());  // removing one moves only later ones
+  for (int i = 0; i < ended; ++i) request_done(static_cast<std::size_t>(done_[static_cast<std::size_t>(i)]));
+  return true;
+}
+
+void MpiCollectives::close(bool leave) noexcept {
+  if (std::exchange(closed_, true)) return;
+  requests_.clear();
+  owners_.clear();
+  if (!leave) operations_.free();
+}
+
+}  // namespace tessera::mpi

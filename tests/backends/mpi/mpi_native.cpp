@@ -1,0 +1,290 @@
+// One rank of the tests of MPI's own collectives, the algorithm `native`: mpi_native MODE. Says what happened, a line
+// at a time.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backends/mpi/transport.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/context.h"
+#include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/host_communicator.h"
+#include "tessera/comm/launch.h"
+#include "tessera/comm/native.h"
+#include "tests/conformance/cases.h"
+
+namespace {
+
+using namespace tessera::comm;
+using namespace tessera::conformance;
+using namespace std::chrono_literals;
+
+void say(const std::string& text) {
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+std::string all_native() {
+  std::string table;
+  for (const OpKind kind : native_kinds()) {
+    if (!table.empty()) table += ",";
+    table.append(name_of(kind)).append("=native");
+  }
+  return table;
+}
+
+Config config(std::string algorithms, bool check = false) {
+  Config made;
+  made.deterministic = false;
+  made.check = check;
+  made.algorithms = std::move(algorithms);
+  return made;
+}
+
+/// Cases of the conformance suite, each by MPI's own collective.
+void run_cases(Communicator& world, std::size_t stride) {
+  for (const OpKind kind : all_kinds())
+    for (const Case& c : cases_for(kind, false, stride)) {
+      const std::string wrong = run_case(world, c);
+      require(wrong.empty(), wrong);
+      require(world.last_algorithm() == kNativeAlgorithm, c.name(world.size()) + ": not native");
+    }
+}
+
+template <class T>
+View all_of(std::vector<T>& values) {
+  return view_of(values.data(), values.size());
+}
+
+/// Cases, another divisor than the number of ranks, and operations in flight on several communicators at once.
+void cases(bool check) {
+  const auto world = init(config(all_native(), check));
+  const auto& known = world->capabilities().algorithms;
+  require(std::find(known.begin(), known.end(), "all_reduce=native") != known.end(), "not among the algorithms");
+  run_cases(*world, check ? 13 : 3);
+  const auto same = world->split(0, world->rank());
+  run_cases(*same, 23);
+  std::vector<tessera::base::bf16> values(5000, tessera::base::bf16(6.0F * static_cast<float>(world->rank() + 1)));
+  world->all_reduce(all_of(values), all_of(values), ReduceOp::average_over(3)).wait();
+  require(static_cast<float>(values.back()) == static_cast<float>(world->size() * (world->size() + 1)),
+          "average_over is wrong");
+  world->barrier().wait();
+  require(world->last_algorithm() == kNativeAlgorithm, "barrier: not native");
+  for (const Behaviour& behaviour : behaviours()) {
+    const bool takes_all = behaviour.name == "opposite order" || behaviour.name == "waited out of order" ||
+                           behaviour.name == "the meter" || behaviour.name == "a sleeper delays nobody";
+    if (!takes_all) continue;
+    const std::string wrong = behaviour.run(*world);
+    require(wrong.empty(), std::string(behaviour.name) + ": " + wrong);
+  }
+}
+
+/// Has MPI compute something else than what was called.
+class WrongCollectives final : public NativeCollectives {
+ public:
+  explicit WrongCollectives(NativeCollectives& right) : right_(right) {}
+  std::unique_ptr<NativeGroup> whole_world() override { return right_.whole_world(); }
+  bool prefers(const Problem& problem) const noexcept override { return right_.prefers(problem); }
+  void start(NativeCollective& what) noexcept override {
+    if (what.dtype == DType::bf16) what.dtype = DType::f16;  // the right bytes, another arithmetic
+    if (what.dtype == DType::i32) what.reduce = ReduceOp::Kind::max;
+    if (what.dtype == DType::u8 && what.count > 1) --what.count;
+    right_.start(what);
+  }
+  void give_up(NativeCollective& what) noexcept override { right_.give_up(what); }
+
+ private:
+  NativeCollectives& right_;
+};
+
+class WrongTransport final : public Transport {
+ public:
+  explicit WrongTransport(std::unique_ptr<Transport> right) : right_(std::move(right)), wrong_(*right_->native()) {}
+  void send(Message& message) noexcept override { right_->send(message); }
+  void receive(Message& message) noexcept override { right_->receive(message); }
+  void cancel(Message& message) noexcept override { right_->cancel(message); }
+  bool poll(bool thorough) noexcept override { return right_->poll(thorough); }
+  bool needs_polls() const noexcept override { return right_->needs_polls(); }
+  Sleeper& sleeper() noexcept override { return right_->sleeper(); }
+  NativeCollectives* native() noexcept override { return &wrong_; }
+  void close(bool failed) noexcept override { right_->close(failed); }
+
+ private:
+  const std::unique_ptr<Transport> right_;
+  WrongCollectives wrong_;
+};
+
+using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
+
+/// A world of this program's own transport. `generation` counts up.
+std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piece, const Wrap& wrap) {
+  WorldOptions options;
+  options.deterministic = false;
+  options.algorithms = all_native();
+  options.communicator.timeout = 30s;
+  Launch launch = resolve_launch();
+  launch.generation = generation;
+  auto bootstrap = meet({.launch = launch, .timeout = 30s, .master = {}, .token = {}, .host_id = {}});
+  return make_host_communicator(
+      std::move(bootstrap), options, "mpi",
+      [&](Bootstrap& ranks, TransportEvents& events, const WorldOptions&) {
+        auto transport = tessera::mpi::make_transport(ranks, events, 30s, longest_piece);
+        return wrap ? wrap(std::move(transport)) : std::move(transport);
+      },
+      native_kinds());
+}
+
+/// The negative control of the cases: what they compare with sees another arithmetic, operation and count.
+void control() {
+  const auto world = own_world(0, tessera::mpi::kLongestPiece,
+                               [](auto right) { return std::make_unique<WrongTransport>(std::move(right)); });
+  const auto seen = [&](OpKind kind, DType dtype, ReduceOp::Kind reduce) {
+    return !run_case(*world, {kind, dtype, reduce, 1021, false, false, false, 5}).empty();
+  };
+  require(!seen(OpKind::all_reduce, DType::f16, ReduceOp::Kind::sum), "what is right is called wrong");
+  require(seen(OpKind::all_reduce, DType::bf16, ReduceOp::Kind::sum), "another type's sum is not seen");
+  require(seen(OpKind::reduce_scatter, DType::bf16, ReduceOp::Kind::avg), "another type's average is not seen");
+  require(seen(OpKind::all_reduce, DType::i32, ReduceOp::Kind::sum), "max instead of sum is not seen");
+  require(seen(OpKind::all_gather, DType::u8, ReduceOp::Kind::sum), "a part that is too short is not seen");
+}
+
+/// One call of MPI moves so few bytes that most operations need several.
+void pieces() {
+  int generation = 0;
+  for (const std::size_t longest : {std::size_t{1000}, std::size_t{100'000}}) {
+    const auto world = own_world(generation++, longest, {});
+    run_cases(*world, longest < 50'000 ? 31 : 9);
+  }
+}
+
+/// What takes part in `native` and what does not, and who says so.
+void choice() {
+  {
+    const auto world = init(config(""));
+    std::vector<float> values(100'000, 1);
+    const auto carries = [&](Communicator& comm) {
+      comm.broadcast(all_of(values), all_of(values), 0).wait();
+      return comm.last_algorithm();
+    };
+    require(carries(*world) == kNativeAlgorithm, "the world: not native");
+    require(carries(*world->split(0, world->rank())) == kNativeAlgorithm, "the same ranks: not native");
+    require(carries(*world->split(0, -world->rank())) != kNativeAlgorithm, "another order: native");
+    const auto some = world->split(world->rank() == 0 ? 0 : 1, 0);
+    if (some->size() > 1) require(carries(*some) != kNativeAlgorithm, "some ranks: native");
+    for (int i = 0; i < 200; ++i) world->split(0, 0);  // what is dropped is given back
+  }
+  {
+    const auto world = init(config("broadcast=direct"));
+    std::vector<float> values(100'000, 1);
+    world->broadcast(all_of(values), all_of(values), 0).wait();
+    require(world->last_algorithm() == "direct", "TESSERA_ALGO=broadcast=direct: not direct");
+    world->barrier().wait();
+  }
+  const auto world = init(config(all_native()));
+  const auto some = world->split(world->rank() == 0 ? 0 : 1, 0);
+  std::vector<float> values(1000, 1);
+  try {
+    some->all_reduce(all_of(values), all_of(values), ReduceOp::sum()).wait();
+    require(some->size() == 1, "some ranks: not refused");
+  } catch (const tessera::base::InvalidUsage& refused) {
+    require(std::string(refused.what()).find("all_reduce=native is for communicators of all ranks") == 0,
+            refused.what());
+  }
+  world->barrier().wait();
+}
+
+/// Rank 0 calls another operation: in checked mode nobody enters MPI with it.
+void mismatch() {
+  const auto world = init(config(all_native(), true));
+  std::vector<float> values(10'000, 1);
+  std::vector<float> all(10'000 * static_cast<std::size_t>(world->size()), 7);
+  try {
+    if (world->rank() == 0) {
+      world->all_gather(all_of(values), all_of(all)).wait();
+    } else {
+      world->all_reduce(all_of(values), all_of(values), ReduceOp::sum()).wait();
+    }
+  } catch (const tessera::base::Mismatch& error) {
+    require(std::string(error.what()).find("all_gather of") != std::string::npos, error.what());
+    require(values == std::vector<float>(10'000, 1) && all.front() == 7, "the buffers were written");
+    return;
+  }
+  require(false, "no Mismatch");
+}
+
+/// A sum that never ends, again and again, until something fails. Afterwards the buffers stay as they are, whatever the
+/// other ranks do, and other communicators say why they can't go on.
+void failing() {
+  std::signal(SIGUSR1, SIG_IGN);  // with which MPICH's launcher tells that a rank has died
+  std::signal(SIGUSR2, [](int) { ::_exit(0); });
+  const auto world = init(config(all_native()));
+  const auto other = world->split(0, world->rank());
+  std::vector<float> in(4'000'000, 1);
+  std::vector<float> out(in.size());
+  const auto call = [&] { return world->all_reduce(all_of(in), all_of(out), ReduceOp::sum()); };
+  call().wait();
+  say("ready");
+  try {
+    while (true) call().wait();
+  } catch (const tessera::base::Error& error) {
+    say(std::string(error.kind()) + ": " + error.what());
+  }
+  std::fill(out.begin(), out.end(), -1.0F);
+  try {
+    other->barrier().wait();
+    say("other: no failure");
+  } catch (const tessera::base::Error& error) {
+    say("other: " + std::string(error.kind()) + ": " + error.what());
+  }
+  std::this_thread::sleep_for(2s);  // meanwhile the rank that had stopped goes on
+  say(std::all_of(out.begin(), out.end(), [](float x) { return x == -1; }) ? "untouched" : "written");
+}
+
+int run(const std::string& mode) {
+  if (mode == "cases" || mode == "checked") {
+    cases(mode == "checked");
+  } else if (mode == "pieces") {
+    pieces();
+  } else if (mode == "control") {
+    control();
+  } else if (mode == "choice") {
+    choice();
+  } else if (mode == "mismatch") {
+    mismatch();
+  } else if (mode == "failing") {
+    failing();
+    return 3;
+  } else {
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    const int code = run(count > 1 ? arguments[1] : "cases");
+    if (code == 0) say("all right");
+    return code;
+  } catch (const tessera::base::Error& error) {
+    say(std::string(error.kind()) + ": " + error.what());
+  } catch (const std::exception& error) {
+    say(error.what());
+  }
+  return 1;
+}

@@ -89,7 +89,7 @@ void Host::connect() {
     // Everyone offers a board; rank 0's is taken.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);
-    const std::vector<pid_t> processes = near_processes(others);
+    const std::vector<int> processes = near_processes(others);
     reads_remote_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
   }
   board(rank_).pid.store(::getpid());

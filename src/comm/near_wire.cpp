@@ -36,8 +36,7 @@ struct NearWire::Reading {
   std::size_t done = 0;
 };
 
-NearWire::NearWire(const Bootstrap& bootstrap, std::vector<pid_t> processes, WireEvents& events,
-                   const Factory& make_wire)
+NearWire::NearWire(const Bootstrap& bootstrap, std::vector<int> processes, WireEvents& events, const Factory& make_wire)
     : events_(events),
       rank_(bootstrap.rank()),
       world_(world_number(bootstrap)),

@@ -8,8 +8,6 @@
 //   receiver  taken
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -25,7 +23,7 @@ class TESSERA_API NearWire final : public Wire, private WireEvents {
  public:
   using Factory = std::function<std::unique_ptr<Wire>(WireEvents& events)>;
   /// `processes`: near_processes().
-  NearWire(const Bootstrap& bootstrap, std::vector<pid_t> processes, WireEvents& events, const Factory& make_wire);
+  NearWire(const Bootstrap& bootstrap, std::vector<int> processes, WireEvents& events, const Factory& make_wire);
   ~NearWire() override;
 
   std::size_t longest_payload() const noexcept override { return wire_->longest_payload(); }
@@ -62,7 +60,7 @@ class TESSERA_API NearWire final : public Wire, private WireEvents {
   WireEvents& events_;
   const int rank_;
   const std::uint32_t world_;
-  const std::vector<pid_t> processes_;
+  const std::vector<int> processes_;
   std::vector<std::unique_ptr<Sending>> sendings_;  ///< all ever made: peers may still look at their numbers
   std::vector<Sending*> sent_;                      ///< under way
   std::vector<Sending*> idle_sendings_;

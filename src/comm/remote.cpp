@@ -35,7 +35,7 @@ bool shows(const Sample& sample) {
 
 }  // namespace
 
-std::vector<pid_t> near_processes(Bootstrap& bootstrap, bool wanted) {
+std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted) {
   const auto me = static_cast<std::size_t>(bootstrap.rank());
   const auto ranks = static_cast<std::size_t>(bootstrap.size());
   Sample own;
@@ -44,7 +44,7 @@ std::vector<pid_t> near_processes(Bootstrap& bootstrap, bool wanted) {
   std::random_device random;
   for (unsigned& word : own.content) word = random();
   own.place = reinterpret_cast<const std::byte*>(own.content.data());
-  std::vector<pid_t> processes(ranks, 0);
+  std::vector<int> processes(ranks, 0);
   std::string shown(ranks, '0');
   const std::vector<std::string> blobs = bootstrap.exchange({reinterpret_cast<const char*>(&own), sizeof(own)});
   for (std::size_t r = 0; r < ranks; ++r) {
@@ -64,7 +64,7 @@ std::vector<pid_t> near_processes(Bootstrap& bootstrap, bool wanted) {
   return processes;
 }
 
-bool read_remote(pid_t pid, const void* from, void* to, std::size_t bytes) {
+bool read_remote(int pid, const void* from, void* to, std::size_t bytes) {
   while (bytes > 0) {
     iovec mine{to, bytes};
     iovec theirs{const_cast<void*>(from), bytes};

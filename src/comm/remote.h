@@ -2,8 +2,6 @@
 // instead of two through memory that both share.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <vector>
 
@@ -16,9 +14,9 @@ namespace tessera::comm {
 /// on another host, where a container, a security module or ptrace_scope forbids it, from one pid namespace to another.
 /// Not for this rank itself, and for nobody where it is not `wanted` here. It is tried, not guessed. Collective; throws
 /// InvalidUsage and what the bootstrap throws.
-TESSERA_API std::vector<pid_t> near_processes(Bootstrap& bootstrap, bool wanted = true);
+TESSERA_API std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted = true);
 
 /// Copies `bytes` at `from` in process `pid`. False: that process is gone. Throws SystemError.
-TESSERA_API bool read_remote(pid_t pid, const void* from, void* to, std::size_t bytes);
+TESSERA_API bool read_remote(int pid, const void* from, void* to, std::size_t bytes);
 
 }  // namespace tessera::comm

@@ -49,7 +49,7 @@ struct World {
           bootstrap, *ranks.back(), [&](WireEvents& events) -> std::unique_ptr<Wire> {
             const auto fake = [&](WireEvents& told) { return std::make_unique<FakeWire>(net, r, told); };
             if (way == Way::wire) return fake(events);
-            return std::make_unique<NearWire>(bootstrap, std::vector<pid_t>(static_cast<std::size_t>(size), ::getpid()),
+            return std::make_unique<NearWire>(bootstrap, std::vector<int>(static_cast<std::size_t>(size), ::getpid()),
                                               events, fake);
           });
     }

@@ -74,8 +74,8 @@ TEST(Remote, WhoIsGoneIsToldApartFromMemoryThatIsNotThere) {
 }
 
 /// What every rank finds where each is a thread.
-std::vector<std::vector<pid_t>> neighbours(int ranks) {
-  std::vector<std::vector<pid_t>> all(static_cast<std::size_t>(ranks));
+std::vector<std::vector<int>> neighbours(int ranks) {
+  std::vector<std::vector<int>> all(static_cast<std::size_t>(ranks));
   auto bootstraps = make_thread_bootstraps(ranks, std::chrono::seconds(20));
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < all.size(); ++r)

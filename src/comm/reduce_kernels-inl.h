@@ -221,6 +221,7 @@ void combine_typed(const Combination& work) {
   using S = typename Arithmetic<T>::Sum;
   constexpr std::size_t kMost = kMostRanks;
   S factors[kKind == Kind::premul_sum ? kMost : 1];
+  factors[0] = S{1};
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < work.sources.size(); ++k) factors[k] = multiplier<S>(work.factors[k]);
   switch (work.sources.size()) {

@@ -56,7 +56,7 @@ TEST(Algorithms, TheOneThatRanIsNamed) {
     std::string name;
     Config config;
     config.timeout = std::chrono::seconds(20);
-    config.algorithms.emplace(setting);  // GCC misreads an assignment where sanitizers look
+    config.algorithms = setting;
     run_threads(2, config, [&](Communicator& comm) {
       EXPECT_EQ(comm.last_algorithm(), "");
       std::vector<float> data(count);

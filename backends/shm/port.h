@@ -34,6 +34,12 @@ struct alignas(kLine) Flag {
   std::atomic<std::uint64_t> value{0};
 };
 
+/// Addresses in the process that announces.
+struct RemoteBuffers {
+  const std::byte* in;
+  const std::byte* out;
+};
+
 /// The announcement of one collective, and the payload of a small one right behind it. Two take turns: whoever
 /// announces operation s has finished s - 1, hence seen everybody's announcement of s - 1, hence everybody has finished
 /// s - 2.
@@ -51,10 +57,7 @@ struct Slot {
   std::uint8_t unused = 0;
   std::int32_t root = 0;
   union {
-    struct {
-      const std::byte* in;
-      const std::byte* out;
-    } remote;  ///< where an offset is kRemote
+    RemoteBuffers remote;  ///< where an offset is kRemote
     std::byte payload[kEagerBytes];
   };
 };

@@ -299,7 +299,10 @@ void MatchedTransport::open_sink(const Message& instead_of, std::uint64_t slot) 
 
 /// Also to tell that nothing works any more, which communicators without an operation in flight want to know too.
 bool MatchedTransport::needs_polls() const noexcept {
-  if (!failure_.empty()) return true;
+  return !failure_.empty() || awaits_answers();
+}
+
+bool MatchedTransport::awaits_answers() const noexcept {
   return !dead_ && !tables_->sinks.empty() && Clock::now() < sinks_until_;
 }
 
@@ -350,7 +353,7 @@ bool MatchedTransport::poll(bool thorough) noexcept {
 
 void MatchedTransport::close(bool failed) noexcept {
   cancelling_ = true;
-  while (!failed && needs_polls())
+  while (!failed && awaits_answers())
     if (!wire_->poll(true)) std::this_thread::yield();
   if (std::exchange(dead_, true)) return;
   wire_->close(failed ? Wire::Ending::broken : gave_up_ ? Wire::Ending::with_failures : Wire::Ending::orderly);

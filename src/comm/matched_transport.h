@@ -57,6 +57,7 @@ class TESSERA_API MatchedTransport final : public Transport, private WireEvents 
   void close_sink(int peer, std::uint64_t slot) noexcept;
   void finish(Message& message, std::size_t bytes) noexcept;
   void deliver(Message& message, std::size_t bytes) noexcept;
+  bool awaits_answers() const noexcept;
   bool tell_what_ended() noexcept;
 
   const int rank_;

@@ -265,6 +265,13 @@ TEST(MatchedTransport, HowItEndsIsToldToTheWire) {
   EXPECT_EQ(world.net.closed[1], static_cast<int>(Wire::Ending::with_failures));
 }
 
+TEST(MatchedTransport, AFailureThatNobodyHasBeenToldDoesNotHoldTheEnd) {
+  World world(2, 8);
+  world.net.events[1]->wire_failed("out of order");
+  EXPECT_TRUE(world[1].transport->needs_polls());
+  world[1].transport->close(false);  // has waited for ever
+}
+
 TEST(MatchedTransport, ALostPeerIsTold) {
   World world(2, 7);
   Parcel& never = world[1].receive(0, {0, 1, 2}, 3000);

@@ -49,8 +49,8 @@ CROWDED = options.ranks > len(os.sched_getaffinity(0))
 FOLDER = tempfile.TemporaryDirectory(prefix="tessera-bench-")
 
 
-def lines_of(command, **environment):
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+def lines_of(command):
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"transports: {' '.join(command)} ended with code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout.splitlines()
@@ -61,12 +61,14 @@ def points(lines):
     return {(point["op"], point["bytes"]): point["time_us"] for point in found}
 
 
-def ours(backend, memory="communicator", **environment):
+def ours(backend, memory="communicator", launcher=()):
+    """`launcher`: the program that starts the ranks, where the tool isn't to do that itself."""
     path = os.path.join(FOLDER.name, "ours.json")
 
     def run():
-        lines_of([f"{options.build}/tessera", "bench", ",".join(OPS), "--ranks", str(options.ranks), "--backend", backend, "--memory", memory,
-                  "--min-bytes", SIZES[0], "--max-bytes", SIZES[1], "--factor", SIZES[2], "--json", path], **environment)
+        ranks = [] if launcher else ["--ranks", str(options.ranks)]
+        lines_of([*launcher, f"{options.build}/tessera", "bench", ",".join(OPS), *ranks, "--backend", backend, "--memory", memory, "--min-bytes",
+                  SIZES[0], "--max-bytes", SIZES[1], "--factor", SIZES[2], "--json", path])
         with open(path) as file:
             rows = json.load(file)["results"]
         rows = [row for row in rows if not row["in_place"]]
@@ -83,14 +85,18 @@ def compiled(mpi):
     return program
 
 
+OPEN_MPI = ["mpirun.openmpi", *(["--allow-run-as-root"] if ROOT else []),
+            *(["--oversubscribe", "--bind-to", "none"] if CROWDED else ["--bind-to", "core"]), "-n", str(options.ranks)]
+MPICH = ["mpirun.mpich", *([] if CROWDED else ["-bind-to", "core"]), "-n", str(options.ranks)]
+
+
 def open_mpi(mode="blocking", *settings):
-    command = ["mpirun.openmpi", *(["--allow-run-as-root"] if ROOT else []), *(["--oversubscribe", "--bind-to", "none"] if CROWDED else
-               ["--bind-to", "core"]), "-n", str(options.ranks), *settings, compiled("openmpi"), mode, *SIZES]
+    command = [*OPEN_MPI, *settings, compiled("openmpi"), mode, *SIZES]
     return lambda: points(lines_of(command))
 
 
 def mpich(mode="blocking"):
-    command = ["mpirun.mpich", *([] if CROWDED else ["-bind-to", "core"]), "-n", str(options.ranks), compiled("mpich"), mode, *SIZES]
+    command = [*MPICH, compiled("mpich"), mode, *SIZES]
     return lambda: points(lines_of(command))
 
 
@@ -133,8 +139,8 @@ RUNS = {
     "shm, ordinary memory": lambda: ours("shm", "ordinary"),
     "tcp": lambda: ours("tcp"),
     "ucx": lambda: ours("ucx"),
-    "mpi-openmpi": lambda: ours("mpi-openmpi"),
-    "mpi-mpich": lambda: ours("mpi-mpich"),
+    "mpi-openmpi": lambda: ours("mpi", launcher=OPEN_MPI),
+    "mpi-mpich": lambda: ours("mpi", launcher=MPICH),
     "openmpi": lambda: open_mpi(),
     "openmpi tcp": lambda: open_mpi("blocking", *TCP),
     "openmpi ucx": lambda: open_mpi("blocking", *UCX),

@@ -1,6 +1,5 @@
 #include "backends/shm/group.h"
 
-
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -202,7 +201,8 @@ bool Group::poll(bool thorough) noexcept {
     fail(FailureKind::mismatch, error.what());
     return true;
   } catch (const std::exception& error) {
-    fail(FailureKind::system, error.what());
+    // Memory that a peer let go of can't be read any more: then its failure is the cause, and not what came of it here.
+    if (!peer_failed()) fail(FailureKind::system, error.what());
     return true;
   }
   return moved;

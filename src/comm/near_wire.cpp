@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <random>
 #include <utility>
 
 #include "tessera/comm/remote.h"
@@ -12,6 +13,12 @@ namespace {
 
 constexpr std::size_t kShortest = std::size_t{24} << 10;
 constexpr std::size_t kPiece = std::size_t{512} << 10;  // read in one poll: others want to move too
+
+/// Where a number stood may be other memory when a late reader looks: nothing else there is likely to equal it.
+std::uint64_t random_number() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random();
+}
 
 /// What an offer says beside its header. Addresses are the sender's.
 struct Offer {
@@ -23,7 +30,7 @@ struct Offer {
 }  // namespace
 
 struct NearWire::Sending {
-  std::atomic<std::uint64_t> number{0};  ///< another one as soon as the message's memory is its owner's again
+  std::atomic<std::uint64_t> number{0};  ///< 0 as soon as the message's memory is its owner's again
   Message* message = nullptr;
   std::uint64_t slot = 0;
 };
@@ -41,6 +48,7 @@ NearWire::NearWire(const Bootstrap& bootstrap, std::vector<int> processes, WireE
       rank_(bootstrap.rank()),
       world_(world_number(bootstrap)),
       processes_(std::move(processes)),
+      number_(random_number()),
       wire_(make_wire(*this)) {}
 
 NearWire::~NearWire() = default;
@@ -62,7 +70,8 @@ void NearWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
   sending.message = &message;
   sending.slot = slot;
   message.handle = &sending;
-  const Offer offer{message.data, &sending.number, sending.number.load()};
+  sending.number.store(++number_);
+  const Offer offer{message.data, &sending.number, number_};
   wire_->send_note(message.peer,
                    {.kind = NoteHeader::Kind::offer,
                     .from = rank_,
@@ -113,7 +122,7 @@ void NearWire::end_sending(int peer, std::uint64_t slot) noexcept {
 }
 
 void NearWire::release(Sending& sending) noexcept {
-  sending.number.fetch_add(1);
+  sending.number.store(0);
   sending.message->handle = nullptr;
   sending.message = nullptr;
   sent_.erase(std::find(sent_.begin(), sent_.end(), &sending));

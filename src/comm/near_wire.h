@@ -61,6 +61,7 @@ class TESSERA_API NearWire final : public Wire, private WireEvents {
   const int rank_;
   const std::uint32_t world_;
   const std::vector<int> processes_;
+  std::uint64_t number_;                            ///< of the last offer
   std::vector<std::unique_ptr<Sending>> sendings_;  ///< all ever made: peers may still look at their numbers
   std::vector<Sending*> sent_;                      ///< under way
   std::vector<Sending*> idle_sendings_;

@@ -106,6 +106,8 @@ Bytes expected(const Case& c, ReduceOp op, int ranks, int rank, int root, const 
   }
 }
 
+}  // namespace
+
 Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp op, int root) {
   switch (c.kind) {
     case OpKind::all_reduce:
@@ -126,8 +128,6 @@ Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp o
       return comm.all_to_all(in, out);
   }
 }
-
-}  // namespace
 
 std::string run_case(Communicator& comm, const Case& c) {
   const int ranks = comm.size();
@@ -183,13 +183,6 @@ std::vector<Case> cases_for(OpKind kind, bool full, std::size_t stride) {
   std::vector<Case> some;
   for (std::size_t i = scramble(seed) % stride; i < cases.size(); i += stride) some.push_back(cases[i]);
   return some;
-}
-
-Case huge_case(OpKind kind) {
-  const bool parts = kind == OpKind::all_gather || kind == OpKind::reduce_scatter || kind == OpKind::gather ||
-                     kind == OpKind::scatter || kind == OpKind::all_to_all;
-  const std::size_t count = (std::size_t{1} << 31) + 17;
-  return {kind, DType::i8, ReduceOp::Kind::sum, parts ? count / 2 + 1 : count, false, false, false, 11};
 }
 
 }  // namespace tessera::conformance

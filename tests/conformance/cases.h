@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,12 +29,20 @@ struct Case {
 /// For each operation and dtype every size, every reduce op, and every combination of place, at least once, in seeded
 /// order. `full`: all combinations. `stride`: of the small set only every so many-th.
 std::vector<Case> cases_for(OpKind kind, bool full, std::size_t stride = 1);
-/// One of 2^31 + 17 bytes in the larger buffer.
-Case huge_case(OpKind kind);
 std::vector<OpKind> all_kinds();
 
 /// Runs the case on every rank of `comm`. "" or what is wrong on this rank.
 std::string run_case(Communicator& comm, const Case& c);
+
+/// Starts the case's operation.
+Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp op, int root);
+
+/// One case of i8 with at least `bytes` in the larger buffer, in ordinary memory, checked without holding more than the
+/// two buffers. "" or what is wrong on this rank. `tamper` may damage what arrived: the check must see it.
+using Tamper = std::function<void(std::byte* out, std::size_t bytes)>;
+inline constexpr std::size_t kHugeBytes = (std::size_t{1} << 31) + 17;
+inline constexpr int kHugeRoot = 1;
+std::string run_huge(Communicator& comm, OpKind kind, std::size_t bytes = kHugeBytes, const Tamper& tamper = {});
 
 /// What else every backend must do. `run` returns "" or what is wrong on this rank.
 struct Behaviour {

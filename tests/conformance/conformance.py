@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs the conformance suite over backends, with ranks as processes, and prints a table: backend x what was checked.
 
-    conformance.py BUILD [--backends shm,tcp,ucx,mpi-openmpi,mpi-mpich] [--ranks 8] [--full] [--huge] [--json FILE]
+    conformance.py BUILD [--backends shm,tcp,ucx,mpi-openmpi,mpi-mpich] [--ranks 8] [--full | --huge] [--json FILE]
 
 A cell is the number of cases, or what was wrong of how many. The worlds of 1, 2, 3, 4, 5 and 8 ranks are cut from the one
 that is started; a plug-in's backend runs by its name, with TESSERA_PLUGIN_PATH set. --full: the whole matrix instead of a
-seeded part; --huge: also one case beyond 2^31 bytes for each operation. Ends with 1 where a cell is wrong or empty.
+seeded part; --huge: in its place one case beyond 2^31 bytes for each operation, on 2 ranks (10 GiB of memory). Ends with 1 where a cell is wrong or empty.
 """
 
 import argparse
@@ -59,12 +59,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--backends", default="shm,tcp,ucx,mpi-openmpi,mpi-mpich")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--huge", action="store_true")
+    parser.add_argument("--ranks", type=int, default=0, help="default: 8, with --huge 2")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true")
+    size.add_argument("--huge", action="store_true")
     parser.add_argument("--limit", type=int, default=0, help="seconds for one backend (default: 280, with --full a day)")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
+    arguments.ranks = arguments.ranks or (2 if arguments.huge else 8)
     arguments.limit = arguments.limit or (86400 if arguments.full else 280)
     arguments.build = arguments.build.resolve()
 

@@ -109,6 +109,40 @@ TEST_P(Stopped, RankIsNamedAtTheDeadline) {
 }
 INSTANTIATE_TEST_SUITE_P(Each, Stopped, testing::Values(0, 1));
 
+struct LettingGo {
+  const char* mode;
+  const char* error;
+};
+
+/// Memory that is not there any more when a rank comes to read it is not the cause: what made its owner let go of it
+/// is.
+class LetGo : public testing::TestWithParam<LettingGo> {};
+
+TEST_P(LetGo, MemoryThatAFailedPeerGaveBackIsThatPeersFailure) {
+  const bool death = std::string(GetParam().mode).ends_with("death");
+  std::vector<Process> ranks = start_ranks(death ? 3 : 2, GetParam().mode);
+  if (death) {
+    ASSERT_EQ(ranks[2].line(), "called");
+    ranks[2].kill(SIGKILL);
+  }
+  const std::string cause = ranks[1].line();
+  EXPECT_TRUE(cause.starts_with(GetParam().error)) << cause;
+  ranks[0].say("");
+  EXPECT_EQ(ranks[0].line(), cause);
+}
+INSTANTIATE_TEST_SUITE_P(Each, LetGo,
+                         testing::Values(LettingGo{"let go message timeout",
+                                                   "Timeout: send to rank 0: not done within"},
+                                         LettingGo{"let go message abort", "Aborted: rank 1 aborted: enough"},
+                                         LettingGo{"let go collective timeout", "Timeout: all_gather #1: not done"},
+                                         LettingGo{"let go collective abort", "Aborted: rank 1 aborted: enough"},
+                                         LettingGo{"let go collective death", "PeerLost: all_gather #1: rank 2 died"}),
+                         [](const auto& given) {
+                           std::string name = given.param.mode;
+                           std::replace(name.begin(), name.end(), ' ', '_');
+                           return name;
+                         });
+
 TEST(Processes, AMissingRankIsNamed) {
   const std::string run = new_run();
   Process zero = start_rank(run, 0, 3, "once", "700ms");

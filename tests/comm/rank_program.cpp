@@ -1,4 +1,5 @@
 // A rank of the tests that need real processes. Says what happens on standard output, a line at a time.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -32,8 +33,49 @@ void round_of_sums(Communicator& comm, float* window, std::vector<float>& ordina
   }
 }
 
+std::string error_of(Work& work) {
+  try {
+    work.wait();
+  } catch (const tessera::base::Error& error) {
+    return std::string(error.kind()) + ": " + error.what();
+  }
+  return "no error";
+}
+
+/// Rank 1 offers ordinary memory to rank 0, fails, and gives the memory back; only then is rank 0 told, by a line, to
+/// take its part. Every rank says its error. `mode`: let go PART WHY.
+int let_go(Communicator& comm, const std::string& mode) {
+  constexpr std::size_t kBytes = 8 << 20;
+  const bool message = mode.find("message") != std::string::npos;
+  const bool impatient = mode.find("timeout") != std::string::npos;
+  void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return 1;
+  std::fill_n(static_cast<char*>(memory), kBytes, 'x');
+  const View mine = view_of(static_cast<std::uint8_t*>(memory), kBytes);
+  std::vector<std::uint8_t> all(kBytes * static_cast<std::size_t>(comm.size()));
+  OpOptions options;
+  if (impatient && comm.rank() == 1) options.timeout = std::chrono::milliseconds(300);
+  if (comm.rank() == 0) std::getchar();
+  Work work;
+  if (!message) {
+    work = comm.all_gather(mine, view_of(all.data(), all.size()), options);
+  } else if (comm.rank() == 0) {
+    work = comm.recv(mine, 1, options);
+  } else {
+    work = comm.send(mine, 0, options);
+  }
+  if (comm.rank() == 1 && mode.find("abort") != std::string::npos) comm.abort("enough");
+  if (comm.rank() == 2) say("called");  // and is killed
+  const std::string error = error_of(work);
+  ::munmap(memory, kBytes);
+  say(error);
+  std::getchar();  // stays, so that its memory is what can't be read, and not the process
+  return 3;
+}
+
 int run(const std::string& mode) {
   const auto comm = init();
+  if (mode.starts_with("let go")) return let_go(*comm, mode);
   tessera::base::Buffer window = comm->allocate(kCount * 4, MemoryKind::host, MemoryUse::other);
   std::vector<float> ordinary(kCount);
   round_of_sums(*comm, static_cast<float*>(window.data()), ordinary);

@@ -21,12 +21,14 @@
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/launch.h"
 #include "tessera/comm/native.h"
+#include "tests/backends/mpi/wrong_collectives.h"
 #include "tests/conformance/cases.h"
 
 namespace {
 
 using namespace tessera::comm;
 using namespace tessera::conformance;
+using namespace tessera::mpi_test;
 using namespace std::chrono_literals;
 
 void say(const std::string& text) {
@@ -93,49 +95,15 @@ void cases(bool check) {
   }
 }
 
-/// Has MPI compute something else than what was called.
-class WrongCollectives final : public NativeCollectives {
- public:
-  explicit WrongCollectives(NativeCollectives& right) : right_(right) {}
-  std::unique_ptr<NativeGroup> whole_world() override { return right_.whole_world(); }
-  bool prefers(const Problem& problem) const noexcept override { return right_.prefers(problem); }
-  void start(NativeCollective& what) noexcept override {
-    if (what.dtype == DType::bf16) what.dtype = DType::f16;  // the right bytes, another arithmetic
-    if (what.dtype == DType::i32) what.reduce = ReduceOp::Kind::max;
-    if (what.dtype == DType::u8 && what.count > 1) --what.count;
-    right_.start(what);
-  }
-  void give_up(NativeCollective& what) noexcept override { right_.give_up(what); }
-
- private:
-  NativeCollectives& right_;
-};
-
-class WrongTransport final : public Transport {
- public:
-  explicit WrongTransport(std::unique_ptr<Transport> right) : right_(std::move(right)), wrong_(*right_->native()) {}
-  void send(Message& message) noexcept override { right_->send(message); }
-  void receive(Message& message) noexcept override { right_->receive(message); }
-  void cancel(Message& message) noexcept override { right_->cancel(message); }
-  bool poll(bool thorough) noexcept override { return right_->poll(thorough); }
-  bool needs_polls() const noexcept override { return right_->needs_polls(); }
-  Sleeper& sleeper() noexcept override { return right_->sleeper(); }
-  NativeCollectives* native() noexcept override { return &wrong_; }
-  void close(bool failed) noexcept override { right_->close(failed); }
-
- private:
-  const std::unique_ptr<Transport> right_;
-  WrongCollectives wrong_;
-};
-
 using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
 /// A world of this program's own transport. `generation` counts up.
-std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piece, const Wrap& wrap) {
+std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piece, const Wrap& wrap,
+                                        std::chrono::milliseconds timeout = 30s) {
   WorldOptions options;
   options.deterministic = false;
   options.algorithms = all_native();
-  options.communicator.timeout = 30s;
+  options.communicator.timeout = timeout;
   Launch launch = resolve_launch();
   launch.generation = generation;
   auto bootstrap = meet({.launch = launch, .timeout = 30s, .master = {}, .token = {}, .host_id = {}});
@@ -150,8 +118,7 @@ std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piec
 
 /// The negative control of the cases: what they compare with sees another arithmetic, operation and count.
 void control() {
-  const auto world = own_world(0, tessera::mpi::kLongestPiece,
-                               [](auto right) { return std::make_unique<WrongTransport>(std::move(right)); });
+  const auto world = own_world(0, tessera::mpi::kLongestPiece, with_collectives<WrongCollectives>);
   const auto seen = [&](OpKind kind, DType dtype, ReduceOp::Kind reduce) {
     return !run_case(*world, {kind, dtype, reduce, 1021, false, false, false, 5}).empty();
   };
@@ -227,11 +194,13 @@ void mismatch() {
 }
 
 /// A sum that never ends, again and again, until something fails. Afterwards the buffers stay as they are, whatever the
-/// other ranks do, and other communicators say why they can't go on.
-void failing() {
+/// other ranks do, and other communicators say why they can't go on. `unstopped` is its negative control: MPI goes on
+/// with what was given up.
+void failing(bool unstopped) {
   std::signal(SIGUSR1, SIG_IGN);  // with which MPICH's launcher tells that a rank has died
   std::signal(SIGUSR2, [](int) { ::_exit(0); });
-  const auto world = init(config(all_native()));
+  const auto world = unstopped ? own_world(0, tessera::mpi::kLongestPiece, with_collectives<UnstoppedCollectives>, 3s)
+                               : init(config(all_native()));
   const auto other = world->split(0, world->rank());
   std::vector<float> in(4'000'000, 1);
   std::vector<float> out(in.size());
@@ -265,8 +234,8 @@ int run(const std::string& mode) {
     choice();
   } else if (mode == "mismatch") {
     mismatch();
-  } else if (mode == "failing") {
-    failing();
+  } else if (mode == "failing" || mode == "unstopped") {
+    failing(mode == "unstopped");
     return 3;
   } else {
     return 2;

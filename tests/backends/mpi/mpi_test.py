@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+from ranks import KEEP_GOING, pid_of
+
 VARIANT, PROGRAM, *MPIRUN = sys.argv[1:]
 NAME = {"openmpi": "Open MPI", "mpich": "MPICH"}[VARIANT]
 ENVIRONMENT = dict(os.environ, TESSERA_BACKEND="mpi", TESSERA_TIMEOUT="20s")
@@ -29,23 +31,10 @@ def expect(code, output, wanted_code, *texts):
         assert text in output, (text, output)
 
 
-def rank_of(marker, rank):
-    """The process that has `marker` in its environment and that rank."""
-    wanted = {b"TEST_MARKER=" + marker, (b"OMPI_COMM_WORLD_RANK=%d" if VARIANT == "openmpi" else b"PMI_RANK=%d") % rank}
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{process}/environ", "rb") as file:
-                if wanted <= set(file.read().split(b"\0")):
-                    return int(process)
-        except OSError:
-            pass
-    raise AssertionError(f"no rank {rank}")
-
-
 def stopped_rank(program):
     """A rank that is stopped is named after the timeout, and neither MPI nor its end at exit holds the others."""
-    marker = b"%d" % os.getpid()
-    env = dict(ENVIRONMENT, TEST_MARKER=marker.decode(), TESSERA_TIMEOUT="3s")
+    marker = str(os.getpid())
+    env = dict(ENVIRONMENT, TEST_MARKER=marker, TESSERA_TIMEOUT="3s")
     ranks = subprocess.Popen([*MPIRUN, "-n", "3", program, "forever"], env=env, stdout=subprocess.PIPE, text=True,
                              stderr=subprocess.DEVNULL)
     try:
@@ -54,7 +43,7 @@ def stopped_rank(program):
             line = ranks.stdout.readline()
             assert "ready" in line or line == "\n", line
             said += line
-        os.kill(rank_of(marker, 1), signal.SIGSTOP)
+        os.kill(pid_of(VARIANT, marker, 1), signal.SIGSTOP)
         begin = time.monotonic()
         said = ranks.stdout.readline() or ""
         while said == "\n":
@@ -78,9 +67,7 @@ def main():
     expect(*under_mpirun("once", ranks=1), 0, "all right")
     expect(*run([PROGRAM, "once"]), 0, "all right")  # alone, without a launcher
     expect(*run([PROGRAM, "threads"]), 1, "InvalidUsage", "threads")
-    keep_going = {"openmpi": ["--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"],
-                  "mpich": ["-disable-auto-cleanup"]}[VARIANT]
-    code, output = under_mpirun("refuses", *keep_going)
+    code, output = under_mpirun("refuses", *KEEP_GOING[VARIANT])
     assert "BackendError: mpi: no new communicator in this process" in output, output
 
     # Two ranks of torchrun's making: MPI knows nothing of them.

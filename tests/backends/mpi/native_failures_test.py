@@ -10,40 +10,27 @@ import subprocess
 import sys
 import time
 
+from ranks import KEEP_GOING, pid_of
+
 VARIANT, PROGRAM, *MPIRUN = sys.argv[1:]
 RANKS = 3
-# The launcher is not to end the ranks that are left.
-KEEP_GOING = {"openmpi": ["--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"],
-              "mpich": ["-disable-auto-cleanup"]}[VARIANT]
 # MPICH's launcher ends the others after a rank was killed, whatever it was told, but not where one just goes.
 DEATH = {"openmpi": signal.SIGKILL, "mpich": signal.SIGUSR2}[VARIANT]
 
 
-def pid_of(marker, rank):
-    wanted = {b"TEST_MARKER=" + marker, (b"OMPI_COMM_WORLD_RANK=%d" if VARIANT == "openmpi" else b"PMI_RANK=%d") % rank}
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{process}/environ", "rb") as file:
-                if wanted <= set(file.read().split(b"\0")):
-                    return int(process)
-        except OSError:
-            pass
-    raise AssertionError(f"no rank {rank}")
-
-
-def fail_mid_way(victim, sent, timeout):
+def fail_mid_way(victim, sent, timeout, mode="failing"):
     """What the ranks printed, where `victim` gets the signal while sums are under way; seconds until the first error."""
-    marker = b"%d.%s" % (os.getpid(), sent.name.encode())
+    marker = f"{os.getpid()}.{sent.name}.{mode}"
     # Without CMA: UCX, on which MPICH stands, ends a process that reads the memory of one that has just died.
-    env = dict(os.environ, TESSERA_BACKEND="mpi", TEST_MARKER=marker.decode(), TESSERA_TIMEOUT=timeout, UCX_TLS="^cma")
-    ranks = subprocess.Popen([*MPIRUN, *KEEP_GOING, "-n", str(RANKS), PROGRAM, "failing"], env=env, text=True,
+    env = dict(os.environ, TESSERA_BACKEND="mpi", TEST_MARKER=marker, TESSERA_TIMEOUT=timeout, UCX_TLS="^cma")
+    ranks = subprocess.Popen([*MPIRUN, *KEEP_GOING[VARIANT], "-n", str(RANKS), PROGRAM, mode], env=env, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     said = ""
     try:
         while said.count("ready") < RANKS:
             said += ranks.stdout.readline()
         time.sleep(0.3)
-        pid = pid_of(marker, victim)
+        pid = pid_of(VARIANT, marker, victim)
         begin = time.monotonic()
         os.kill(pid, sent)
         while said.count("Timeout: ") + said.count("PeerLost: ") == 0:
@@ -83,6 +70,11 @@ def main():
         expect(said, RANKS - 1, "untouched")
         assert took < 5, took
         print(f"rank {victim} dead: named after {took:.2f} s")
+    # The negative control: where MPI goes on with what was given up, the same look at the buffers sees it.
+    said, _ = fail_mid_way(1, signal.SIGSTOP, "3s", "unstopped")
+    expect(said, 1, r"Timeout: all_reduce #\d+: not done within 3s; rank 1 is not responding")
+    expect(said, RANKS, "written")
+    print("MPI goes on: " + ", ".join(re.findall("untouched|written", said)))
     print("all right")
 
 

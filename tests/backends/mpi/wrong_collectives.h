@@ -1,0 +1,95 @@
+// Transports that are right but for MPI's own collectives: what the negative controls plant.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "tessera/comm/native.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera::mpi_test {
+
+using namespace tessera::comm;
+
+/// Has MPI compute something else than what was called.
+class WrongCollectives final : public NativeCollectives {
+ public:
+  static constexpr bool kNeedsPolls = false;
+  explicit WrongCollectives(NativeCollectives& right) : right_(right) {}
+  std::unique_ptr<NativeGroup> whole_world() override { return right_.whole_world(); }
+  bool prefers(const Problem& problem) const noexcept override { return right_.prefers(problem); }
+  void start(NativeCollective& what) noexcept override {
+    if (what.dtype == DType::bf16) what.dtype = DType::f16;  // the right bytes, another arithmetic
+    if (what.dtype == DType::i32) what.reduce = ReduceOp::Kind::max;
+    if (what.dtype == DType::u8 && what.count > 1) --what.count;
+    right_.start(what);
+  }
+  void give_up(NativeCollective& what) noexcept override { right_.give_up(what); }
+
+ private:
+  NativeCollectives& right_;
+};
+
+/// Lets MPI go on with what was given up: then it writes memory that is the caller's again. The second sum begins late:
+/// a rank that is stopped meanwhile has all of it before it when it goes on, so that there is something to write.
+class UnstoppedCollectives final : public NativeCollectives, NativeOwner {
+ public:
+  static constexpr bool kNeedsPolls = true;  ///< also when nobody waits any more
+  explicit UnstoppedCollectives(NativeCollectives& right) : right_(right) {}
+  std::unique_ptr<NativeGroup> whole_world() override { return right_.whole_world(); }
+  bool prefers(const Problem& problem) const noexcept override { return right_.prefers(problem); }
+  void start(NativeCollective& what) noexcept override {
+    Started& started = started_.emplace_back(Started{what, &what});
+    started.own.owner = this;
+    started.own.index = static_cast<std::uint32_t>(started_.size() - 1);
+    if (what.kind == OpKind::all_reduce && ++sums_ == 2) std::this_thread::sleep_for(kLate);
+    right_.start(started.own);
+  }
+  void give_up(NativeCollective& what) noexcept override {
+    for (Started& started : started_)
+      if (started.callers == &what) started.callers = nullptr;
+  }
+
+ private:
+  static constexpr auto kLate = std::chrono::milliseconds(1500);
+  struct Started {
+    NativeCollective own;
+    NativeCollective* callers = nullptr;  ///< null: through, or given up
+  };
+  void native_done(NativeCollective& own) noexcept override {
+    if (NativeCollective* const callers = std::exchange(started_[own.index].callers, nullptr))
+      callers->owner->native_done(*callers);
+  }
+
+  NativeCollectives& right_;
+  int sums_ = 0;
+  std::deque<Started> started_;  ///< all there ever were: MPI has their addresses
+};
+
+template <class Collectives>
+class TransportWith final : public Transport {
+ public:
+  explicit TransportWith(std::unique_ptr<Transport> right) : right_(std::move(right)), native_(*right_->native()) {}
+  void send(Message& message) noexcept override { right_->send(message); }
+  void receive(Message& message) noexcept override { right_->receive(message); }
+  void cancel(Message& message) noexcept override { right_->cancel(message); }
+  bool poll(bool thorough) noexcept override { return right_->poll(thorough); }
+  bool needs_polls() const noexcept override { return Collectives::kNeedsPolls || right_->needs_polls(); }
+  Sleeper& sleeper() noexcept override { return right_->sleeper(); }
+  NativeCollectives* native() noexcept override { return &native_; }
+  void close(bool failed) noexcept override { right_->close(failed); }
+
+ private:
+  const std::unique_ptr<Transport> right_;
+  Collectives native_;
+};
+
+template <class Collectives>
+std::unique_ptr<Transport> with_collectives(std::unique_ptr<Transport> right) {
+  return std::make_unique<TransportWith<Collectives>>(std::move(right));
+}
+
+}  // namespace tessera::mpi_test

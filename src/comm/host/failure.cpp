@@ -1,5 +1,6 @@
 // How operations over a transport fail: once per communicator, on all ranks, with the first cause.
 #include <algorithm>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
@@ -8,9 +9,6 @@
 
 namespace tessera::comm::host {
 namespace {
-
-using namespace std::chrono_literals;
-constexpr auto kVerdictTime = 500ms;  ///< after a broken connection the control channel tells within this why
 
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325U;
@@ -139,6 +137,20 @@ void Group::time_out(const Op& op) noexcept {
   }
   if (behind.empty()) behind = "; all ranks have called it, and it is still under way";
   fail({FailureKind::timeout, what + behind}, true);
+}
+
+/// A library may notice first that a rank has died, in words of its own: the cause gets the time to be told.
+void World::transport_failed(const std::string& why) noexcept {
+  if (!transport_failure_.empty()) return;
+  transport_failure_ = capabilities_.backend + ": " + why;
+  transport_failed_at_ = Clock::now();
+  heed_transport();
+}
+
+void World::blame_transport() noexcept {
+  if (transport_failure_.empty() || Clock::now() - transport_failed_at_ <= kVerdictTime) return;
+  const std::string why = std::exchange(transport_failure_, {});
+  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->fail({FailureKind::backend, why}, true);
 }
 
 }  // namespace tessera::comm::host

@@ -167,11 +167,13 @@ bool World::poll(bool thorough) noexcept {
   if (!thorough) return moved;
   if (std::exchange(stirred_, false)) last_moved_ = Clock::now();
   for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
+  blame_transport();
   return moved;
 }
 
 void World::heed_transport() noexcept {
-  if (std::exchange(polls_for_transport_, transport_->needs_polls()) == polls_for_transport_) return;
+  const bool needed = transport_->needs_polls() || !transport_failure_.empty();
+  if (std::exchange(polls_for_transport_, needed) == polls_for_transport_) return;
   polls_for_transport_ ? engine_->begin_operation() : engine_->end_operation();
 }
 
@@ -200,11 +202,6 @@ void World::connection_lost(int peer, const std::string& why) noexcept {
   who.cut = true;
   who.since = Clock::now();
   if (!who.left) who.why = why;
-}
-
-void World::transport_failed(const std::string& why) noexcept {
-  for (std::size_t i = 0; i < groups_.size(); ++i)
-    groups_[i]->fail({FailureKind::backend, capabilities_.backend + ": " + why}, true);
 }
 
 void World::tell(int world_rank, const Notice& notice) noexcept {

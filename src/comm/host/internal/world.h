@@ -32,6 +32,9 @@ struct Peer {
   std::string why;  ///< where it is cut, or, where it left after a failure, that
 };
 
+/// After a failure of the transport the control channel tells within this whether a rank has died of which it came.
+inline constexpr std::chrono::milliseconds kVerdictTime{500};
+
 class World final : public Pollable, public TransportEvents {
  public:
   /// `native`: what the transport's library may carry out as a whole.
@@ -89,6 +92,7 @@ class World final : public Pollable, public TransportEvents {
   void receive(Notice notice) noexcept;  // in the control thread
   void handle(const Notice& notice) noexcept;
   bool run_ready() noexcept;
+  void blame_transport() noexcept;
 
   std::shared_ptr<Bootstrap> bootstrap_;
   const WorldOptions options_;
@@ -103,6 +107,8 @@ class World final : public Pollable, public TransportEvents {
   std::atomic<ControlChannel*> voice_{nullptr};  ///< the same, for the threads that tell something
   bool left_ = false;
   bool polls_for_transport_ = false;
+  std::string transport_failure_;  ///< that was not told yet
+  Clock::time_point transport_failed_at_;
 
   std::mutex numbers_mutex_;
   std::vector<bool> taken_;

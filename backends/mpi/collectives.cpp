@@ -184,20 +184,54 @@ void MpiCollectives::start(NativeCollective& collective) noexcept {
 /// The one way to make a communicator that doesn't block.
 void MpiCollectives::start_copy(NativeCollective& collective) noexcept {
   auto made = std::make_unique<MpiGroup>(*this, MPI_COMM_NULL, true);
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Comm_idup(comm_of(collective), &made->comm, &request);
+  Copy copy{.owner = &collective};
+  const ErrorsReturned here;
+  copy.code = MPI_Comm_idup(comm_of(collective), &made->comm, &copy.request);
   *collective.copy = std::move(made);
-  owners_.push_back(&collective);
-  requests_.push_back(request);
-  collective.pending = 1;
+  copies_.push_back(copy);
+}
+
+bool MpiCollectives::poll_copies() noexcept {
+  if (copies_.empty()) return false;
+  const ErrorsReturned here;
+  bool moved = false;
+  for (std::size_t i = 0; i < copies_.size();) {
+    Copy& copy = copies_[i];
+    int done = 0;
+    if (copy.code == MPI_SUCCESS) copy.code = MPI_Test(&copy.request, &done, MPI_STATUS_IGNORE);
+    if (copy.code == MPI_SUCCESS && done == 0) {
+      ++i;
+      continue;
+    }
+    const Copy ended = std::exchange(copy, copies_.back());
+    copies_.pop_back();
+    copy_ended(*ended.owner, ended.code);
+    moved = true;
+  }
+  return moved;
+}
+
+/// What MPI has no number left for ends with an error, and whatever handle it has put there is none.
+void MpiCollectives::copy_ended(NativeCollective& collective, int code) noexcept {
+  std::unique_ptr<NativeGroup>& copy = *collective.copy;
+  if (code == MPI_SUCCESS) {
+    MPI_Comm_set_errhandler(static_cast<const MpiGroup&>(*copy).comm, MPI_ERRORS_RETURN);
+  } else {
+    copy->abandon();
+    copy.reset();
+    if (!kSurvivesExhaustion) return settings_.failed(no_more_communicators(code));
+  }
+  collective.owner->native_done(collective);
 }
 
 void MpiCollectives::give_up(NativeCollective& collective) noexcept {
-  if (closed_ || std::find(owners_.begin(), owners_.end(), &collective) == owners_.end()) return;
+  if (closed_) return;
+  const bool copying =
+      std::any_of(copies_.begin(), copies_.end(), [&](const Copy& c) { return c.owner == &collective; });
   // MPI still has the place for the communicator that it makes.
-  if (collective.copy != nullptr) [[maybe_unused]]
+  if (copying) [[maybe_unused]]
     const NativeGroup* leaked = collective.copy->release();
-  settings_.given_up();
+  if (copying || std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.given_up();
 }
 
 void MpiCollectives::request_done(std::size_t at) noexcept {
@@ -207,18 +241,15 @@ void MpiCollectives::request_done(std::size_t at) noexcept {
   owners_[at] = owners_.back();
   owners_.pop_back();
   if (--collective.pending != 0) return;
-  if (collective.copy != nullptr) {
-    const MPI_Comm comm = static_cast<const MpiGroup&>(**collective.copy).comm;
-    if (comm == MPI_COMM_NULL) {
-      collective.copy->reset();
-    } else {
-      MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-    }
-  }
   collective.owner->native_done(collective);
 }
 
 bool MpiCollectives::poll() noexcept {
+  const bool moved = poll_copies();
+  return poll_requests() || moved;
+}
+
+bool MpiCollectives::poll_requests() noexcept {
   if (requests_.empty()) return false;
   if (requests_.size() == 1) {
     int done = 0;
@@ -241,6 +272,7 @@ void MpiCollectives::close(bool leave) noexcept {
   if (std::exchange(closed_, true)) return;
   requests_.clear();
   owners_.clear();
+  copies_.clear();
   if (!leave) operations_.free();
 }
 

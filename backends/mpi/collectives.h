@@ -26,7 +26,8 @@ class MpiCollectives final : public NativeCollectives {
     int rank = 0;
     std::size_t longest_piece = kLongestPiece;
     std::function<bool(int code)> good;  ///< told what MPI returns; false: it has failed, once and for all
-    std::function<void()> given_up;      ///< to be left alone from now on
+    std::function<void(const std::string& why)> failed;
+    std::function<void()> given_up;  ///< to be left alone from now on
   };
   explicit MpiCollectives(Settings settings);
   ~MpiCollectives() = default;
@@ -40,20 +41,29 @@ class MpiCollectives final : public NativeCollectives {
 
   /// True: one has ended.
   bool poll() noexcept;
-  bool idle() const noexcept { return requests_.empty(); }
+  bool idle() const noexcept { return requests_.empty() && copies_.empty(); }
   /// No call any more. `leave`: MPI may still look at what it was given.
   void close(bool leave) noexcept;
   bool closed() const noexcept { return closed_; }
 
  private:
   class Issue;
+  struct Copy {  ///< a communicator that is being made
+    MPI_Request request = MPI_REQUEST_NULL;
+    int code = MPI_SUCCESS;  ///< of MPI_Comm_idup itself
+    NativeCollective* owner = nullptr;
+  };
   void start_copy(NativeCollective& collective) noexcept;
+  bool poll_copies() noexcept;
+  void copy_ended(NativeCollective& collective, int code) noexcept;
+  bool poll_requests() noexcept;
   void request_done(std::size_t at) noexcept;
 
   const Settings settings_;
   Operations operations_;
   std::vector<MPI_Request> requests_;
   std::vector<NativeCollective*> owners_;  ///< of `requests_`
+  std::vector<Copy> copies_;               ///< beside them: one that fails is no failure of the others
   std::vector<int> done_;                  ///< space for MPI_Testsome
   bool closed_ = false;
 };

@@ -123,14 +123,22 @@ std::string problem_with(const Bootstrap& bootstrap) {
   return "";
 }
 
+/// With the process's mutex held.
 MPI_Comm duplicate_world(std::chrono::milliseconds timeout) {
   const auto until = Clock::now() + timeout;
+  const ErrorsReturned here;
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Comm_idup(MPI_COMM_WORLD, &comm, &request), "MPI_Comm_idup");
-  for (int done = 0; done == 0; ::sched_yield()) {
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup");
-    if (done == 0 && Clock::now() >= until) throw Timeout("mpi: MPI_Comm_idup did not finish within the timeout");
+  int code = MPI_Comm_idup(MPI_COMM_WORLD, &comm, &request);
+  for (int done = 0; code == MPI_SUCCESS && done == 0; ::sched_yield()) {
+    code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (code == MPI_SUCCESS && done == 0 && Clock::now() >= until)
+      throw Timeout("mpi: MPI_Comm_idup did not finish within the timeout");
+  }
+  if (code != MPI_SUCCESS) {
+    const std::string why = no_more_communicators(code);
+    if (!kSurvivesExhaustion) process().failure = why;
+    throw BackendError("mpi: " + why);
   }
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   return comm;
@@ -142,7 +150,30 @@ std::string text_of(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
   int length = 0;
   MPI_Error_string(code, text, &length);
-  return {text, static_cast<std::size_t>(length)};
+  std::string line;
+  for (const char c : std::string_view(text, static_cast<std::size_t>(length)))
+    line += c != '\n' ? std::string(1, c) : line.ends_with(':') ? " " : "; ";
+  return line;
+}
+
+std::string no_more_communicators(int code) {
+  return std::string(kName) +
+         " can't make another communicator; too many are in use, here or in the program: free some (" + text_of(code) +
+         ")";
+}
+
+ErrorsReturned::ErrorsReturned() noexcept {
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &of_world_);
+  MPI_Comm_get_errhandler(MPI_COMM_SELF, &of_self_);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+}
+
+ErrorsReturned::~ErrorsReturned() {
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, of_world_);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, of_self_);
+  MPI_Errhandler_free(&of_world_);
+  MPI_Errhandler_free(&of_self_);
 }
 
 std::string wrong_library() {

@@ -32,7 +32,32 @@ Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout);
 /// MPI is not ended at all, and new communicators are refused with this reason.
 void close_ranks(Ranks& ranks, bool doubtful, const std::string& failed);
 
-/// MPI's words for an error code.
+/// MPI's words for an error code, in one line.
 std::string text_of(int code);
+
+/// Why MPI has made none: its own words seldom say so.
+std::string no_more_communicators(int code);
+
+/// Whether MPI is as good as before when it couldn't make a communicator. Open MPI 4.1 isn't: with MPI_Comm_idup it
+/// frees memory in which a sum of its own is still under way, and whatever call comes next goes on with that.
+#if defined(OPEN_MPI)
+inline constexpr bool kSurvivesExhaustion = false;
+#else
+inline constexpr bool kSurvivesExhaustion = true;
+#endif
+
+/// Where MPI can't make a communicator it asks the handlers of its own ones, and a program that started MPI itself may
+/// have left them as they are: they end the process. While this lives they return.
+class ErrorsReturned {
+ public:
+  ErrorsReturned() noexcept;
+  ~ErrorsReturned();
+  ErrorsReturned(const ErrorsReturned&) = delete;
+  ErrorsReturned& operator=(const ErrorsReturned&) = delete;
+
+ private:
+  MPI_Errhandler of_world_ = MPI_ERRHANDLER_NULL;
+  MPI_Errhandler of_self_ = MPI_ERRHANDLER_NULL;
+};
 
 }  // namespace tessera::mpi

@@ -25,6 +25,7 @@ MpiWire::MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::millisec
                     .rank = rank_,
                     .longest_piece = longest_piece,
                     .good = [this](int code) { return good(code); },
+                    .failed = [this](const std::string& why) { fail(why); },
                     .given_up = [this] { stop(); }}),
       arriving_(std::make_unique<std::array<Note, kReceives>>()) {
   receives_.fill(MPI_REQUEST_NULL);
@@ -36,11 +37,14 @@ MpiWire::~MpiWire() { close(Ending::broken); }
 
 /// False, once and for all, where MPI has failed.
 bool MpiWire::good(int code) noexcept {
-  if (code != MPI_SUCCESS && failure_.empty()) {
-    failure_ = text_of(code);
-    events_.wire_failed("mpi: " + failure_);
-  }
+  if (code != MPI_SUCCESS) fail(text_of(code));
   return failure_.empty();
+}
+
+void MpiWire::fail(const std::string& why) noexcept {
+  if (!failure_.empty()) return;
+  failure_ = why;
+  events_.wire_failed(failure_);
 }
 
 /// A collective that is under way can't be taken back, and would write the memory of its caller. MPI has no thread that

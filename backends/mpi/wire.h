@@ -64,6 +64,7 @@ class MpiWire final : public Wire {
   bool move_bulk() noexcept;
   void remove_bulk(std::size_t at) noexcept;
   bool good(int code) noexcept;
+  void fail(const std::string& why) noexcept;
   void stop() noexcept;
   bool end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept;
 

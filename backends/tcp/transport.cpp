@@ -41,7 +41,7 @@ void TcpTransport::guarded(F&& call) noexcept {
     call();
   } catch (const std::exception& error) {
     failed_ = true;
-    events_.transport_failed(std::string("tcp: ") + error.what());
+    events_.transport_failed(error.what());
     return;
   }
   report_losses();
@@ -59,8 +59,7 @@ Peer* TcpTransport::peer_of(const Message& message) noexcept {
   if (message.peer >= 0 && static_cast<std::size_t>(message.peer) < peers_.size() && message.peer != rank_)
     return peers_[static_cast<std::size_t>(message.peer)].get();
   failed_ = true;
-  events_.transport_failed("tcp: a message between ranks " + std::to_string(rank_) + " and " +
-                           std::to_string(message.peer));
+  events_.transport_failed("a message between ranks " + std::to_string(rank_) + " and " + std::to_string(message.peer));
   return nullptr;
 }
 

@@ -84,6 +84,10 @@ std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
   const bool chosen = !name.empty();
   if (!chosen) name = algorithm_for(problem);
   const bool native = name == kNativeAlgorithm && size() > 1;
+  if (native && native_used_up_)
+    throw Unsupported(std::string(name_of(call.kind)) + "=" + std::string(name) + ": the library of " +
+                      world_->capabilities().backend +
+                      " had no communicator left for this one: free some before the split, or take direct");
   if (native)
     if (const std::string why = native_refusal(problem); !why.empty()) throw InvalidUsage(why);
   if (size() == 1 && name == kNativeAlgorithm) name = default_algorithm(problem);

@@ -120,7 +120,7 @@ std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> 
   for (std::size_t i = 0; i < members.size(); ++i) members[i] = static_cast<int>(i);
   auto group = std::make_shared<host::Group>(world, 0, world->rank(), std::move(members), own.communicator);
   if (NativeCollectives* const offered = world->transport().native(); offered != nullptr && !own.deterministic)
-    group->use_native(offered->whole_world());
+    if (auto whole = offered->whole_world()) group->use_native(std::move(whole));
   return std::make_unique<host::HostCommunicator>(std::move(group), own.communicator, true);
 }
 

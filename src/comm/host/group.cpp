@@ -31,6 +31,15 @@ Group::~Group() {
   if (!failed_.load()) world_->give_back(number_);
 }
 
+void Group::use_native(std::unique_ptr<NativeGroup> group) noexcept {
+  native_ = std::move(group);
+  native_used_up_ = native_ == nullptr;
+  if (native_used_up_ && options_.logger != nullptr)
+    options_.logger->write(LogLevel::info, world_->capabilities().backend +
+                                               ": the library has no more communicators; " + "one of " +
+                                               std::to_string(size()) + " ranks goes without native");
+}
+
 void Group::open() {
   const std::lock_guard lock(world_->engine().mutex());
   world_->add(*this);

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,95 @@ void use_both() {
   }
 }
 
+/// MPI's communicators of this rank alone, until there are no more. Apart from that MPI's errors end the process, as in
+/// a program that never thought of them.
+std::vector<MPI_Comm> take_all() {
+  std::vector<MPI_Comm> taken;
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  for (MPI_Comm one = MPI_COMM_NULL; MPI_Comm_dup(MPI_COMM_SELF, &one) == MPI_SUCCESS;) taken.push_back(one);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_ARE_FATAL);
+  return taken;
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const tessera::base::Error& error) {
+    return std::string(error.kind()) + ": " + error.what();
+  }
+  return "no error";
+}
+
+void expect(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error("not as expected: " + what);
+}
+
+int init_mpi() {
+  int level = 0;
+  int rank = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+void expect_used_up(const std::string& error) {
+  expect(error.starts_with("BackendError: mpi: ") && error.find("can't make another communicator; too many") < 40 &&
+             error.find('\n') == std::string::npos,
+         error);
+}
+
+#if defined(OPEN_MPI)
+/// Here MPI is not to be trusted after that, and is not called any more.
+void run_out(const std::string& mode) {
+  init_mpi();
+  Config config;
+  config.deterministic = false;
+  const auto world = mode == "exhausted-split" ? init(config) : nullptr;
+  const std::vector<MPI_Comm> taken = take_all();
+  expect_used_up(error_of([&] { world == nullptr ? init() : world->split(0, 0); }));
+  if (world != nullptr) expect_used_up(error_of([&] { world->barrier().wait(); }));
+  if (world == nullptr) {
+    const std::string again = error_of([] { init(); });
+    expect(again.starts_with("BackendError: mpi: no new communicator in this process, since an earlier one failed: "),
+           again);
+  }
+}
+#else
+void give_back(std::vector<MPI_Comm>& taken, std::size_t how_many) {
+  for (; how_many > 0 && !taken.empty(); --how_many, taken.pop_back()) MPI_Comm_free(&taken.back());
+}
+
+/// A world for which MPI has no communicator left, on all ranks or on one, says so, and nothing worse. One comes up
+/// when there is one again; a split of it goes without MPI's own collectives, and says so where they are asked for by
+/// name.
+void run_out(const std::string& mode) {
+  const int rank = init_mpi();
+  std::vector<MPI_Comm> taken;
+  if (rank == 0 || mode != "exhausted-one") taken = take_all();
+  for (int i = 0; i < 3; ++i) expect_used_up(error_of([] { init(); }));
+  give_back(taken, 1);
+  {
+    Config config;
+    config.deterministic = false;
+    config.algorithms = "all_reduce=native";
+    const auto world = init(config);
+    expect(sums_are_right(*world), "the last communicator adds wrongly");
+    for (int i = 0; i < 3; ++i) {
+      const auto without = world->split(0, world->rank());
+      const std::string error = error_of([&] { sums_are_right(*without); });
+      expect(error.starts_with("Unsupported: all_reduce=native: the library of mpi had no communicator left"), error);
+      without->barrier().wait();
+    }
+    expect(sums_are_right(*world), "the last communicator adds wrongly after a split without");
+    give_back(taken, 1);
+    MPI_Barrier(MPI_COMM_WORLD);
+    expect(sums_are_right(*world->split(0, world->rank())), "a split adds wrongly after one was freed");
+  }
+  give_back(taken, taken.size());
+  MPI_Finalize();
+}
+#endif
+
 /// The same on all ranks of one mpirun.
 std::string job() { return std::to_string(::getppid()); }
 
@@ -55,6 +146,8 @@ int run(const std::string& mode) {
     MPI_Init(nullptr, nullptr);
     MPI_Finalize();
     init();
+  } else if (mode.starts_with("exhausted")) {
+    run_out(mode);
   } else if (mode == "twice") {
     for (int i = 0; i < 3; ++i)
       if (!sums_are_right(*init())) return 1;

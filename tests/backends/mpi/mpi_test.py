@@ -57,7 +57,17 @@ def stopped_rank(program):
         ranks.communicate()
 
 
+def out_of_communicators():
+    """What MPI does when it has no number left for one is its own; what we say is one line on every rank, at once."""
+    for mode in {"openmpi": ["exhausted", "exhausted-split"], "mpich": ["exhausted", "exhausted-one"]}[VARIANT]:
+        begin = time.monotonic()
+        _, output = under_mpirun(mode, ranks=2)  # Open MPI's launcher minds that nobody ends MPI
+        assert output.count("all right") == 2, (mode, output)
+        assert time.monotonic() - begin < 10, mode
+
+
 def main():
+    out_of_communicators()
     expect(*under_mpirun("once"), 0, "all right")
     expect(*under_mpirun("twice"), 0, "all right")
     expect(*under_mpirun("recovers"), 0, "all right")

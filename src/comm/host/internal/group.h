@@ -20,8 +20,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
-  /// Before open(): native operations may run on this.
-  void use_native(std::unique_ptr<NativeGroup> group) noexcept { native_ = std::move(group); }
+  /// Before open(): native operations may run on this. Null: the library has no more of them.
+  void use_native(std::unique_ptr<NativeGroup> group) noexcept;
   void open();
   /// No more operations; waits for what is in flight.
   void close() noexcept;
@@ -108,6 +108,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   std::vector<Op*> fresh_;
   std::map<std::uint64_t, Tagged> calls_;
   std::unique_ptr<NativeGroup> native_;
+  bool native_used_up_ = false;
   std::uint64_t native_begun_ = 0;
   std::atomic<bool> failed_{false};
   Failure failure_;

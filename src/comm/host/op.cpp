@@ -37,6 +37,7 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t n
   call.in_counts = {};
   call.out_counts = {};
   sequence = number;
+  called.clear();
   deadline = Clock::now() + what.timeout;
   finished.store(0);
   internal = runnable = false;

@@ -10,6 +10,7 @@ namespace tessera::tcp {
 Inbound& Inbox::entry(const MessageTag& tag) {
   Inbound& inbound = pool_.take();
   inbound.tag = tag;
+  inbound.cancelled = given_up_.has(tag);
   table_.insert(inbound);
   return inbound;
 }
@@ -43,6 +44,21 @@ void Inbox::cancel(Message& message) noexcept {
   inbound.message = nullptr;
   inbound.cancelled = true;  // the entry stays, so that what still comes finds it and isn't kept
   release_storage(inbound);
+}
+
+/// What is on its way needs its entry; for what may still begin, entry() knows. Nobody asks any more for what has only
+/// announced itself, so it doesn't come.
+void Inbox::give_up(std::uint32_t communicator) {
+  given_up_.add(communicator);
+  for (Inbound* inbound : table_.of(communicator)) {
+    if (inbound->message != nullptr) continue;
+    inbound->cancelled = true;
+    release_storage(*inbound);
+    if (inbound->complete)
+      finish(*inbound);
+    else if (!inbound->known && !inbound->asked)
+      forget(*inbound);
+  }
 }
 
 std::string_view Inbox::frame_begins(const Frame& frame, Inbound*& target) {
@@ -93,6 +109,7 @@ std::string_view Inbox::begin_piece(const Frame& frame, Inbound*& target) {
 
 std::string_view Inbox::note_announce(const Frame& frame) {
   Inbound* inbound = table_.find(frame.tag);
+  if (inbound == nullptr && given_up_.has(frame.tag)) return "";
   if (inbound == nullptr) inbound = &entry(frame.tag);
   if (inbound->announced || inbound->eager) return "two announcements of one message";
   inbound->announced = true;

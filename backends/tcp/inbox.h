@@ -35,6 +35,8 @@ class Inbox final : public FrameSink {
 
   void receive(Message& message);
   void cancel(Message& message) noexcept;
+  /// What came for this communicator and what still comes is as if its receives had been cancelled.
+  void give_up(std::uint32_t communicator);
 
   std::string_view frame_begins(const Frame& frame, Inbound*& target) override;
   std::span<std::byte> room_for(Inbound& target, std::size_t offset, std::size_t bytes) override;
@@ -59,6 +61,7 @@ class Inbox final : public FrameSink {
   Pool<Inbound> pool_;
   BufferPool buffers_;
   TagTable<Inbound> table_;
+  GivenUp given_up_;
   std::uint64_t held_ = 0;           // cost of the eager messages that are not handed over yet
   std::uint64_t announcements_ = 0;  // that have come
   std::array<std::byte, 64 << 10> trash_;

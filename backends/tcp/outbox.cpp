@@ -65,6 +65,7 @@ void Outbox::tell(FrameKind kind, const MessageTag& tag) {
 
 bool Outbox::note_ready(const MessageTag& tag) {
   Outbound* outbound = table_.find(tag);
+  if (outbound == nullptr && given_up_.has(tag)) return true;
   if (outbound == nullptr) {
     outbound = &pool_.take();
     outbound->tag = tag;
@@ -122,6 +123,15 @@ bool Outbox::cancel(Message& message) noexcept {
   outbound.data = outbound.own.get();
   outbound.first = first;
   return true;
+}
+
+void Outbox::give_up(std::uint32_t communicator) {
+  given_up_.add(communicator);
+  for (Outbound* outbound : table_.of(communicator)) {
+    if (outbound->state != Outbound::State::expected) continue;
+    table_.erase(*outbound);
+    pool_.give(*outbound);
+  }
 }
 
 bool Outbox::has_work(std::size_t connection) const noexcept {

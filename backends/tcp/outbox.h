@@ -44,6 +44,8 @@ class Outbox {
   void send(Message& message);
   /// False: half sent, and no memory to complete it.
   [[nodiscard]] bool cancel(Message& message) noexcept;
+  /// The peer may still ask for messages of this communicator: there are none.
+  void give_up(std::uint32_t communicator);
   /// Tells the peer of messages that it has not asked for so far.
   void announce_waiting();
   /// Queues a frame without payload.
@@ -94,7 +96,8 @@ class Outbox {
   boost::circular_buffer<Control> control_;
   Pool<Outbound> pool_;
   TagTable<Outbound> table_;  // expected and waiting ones
-  Queue unannounced_;         // waiting
+  GivenUp given_up_;
+  Queue unannounced_;  // waiting
   Queue eager_;
   Queue bulk_;
   std::uint64_t eager_sent_ = 0;      // cost of all of ours ...

@@ -153,6 +153,12 @@ void Peer::watch_room(Stream& stream, bool on) noexcept {
   ::epoll_ctl(epoll_, EPOLL_CTL_MOD, stream.socket.native_handle(), &event);
 }
 
+void Peer::give_up(std::uint32_t communicator) {
+  inbox_.give_up(communicator);
+  outbox_.give_up(communicator);
+  write(kAtOnce);  // the peer's credit
+}
+
 void Peer::cancel(Message& message) noexcept {
   if (gone_ || message.state == kIdle) return;  // nobody will touch it again
   if (message.state == kReceiving)

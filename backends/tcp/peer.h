@@ -42,6 +42,7 @@ class Peer {
   void send(Message& message);
   void receive(Message& message);
   void cancel(Message& message) noexcept;
+  void give_up(std::uint32_t communicator);
   /// Queues only: write() follows.
   void announce_waiting() { outbox_.announce_waiting(); }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/tcp/frame.h"
+#include "tessera/comm/internal/match_table.h"
 
 namespace tessera::tcp {
 
@@ -92,6 +93,13 @@ class TagTable {
   }
   void erase(T& item) noexcept { set_.erase(set_.iterator_to(item)); }
   std::size_t size() const noexcept { return set_.size(); }
+  /// Those of one communicator.
+  std::vector<T*> of(std::uint32_t communicator) {
+    std::vector<T*> found;
+    for (T& item : set_)
+      if (item.tag.communicator == communicator) found.push_back(&item);
+    return found;
+  }
 
  private:
   struct Hash {

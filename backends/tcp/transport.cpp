@@ -82,6 +82,13 @@ void TcpTransport::cancel(Message& message) noexcept {
   peers_[static_cast<std::size_t>(message.peer)]->cancel(message);
 }
 
+void TcpTransport::give_up(std::uint32_t communicator) noexcept {
+  guarded([&] {
+    for (const auto& peer : peers_)
+      if (peer != nullptr) peer->give_up(communicator);
+  });
+}
+
 bool TcpTransport::read_all() {
   bool moved = false;
   for (Stream* stream : streams_)

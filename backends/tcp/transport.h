@@ -25,6 +25,7 @@ class TcpTransport final : public Transport {
   void send(Message& message) noexcept override;
   void receive(Message& message) noexcept override;
   void cancel(Message& message) noexcept override;
+  void give_up(std::uint32_t communicator) noexcept override;
   Sleeper& sleeper() noexcept override { return sleeper_; }
   void close(bool failed) noexcept override;
 

@@ -58,11 +58,13 @@ struct MatchedTransport::Tables {
   ChainOf<Message> finished;
   ChainOf<Arrived> spare;
   std::list<Sink> sinks;
+  GivenUp given_up;
 
   ~Tables() {
     const auto destroy = [](Arrived& arrived) { delete &arrived; };
-    content.drain(destroy);
-    asks.drain(destroy);
+    const auto all = [](const Arrived&) { return true; };
+    content.drain(all, destroy);
+    asks.drain(all, destroy);
     while (Arrived* arrived = spare.first()) {
       spare.remove(*arrived);
       delete arrived;
@@ -190,7 +192,8 @@ void MatchedTransport::note_arrived(const NoteHeader& header, std::span<const st
       const auto wanted = [](const Message& m) { return (m.state & kAnnounced) == 0; };
       Message* const receive = tables_->receives.find(header.from, header.tag, wanted);
       if (receive != nullptr) return match(*receive, header, payload);
-      return tables_->keep(tables_->content, header, payload);
+      if (!tables_->given_up.has(header.tag)) tables_->keep(tables_->content, header, payload);
+      return;
     }
     case NoteHeader::Kind::ask: {
       Message* const message = tables_->sends.find(header.from, header.tag);
@@ -298,9 +301,7 @@ void MatchedTransport::open_sink(const Message& instead_of, std::uint64_t slot) 
 }
 
 /// Also to tell that nothing works any more, which communicators without an operation in flight want to know too.
-bool MatchedTransport::needs_polls() const noexcept {
-  return !failure_.empty() || awaits_answers();
-}
+bool MatchedTransport::needs_polls() const noexcept { return !failure_.empty() || awaits_answers(); }
 
 bool MatchedTransport::awaits_answers() const noexcept {
   return !dead_ && !tables_->sinks.empty() && Clock::now() < sinks_until_;
@@ -321,6 +322,16 @@ void MatchedTransport::cancel(Message& message) noexcept {
   // Only a wire that is gone can be trusted not to touch that memory.
   wire_->close(Wire::Ending::broken);
   wire_failed("rank " + std::to_string(message.peer) + " did not finish a message that was under way");
+}
+
+/// Questions stay: who has asked takes them back, and waits for the answer.
+void MatchedTransport::give_up(std::uint32_t communicator) noexcept {
+  tables_->given_up.add(communicator);
+  tables_->content.drain([&](const Arrived& arrived) { return arrived.tag.communicator == communicator; },
+                         [&](Arrived& arrived) {
+                           arrived.payload = {};
+                           tables_->spare.append(arrived);
+                         });
 }
 
 /// What ended where the world couldn't be told.

@@ -29,6 +29,7 @@ class TESSERA_API MatchedTransport final : public Transport, private WireEvents 
   void send(Message& message) noexcept override;
   void receive(Message& message) noexcept override;
   void cancel(Message& message) noexcept override;
+  void give_up(std::uint32_t communicator) noexcept override;
   bool poll(bool thorough) noexcept override;
   bool needs_polls() const noexcept override;
   Sleeper& sleeper() noexcept override;

@@ -82,6 +82,9 @@ class TESSERA_API Transport : public Pollable {
   /// message_done() is not called. What was half sent is completed from memory of the transport's own; where that can't
   /// be promised, the transport never touched the caller's memory to begin with.
   virtual void cancel(Message& message) noexcept = 0;
+  /// No message of this communicator is sent or received here any more, and its number is not used again: what has come
+  /// for it without a receive, and what still comes, is thrown away.
+  virtual void give_up(std::uint32_t communicator) noexcept = 0;
   /// True while peers need this rank to poll although no message of its own is on its way: it has given some up. Ends
   /// by itself within seconds.
   virtual bool needs_polls() const noexcept { return false; }

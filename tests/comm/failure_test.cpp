@@ -99,6 +99,50 @@ TEST_P(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
   });
 }
 
+/// Checked mode compares collectives: a message is between two, whatever its place in memory was used for before.
+TEST_P(Failure, AMessageAfterACollectiveConcernsTwoRanks) {
+  run_ranks(3, [](Communicator& comm) {
+    for (int round = 0; round < 3; ++round) {
+      all_reduce(comm, 10);
+      std::uint8_t x = 7;
+      Work work;
+      if (comm.rank() == 0) work = comm.send(view_of(&x, 1), 1);
+      if (comm.rank() == 1) work = comm.recv(view_of(&x, 1), 0);
+      EXPECT_TRUE(work.wait_for(2s));
+    }
+  });
+}
+
+/// What a communicator leaves behind when it fails is no burden to the others.
+TEST_P(Failure, ManyFailedSplitsWithMessagesThatNobodyReceived) {
+  run_ranks(2, [](Communicator& world) {
+    const auto sibling = world.split(0, 0);
+    for (int round = 0; round < 20; ++round) {
+      const auto part = world.split(0, 0);
+      std::vector<std::uint8_t> x(60'000);
+      std::vector<Work> sends;
+      std::string error;
+      if (world.rank() == 0) {
+        for (int i = 0; i < 8; ++i) sends.push_back(part->send(view_of(x.data(), x.size()), 1));
+        error = error_of([&] { part->recv(view_of(x.data(), 9), 1, {.timeout = 20ms}).wait(); });
+      } else {
+        error = error_of([&] { part->barrier().wait(); });
+      }
+      EXPECT_TRUE(error.starts_with("Timeout: recv from rank 1")) << error;
+      sends.clear();
+      all_reduce(*sibling, 300'000);
+    }
+    // A small message still leaves before it is asked for.
+    std::vector<std::uint8_t> x(60'000);
+    Work work;
+    if (world.rank() == 0) work = sibling->send(view_of(x.data(), x.size()), 1);
+    EXPECT_TRUE(work.wait_for(1s));
+    world.barrier().wait();
+    if (world.rank() == 1) sibling->recv(view_of(x.data(), x.size()), 0).wait();
+    for (int i = 0; i < 20; ++i) all_reduce(*sibling, 1'000'000);
+  });
+}
+
 TEST_P(Failure, ARankThatHasLeftIsNotWaitedFor) {
   run_ranks(2, [](Communicator& comm) {
     comm.barrier().wait();

@@ -284,5 +284,25 @@ TEST(MatchedTransport, ALostPeerIsTold) {
   world[1].transport->cancel(never.message);
 }
 
+TEST(MatchedTransport, WhatComesForACommunicatorThatWasGivenUpIsThrownAway) {
+  for (const bool given_up : {true, false}) {  // the second is the control
+    World world(2);
+    world[0].send(1, {1, 1, 0}, 50);
+    world[0].send(1, {1, 2, 0}, 5000);
+    world[0].send(1, {2, 1, 0}, 50);
+    world.drive();
+    if (given_up) world[1].transport->give_up(1);
+    world[0].send(1, {1, 3, 0}, 50);
+    world.drive();
+    const Parcel* early = &world[1].receive(0, {1, 1, 0}, 50);
+    const Parcel* late = &world[1].receive(0, {1, 3, 0}, 50);
+    const Parcel* other = &world[1].receive(0, {2, 1, 0}, 50);
+    world.drive();
+    EXPECT_NE(Rank::problem(*early).empty(), given_up);
+    EXPECT_NE(Rank::problem(*late).empty(), given_up);
+    EXPECT_EQ(Rank::problem(*other), "");
+  }
+}
+
 }  // namespace
 }  // namespace tessera::comm_test

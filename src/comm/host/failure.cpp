@@ -27,7 +27,8 @@ void Group::throw_failure() const { comm::throw_failure(failure_); }
 /// When the operations are marked as failed, their messages are cancelled: nothing of ours writes the caller's memory
 /// any more.
 void Group::fail(Failure failure, bool tell) noexcept {
-  if (!failed_.load()) {
+  const bool first = !failed_.load();
+  if (first) {
     failure_ = std::move(failure);
     failed_.store(true);
     world_->options().note_failure(failure_.cause);
@@ -43,6 +44,7 @@ void Group::fail(Failure failure, bool tell) noexcept {
   calls_.clear();
   for (Op* op : running_) op->cancel();
   while (!running_.empty()) finish(*running_.back(), Op::kFailed);
+  if (first) world_->transport().give_up(number_);
   world_->heed_transport();
 }
 

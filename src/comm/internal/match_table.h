@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -35,6 +36,20 @@ class ChainOf {
   T* last_ = nullptr;
 };
 
+/// The communicators that nobody here uses any more.
+class GivenUp {
+ public:
+  void add(std::uint32_t communicator) noexcept {
+    if (communicator < numbers_.size()) numbers_.set(communicator);
+  }
+  bool has(const MessageTag& tag) const noexcept {
+    return tag.communicator < numbers_.size() && numbers_.test(tag.communicator);
+  }
+
+ private:
+  std::bitset<kMostCommunicators> numbers_;
+};
+
 template <class T>
 class MatchTable {
  public:
@@ -50,11 +65,13 @@ class MatchTable {
   T* find(int peer, const MessageTag& tag) noexcept {
     return find(peer, tag, [](const T&) { return true; });
   }
-  /// Each one is removed and given to `use`.
-  template <class Use>
-  void drain(Use use) noexcept {
+  /// Each one that `wanted` accepts is removed and given to `use`.
+  template <class Wanted, class Use>
+  void drain(Wanted wanted, Use use) noexcept {
     for (ChainOf<T>& chain : chains_)
-      while (T* item = chain.first()) {
+      for (T *item = chain.first(), *next = nullptr; item != nullptr; item = next) {
+        next = item->next;
+        if (!wanted(*item)) continue;
         chain.remove(*item);
         use(*item);
       }

@@ -76,6 +76,7 @@ class TransportWith final : public Transport {
   void send(Message& message) noexcept override { right_->send(message); }
   void receive(Message& message) noexcept override { right_->receive(message); }
   void cancel(Message& message) noexcept override { right_->cancel(message); }
+  void give_up(std::uint32_t communicator) noexcept override { right_->give_up(communicator); }
   bool poll(bool thorough) noexcept override { return right_->poll(thorough); }
   bool needs_polls() const noexcept override { return Collectives::kNeedsPolls || right_->needs_polls(); }
   Sleeper& sleeper() noexcept override { return right_->sleeper(); }

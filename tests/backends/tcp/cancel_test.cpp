@@ -180,6 +180,74 @@ TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
   close(world);
 }
 
+/// Small messages that nobody receives take their share of what may go unasked, again and again.
+void send_in_vain(const World& world, std::uint32_t communicator, bool told_before) {
+  const auto& transport = world[1]->transport;
+  std::vector<std::unique_ptr<Parcel>> out, in;
+  if (told_before) transport->give_up(communicator);
+  for (std::uint32_t i = 0; i < 5; ++i) out.push_back(world[0]->send(1, {communicator, i, 0}, kEagerLimit));
+  if (!told_before) in.push_back(world[1]->receive(0, {communicator, 100, 0}, 100));
+  settle(world, 2ms);
+  for (auto& parcel : out) world[0]->transport->cancel(parcel->message);
+  if (told_before) return;
+  transport->cancel(in.front()->message);
+  transport->give_up(communicator);
+}
+
+bool goes_unasked(const World& world, const MessageTag& tag) {
+  const auto out = world[0]->send(1, tag, kEagerLimit);
+  const bool went = drive(
+      world, [&] { return out->done; }, 200ms);
+  const auto in = world[1]->receive(0, tag, kEagerLimit);
+  EXPECT_TRUE(drive(world, [&] { return in->done && out->done; }));
+  EXPECT_TRUE(intact(*in, kEagerLimit));
+  return went;
+}
+
+TEST(GivenUp, CommunicatorsGiveBackTheirShareOfWhatMayGoUnasked) {
+  const World world = make_world(2, 1);
+  for (std::uint32_t communicator = 10; communicator < 60; ++communicator) {
+    send_in_vain(world, communicator, communicator % 2 == 0);
+    settle(world, 2ms);
+    EXPECT_EQ(world[1]->transport->peer(0)->inbox().held(), 0U);
+    EXPECT_EQ(world[1]->transport->peer(0)->inbox().entries(), 0U);
+    EXPECT_EQ(world[0]->transport->peer(1)->outbox().entries(), 0U);
+  }
+  EXPECT_TRUE(goes_unasked(world, {2, 1, 0}));
+  expect_usable(world);
+  close(world);
+}
+
+TEST(GivenUp, ControlSeesCommunicatorsThatAreNot) {
+  const World world = make_world(2, 1);
+  for (std::uint32_t communicator = 10; communicator < 14; ++communicator) {
+    std::vector<std::unique_ptr<Parcel>> out;
+    for (std::uint32_t i = 0; i < 5; ++i) out.push_back(world[0]->send(1, {communicator, i, 0}, kEagerLimit));
+    settle(world, 2ms);
+    for (auto& parcel : out) world[0]->transport->cancel(parcel->message);
+  }
+  EXPECT_FALSE(goes_unasked(world, {2, 1, 0}));
+}
+
+/// Large messages, of which one is announced and one is half there, and requests that nobody answers.
+TEST(GivenUp, WithLargeMessagesOnTheirWay) {
+  HalfWay half;
+  const auto asked = half.world[1]->receive(0, {1, 2, 0}, kLarge);
+  const auto announced = half.world[0]->send(1, {1, 3, 0}, kLarge);
+  settle(half.world, 2ms);
+  half.world[0]->transport->cancel(half.out->message);
+  half.world[0]->transport->cancel(announced->message);
+  half.world[0]->transport->give_up(1);
+  half.world[1]->transport->cancel(half.in->message);
+  half.world[1]->transport->cancel(asked->message);
+  half.world[1]->transport->give_up(1);
+  settle(half.world);
+  EXPECT_EQ(half.world[0]->transport->peer(1)->outbox().entries(), 0U);
+  EXPECT_LE(half.world[1]->transport->peer(0)->inbox().entries(), 1U);  // what was asked for may still come
+  expect_usable(half.world);
+  close(half.world);
+}
+
 TEST(Cancel, OfWhatIsDoneIsNothing) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 100);

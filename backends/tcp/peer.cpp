@@ -1,6 +1,8 @@
 #include "backends/tcp/peer.h"
 
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 
 #include <array>
 #include <boost/asio/buffer.hpp>
@@ -132,6 +134,17 @@ void Peer::ended(Stream& stream, const std::string& why) {
   stream.socket.close(ignored);
   stream.shut = true;
   gone_ = --open_ == 0;
+}
+
+bool Peer::has_all() const noexcept {
+  for (const auto& stream : streams_) {
+    if (!stream->socket.is_open()) continue;
+    int under_way = 0;
+    if (!stream->shut || ::ioctl(const_cast<Socket&>(stream->socket).native_handle(), SIOCOUTQ, &under_way) != 0 ||
+        under_way != 0)
+      return false;
+  }
+  return true;
 }
 
 void Peer::drop(const std::string& why) noexcept {

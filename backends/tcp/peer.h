@@ -59,6 +59,8 @@ class Peer {
 
   /// Sends what is queued, then the last frame; read() and write() go on until gone().
   void say_bye() noexcept { outbox_.say_bye(); }
+  /// The peer's system has all that we sent, with the last frame: nothing of it is lost any more, whoever closes when.
+  bool has_all() const noexcept;
   void drop(const std::string& why) noexcept;
 
   const Inbox& inbox() const noexcept { return inbox_; }

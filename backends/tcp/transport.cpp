@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <string>
@@ -122,17 +123,18 @@ bool TcpTransport::poll(bool thorough) noexcept {
   return moved;
 }
 
-bool TcpTransport::all_gone() const noexcept {
-  for (const auto& peer : peers_)
-    if (peer != nullptr && !peer->gone()) return false;
-  return true;
+/// Peers that stay are not waited for, only what they are to have. The connections are closed with what we have not
+/// read, which cuts off what is still under way to them: nothing is.
+bool TcpTransport::may_go() const noexcept {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const auto& peer) { return peer == nullptr || peer->gone() || peer->has_all(); });
 }
 
 void TcpTransport::close(bool failed) noexcept {
   const Clock::time_point until = Clock::now() + kLongestClose;
   for (const auto& peer : peers_)
     if (peer != nullptr) peer->say_bye();
-  while (!failed && !failed_ && !all_gone() && Clock::now() < until) {
+  while (!failed && !failed_ && !may_go() && Clock::now() < until) {
     bool moved = false;
     try {
       moved = read_ready();
@@ -141,9 +143,9 @@ void TcpTransport::close(bool failed) noexcept {
     } catch (const std::exception&) {  // out of memory: then without ceremony
       break;
     }
-    if (moved || all_gone()) continue;
+    if (moved || may_go()) continue;
     sleeper_.arm();
-    sleeper_.sleep(50ms);
+    sleeper_.sleep(1ms);  // that the last byte has been received wakes nobody
   }
   failed_ = true;
   for (const auto& peer : peers_)

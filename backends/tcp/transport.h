@@ -38,7 +38,7 @@ class TcpTransport final : public Transport {
   Peer* peer_of(const Message& message) noexcept;
   bool read_ready();
   bool read_all();
-  bool all_gone() const noexcept;
+  bool may_go() const noexcept;
   void report_losses() noexcept;
 
   const int rank_;

@@ -82,6 +82,23 @@ TEST(Failure, ARankThatClosesIsNotLostAndWhatItSentArrives) {
   });
 }
 
+TEST(Failure, WhoLeavesEarlyWaitsForNobodyAndLosesNothing) {
+  const World world = make_world(3, 2);
+  std::vector<std::unique_ptr<Parcel>> in, out;
+  for (std::uint32_t i = 0; i < 4; ++i) out.push_back(world[0]->send(1, {1, i, 0}, 10'000));
+  const auto unread = world[1]->send(0, {1, 99, 0}, 10'000);  // cuts the connection when rank 0 closes it
+  const auto start = Clock::now();
+  world[0]->transport->close(false);  // the others stay, and do nothing meanwhile
+  EXPECT_LT(Clock::now() - start, 1s);
+  const auto into_the_void = world[1]->send(0, {1, 100, 0}, 10'000);
+  for (std::uint32_t i = 0; i < 4; ++i) in.push_back(world[1]->receive(0, {1, i, 0}, 10'000));
+  EXPECT_TRUE(world[1]->until([&] { return in.back()->done; }, 5s)) << world[1]->reason;
+  for (const auto& parcel : in) EXPECT_TRUE(parcel->done && intact(*parcel, 10'000));
+  for (int i = 0; i < 100; ++i)
+    for (const std::size_t r : {1U, 2U}) world[r]->transport->poll(true);
+  EXPECT_TRUE(world[1]->lost.empty() && world[2]->lost.empty()) << world[1]->reason << world[2]->reason;
+}
+
 TEST(Failure, ClosingDoesNotWaitLongForARankThatHangs) {
   const World world = make_world(2, 1);
   const auto start = Clock::now();

@@ -63,7 +63,7 @@ Host::Host(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options)
   if (static_cast<std::size_t>(bootstrap_->size()) > kMostRanks)
     throw Unsupported("shm: a world has at most " + std::to_string(kMostRanks) + " ranks, not " +
                       std::to_string(bootstrap_->size()));
-  require_one_host(*bootstrap_, "shm");
+  require_one_host(*bootstrap_, "shm", "; auto chooses what reaches them all");
 }
 
 std::shared_ptr<Host> Host::make(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {

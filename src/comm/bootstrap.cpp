@@ -36,12 +36,12 @@ std::vector<UniqueFd> Bootstrap::exchange_descriptors(int) {
   throw Unsupported("bootstrap: these ranks don't share a host");
 }
 
-void require_one_host(const Bootstrap& bootstrap, std::string_view what) {
+void require_one_host(const Bootstrap& bootstrap, std::string_view what, std::string_view advice) {
   const std::vector<std::string>& hosts = bootstrap.hosts();
   for (std::size_t r = 1; r < hosts.size(); ++r) {
     if (hosts[r] == hosts[0]) continue;
-    throw Unsupported(std::string(what) + " needs all ranks on one host: rank " + std::to_string(r) + " is on host " +
-                      hosts[r] + ", rank 0 on " + hosts[0]);
+    throw InvalidUsage(std::string(what) + " needs all ranks on one host: rank " + std::to_string(r) + " is on host " +
+                       hosts[r] + ", rank 0 on " + hosts[0] + std::string(advice));
   }
 }
 

@@ -90,8 +90,8 @@ class TESSERA_API Bootstrap {
   virtual std::string local_address() const = 0;
 };
 
-/// For what works on one host only: throws Unsupported "WHAT needs all ranks on one host: ..." that names two ranks
+/// For what works on one host only: throws InvalidUsage "WHAT needs all ranks on one host: ..." that names two ranks
 /// which say that they are not. All ranks throw the same.
-TESSERA_API void require_one_host(const Bootstrap& bootstrap, std::string_view what);
+TESSERA_API void require_one_host(const Bootstrap& bootstrap, std::string_view what, std::string_view advice = "");
 
 }  // namespace tessera::comm

@@ -107,7 +107,7 @@ TEST(Rendezvous, HostsAreToldApart) {
   for (const Outcome& one : all) {
     EXPECT_EQ(one.bootstrap->hosts(), (std::vector<std::string>{"main land", "main land", "island"}));
     EXPECT_EQ(error_of([&] { one.bootstrap->exchange_descriptors(0); }),
-              "Unsupported: passing descriptors needs all ranks on one host: rank 2 is on host island, rank 0 on main "
+              "InvalidUsage: passing descriptors needs all ranks on one host: rank 2 is on host island, rank 0 on main "
               "land");
     EXPECT_EQ(one.bootstrap->local_address(), "127.0.0.1");
   }
@@ -119,7 +119,8 @@ TEST(Rendezvous, ABackendThatNeedsOneHostSaysSo) {
   expect_complete(all);
   for (const Outcome& one : all)
     EXPECT_EQ(error_of([&] { find_backend("shm").create(one.bootstrap, WorldOptions{}); }),
-              "Unsupported: shm needs all ranks on one host: rank 1 is on host host1, rank 0 on host0");
+              "InvalidUsage: shm needs all ranks on one host: rank 1 is on host host1, rank 0 on host0; auto chooses "
+              "what reaches them all");
 }
 
 TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {

@@ -107,8 +107,8 @@ class TwoHostsTest(jobs.Case):
         with self.start(self.command("fsdp", "shm", 1)) as job:
             ended = [jobs.finish(process, 30) for process in job.processes]
         for one in ended:
-            self.assertEqual((one.code, one.out), (1, ""))
-            self.assertRegex(one.err, r"^tessera: rank \d: shm needs all ranks on one host: rank 2 is on host \S+, rank 0 on \S+\n$")
+            self.assertEqual((one.code, one.out), (2, ""))
+            self.assertRegex(one.err, r"^tessera: shm needs all ranks on one host: rank 2 is on host \S+, rank 0 on \S+; auto chooses [^\n]*\n$")
 
     def test_several_hosts_need_a_master(self):
         with self.start(self.command("fsdp", "tcp", 1), TESSERA_MASTER="", TESSERA_RUN_ID=self.mark()) as job:

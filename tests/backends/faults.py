@@ -10,6 +10,9 @@ import subprocess
 import sys
 import time
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "harness"))
+from processes import die_with_parent  # noqa: E402
+
 RANKS = 3
 
 
@@ -18,7 +21,8 @@ def start(program, run, timeout):
     for rank in range(RANKS):
         env = dict(os.environ, TESSERA_RANK=str(rank), TESSERA_WORLD_SIZE=str(RANKS), TESSERA_RUN_ID=run,
                    TESSERA_TIMEOUT=timeout)
-        ranks.append(subprocess.Popen([program, "forever"], env=env, stdout=subprocess.PIPE, text=True))
+        ranks.append(subprocess.Popen([program, "forever"], env=env, stdout=subprocess.PIPE, text=True,
+                                      preexec_fn=die_with_parent))
     for rank in ranks:
         line = rank.stdout.readline()
         assert line == "ready\n", line

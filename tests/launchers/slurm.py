@@ -1,14 +1,16 @@
 """A Slurm of one node for one test: the real daemons, with all they keep in one folder, and gone with it."""
 
-import ctypes
 import getpass
 import os
-import signal
 import socket
 import subprocess
+import sys
 import time
 
 import jobs
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "harness"))
+import processes  # noqa: E402
 
 CONFIGURATION = """
 ClusterName=tessera
@@ -43,10 +45,6 @@ def free_port():
         return one.getsockname()[1]
 
 
-def die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 class Slurm:
     def __init__(self, folder):
         self.folder = folder
@@ -79,7 +77,7 @@ class Slurm:
     def daemon(self, name, *arguments):
         with open(self.path(name + ".out"), "wb") as out:
             self.daemons.append(subprocess.Popen([jobs.program(name), *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                                 env=self.environment(), preexec_fn=die_with_parent))
+                                                 env=self.environment(), preexec_fn=processes.die_with_parent))
 
     def ask(self, *command):
         done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=20, check=False)
@@ -117,6 +115,8 @@ class Slurm:
                 daemon.kill()
                 daemon.wait()
         self.daemons = []
+        # slurmd leaves the daemons of its steps behind, which end when they have told of theirs, or give up.
+        processes.wait_until_gone("SLURM_CONF", self.path("slurm.conf"), 10)
 
 
 class Srun:

@@ -11,13 +11,17 @@ import time
 
 from ranks import KEEP_GOING, pid_of
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "harness"))
+from processes import end_with_parent  # noqa: E402
+
 VARIANT, PROGRAM, *MPIRUN = sys.argv[1:]
 NAME = {"openmpi": "Open MPI", "mpich": "MPICH"}[VARIANT]
 ENVIRONMENT = dict(os.environ, TESSERA_BACKEND="mpi", TESSERA_TIMEOUT="20s")
 
 
 def run(command, patience=60, **changes):
-    done = subprocess.run(command, env=dict(ENVIRONMENT, **changes), capture_output=True, text=True, timeout=patience)
+    done = subprocess.run(command, env=dict(ENVIRONMENT, **changes), capture_output=True, text=True, timeout=patience,
+                          preexec_fn=end_with_parent)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -36,7 +40,7 @@ def stopped_rank(program):
     marker = str(os.getpid())
     env = dict(ENVIRONMENT, TEST_MARKER=marker, TESSERA_TIMEOUT="3s")
     ranks = subprocess.Popen([*MPIRUN, "-n", "3", program, "forever"], env=env, stdout=subprocess.PIPE, text=True,
-                             stderr=subprocess.DEVNULL)
+                             stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
     try:
         said = ""
         while said.count("ready") < 3:  # MPICH may join the ranks' lines

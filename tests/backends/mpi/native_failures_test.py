@@ -12,6 +12,9 @@ import time
 
 from ranks import KEEP_GOING, pid_of
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "harness"))
+from processes import end_with_parent  # noqa: E402
+
 VARIANT, PROGRAM, *MPIRUN = sys.argv[1:]
 RANKS = 3
 # MPICH's launcher ends the others after a rank was killed, whatever it was told, but not where one just goes.
@@ -24,7 +27,7 @@ def fail_mid_way(victim, sent, timeout, mode="failing"):
     # Without CMA: UCX, on which MPICH stands, ends a process that reads the memory of one that has just died.
     env = dict(os.environ, TESSERA_BACKEND="mpi", TEST_MARKER=marker, TESSERA_TIMEOUT=timeout, UCX_TLS="^cma")
     ranks = subprocess.Popen([*MPIRUN, *KEEP_GOING[VARIANT], "-n", str(RANKS), PROGRAM, mode], env=env, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
     said = ""
     try:
         while said.count("ready") < RANKS:

@@ -1,0 +1,46 @@
+"""Processes that the tests start, and what becomes of them."""
+
+import ctypes
+import os
+import signal
+import time
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(sent=signal.SIGKILL):
+    """For preexec_fn: a test that is killed leaves nothing behind. A launcher gets SIGTERM, to end its ranks itself."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, sent)
+
+
+def end_with_parent():
+    die_with_parent(signal.SIGTERM)
+
+
+def with_setting(name, value):
+    """The processes that have this in their environment, but for this one."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0") and int(process) != os.getpid():
+                    found.append(int(process))
+        except OSError:
+            pass
+    return found
+
+
+def wait_until_gone(name, value, seconds):
+    """Until nobody has this setting any more; who is still there after that is killed. True: nobody had to be."""
+    deadline = time.monotonic() + seconds
+    while left := with_setting(name, value):
+        if time.monotonic() > deadline:
+            for process in left:
+                try:
+                    os.kill(process, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            return False
+        time.sleep(0.05)
+    return True

@@ -30,23 +30,8 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what) {
   parts_left = 0;
 }
 
-bool Op::done() noexcept {
-  if (finished.load() != 0) return true;
-  group->host().engine().try_poll(false);
-  return finished.load() != 0;
-}
-
-bool Op::wait_until(Clock::time_point until) {
-  if (!group->host().engine().wait(finished, until)) return false;
-  if (finished.load() == kFailed) group->throw_failure();
-  return true;
-}
-
-void Op::wait() {
-  // Whoever drives fails the operation at its deadline: this ends.
-  while (!wait_until(Clock::now() + std::chrono::hours(1))) {
-  }
-}
+ProgressEngine& Op::engine() const noexcept { return group->host().engine(); }
+void Op::throw_failure() const { group->throw_failure(); }
 
 void Op::recycle() noexcept {
   const std::shared_ptr<Group> keep = std::move(group);  // may be the last to hold the group, and with it this

@@ -1,32 +1,23 @@
 // One operation in flight: a state machine that whoever drives progress moves on.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "backends/shm/port.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/progress.h"
+#include "tessera/comm/driven_work.h"
 #include "tessera/comm/slices.h"
 
 namespace tessera::shm {
 
 class Group;
 
-class Op final : public WorkState {
+class Op final : public DrivenWork {
  public:
   enum class Stage : std::uint8_t { queued, announced, running, draining };
-  static constexpr std::uint32_t kGood = 1;
-  static constexpr std::uint32_t kFailed = 2;
-
-  bool done() noexcept override;
-  bool wait_until(Clock::time_point until) override;
-  void wait() override;
-
   void prepare(std::shared_ptr<Group> owner, const Call& what);
-  bool finished_well() const noexcept { return finished.load() == kGood; }
 
   // How the buffers are cut, in elements. `me` and `ranks` are those of the group.
   bool shares_input() const;               ///< every reader reads the same part of my input
@@ -51,7 +42,6 @@ class Op final : public WorkState {
   std::uint64_t sequence = 0;
   std::uint64_t fingerprint = 0;
   Clock::time_point deadline;
-  std::atomic<std::uint32_t> finished{0};
   Stage stage = Stage::queued;
   bool eager = false;
   bool small = false;      ///< may finish inside its call
@@ -75,6 +65,8 @@ class Op final : public WorkState {
   Op* next = nullptr;
 
  protected:
+  ProgressEngine& engine() const noexcept override;
+  [[noreturn]] void throw_failure() const override;
   void recycle() noexcept override;
 };
 

@@ -159,7 +159,7 @@ Work Group::launch(Op& op) {
   ProgressEngine& engine = world_->engine();
   engine.try_poll(false);
   if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) engine.drive_briefly(op.finished);
-  if (op.finished.load() == Op::kGood) return {};
+  if (op.finished_well()) return {};
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
   engine.hand_over_unless_awaited();
   return Work(&op);

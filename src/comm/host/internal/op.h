@@ -1,7 +1,6 @@
 // One operation in flight: a schedule that is being carried out, or one message.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "tessera/base/memory.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/driven_work.h"
 #include "tessera/comm/native.h"
 #include "tessera/comm/schedule.h"
 #include "tessera/comm/transport.h"
@@ -19,15 +19,8 @@ class Group;
 
 inline constexpr std::string_view kMessageAlgorithm = "direct";  ///< of sends and receives
 
-class Op final : public WorkState, public MessageOwner, public NativeOwner {
+class Op final : public DrivenWork, public MessageOwner, public NativeOwner {
  public:
-  static constexpr std::uint32_t kGood = 1;
-  static constexpr std::uint32_t kFailed = 2;
-
-  bool done() noexcept override;
-  bool wait_until(Clock::time_point until) override;
-  void wait() override;
-
   /// In the caller's thread, before it is submitted.
   void prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t number);
   void take(std::shared_ptr<const Schedule> what);
@@ -50,7 +43,6 @@ class Op final : public WorkState, public MessageOwner, public NativeOwner {
   Call call;
   std::uint64_t sequence = 0;  ///< of a collective; of a message: its number between the two ranks
   Clock::time_point deadline;
-  std::atomic<std::uint32_t> finished{0};
   bool internal = false;     ///< not metered
   bool runnable = false;     ///< is in its world's list
   std::string called;        ///< checked mode: what must be equal on all members
@@ -64,6 +56,8 @@ class Op final : public WorkState, public MessageOwner, public NativeOwner {
   Op* next = nullptr;
 
  protected:
+  ProgressEngine& engine() const noexcept override;
+  [[noreturn]] void throw_failure() const override;
   void recycle() noexcept override;
 
  private:

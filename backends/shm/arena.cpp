@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -36,6 +37,13 @@ std::size_t wanted_capacity() {
   return bytes;
 }
 
+/// From `begin` to the next address of that colour.
+std::size_t bytes_to_colour(const std::byte* begin, int colour) {
+  const std::size_t period = kColours * kColourStep;
+  const std::size_t wanted = static_cast<std::size_t>(colour) % kColours * kColourStep;
+  return (wanted + period - reinterpret_cast<std::uintptr_t>(begin) % period) % period;
+}
+
 }  // namespace
 
 Mapping::~Mapping() { ::munmap(data_, bytes_); }
@@ -53,22 +61,36 @@ UniqueFd make_segment(const char* name, std::size_t bytes) {
   return fd;
 }
 
-std::shared_ptr<Mapping> map_segment(int fd, bool writable) {
+std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> colour) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) throw system_error("shm: fstat of a segment");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  if (data == MAP_FAILED) throw system_error("shm: can't map a segment of " + std::to_string(bytes) + " bytes");
+  const auto refused = [&] { return system_error("shm: can't map a segment of " + std::to_string(bytes) + " bytes"); };
+  // Addresses are taken first, as many as hold the segment wherever its colour puts it; what is left over goes back.
+  const std::size_t taken = bytes + (colour ? 2 * kColours * kColourStep : 0);
+  void* const room = ::mmap(nullptr, taken, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) throw refused();
+  auto* const begin = static_cast<std::byte*>(room);
+  const std::size_t before = colour ? bytes_to_colour(begin, *colour) : 0;
+  void* const data = ::mmap(begin + before, bytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+  if (data == MAP_FAILED) {
+    const SystemError error = refused();
+    ::munmap(room, taken);
+    throw error;
+  }
+  if (before > 0) ::munmap(begin, before);
+  const std::size_t used = before + round_up(bytes, kPage);
+  if (used < taken) ::munmap(begin + used, taken - used);
   return std::make_shared<Mapping>(data, bytes);
 }
 
-std::shared_ptr<Arena> Arena::make(bool shared) {
+std::shared_ptr<Arena> Arena::make(bool shared, int colour) {
   for (std::size_t bytes = wanted_capacity();; bytes /= 2) {
     try {
       if (shared) {
         UniqueFd fd = make_segment("tessera-window", bytes);
-        std::shared_ptr<Mapping> mapping = map_segment(fd.get(), true);
+        std::shared_ptr<Mapping> mapping = map_segment(fd.get(), true, colour);
         return std::make_shared<Arena>(std::move(fd), std::move(mapping));
       }
       void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

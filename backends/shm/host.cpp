@@ -75,7 +75,7 @@ std::shared_ptr<Host> Host::make(std::shared_ptr<Bootstrap> bootstrap, const Wor
 void Host::connect() {
   Bootstrap& others = *bootstrap_;
   const int ranks = others.size();
-  arena_ = Arena::make(!others.in_process());
+  arena_ = Arena::make(!others.in_process(), rank_);
   if (others.in_process()) {
     for (const auto& object : others.exchange_objects(arena_->mapping()))
       windows_.push_back(std::static_pointer_cast<Mapping>(object));
@@ -85,7 +85,7 @@ void Host::connect() {
     const std::vector<UniqueFd> segments = others.exchange_descriptors(arena_->descriptor());
     for (int r = 0; r < ranks; ++r)
       windows_.push_back(r == rank_ ? arena_->mapping()
-                                    : map_segment(segments[static_cast<std::size_t>(r)].get(), false));
+                                    : map_segment(segments[static_cast<std::size_t>(r)].get(), false, r));
     // Everyone offers a board; rank 0's is taken.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);

@@ -8,6 +8,9 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
 
 #include "tests/comm/support.h"
 
@@ -63,6 +66,18 @@ TEST(Processes, FindEachOtherAndLeaveNothing) {
     for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
   }
   expect_nothing_left();
+}
+
+// Windows that agree in these bits evict each other from AMD's first-level caches, line by line.
+TEST(Processes, MapTheWindowsOfDifferentRanksAtDifferentColours) {
+  std::vector<Process> ranks = start_ranks(4, "windows");
+  for (Process& rank : ranks) {
+    std::istringstream line(rank.line());
+    const std::vector<int> colours(std::istream_iterator<int>(line), {});
+    EXPECT_EQ(colours.size(), 4u);  // a window in several pieces, or none, would be no test
+    EXPECT_EQ(std::set<int>(colours.begin(), colours.end()).size(), colours.size());
+  }
+  for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
 }
 
 class Killed : public testing::TestWithParam<int> {};

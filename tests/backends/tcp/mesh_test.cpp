@@ -121,25 +121,39 @@ std::vector<UniqueFd> intrude(std::uint16_t port) {
   return strangers;
 }
 
-std::string introduce_with(const Bootstrap::Token& token, std::uint16_t port) {
-  boost::asio::io_context context{1};
-  tcp::Socket socket(context);
-  socket.connect({boost::asio::ip::make_address("127.0.0.1"), port});
-  std::string refusal = "unfinished";
-  boost::asio::co_spawn(
-      context,
-      [&]() -> boost::asio::awaitable<void> {
-        refusal = co_await tcp::introduce(socket, token, {0, 1, 0});
-      },
-      boost::asio::detached);
-  context.run_for(20s);
-  return refusal;
-}
+/// Somebody who says that it is rank 0, without knowing the token: connected as soon as it exists, then in a thread of
+/// its own.
+class Forger {
+ public:
+  explicit Forger(std::uint16_t port) : socket_(context_) {
+    socket_.connect({boost::asio::ip::make_address("127.0.0.1"), port});
+    boost::asio::co_spawn(
+        context_,
+        [this]() -> boost::asio::awaitable<void> {
+          refusal_ = co_await tcp::introduce(socket_, Bootstrap::Token{7}, {0, 1, 0});
+        },
+        boost::asio::detached);
+    thread_ = std::thread([this] { context_.run_for(20s); });
+  }
+  ~Forger() {
+    if (thread_.joinable()) thread_.join();
+  }
+  /// Waits for the answer.
+  const std::string& refusal() {
+    thread_.join();
+    return refusal_;
+  }
+
+ private:
+  boost::asio::io_context context_{1};
+  tcp::Socket socket_;
+  std::string refusal_ = "unfinished";
+  std::thread thread_;
+};
 
 TEST(Mesh, StrangersDisturbNobody) {
   std::vector<UniqueFd> strangers;
-  std::string refusal;
-  std::thread forger;
+  std::optional<Forger> forger;
   std::uint16_t port = 0;
   const auto start = Clock::now();
   const World world = make_world(meddled(2, [&](Meddled& own) {
@@ -147,11 +161,11 @@ TEST(Mesh, StrangersDisturbNobody) {
     own.on_addresses = [&](std::vector<std::string>& lines) {  // before it connects to rank 1 itself
       port = port_of(lines[1]);
       strangers = intrude(port);
-      forger = std::thread([&] { refusal = introduce_with(Bootstrap::Token{7}, port); });
+      forger.emplace(port);
     };
   }));
   EXPECT_LT(Clock::now() - start, 8s) << "silent strangers have 10 s, the ranks don't wait for them";
-  forger.join();
+  const std::string refusal = forger->refusal();
   EXPECT_TRUE(refusal == "it did not accept this rank" || refusal == "it did not answer") << refusal;
   expect_working(world);
   close(world);

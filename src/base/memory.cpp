@@ -2,15 +2,19 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/small_blocks.h"
 
 namespace tessera::base {
 
@@ -46,6 +50,21 @@ constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
+/// Asking a device for memory makes it stop and wait; keeping a quarter more costs less.
+MemoryPoolOptions adapted(MemoryPoolOptions options, const DeviceRuntime* runtime) {
+  if (runtime == nullptr) return options;
+  options.poison = false;
+  if (!runtime->traits().slow_allocation) return options;
+  options.slack = std::max(options.slack, 0.25);
+  options.slack_bytes = std::max(options.slack_bytes, std::size_t{256} << 20);
+  return options;
+}
+
+/// The host's memory needs no runtime: it is the C library's and the kernel's.
+std::shared_ptr<DeviceRuntime> unless_host(std::shared_ptr<DeviceRuntime> runtime) {
+  return runtime != nullptr && runtime->device().type == DeviceType::cpu ? nullptr : std::move(runtime);
+}
+
 [[noreturn]] void out_of_memory(std::size_t bytes) {
   throw system_error("memory: can't allocate " + std::to_string(bytes) + " bytes", ENOMEM);
 }
@@ -55,12 +74,17 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + 
 /// Idle blocks by size, oldest first among equals; a request takes the smallest that fits and wastes at most an eighth.
 class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options) : ledger_(std::move(ledger)), options_(options) {}
+  Impl(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options, std::shared_ptr<DeviceRuntime> runtime)
+      : ledger_(std::move(ledger)), runtime_(std::move(runtime)), options_(adapted(options, runtime_.get())) {
+    if (runtime_ != nullptr && runtime_->traits().slow_allocation)
+      small_.emplace(*runtime_, *ledger_, options_.pooled_from);
+  }
   ~Impl() { trim(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   Buffer small(std::size_t bytes, MemoryUse use) {
+    if (runtime_ != nullptr) return small_of_device(bytes, use);
     void* data = std::aligned_alloc(kAlignment, round_up(bytes == 0 ? 1 : bytes, kAlignment));
     if (data == nullptr) out_of_memory(bytes);
     ledger_->add(use, bytes);
@@ -68,6 +92,19 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
               if (self->options_.poison) std::memset(p, 0xFF, n);
               self->ledger_->remove(use, n);
               std::free(p);
+            }};
+  }
+
+  Buffer small_of_device(std::size_t bytes, MemoryUse use) {
+    void* data = small_ ? small_->take(bytes) : runtime_->allocate(bytes);
+    ledger_->add(use, bytes);
+    return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
+              self->ledger_->remove(use, n);
+              if (self->small_) {
+                self->small_->give(p, n);
+              } else {
+                self->runtime_->free(p, n);
+              }
             }};
   }
 
@@ -127,8 +164,8 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     account(-static_cast<std::int64_t>(block.bytes));
   }
 
-  /// Moves bytes between idle and live. The ledger's slack follows what is held beyond what was asked for: idle blocks, and
-  /// the unused ends of live ones (the rounding to pages is not worth counting).
+  /// Moves bytes between idle and live. The ledger's slack follows what is held beyond what was asked for: idle blocks,
+  /// and the unused ends of live ones (the rounding to pages is not worth counting).
   void account(std::int64_t live_change) {
     live_ = static_cast<std::size_t>(static_cast<std::int64_t>(live_) + live_change);
     if (live_ > live_peak_) live_peak_ = live_;
@@ -153,12 +190,17 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     idle_.pop_front();
     idle_bytes_ -= block.bytes;
     account(0);
-    ::munmap(block.data, block.bytes);
+    if (runtime_ != nullptr) {
+      runtime_->free(block.data, block.bytes);
+    } else {
+      ::munmap(block.data, block.bytes);
+    }
   }
 
   /// From 2 MiB on a block begins where a huge page can: the kernel walks one entry instead of 512 whenever it faults, reads
   /// for a peer, or pins for a device.
-  static void* map(std::size_t bytes) {
+  void* map(std::size_t bytes) const {
+    if (runtime_ != nullptr) return runtime_->allocate(bytes);
     const std::size_t spare = bytes >= kHugePage ? kHugePage - kPage : 0;
     void* const mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) out_of_memory(bytes);
@@ -172,7 +214,9 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   const std::shared_ptr<Ledger> ledger_;
+  const std::shared_ptr<DeviceRuntime> runtime_;  // null: the host
   const MemoryPoolOptions options_;
+  std::optional<SmallBlocks> small_;
   std::mutex mutex_;
   std::list<Block> idle_;  // oldest first
   Idle by_size_;
@@ -183,8 +227,9 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   std::int64_t told_ = 0;
 };
 
-MemoryPool::MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options)
-    : impl_(std::make_shared<Impl>(std::move(ledger), options)) {}
+MemoryPool::MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options,
+                       std::shared_ptr<DeviceRuntime> runtime)
+    : impl_(std::make_shared<Impl>(std::move(ledger), options, unless_host(std::move(runtime)))) {}
 MemoryPool::~MemoryPool() = default;
 
 Buffer MemoryPool::allocate(std::size_t bytes, MemoryUse use) {

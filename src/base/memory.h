@@ -35,6 +35,8 @@ class TESSERA_API Buffer {
   Release release_;
 };
 
+class DeviceRuntime;
+
 struct MemoryPoolOptions {
   std::size_t pooled_from = 256 * 1024;       ///< smaller requests go to the C library
   double slack = 0.02;                        ///< idle memory kept, as a part of the highest live total ...
@@ -42,18 +44,21 @@ struct MemoryPoolOptions {
   bool poison = false;                        ///< fill released blocks with 0xFF (NaN), to make a stale read visible
 };
 
-/// Memory of one rank. A released block keeps its pages and serves the next request that it fits, so that a training step
-/// maps and faults nothing once the first has run. Thread-safe. Buffers may outlive the pool object; the ledger, which is
-/// given, must outlive the buffers.
+/// Memory of one rank on one device. A released block keeps its pages and serves the next request that it fits, so that
+/// a training step maps and faults nothing once the first has run. Thread-safe. Buffers may outlive the pool object;
+/// the ledger, which is given, must outlive the buffers. Memory of a device is handed on in the order in which the host
+/// releases and asks, so all work that uses it belongs on one stream (or is ordered by events before the release).
 class TESSERA_API MemoryPool {
  public:
-  explicit MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options = {});
+  /// `runtime` null: the host's memory. Only the host's memory is poisoned.
+  explicit MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options = {},
+                      std::shared_ptr<DeviceRuntime> runtime = nullptr);
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Uninitialised bytes, aligned to kAlignment, booked in the ledger under `use`. Zero bytes give a valid buffer of size 0.
-  /// Throws SystemError where the system has no more.
+  /// Uninitialised bytes, aligned to kAlignment, booked in the ledger under `use`. Zero bytes give a valid buffer of
+  /// size 0. Throws SystemError where the system has no more.
   Buffer allocate(std::size_t bytes, MemoryUse use);
 
   /// Gives all idle blocks back to the system.

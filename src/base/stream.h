@@ -1,9 +1,9 @@
 // Streams and events: work in order, and points in that order that other streams can wait for.
 //
-// The engine never waits on the host; it says what comes after what. On the CPU a stream is *immediate*: run() executes at
-// once. The *lazy* stream executes only when somebody waits for it, as a GPU may run arbitrarily late: a dependency that was
-// forgotten then reads stale data on any machine. Allocation is not deferred: memory handed from one piece of work to the next
-// on one stream is safe, between streams it needs an event.
+// The engine never waits on the host; it says what comes after what. On the CPU a stream is *immediate*: run() executes
+// at once. The *lazy* stream executes only when somebody waits for it, as a GPU may run arbitrarily late: a dependency
+// that was forgotten then reads stale data on any machine. Allocation is not deferred: memory handed from one piece of
+// work to the next on one stream is safe, between streams it needs an event.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 
 namespace tessera::base {
 
-/// A point in a stream's order. A cheap handle; a default one is always reached. Used by the thread that uses the stream.
+/// A point in a stream's order. A cheap handle; a default one is always reached. Used by the thread that uses the
+/// stream.
 class TESSERA_API Event {
  public:
   class State {
@@ -58,6 +59,12 @@ class TESSERA_API Stream {
     } else {
       enqueue(std::function<void()>(std::forward<F>(work)));
     }
+  }
+
+  /// Keeps `thing` until the work appended so far has run: memory that the host gives back while a stream may still use
+  /// it. Where a device's memory is only ever reused in this stream's order, it is let go of at once.
+  virtual void hold(std::shared_ptr<const void> thing) {
+    if (!immediate_) enqueue([thing = std::move(thing)] {});
   }
 
   virtual Event record() = 0;

@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/base/internal/modules.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/internal/modules.h"
 
@@ -162,7 +163,7 @@ bool read_report(const std::string& text, ModuleReport& report) {
 }
 
 std::vector<ModuleReport> ask_modules(std::span<const ModuleFile> files) {
-  const std::string program = module_folder() + "/module-probe";
+  const std::string program = base::module_folder() + "/module-probe";
   std::vector<ModuleReport> reports;
   std::vector<std::optional<Asked>> asked;  // all at once: each takes a while
   for (const ModuleFile& file : files) {

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/internal/modules.h"
 #include "tessera/comm/internal/modules.h"
 #include "tessera/comm/internal/variables.h"
 #include "tessera/comm/plugin.h"
@@ -85,14 +86,6 @@ Backend backend_of(const tessera_plugin& plugin) {
 
 }  // namespace
 
-std::string module_folder() {
-  Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&module_folder), &info) == 0 || info.dli_fname == nullptr) return "";
-  std::error_code error;
-  const fs::path library = fs::canonical(info.dli_fname, error);
-  return error ? "" : (library.parent_path() / "tessera-modules").string();
-}
-
 std::vector<ModuleFile> find_modules() {
   std::vector<ModuleFile> found;
   const std::string path = env_or_default(env::kPluginPath);
@@ -101,7 +94,7 @@ std::vector<ModuleFile> find_modules() {
     if (end > begin) look_in(path.substr(begin, end - begin), true, found);
     begin = end + 1;
   }
-  look_in(module_folder(), false, found);
+  look_in(base::module_folder(), false, found);
   return found;
 }
 

@@ -14,53 +14,13 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/base/abi.h"
 #include "tessera/base/env.h"
 #include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/registry.h"
 
-// What two parts of a program must have in common before they hand C++ objects to each other. A macro: a variable would
-// be merged with the library's by the linker, and always agree with it.
-#define TESSERA_ABI_TEXT_(x) #x
-#define TESSERA_ABI_TEXT(x) TESSERA_ABI_TEXT_(x)
-#define TESSERA_ABI_NUMBER 2  // counts up whenever a class or struct in the headers of base or comm changes
-
-#if defined(__clang__)
-#define TESSERA_ABI_COMPILER "clang " TESSERA_ABI_TEXT(__clang_major__)
-#elif defined(__GNUC__)
-#define TESSERA_ABI_COMPILER "gcc " TESSERA_ABI_TEXT(__GNUC__)
-#else
-#error "plugin.h: unknown compiler"
-#endif
-
-#if defined(_LIBCPP_ABI_VERSION)
-#define TESSERA_ABI_STANDARD_LIBRARY "libc++ abi " TESSERA_ABI_TEXT(_LIBCPP_ABI_VERSION)
-#elif defined(_GLIBCXX_DEBUG)
-#define TESSERA_ABI_STANDARD_LIBRARY \
-  "libstdc++ " TESSERA_ABI_TEXT(_GLIBCXX_RELEASE) " cxx11-abi " TESSERA_ABI_TEXT(_GLIBCXX_USE_CXX11_ABI) " debug"
-#else
-#define TESSERA_ABI_STANDARD_LIBRARY \
-  "libstdc++ " TESSERA_ABI_TEXT(_GLIBCXX_RELEASE) " cxx11-abi " TESSERA_ABI_TEXT(_GLIBCXX_USE_CXX11_ABI)
-#endif
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define TESSERA_ABI_SANITIZER "address sanitizer"
-#elif __has_feature(thread_sanitizer)
-#define TESSERA_ABI_SANITIZER "thread sanitizer"
-#endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define TESSERA_ABI_SANITIZER "address sanitizer"
-#elif defined(__SANITIZE_THREAD__)
-#define TESSERA_ABI_SANITIZER "thread sanitizer"
-#endif
-#ifndef TESSERA_ABI_SANITIZER
-#define TESSERA_ABI_SANITIZER "no sanitizer"
-#endif
-
-#define TESSERA_PLUGIN_ABI                                                                                    \
-  "tessera " TESSERA_ABI_TEXT(TESSERA_ABI_NUMBER) ", " TESSERA_ABI_COMPILER ", " TESSERA_ABI_STANDARD_LIBRARY \
-                                                  ", " TESSERA_ABI_SANITIZER
+#define TESSERA_PLUGIN_ABI TESSERA_ABI
 
 namespace tessera::comm {
 

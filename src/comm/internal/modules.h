@@ -40,7 +40,4 @@ TESSERA_API std::string describe_module(const std::string& path);
 /// False: `text` isn't complete.
 bool read_report(const std::string& text, ModuleReport& report);
 
-/// The folder beside the library in which the project's own modules lie.
-std::string module_folder();
-
 }  // namespace tessera::comm

@@ -1,0 +1,48 @@
+// What a library and its loadable modules must have in common, as one string that both compare.
+#pragma once
+
+#include <cstddef>
+
+// What two parts of a program must have in common before they hand C++ objects to each other. A macro: a variable would
+// be merged with the library's by the linker, and always agree with it.
+#define TESSERA_ABI_TEXT_(x) #x
+#define TESSERA_ABI_TEXT(x) TESSERA_ABI_TEXT_(x)
+#define TESSERA_ABI_NUMBER \
+  3  // counts up whenever a class or struct in the headers of base, comm or a device's table changes
+
+#if defined(__clang__)
+#define TESSERA_ABI_COMPILER "clang " TESSERA_ABI_TEXT(__clang_major__)
+#elif defined(__GNUC__)
+#define TESSERA_ABI_COMPILER "gcc " TESSERA_ABI_TEXT(__GNUC__)
+#else
+#error "abi.h: unknown compiler"
+#endif
+
+#if defined(_LIBCPP_ABI_VERSION)
+#define TESSERA_ABI_STANDARD_LIBRARY "libc++ abi " TESSERA_ABI_TEXT(_LIBCPP_ABI_VERSION)
+#elif defined(_GLIBCXX_DEBUG)
+#define TESSERA_ABI_STANDARD_LIBRARY \
+  "libstdc++ " TESSERA_ABI_TEXT(_GLIBCXX_RELEASE) " cxx11-abi " TESSERA_ABI_TEXT(_GLIBCXX_USE_CXX11_ABI) " debug"
+#else
+#define TESSERA_ABI_STANDARD_LIBRARY \
+  "libstdc++ " TESSERA_ABI_TEXT(_GLIBCXX_RELEASE) " cxx11-abi " TESSERA_ABI_TEXT(_GLIBCXX_USE_CXX11_ABI)
+#endif
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TESSERA_ABI_SANITIZER "address sanitizer"
+#elif __has_feature(thread_sanitizer)
+#define TESSERA_ABI_SANITIZER "thread sanitizer"
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define TESSERA_ABI_SANITIZER "address sanitizer"
+#elif defined(__SANITIZE_THREAD__)
+#define TESSERA_ABI_SANITIZER "thread sanitizer"
+#endif
+#ifndef TESSERA_ABI_SANITIZER
+#define TESSERA_ABI_SANITIZER "no sanitizer"
+#endif
+
+#define TESSERA_ABI                                                                                           \
+  "tessera " TESSERA_ABI_TEXT(TESSERA_ABI_NUMBER) ", " TESSERA_ABI_COMPILER ", " TESSERA_ABI_STANDARD_LIBRARY \
+                                                  ", " TESSERA_ABI_SANITIZER

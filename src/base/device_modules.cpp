@@ -1,0 +1,105 @@
+// Devices: those that are built in, and those that are loadable modules.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "tessera/base/error.h"
+#include "tessera/base/internal/builtin_devices.h"
+#include "tessera/base/internal/modules.h"
+
+namespace tessera::base {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path device_folder() { return fs::path(module_folder()) / "devices"; }
+
+std::string last_dl_error() {
+  const char* text = ::dlerror();
+  return text != nullptr ? text : "unknown error";
+}
+
+/// The name without its number: "cuda:1" is a device of the module "cuda".
+std::string kind_of(Device device) {
+  std::string name = name_of(device);
+  return name.substr(0, name.find(':'));
+}
+
+DeviceState state_of_module(const std::string& name, const std::string& path) {
+  DeviceState state{.name = name, .available = false, .reason = {}, .devices = {}};
+  try {
+    DeviceProbe probe = load_device_module(path).probe();
+    state.available = probe.problem.empty();
+    state.reason = std::move(probe.problem);
+    state.devices = std::move(probe.devices);
+  } catch (const Error& error) {
+    state.reason = error.what();
+  }
+  return state;
+}
+
+}  // namespace
+
+std::string module_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&module_folder), &info) == 0 || info.dli_fname == nullptr) return "";
+  std::error_code error;
+  const fs::path library = fs::canonical(info.dli_fname, error);
+  return error ? "" : (library.parent_path() / "tessera-modules").string();
+}
+
+const tessera_device& load_device_module(const std::string& path) {
+  // dlopen() itself remembers what is loaded. RTLD_NOW: a function that is missing is missed here.
+  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) throw InvalidUsage(last_dl_error());
+  auto* const entry = reinterpret_cast<tessera_device_entry_function*>(::dlsym(handle, "tessera_device_entry"));
+  if (entry == nullptr) throw InvalidUsage(path + " is no device of tessera: it has no tessera_device_entry()");
+  const tessera_device* const module = entry();
+  if (module == nullptr || module->abi == nullptr)
+    throw InvalidUsage(path + ": its tessera_device_entry() returned nothing");
+  if (std::strcmp(module->abi, TESSERA_ABI) != 0)
+    throw InvalidUsage(path + " was built for '" + module->abi +
+                       "', this library is '" TESSERA_ABI "': build it again with this library's headers and compiler");
+  if (module->size != sizeof(tessera_device))
+    throw InvalidUsage(path + ": its tessera_device has " + std::to_string(module->size) + " bytes, this library's " +
+                       std::to_string(sizeof(tessera_device)) + ": build it again with this library's headers");
+  const std::string name = fs::path(path).stem().string();
+  if (module->name != name)
+    throw InvalidUsage(path + ": its device is called '" + std::string(module->name) + "': name the file " +
+                       std::string(module->name) + ".so");
+  return *module;
+}
+
+std::shared_ptr<DeviceRuntime> open_device(Device device) {
+  if (device.type == DeviceType::cpu) return cpu_runtime();
+  if (device.type == DeviceType::meta) return meta_runtime();
+  const std::string kind = kind_of(device);
+  const fs::path path = device_folder() / (kind + ".so");
+  std::error_code ignore;
+  if (!fs::exists(path, ignore))
+    throw InvalidUsage("device " + kind + ": not part of this build (there is no " + path.string() + ")");
+  const tessera_device& module = load_device_module(path.string());
+  if (const DeviceProbe probe = module.probe(); !probe.problem.empty())
+    throw InvalidUsage("device " + kind + " can't be used: " + probe.problem);
+  OpenedDevice opened = module.open(device.index);
+  if (opened.error != nullptr) std::rethrow_exception(opened.error);
+  return std::move(opened.runtime);
+}
+
+std::vector<DeviceState> list_devices() {
+  std::vector<DeviceState> states = {
+      {.name = "cpu", .available = true, .reason = "", .devices = {cpu_runtime()->properties()}},
+      {.name = "meta", .available = true, .reason = "", .devices = {}},
+  };
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator entry(device_folder(), error), end; !error && entry != end; entry.increment(error))
+    if (entry->path().extension() == ".so") files.push_back(entry->path());
+  std::sort(files.begin(), files.end());
+  for (const fs::path& file : files) states.push_back(state_of_module(file.stem().string(), file.string()));
+  return states;
+}
+
+}  // namespace tessera::base

@@ -1,0 +1,94 @@
+// What a device can do for the layers above: memory, streams and copies. One abstract class for every kind of device.
+//
+// cpu and meta are built in. Any other device is a loadable module (device_module.h), so the program starts on machines
+// that lack it and says why. Layers above put their own tables into a device without base knowing them: see find().
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/device.h"
+#include "tessera/base/export.h"
+#include "tessera/base/stream.h"
+
+namespace tessera::base {
+
+struct DeviceProperties {
+  std::string name;              ///< the vendor's
+  std::size_t memory_bytes = 0;  ///< 0: not known
+  int processors = 0;            ///< that run blocks of threads at the same time; 0: not known
+  int generation = 0;            ///< of the architecture, ten times major plus minor; 0 where that means nothing
+};
+
+enum class CopyDirection : std::uint8_t { host_to_device, device_to_host, device_to_device };
+
+struct DeviceTraits {
+  bool host_accessible = false;  ///< the host may read and write the device's memory (in the order of its streams)
+  bool slow_allocation = false;  ///< pools keep more idle memory, and cut small blocks out of large ones
+};
+
+/// One device as one rank uses it. Thread-safe but for what a stream allows. Errors: SystemError where memory is short,
+/// BackendError with the vendor's text for everything else.
+class TESSERA_API DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime();
+  DeviceRuntime(const DeviceRuntime&) = delete;
+  DeviceRuntime& operator=(const DeviceRuntime&) = delete;
+
+  Device device() const { return device_; }
+  const DeviceTraits& traits() const { return traits_; }
+  bool host_accessible() const { return traits_.host_accessible; }
+  virtual DeviceProperties properties() const = 0;
+
+  virtual std::unique_ptr<Stream> make_stream() = 0;
+
+  /// At least `bytes` (0: a valid pointer), aligned to kAlignment, uninitialised. Slow: pools stand above it.
+  virtual void* allocate(std::size_t bytes) = 0;
+  /// Any work that uses the memory must have been done, or be ordered before what the device does for free.
+  virtual void free(void* data, std::size_t bytes) noexcept = 0;
+
+  /// Host memory that copies from and to this device may use without making the host wait.
+  virtual void* allocate_host(std::size_t bytes) = 0;
+  virtual void free_host(void* data, std::size_t bytes) noexcept = 0;
+
+  /// Appends a copy to `stream`. Host memory that isn't allocate_host's works too, but may make the host wait.
+  virtual void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) = 0;
+  /// Appends: every byte becomes `value`.
+  virtual void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) = 0;
+
+  /// The host waits for everything on this device.
+  virtual void synchronize() = 0;
+
+  /// What this device has for a layer above, by the name that the layer chose; null where it has none. The layer's
+  /// header fixes the type; find<Table>() asks under Table::kInterface.
+  virtual const void* find(std::string_view interface) const noexcept = 0;
+  template <class Table>
+  const Table* find() const noexcept {
+    return static_cast<const Table*>(find(Table::kInterface));
+  }
+
+ protected:
+  DeviceRuntime(Device device, DeviceTraits traits) : device_(device), traits_(traits) {}
+
+ private:
+  const Device device_;
+  const DeviceTraits traits_;
+};
+
+/// The device, ready for use. Throws InvalidUsage with the reason where it can't be used on this machine.
+TESSERA_API std::shared_ptr<DeviceRuntime> open_device(Device device);
+
+struct DeviceState {
+  std::string name;  ///< "cpu", "meta", "cuda"
+  bool available = false;
+  std::string reason;                     ///< why it isn't
+  std::vector<DeviceProperties> devices;  ///< what was found
+};
+
+/// Every device that this library knows or finds a module for. Never throws for a device that can't be used.
+TESSERA_API std::vector<DeviceState> list_devices();
+
+}  // namespace tessera::base

@@ -1,0 +1,158 @@
+#include "tessera/base/device_runtime.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/internal/modules.h"
+#include "tessera/base/memory.h"
+
+namespace tessera::base {
+namespace {
+
+using testing::HasSubstr;
+
+struct NobodysTable {
+  static constexpr std::string_view kInterface = "nobody's";
+};
+
+TEST(DeviceRuntime, TheHostCopiesAndFillsInStreamOrder) {
+  const auto cpu = open_device({});
+  EXPECT_TRUE(cpu->host_accessible());
+  EXPECT_GT(cpu->properties().memory_bytes, 0U);
+  const auto lazy = make_lazy_stream();
+  int from = 7, to = 0;
+  cpu->copy(*lazy, CopyDirection::host_to_device, &to, &from, sizeof to);
+  from = 8;
+  cpu->fill(*lazy, &from, 0, sizeof from);
+  EXPECT_EQ(to, 0) << "nothing has run";
+  lazy->synchronize();
+  EXPECT_EQ(to, 8);
+  EXPECT_EQ(from, 0);
+  EXPECT_EQ(cpu->find<NobodysTable>(), nullptr);
+}
+
+TEST(DeviceRuntime, MetaHasShapesButNoData) {
+  const auto meta = open_device({DeviceType::meta, 0});
+  void* const a = meta->allocate(std::size_t{1} << 50);
+  void* const b = meta->allocate(0);
+  EXPECT_NE(a, b);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b) % kAlignment, 0U);
+  const auto stream = meta->make_stream();
+  int host = 3;
+  meta->copy(*stream, CopyDirection::host_to_device, a, &host, sizeof host);
+  meta->fill(*stream, a, 0, 1000);
+  EXPECT_THROW(meta->copy(*stream, CopyDirection::device_to_host, &host, a, sizeof host), InvalidUsage);
+  EXPECT_EQ(host, 3);
+  EXPECT_DEATH(*static_cast<volatile int*>(a) = 1, "");
+}
+
+TEST(DeviceRuntime, EveryDeviceSaysWhatItIsOrWhyNot) {
+  const std::vector<DeviceState> states = list_devices();
+  ASSERT_GE(states.size(), 2U);
+  EXPECT_EQ(states[0].name, "cpu");
+  EXPECT_EQ(states[1].name, "meta");
+  for (const DeviceState& state : states) {
+    EXPECT_EQ(state.available, state.reason.empty()) << state.name << ": " << state.reason;
+    if (state.available) {
+      EXPECT_NE(open_device(parse_device(state.name)), nullptr);
+    } else {
+      EXPECT_THROW(open_device(parse_device(state.name)), InvalidUsage);
+    }
+  }
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    load_device_module(path);
+  } catch (const InvalidUsage& error) {
+    return error.what();
+  }
+  return "loaded";
+}
+
+TEST(DeviceModules, AModuleIsRefusedWithTheReason) {
+  const std::string folder = TESSERA_TEST_DEVICES;
+  EXPECT_EQ(refusal(folder + "/abacus.so"), "loaded");
+  EXPECT_EQ(load_device_module(folder + "/abacus.so").probe().problem, "a bead is missing");
+  EXPECT_THAT(refusal(folder + "/otherabi.so"), HasSubstr("'tessera 0, punched cards'"));
+  EXPECT_THAT(refusal(folder + "/otherabi.so"), HasSubstr("'" TESSERA_ABI "'"));
+  EXPECT_THAT(refusal(folder + "/othersize.so"), HasSubstr("bytes, this library's"));
+  EXPECT_THAT(refusal(folder + "/misnamed.so"), HasSubstr("name the file abacus.so"));
+  EXPECT_THAT(refusal(folder + "/noentry.so"), HasSubstr("no tessera_device_entry()"));
+  EXPECT_THAT(refusal(folder + "/nothere.so"), HasSubstr("nothere.so"));
+}
+
+/// Counts what a pool asks of a device.
+class CountingRuntime final : public DeviceRuntime {
+ public:
+  CountingRuntime() : DeviceRuntime({DeviceType::cuda, 0}, {.slow_allocation = true}) {}
+  DeviceProperties properties() const override { return {}; }
+  std::unique_ptr<Stream> make_stream() override { return make_immediate_stream(); }
+  void* allocate(std::size_t bytes) override {
+    ++asked;
+    held += bytes;
+    return std::malloc(bytes);
+  }
+  void free(void* data, std::size_t bytes) noexcept override {
+    held -= bytes;
+    std::free(data);
+  }
+  void* allocate_host(std::size_t bytes) override { return std::malloc(bytes); }
+  void free_host(void* data, std::size_t) noexcept override { std::free(data); }
+  void copy(Stream&, CopyDirection, void*, const void*, std::size_t) override {}
+  void fill(Stream&, void*, unsigned char, std::size_t) override {}
+  void synchronize() override {}
+  const void* find(std::string_view) const noexcept override { return nullptr; }
+  int asked = 0;
+  std::size_t held = 0;
+};
+
+TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
+  const auto runtime = std::make_shared<CountingRuntime>();
+  const auto ledger = std::make_shared<Ledger>();
+  {
+    MemoryPool pool(ledger, {}, runtime);
+    const auto step = [&] {
+      std::vector<Buffer> live;
+      for (std::size_t i = 0; i < 60; ++i) live.push_back(pool.allocate(i * i * 1777, MemoryUse::activation));
+      while (live.size() > 20) live.erase(live.begin() + static_cast<long>(live.size() / 2));
+      for (std::size_t i = 0; i < 30; ++i) live.push_back(pool.allocate(i * 100'000, MemoryUse::activation));
+    };
+    step();
+    const int first = runtime->asked;
+    EXPECT_GT(first, 0);
+    for (int i = 0; i < 5; ++i) step();
+    EXPECT_EQ(runtime->asked, first);
+    EXPECT_EQ(ledger->snapshot().total_now, 0U);
+    EXPECT_GT(runtime->held, 0U);
+  }
+  EXPECT_EQ(runtime->held, 0U);
+}
+
+TEST(DevicePool, SmallBlocksShareOneLargeBlockAndAreBooked) {
+  const auto runtime = std::make_shared<CountingRuntime>();
+  const auto ledger = std::make_shared<Ledger>();
+  MemoryPool pool(ledger, {}, runtime);
+  std::vector<Buffer> live;
+  for (std::size_t i = 0; i < 1000; ++i) {
+    live.push_back(pool.allocate(1 + i % 1500, MemoryUse::gradient));
+    std::memset(live.back().data(), static_cast<int>(i % 251), live.back().bytes());
+  }
+  EXPECT_EQ(runtime->asked, 1);
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < live.size(); ++i) {
+    sum += live[i].bytes();
+    for (std::size_t at = 0; at < live[i].bytes(); ++at)
+      ASSERT_EQ(std::to_integer<std::size_t>(*live[i].bytes_at(at)), i % 251) << "blocks overlap";
+  }
+  EXPECT_EQ(ledger->snapshot().now_of(MemoryUse::gradient), sum);
+  EXPECT_EQ(ledger->snapshot().total_peak + ledger->snapshot().reserved, runtime->held);
+}
+
+}  // namespace
+}  // namespace tessera::base

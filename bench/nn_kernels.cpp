@@ -190,7 +190,7 @@ void dropout_width(State& state) {
   const auto x = numbers(kRows * kWidth);
   std::vector<float> y(x.size());
   for (auto _ : state)
-    dropout<float>(pool, {.key = {.module = "bench"}, .probability = 0.1, .samples = kBatch, .elements = kPositions * kWidth,
+    dropout<float>(pool, {.stream = dropout_stream(0, 0, "bench", 0), .probability = 0.1, .samples = kBatch, .elements = kPositions * kWidth,
                           .x = x.data(), .y = y.data()});
   rate(state, "bytes", 8.0 * static_cast<double>(x.size()));
 }

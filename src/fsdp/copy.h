@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/fsdp/types.h"
 
 namespace tessera::fsdp {
@@ -11,11 +12,13 @@ namespace tessera::fsdp {
 /// One per engine; used by its thread.
 class TESSERA_API Copier {
  public:
-  /// Appends the copy to `stream`.
+  explicit Copier(base::DeviceRuntime& runtime) : runtime_(runtime) {}
+  /// Appends a copy within the device's memory to `stream`.
   void copy(Stream& stream, void* to, const void* from, std::size_t bytes);
   std::uint64_t copied_bytes() const { return copied_bytes_; }
 
  private:
+  base::DeviceRuntime& runtime_;
   std::uint64_t copied_bytes_ = 0;
 };
 

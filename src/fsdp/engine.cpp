@@ -1,10 +1,9 @@
 #include "tessera/fsdp/engine.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "tessera/fsdp/unit.h"
+#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 
@@ -35,14 +34,11 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
                            .parameters = nullptr,
                            .gradients = nullptr,
                            .recorder = Recorder(world.rank()),
-                           .copier = {}});
-  const auto unbooked = [&world](std::size_t bytes) {
-    return world.allocate(bytes, comm::MemoryKind::host, std::nullopt);
-  };
-  fabric_->parameters =
-      std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, options_.poison);
-  fabric_->gradients =
-      std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, options_.poison);
+                           .copier = Copier(context.runtime())});
+  const auto unbooked = [this](std::size_t bytes) { return fabric_->allocate(bytes, std::nullopt); };
+  const bool poison = options_.poison && context.runtime().host_accessible();
+  fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
+  fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
 
   const int slots = nn::state_slots(options_.optimizer);
   for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
@@ -50,6 +46,7 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   decide_what_is_kept();
   for (const auto& unit : units_) norm_slots_ += unit->square_sum_slots();
   norms_ = context.memory().allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
+  publish_values();
   install_hooks();
 }
 
@@ -205,7 +202,7 @@ void Engine::settle() {
 void Engine::compute_norm() {
   Stream& stream = fabric_->compute();
   auto* slots = static_cast<double*>(norms_.data());
-  stream.run([=, count = norm_slots_] { std::fill_n(slots, count, 0.0); });
+  model_.context().kernels<double>("norm").fill(stream, 0.0, slots, norm_slots_);
   double* next = slots;
   for (const auto& unit : units_) {
     unit->add_square_sums(next);
@@ -213,23 +210,19 @@ void Engine::compute_norm() {
   }
   for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts) {
     comm::Communicator& control = *fabric_->mesh.channels(cut.axis).control;
-    const comm::View view = comm::view_of(slots, norm_slots_);
+    const comm::View view{slots, norm_slots_, DType::f64, fabric_->device()};
     control.all_reduce(view, view, comm::ReduceOp::sum(), {.after = &stream, .label = "grad_norm"}).wait_on(stream);
   }
-  stream.run([slots, count = norm_slots_, most = options_.clip_norm] {
-    double sum = 0;
-    for (std::size_t i = 0; i < count; ++i) sum += slots[i];
-    const double norm = std::sqrt(sum);
-    slots[count] = norm;
-    // As torch.nn.utils.clip_grad_norm_: the small constant keeps the factor finite.
-    slots[count + 1] = std::min(1.0, most / (norm + 1e-6));
-  });
+  model_.context().device_kernels().clip_factor(
+      stream, {.squares = slots, .count = norm_slots_, .most = options_.clip_norm, .out = slots + norm_slots_});
 }
 
 double Engine::grad_norm() {
   if (!measures_norm()) throw InvalidUsage("grad_norm: set clip_norm or measure_norm");
-  fabric_->compute().synchronize();
-  return static_cast<const double*>(norms_.data())[norm_slots_];
+  double norm = 0;
+  nn::download(model_.context(), static_cast<const double*>(norms_.data()) + norm_slots_, sizeof(norm),
+               [&](const void* from) { norm = *static_cast<const double*>(from); });
+  return norm;
 }
 
 void Engine::reset() {

@@ -67,7 +67,8 @@ class TESSERA_API Engine {
 
   /// Initial values from the parameters' Init, each rank its own part; clears the optimizer.
   void initialize(std::uint64_t seed);
-  /// Values from somewhere else: `fill` is called for ranges of parameters and writes them.
+  /// Values from somewhere else: `fill` is called for ranges of parameters and writes them to the
+  /// host memory that it is given.
   void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill);
 
   /// After a backward: waits for the reductions, clips, updates, and starts what must be gathered again.
@@ -79,7 +80,8 @@ class TESSERA_API Engine {
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
 
-  /// Shows every parameter whole, in byte order of the names, on every rank. The data is valid during the call.
+  /// Shows every parameter whole, in byte order of the names, on every rank. The data is in host memory and valid
+  /// during the call. Waits.
   using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   void visit(const Visitor& visitor);
 
@@ -115,6 +117,8 @@ class TESSERA_API Engine {
   void prefetch(std::size_t unit, int direction);
   void compute_norm();
   void decide_what_is_kept();
+  /// What was written to parameters on the compute stream comes before the next gather.
+  void publish_values();
 
   nn::Module& model_;
   const EngineOptions options_;

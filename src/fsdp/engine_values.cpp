@@ -3,22 +3,27 @@
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/unit.h"
+#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 
 using comm::OpKind;
 
 void Engine::initialize(std::uint64_t seed) {
-  fill([seed](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
-    nn::fill_initial(parameter.init(), parameter.name(), seed, range, out);
-  });
-  for (const auto& unit : units_) unit->clear_optimizer();
+  for (const auto& unit : units_) {
+    unit->initialize(seed);
+    unit->clear_optimizer();
+  }
+  publish_values();
   steps_ = 0;
 }
 
 void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill) {
   for (const auto& unit : units_) unit->fill(fill);
+  publish_values();
 }
+
+void Engine::publish_values() { fabric_->gather_stream->wait(fabric_->compute().record()); }
 
 void Engine::visit(const Visitor& visitor) {
   struct Item {
@@ -36,10 +41,11 @@ void Engine::visit(const Visitor& visitor) {
       if (open != nullptr) open->reshard();
       open = item.unit;
       open->unshard_wait();
-      fabric_->compute().synchronize();
     }
-    visitor(*item.parameter,
-            {item.parameter->tensor().data<float>(), static_cast<std::size_t>(item.parameter->count())});
+    const nn::Tensor& tensor = item.parameter->tensor();
+    nn::download(model_.context(), tensor.data<float>(), tensor.bytes(), [&](const void* values) {
+      visitor(*item.parameter, {static_cast<const float*>(values), static_cast<std::size_t>(tensor.count())});
+    });
   }
   if (open != nullptr) open->reshard();
 }

@@ -1,7 +1,6 @@
 #include "tessera/fsdp/unit.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace tessera::fsdp {
 namespace {
@@ -26,10 +25,6 @@ std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range) {
   return runs;
 }
 
-void zero(Stream& stream, void* data, std::size_t bytes) {
-  stream.run([=] { std::memset(data, 0, bytes); });
-}
-
 }  // namespace
 
 std::byte* Unit::Flat::at(void* base, ElementRange whole, std::int64_t element) const {
@@ -40,6 +35,22 @@ float* Unit::Flat::value_of(std::int64_t element) const {
 }
 float* Unit::Flat::gradient_of(std::int64_t element) const {
   return reinterpret_cast<float*>(at(gradient.data(), kept, element));
+}
+
+Buffer Fabric::allocate(std::size_t bytes, std::optional<MemoryUse> use) {
+  comm::Communicator& world = mesh.world();
+  base::DeviceRuntime& runtime = context.runtime();
+  if (runtime.host_accessible()) return world.allocate(bytes, comm::MemoryKind::host, use);
+  const std::vector<comm::MemoryKind>& kinds = world.capabilities().memory;
+  if (std::find(kinds.begin(), kinds.end(), comm::MemoryKind::device) != kinds.end())
+    return world.allocate(bytes, comm::MemoryKind::device, use);
+  Ledger& ledger = context.ledger();
+  void* data = runtime.allocate(bytes);
+  if (use) ledger.add(*use, bytes);
+  return {data, bytes, [&runtime, &ledger, use](void* p, std::size_t n) {
+            runtime.free(p, n);
+            if (use) ledger.remove(*use, n);
+          }};
 }
 
 Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric), spec_(std::move(spec)) {
@@ -67,7 +78,7 @@ void Unit::allocate(Flat& flat, int slots) {
   flat.optimized = plan.optimizer(padded);
   const auto allocate_zeroed = [&](ElementRange range, MemoryUse use) {
     Buffer buffer = fabric_.allocate(static_cast<std::size_t>(range.count()) * kElement, use);
-    std::memset(buffer.data(), 0, buffer.bytes());
+    fabric_.zero(fabric_.compute(), buffer.data(), buffer.bytes());
     return buffer;
   };
   flat.values = allocate_zeroed(flat.rest, MemoryUse::parameter);
@@ -114,8 +125,8 @@ void Unit::unshard_issue() {
     flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), stream);
     const auto part = static_cast<std::size_t>(flat.rest.count());
     const auto whole = static_cast<std::size_t>(flat.layout.padded);
-    transfers.push_back(
-        {{flat.values.data(), part, flat.layout.dtype}, {flat.unsharded.data(), whole, flat.layout.dtype}});
+    transfers.push_back({{flat.values.data(), part, flat.layout.dtype, fabric_.device()},
+                         {flat.unsharded.data(), whole, flat.layout.dtype, fabric_.device()}});
   }
   gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
                                       transfers,
@@ -175,7 +186,7 @@ void Unit::begin_gradients() {
     flat.full_gradient = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
     void* base = flat.full_gradient.data();
     for (const ElementRange gap : flat.layout.gaps())
-      zero(stream, flat.at(base, {0, 0}, gap.begin), static_cast<std::size_t>(gap.count()) * kElement);
+      fabric_.zero(stream, flat.at(base, {0, 0}, gap.begin), static_cast<std::size_t>(gap.count()) * kElement);
     bind_gradients(flat, base);
   }
   has_gradients_ = true;
@@ -190,7 +201,7 @@ void Unit::reduce_issue() {
       nn::Gradient& gradient = entry.parameter->gradient();
       if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
         const nn::GradientTarget target = gradient.write();
-        zero(fabric_.compute(), target.tensor.raw(), target.tensor.bytes());
+        fabric_.zero(fabric_.compute(), target.tensor.raw(), target.tensor.bytes());
       }
       gradient.unbind();
     }
@@ -232,7 +243,8 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
       to = leased && !stage.to_kept ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, begin))
                                     : flat.gradient_of(begin);
     }
-    transfers.push_back({{from, count, flat.layout.dtype}, {to, out_count, flat.layout.dtype}});
+    transfers.push_back(
+        {{from, count, flat.layout.dtype, fabric_.device()}, {to, out_count, flat.layout.dtype, fabric_.device()}});
   }
   return transfers;
 }

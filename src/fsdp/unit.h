@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,9 +33,10 @@ struct Fabric {
   Copier copier;
 
   Stream& compute() { return context.stream(); }
-  Buffer allocate(std::size_t bytes, MemoryUse use) {
-    return mesh.world().allocate(bytes, comm::MemoryKind::host, use);
-  }
+  Device device() const { return context.device(); }
+  /// The device's memory, from the backend where it has such: it moves its own fastest. `use` nothing: booked nowhere.
+  Buffer allocate(std::size_t bytes, std::optional<MemoryUse> use);
+  void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
 };
 
 /// Every verb only issues; nothing here makes the host wait.
@@ -72,8 +74,10 @@ class TESSERA_API Unit {
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
 
   // Values.
+  /// Initial values, from the parameters' Init; appended to the compute stream.
+  void initialize(std::uint64_t seed);
   using Fill = std::function<void(const nn::Parameter& parameter, ElementRange range, float* out)>;
-  /// Sets the parameters at rest, each rank its own ranges.
+  /// Sets the parameters at rest, each rank its own ranges. Waits for the compute stream.
   void fill(const Fill& fill);
   /// Zeroes the optimizer's state.
   void clear_optimizer();

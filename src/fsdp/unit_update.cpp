@@ -1,8 +1,6 @@
 // What happens to a unit after backward: norms, the optimizer's step, and values from outside.
-#include <cstring>
-
 #include "tessera/fsdp/unit.h"
-#include "tessera/nn/kernels/elementwise.h"
+#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 
@@ -21,10 +19,8 @@ void Unit::add_square_sums(double* slots) const {
     for (int i = 0; i < world; ++i, ++slots) {
       const ElementRange slice = {length * i, length * (i + 1)};
       if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
-      fabric_.compute().run(
-          [slots, from = flat.gradient_of(slice.begin), length, &threads = fabric_.context.threads()] {
-            *slots = nn::kernels::sum_of_squares(threads, from, static_cast<std::size_t>(length));
-          });
+      fabric_.context.kernels<float>("norm").sum_of_squares(fabric_.compute(), flat.gradient_of(slice.begin),
+                                                            static_cast<std::size_t>(length), slots);
     }
   }
 }
@@ -59,8 +55,11 @@ void Unit::gather_updated() {
       if (!flat.layout.trainable) continue;
       const ElementRange part = fabric_.plan.after_gathers(flat.layout.padded, i);
       const ElementRange whole = fabric_.plan.after_gathers(flat.layout.padded, i + 1);
-      transfers.push_back({{flat.value_of(part.begin), static_cast<std::size_t>(part.count()), flat.layout.dtype},
-                           {flat.value_of(whole.begin), static_cast<std::size_t>(whole.count()), flat.layout.dtype}});
+      const auto view = [&](ElementRange range) {
+        return comm::View{flat.value_of(range.begin), static_cast<std::size_t>(range.count()), flat.layout.dtype,
+                          fabric_.device()};
+      };
+      transfers.push_back({view(part), view(whole)});
     }
     if (i > 0) gathers_.wait_on(stream);  // an outer axis gathers what the inner one has completed
     gathers_ = fabric_.all_gather->run(
@@ -70,18 +69,33 @@ void Unit::gather_updated() {
   state_ = fabric_.plan.gather_axis ? State::sharded : State::gathering;
 }
 
-void Unit::fill(const Fill& fill) {
+void Unit::initialize(std::uint64_t seed) {
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
       const ElementRange range = within(entry, flat.rest);
-      if (range.count() > 0) fill(*entry.parameter, range, flat.value_of(entry.offset + range.begin));
+      if (range.count() > 0)
+        nn::fill_initial(fabric_.context, {entry.parameter->init(), entry.parameter->name(), seed, range},
+                         flat.value_of(entry.offset + range.begin));
+    }
+  }
+}
+
+void Unit::fill(const Fill& fill) {
+  fabric_.compute().synchronize();  // the host may write over what the stream's work reads
+  for (Flat& flat : flats_) {
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const ElementRange range = within(entry, flat.rest);
+      if (range.count() == 0) continue;
+      nn::upload(fabric_.context, flat.value_of(entry.offset + range.begin),
+                 static_cast<std::size_t>(range.count()) * sizeof(float),
+                 [&](void* out) { fill(*entry.parameter, range, static_cast<float*>(out)); });
     }
   }
 }
 
 void Unit::clear_optimizer() {
   for (Flat& flat : flats_)
-    for (Buffer& state : flat.state) std::memset(state.data(), 0, state.bytes());
+    for (Buffer& state : flat.state) fabric_.zero(fabric_.compute(), state.data(), state.bytes());
 }
 
 }  // namespace tessera::fsdp

@@ -3,17 +3,27 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/nn/host_access.h"
+
 namespace tessera::nn {
 
 Context::Context(ContextOptions options)
-    : make_stream_(options.make_stream ? std::move(options.make_stream) : make_immediate_stream),
-      memory_(options.ledger ? std::move(options.ledger) : std::make_shared<Ledger>(), options.memory),
+    : runtime_(options.runtime ? std::move(options.runtime) : open_device(options.device)),
+      make_stream_(options.make_stream ? std::move(options.make_stream)
+                                       : [runtime = runtime_] { return runtime->make_stream(); }),
+      memory_(options.ledger ? std::move(options.ledger) : std::make_shared<Ledger>(), options.memory, runtime_),
       stream_(make_stream_()),
-      threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))) {}
+      threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))),
+      kernels_(make_kernels({*runtime_, memory_, *threads_})),
+      staging_(std::make_unique<Staging>(*runtime_)) {}
 
 Context::~Context() = default;
 
 std::unique_ptr<Stream> Context::make_stream() const { return make_stream_(); }
+
+void Context::throw_unsupported(std::string_view op, DType dtype) const {
+  throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)) + " on " + name_of(device()));
+}
 
 TapeScope::TapeScope(Context& context, Tape* tape) : context_(context), previous_(std::exchange(context.tape_, tape)) {}
 TapeScope::~TapeScope() { context_.tape_ = previous_; }

@@ -4,12 +4,14 @@
 #include <functional>
 #include <memory>
 
+#include "tessera/nn/device_kernels.h"
 #include "tessera/nn/thread_pool.h"
 #include "tessera/nn/types.h"
 
 namespace tessera::nn {
 
 class Tape;
+class Staging;
 
 /// What a dropout mask depends on besides its module and element (DESIGN: same masks for every world size).
 struct RandomState {
@@ -22,7 +24,9 @@ struct ContextOptions {
   int threads = 1;
   std::shared_ptr<Ledger> ledger;  ///< null: one of its own
   MemoryPoolOptions memory;
-  std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: immediate streams
+  std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: the device's own
+  Device device;                                         ///< where tensors live and kernels run
+  std::shared_ptr<DeviceRuntime> runtime;                ///< null: that of `device`, from open_device()
 };
 
 /// One per rank; used by one thread. Outlives every tensor made on it.
@@ -33,12 +37,23 @@ class TESSERA_API Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  MemoryPool& memory() { return memory_; }
+  Device device() const { return runtime_->device(); }
+  DeviceRuntime& runtime() { return *runtime_; }
+  MemoryPool& memory() { return memory_; }  ///< of the device
   Ledger& ledger() { return memory_.ledger(); }
   Stream& stream() { return *stream_; }  ///< the compute stream
   std::unique_ptr<Stream> make_stream() const;
   ThreadPool& threads() { return *threads_; }
   RandomState& random() { return random_; }
+  DeviceKernels& device_kernels() { return *kernels_; }
+  /// Those for elements of type T. Throws Unsupported "OP: no kernel for DTYPE on DEVICE".
+  template <class T>
+  Kernels<T>& kernels(std::string_view op) {
+    Kernels<T>* found = kernels_->of<T>();
+    if (found == nullptr) throw_unsupported(op, dtype_of<T>);
+    return *found;
+  }
+  Staging& staging() { return *staging_; }  ///< for host_access.h
 
   /// False: dropout does nothing (evaluation).
   bool training() const { return training_; }
@@ -49,10 +64,14 @@ class TESSERA_API Context {
 
  private:
   friend class TapeScope;
+  [[noreturn]] void throw_unsupported(std::string_view op, DType dtype) const;
+  const std::shared_ptr<DeviceRuntime> runtime_;
   std::function<std::unique_ptr<Stream>()> make_stream_;
   MemoryPool memory_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<DeviceKernels> kernels_;
+  std::unique_ptr<Staging> staging_;
   RandomState random_;
   Tape* tape_ = nullptr;
   bool training_ = true;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
+#include "tessera/nn/host_access.h"
 #include "tessera/nn/kernels/cross_entropy.h"
 #include "tessera/nn/random.h"
 
@@ -47,16 +49,15 @@ std::int64_t below(std::uint64_t random, std::int64_t count) {
   return static_cast<std::int64_t>((Wide{random} * static_cast<std::uint64_t>(count)) >> 64U);
 }
 
-TokenBatch empty_batch(Context& context, std::int64_t sequences, std::int64_t positions) {
-  return {Tensor::empty(context, {sequences, positions}, DType::i32),
-          Tensor::empty(context, {sequences, positions}, DType::i32)};
-}
+using WriteRow = std::function<void(std::int64_t row, std::int32_t* out)>;
 
-/// Fills row `row` with the window at `begin`. The memory is new, so that nothing on the stream uses it yet.
-void fill_row(const TokenBatch& batch, std::int64_t row, const TokenFiles& files, std::int64_t begin) {
-  const std::int64_t positions = batch.tokens.dim(1);
-  files.read(begin, positions, batch.tokens.data<std::int32_t>() + row * positions);
-  files.read(begin + 1, positions, batch.targets.data<std::int32_t>() + row * positions);
+/// An i32 [rows, positions] whose rows `write` fills.
+Tensor make_ids(Context& context, const Shape& shape, const WriteRow& write) {
+  Tensor ids = Tensor::empty(context, shape, DType::i32);
+  upload(context, ids.raw(), ids.bytes(), [&](void* out) {
+    for (std::int64_t row = 0; row < shape[0]; ++row) write(row, static_cast<std::int32_t*>(out) + row * shape[1]);
+  });
+  return ids;
 }
 
 void require_window(const TokenFiles& files, ElementRange range, std::int64_t positions) {
@@ -156,10 +157,13 @@ std::int64_t Batches::window(std::int64_t step, std::int64_t index) const {
 }
 
 TokenBatch Batches::batch(Context& context, std::int64_t step, ElementRange indices) const {
-  TokenBatch batch = empty_batch(context, indices.count(), options_.positions);
-  for (std::int64_t i = indices.begin; i < indices.end; ++i)
-    fill_row(batch, i - indices.begin, *files_, window(step, i));
-  return batch;
+  const Shape shape{indices.count(), options_.positions};
+  const auto ids = [&](std::int64_t later) {
+    return make_ids(context, shape, [&](std::int64_t row, std::int32_t* out) {
+      files_->read(window(step, indices.begin + row) + later, options_.positions, out);
+    });
+  };
+  return {ids(0), ids(1)};
 }
 
 Windows::Windows(std::shared_ptr<const TokenFiles> files, ElementRange range, std::int64_t positions)
@@ -168,17 +172,14 @@ Windows::Windows(std::shared_ptr<const TokenFiles> files, ElementRange range, st
 }
 
 TokenBatch Windows::batch(Context& context, ElementRange windows) const {
-  TokenBatch batch = empty_batch(context, windows.count(), positions_);
-  for (std::int64_t w = windows.begin; w < windows.end; ++w) {
-    const std::int64_t row = w - windows.begin;
-    if (w < count()) {
-      fill_row(batch, row, *files_, range_.begin + w * positions_);
-      continue;
-    }
-    std::fill_n(batch.tokens.data<std::int32_t>() + row * positions_, positions_, 0);
-    std::fill_n(batch.targets.data<std::int32_t>() + row * positions_, positions_, kernels::kIgnoreIndex);
-  }
-  return batch;
+  const auto ids = [&](std::int64_t later, std::int32_t beyond) {
+    return make_ids(context, {windows.count(), positions_}, [&, later, beyond](std::int64_t row, std::int32_t* out) {
+      const std::int64_t window = windows.begin + row;
+      if (window < count()) return files_->read(range_.begin + window * positions_ + later, positions_, out);
+      std::fill_n(out, positions_, beyond);
+    });
+  };
+  return {ids(0, 0), ids(1, kernels::kIgnoreIndex)};
 }
 
 }  // namespace tessera::nn

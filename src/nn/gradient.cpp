@@ -1,21 +1,17 @@
 #include "tessera/nn/gradient.h"
 
-#include "tessera/nn/kernels/elementwise.h"
+#include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn {
 namespace {
 
-template <class T>
-void assign_as(const Tensor& target, const Tensor& source, bool accumulate) {
-  Context& context = target.context();
-  context.stream().run([&pool = context.threads(), s = source.data<T>(), t = target.data<T>(),
-                        count = static_cast<std::size_t>(target.count()),
-                        accumulate] { kernels::assign(pool, s, t, count, accumulate); });
-}
-
 void assign(const Tensor& target, const Tensor& source, bool accumulate) {
-  if (target.dtype() == DType::f64) return assign_as<double>(target, source, accumulate);
-  assign_as<float>(target, source, accumulate);
+  Context& context = target.context();
+  ops::for_floating("gradient", target.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    context.kernels<T>("gradient")
+        .assign(context.stream(), {source.data<T>(), target.data<T>(), ops::size(target.count()), accumulate});
+  });
 }
 
 }  // namespace

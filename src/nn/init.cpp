@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/nn/context.h"
 #include "tessera/nn/random.h"
 
 namespace tessera::nn {
@@ -17,6 +18,25 @@ void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, E
     case Init::Kind::normal:
       fill_normal({name, seed, static_cast<std::uint64_t>(range.begin), static_cast<std::uint64_t>(range.end)}, 0.0F,
                   static_cast<float>(init.deviation), out);
+      return;
+  }
+}
+
+void fill_initial(Context& context, const InitialValues& values, float* out) {
+  Kernels<float>& device = context.kernels<float>("init");
+  const ElementRange& range = values.range;
+  switch (values.init.kind) {
+    case Init::Kind::zeros:
+    case Init::Kind::ones:
+      device.fill(context.stream(), values.init.kind == Init::Kind::ones ? 1.0F : 0.0F, out,
+                  static_cast<std::size_t>(range.count()));
+      return;
+    case Init::Kind::normal:
+      device.fill_normal(context.stream(),
+                         {.range = {tensor_stream(values.seed, values.name), static_cast<std::uint64_t>(range.begin),
+                                    static_cast<std::uint64_t>(range.end)},
+                          .deviation = static_cast<float>(values.init.deviation),
+                          .out = out});
       return;
   }
 }

@@ -24,7 +24,20 @@ struct ElementRange {
   std::int64_t count() const { return end - begin; }
 };
 
-/// Fills out[0, range.count()) with the initial values of `range` of the tensor called `name`.
+class Context;
+
+/// Whose initial values: elements `range` of the tensor called `name`.
+struct InitialValues {
+  Init init;
+  std::string_view name;
+  std::uint64_t seed = 0;
+  ElementRange range;
+};
+/// Appends to the compute stream: out[0, range.count()), in the device's memory, gets them. No data comes from the
+/// host.
+TESSERA_API void fill_initial(Context& context, const InitialValues& values, float* out);
+
+/// Fills out[0, range.count()), in the host's memory, with the initial values of `range` of the tensor called `name`.
 TESSERA_API void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range,
                               float* out);
 

@@ -101,7 +101,7 @@ void Module::materialize(std::uint64_t seed) {
     Tensor tensor = parameter->tensor();
     storage_.push_back(context_.memory().allocate(tensor.bytes(), MemoryUse::parameter));
     tensor.bind(storage_.back().data());
-    fill_initial(parameter->init(), parameter->name(), seed, {0, parameter->count()}, tensor.data<float>());
+    fill_initial(context_, {parameter->init(), parameter->name(), seed, {0, parameter->count()}}, tensor.data<float>());
   }
 }
 

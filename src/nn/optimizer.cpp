@@ -1,9 +1,5 @@
 #include "tessera/nn/optimizer.h"
 
-#include <cstring>
-
-#include "tessera/nn/kernels/optimizer.h"
-
 namespace tessera::nn {
 namespace {
 
@@ -28,10 +24,8 @@ void update_sgd(Context& context, const OptimizerConfig& config, const Optimizer
   args.nesterov = config.nesterov;
   args.maximize = config.maximize;
   args.first_step = step.number == 1;
-  context.stream().run([&pool = context.threads(), args, factor = step.gradient_scale]() mutable {
-    if (factor != nullptr) args.grad_scale = *factor;
-    kernels::sgd_step<float>(pool, args);
-  });
+  args.grad_scale_at = step.gradient_scale;
+  context.kernels<float>("optimizer").sgd_step(context.stream(), args);
 }
 
 void update_adam(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
@@ -51,10 +45,8 @@ void update_adam(Context& context, const OptimizerConfig& config, const Optimize
   args.weight_decay = range.decay ? config.weight_decay : 0.0;
   args.decoupled = config.kind == Kind::adamw;
   args.maximize = config.maximize;
-  context.stream().run([&pool = context.threads(), args, factor = step.gradient_scale]() mutable {
-    if (factor != nullptr) args.grad_scale = *factor;
-    kernels::adam_step<float>(pool, args);
-  });
+  args.grad_scale_at = step.gradient_scale;
+  context.kernels<float>("optimizer").adam_step(context.stream(), args);
 }
 
 }  // namespace
@@ -99,7 +91,7 @@ Optimizer::Optimizer(Module& model, OptimizerConfig config) : config_(config) {
     const std::size_t bytes = parameter->tensor().bytes();
     for (int slot = 0; slot < state_slots(config_); ++slot) {
       entry.state.push_back(context.memory().allocate(bytes, MemoryUse::optimizer));
-      context.stream().run([data = entry.state.back().data(), bytes] { std::memset(data, 0, bytes); });
+      context.runtime().fill(context.stream(), entry.state.back().data(), 0, bytes);
     }
     entries_.push_back(std::move(entry));
   }

@@ -14,19 +14,20 @@ constexpr std::uint32_t low(std::uint64_t x) { return static_cast<std::uint32_t>
 constexpr std::uint32_t high(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
 
 template <class Function>
-void in_chunks(const RandomRange& range, Function&& function) {
-  const RandomStream stream = tensor_stream(range.seed, range.name);
+void in_chunks(const StreamRange& range, Function&& function) {
   std::uint32_t words[kChunk];
   for (std::uint64_t at = range.begin; at < range.end;) {
     const std::uint64_t end = std::min<std::uint64_t>(range.end, at + kChunk);
-    random_words(stream, at, end, words);
+    random_words(range.stream, at, end, words);
     function(static_cast<const std::uint32_t*>(words), at - range.begin, static_cast<std::size_t>(end - at));
     at = end;
   }
 }
 
+StreamRange drawn(const RandomRange& range) { return {tensor_stream(range.seed, range.name), range.begin, range.end}; }
+
 template <class T>
-void fill_normal_as(const RandomRange& range, T mean, T std, T* out) {
+void fill_normal_as(const StreamRange& range, T mean, T std, T* out) {
   float z[kChunk];
   in_chunks(range, [&](const std::uint32_t* words, std::uint64_t offset, std::size_t count) {
     normal_from_words(words, z, count);
@@ -35,7 +36,7 @@ void fill_normal_as(const RandomRange& range, T mean, T std, T* out) {
 }
 
 template <class T>
-void fill_uniform_as(const RandomRange& range, T from, T to, T* out) {
+void fill_uniform_as(const StreamRange& range, T from, T to, T* out) {
   in_chunks(range, [&](const std::uint32_t* words, std::uint64_t offset, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i)
       out[offset + i] = from + (to - from) * (static_cast<T>(static_cast<std::int32_t>(words[i] >> 8)) * static_cast<T>(0x1p-24));
@@ -86,9 +87,11 @@ void random_words(const RandomStream& stream, std::uint64_t begin, std::uint64_t
   part(std::max(first, last) * 4, end);
 }
 
-void fill_normal(const RandomRange& range, float mean, float std, float* out) { fill_normal_as(range, mean, std, out); }
-void fill_normal(const RandomRange& range, double mean, double std, double* out) { fill_normal_as(range, mean, std, out); }
-void fill_uniform(const RandomRange& range, float from, float to, float* out) { fill_uniform_as(range, from, to, out); }
-void fill_uniform(const RandomRange& range, double from, double to, double* out) { fill_uniform_as(range, from, to, out); }
+void fill_normal(const RandomRange& range, float mean, float std, float* out) { fill_normal_as(drawn(range), mean, std, out); }
+void fill_normal(const RandomRange& range, double mean, double std, double* out) { fill_normal_as(drawn(range), mean, std, out); }
+void fill_normal(const StreamRange& range, float mean, float std, float* out) { fill_normal_as(range, mean, std, out); }
+void fill_normal(const StreamRange& range, double mean, double std, double* out) { fill_normal_as(range, mean, std, out); }
+void fill_uniform(const RandomRange& range, float from, float to, float* out) { fill_uniform_as(drawn(range), from, to, out); }
+void fill_uniform(const RandomRange& range, double from, double to, double* out) { fill_uniform_as(drawn(range), from, to, out); }
 
 }  // namespace tessera::nn

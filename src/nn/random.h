@@ -53,6 +53,14 @@ struct RandomRange {
 /// out = mean + std * normal
 TESSERA_API void fill_normal(const RandomRange& range, float mean, float std, float* out);
 TESSERA_API void fill_normal(const RandomRange& range, double mean, double std, double* out);
+/// Elements [begin, end) of a stream: what the two above draw from tensor_stream(seed, name).
+struct StreamRange {
+  RandomStream stream;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+TESSERA_API void fill_normal(const StreamRange& range, float mean, float std, float* out);
+TESSERA_API void fill_normal(const StreamRange& range, double mean, double std, double* out);
 /// out = low + (high - low) * u, u in [0, 1) with 24 bits
 TESSERA_API void fill_uniform(const RandomRange& range, float low, float high, float* out);
 TESSERA_API void fill_uniform(const RandomRange& range, double low, double high, double* out);

@@ -1,6 +1,7 @@
 #include "tessera/nn/tape.h"
 
 #include "tessera/nn/module.h"
+#include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn {
 Tape::~Tape() = default;
@@ -42,12 +43,10 @@ void Tape::backward(const Tensor& loss, double seed) {
         "gradient");
   loss.gradient()->clear();
   const Tensor start = loss.gradient()->write().tensor;
-  start.context().stream().run([data = start.raw(), dtype = start.dtype(), seed] {
-    if (dtype == DType::f64) {
-      *static_cast<double*>(data) = seed;
-    } else {
-      *static_cast<float*>(data) = static_cast<float>(seed);
-    }
+  ops::for_floating("backward", start.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T value(static_cast<kernels::Wide<T>>(seed));
+    start.context().kernels<T>("backward").fill(start.context().stream(), value, start.data<T>(), 1);
   });
   while (!nodes_.empty()) {
     Node node = std::move(nodes_.back());

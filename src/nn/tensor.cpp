@@ -1,8 +1,8 @@
 #include "tessera/nn/tensor.h"
 
-#include <cstring>
-
 #include "tessera/nn/gradient.h"
+#include "tessera/nn/host_access.h"
+#include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn {
 
@@ -35,10 +35,8 @@ namespace {
 /// Memory given back by the host must stay untouched until the stream has passed the work that uses it.
 std::shared_ptr<Buffer> stream_ordered(Context& context, Buffer buffer) {
   if (context.stream().immediate()) return std::make_shared<Buffer>(std::move(buffer));
-  return {new Buffer(std::move(buffer)), [&stream = context.stream()](Buffer* released) {
-            const std::shared_ptr<Buffer> keep(released);
-            stream.run([keep] {});
-          }};
+  return {new Buffer(std::move(buffer)),
+          [&stream = context.stream()](Buffer* released) { stream.hold(std::shared_ptr<Buffer>(released)); }};
 }
 
 }  // namespace
@@ -56,7 +54,7 @@ Tensor Tensor::empty(Context& context, Shape shape, DType dtype, MemoryUse use) 
 
 Tensor Tensor::zeros(Context& context, Shape shape, DType dtype, MemoryUse use) {
   Tensor tensor = empty(context, std::move(shape), dtype, use);
-  context.stream().run([data = tensor.raw(), bytes = tensor.bytes()] { std::memset(data, 0, bytes); });
+  context.runtime().fill(context.stream(), tensor.raw(), 0, tensor.bytes());
   return tensor;
 }
 
@@ -134,9 +132,14 @@ void Tensor::unbind(std::string reason) {
 
 double Tensor::item() const {
   if (count() != 1) throw InvalidUsage("item: the tensor has shape " + to_string(shape()) + ", not one element");
-  context().stream().synchronize();
-  if (dtype() == DType::f64) return *data<double>();
-  return static_cast<double>(*data<float>());
+  double value = 0;
+  download(context(), raw(), bytes(), [&](const void* from) {
+    ops::for_floating("item", dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      value = static_cast<double>(static_cast<kernels::Wide<T>>(*static_cast<const T*>(from)));
+    });
+  });
+  return value;
 }
 
 const std::shared_ptr<Gradient>& Tensor::gradient() const {

@@ -42,9 +42,10 @@ class TESSERA_API Tensor {
   std::size_t bytes() const;
   DType dtype() const;
   Context& context() const;
+  Device device() const { return context().device(); }
 
-  /// The elements. Throws InvalidUsage where T is not the dtype, or where the memory is unbound (names the tensor and
-  /// why).
+  /// The elements, in the device's memory (host_access.h reads and writes them from the host). Throws InvalidUsage
+  /// where T is not the dtype, or where the memory is unbound (names the tensor and why).
   template <class T>
   T* data() const {
     return static_cast<T*>(raw(dtype_of<T>));
@@ -59,7 +60,7 @@ class TESSERA_API Tensor {
   /// Takes it away; later reads throw "NAME is not readable: REASON".
   void unbind(std::string reason);
 
-  /// Waits for the stream and reads the only element.
+  /// Waits for the stream and reads the only element, of a floating-point type.
   double item() const;
 
   bool requires_grad() const;

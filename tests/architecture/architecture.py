@@ -40,6 +40,8 @@ PATTERNS = [
     ("environment", re.compile(r"\b(getenv|secure_getenv)\b|(?<![\w/])environ\b"), LIBRARY + ("tools/", "examples/"),
      re.compile(r"^src/base/env\.cpp$")),
     ("backend name", re.compile(r"(?<!ip::)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
+    ("device work", re.compile(r"(\bstream\w*|\bcompute)(\(\))?\s*(\.|->)\s*run\s*\("), ("src/nn/", "src/fsdp/"),
+     re.compile(r"^src/nn/host_kernels\.cpp$")),  # what the host does with a tensor's memory no other device does
     ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",), None),
     ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/",), None),
     ("raw copy", re.compile(r"\b(memcpy|memmove)\b"), ("src/fsdp/",), COPY_HELPER),

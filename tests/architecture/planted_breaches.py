@@ -30,6 +30,8 @@ PLANTED = [  # rule, file, content
     ("environment", "src/nn/e.cpp", "for (char** e = environ; *e; ++e) {}\n"),
     ("backend name", "src/comm/f.cpp", 'if (name == "shm") {}\n'),
     ("backend name", "src/fsdp/f.cpp", "int nccl = 0;\n"),
+    ("device work", "src/nn/g.cpp", "context.stream().run([=] { *out = 1; });\n"),
+    ("device work", "src/fsdp/m.cpp", "fabric_.compute().run([=] { *out = 1; });\n"),
     ("host wait", "src/fsdp/g.cpp", "work.wait();\n"),
     ("host wait", "src/fsdp/h.cpp", "work->wait( );\n"),
     ("host wait", "src/fsdp/i.cpp", "work.wait_for(1ms);\n"),
@@ -62,6 +64,7 @@ CLEAN = {
     "backends/mpi/ok.cpp": "#include <mpi.h>\n",
     "tests/backends/mpi/ok.cpp": "#include <mpi.h>\n",
     "tools/ok.cpp": '#include "tools/launcher.h"\n#include "tessera/fsdp/engine.h"\nstd::cout << 1;\n',
+    "src/nn/host_kernels.cpp": "stream.run([=] { *out = 1; });\n",
     "src/nn/full.cpp": "int x();\n" * 400,
 }
 

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "plugins/decorators/decorate.h"
+#include "tessera/nn/host_access.h"
 
 namespace tessera::harness {
 namespace {
@@ -31,7 +32,9 @@ class Rank {
         context_({.threads = spec.threads,
                   .ledger = world.ledger(),
                   .memory = {},
-                  .make_stream = spec.lazy_streams ? base::make_lazy_stream : base::make_immediate_stream}),
+                  .make_stream = make_stream(spec),
+                  .device = {},
+                  .runtime = spec.runtime}),
         control_(world.split(0, world.rank())),
         model_(nn::make_model(context_, spec.model)),
         engine_(*model_, world, spec.engine) {
@@ -44,6 +47,11 @@ class Rank {
   }
 
  private:
+  static std::function<std::unique_ptr<base::Stream>()> make_stream(const TrainingSpec& spec) {
+    if (spec.lazy_streams) return base::make_lazy_stream;
+    return {};
+  }
+
   void one_step(int step) {
     const TokenBatch batch = make_batch(context_, spec_, step, world_.rank());
     nn::Tape tape;
@@ -124,17 +132,16 @@ class Rank {
 TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank) {
   const int count = spec.global_batch / spec.ranks;
   const nn::Shape shape = {count, spec.seq_len};
-  TokenBatch batch{nn::Tensor::empty(context, shape, base::DType::i32),
-                   nn::Tensor::empty(context, shape, base::DType::i32)};
-  auto* tokens = batch.tokens.data<std::int32_t>();
-  auto* targets = batch.targets.data<std::int32_t>();
-  for (int i = 0; i < count; ++i) {
-    for (int t = 0; t < spec.seq_len; ++t) {
-      tokens[i * spec.seq_len + t] = token(spec, step, rank * count + i, t);
-      targets[i * spec.seq_len + t] = token(spec, step, rank * count + i, t + 1);
-    }
-  }
-  return batch;
+  const auto ids = [&](int later) {
+    nn::Tensor tensor = nn::Tensor::empty(context, shape, base::DType::i32);
+    nn::upload(context, tensor.raw(), tensor.bytes(), [&](void* out) {
+      for (int i = 0; i < count; ++i)
+        for (int t = 0; t < spec.seq_len; ++t)
+          static_cast<std::int32_t*>(out)[i * spec.seq_len + t] = token(spec, step, rank * count + i, t + later);
+    });
+    return tensor;
+  };
+  return {ids(0), ids(1)};
 }
 
 fsdp::EngineOptions engine_for(const std::string& strategy, const std::string& mesh) {

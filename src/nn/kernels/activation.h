@@ -14,6 +14,22 @@ enum class Activation {
   silu,       ///< x sigmoid(x)
 };
 
+/// Arguments of activation_forward and swiglu_forward, for tables of kernels.
+template <class T>
+struct ActivationForward {
+  Activation kind = Activation::relu;
+  const T* x = nullptr;
+  T* y = nullptr;
+  std::size_t count = 0;
+};
+template <class T>
+struct SwigluForward {
+  const T* gate = nullptr;
+  const T* up = nullptr;
+  T* y = nullptr;
+  std::size_t count = 0;
+};
+
 /// y[count] = f(x); y may be x.
 template <class T>
 TESSERA_API void activation_forward(ThreadPool& pool, Activation kind, const T* x, T* y, std::size_t count);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "tessera/nn/kernels/wide.h"
 #include "tessera/nn/random.h"
 #include "tessera/nn/thread_pool.h"
 
@@ -59,7 +60,7 @@ struct AttentionForward {
   AttentionShape shape;
   HeadsView<const T> q, k, v;
   HeadsView<T> out;             ///< usually heads_view(y, positions, heads, dim) with y[batch, positions, heads * dim]
-  T* log_sum_exp = nullptr;     ///< [batch, heads, positions], saved for backward; may be null
+  Wide<T>* log_sum_exp = nullptr;     ///< [batch, heads, positions], saved for backward; may be null
   void* scratch = nullptr;      ///< attention_forward_scratch_bytes, aligned to 64
   AttentionDropout dropout;
 };
@@ -72,7 +73,7 @@ struct AttentionBackward {
   AttentionShape shape;
   HeadsView<const T> q, k, v;
   HeadsView<const T> out, dout;
-  const T* log_sum_exp = nullptr;
+  const Wide<T>* log_sum_exp = nullptr;
   HeadsView<T> dq, dk, dv;
   bool accumulate_dq = false, accumulate_dk = false, accumulate_dv = false;
   void* scratch = nullptr;  ///< attention_backward_scratch_bytes, aligned to 64

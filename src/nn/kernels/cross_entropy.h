@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tessera/nn/kernels/wide.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -21,8 +22,8 @@ struct CrossEntropyForward {
   const std::int32_t* targets = nullptr;  ///< [rows]; outside [0, vocabulary) and not ignore_index: InvalidUsage
   std::size_t rows = 0, vocabulary = 0;
   std::int32_t ignore_index = kIgnoreIndex;
-  T* row_max = nullptr;  ///< [rows], saved for backward; both may be null (evaluation)
-  T* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
+  Wide<T>* row_max = nullptr;  ///< [rows], saved for backward; both may be null (evaluation)
+  Wide<T>* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
 };
 template <class T>
 TESSERA_API CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const CrossEntropyForward<T>& args);
@@ -35,13 +36,29 @@ struct CrossEntropyBackward {
   const std::int32_t* targets = nullptr;
   std::size_t rows = 0, vocabulary = 0;
   std::int32_t ignore_index = kIgnoreIndex;
-  const T* row_max = nullptr;
-  const T* row_sum = nullptr;
-  T scale = 1;
+  const Wide<T>* row_max = nullptr;
+  const Wide<T>* row_sum = nullptr;
+  Wide<T> scale = 1;
   T* dlogits = nullptr;
   bool accumulate = false;
 };
 template <class T>
 TESSERA_API void cross_entropy_backward(ThreadPool& pool, const CrossEntropyBackward<T>& args);
+
+/// For tables of kernels: the mean over the valid targets (0 where there is none), and how many there are.
+template <class T>
+struct MeanCrossEntropy {
+  CrossEntropyForward<T> rows;
+  double* loss = nullptr;   ///< loss_sum / valid
+  double* valid = nullptr;  ///< as a number, for the backward
+};
+
+/// The gradient of MeanCrossEntropy::loss times *upstream; rows.scale is not used.
+template <class T>
+struct MeanCrossEntropyBackward {
+  CrossEntropyBackward<T> rows;
+  const double* upstream = nullptr;
+  const double* valid = nullptr;
+};
 
 }  // namespace tessera::nn::kernels

@@ -22,9 +22,7 @@ void dropout(ThreadPool& pool, const DropoutArgs<T>& args) {
     const std::size_t sample = index / tiles, begin = index % tiles * kTile;
     const std::size_t end = std::min(args.elements, begin + kTile);
     std::uint32_t words[kTile];
-    const RandomStream stream =
-        dropout_stream(args.key.seed, args.key.step, args.key.module, args.key.first_sample + sample);
-    random_words(stream, begin, end, words);
+    random_words({args.stream.key, args.stream.high + sample}, begin, end, words);
     const T* x = args.x + sample * args.elements + begin;
     T* y = args.y + sample * args.elements + begin;
     // The product comes before the choice, so that the loops have no branch.

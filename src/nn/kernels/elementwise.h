@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "tessera/base/dtype.h"
+#include "tessera/nn/kernels/wide.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -21,10 +22,26 @@ TESSERA_API void assign(ThreadPool& pool, const T* x, T* out, std::size_t count,
 template <class T>
 TESSERA_API void add(ThreadPool& pool, const T* a, const T* b, T* out, std::size_t count);
 
+/// Arguments of assign and add, for tables of kernels.
+template <class T>
+struct AssignArgs {
+  const T* x = nullptr;
+  T* out = nullptr;
+  std::size_t count = 0;
+  bool accumulate = false;
+};
+template <class T>
+struct AddArgs {
+  const T* a = nullptr;
+  const T* b = nullptr;
+  T* out = nullptr;
+  std::size_t count = 0;
+};
+
 template <class T>
 struct ScaleArgs {
   const T* x = nullptr;
-  T factor = 1;
+  Wide<T> factor = 1;
   T* out = nullptr;
   std::size_t count = 0;
   bool accumulate = false;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "tessera/nn/kernels/wide.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -16,10 +17,10 @@ struct LayerNormForward {
   const T* x = nullptr;       ///< [rows, width]
   const T* weight = nullptr;  ///< [width]
   const T* bias = nullptr;    ///< [width], or null
-  T eps = T(1e-5);
+  Wide<T> eps = Wide<T>(1e-5);
   T* y = nullptr;     ///< [rows, width]
-  T* mean = nullptr;  ///< [rows], saved for backward
-  T* rstd = nullptr;  ///< [rows], saved for backward
+  Wide<T>* mean = nullptr;  ///< [rows], saved for backward
+  Wide<T>* rstd = nullptr;  ///< [rows], saved for backward
 };
 template <class T>
 TESSERA_API void layer_norm_forward(ThreadPool& pool, const LayerNormForward<T>& args);
@@ -30,8 +31,8 @@ struct LayerNormBackward {
   std::size_t rows = 0, width = 0;
   const T* x = nullptr;
   const T* weight = nullptr;
-  const T* mean = nullptr;
-  const T* rstd = nullptr;
+  const Wide<T>* mean = nullptr;
+  const Wide<T>* rstd = nullptr;
   const T* dy = nullptr;
   T* dx = nullptr;
   T* dweight = nullptr;
@@ -49,9 +50,9 @@ struct RmsNormForward {
   std::size_t rows = 0, width = 0;
   const T* x = nullptr;
   const T* weight = nullptr;
-  T eps = T(1e-6);
+  Wide<T> eps = Wide<T>(1e-6);
   T* y = nullptr;
-  T* rstd = nullptr;  ///< [rows], saved for backward; may be null
+  Wide<T>* rstd = nullptr;  ///< [rows], saved for backward; may be null
 };
 template <class T>
 TESSERA_API void rms_norm_forward(ThreadPool& pool, const RmsNormForward<T>& args);
@@ -61,7 +62,7 @@ struct RmsNormBackward {
   std::size_t rows = 0, width = 0;
   const T* x = nullptr;
   const T* weight = nullptr;
-  const T* rstd = nullptr;
+  const Wide<T>* rstd = nullptr;
   const T* dy = nullptr;
   T* dx = nullptr;
   T* dweight = nullptr;

@@ -121,8 +121,10 @@ void sgd_step(ThreadPool& pool, const SgdStep<T>& args) {
     throw base::InvalidUsage("sgd: momentum " + std::to_string(args.momentum) +
                              (args.momentum_buffer ? " needs no buffer; pass null" : " needs a momentum buffer"));
   if (args.nesterov && args.momentum == 0) throw base::InvalidUsage("sgd: nesterov needs a momentum above 0");
+  const double grad_scale = args.grad_scale_at != nullptr ? *args.grad_scale_at : args.grad_scale;
   for_tiles(pool, args.count, kElementTile, [&](std::size_t begin, std::size_t end) {
     SgdStep<T> part = args;
+    part.grad_scale = grad_scale;
     part.parameter += begin;
     part.gradient += begin;
     if (part.momentum_buffer) part.momentum_buffer += begin;
@@ -134,8 +136,10 @@ void sgd_step(ThreadPool& pool, const SgdStep<T>& args) {
 template <class T>
 void adam_step(ThreadPool& pool, const AdamStep<T>& args) {
   if (args.step < 1) throw base::InvalidUsage("adam: step 0; the first step is 1");
+  const double grad_scale = args.grad_scale_at != nullptr ? *args.grad_scale_at : args.grad_scale;
   for_tiles(pool, args.count, kElementTile, [&](std::size_t begin, std::size_t end) {
     AdamStep<T> part = args;
+    part.grad_scale = grad_scale;
     part.parameter += begin;
     part.gradient += begin;
     part.first_moment += begin;

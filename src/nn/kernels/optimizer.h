@@ -23,6 +23,7 @@ struct SgdStep {
   bool maximize = false;
   bool first_step = false;  ///< the buffer is set to the gradient instead of read (PyTorch's first step; dampening 0)
   double grad_scale = 1;
+  const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale
 };
 template <class T>
 TESSERA_API void sgd_step(ThreadPool& pool, const SgdStep<T>& args);
@@ -43,6 +44,7 @@ struct AdamStep {
   bool decoupled = true;  ///< true: AdamW (parameter *= 1 - lr * decay); false: Adam (decay added to the gradient)
   bool maximize = false;
   double grad_scale = 1;
+  const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale
 };
 template <class T>
 TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);

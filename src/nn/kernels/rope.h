@@ -14,8 +14,8 @@ TESSERA_API void rope_table(std::size_t positions, std::size_t dim, double theta
 template <class T>
 struct RopeArgs {
   std::size_t batch = 0, positions = 0, heads = 0, dim = 0;  ///< dim even, else InvalidUsage
-  const T* cosine = nullptr;                                 ///< [positions, dim/2] of rope_table
-  const T* sine = nullptr;
+  const Wide<T>* cosine = nullptr;                           ///< [positions, dim/2] of rope_table
+  const Wide<T>* sine = nullptr;
   HeadsView<const T> in;
   HeadsView<T> out;       ///< may be the same memory as `in`
   bool inverse = false;   ///< rotates back: the backward

@@ -11,8 +11,7 @@ void backward_activation(Activation kind, const Tensor& x, const Gradient& dy) {
   const GradientTarget target = x.gradient()->write_over(dy);
   const kernels::ActivationBackward<T> args{x.data<T>(), from, target.tensor.data<T>(), size(x.count()),
                                             target.accumulate};
-  launch(x.context(), args,
-         [kind](ThreadPool& pool, const auto& a) { kernels::activation_backward<T>(pool, kind, a); });
+  x.context().kernels<T>("activation").activation_backward(x.context().stream(), kind, args);
 }
 
 struct Gated {
@@ -38,7 +37,7 @@ void backward_swiglu(const Gated& saved) {
     args.dup = target.tensor.data<T>();
     args.accumulate_dup = target.accumulate;
   }
-  launch(saved.gate.context(), args, kernels::swiglu_backward<T>);
+  saved.gate.context().kernels<T>("swiglu").swiglu_backward(saved.gate.context().stream(), args);
 }
 
 }  // namespace
@@ -47,10 +46,10 @@ Tensor activation(Activation kind, const Tensor& x) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
   for_floating("activation", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    x.context().stream().run(
-        [&pool = x.context().threads(), kind, from = x.data<T>(), to = y.data<T>(), count = size(x.count())] {
-          kernels::activation_forward<T>(pool, kind, from, to, count);
-        });
+    x.context()
+        .kernels<T>("activation")
+        .activation_forward(x.context().stream(),
+                            {.kind = kind, .x = x.data<T>(), .y = y.data<T>(), .count = size(x.count())});
   });
   if (Tape* tape = recording({x}, y))
     tape->record("activation", y, [kind, x, dy = y.gradient()] {
@@ -65,9 +64,8 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   Tensor y = Tensor::empty(gate.context(), gate.shape(), gate.dtype());
   for_floating("swiglu", gate.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    gate.context().stream().run([&pool = gate.context().threads(), g = gate.data<T>(), u = up.data<T>(),
-                                 to = y.data<T>(),
-                                 count = size(gate.count())] { kernels::swiglu_forward<T>(pool, g, u, to, count); });
+    gate.context().kernels<T>("swiglu").swiglu_forward(gate.context().stream(),
+                                                       {gate.data<T>(), up.data<T>(), y.data<T>(), size(gate.count())});
   });
   if (Tape* tape = recording({gate, up}, y))
     tape->record("swiglu", y, [saved = Gated{gate, up, y.gradient()}] {

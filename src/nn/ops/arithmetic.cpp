@@ -1,6 +1,5 @@
 #include "tessera/nn/ops/arithmetic.h"
 
-#include "tessera/nn/kernels/elementwise.h"
 #include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn::ops {
@@ -8,26 +7,9 @@ namespace {
 
 template <class T>
 void scale_into(const Tensor& x, double factor, const Tensor& out, bool accumulate) {
-  const kernels::ScaleArgs<T> args{x.data<T>(), static_cast<T>(factor), out.data<T>(), size(x.count()), accumulate};
-  launch(out.context(), args, kernels::scale<T>);
-}
-
-/// out[b, c, r] = in[b, r, c]
-template <class T>
-struct TransposeArgs {
-  const T* in = nullptr;
-  T* out = nullptr;
-  std::size_t batch = 0, rows = 0, columns = 0;
-};
-
-template <class T>
-void transpose_kernel(ThreadPool& pool, const TransposeArgs<T>& args) {
-  pool.parallel_for(args.batch, [&](std::size_t b) {
-    const T* in = args.in + b * args.rows * args.columns;
-    T* out = args.out + b * args.rows * args.columns;
-    for (std::size_t r = 0; r < args.rows; ++r)
-      for (std::size_t c = 0; c < args.columns; ++c) out[c * args.rows + r] = in[r * args.columns + c];
-  });
+  const kernels::ScaleArgs<T> args{x.data<T>(), static_cast<kernels::Wide<T>>(factor), out.data<T>(), size(x.count()),
+                                   accumulate};
+  out.context().kernels<T>("scale").scale(out.context().stream(), args);
 }
 
 Tensor transposed(const Tensor& x) {
@@ -42,7 +24,7 @@ Tensor transposed(const Tensor& x) {
     const std::int64_t rows = x.dim(-2), columns = x.dim(-1);
     const TransposeArgs<T> args{x.data<T>(), y.data<T>(), size(x.count() / (rows * columns)), size(rows),
                                 size(columns)};
-    launch(x.context(), args, transpose_kernel<T>);
+    x.context().kernels<T>("transpose").transpose(x.context().stream(), args);
   });
   return y;
 }
@@ -55,8 +37,7 @@ Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y = Tensor::empty(a.context(), a.shape(), a.dtype());
   for_floating("add", a.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    a.context().stream().run([&pool = a.context().threads(), l = a.data<T>(), r = b.data<T>(), to = y.data<T>(),
-                              count = size(a.count())] { kernels::add<T>(pool, l, r, to, count); });
+    a.context().kernels<T>("add").add(a.context().stream(), {a.data<T>(), b.data<T>(), y.data<T>(), size(a.count())});
   });
   if (Tape* tape = recording({a, b}, y))
     tape->record("add", y, [da = slot_of(a), db = slot_of(b), dy = y.gradient()] {

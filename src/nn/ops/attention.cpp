@@ -54,17 +54,17 @@ template <class T>
 void forward(const Settings& settings, const Views<const T>& in, const Tensor& y, const Tensor& log_sum_exp) {
   const AttentionShape& shape = settings.shape;
   Context& context = y.context();
-  const Tensor memory =
-      scratch(context, kernels::attention_forward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
+  Kernels<T>& device = context.kernels<T>("attention");
+  const Tensor memory = scratch(context, device.attention_forward_scratch(shape));
   kernels::AttentionForward<T> args{shape,
                                     in.q,
                                     in.k,
                                     in.v,
                                     kernels::heads_view(y.data<T>(), shape.positions, shape.heads, shape.dim),
-                                    data_or_null<T>(log_sum_exp),
+                                    data_or_null<kernels::Wide<T>>(log_sum_exp),
                                     memory.raw()};
   args.dropout = settings.dropout;
-  launch(context, args, kernels::attention_forward<T>);
+  device.attention_forward(context.stream(), args);
 }
 
 struct Result {
@@ -76,8 +76,8 @@ template <class T>
 void backward(const Result& result, kernels::AttentionBackward<T> args) {
   const AttentionShape& shape = result.settings.shape;
   Context& context = result.y.context();
-  const Tensor memory =
-      scratch(context, kernels::attention_backward_scratch_bytes(shape, context.threads().threads(), sizeof(T)));
+  Kernels<T>& device = context.kernels<T>("attention");
+  const Tensor memory = scratch(context, device.attention_backward_scratch(shape));
   const auto rows = [&](const Tensor& t) {
     return kernels::heads_view<const T>(t.data<T>(), shape.positions, shape.heads, shape.dim);
   };
@@ -85,9 +85,9 @@ void backward(const Result& result, kernels::AttentionBackward<T> args) {
   args.dropout = result.settings.dropout;
   args.out = rows(result.y);
   args.dout = rows(result.dy);
-  args.log_sum_exp = result.log_sum_exp.data<T>();
+  args.log_sum_exp = result.log_sum_exp.data<kernels::Wide<T>>();
   args.scratch = memory.raw();
-  launch(context, args, kernels::attention_backward<T>);
+  device.attention_backward(context.stream(), args);
 }
 
 AttentionShape check(const Tensor& x, std::int64_t heads, std::int64_t kv_heads, std::int64_t width) {
@@ -142,7 +142,8 @@ void backward_separate(const Tensor& q, const Tensor& k, const Tensor& v, const 
 }
 
 Tensor row_statistics(const Tensor& y, const AttentionShape& shape) {
-  return Tensor::empty(y.context(), {y.dim(0), static_cast<std::int64_t>(shape.heads), y.dim(1)}, y.dtype());
+  return Tensor::empty(y.context(), {y.dim(0), static_cast<std::int64_t>(shape.heads), y.dim(1)},
+                       kernels::wide_dtype(y.dtype()));
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 namespace tessera::nn::ops {
 namespace {
 
+using kernels::Wide;
+
 struct Saved {
   Tensor logits, targets, row_max, row_sum;
   Tensor valid;  // f64: how many targets count
@@ -14,16 +16,16 @@ struct Saved {
 
 template <class T>
 void forward(const Saved& saved, const Tensor& loss) {
-  const kernels::CrossEntropyForward<T> args{saved.logits.data<T>(),        saved.targets.data<std::int32_t>(),
-                                             size(saved.targets.count()),   size(saved.logits.dim(-1)),
-                                             saved.options.ignore_index,    data_or_null<T>(saved.row_max),
-                                             data_or_null<T>(saved.row_sum)};
-  launch(loss.context(), args,
-         [out = loss.data<double>(), valid = saved.valid.data<double>()](ThreadPool& pool, const auto& a) {
-           const kernels::CrossEntropyResult result = kernels::cross_entropy_forward<T>(pool, a);
-           *valid = static_cast<double>(result.valid);
-           *out = result.valid == 0 ? 0.0 : result.loss_sum / *valid;
-         });
+  const kernels::CrossEntropyForward<T> args{saved.logits.data<T>(),
+                                             saved.targets.data<std::int32_t>(),
+                                             size(saved.targets.count()),
+                                             size(saved.logits.dim(-1)),
+                                             saved.options.ignore_index,
+                                             data_or_null<Wide<T>>(saved.row_max),
+                                             data_or_null<Wide<T>>(saved.row_sum)};
+  loss.context()
+      .kernels<T>("cross_entropy")
+      .cross_entropy_forward(loss.context().stream(), {args, loss.data<double>(), saved.valid.data<double>()});
 }
 
 template <class T>
@@ -37,15 +39,14 @@ void backward(const Saved& saved) {
   args.rows = size(saved.targets.count());
   args.vocabulary = size(saved.logits.dim(-1));
   args.ignore_index = saved.options.ignore_index;
-  args.row_max = saved.row_max.data<T>();
-  args.row_sum = saved.row_sum.data<T>();
+  args.row_max = saved.row_max.data<Wide<T>>();
+  args.row_sum = saved.row_sum.data<Wide<T>>();
   args.dlogits = target.tensor.data<T>();
   args.accumulate = target.accumulate;
-  const double* upstream = saved.dloss->value().data<double>();
-  launch(saved.logits.context(), args, [upstream, valid = saved.valid.data<double>()](ThreadPool& pool, auto a) {
-    a.scale = *valid == 0.0 ? T(0) : static_cast<T>(*upstream / *valid);
-    kernels::cross_entropy_backward<T>(pool, a);
-  });
+  Context& context = saved.logits.context();
+  context.kernels<T>("cross_entropy")
+      .cross_entropy_backward(context.stream(),
+                              {args, saved.dloss->value().data<double>(), saved.valid.data<double>()});
   if (over) slot.give(saved.logits);
 }
 
@@ -61,8 +62,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, CrossEntropyOp
   Saved saved{logits, targets, {}, {}, Tensor::empty(context, {}, DType::f64), options, nullptr};
   Tape* tape = recording({logits}, loss);
   if (tape != nullptr) {
-    saved.row_max = Tensor::empty(context, {targets.count()}, logits.dtype());
-    saved.row_sum = Tensor::empty(context, {targets.count()}, logits.dtype());
+    const DType wide = kernels::wide_dtype(logits.dtype());
+    saved.row_max = Tensor::empty(context, {targets.count()}, wide);
+    saved.row_sum = Tensor::empty(context, {targets.count()}, wide);
   }
   for_floating("cross_entropy", logits.dtype(), [&](auto zero) { forward<decltype(zero)>(saved, loss); });
   if (tape != nullptr) {

@@ -1,4 +1,4 @@
-// What the operations share: choosing the element type, and putting work on the stream.
+// What the operations share: choosing the element type, and checking arguments.
 #pragma once
 
 #include <string>
@@ -15,21 +15,16 @@ template <class Function>
 void for_floating(std::string_view op, DType dtype, Function&& function) {
   switch (dtype) {
     case DType::f32:
-      function(float{});
-      return;
+      return function(float{});
     case DType::f64:
-      function(double{});
-      return;
+      return function(double{});
+    case DType::f16:
+      return function(f16{});
+    case DType::bf16:
+      return function(bf16{});
     default:
-      throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)) + " on cpu");
+      throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)));
   }
-}
-
-/// Runs kernel(pool, args) on the compute stream. `args` holds raw pointers: memory of tensors is given back in stream
-/// order.
-template <class Arguments, class Kernel>
-void launch(Context& context, const Arguments& args, Kernel kernel) {
-  context.stream().run([&pool = context.threads(), args, kernel] { kernel(pool, args); });
 }
 
 inline std::size_t size(std::int64_t extent) { return static_cast<std::size_t>(extent); }

@@ -1,6 +1,5 @@
 #include "tessera/nn/ops/embedding.h"
 
-#include "tessera/nn/kernels/embedding.h"
 #include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn::ops {
@@ -10,7 +9,7 @@ template <class T>
 void look_up(const Tensor& ids, const Tensor& weight, const Tensor& y, bool accumulate) {
   kernels::EmbeddingForward<T> args{weight.data<T>(),    ids.data<std::int32_t>(), y.data<T>(), size(ids.count()),
                                     size(weight.dim(0)), size(weight.dim(1)),      accumulate};
-  launch(y.context(), args, kernels::embedding_forward<T>);
+  y.context().kernels<T>("embedding").embedding_forward(y.context().stream(), args);
 }
 
 template <class T>
@@ -19,7 +18,7 @@ void backward(const Tensor& ids, const Tensor& weight, const Tensor& dy) {
   kernels::EmbeddingBackward<T> args{ids.data<std::int32_t>(), dy.data<T>(),        dweight.data,
                                      size(ids.count()),        size(weight.dim(0)), size(weight.dim(1)),
                                      dweight.accumulate};
-  launch(weight.context(), args, kernels::embedding_backward<T>);
+  weight.context().kernels<T>("embedding").embedding_backward(weight.context().stream(), args);
 }
 
 Tensor make_output(const Tensor& ids, const Tensor& weight) {
@@ -41,9 +40,8 @@ void record(const Tensor& ids, const Tensor& weight, Tensor& y) {
 /// 0, 1, .., positions - 1 for every sequence of the batch.
 Tensor position_ids(const Tensor& ids) {
   Tensor out = Tensor::empty(ids.context(), ids.shape(), DType::i32);
-  out.context().stream().run([data = out.data<std::int32_t>(), count = ids.count(), positions = ids.dim(-1)] {
-    for (std::int64_t i = 0; i < count; ++i) data[i] = static_cast<std::int32_t>(i % positions);
-  });
+  Context& context = out.context();
+  context.device_kernels().positions(context.stream(), out.data<std::int32_t>(), size(ids.count()), size(ids.dim(-1)));
   return out;
 }
 

@@ -24,7 +24,7 @@ template <class T>
 void forward(const kernels::LinearShape& shape, const Tensor& x, const Tensor& weight, const Tensor& bias,
              const Tensor& y) {
   const kernels::LinearForward<T> args{shape, x.data<T>(), weight.data<T>(), data_or_null<T>(bias), y.data<T>()};
-  launch(y.context(), args, kernels::linear_forward<T>);
+  y.context().kernels<T>("linear").linear_forward(y.context().stream(), args);
 }
 
 struct Saved {
@@ -48,7 +48,7 @@ void backward(const Saved& saved) {
   args.accumulate_dx = dx.accumulate;
   args.accumulate_dweight = dweight.accumulate;
   args.accumulate_dbias = dbias.accumulate;
-  launch(saved.weight.context(), args, kernels::linear_backward<T>);
+  saved.weight.context().kernels<T>("linear").linear_backward(saved.weight.context().stream(), args);
 }
 
 }  // namespace

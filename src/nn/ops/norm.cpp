@@ -1,10 +1,11 @@
 #include "tessera/nn/ops/norm.h"
 
-#include "tessera/nn/kernels/norm.h"
 #include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn::ops {
 namespace {
+
+using kernels::Wide;
 
 struct Saved {
   Tensor x, weight, mean, rstd;
@@ -18,8 +19,8 @@ void backward_layer(const Saved& saved) {
   args.width = size(saved.x.dim(-1));
   args.x = saved.x.data<T>();
   args.weight = saved.weight.data<T>();
-  args.mean = saved.mean.data<T>();
-  args.rstd = saved.rstd.data<T>();
+  args.mean = saved.mean.data<Wide<T>>();
+  args.rstd = saved.rstd.data<Wide<T>>();
   args.dy = saved.dy->value().data<T>();
   const Destination<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
   args.dx = dx.data;
@@ -28,7 +29,7 @@ void backward_layer(const Saved& saved) {
   args.accumulate_dx = dx.accumulate;
   args.accumulate_dweight = dweight.accumulate;
   args.accumulate_dbias = dbias.accumulate;
-  launch(saved.x.context(), args, kernels::layer_norm_backward<T>);
+  saved.x.context().kernels<T>("layer_norm").layer_norm_backward(saved.x.context().stream(), args);
 }
 
 template <class T>
@@ -38,14 +39,14 @@ void backward_rms(const Saved& saved) {
   args.width = size(saved.x.dim(-1));
   args.x = saved.x.data<T>();
   args.weight = saved.weight.data<T>();
-  args.rstd = saved.rstd.data<T>();
+  args.rstd = saved.rstd.data<Wide<T>>();
   args.dy = saved.dy->value().data<T>();
   const Destination<T> dweight(saved.dweight), dx(saved.dx);
   args.dx = dx.data;
   args.dweight = dweight.data;
   args.accumulate_dx = dx.accumulate;
   args.accumulate_dweight = dweight.accumulate;
-  launch(saved.x.context(), args, kernels::rms_norm_backward<T>);
+  saved.x.context().kernels<T>("rms_norm").rms_norm_backward(saved.x.context().stream(), args);
 }
 
 void check(std::string_view op, const Tensor& x, const Tensor& weight) {
@@ -63,15 +64,16 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   Tape* tape = recording({x, weight, bias}, y);
   Tensor mean, rstd;
   if (tape != nullptr) {
-    mean = Tensor::empty(x.context(), {rows_of(x)}, x.dtype());
-    rstd = Tensor::empty(x.context(), {rows_of(x)}, x.dtype());
+    mean = Tensor::empty(x.context(), {rows_of(x)}, kernels::wide_dtype(x.dtype()));
+    rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::wide_dtype(x.dtype()));
   }
   for_floating("layer_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::LayerNormForward<T> args{size(rows_of(x)), size(x.dim(-1)),       x.data<T>(),
-                                      weight.data<T>(), data_or_null<T>(bias), static_cast<T>(eps),
-                                      y.data<T>(),      data_or_null<T>(mean), data_or_null<T>(rstd)};
-    launch(x.context(), args, kernels::layer_norm_forward<T>);
+    kernels::LayerNormForward<T> args{
+        size(rows_of(x)),           size(x.dim(-1)),           x.data<T>(), weight.data<T>(),
+        data_or_null<T>(bias),      static_cast<Wide<T>>(eps), y.data<T>(), data_or_null<Wide<T>>(mean),
+        data_or_null<Wide<T>>(rstd)};
+    x.context().kernels<T>("layer_norm").layer_norm_forward(x.context().stream(), args);
   });
   if (tape != nullptr)
     tape->record("layer_norm", y,
@@ -87,12 +89,13 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   Tensor y = Tensor::empty(x.context(), x.shape(), x.dtype());
   Tape* tape = recording({x, weight}, y);
   Tensor rstd;
-  if (tape != nullptr) rstd = Tensor::empty(x.context(), {rows_of(x)}, x.dtype());
+  if (tape != nullptr) rstd = Tensor::empty(x.context(), {rows_of(x)}, kernels::wide_dtype(x.dtype()));
   for_floating("rms_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::RmsNormForward<T> args{size(rows_of(x)),    size(x.dim(-1)), x.data<T>(),          weight.data<T>(),
-                                    static_cast<T>(eps), y.data<T>(),     data_or_null<T>(rstd)};
-    launch(x.context(), args, kernels::rms_norm_forward<T>);
+    kernels::RmsNormForward<T> args{size(rows_of(x)),           size(x.dim(-1)),           x.data<T>(),
+                                    weight.data<T>(),           static_cast<Wide<T>>(eps), y.data<T>(),
+                                    data_or_null<Wide<T>>(rstd)};
+    x.context().kernels<T>("rms_norm").rms_norm_forward(x.context().stream(), args);
   });
   if (tape != nullptr)
     tape->record("rms_norm", y,

@@ -1,5 +1,9 @@
 #include "tessera/nn/ops/rope.h"
 
+#include <algorithm>
+#include <vector>
+
+#include "tessera/nn/host_access.h"
 #include "tessera/nn/kernels/rope.h"
 #include "tessera/nn/ops/dispatch.h"
 
@@ -13,13 +17,26 @@ void rotate(const Tensor& in, const GradientTarget& out, const RopeTable& table,
   args.positions = size(in.dim(1));
   args.dim = size(table.dim());
   args.heads = size(in.dim(2)) / args.dim;
-  args.cosine = table.cosine.data<T>();
-  args.sine = table.sine.data<T>();
+  args.cosine = table.cosine.data<kernels::Wide<T>>();
+  args.sine = table.sine.data<kernels::Wide<T>>();
   args.in = kernels::heads_view<const T>(in.data<T>(), args.positions, args.heads, args.dim);
   args.out = kernels::heads_view<T>(out.tensor.data<T>(), args.positions, args.heads, args.dim);
   args.inverse = inverse;
   args.accumulate = out.accumulate;
-  launch(in.context(), args, kernels::rope<T>);
+  in.context().kernels<T>("rope").rope(in.context().stream(), args);
+}
+
+/// The host computes it once, on both sides alike.
+template <class T>
+void write_table(const RopeSettings& settings, const RopeTable& table) {
+  std::vector<T> cosine(size(table.cosine.count())), sine(cosine.size());
+  kernels::rope_table<T>(size(settings.positions), size(settings.dim), settings.theta, cosine.data(), sine.data());
+  const auto put = [&table](const Tensor& to, const std::vector<T>& from) {
+    upload(table.cosine.context(), to.raw(), to.bytes(),
+           [&](void* out) { std::copy(from.begin(), from.end(), static_cast<T*>(out)); });
+  };
+  put(table.cosine, cosine);
+  put(table.sine, sine);
 }
 
 }  // namespace
@@ -31,12 +48,12 @@ RopeTable make_rope_table(Context& context, const RopeSettings& settings, DType 
     return Tensor::empty(context, {settings.positions, settings.dim / 2}, dtype, MemoryUse::other);
   };
   RopeTable table{make(), make()};
-  for_floating("rope", dtype, [&](auto zero) {
-    using T = decltype(zero);
-    context.stream().run([settings, cosine = table.cosine.data<T>(), sine = table.sine.data<T>()] {
-      kernels::rope_table<T>(size(settings.positions), size(settings.dim), settings.theta, cosine, sine);
-    });
-  });
+  if (dtype == DType::f64) {
+    write_table<double>(settings, table);
+  } else {
+    require_dtype("rope", "the table", table.cosine, DType::f32);
+    write_table<float>(settings, table);
+  }
   return table;
 }
 
@@ -45,7 +62,7 @@ Tensor rope(const Tensor& x, const RopeTable& table, std::int64_t heads) {
     throw InvalidUsage("rope: x has shape " + to_string(x.shape()) + ", needs [batch, at most " +
                        std::to_string(table.positions()) + ", " + std::to_string(heads) + " x " +
                        std::to_string(table.dim()) + "]");
-  require_dtype("rope", "x", x, table.cosine.dtype());
+  require_dtype("rope", "the table", table.cosine, kernels::wide_dtype(x.dtype()));
   Tensor y = x.detached();
   for_floating("rope", x.dtype(), [&](auto zero) { rotate<decltype(zero)>(x, {y, false}, table, false); });
   if (Tape* tape = recording({x}, y))

@@ -181,12 +181,19 @@ TEST(Rope, RotatesPairsAndBack) {
   EXPECT_THROW(rope(pool, args), base::InvalidUsage);
 }
 
+struct Key {
+  std::uint64_t seed = 0, step = 0;
+  std::string_view module = {};
+  std::uint64_t first_sample = 0;
+  RandomStream stream() const { return dropout_stream(seed, step, module, first_sample); }
+};
+
 struct Dropped {
   std::vector<float> y;
-  explicit Dropped(const DropoutKey& key, std::size_t samples, std::size_t elements, double p = 0.25, std::size_t threads = 1) : y(samples * elements) {
+  explicit Dropped(const Key& key, std::size_t samples, std::size_t elements, double p = 0.25, std::size_t threads = 1) : y(samples * elements) {
     ThreadPool pool(threads);
     const std::vector<float> x(y.size(), 3.0f);
-    dropout<float>(pool, {.key = key, .probability = p, .samples = samples, .elements = elements, .x = x.data(), .y = y.data()});
+    dropout<float>(pool, {.stream = key.stream(), .probability = p, .samples = samples, .elements = elements, .x = x.data(), .y = y.data()});
   }
 };
 
@@ -203,18 +210,18 @@ TEST(Dropout, KeepsTheMeanAndScales) {
 }
 
 TEST(Dropout, TheMaskBelongsToTheGlobalSample) {
-  const DropoutKey key{.seed = 1, .step = 5, .module = "m"};
+  const Key key{.seed = 1, .step = 5, .module = "m"};
   const std::size_t elements = 5001;
   const Dropped all(key, 4, elements), threads(key, 4, elements, 0.25, 3);
   EXPECT_TRUE(same_bits(all.y, threads.y));
   for (std::size_t sample = 0; sample < 4; ++sample) {
-    DropoutKey one = key;
+    Key one = key;
     one.first_sample = sample;
     const auto begin = all.y.begin() + static_cast<long>(sample * elements);
     const std::vector<float> expected(begin, begin + static_cast<long>(elements));
     EXPECT_TRUE(same_bits(Dropped(one, 1, elements).y, expected));
     // Controls: another sample, step, module or seed has another mask.
-    DropoutKey other = one;
+    Key other = one;
     other.first_sample += 1;
     EXPECT_FALSE(same_bits(Dropped(other, 1, elements).y, expected));
     other = one, other.step += 1;

@@ -1,0 +1,54 @@
+#include "tessera/nn/host_access.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::nn {
+
+Staging::~Staging() {
+  for (const Block& block : blocks_) {
+    block.free.wait();
+    runtime_.free_host(block.data, block.bytes);
+  }
+}
+
+Staging::Block Staging::take(std::size_t bytes) {
+  const auto idle = [](const Block& block) { return block.free.done(); };
+  std::erase_if(blocks_, [&](const Block& block) {
+    const bool dropped = block.bytes > kKept && idle(block);
+    if (dropped) runtime_.free_host(block.data, block.bytes);
+    return dropped;
+  });
+  const auto found = std::find_if(blocks_.begin(), blocks_.end(),
+                                  [&](const Block& block) { return block.bytes >= bytes && idle(block); });
+  if (found == blocks_.end()) return {runtime_.allocate_host(bytes), bytes, {}};
+  Block block = std::move(*found);
+  blocks_.erase(found);
+  return block;
+}
+
+void upload(Context& context, void* to, std::size_t bytes, const std::function<void(void*)>& write) {
+  DeviceRuntime& runtime = context.runtime();
+  if (runtime.host_accessible()) return write(to);
+  if (runtime.device().type == DeviceType::meta || bytes == 0) return;
+  Staging::Block block = context.staging().take(bytes);
+  write(block.data);
+  runtime.copy(context.stream(), CopyDirection::host_to_device, to, block.data, bytes);
+  block.free = context.stream().record();
+  context.staging().give(std::move(block));
+}
+
+void download(Context& context, const void* from, std::size_t bytes, const std::function<void(const void*)>& read) {
+  DeviceRuntime& runtime = context.runtime();
+  if (runtime.host_accessible()) {
+    context.stream().synchronize();
+    return read(from);
+  }
+  Staging::Block block = context.staging().take(bytes);
+  runtime.copy(context.stream(), CopyDirection::device_to_host, block.data, from, bytes);
+  context.stream().synchronize();
+  read(block.data);
+  context.staging().give(std::move(block));
+}
+
+}  // namespace tessera::nn

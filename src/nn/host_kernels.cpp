@@ -1,0 +1,177 @@
+// The host's kernels as a table: each function puts the kernel of kernels/ on the stream. What a kernel reads it
+// captures, since a stream may run it later.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "tessera/nn/device_kernels.h"
+#include "tessera/nn/kernels/tiles.h"
+
+namespace tessera::nn {
+
+using namespace kernels;  // NOLINT: this file is their table
+
+namespace {
+
+template <class T>
+void transpose_on(ThreadPool& pool, const TransposeArgs<T>& args) {
+  pool.parallel_for(args.batch, [&](std::size_t b) {
+    const T* in = args.in + b * args.rows * args.columns;
+    T* out = args.out + b * args.rows * args.columns;
+    for (std::size_t r = 0; r < args.rows; ++r)
+      for (std::size_t c = 0; c < args.columns; ++c) out[c * args.rows + r] = in[r * args.columns + c];
+  });
+}
+
+template <class T>
+class HostKernels final : public Kernels<T> {
+ public:
+  explicit HostKernels(ThreadPool& pool) : pool_(pool) {}
+
+  void fill(Stream& s, T value, T* out, std::size_t count) override {
+    s.run([=, &pool = pool_] { kernels::fill<T>(pool, value, out, count); });
+  }
+  void fill_normal(Stream& s, const NormalFill<T>& args) override {
+    s.run([args] { nn::fill_normal(args.range, args.mean, args.deviation, args.out); });
+  }
+  void assign(Stream& s, const AssignArgs<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::assign<T>(pool, args.x, args.out, args.count, args.accumulate); });
+  }
+  void add(Stream& s, const AddArgs<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::add<T>(pool, args.a, args.b, args.out, args.count); });
+  }
+  void scale(Stream& s, const ScaleArgs<T>& args) override { launch(s, args, kernels::scale<T>); }
+  void transpose(Stream& s, const TransposeArgs<T>& args) override { launch(s, args, transpose_on<T>); }
+  void sum_of_squares(Stream& s, const T* x, std::size_t count, double* out) override {
+    s.run([=, &pool = pool_] { *out = kernels::sum_of_squares<T>(pool, x, count); });
+  }
+
+  void activation_forward(Stream& s, const ActivationForward<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::activation_forward<T>(pool, args.kind, args.x, args.y, args.count); });
+  }
+  void activation_backward(Stream& s, Activation kind, const ActivationBackward<T>& args) override {
+    s.run([args, kind, &pool = pool_] { kernels::activation_backward<T>(pool, kind, args); });
+  }
+  void swiglu_forward(Stream& s, const SwigluForward<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::swiglu_forward<T>(pool, args.gate, args.up, args.y, args.count); });
+  }
+  void swiglu_backward(Stream& s, const SwigluBackward<T>& args) override {
+    launch(s, args, kernels::swiglu_backward<T>);
+  }
+  void dropout(Stream& s, const DropoutArgs<T>& args) override { launch(s, args, kernels::dropout<T>); }
+  void rope(Stream& s, const RopeArgs<T>& args) override { launch(s, args, kernels::rope<T>); }
+
+  void layer_norm_forward(Stream& s, const LayerNormForward<T>& args) override {
+    launch(s, args, kernels::layer_norm_forward<T>);
+  }
+  void layer_norm_backward(Stream& s, const LayerNormBackward<T>& args) override {
+    launch(s, args, kernels::layer_norm_backward<T>);
+  }
+  void rms_norm_forward(Stream& s, const RmsNormForward<T>& args) override {
+    launch(s, args, kernels::rms_norm_forward<T>);
+  }
+  void rms_norm_backward(Stream& s, const RmsNormBackward<T>& args) override {
+    launch(s, args, kernels::rms_norm_backward<T>);
+  }
+
+  void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
+    launch(s, args, kernels::embedding_forward<T>);
+  }
+  void embedding_backward(Stream& s, const EmbeddingBackward<T>& args) override {
+    launch(s, args, kernels::embedding_backward<T>);
+  }
+  void cross_entropy_forward(Stream& s, const MeanCrossEntropy<T>& args) override {
+    s.run([args, &pool = pool_] {
+      const CrossEntropyResult result = kernels::cross_entropy_forward<T>(pool, args.rows);
+      *args.valid = static_cast<double>(result.valid);
+      *args.loss = result.valid == 0 ? 0.0 : result.loss_sum / *args.valid;
+    });
+  }
+  void cross_entropy_backward(Stream& s, const MeanCrossEntropyBackward<T>& args) override {
+    s.run([args, &pool = pool_] {
+      CrossEntropyBackward<T> rows = args.rows;
+      rows.scale = *args.valid == 0.0 ? T(0) : static_cast<T>(*args.upstream / *args.valid);
+      kernels::cross_entropy_backward<T>(pool, rows);
+    });
+  }
+
+  void linear_forward(Stream& s, const LinearForward<T>& args) override { launch(s, args, kernels::linear_forward<T>); }
+  void linear_backward(Stream& s, const LinearBackward<T>& args) override {
+    launch(s, args, kernels::linear_backward<T>);
+  }
+
+  std::size_t attention_forward_scratch(const AttentionShape& shape) const override {
+    return attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+  std::size_t attention_backward_scratch(const AttentionShape& shape) const override {
+    return attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+  void attention_forward(Stream& s, const AttentionForward<T>& args) override {
+    launch(s, args, kernels::attention_forward<T>);
+  }
+  void attention_backward(Stream& s, const AttentionBackward<T>& args) override {
+    launch(s, args, kernels::attention_backward<T>);
+  }
+
+  void sgd_step(Stream& s, const SgdStep<T>& args) override { launch(s, args, kernels::sgd_step<T>); }
+  void adam_step(Stream& s, const AdamStep<T>& args) override { launch(s, args, kernels::adam_step<T>); }
+
+ private:
+  template <class Arguments>
+  void launch(Stream& stream, const Arguments& args, void (*kernel)(ThreadPool&, const Arguments&)) {
+    stream.run([args, kernel, &pool = pool_] { kernel(pool, args); });
+  }
+  ThreadPool& pool_;
+};
+
+void convert_on(ThreadPool& pool, const ConvertArgs& a) {
+  const auto from = [&](auto zero) { return static_cast<const decltype(zero)*>(a.in); };
+  const auto to = [&](auto zero) { return static_cast<decltype(zero)*>(a.out); };
+  if (a.from == DType::f32 && a.to == DType::f16) return kernels::convert(pool, from(float{}), to(f16{}), a.count);
+  if (a.from == DType::f32 && a.to == DType::bf16) return kernels::convert(pool, from(float{}), to(bf16{}), a.count);
+  if (a.from == DType::f16 && a.to == DType::f32) return kernels::convert(pool, from(f16{}), to(float{}), a.count);
+  if (a.from == DType::bf16 && a.to == DType::f32) return kernels::convert(pool, from(bf16{}), to(float{}), a.count);
+  throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
+                    " on the host");
+}
+
+class AllHostKernels final : public DeviceKernels {
+ public:
+  explicit AllHostKernels(ThreadPool& pool) : pool_(pool), f32_(pool), f64_(pool) {}
+  Kernels<float>* f32() override { return &f32_; }
+  Kernels<double>* f64() override { return &f64_; }
+
+  void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
+    s.run([=] {
+      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(i % period);
+    });
+  }
+  void clip_factor(Stream& s, const ClipArgs& args) override {
+    s.run([args] {
+      double sum = 0;
+      for (std::size_t i = 0; i < args.count; ++i) sum += args.squares[i];
+      const double norm = std::sqrt(sum);
+      args.out[0] = norm;
+      // As torch.nn.utils.clip_grad_norm_: the small constant keeps the factor finite.
+      args.out[1] = std::min(1.0, args.most / (norm + 1e-6));
+    });
+  }
+  void convert(Stream& s, const ConvertArgs& args) override {
+    s.run([args, &pool = pool_] { convert_on(pool, args); });
+  }
+
+ private:
+  ThreadPool& pool_;
+  HostKernels<float> f32_;
+  HostKernels<double> f64_;
+};
+
+}  // namespace
+
+DeviceKernels::~DeviceKernels() = default;
+
+std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources) {
+  return std::make_unique<AllHostKernels>(resources.threads);
+}
+
+}  // namespace tessera::nn

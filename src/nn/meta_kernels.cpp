@@ -1,0 +1,86 @@
+// The kernels of the meta device: they do nothing. Scratch is as large as the host's would be, so that the ledger of a
+// run without data says what the same run on the host needs.
+#include "tessera/nn/internal/meta_kernels.h"
+
+namespace tessera::nn {
+namespace {
+
+template <class T>
+class MetaKernels final : public Kernels<T> {
+ public:
+  explicit MetaKernels(ThreadPool& pool) : pool_(pool) {}
+  void fill(Stream&, T, T*, std::size_t) override {}
+  void fill_normal(Stream&, const NormalFill<T>&) override {}
+  void assign(Stream&, const kernels::AssignArgs<T>&) override {}
+  void add(Stream&, const kernels::AddArgs<T>&) override {}
+  void scale(Stream&, const kernels::ScaleArgs<T>&) override {}
+  void transpose(Stream&, const TransposeArgs<T>&) override {}
+  void sum_of_squares(Stream&, const T*, std::size_t, double*) override {}
+  void activation_forward(Stream&, const kernels::ActivationForward<T>&) override {}
+  void activation_backward(Stream&, kernels::Activation, const kernels::ActivationBackward<T>&) override {}
+  void swiglu_forward(Stream&, const kernels::SwigluForward<T>&) override {}
+  void swiglu_backward(Stream&, const kernels::SwigluBackward<T>&) override {}
+  void dropout(Stream&, const kernels::DropoutArgs<T>&) override {}
+  void rope(Stream&, const kernels::RopeArgs<T>&) override {}
+  void layer_norm_forward(Stream&, const kernels::LayerNormForward<T>&) override {}
+  void layer_norm_backward(Stream&, const kernels::LayerNormBackward<T>&) override {}
+  void rms_norm_forward(Stream&, const kernels::RmsNormForward<T>&) override {}
+  void rms_norm_backward(Stream&, const kernels::RmsNormBackward<T>&) override {}
+  void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
+  void embedding_backward(Stream&, const kernels::EmbeddingBackward<T>&) override {}
+  void cross_entropy_forward(Stream&, const kernels::MeanCrossEntropy<T>&) override {}
+  void cross_entropy_backward(Stream&, const kernels::MeanCrossEntropyBackward<T>&) override {}
+  void linear_forward(Stream&, const kernels::LinearForward<T>&) override {}
+  void linear_backward(Stream&, const kernels::LinearBackward<T>&) override {}
+  void attention_forward(Stream&, const kernels::AttentionForward<T>&) override {}
+  void attention_backward(Stream&, const kernels::AttentionBackward<T>&) override {}
+  void sgd_step(Stream&, const kernels::SgdStep<T>&) override {}
+  void adam_step(Stream&, const kernels::AdamStep<T>&) override {}
+  std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const override {
+    return kernels::attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+  std::size_t attention_backward_scratch(const kernels::AttentionShape& shape) const override {
+    return kernels::attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+
+ private:
+  ThreadPool& pool_;
+};
+
+class AllMetaKernels final : public DeviceKernels {
+ public:
+  explicit AllMetaKernels(ThreadPool& pool) : f32_(pool), f64_(pool), half_(pool), brain_(pool) {}
+  Kernels<float>* f32() override { return &f32_; }
+  Kernels<double>* f64() override { return &f64_; }
+  Kernels<f16>* half() override { return &half_; }
+  Kernels<bf16>* brain() override { return &brain_; }
+  void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
+  void clip_factor(Stream&, const ClipArgs&) override {}
+  void convert(Stream&, const ConvertArgs&) override {}
+
+ private:
+  MetaKernels<float> f32_;
+  MetaKernels<double> f64_;
+  MetaKernels<f16> half_;
+  MetaKernels<bf16> brain_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceKernels> make_meta_kernels(const KernelResources& resources) {
+  return std::make_unique<AllMetaKernels>(resources.threads);
+}
+
+std::unique_ptr<DeviceKernels> make_kernels(const KernelResources& resources) {
+  if (const KernelsEntry* entry = resources.runtime.find<KernelsEntry>()) return entry->make(resources);
+  switch (resources.runtime.device().type) {
+    case DeviceType::cpu:
+      return make_host_kernels(resources);
+    case DeviceType::meta:
+      return make_meta_kernels(resources);
+    default:
+      throw Unsupported("device " + name_of(resources.runtime.device()) + " has no kernels for tensors");
+  }
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,140 @@
+#include "tests/harness/guarded_device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "tessera/base/error.h"
+
+namespace tessera::harness {
+namespace {
+
+using namespace base;  // NOLINT: this file implements a class of base
+
+/// One range of addresses that is opened and closed as a whole.
+class Arena {
+ public:
+  Arena() {
+    void* data = ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) throw system_error("mmap");
+    base_ = static_cast<std::byte*>(data);
+  }
+  ~Arena() { ::munmap(base_, kBytes); }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  void* take(std::size_t bytes) {
+    const std::size_t size = rounded(bytes);
+    const auto found = idle_.find(size);
+    if (found != idle_.end()) {
+      void* data = found->second;
+      idle_.erase(found);
+      return data;
+    }
+    if (used_ + size > kBytes) throw SystemError("the guarded device has no more memory");
+    used_ += size;
+    return base_ + used_ - size;
+  }
+  void give(void* data, std::size_t bytes) { idle_.emplace(rounded(bytes), data); }
+
+  void open() {
+    if (depth_++ == 0) protect(PROT_READ | PROT_WRITE);
+  }
+  void close() {
+    if (--depth_ == 0) protect(PROT_NONE);
+  }
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{1} << 30;
+  static constexpr std::size_t kPage = 4096;
+  static std::size_t rounded(std::size_t bytes) {
+    return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  }
+  void protect(int rights) const {
+    if (used_ > 0 && ::mprotect(base_, used_, rights) != 0) throw system_error("mprotect");
+  }
+  std::byte* base_ = nullptr;
+  std::size_t used_ = 0;
+  int depth_ = 0;
+  std::multimap<std::size_t, void*> idle_;
+};
+
+class OpenArena {
+ public:
+  explicit OpenArena(Arena& arena) : arena_(arena) { arena_.open(); }
+  ~OpenArena() { arena_.close(); }
+  OpenArena(const OpenArena&) = delete;
+  OpenArena& operator=(const OpenArena&) = delete;
+
+ private:
+  Arena& arena_;
+};
+
+class Reached final : public Event::State {
+ public:
+  bool done() const override { return true; }
+  void wait() override {}
+  std::int64_t time_ns() override { return time_; }
+
+ private:
+  const std::int64_t time_ = host_time_ns();
+};
+
+/// Runs work at once, with the memory open.
+class GuardedStream final : public Stream {
+ public:
+  GuardedStream(Device device, std::shared_ptr<Arena> arena) : Stream(device, false), arena_(std::move(arena)) {}
+  Event record() override { return Event(std::make_shared<Reached>()); }
+  void wait(const Event& event) override { event.wait(); }
+
+ protected:
+  void enqueue(std::function<void()> work) override {
+    const OpenArena open(*arena_);
+    work();
+  }
+
+ private:
+  const std::shared_ptr<Arena> arena_;
+};
+
+class GuardedRuntime final : public DeviceRuntime {
+ public:
+  explicit GuardedRuntime(GuardedOptions options)
+      : DeviceRuntime({DeviceType::cuda, 0}, {.host_accessible = false, .slow_allocation = true}),
+        entry_{options.kernels != nullptr ? options.kernels : nn::make_host_kernels} {}
+
+  DeviceProperties properties() const override { return {.name = "guarded memory of the host"}; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<GuardedStream>(device(), arena_); }
+
+  void* allocate(std::size_t bytes) override { return arena_->take(bytes); }
+  void free(void* data, std::size_t bytes) noexcept override { arena_->give(data, bytes); }
+  void* allocate_host(std::size_t bytes) override { return std::malloc(bytes); }
+  void free_host(void* data, std::size_t) noexcept override { std::free(data); }
+  void copy(Stream& stream, CopyDirection, void* to, const void* from, std::size_t bytes) override {
+    stream.run([=] { std::memcpy(to, from, bytes); });
+  }
+  void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
+    stream.run([=] { std::memset(data, value, bytes); });
+  }
+  void synchronize() override {}
+  const void* find(std::string_view interface) const noexcept override {
+    return interface == nn::KernelsEntry::kInterface ? &entry_ : nullptr;
+  }
+
+ private:
+  const nn::KernelsEntry entry_;
+  const std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();
+};
+
+}  // namespace
+
+std::shared_ptr<DeviceRuntime> make_guarded_device(GuardedOptions options) {
+  return std::make_shared<GuardedRuntime>(options);
+}
+
+}  // namespace tessera::harness

@@ -197,8 +197,8 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     }
   }
 
-  /// From 2 MiB on a block begins where a huge page can: the kernel walks one entry instead of 512 whenever it faults, reads
-  /// for a peer, or pins for a device.
+  /// From 2 MiB on a block begins where a huge page can: the kernel walks one entry instead of 512 whenever it faults,
+  /// reads for a peer, or pins for a device.
   void* map(std::size_t bytes) const {
     if (runtime_ != nullptr) return runtime_->allocate(bytes);
     const std::size_t spare = bytes >= kHugePage ? kHugePage - kPage : 0;

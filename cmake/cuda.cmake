@@ -1,0 +1,49 @@
+# The CUDA device: one loadable module, tessera-modules/devices/cuda.so, where a CUDA compiler is here. Nothing of the vendor is
+# needed to start a program that has it: the runtime library is inside, the driver and cuBLASLt are looked for when used.
+include(CheckLanguage)
+
+if(TESSERA_SANITIZE)
+  message(STATUS "Device cuda is not built: its compiler has no host sanitizers")
+  return()
+endif()
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(STATUS "Device cuda is not built: no CUDA compiler here (NVIDIA's packages of the CUDA toolkit)")
+  return()
+endif()
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90)
+endif()
+enable_language(CUDA)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know it of this compiler
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
+find_package(CUDAToolkit REQUIRED)
+
+# The same IEEE operations as on the host: a fused multiply-add happens only where the source asks for one.
+add_library(tessera_cuda_kernels OBJECT ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/kernels.cu)
+target_include_directories(tessera_cuda_kernels PRIVATE ${TESSERA_INCLUDE_DIR})
+target_compile_options(tessera_cuda_kernels PRIVATE -fmad=false --expt-relaxed-constexpr
+  -Xcompiler=-Wall,-fvisibility=hidden,-ffp-contract=off)
+if(TESSERA_WERROR)
+  target_compile_options(tessera_cuda_kernels PRIVATE -Werror=all-warnings)
+endif()
+
+list(GET CMAKE_CUDA_ARCHITECTURES 0 least)
+string(REGEX MATCH "^[0-9]+" least "${least}")
+tessera_module(tessera_device_cuda cuda
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/runtime.cpp
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/cublas_lt.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/matmul.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/module.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/products.cpp
+  $<TARGET_OBJECTS:tessera_cuda_kernels>)
+target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})
+target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(tessera_device_cuda PRIVATE tessera_options CUDA::cudart_static ${CMAKE_DL_LIBS})
+# Where cuBLASLt lay at build time is tried, too: NVIDIA's own folders are not among the loader's.
+set_target_properties(tessera_device_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tessera-modules/devices
+  BUILD_RPATH ${CUDAToolkit_LIBRARY_DIR} INSTALL_RPATH "$ORIGIN/../..;${CUDAToolkit_LIBRARY_DIR}")
+set_property(GLOBAL APPEND PROPERTY TESSERA_DEVICE_MODULES tessera_device_cuda)

@@ -1,0 +1,62 @@
+// Streams and events of a CUDA device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <vector>
+
+#include "tessera/base/device_stream.h"
+
+namespace tessera::base::cuda {
+
+/// Events that were used and wait for the next use: making one costs more than recording it.
+class EventPool {
+ public:
+  EventPool() = default;
+  ~EventPool();
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+  cudaEvent_t take();
+  void give(cudaEvent_t event) { idle_.push_back(event); }
+
+ private:
+  std::vector<cudaEvent_t> idle_;
+};
+
+/// An event whose place on the host's clock is known, or follows from an earlier one. The vendor measures spans in f32
+/// milliseconds, so a span must stay short for its microseconds to be right.
+class Reference {
+ public:
+  Reference(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> before);
+  ~Reference();
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+  /// On the host's clock; waits for the event where it must.
+  std::int64_t time_ns();
+  std::int64_t recorded_ns() const { return recorded_ns_; }
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  const std::shared_ptr<EventPool> pool_;
+  cudaEvent_t event_;
+  std::int64_t recorded_ns_;
+  std::shared_ptr<Reference> before_;  // null: time_ns_ is known
+  std::int64_t time_ns_ = 0;
+};
+
+class CudaStream final : public DeviceStream {
+ public:
+  CudaStream(Device device, std::shared_ptr<EventPool> pool);
+  ~CudaStream() override;
+  void* native() const noexcept override { return stream_; }
+  Event record() override;
+  void wait(const Event& event) override;
+
+ private:
+  const std::shared_ptr<EventPool> pool_;
+  cudaStream_t stream_ = nullptr;
+  std::shared_ptr<Reference> reference_;
+};
+
+}  // namespace tessera::base::cuda

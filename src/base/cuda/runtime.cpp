@@ -1,0 +1,132 @@
+#include "tessera/base/cuda/internal/runtime.h"
+
+#include <algorithm>
+
+#include "tessera/base/cuda/internal/stream.h"
+#include "tessera/base/error.h"
+#include "tessera/base/memory.h"
+
+namespace tessera::base::cuda {
+namespace {
+
+std::string text_of(cudaError_t error) {
+  return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
+}
+
+DeviceProperties properties_of(int index) {
+  cudaDeviceProp prop{};
+  check(cudaGetDeviceProperties(&prop, index), "cudaGetDeviceProperties");
+  return {.name = prop.name,
+          .memory_bytes = prop.totalGlobalMem,
+          .processors = prop.multiProcessorCount,
+          .generation = prop.major * 10 + prop.minor};
+}
+
+/// Makes the device the calling thread's for one call: the vendor's functions mean the thread's current one.
+void activate(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
+
+cudaStream_t native(Stream& stream) {
+  auto* own = dynamic_cast<DeviceStream*>(&stream);
+  if (own == nullptr || stream.device().type != DeviceType::cuda)
+    throw InvalidUsage("cuda: a stream of " + name_of(stream.device()) + " was given");
+  return static_cast<cudaStream_t>(own->native());
+}
+
+class CudaRuntime final : public DeviceRuntime {
+ public:
+  CudaRuntime(int index, Find interfaces)
+      : DeviceRuntime({DeviceType::cuda, index}, {.host_accessible = false, .slow_allocation = true}),
+        index_(index),
+        find_(interfaces) {
+    activate(index_);
+  }
+
+  DeviceProperties properties() const override { return properties_of(index_); }
+
+  std::unique_ptr<Stream> make_stream() override {
+    activate(index_);
+    return std::make_unique<CudaStream>(device(), events_);
+  }
+
+  void* allocate(std::size_t bytes) override {
+    activate(index_);
+    void* data = nullptr;
+    check(cudaMalloc(&data, std::max(bytes, kAlignment)), "cudaMalloc of " + std::to_string(bytes) + " bytes");
+    return data;
+  }
+  void free(void* data, std::size_t) noexcept override { cudaFree(data); }
+
+  void* allocate_host(std::size_t bytes) override {
+    activate(index_);
+    void* data = nullptr;
+    check(cudaHostAlloc(&data, std::max(bytes, kAlignment), cudaHostAllocPortable),
+          "cudaHostAlloc of " + std::to_string(bytes) + " bytes");
+    return data;
+  }
+  void free_host(void* data, std::size_t) noexcept override { cudaFreeHost(data); }
+
+  void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) override {
+    if (bytes == 0) return;
+    activate(index_);
+    constexpr cudaMemcpyKind kKinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
+    const cudaMemcpyKind kind = kKinds[static_cast<std::size_t>(direction)];
+    check(cudaMemcpyAsync(to, from, bytes, kind, native(stream)), "cudaMemcpyAsync");
+  }
+  void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
+    if (bytes == 0) return;
+    activate(index_);
+    check(cudaMemsetAsync(data, value, bytes, native(stream)), "cudaMemsetAsync");
+  }
+  void synchronize() override {
+    activate(index_);
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  const void* find(std::string_view interface) const noexcept override { return find_(interface); }
+
+ private:
+  const int index_;
+  const Find find_;
+  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+};
+
+}  // namespace
+
+void check(cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // an error that isn't sticky is forgotten: it was told
+  const std::string text = "cuda: " + std::string(what) + ": " + text_of(error);
+  if (error == cudaErrorMemoryAllocation) throw SystemError(text);
+  throw BackendError(text);
+}
+
+DeviceProbe probe() noexcept {
+  DeviceProbe result;
+  try {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    cudaGetLastError();
+    if (error != cudaSuccess) {
+      result.problem = text_of(error);
+    } else if (count == 0) {
+      result.problem = "no device was found";
+    }
+    for (int i = 0; i < count && result.problem.empty(); ++i) result.devices.push_back(properties_of(i));
+    for (const DeviceProperties& device : result.devices)
+      if (device.generation < TESSERA_CUDA_LEAST_GENERATION)
+        result.problem = device.name + " is of generation " + std::to_string(device.generation) +
+                         ", this build needs " + std::to_string(TESSERA_CUDA_LEAST_GENERATION) + " or later";
+  } catch (const std::exception& error) {
+    result.problem = error.what();
+  }
+  return result;
+}
+
+std::shared_ptr<DeviceRuntime> open(int index, Find find) {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (index < 0 || index >= count)
+    throw InvalidUsage("device cuda:" + std::to_string(index) + ": there are " + std::to_string(count));
+  return std::make_shared<CudaRuntime>(index, find);
+}
+
+}  // namespace tessera::base::cuda

@@ -1,0 +1,106 @@
+#include "tessera/base/cuda/internal/stream.h"
+
+#include <cmath>
+#include <utility>
+
+#include "tessera/base/cuda/internal/runtime.h"
+
+namespace tessera::base::cuda {
+namespace {
+
+constexpr std::int64_t kReferenceLasts = 2'000'000'000;  // ns: f32 milliseconds resolve a quarter of a microsecond then
+
+std::int64_t between(cudaEvent_t first, cudaEvent_t second) {
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, first, second), "cudaEventElapsedTime");
+  return std::llround(static_cast<double>(ms) * 1e6);
+}
+
+class CudaEvent final : public Event::State {
+ public:
+  CudaEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> reference)
+      : pool_(std::move(pool)), reference_(std::move(reference)), event_(pool_->take()) {
+    check(cudaEventRecord(event_, stream), "cudaEventRecord");
+  }
+  ~CudaEvent() override { pool_->give(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  bool done() const override {
+    const cudaError_t error = cudaEventQuery(event_);
+    if (error == cudaErrorNotReady) return false;
+    check(error, "cudaEventQuery");
+    return true;
+  }
+  void wait() override { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  std::int64_t time_ns() override {
+    wait();
+    return reference_->time_ns() + between(reference_->event(), event_);
+  }
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  const std::shared_ptr<EventPool> pool_;
+  const std::shared_ptr<Reference> reference_;
+  cudaEvent_t event_;
+};
+
+}  // namespace
+
+EventPool::~EventPool() {
+  for (cudaEvent_t event : idle_) cudaEventDestroy(event);
+}
+
+cudaEvent_t EventPool::take() {
+  if (!idle_.empty()) {
+    cudaEvent_t event = idle_.back();
+    idle_.pop_back();
+    return event;
+  }
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDefault), "cudaEventCreateWithFlags");
+  return event;
+}
+
+Reference::Reference(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> before)
+    : pool_(std::move(pool)), event_(pool_->take()), recorded_ns_(host_time_ns()), before_(std::move(before)) {
+  check(cudaEventRecord(event_, stream), "cudaEventRecord");
+  if (before_ != nullptr) return;
+  check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  recorded_ns_ = time_ns_ = host_time_ns();
+}
+
+Reference::~Reference() { pool_->give(event_); }
+
+std::int64_t Reference::time_ns() {
+  if (before_ != nullptr) {
+    check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+    time_ns_ = before_->time_ns() + between(before_->event(), event_);
+    before_ = nullptr;
+  }
+  return time_ns_;
+}
+
+CudaStream::CudaStream(Device device, std::shared_ptr<EventPool> pool)
+    : DeviceStream(device, false), pool_(std::move(pool)) {
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  reference_ = std::make_shared<Reference>(pool_, stream_, nullptr);
+}
+
+CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
+
+Event CudaStream::record() {
+  if (host_time_ns() - reference_->recorded_ns() > kReferenceLasts)
+    reference_ = std::make_shared<Reference>(pool_, stream_, std::move(reference_));
+  return Event(std::make_shared<CudaEvent>(pool_, stream_, reference_));
+}
+
+void CudaStream::wait(const Event& event) {
+  if (const auto* own = dynamic_cast<const CudaEvent*>(event.state().get())) {
+    check(cudaStreamWaitEvent(stream_, own->event(), 0), "cudaStreamWaitEvent");
+  } else {
+    event.wait();  // the host's: what it stands for must be there before the device goes on
+  }
+}
+
+}  // namespace tessera::base::cuda

@@ -1,0 +1,338 @@
+// Causal attention with grouped-query heads: online softmax over tiles of keys (T. Dao et al., "FlashAttention", 2022)
+// on the ordinary arithmetic units, for every element type and any head up to 256 wide. Nothing of size positions^2 is
+// in memory, nothing is atomic. It is the reference of this device; kernels for particular shapes may stand before it.
+#pragma once
+
+#include "tessera/nn/device_kernels.h"
+#include "tessera/nn/ops/cuda/random.cuh"
+#include "tessera/nn/ops/cuda/reduce.cuh"
+
+namespace tessera::nn::cuda {
+
+using kernels::AttentionBackward;
+using kernels::AttentionForward;
+using kernels::AttentionShape;
+using kernels::HeadsView;
+
+/// Threads that work on one row of a tile: neighbours in a warp.
+inline constexpr unsigned kRowThreads = 4;
+
+/// Rows of a tile such that four tiles of W fit in shared memory.
+template <class W, unsigned most_dim>
+inline constexpr unsigned kTileRows = sizeof(W) * most_dim <= 512 ? 64 : 64 * 512 / (sizeof(W) * most_dim);
+
+/// What all kernels of attention need besides their arrays.
+template <class T>
+struct AttentionPlan {
+  std::size_t positions, heads, kv_heads, dim;
+  Wide<T> scale;
+  bool drops;
+  Drop drop;
+  PhiloxStream stream;
+};
+template <class T>
+AttentionPlan<T> plan_of(const AttentionShape& s, const kernels::AttentionDropout& dropout) {
+  const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(s.dim));
+  return {s.positions,
+          s.heads,
+          s.kv_heads,
+          s.dim,
+          static_cast<Wide<T>>(scale),
+          dropout.probability != 0,
+          drop_of(dropout.probability),
+          philox_stream(dropout.stream)};
+}
+
+/// A tile of rows in shared memory; odd row lengths keep rows out of each other's banks.
+template <class W>
+struct Tile {
+  W* data;
+  std::size_t dim;
+  TESSERA_DEVICE W& at(std::size_t row, std::size_t i) const { return data[row * (dim + 1) + i]; }
+};
+template <class W>
+constexpr std::size_t tile_elements(std::size_t rows, std::size_t dim) {
+  return rows * (dim + 1);
+}
+
+/// Rows [first, first + rows) of one head, zero beyond the last position. The whole block takes part.
+template <class T>
+TESSERA_DEVICE void load_tile(const Tile<Wide<T>>& tile, unsigned rows, const HeadsView<const T>& view,
+                              std::size_t batch, std::size_t head, std::size_t first, std::size_t positions) {
+  const T* base = view.data + batch * view.batch_stride + head * view.head_stride;
+  for (std::size_t i = thread_index(); i < rows * tile.dim; i += thread_count()) {
+    const std::size_t row = i / tile.dim, d = i % tile.dim;
+    tile.at(row, d) = first + row < positions ? wide(base[(first + row) * view.position_stride + d]) : Wide<T>(0);
+  }
+}
+
+/// 0 for a dropped weight, 1 / (1 - probability) for a kept one.
+template <class T>
+TESSERA_DEVICE Wide<T> kept(const AttentionPlan<T>& plan, std::size_t batch, std::size_t head, std::size_t query,
+                            std::size_t key) {
+  if (!plan.drops) return Wide<T>(1);
+  PhiloxStream stream = plan.stream;
+  stream.high += batch;
+  const std::uint64_t word = (head * plan.positions + query) * plan.positions + key;
+  return philox_block(stream, word / 4).word[word % 4] < plan.drop.threshold ? Wide<T>(0)
+                                                                             : static_cast<Wide<T>>(plan.drop.factor);
+}
+
+/// products[j] = the product of a row of `a` with row first + j * kRowThreads of `b`.
+template <unsigned count, class W>
+TESSERA_DEVICE void row_products(const Tile<W>& a, std::size_t row, const Tile<W>& b, unsigned first,
+                                 W (&products)[count]) {
+  for (unsigned j = 0; j < count; ++j) products[j] = 0;
+  for (std::size_t d = 0; d < a.dim; ++d) {
+    const W x = a.at(row, d);
+    TESSERA_UNROLL
+    for (unsigned j = 0; j < count; ++j) products[j] = fused(x, b.at(first + j * kRowThreads, d), products[j]);
+  }
+}
+
+/// sums[j] += the sum over rows k of weights(row, k) * b(k, first + j * kRowThreads).
+template <unsigned rows, unsigned count, class W>
+TESSERA_DEVICE void add_weighted_rows(const W* weights, const Tile<W>& b, unsigned first, W (&sums)[count]) {
+  for (unsigned k = 0; k < rows; ++k) {
+    const W weight = weights[k];
+    TESSERA_UNROLL
+    for (unsigned j = 0; j < count; ++j)
+      if (first + j * kRowThreads < b.dim) sums[j] = fused(weight, b.at(k, first + j * kRowThreads), sums[j]);
+  }
+}
+
+template <class Operation, class W>
+TESSERA_DEVICE W over_row(W value, Operation operation) {
+  for (unsigned mask = kRowThreads / 2; mask > 0; mask /= 2) value = operation(value, shuffle_xor(value, mask));
+  return value;
+}
+
+/// Which tile of which head a block works on.
+struct TilePlace {
+  std::size_t batch, head, first;
+};
+TESSERA_DEVICE TilePlace tile_place(std::size_t heads, std::size_t positions, unsigned rows) {
+  const std::size_t tiles = divided_up(positions, rows);
+  const std::size_t tile = block_index() % tiles, rest = block_index() / tiles;
+  return {rest / heads, rest % heads, tile * rows};
+}
+
+template <class T, unsigned most_dim>
+TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPlan<T> plan) {
+  using W = Wide<T>;
+  constexpr unsigned kRows = kTileRows<W, most_dim>, kKeys = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
+  const TilePlace at = tile_place(plan.heads, plan.positions, kRows);
+  const std::size_t kv_head = at.head / (plan.heads / plan.kv_heads), size = tile_elements<W>(kRows, plan.dim);
+  W* shared = shared_memory<W>();
+  const Tile<W> q{shared, plan.dim}, k{shared + size, plan.dim}, v{shared + 2 * size, plan.dim};
+  const unsigned row = thread_index() / kRowThreads, lane = thread_index() % kRowThreads;
+  W* weights = shared + 3 * size + row * (kRows + 1);
+  const std::size_t query = at.first + row;
+  W max = minus_infinity<W>(), sum = 0, result[kColumns] = {};
+  load_tile<T>(q, kRows, a.q, at.batch, at.head, at.first, plan.positions);
+  for (std::size_t first = 0; first <= at.first; first += kRows) {
+    sync_block();  // nobody reads the tiles before any more
+    load_tile<T>(k, kRows, a.k, at.batch, kv_head, first, plan.positions);
+    load_tile<T>(v, kRows, a.v, at.batch, kv_head, first, plan.positions);
+    sync_block();
+    W scores[kKeys], step_max = max, step_sum = 0;
+    row_products(q, row, k, lane, scores);
+    for (unsigned j = 0; j < kKeys; ++j) {
+      scores[j] = first + lane + j * kRowThreads <= query ? scores[j] * plan.scale : minus_infinity<W>();
+      step_max = larger(step_max, scores[j]);
+    }
+    step_max = over_row(step_max, Largest{});
+    for (unsigned j = 0; j < kKeys; ++j) {
+      const std::size_t key = first + lane + j * kRowThreads;
+      const W weight = exponential(scores[j] - step_max);  // exp(-infinity) is 0 here
+      step_sum += weight;
+      weights[lane + j * kRowThreads] = key <= query ? weight * kept(plan, at.batch, at.head, query, key) : W(0);
+    }
+    const W shrink = exponential(max - step_max);
+    sum = fused(sum, shrink, over_row(step_sum, Add{}));
+    max = step_max;
+    for (unsigned j = 0; j < kColumns; ++j) result[j] *= shrink;
+    sync_block();  // the weights of the row are there
+    add_weighted_rows<kRows>(weights, v, lane, result);
+  }
+  if (query >= plan.positions) return;
+  T* out = a.out.data + at.batch * a.out.batch_stride + at.head * a.out.head_stride + query * a.out.position_stride;
+  for (unsigned j = 0; j < kColumns; ++j)
+    if (lane + j * kRowThreads < plan.dim) out[lane + j * kRowThreads] = narrow<T>(result[j] / sum);
+  if (a.log_sum_exp && lane == 0)
+    a.log_sum_exp[(at.batch * plan.heads + at.head) * plan.positions + query] = max + static_cast<W>(log(sum));
+}
+
+/// delta[batch, head, position] = the product of out and dout; a warp per row.
+template <class T>
+TESSERA_KERNEL void attention_delta_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, std::size_t rows,
+                                           Wide<T>* delta) {
+  const std::size_t row = block_index() * (thread_count() / kWarp) + thread_index() / kWarp;
+  const std::size_t inside = row < rows ? row : rows - 1;  // whole warps take part in the sum
+  const std::size_t position = inside % plan.positions, head = inside / plan.positions % plan.heads;
+  const std::size_t batch = inside / plan.positions / plan.heads;
+  const auto of = [&](const HeadsView<const T>& view) {
+    return view.data + batch * view.batch_stride + head * view.head_stride + position * view.position_stride;
+  };
+  const T* out = of(a.out);
+  const T* dout = of(a.dout);
+  Wide<T> sum = 0;
+  for (std::size_t d = thread_index() % kWarp; d < plan.dim; d += kWarp) sum = fused(wide(out[d]), wide(dout[d]), sum);
+  sum = over_warp(sum, Add{});
+  if (row < rows && thread_index() % kWarp == 0) delta[row] = sum;
+}
+
+template <class T, unsigned count>
+TESSERA_DEVICE void write_row(const HeadsView<T>& view, const TilePlace& at, std::size_t position, std::size_t dim,
+                              const Wide<T> (&values)[count], bool accumulate) {
+  T* out = view.data + at.batch * view.batch_stride + at.head * view.head_stride + position * view.position_stride;
+  const unsigned lane = thread_index() % kRowThreads;
+  for (unsigned j = 0; j < count; ++j)
+    if (lane + j * kRowThreads < dim)
+      out[lane + j * kRowThreads] = added(accumulate, out[lane + j * kRowThreads], values[j]);
+}
+
+/// A block per tile of queries: dq.
+template <class T, unsigned most_dim>
+TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const Wide<T>* delta) {
+  using W = Wide<T>;
+  constexpr unsigned kRows = kTileRows<W, most_dim>, kKeys = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
+  const TilePlace at = tile_place(plan.heads, plan.positions, kRows);
+  const std::size_t kv_head = at.head / (plan.heads / plan.kv_heads), size = tile_elements<W>(kRows, plan.dim);
+  W* shared = shared_memory<W>();
+  const Tile<W> q{shared, plan.dim}, dout{shared + size, plan.dim}, k{shared + 2 * size, plan.dim},
+      v{shared + 3 * size, plan.dim};
+  const unsigned row = thread_index() / kRowThreads, lane = thread_index() % kRowThreads;
+  W* ds = shared + 4 * size + row * (kRows + 1);
+  const std::size_t query = at.first + row;
+  const std::size_t statistic = (at.batch * plan.heads + at.head) * plan.positions + smaller(query, plan.positions - 1);
+  const W shift = a.log_sum_exp[statistic], mean = delta[statistic];
+  W result[kColumns] = {};
+  load_tile<T>(q, kRows, a.q, at.batch, at.head, at.first, plan.positions);
+  load_tile<T>(dout, kRows, a.dout, at.batch, at.head, at.first, plan.positions);
+  for (std::size_t first = 0; first <= at.first; first += kRows) {
+    sync_block();
+    load_tile<T>(k, kRows, a.k, at.batch, kv_head, first, plan.positions);
+    load_tile<T>(v, kRows, a.v, at.batch, kv_head, first, plan.positions);
+    sync_block();
+    W scores[kKeys], products[kKeys];
+    row_products(q, row, k, lane, scores);
+    row_products(dout, row, v, lane, products);
+    for (unsigned j = 0; j < kKeys; ++j) {
+      const std::size_t key = first + lane + j * kRowThreads;
+      W value = 0;
+      if (key <= query && query < plan.positions) {
+        const W weight = exponential(scores[j] * plan.scale - shift);
+        value = weight * plan.scale * (products[j] * kept(plan, at.batch, at.head, query, key) - mean);
+      }
+      ds[lane + j * kRowThreads] = value;
+    }
+    sync_block();
+    add_weighted_rows<kRows>(ds, k, lane, result);
+  }
+  if (query < plan.positions) write_row(a.dq, at, query, plan.dim, result, a.accumulate_dq);
+}
+
+/// A block per tile of keys: dk and dv, over all queries of all heads that read them, in order.
+template <class T, unsigned most_dim>
+TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const Wide<T>* delta) {
+  using W = Wide<T>;
+  constexpr unsigned kRows = kTileRows<W, most_dim>, kQueries = kRows / kRowThreads, kColumns = most_dim / kRowThreads;
+  const TilePlace at = tile_place(plan.kv_heads, plan.positions, kRows);
+  const std::size_t group = plan.heads / plan.kv_heads, size = tile_elements<W>(kRows, plan.dim);
+  W* shared = shared_memory<W>();
+  const Tile<W> q{shared, plan.dim}, dout{shared + size, plan.dim}, k{shared + 2 * size, plan.dim},
+      v{shared + 3 * size, plan.dim};
+  const unsigned row = thread_index() / kRowThreads, lane = thread_index() % kRowThreads;
+  W* p = shared + 4 * size + row * (kRows + 1);
+  W* ds = p + kRows * (kRows + 1);
+  const std::size_t key = at.first + row;
+  W dk[kColumns] = {}, dv[kColumns] = {};
+  load_tile<T>(k, kRows, a.k, at.batch, at.head, at.first, plan.positions);
+  load_tile<T>(v, kRows, a.v, at.batch, at.head, at.first, plan.positions);
+  for (std::size_t head = at.head * group; head < (at.head + 1) * group; ++head) {
+    for (std::size_t first = at.first; first < plan.positions; first += kRows) {
+      sync_block();
+      load_tile<T>(q, kRows, a.q, at.batch, head, first, plan.positions);
+      load_tile<T>(dout, kRows, a.dout, at.batch, head, first, plan.positions);
+      sync_block();
+      W scores[kQueries], products[kQueries];
+      row_products(k, row, q, lane, scores);
+      row_products(v, row, dout, lane, products);
+      for (unsigned j = 0; j < kQueries; ++j) {
+        const std::size_t query = first + lane + j * kRowThreads;
+        W weight = 0, factor = 0, mean = 0;
+        if (key <= query && query < plan.positions) {
+          const std::size_t statistic = (at.batch * plan.heads + head) * plan.positions + query;
+          weight = exponential(scores[j] * plan.scale - a.log_sum_exp[statistic]);
+          factor = kept(plan, at.batch, head, query, key);
+          mean = delta[statistic];
+        }
+        p[lane + j * kRowThreads] = weight * factor;
+        ds[lane + j * kRowThreads] = weight * plan.scale * (products[j] * factor - mean);
+      }
+      sync_block();
+      add_weighted_rows<kRows>(p, dout, lane, dv);
+      add_weighted_rows<kRows>(ds, q, lane, dk);
+    }
+  }
+  if (key >= plan.positions) return;
+  write_row(a.dk, at, key, plan.dim, dk, a.accumulate_dk);
+  write_row(a.dv, at, key, plan.dim, dv, a.accumulate_dv);
+}
+
+/// Calls function(integral constant) with the smallest of 64, 128 and 256 that holds a head.
+template <class Function>
+void for_head_dim(std::size_t dim, Function function) {
+  if (dim <= 64) return function(std::integral_constant<unsigned, 64>{});
+  if (dim <= 128) return function(std::integral_constant<unsigned, 128>{});
+  if (dim <= 256) return function(std::integral_constant<unsigned, 256>{});
+  throw base::Unsupported("attention: heads of " + std::to_string(dim) + " elements; on cuda at most 256");
+}
+
+template <class T, unsigned most_dim>
+Grid attention_grid(const AttentionShape& s, std::size_t heads, unsigned tiles, unsigned squares) {
+  using W = Wide<T>;
+  constexpr unsigned kRows = kTileRows<W, most_dim>;
+  return {.blocks = s.batch * heads * divided_up(s.positions, kRows),
+          .threads = kRows * kRowThreads,
+          .shared = (tiles * tile_elements<W>(kRows, s.dim) + squares * kRows * (kRows + 1)) * sizeof(W)};
+}
+
+inline void check_heads(const AttentionShape& s) {
+  if (s.kv_heads == 0 || s.heads % s.kv_heads != 0 || s.dim == 0)
+    throw base::InvalidUsage("attention: " + std::to_string(s.heads) + " heads of " + std::to_string(s.dim) + " over " +
+                             std::to_string(s.kv_heads) + " key/value heads; the latter must divide the former");
+}
+
+template <class T>
+void attention_forward(NativeStream stream, const AttentionForward<T>& a) {
+  check_heads(a.shape);
+  for_head_dim(a.shape.dim, [&](auto most) {
+    launch(stream, attention_grid<T, most()>(a.shape, a.shape.heads, 3, 1), attention_forward_kernel<T, most()>, a,
+           plan_of<T>(a.shape, a.dropout));
+  });
+}
+
+template <class T>
+std::size_t attention_backward_scratch(const AttentionShape& s) {
+  return s.batch * s.heads * s.positions * sizeof(Wide<T>);
+}
+
+template <class T>
+void attention_backward(NativeStream stream, const AttentionBackward<T>& a) {
+  check_heads(a.shape);
+  const AttentionPlan<T> plan = plan_of<T>(a.shape, a.dropout);
+  const std::size_t rows = a.shape.batch * a.shape.heads * a.shape.positions;
+  auto* delta = static_cast<Wide<T>*>(a.scratch);
+  const auto* means = static_cast<const Wide<T>*>(delta);
+  launch(stream, {.blocks = divided_up(rows, 4), .threads = 128}, attention_delta_kernel<T>, a, plan, rows, delta);
+  for_head_dim(a.shape.dim, [&](auto most) {
+    launch(stream, attention_grid<T, most()>(a.shape, a.shape.kv_heads, 4, 2), attention_dkv_kernel<T, most()>, a, plan,
+           means);
+    launch(stream, attention_grid<T, most()>(a.shape, a.shape.heads, 4, 1), attention_dq_kernel<T, most()>, a, plan,
+           means);
+  });
+}
+
+}  // namespace tessera::nn::cuda

@@ -1,0 +1,54 @@
+// One product of row-major matrices through cuBLASLt.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+
+#include "tessera/nn/device_kernels.h"
+#include "tessera/nn/ops/cuda/internal/cublas_lt.h"
+
+namespace tessera::nn::cuda {
+
+/// C[m, n] = op(A) op(B) + beta C, packed and row-major. `bias` (of n elements, added to every row) may be null.
+struct Product {
+  DType dtype = DType::f32;
+  bool trans_a = false, trans_b = false;
+  std::size_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* bias = nullptr;
+  bool accumulate = false;
+  void* c = nullptr;
+};
+
+/// Chosen algorithms are kept by shape. One per context; its products share one workspace, so they belong on one
+/// stream.
+class Matmul {
+ public:
+  explicit Matmul(const KernelResources& resources);
+  ~Matmul();
+  Matmul(const Matmul&) = delete;
+  Matmul& operator=(const Matmul&) = delete;
+
+  void run(Stream& stream, const Product& product);
+  /// Whether a bias is added inside the product.
+  static bool adds_bias(DType dtype) { return dtype != DType::f64; }
+
+ private:
+  using Key = std::array<std::size_t, 6>;
+  struct Chosen;
+  Chosen& chosen(const Product& product);
+
+  const CublasLt& api_;
+  DeviceRuntime& runtime_;
+  cublasLtHandle_t handle_ = nullptr;
+  Buffer workspace_;
+  std::map<Key, std::unique_ptr<Chosen>> chosen_;
+};
+
+}  // namespace tessera::nn::cuda

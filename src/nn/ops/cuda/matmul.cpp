@@ -1,0 +1,140 @@
+#include "tessera/nn/ops/cuda/internal/matmul.h"
+
+#include <string>
+
+#include "tessera/base/device_stream.h"
+
+namespace tessera::nn::cuda {
+namespace {
+
+constexpr std::size_t kWorkspace = std::size_t{32} << 20;  // what the vendor recommends for this generation
+
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return CUDA_R_64F;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    default:
+      return CUDA_R_32F;
+  }
+}
+
+/// Sums are f32 (f64 for f64). No TF32: f32 products agree with the host's.
+cublasComputeType_t compute_of(DType dtype) { return dtype == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F; }
+
+}  // namespace
+
+// The vendor's matrices are column-major, and a row-major matrix is its own transpose there: C = A B is computed as
+// C^T = B^T A^T, so B comes first and m and n change places.
+struct Matmul::Chosen {
+  explicit Chosen(const CublasLt& functions) : api(functions) {}
+  ~Chosen() {
+    for (cublasLtMatrixLayout_t layout : {a, b, c})
+      if (layout != nullptr) api.cublasLtMatrixLayoutDestroy(layout);
+    if (operation != nullptr) api.cublasLtMatmulDescDestroy(operation);
+  }
+  Chosen(const Chosen&) = delete;
+  Chosen& operator=(const Chosen&) = delete;
+
+  void describe(const Product& p) {
+    const cudaDataType_t type = type_of(p.dtype);
+    const cudaDataType_t scale = p.dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
+    check(api, api.cublasLtMatmulDescCreate(&operation, compute_of(p.dtype), scale), "cublasLtMatmulDescCreate");
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (p.bias != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
+    }
+    make(a, type, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k);
+    make(b, type, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m);
+    make(c, type, p.n, p.m);
+  }
+
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    check(api, api.cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)),
+          "cublasLtMatmulDescSetAttribute");
+  }
+
+  /// The workspace is used, whatever is chosen gives the same bits in every run.
+  void choose(cublasLtHandle_t handle) {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check(api, api.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    const std::size_t most = kWorkspace;
+    int found = 0;
+    cublasStatus_t status = api.cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof(most));
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, 1, &algorithm, &found);
+    api.cublasLtMatmulPreferenceDestroy(preference);
+    check(api, status, "cublasLtMatmulAlgoGetHeuristic");
+    if (found == 0) throw Unsupported("cuda: cuBLASLt has no algorithm for this product");
+  }
+
+  const CublasLt& api;
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulHeuristicResult_t algorithm{};
+
+ private:
+  /// `rows` is the vendor's leading dimension: a row of ours.
+  void make(cublasLtMatrixLayout_t& layout, cudaDataType_t type, std::size_t rows, std::size_t columns) {
+    check(api, api.cublasLtMatrixLayoutCreate(&layout, type, rows, columns, static_cast<std::int64_t>(rows)),
+          "cublasLtMatrixLayoutCreate");
+  }
+};
+
+Matmul::Matmul(const KernelResources& resources)
+    : api_(cublas_lt()),
+      runtime_(resources.runtime),
+      workspace_(resources.memory.allocate(kWorkspace, MemoryUse::other)) {
+  check(api_, api_.cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+Matmul::~Matmul() {
+  chosen_.clear();
+  api_.cublasLtDestroy(handle_);
+}
+
+Matmul::Chosen& Matmul::chosen(const Product& p) {
+  const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U);
+  // The vendor's choice depends on alignment, too: all of our buffers begin at 64 bytes, views into them may not.
+  const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
+                    reinterpret_cast<std::uintptr_t>(p.c);
+  const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), bits % 16};
+  std::unique_ptr<Chosen>& entry = chosen_[key];
+  if (entry == nullptr) {
+    auto made = std::make_unique<Chosen>(api_);
+    made->describe(p);
+    made->choose(handle_);
+    entry = std::move(made);
+  }
+  return *entry;
+}
+
+void Matmul::run(Stream& stream, const Product& p) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {  // an empty sum
+    if (p.bias != nullptr) throw Unsupported("cuda: a product over no elements with a bias");
+    if (!p.accumulate) runtime_.fill(stream, p.c, 0, p.m * p.n * size_of(p.dtype));
+    return;
+  }
+  Chosen& chosen = this->chosen(p);
+  if (p.bias != nullptr) chosen.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  const float one = 1, beta = p.accumulate ? 1 : 0;
+  const double wide_one = 1, wide_beta = beta;
+  const bool wide = p.dtype == DType::f64;
+  const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
+  const void* factor = wide ? static_cast<const void*>(&wide_beta) : &beta;
+  auto* native = static_cast<cudaStream_t>(static_cast<DeviceStream&>(stream).native());
+  check(api_,
+        api_.cublasLtMatmul(handle_, chosen.operation, alpha, p.b, chosen.a, p.a, chosen.b, factor, p.c, chosen.c, p.c,
+                            chosen.c, &chosen.algorithm.algo, workspace_.data(), kWorkspace, native),
+        "cublasLtMatmul");
+}
+
+}  // namespace tessera::nn::cuda

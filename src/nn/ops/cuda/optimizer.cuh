@@ -1,0 +1,130 @@
+// Optimizer steps over flat ranges, the operations of kernels/optimizer.cpp one after the other, and the clipping
+// factor.
+#pragma once
+
+#include "tessera/nn/ops/cuda/elementwise.cuh"
+
+namespace tessera::nn::cuda {
+
+/// All that a step needs besides its arrays, rounded once on the host as the host's kernels do. The gradient's factor
+/// may only be known on the device.
+template <class T>
+struct AdamBody {
+  T *parameter, *first, *second, *largest;
+  const T* gradient;
+  T coupled, kept, rest1, beta2, rest2, rate, root2, eps;
+  double grad_scale;
+  const double* grad_scale_at;
+  bool maximize;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
+    const T scale = static_cast<T>(maximize ? -factor : factor);
+    Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), m = load<n>(static_cast<const T*>(first) + i);
+    Pack<T, n> v = load<n>(static_cast<const T*>(second) + i), most = {};
+    if (largest) most = load<n>(static_cast<const T*>(largest) + i);
+    const Pack<T, n> dp = load<n>(gradient + i);
+    for (int e = 0; e < n; ++e) {
+      const T g = fused(coupled, p.at[e], scale * dp.at[e]);
+      m.at[e] = fused(rest1, g - m.at[e], m.at[e]);
+      v.at[e] = fused(rest2 * g, g, beta2 * v.at[e]);
+      most.at[e] = larger(most.at[e], v.at[e]);
+      const T denominator = fused(root(largest ? most.at[e] : v.at[e]), root2, eps);
+      p.at[e] = fused(-rate, m.at[e] / denominator, kept * p.at[e]);
+    }
+    store<n>(parameter + i, p);
+    store<n>(first + i, m);
+    store<n>(second + i, v);
+    if (largest) store<n>(largest + i, most);
+  }
+};
+
+template <class T>
+void adam_step(NativeStream stream, const kernels::AdamStep<T>& a) {
+  if (a.step < 1) throw base::InvalidUsage("adam: step 0; the first step is 1");
+  const double steps = static_cast<double>(a.step);
+  const double correction1 = 1 - std::pow(a.beta1, steps);
+  const double correction2 = std::sqrt(1 - std::pow(a.beta2, steps));
+  const AdamBody<T> body{.parameter = a.parameter,
+                         .first = a.first_moment,
+                         .second = a.second_moment,
+                         .largest = a.max_second_moment,
+                         .gradient = a.gradient,
+                         .coupled = static_cast<T>(a.decoupled ? 0 : a.weight_decay),
+                         .kept = static_cast<T>(a.decoupled ? 1 - a.learning_rate * a.weight_decay : 1),
+                         .rest1 = static_cast<T>(1 - a.beta1),
+                         .beta2 = static_cast<T>(a.beta2),
+                         .rest2 = static_cast<T>(1 - a.beta2),
+                         .rate = static_cast<T>(a.learning_rate / correction1),
+                         .root2 = static_cast<T>(1 / correction2),
+                         .eps = static_cast<T>(a.eps),
+                         .grad_scale = a.grad_scale,
+                         .grad_scale_at = a.grad_scale_at,
+                         .maximize = a.maximize};
+  for_elements<kVector<T>>(stream, a.count,
+                           {a.parameter, a.gradient, a.first_moment, a.second_moment, a.max_second_moment}, body);
+}
+
+template <class T>
+struct SgdBody {
+  T *parameter, *buffer;
+  const T* gradient;
+  T decay, momentum, rate;
+  double grad_scale;
+  const double* grad_scale_at;
+  bool maximize, nesterov, first_step;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
+    const T scale = static_cast<T>(maximize ? -factor : factor);
+    Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), kept = {};
+    if (buffer && !first_step) kept = load<n>(static_cast<const T*>(buffer) + i);
+    const Pack<T, n> dp = load<n>(gradient + i);
+    for (int e = 0; e < n; ++e) {
+      T g = fused(decay, p.at[e], scale * dp.at[e]);
+      if (buffer) {
+        kept.at[e] = first_step ? g : fused(momentum, kept.at[e], g);
+        g = nesterov ? fused(momentum, kept.at[e], g) : kept.at[e];
+      }
+      p.at[e] = fused(-rate, g, p.at[e]);
+    }
+    store<n>(parameter + i, p);
+    if (buffer) store<n>(buffer + i, kept);
+  }
+};
+
+template <class T>
+void sgd_step(NativeStream stream, const kernels::SgdStep<T>& a) {
+  if ((a.momentum_buffer != nullptr) != (a.momentum != 0) && a.count > 0)
+    throw base::InvalidUsage("sgd: momentum " + std::to_string(a.momentum) +
+                             (a.momentum_buffer ? " needs no buffer; pass null" : " needs a momentum buffer"));
+  if (a.nesterov && a.momentum == 0) throw base::InvalidUsage("sgd: nesterov needs a momentum above 0");
+  const SgdBody<T> body{.parameter = a.parameter,
+                        .buffer = a.momentum_buffer,
+                        .gradient = a.gradient,
+                        .decay = static_cast<T>(a.weight_decay),
+                        .momentum = static_cast<T>(a.momentum),
+                        .rate = static_cast<T>(a.learning_rate),
+                        .grad_scale = a.grad_scale,
+                        .grad_scale_at = a.grad_scale_at,
+                        .maximize = a.maximize,
+                        .nesterov = a.nesterov,
+                        .first_step = a.first_step};
+  for_elements<kVector<T>>(stream, a.count, {a.parameter, a.gradient, a.momentum_buffer}, body);
+}
+
+/// One thread adds in order: there are a few numbers per unit, and every strategy must add them alike.
+TESSERA_PLAIN_KERNEL void clip_kernel(ClipArgs a) {
+  if (thread_index() != 0) return;
+  double sum = 0;
+  for (std::size_t i = 0; i < a.count; ++i) sum += a.squares[i];
+  const double norm = root(sum);
+  a.out[0] = norm;
+  const double factor = a.most / (norm + 1e-6);
+  a.out[1] = factor < 1.0 ? factor : 1.0;
+}
+inline void clip_factor(NativeStream stream, const ClipArgs& a) {
+  launch(stream, {.blocks = 1, .threads = 32}, clip_kernel, a);
+}
+
+}  // namespace tessera::nn::cuda

@@ -1,0 +1,36 @@
+// Matrix products of the linear layer, apart from the other kernels: they come from a vendor's library.
+#pragma once
+
+#include <memory>
+
+#include "tessera/nn/device_kernels.h"
+
+namespace tessera::nn::cuda {
+
+template <class T>
+class Products {
+ public:
+  virtual ~Products() = default;
+  /// Whether forward() adds the bias; else it ignores it.
+  virtual bool adds_bias() const = 0;
+  virtual void forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
+  /// dx and dweight; dbias is not a product.
+  virtual void backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;
+};
+
+class AllProducts {
+ public:
+  virtual ~AllProducts() = default;
+  virtual Products<float>& f32() = 0;
+  virtual Products<double>& f64() = 0;
+  virtual Products<f16>& half() = 0;
+  virtual Products<bf16>& brain() = 0;
+};
+
+/// Through cuBLASLt, which is loaded at the first call. Throws Unsupported where it is missing.
+std::unique_ptr<AllProducts> make_products(const KernelResources& resources);
+
+/// The whole table.
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<AllProducts> products);
+
+}  // namespace tessera::nn::cuda

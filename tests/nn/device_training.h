@@ -1,0 +1,56 @@
+// A small training that runs on any device.
+#pragma once
+
+#include <vector>
+
+#include "tessera/nn/host_access.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/optimizer.h"
+
+namespace tessera::nn::test {
+
+inline Tensor counting_ids(Context& context, int later) {
+  const Shape shape = {3, 21};
+  Tensor ids = Tensor::empty(context, shape, DType::i32);
+  upload(context, ids.raw(), ids.bytes(), [&](void* out) {
+    for (int i = 0; i < 63; ++i) static_cast<std::int32_t*>(out)[i] = (5 * (i / 21) + i % 21 + later) % 17;
+  });
+  return ids;
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<std::vector<float>> parameters;
+  bool operator==(const Outcome&) const = default;
+};
+
+/// `read`: whether losses and parameters are looked at.
+inline Outcome train(const char* name, Context& context, bool read = true) {
+  ModelConfig config = preset(name);
+  config.embedding_dropout = config.residual_dropout = config.attention_dropout = 0.1;
+  const auto model = make_model(context, config);
+  model->materialize(0);
+  Optimizer optimizer(*model, {});
+  const Tensor tokens = counting_ids(context, 0), targets = counting_ids(context, 1);
+  Outcome outcome;
+  for (int step = 1; step <= 3; ++step) {
+    context.random().step = static_cast<std::uint64_t>(step);
+    Tape tape;
+    const TapeScope scope(context, &tape);
+    const Tensor loss = model->loss(tokens, targets);
+    tape.backward(loss);
+    optimizer.step(3e-3);
+    if (read) outcome.losses.push_back(loss.item());
+  }
+  for (const auto& parameter : model->parameters()) {
+    if (!read) break;
+    const Tensor& tensor = parameter->tensor();
+    download(context, tensor.raw(), tensor.bytes(), [&](const void* data) {
+      const auto* values = static_cast<const float*>(data);
+      outcome.parameters.emplace_back(values, values + tensor.count());
+    });
+  }
+  return outcome;
+}
+
+}  // namespace tessera::nn::test

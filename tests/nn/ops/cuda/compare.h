@@ -1,0 +1,143 @@
+// Runs one kernel on the emulated device in every order of threads, and on the host in double.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "tessera/nn/context.h"
+#include "tests/nn/ops/cuda/emulated_kernels.h"
+
+namespace tessera::nn::test {
+
+using kernels::Wide;
+
+template <class T>
+T rounded(double value) {
+  if constexpr (sizeof(T) < 4) {
+    return T(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+template <class T>
+double as_double(T value) {
+  if constexpr (sizeof(T) < 4) {
+    return static_cast<double>(static_cast<float>(value));
+  } else {
+    return static_cast<double>(value);
+  }
+}
+
+/// Normal numbers that T holds exactly.
+template <class T>
+std::vector<double> numbers(std::string_view name, std::size_t count, double deviation = 1.0) {
+  std::vector<double> values(count);
+  fill_normal({name, 5, 0, count}, 0.0, deviation, values.data());
+  for (double& value : values) value = as_double(rounded<T>(value));
+  return values;
+}
+
+/// `count` elements between guards. `offset` elements beyond a multiple of 16 bytes.
+template <class T>
+class Array {
+ public:
+  explicit Array(const std::vector<double>& values, std::size_t offset = 0)
+      : count_(values.size()), offset_(offset), data_(count_ + 2 * kGuard, rounded<T>(kPattern)) {
+    for (std::size_t i = 0; i < count_; ++i) data()[i] = rounded<T>(values[i]);
+  }
+  /// Poisoned: whoever reads before writing computes NaN.
+  static Array poisoned(std::size_t count, std::size_t offset = 0) {
+    return Array(std::vector<double>(count, std::numeric_limits<double>::quiet_NaN()), offset);
+  }
+  ~Array() {
+    const T pattern = rounded<T>(kPattern);
+    for (std::size_t i = 0; i < data_.size(); ++i)
+      if ((i < kGuard + offset_ || i >= kGuard + offset_ + count_) && std::memcmp(&data_[i], &pattern, sizeof(T)) != 0)
+        ADD_FAILURE() << "element " << static_cast<long>(i) - static_cast<long>(kGuard + offset_) << " of " << count_
+                      << " was written";
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  T* data() { return data_.data() + kGuard + offset_; }
+  std::vector<double> values() {
+    std::vector<double> out;
+    for (std::size_t i = 0; i < count_; ++i) out.push_back(as_double(data()[i]));
+    return out;
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  static constexpr double kPattern = -3.25;
+  const std::size_t count_, offset_;
+  std::vector<T> data_;
+};
+
+inline std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+/// Relative rounding error of one operation.
+template <class T>
+constexpr double unit() {
+  if (std::is_same_v<T, double>) return 0x1p-53;
+  if (std::is_same_v<T, float>) return 0x1p-24;
+  return std::is_same_v<T, f16> ? 0x1p-11 : 0x1p-8;
+}
+
+struct Devices {
+  Context host;
+  std::unique_ptr<DeviceKernels> emulated = make_emulated_kernels({host.runtime(), host.memory(), host.threads()});
+};
+
+inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+/// operation(kernels of U, stream) -> all outputs, as a template over U. Errors are bounded by `units` of T's, relative
+/// to the largest of 1 and the expected value.
+template <class T, class Operation>
+void expect_as_in_double(const Operation& operation, double units) {
+  if (sizeof(T) < 4) units = std::min(units, 3.0);  // they add in f32: few roundings of their own
+  Devices devices;
+  Stream& stream = devices.host.stream();
+  const std::vector<double> expected = operation(*devices.host.device_kernels().f64(), stream);
+  std::vector<double> got;
+  for (int order = 0; order < 3; ++order) {
+    set_thread_order(order);
+    const std::vector<double> now = operation(*devices.emulated->of<T>(), stream);
+    if (order > 0) {
+      EXPECT_TRUE(same_bits(now, got)) << "order " << order << " of the threads shows";
+    }
+    got = now;
+  }
+  set_thread_order(0);
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i)
+    ASSERT_NEAR(got[i], expected[i], units * unit<T>() * std::max(1.0, std::abs(expected[i]))) << "output " << i;
+}
+
+/// The host's f32 kernels give the very bits.
+template <class Operation>
+void expect_bits_of_the_host(const Operation& operation) {
+  Devices devices;
+  Stream& stream = devices.host.stream();
+  const std::vector<double> expected = operation(*devices.host.device_kernels().f32(), stream);
+  const std::vector<double> got = operation(*devices.emulated->f32(), stream);
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i)
+    ASSERT_TRUE(std::memcmp(&got[i], &expected[i], sizeof(double)) == 0) << i << ": " << got[i] << " " << expected[i];
+}
+
+/// The element type of a table of kernels.
+template <class T>
+T element_of(Kernels<T>&);
+template <class K>
+using Element = decltype(element_of(std::declval<K&>()));
+
+}  // namespace tessera::nn::test

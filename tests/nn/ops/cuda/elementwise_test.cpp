@@ -1,0 +1,212 @@
+// Element-wise CUDA kernels, emulated, against the host's in double, and bit by bit against the host's in f32.
+#include "tests/nn/ops/cuda/compare.h"
+
+namespace tessera::nn::test {
+namespace {
+
+template <class T>
+class CudaElements : public testing::Test {};
+using Types = testing::Types<float, double, f16, bf16>;
+TYPED_TEST_SUITE(CudaElements, Types);
+
+/// Whole vectors, a tail, and memory that isn't aligned to one.
+struct Place {
+  std::size_t count, offset;
+};
+constexpr Place kPlaces[] = {{1, 0}, {1024, 0}, {1027, 0}, {333, 1}, {0, 0}};
+
+template <class T, class Operation>
+void check(const Operation& operation, double units) {
+  expect_as_in_double<T>(operation, units);
+  if constexpr (std::is_same_v<T, float>) expect_bits_of_the_host(operation);
+}
+
+TYPED_TEST(CudaElements, AssignAddScaleFill) {
+  using T = TypeParam;
+  for (const Place at : kPlaces) {
+    const auto x = numbers<T>("x", at.count), y = numbers<T>("y", at.count);
+    check<T>(
+        [&]<class U>(Kernels<U>& k, Stream& s) {
+          Array<U> a(x, at.offset), b(y, at.offset), kept(y, at.offset), scaled(y, at.offset);
+          auto out = std::make_unique<Array<U>>(y, at.offset);
+          Array<U> copy = Array<U>::poisoned(at.count, at.offset), sum = Array<U>::poisoned(at.count, at.offset);
+          k.fill(s, rounded<U>(1.5), out->data(), at.count);
+          k.assign(s, {a.data(), copy.data(), at.count, false});
+          k.assign(s, {a.data(), kept.data(), at.count, true});
+          k.add(s, {a.data(), b.data(), sum.data(), at.count});
+          k.scale(s, {a.data(), Wide<U>(0.375), scaled.data(), at.count, true});
+          k.scale(s, {a.data(), Wide<U>(-2.5), a.data(), at.count, false});
+          return out->values() + copy.values() + kept.values() + sum.values() + scaled.values() + a.values();
+        },
+        2);
+  }
+}
+
+TYPED_TEST(CudaElements, Transpose) {
+  using T = TypeParam;
+  const auto x = numbers<T>("x", 3 * 37 * 70);
+  check<T>(
+      [&]<class U>(Kernels<U>& k, Stream& s) {
+        Array<U> in(x);
+        Array<U> out = Array<U>::poisoned(x.size());
+        k.transpose(s, {in.data(), out.data(), 3, 37, 70});
+        return out.values();
+      },
+      0);
+}
+
+TYPED_TEST(CudaElements, Activations) {
+  using T = TypeParam;
+  using kernels::Activation;
+  for (const Activation kind : {Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
+    for (const bool accumulate : {false, true}) {
+      const auto x = numbers<T>("x", 1003, 3.0), dy = numbers<T>("dy", 1003);
+      check<T>(
+          [&]<class U>(Kernels<U>& k, Stream& s) {
+            Array<U> in(x), from(dy), to(dy);
+            Array<U> out = Array<U>::poisoned(x.size());
+            k.activation_forward(s, {kind, in.data(), out.data(), x.size()});
+            k.activation_backward(s, kind, {in.data(), from.data(), to.data(), x.size(), accumulate});
+            return out.values() + to.values();
+          },
+          24);
+    }
+  }
+}
+
+TYPED_TEST(CudaElements, SwigluAlsoInPlace) {
+  using T = TypeParam;
+  const auto gate = numbers<T>("gate", 517), up = numbers<T>("up", 517), dy = numbers<T>("dy", 517);
+  check<T>(
+      [&]<class U>(Kernels<U>& k, Stream& s) {
+        Array<U> g(gate), u(up), d(dy), added(gate);
+        Array<U> y = Array<U>::poisoned(gate.size());
+        k.swiglu_forward(s, {g.data(), u.data(), y.data(), gate.size()});
+        kernels::SwigluBackward<U> args{g.data(), u.data(), d.data(), added.data(), nullptr, gate.size(), true, false};
+        k.swiglu_backward(s, args);
+        args.dgate = g.data(), args.accumulate_dgate = false, args.dup = d.data();
+        k.swiglu_backward(s, args);
+        return y.values() + added.values() + g.values() + d.values();
+      },
+      8);
+}
+
+TYPED_TEST(CudaElements, DropoutAndNormalsAreTheHostsNumbers) {
+  using T = TypeParam;
+  const auto x = numbers<T>("x", 3 * 1001);
+  check<T>(
+      [&]<class U>(Kernels<U>& k, Stream& s) {
+        Array<U> in(x), added(x);
+        Array<U> out = Array<U>::poisoned(x.size()), normal = Array<U>::poisoned(777);
+        const RandomStream stream = dropout_stream(3, 9, "h.0", 5);
+        k.dropout(s, {stream, 0.3, 3, 1001, in.data(), out.data(), false});
+        k.dropout(s, {stream, 0.3, 3, 1001, in.data(), added.data(), true});
+        k.fill_normal(s, {{tensor_stream(4, "w"), 1021, 1798}, Wide<U>(0.5), Wide<U>(0.25), normal.data()});
+        return out.values() + added.values() + normal.values();
+      },
+      2);
+}
+
+TYPED_TEST(CudaElements, RopeForwardAndBack) {
+  using T = TypeParam;
+  const std::size_t batch = 2, positions = 5, heads = 3, dim = 14;
+  const auto x = numbers<T>("x", batch * positions * heads * dim);
+  std::vector<double> cosine(positions * dim / 2), sine(cosine.size());
+  kernels::rope_table<double>(positions, dim, 100.0, cosine.data(), sine.data());
+  for (double& v : cosine) v = as_double(static_cast<Wide<T>>(v));
+  for (double& v : sine) v = as_double(static_cast<Wide<T>>(v));
+  for (const bool inverse : {false, true}) {
+    check<T>(
+        [&]<class U>(Kernels<U>& k, Stream& s) {
+          Array<U> in(x), added(x);
+          Array<Wide<U>> c(cosine), n(sine);
+          kernels::RopeArgs<U> args{batch, positions, heads, dim, c.data(), n.data(), {}, {}, inverse, true};
+          args.in = kernels::heads_view<const U>(in.data(), positions, heads, dim);
+          args.out = kernels::heads_view<U>(added.data(), positions, heads, dim);
+          k.rope(s, args);
+          args.accumulate = false;
+          args.out = kernels::heads_view<U>(in.data(), positions, heads, dim);  // in place
+          k.rope(s, args);
+          return added.values() + in.values();
+        },
+        4);
+  }
+}
+
+template <class U>
+std::vector<double> adam_steps(Kernels<U>& k, Stream& s, bool amsgrad, std::size_t offset) {
+  const auto p = numbers<float>("p", 261), g = numbers<float>("g", 261);
+  Array<U> parameter(p, offset), gradient(g, offset), m(std::vector<double>(261), offset),
+      v(std::vector<double>(261), offset), most(std::vector<double>(261), offset);
+  Array<double> factor({0.75});
+  kernels::AdamStep<U> args{
+      parameter.data(), gradient.data(), m.data(), v.data(), amsgrad ? most.data() : nullptr, 261};
+  args.weight_decay = 0.1;
+  for (args.step = 1; args.step < 4; ++args.step) {
+    args.grad_scale_at = args.step == 2 ? factor.data() : nullptr;
+    args.decoupled = args.step != 3;
+    args.maximize = args.step == 3;
+    k.adam_step(s, args);
+  }
+  return parameter.values() + m.values() + v.values() + most.values();
+}
+
+TEST(CudaOptimizers, AdamHasTheHostsBits) {
+  for (const bool amsgrad : {false, true})
+    for (const std::size_t offset : {0U, 3U}) {
+      const auto steps = [&]<class U>(Kernels<U>& k, Stream& s) { return adam_steps(k, s, amsgrad, offset); };
+      expect_bits_of_the_host(steps);
+      expect_as_in_double<double>(steps, 16);
+    }
+}
+
+TEST(CudaOptimizers, SgdHasTheHostsBits) {
+  const auto p = numbers<float>("p", 261), g = numbers<float>("g", 261);
+  for (const bool nesterov : {false, true}) {
+    const auto steps = [&]<class U>(Kernels<U>& k, Stream& s) {
+      Array<U> parameter(p), gradient(g), buffer(std::vector<double>(261)), plain(p);
+      Array<double> factor({0.5});
+      kernels::SgdStep<U> args{parameter.data(), gradient.data(), buffer.data(), 261};
+      args.momentum = 0.9, args.weight_decay = 0.1, args.nesterov = nesterov, args.first_step = true;
+      k.sgd_step(s, args);
+      args.first_step = false, args.maximize = true, args.grad_scale_at = factor.data();
+      k.sgd_step(s, args);
+      k.sgd_step(s, {.parameter = plain.data(), .gradient = gradient.data(), .count = 261});
+      return parameter.values() + buffer.values() + plain.values();
+    };
+    expect_bits_of_the_host(steps);
+  }
+}
+
+TEST(CudaElements, ConversionsHaveTheHostsBits) {
+  Devices devices;
+  Stream& stream = devices.host.stream();
+  const auto x = numbers<float>("x", 1031, 100.0);
+  const auto round_trip = [&](DeviceKernels& k, DType narrow) {
+    Array<float> in(x);
+    Array<float> back = Array<float>::poisoned(x.size());
+    std::vector<std::uint16_t> bits(x.size());
+    k.convert(stream, {in.data(), DType::f32, bits.data(), narrow, x.size()});
+    k.convert(stream, {bits.data(), narrow, back.data(), DType::f32, x.size()});
+    return back.values();
+  };
+  for (const DType narrow : {DType::f16, DType::bf16})
+    EXPECT_TRUE(same_bits(round_trip(*devices.emulated, narrow), round_trip(devices.host.device_kernels(), narrow)));
+}
+
+TEST(CudaElements, PositionsAndClipping) {
+  Devices devices;
+  Stream& stream = devices.host.stream();
+  for (DeviceKernels* k : {devices.emulated.get(), &devices.host.device_kernels()}) {
+    std::vector<std::int32_t> out(35, -1);
+    k->positions(stream, out.data(), 35, 7);
+    for (int i = 0; i < 35; ++i) EXPECT_EQ(out[static_cast<std::size_t>(i)], i % 7);
+    std::vector<double> squares{1, 3, 5, 0, 0};
+    k->clip_factor(stream, {squares.data(), 3, 1.5, squares.data() + 3});
+    EXPECT_EQ(squares[3], 3.0);
+    EXPECT_EQ(squares[4], 1.5 / (3.0 + 1e-6));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::nn::test

@@ -1,0 +1,129 @@
+#include "tests/nn/ops/cuda/emulated_kernels.h"
+
+#include "tests/nn/ops/cuda/emulation.h"
+//
+#include "tessera/nn/ops/cuda/kernels.cuh"
+
+namespace tessera::nn {
+namespace cuda {
+
+NativeStream native_stream(Stream& stream) {
+  thread_local std::function<void(const std::function<void()>&)> launch;
+  launch = [&stream](const std::function<void()>& kernel) { stream.run(kernel); };
+  return &launch;
+}
+
+}  // namespace cuda
+
+namespace test {
+namespace {
+
+using kernels::LinearBackward;
+using kernels::LinearForward;
+using kernels::WeightLayout;
+using kernels::Wide;
+
+template <class T>
+T weight_at(const T* weight, const kernels::LinearShape& s, std::size_t in, std::size_t out) {
+  return s.layout == WeightLayout::out_in ? weight[out * s.in + in] : weight[in * s.out + out];
+}
+
+/// Plain loops, for the element types that the host has no products for.
+template <class T>
+class LoopProducts final : public cuda::Products<T> {
+ public:
+  bool adds_bias() const override { return true; }
+  void forward(Stream& stream, const LinearForward<T>& a) override {
+    stream.run([a] {
+      const kernels::LinearShape& s = a.shape;
+      for (std::size_t row = 0; row < s.rows; ++row)
+        for (std::size_t out = 0; out < s.out; ++out) {
+          auto sum = a.bias ? cuda::wide(a.bias[out]) : Wide<T>(0);
+          for (std::size_t in = 0; in < s.in; ++in)
+            sum += cuda::wide(a.x[row * s.in + in]) * cuda::wide(weight_at(a.weight, s, in, out));
+          a.y[row * s.out + out] = cuda::narrow<T>(sum);
+        }
+    });
+  }
+  void backward(Stream& stream, const LinearBackward<T>& a) override {
+    stream.run([a] {
+      if (a.dx) dx(a);
+      if (a.dweight) dweight(a);
+    });
+  }
+
+ private:
+  static void dx(const LinearBackward<T>& a) {
+    const kernels::LinearShape& s = a.shape;
+    for (std::size_t row = 0; row < s.rows; ++row)
+      for (std::size_t in = 0; in < s.in; ++in) {
+        Wide<T> sum = 0;
+        for (std::size_t out = 0; out < s.out; ++out)
+          sum += cuda::wide(a.dy[row * s.out + out]) * cuda::wide(weight_at(a.weight, s, in, out));
+        T& to = a.dx[row * s.in + in];
+        to = cuda::added(a.accumulate_dx, to, sum);
+      }
+  }
+  static void dweight(const LinearBackward<T>& a) {
+    const kernels::LinearShape& s = a.shape;
+    for (std::size_t in = 0; in < s.in; ++in)
+      for (std::size_t out = 0; out < s.out; ++out) {
+        Wide<T> sum = 0;
+        for (std::size_t row = 0; row < s.rows; ++row)
+          sum += cuda::wide(a.dy[row * s.out + out]) * cuda::wide(a.x[row * s.in + in]);
+        T& to = a.dweight[s.layout == WeightLayout::out_in ? out * s.in + in : in * s.out + out];
+        to = cuda::added(a.accumulate_dweight, to, sum);
+      }
+  }
+};
+
+/// The host's products.
+template <class T>
+class HostProducts final : public cuda::Products<T> {
+ public:
+  explicit HostProducts(ThreadPool& pool) : pool_(pool) {}
+  bool adds_bias() const override { return false; }
+  void forward(Stream& stream, const LinearForward<T>& args) override {
+    stream.run([this, args] {
+      LinearForward<T> product = args;
+      product.bias = nullptr;  // the device's own kernel adds it
+      kernels::linear_forward<T>(pool_, product);
+    });
+  }
+  void backward(Stream& stream, const LinearBackward<T>& args) override {
+    stream.run([this, args] {
+      LinearBackward<T> products = args;
+      products.dbias = nullptr;
+      kernels::linear_backward<T>(pool_, products);
+    });
+  }
+
+ private:
+  ThreadPool& pool_;
+};
+
+class TestProducts final : public cuda::AllProducts {
+ public:
+  explicit TestProducts(ThreadPool& pool) : f32_(pool), f64_(pool) {}
+  cuda::Products<float>& f32() override { return f32_; }
+  cuda::Products<double>& f64() override { return f64_; }
+  cuda::Products<f16>& half() override { return half_; }
+  cuda::Products<bf16>& brain() override { return brain_; }
+
+ private:
+  HostProducts<float> f32_;
+  HostProducts<double> f64_;
+  LoopProducts<f16> half_;
+  LoopProducts<bf16> brain_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceKernels> make_emulated_kernels(const KernelResources& resources) {
+  return std::make_unique<cuda::AllCudaKernels>(resources.memory, std::make_unique<TestProducts>(resources.threads));
+}
+
+void set_thread_order(int order) { emulation::block().order = static_cast<emulation::Order>(order); }
+
+}  // namespace test
+}  // namespace tessera::nn

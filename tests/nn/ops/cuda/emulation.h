@@ -1,0 +1,220 @@
+// Blocks and threads of a GPU in plain C++, so that the kernels of src/nn/ops/cuda run in a CPU test: include this
+// before them.
+//
+// Blocks run one after the other. The threads of a block are fibers that run one after the other from barrier to
+// barrier, in an order that the test chooses: a kernel whose result depends on the order lacks a barrier. Shared memory
+// is poisoned before every block and watched beyond its end. What waits for a thread that never comes is a Failure.
+// What this does not see: races between blocks and inside a warp that the chosen orders don't show, bank conflicts,
+// alignment, and time.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define TESSERA_EMULATED_CUDA 1
+#define TESSERA_DEVICE inline
+#define TESSERA_KERNEL
+#define TESSERA_PLAIN_KERNEL inline
+#define TESSERA_BOTH inline
+#define TESSERA_UNROLL
+
+namespace tessera::emulation {
+
+/// A kernel that a GPU would hang on, or that would write where it must not.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// In which order the threads of a block run between two barriers.
+enum class Order { ascending, descending, scattered };
+
+class Block;
+
+class Thread {
+ public:
+  explicit Thread(Block& block) : block_(block), stack_(kStack) {}
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+
+  enum class State { ready, at_block, at_warp, done };
+  State state = State::ready;
+  std::array<std::uint64_t, 2> slots{};  // exchanged values, of the last two exchanges: nobody reads an older one
+  std::size_t exchanges = 0;
+
+  void restart();
+  /// Runs to its next barrier or its end.
+  void resume();
+  void wait(State where);
+
+ private:
+  static constexpr std::size_t kStack = 64 * 1024;
+  static void enter(unsigned low, unsigned high);
+  Block& block_;
+  std::vector<char> stack_;
+  ucontext_t context_{};
+  jmp_buf inside_, outside_;
+  bool begun_ = false;
+};
+
+/// One block at a time; one of these per test thread.
+class Block {
+ public:
+  static constexpr unsigned kWarp = 32;
+  static constexpr std::size_t kGuard = 256;
+
+  Order order = Order::ascending;
+  std::size_t index = 0, blocks = 0;
+  unsigned current = 0, count = 0;
+  std::function<void()> body;
+
+  void run(std::size_t block_count, unsigned threads, std::size_t shared_bytes, std::function<void()> kernel) {
+    if (threads == 0 || threads > 1024) throw Failure("a block of " + std::to_string(threads) + " threads");
+    if (shared_bytes > 227 * 1024) throw Failure(std::to_string(shared_bytes) + " bytes of shared memory");
+    blocks = block_count;
+    count = threads;
+    body = std::move(kernel);
+    while (threads_.size() < threads) threads_.push_back(std::make_unique<Thread>(*this));
+    for (index = 0; index < blocks; ++index) run_block(shared_bytes);
+  }
+
+  void* shared() { return shared_.data() + kGuard; }
+  Thread& thread() { return *threads_[current]; }
+  std::uint64_t slot_of(unsigned lane_mask, std::size_t exchange) const {
+    const unsigned other = current ^ lane_mask;
+    if (other >= count) throw Failure("a shuffle with a lane that there isn't");
+    return threads_[other]->slots[exchange % 2];
+  }
+
+ private:
+  using State = Thread::State;
+
+  void run_block(std::size_t shared_bytes) {
+    shared_.assign(shared_bytes + 2 * kGuard, static_cast<char>(0xFF));
+    for (unsigned t = 0; t < count; ++t) threads_[t]->restart();
+    while (!all(0, count, State::done)) {
+      bool progress = false;
+      for (unsigned step = 0; step < count; ++step) {
+        current = place(step);
+        if (threads_[current]->state != State::ready) continue;
+        threads_[current]->resume();
+        progress = true;
+      }
+      if (open_barriers()) progress = true;
+      if (!progress) throw Failure("block " + std::to_string(index) + " hangs: " + described());
+    }
+    for (std::size_t i = 0; i < kGuard; ++i)
+      if (shared_[i] != static_cast<char>(0xFF) || shared_[shared_bytes + kGuard + i] != static_cast<char>(0xFF))
+        throw Failure("block " + std::to_string(index) + " wrote beyond its shared memory");
+  }
+
+  unsigned place(unsigned step) const {
+    if (order == Order::descending) return count - 1 - step;
+    if (order == Order::scattered) return (step * 37 + 11) % count;  // every thread once: counts are multiples of 32
+    return step;
+  }
+
+  bool all(unsigned begin, unsigned end, State state) const {
+    for (unsigned t = begin; t < end; ++t)
+      if (threads_[t]->state != state) return false;
+    return true;
+  }
+  void release(unsigned begin, unsigned end) {
+    for (unsigned t = begin; t < end; ++t) threads_[t]->state = State::ready;
+  }
+  /// A barrier opens when all that it is for are there; one that has left never comes.
+  bool open_barriers() {
+    bool opened = false;
+    for (unsigned begin = 0; begin < count; begin += kWarp) {
+      const unsigned end = std::min(count, begin + kWarp);
+      if (!all(begin, end, State::at_warp)) continue;
+      release(begin, end);
+      opened = true;
+    }
+    if (!all(0, count, State::at_block)) return opened;
+    release(0, count);
+    return true;
+  }
+  std::string described() const {
+    std::array<int, 4> counts{};
+    for (unsigned t = 0; t < count; ++t) ++counts[static_cast<std::size_t>(threads_[t]->state)];
+    return std::to_string(counts[1]) + " threads wait for the block, " + std::to_string(counts[2]) +
+           " for their warp, " + std::to_string(counts[3]) + " have left";
+  }
+
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<char> shared_;
+};
+
+inline Block& block() {
+  thread_local Block block;
+  return block;
+}
+
+inline void Thread::restart() {
+  state = State::ready;
+  exchanges = 0;
+  begun_ = false;
+}
+
+inline void Thread::enter(unsigned low, unsigned high) {
+  auto* self = reinterpret_cast<Thread*>(std::uintptr_t{low} | std::uintptr_t{high} << 32);  // NOLINT
+  self->block_.body();
+  self->state = State::done;
+  _longjmp(self->outside_, 1);
+}
+
+inline void Thread::resume() {
+  if (_setjmp(outside_) != 0) return;
+  if (begun_) _longjmp(inside_, 1);
+  begun_ = true;
+  getcontext(&context_);
+  context_.uc_stack.ss_sp = stack_.data();
+  context_.uc_stack.ss_size = stack_.size();
+  context_.uc_link = nullptr;
+  const auto address = reinterpret_cast<std::uintptr_t>(this);
+  makecontext(&context_, reinterpret_cast<void (*)()>(&Thread::enter), 2, static_cast<unsigned>(address),
+              static_cast<unsigned>(address >> 32));
+  setcontext(&context_);
+}
+
+inline void Thread::wait(State where) {
+  state = where;
+  if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
+}
+
+/// What kernels are launched on: called with each launch, null: at once.
+using NativeStream = const std::function<void(const std::function<void()>&)>*;
+
+template <class Grid>
+void run(NativeStream stream, const Grid& grid, const std::function<void()>& kernel) {
+  const auto launch = [&] { block().run(grid.blocks, grid.threads, grid.shared, kernel); };
+  if (stream == nullptr) return launch();
+  (*stream)(launch);
+}
+
+inline void sync_block() { block().thread().wait(Thread::State::at_block); }
+
+/// As __shfl_xor_sync of a whole warp.
+template <class T>
+T shuffle_xor(T value, unsigned mask) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t));
+  Thread& self = block().thread();
+  const std::size_t exchange = self.exchanges++;
+  std::memcpy(&self.slots[exchange % 2], &value, sizeof(T));
+  self.wait(Thread::State::at_warp);
+  const std::uint64_t other = block().slot_of(mask, exchange);
+  std::memcpy(&value, &other, sizeof(T));
+  return value;
+}
+
+}  // namespace tessera::emulation

@@ -1,0 +1,254 @@
+// CUDA kernels that combine elements of a row or of a column, emulated, against the host's in double.
+#include <numeric>
+
+#include "tests/nn/ops/cuda/compare.h"
+
+namespace tessera::nn::test {
+namespace {
+
+template <class T>
+class CudaRows : public testing::Test {};
+using Types = testing::Types<float, double, f16, bf16>;
+TYPED_TEST_SUITE(CudaRows, Types);
+
+struct Rows {
+  std::size_t rows, width;
+};
+constexpr Rows kRows[] = {{1, 1}, {3, 5}, {37, 64}, {19, 300}};
+
+TYPED_TEST(CudaRows, LayerNormForward) {
+  using T = TypeParam;
+  for (const Rows r : kRows) {
+    const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width), b = numbers<T>("b", r.width);
+    expect_as_in_double<T>(
+        [&]<class U>(Kernels<U>& k, Stream& s) {
+          Array<U> in(x), weight(w), bias(b);
+          Array<U> y = Array<U>::poisoned(x.size()), plain = Array<U>::poisoned(x.size());
+          auto mean = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
+          auto rstd = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
+          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), bias.data(), Wide<U>(1e-3), y.data(),
+                                   mean->data(), rstd->data()});
+          k.layer_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), nullptr, Wide<U>(1e-3), plain.data()});
+          return y.values() + plain.values() + mean->values() + rstd->values();
+        },
+        60);
+  }
+}
+
+/// Gradients of layer norm (`centered`) or RMS norm, each overwritten and added to, dx also in place.
+template <class T>
+void check_norm_backward(Rows r, bool centered) {
+  const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width), dy = numbers<T>("dy", x.size());
+  const auto rstd = numbers<Wide<T>>("rstd", r.rows, 0.3), mean = numbers<Wide<T>>("mean", r.rows, 0.3);
+  expect_as_in_double<T>(
+      [&]<class U>(Kernels<U>& k, Stream& s) {
+        Array<U> in(x), weight(w), from(dy), to(dy), dw(w), db(w);
+        Array<U> dw_new = Array<U>::poisoned(r.width);
+        Array<Wide<U>> m(mean), q(rstd);
+        const auto run = [&](U* dx, U* dweight, U* dbias, bool accumulate) {
+          if (centered) {
+            k.layer_norm_backward(s, {r.rows, r.width, in.data(), weight.data(), m.data(), q.data(), from.data(), dx,
+                                      dweight, dbias, accumulate, accumulate, accumulate});
+          } else {
+            k.rms_norm_backward(s, {r.rows, r.width, in.data(), weight.data(), q.data(), from.data(), dx, dweight,
+                                    accumulate, accumulate});
+          }
+        };
+        run(to.data(), dw.data(), db.data(), true);
+        run(from.data(), dw_new.data(), nullptr, false);
+        return to.values() + dw.values() + db.values() + from.values() + dw_new.values();
+      },
+      60);
+}
+
+TYPED_TEST(CudaRows, NormsBackward) {
+  for (const Rows r : kRows)
+    for (const bool centered : {false, true}) check_norm_backward<TypeParam>(r, centered);
+}
+
+TYPED_TEST(CudaRows, RmsNormForward) {
+  using T = TypeParam;
+  const Rows r{7, 131};
+  const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width);
+  expect_as_in_double<T>(
+      [&]<class U>(Kernels<U>& k, Stream& s) {
+        Array<U> in(x), weight(w);
+        Array<U> y = Array<U>::poisoned(x.size());
+        auto rstd = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
+        k.rms_norm_forward(s, {r.rows, r.width, in.data(), weight.data(), Wide<U>(1e-3), y.data(), rstd->data()});
+        return y.values() + rstd->values();
+      },
+      30);
+}
+
+TYPED_TEST(CudaRows, CrossEntropyWithIgnoredTargetsAndInPlace) {
+  using T = TypeParam;
+  const std::size_t rows = 9, vocabulary = 301;
+  const auto logits = numbers<T>("logits", rows * vocabulary, 2.0);
+  const std::vector<std::int32_t> some{0, 300, -100, 17, 17, -100, 255, 256, 5}, none(rows, -100);
+  for (const auto& targets : {some, none}) {
+    expect_as_in_double<T>(
+        [&]<class U>(Kernels<U>& k, Stream& s) {
+          Array<U> x(logits), added(logits);
+          std::vector<Wide<U>> max(rows), sum(rows);
+          Array<double> loss({NAN}), valid({NAN}), upstream({3.0});
+          k.cross_entropy_forward(
+              s,
+              {{x.data(), targets.data(), rows, vocabulary, -100, max.data(), sum.data()}, loss.data(), valid.data()});
+          const auto backward = [&](U* out, bool accumulate) {
+            k.cross_entropy_backward(s, {{x.data(), targets.data(), rows, vocabulary, -100, max.data(), sum.data(),
+                                          Wide<U>(0), out, accumulate},
+                                         upstream.data(),
+                                         valid.data()});
+          };
+          backward(added.data(), true);
+          backward(x.data(), false);
+          std::vector<double> statistics;
+          for (std::size_t row = 0; row < rows; ++row)
+            if (targets[row] >= 0) statistics.push_back(static_cast<double>(sum[row]));
+          return loss.values() + valid.values() + added.values() + x.values() + statistics;
+        },
+        40);
+  }
+}
+
+TYPED_TEST(CudaRows, EmbeddingForwardAndBackward) {
+  using T = TypeParam;
+  const std::size_t vocabulary = 301, width = 33, rows = 700;
+  const auto table = numbers<T>("table", vocabulary * width), dy = numbers<T>("dy", rows * width, 0.25);
+  std::vector<std::int32_t> ids(rows);
+  for (std::size_t i = 0; i < rows; ++i) ids[i] = static_cast<std::int32_t>(i * i % 290 % 17 * (i % 3 == 0 ? 17 : 1));
+  ids[5] = 300;
+  expect_as_in_double<T>(
+      [&]<class U>(Kernels<U>& k, Stream& s) {
+        Array<U> weight(table), from(dy), y(dy), dweight(table);
+        Array<U> fresh = Array<U>::poisoned(table.size()), looked_up = Array<U>::poisoned(dy.size());
+        k.embedding_forward(s, {weight.data(), ids.data(), looked_up.data(), rows, vocabulary, width, false});
+        k.embedding_forward(s, {weight.data(), ids.data(), y.data(), rows, vocabulary, width, true});
+        k.embedding_backward(s, {ids.data(), from.data(), fresh.data(), rows, vocabulary, width, false});
+        k.embedding_backward(s, {ids.data(), from.data(), dweight.data(), rows, vocabulary, width, true});
+        return looked_up.values() + y.values() + fresh.values() + dweight.values();
+      },
+      20);
+}
+
+TEST(CudaRowsOnly, WhatTheHostWouldRefuseBecomesNan) {
+  Devices devices;
+  Stream& stream = devices.host.stream();
+  Kernels<float>& k = *devices.emulated->f32();
+  Array<float> table(std::vector<double>(4, 1.0)), y(std::vector<double>(6));
+  const std::vector<std::int32_t> ids{1, 2, -1}, targets{0, 4};
+  k.embedding_forward(stream, {table.data(), ids.data(), y.data(), 3, 2, 2, false});
+  EXPECT_EQ(y.values()[0], 1.0);
+  for (std::size_t i = 2; i < 6; ++i) EXPECT_TRUE(std::isnan(y.values()[i])) << i;
+  Array<double> loss({0.0}), valid({0.0});
+  k.cross_entropy_forward(stream, {{table.data(), targets.data(), 2, 2, -100}, loss.data(), valid.data()});
+  EXPECT_TRUE(std::isnan(loss.values()[0]));
+}
+
+TYPED_TEST(CudaRows, SumOfSquares) {
+  using T = TypeParam;
+  for (const std::size_t count : {0U, 1U, 255U, 16384U, 40001U}) {
+    const auto x = numbers<T>("x", count);
+    expect_as_in_double<double>(
+        [&]<class U>(Kernels<U>& k, Stream& s) {
+          Array<double> out({NAN});
+          if constexpr (std::is_same_v<U, double>) {
+            Array<T> in(x);
+            Devices devices;
+            devices.emulated->of<T>()->sum_of_squares(s, in.data(), count, out.data());
+          }
+          Array<U> in(x);
+          Array<double> reference({NAN});
+          k.sum_of_squares(s, in.data(), count, reference.data());
+          return out.values() + reference.values();
+        },
+        2000);
+    double expected = 0;
+    for (const double v : x) expected += v * v;
+    Devices devices;
+    Array<T> in(x);
+    Array<double> out({NAN});
+    devices.emulated->of<T>()->sum_of_squares(devices.host.stream(), in.data(), count, out.data());
+    EXPECT_NEAR(out.values()[0], expected, 1e-12 * (1 + expected));
+  }
+}
+
+TYPED_TEST(CudaRows, LinearWithItsBias) {
+  using T = TypeParam;
+  const std::size_t rows = 53, in = 7, out = 139;
+  const auto x = numbers<T>("x", rows * in), w = numbers<T>("w", in * out), b = numbers<T>("b", out),
+             dy = numbers<T>("dy", rows * out);
+  for (const auto layout : {kernels::WeightLayout::out_in, kernels::WeightLayout::in_out}) {
+    expect_as_in_double<T>(
+        [&]<class U>(Kernels<U>& k, Stream& s) {
+          Array<U> a(x), weight(w), bias(b), from(dy), dx(x), db(b);
+          Array<U> y = Array<U>::poisoned(dy.size()), dw = Array<U>::poisoned(w.size());
+          const kernels::LinearShape shape{rows, in, out, layout};
+          k.linear_forward(s, {shape, a.data(), weight.data(), bias.data(), y.data()});
+          k.linear_backward(
+              s, {shape, a.data(), weight.data(), from.data(), dx.data(), dw.data(), db.data(), true, false, true});
+          return y.values() + dx.values() + dw.values() + db.values();
+        },
+        200);
+  }
+}
+
+struct AttentionCase {
+  std::size_t batch, positions, heads, kv_heads, dim;
+  double dropout;
+  bool fused, accumulate;
+};
+
+template <class T>
+void check_attention(const AttentionCase& c) {
+  const std::size_t q_size = c.batch * c.positions * c.heads * c.dim, kv_size = q_size / c.heads * c.kv_heads;
+  const auto qkv = numbers<T>("qkv", q_size + 2 * kv_size), dout = numbers<T>("dout", q_size);
+  const kernels::AttentionShape shape{c.batch, c.positions, c.heads, c.kv_heads, c.dim, 0.0};
+  const kernels::AttentionDropout dropout{c.dropout, dropout_stream(1, 2, "h.0.attn", 3)};
+  expect_as_in_double<T>(
+      [&]<class U>(Kernels<U>& k, Stream& s) {
+        Array<U> in(qkv), from(dout), gradient(qkv);
+        Array<U> y = Array<U>::poisoned(q_size);
+        Array<Wide<U>> statistics(std::vector<double>(q_size / c.dim, NAN));
+        const auto part = [&]<class P>(P* data, std::size_t index) {
+          if (c.fused) return kernels::fused_qkv_view<P>(data, index, c.positions, c.heads, c.dim);
+          P* const begin = data + (index == 0 ? 0 : q_size + (index - 1) * kv_size);
+          return kernels::heads_view<P>(begin, c.positions, index == 0 ? c.heads : c.kv_heads, c.dim);
+        };
+        const U* input = in.data();
+        std::vector<double> scratch(
+            1 + std::max(k.attention_forward_scratch(shape), k.attention_backward_scratch(shape)) / 8 + 8);
+        auto* aligned = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
+        k.attention_forward(
+            s, {shape, part(input, 0), part(input, 1), part(input, 2),
+                kernels::heads_view<U>(y.data(), c.positions, c.heads, c.dim), statistics.data(), aligned, dropout});
+        kernels::AttentionBackward<U> back{shape, part(input, 0), part(input, 1), part(input, 2)};
+        back.out = kernels::heads_view<const U>(y.data(), c.positions, c.heads, c.dim);
+        back.dout = kernels::heads_view<const U>(from.data(), c.positions, c.heads, c.dim);
+        back.log_sum_exp = statistics.data();
+        back.dq = part(gradient.data(), 0), back.dk = part(gradient.data(), 1), back.dv = part(gradient.data(), 2);
+        back.accumulate_dq = back.accumulate_dk = back.accumulate_dv = c.accumulate;
+        back.scratch = aligned, back.dropout = dropout;
+        k.attention_backward(s, back);
+        return y.values() + statistics.values() + gradient.values();
+      },
+      400);
+}
+
+TYPED_TEST(CudaRows, AttentionOfOddShapes) {
+  const AttentionCase cases[] = {{1, 1, 1, 1, 8, 0.0, true, false},     {2, 67, 2, 2, 5, 0.0, true, true},
+                                 {1, 130, 4, 2, 16, 0.0, false, false}, {2, 33, 2, 1, 12, 0.25, false, true},
+                                 {1, 65, 1, 1, 65, 0.1, true, false},   {1, 17, 2, 2, 130, 0.0, true, false}};
+  for (const AttentionCase& c : cases) check_attention<TypeParam>(c);
+}
+
+TEST(CudaRowsOnly, AttentionRefusesHeadsThatDoNotFit) {
+  Devices devices;
+  kernels::AttentionForward<float> args;
+  args.shape = {1, 1, 1, 1, 300, 0.0};
+  EXPECT_THROW(devices.emulated->f32()->attention_forward(devices.host.stream(), args), Unsupported);
+}
+
+}  // namespace
+}  // namespace tessera::nn::test

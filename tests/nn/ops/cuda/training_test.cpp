@@ -1,0 +1,28 @@
+// Whole training steps on the emulated CUDA kernels, in memory that the host can't touch.
+#include <gtest/gtest.h>
+
+#include "tests/harness/guarded_device.h"
+#include "tests/nn/device_training.h"
+#include "tests/nn/ops/cuda/emulated_kernels.h"
+
+namespace tessera::nn::test {
+namespace {
+
+class CudaTraining : public testing::TestWithParam<const char*> {};
+
+TEST_P(CudaTraining, HasTheHostsLosses) {
+  Context host, emulated({.runtime = harness::make_guarded_device({.kernels = make_emulated_kernels})});
+  const Outcome expected = train(GetParam(), host), got = train(GetParam(), emulated);
+  ASSERT_EQ(got.losses.size(), expected.losses.size());
+  for (std::size_t step = 0; step < got.losses.size(); ++step)
+    EXPECT_NEAR(got.losses[step], expected.losses[step], 2e-5) << "step " << step + 1;
+  EXPECT_NE(got.losses.front(), got.losses.back());
+  // Element-wise kernels have the host's bits, sums another order: the first loss differs in its last places only.
+  EXPECT_NEAR(got.losses.front(), expected.losses.front(), 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaTraining, testing::Values("gpt-nano", "llama-nano"),
+                         [](const auto& given) { return std::string(given.param).substr(0, 3); });
+
+}  // namespace
+}  // namespace tessera::nn::test

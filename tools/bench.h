@@ -20,6 +20,7 @@ struct BenchOptions {
   std::string max_bytes = "64M";
   std::string factor = "2";
   std::string dtype = "f32";
+  std::string device = "cpu";
   std::string op;    ///< "" for sum
   std::string root;  ///< "" for 0
   std::string memory = "communicator";

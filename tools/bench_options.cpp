@@ -8,6 +8,7 @@
 #include "tessera/comm/registry.h"
 #include "tools/bench.h"
 #include "tools/bench_cold.h"
+#include "tools/device.h"
 #include "tools/ranks.h"
 
 namespace tessera::tools {
@@ -77,6 +78,10 @@ BenchPlan make_bench_plan(const BenchOptions& options, int ranks) {
   if (plan.cold && !can_evict())
     throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
   plan.communicator_memory = options.memory == "communicator";
+  for (const std::string& backend : options.backends.empty() ? std::vector<std::string>{""} : options.backends)
+    check_device(options.device, backend, ranks);
+  if (base::parse_device(options.device).type != base::DeviceType::cpu)
+    throw base::InvalidUsage("--device " + options.device + ": bench fills and checks the host's memory only; use cpu");
   plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};
   if (!options.tune.empty()) check_tuning(options, plan);
   return plan;
@@ -105,6 +110,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       ->type_name("N")
       ->capture_default_str();
   command.add_option("--dtype", options.dtype, "f32 f64 f16 bf16 i8 u8 i32 i64 u32 u64")->capture_default_str();
+  add_device_option(command, options.device);
   command.add_option("--op", options.op, "how values are reduced: sum avg prod min max premul_sum (default: sum)");
   command.add_option("--root", options.root, "the root of broadcast, reduce, gather and scatter (default: 0)")
       ->type_name("RANK");

@@ -45,6 +45,7 @@ Catalog catalog() {
     append(all.variables, state.variables);
   }
   std::sort(all.variables.begin(), all.variables.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  all.devices = base::list_devices();
   all.strategies = fsdp::strategy_names();
   all.collectives = fsdp::CollectiveRegistry::built_in().names();
   for (const std::string& name : nn::preset_names()) all.models.push_back(model_entry(name));

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/base/env.h"
 #include "tessera/comm/registry.h"
 
@@ -24,6 +25,7 @@ struct ModelEntry {
 
 struct Catalog {
   std::vector<BackendEntry> backends;
+  std::vector<base::DeviceState> devices;
   std::vector<std::string> strategies;
   std::vector<std::string> collectives;
   std::vector<ModelEntry> models;

@@ -30,11 +30,19 @@ nlohmann::json to_json(const Catalog& all) {
   json env = json::array();
   for (const BackendEntry& b : all.backends)
     backends.push_back({{"name", b.name}, {"available", b.available}, {"reason", b.reason}, {"devices", b.devices}});
+  json devices = json::array();
+  for (const base::DeviceState& d : all.devices) {
+    json found = json::array();
+    for (const base::DeviceProperties& p : d.devices)
+      found.push_back({{"name", p.name}, {"memory_bytes", p.memory_bytes}, {"processors", p.processors}});
+    devices.push_back({{"name", d.name}, {"available", d.available}, {"reason", d.reason}, {"devices", found}});
+  }
   for (const ModelEntry& m : all.models) models.push_back(m.name);
   for (const comm::ModuleVariable& v : all.variables)
     env.push_back({{"name", v.name}, {"default", v.default_value}, {"value", shown_value(v)}, {"help", v.help}});
   return {{"version", kVersion},
           {"backends", backends},
+          {"devices", devices},
           {"strategies", all.strategies},
           {"collectives", all.collectives},
           {"models", models},
@@ -67,6 +75,12 @@ void print_all(const Catalog& all) {
   for (const BackendEntry& b : all.backends)
     std::printf("%-12s %-6s %s%s%s\n", "backend", b.name.c_str(), b.available ? "available" : "not available",
                 b.reason.empty() ? "" : ": ", b.reason.c_str());
+  for (const base::DeviceState& d : all.devices) {
+    std::string said = d.reason;
+    for (const base::DeviceProperties& p : d.devices) said += (said.empty() ? "" : ", ") + p.name;
+    std::printf("%-12s %-6s %s%s%s\n", "device", d.name.c_str(), d.available ? "available" : "not available",
+                said.empty() ? "" : ": ", said.c_str());
+  }
   print_names("strategies", all.strategies);
   print_names("collectives", all.collectives);
   std::vector<std::string> models;

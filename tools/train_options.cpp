@@ -11,6 +11,7 @@
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/corpus.h"
+#include "tools/device.h"
 #include "tools/process.h"
 
 namespace tessera::tools {
@@ -25,6 +26,7 @@ void add_model_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--backend", o.backend, "transport between the ranks; as TESSERA_BACKEND, which it overrides")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.backend_given = true; });
+  add_device_option(command, o.device);
   command
       .add_option("--model", o.model,
                   "a preset (tessera info --models) or a Hugging Face config.json of type gpt2 or llama")
@@ -166,6 +168,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   TrainPlan plan;
   plan.options = options;
   plan.ranks = ranks;
+  check_device(options.device, options.backend_given ? options.backend : "", ranks);
   plan.threads = threads_of(options, ranks);
   plan.model = model_of(options);
   plan.parameters = nn::parameter_count(plan.model);

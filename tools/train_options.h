@@ -20,6 +20,7 @@ struct TrainOptions {
   std::optional<int> ranks;
   std::string backend = "shm";
   bool backend_given = false;
+  std::string device = "cpu";
   std::string model = "gpt-mini";
   bool model_given = false;
   std::vector<std::string> data;

@@ -10,6 +10,7 @@
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tools/device.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
 
@@ -66,7 +67,11 @@ class Training {
         world_(world),
         control_(world.split(0, world.rank())),
         ledger_(*ledger),
-        context_({.threads = plan.threads, .ledger = ledger, .memory = {}, .make_stream = {}}),
+        context_({.threads = plan.threads,
+                  .ledger = ledger,
+                  .memory = {},
+                  .make_stream = {},
+                  .device = device_of_rank(plan.options.device)}),
         model_(nn::make_model(context_, plan.model)),
         engine_(*model_, world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)

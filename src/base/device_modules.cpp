@@ -72,18 +72,34 @@ const tessera_device& load_device_module(const std::string& path) {
   return *module;
 }
 
-std::shared_ptr<DeviceRuntime> open_device(Device device) {
-  if (device.type == DeviceType::cpu) return cpu_runtime();
-  if (device.type == DeviceType::meta) return meta_runtime();
+namespace {
+
+bool has_module(Device device) { return device.type != DeviceType::cpu && device.type != DeviceType::meta; }
+
+const tessera_device& usable_module(Device device) {
   const std::string kind = kind_of(device);
   const fs::path path = device_folder() / (kind + ".so");
   std::error_code ignore;
   if (!fs::exists(path, ignore))
     throw InvalidUsage("device " + kind + ": not part of this build (there is no " + path.string() + ")");
   const tessera_device& module = load_device_module(path.string());
-  if (const DeviceProbe probe = module.probe(); !probe.problem.empty())
-    throw InvalidUsage("device " + kind + " can't be used: " + probe.problem);
-  OpenedDevice opened = module.open(device.index);
+  const DeviceProbe probe = module.probe();
+  if (!probe.problem.empty()) throw InvalidUsage("device " + kind + " can't be used: " + probe.problem);
+  if (device.index < 0 || static_cast<std::size_t>(device.index) >= probe.devices.size())
+    throw InvalidUsage("device " + name_of(device) + ": there are " + std::to_string(probe.devices.size()));
+  return module;
+}
+
+}  // namespace
+
+void require_device(Device device) {
+  if (has_module(device)) usable_module(device);
+}
+
+std::shared_ptr<DeviceRuntime> open_device(Device device) {
+  if (device.type == DeviceType::cpu) return cpu_runtime();
+  if (device.type == DeviceType::meta) return meta_runtime();
+  OpenedDevice opened = usable_module(device).open(device.index);
   if (opened.error != nullptr) std::rethrow_exception(opened.error);
   return std::move(opened.runtime);
 }

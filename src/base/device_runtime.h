@@ -78,6 +78,9 @@ class TESSERA_API DeviceRuntime {
   const DeviceTraits traits_;
 };
 
+/// Throws InvalidUsage with the reason where the device can't be used on this machine. Makes nothing.
+TESSERA_API void require_device(Device device);
+
 /// The device, ready for use. Throws InvalidUsage with the reason where it can't be used on this machine.
 TESSERA_API std::shared_ptr<DeviceRuntime> open_device(Device device);
 

@@ -55,7 +55,7 @@ class CommandLineTest(unittest.TestCase):
         code, out, _ = tool("info", "--json", env={**os.environ, "TESSERA_TOKEN": "my-secret"})
         self.assertEqual(code, 0)
         info = json.loads(out)
-        self.assertEqual(set(info), {"version", "backends", "strategies", "collectives", "models", "env"})
+        self.assertEqual(set(info), {"version", "backends", "devices", "strategies", "collectives", "models", "env"})
         for variable in info["env"]:
             self.assertEqual(set(variable), {"name", "default", "value", "help"})
             self.assertRegex(variable["name"], "^TESSERA_[A-Z_]+$")
@@ -83,6 +83,19 @@ class CommandLineTest(unittest.TestCase):
         rows = {line.split()[0]: int(line.split()[1]) for line in tool("info", "--models")[1].splitlines()}
         self.assertEqual(rows, {"gpt-nano": 120576, "gpt-mini": 10844160, "gpt2": 124439808, "gpt2-xl": 1557611200,
                                 "llama-nano": 123712, "llama-7b": 6738415616})
+
+    def test_a_device_that_cannot_be_used_is_an_error_that_says_why(self):
+        devices = {d["name"]: d for d in json.loads(tool("info", "--json")[1])["devices"]}
+        self.assertTrue(devices["cpu"]["available"] and devices["meta"]["available"])
+        for command in ("train", "compare", "bench"):
+            self.assertIn("known: cpu, meta, cuda", self.wrong(command, "--device", "abacus"))
+            self.assertIn("shapes without data", self.wrong(command, "--device", "meta"))
+            if not devices.get("cuda", {}).get("available"):
+                reason = devices["cuda"]["reason"] if "cuda" in devices else "not part of this build"
+                self.assertIn(reason, self.wrong(command, "--ranks", "1", "--device", "cuda"))
+        if devices.get("cuda", {}).get("available"):
+            self.assertIn("backend shm can't move that device's memory",
+                          self.wrong("train", "--ranks", "2", "--backend", "shm", "--device", "cuda"))
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w") as full:

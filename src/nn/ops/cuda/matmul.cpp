@@ -60,14 +60,19 @@ struct Matmul::Chosen {
           "cublasLtMatmulDescSetAttribute");
   }
 
-  /// The workspace is used, whatever is chosen gives the same bits in every run.
-  void choose(cublasLtHandle_t handle) {
+  /// The vendor's first choice for pointers that are multiples of `alignment`: it must not count on more.
+  void choose(cublasLtHandle_t handle, std::uint32_t alignment) {
     cublasLtMatmulPreference_t preference = nullptr;
     check(api, api.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const std::size_t most = kWorkspace;
     int found = 0;
     cublasStatus_t status = api.cublasLtMatmulPreferenceSetAttribute(
         preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof(most));
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      if (status == CUBLAS_STATUS_SUCCESS)
+        status = api.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment));
     if (status == CUBLAS_STATUS_SUCCESS)
       status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, 1, &algorithm, &found);
     api.cublasLtMatmulPreferenceDestroy(preference);
@@ -102,15 +107,16 @@ Matmul::~Matmul() {
 
 Matmul::Chosen& Matmul::chosen(const Product& p) {
   const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U);
-  // The vendor's choice depends on alignment, too: all of our buffers begin at 64 bytes, views into them may not.
+  // Parameters are views of flat buffers that begin at any multiple of 8 elements: the choice depends on where.
   const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
-                    reinterpret_cast<std::uintptr_t>(p.c);
-  const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), bits % 16};
+                    reinterpret_cast<std::uintptr_t>(p.c) | std::uintptr_t{256};
+  const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest bit that is set
+  const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), alignment};
   std::unique_ptr<Chosen>& entry = chosen_[key];
   if (entry == nullptr) {
     auto made = std::make_unique<Chosen>(api_);
     made->describe(p);
-    made->choose(handle_);
+    made->choose(handle_, alignment);
     entry = std::move(made);
   }
   return *entry;

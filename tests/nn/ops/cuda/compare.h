@@ -42,19 +42,47 @@ std::vector<double> numbers(std::string_view name, std::size_t count, double dev
   return values;
 }
 
+/// Where arrays are made: in the host's memory, or while one of these lives in a device's.
+class Placement {
+ public:
+  Placement(DeviceRuntime& runtime, Stream& stream) : runtime_(runtime), stream_(stream) { current() = this; }
+  ~Placement() { current() = nullptr; }
+  Placement(const Placement&) = delete;
+  Placement& operator=(const Placement&) = delete;
+  static Placement*& current() {
+    thread_local Placement* current = nullptr;
+    return current;
+  }
+  void* allocate(std::size_t bytes) { return runtime_.allocate(bytes); }
+  void free(void* data, std::size_t bytes) { runtime_.free(data, bytes); }
+  void copy(CopyDirection direction, void* to, const void* from, std::size_t bytes) {
+    runtime_.copy(stream_, direction, to, from, bytes);
+    stream_.synchronize();
+  }
+
+ private:
+  DeviceRuntime& runtime_;
+  Stream& stream_;
+};
+
 /// `count` elements between guards. `offset` elements beyond a multiple of 16 bytes.
 template <class T>
 class Array {
  public:
   explicit Array(const std::vector<double>& values, std::size_t offset = 0)
       : count_(values.size()), offset_(offset), data_(count_ + 2 * kGuard, rounded<T>(kPattern)) {
-    for (std::size_t i = 0; i < count_; ++i) data()[i] = rounded<T>(values[i]);
+    for (std::size_t i = 0; i < count_; ++i) data_[kGuard + offset_ + i] = rounded<T>(values[i]);
+    if (placement_ == nullptr) return;
+    device_ = static_cast<T*>(placement_->allocate(bytes()));
+    placement_->copy(CopyDirection::host_to_device, device_, data_.data(), bytes());
   }
   /// Poisoned: whoever reads before writing computes NaN.
   static Array poisoned(std::size_t count, std::size_t offset = 0) {
     return Array(std::vector<double>(count, std::numeric_limits<double>::quiet_NaN()), offset);
   }
   ~Array() {
+    fetch();
+    if (device_ != nullptr) placement_->free(device_, bytes());
     const T pattern = rounded<T>(kPattern);
     for (std::size_t i = 0; i < data_.size(); ++i)
       if ((i < kGuard + offset_ || i >= kGuard + offset_ + count_) && std::memcmp(&data_[i], &pattern, sizeof(T)) != 0)
@@ -63,18 +91,25 @@ class Array {
   }
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
-  T* data() { return data_.data() + kGuard + offset_; }
+  T* data() { return (device_ != nullptr ? device_ : data_.data()) + kGuard + offset_; }
   std::vector<double> values() {
+    fetch();
     std::vector<double> out;
-    for (std::size_t i = 0; i < count_; ++i) out.push_back(as_double(data()[i]));
+    for (std::size_t i = 0; i < count_; ++i) out.push_back(as_double(data_[kGuard + offset_ + i]));
     return out;
   }
 
  private:
   static constexpr std::size_t kGuard = 64;
   static constexpr double kPattern = -3.25;
+  std::size_t bytes() const { return data_.size() * sizeof(T); }
+  void fetch() {
+    if (device_ != nullptr) placement_->copy(CopyDirection::device_to_host, data_.data(), device_, bytes());
+  }
+  Placement* const placement_ = Placement::current();
   const std::size_t count_, offset_;
   std::vector<T> data_;
+  T* device_ = nullptr;
 };
 
 inline std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b) {
@@ -90,9 +125,26 @@ constexpr double unit() {
   return std::is_same_v<T, f16> ? 0x1p-11 : 0x1p-8;
 }
 
+/// The host, and the device under test: emulated CUDA, or in a test of its own the real one.
 struct Devices {
   Context host;
-  std::unique_ptr<DeviceKernels> emulated = make_emulated_kernels({host.runtime(), host.memory(), host.threads()});
+#if defined(TESSERA_TEST_HARDWARE)
+  Context device = Context({.device = {DeviceType::cuda, 0}});
+  DeviceKernels* kernels = &device.device_kernels();
+  Stream& stream = device.stream();
+#else
+  std::unique_ptr<DeviceKernels> owned = make_emulated_kernels({host.runtime(), host.memory(), host.threads()});
+  DeviceKernels* kernels = owned.get();
+  Stream& stream = host.stream();
+#endif
+  /// Calls function(kernels, stream) with arrays in the device's memory.
+  template <class Function>
+  auto on_device(Function&& function) {
+#if defined(TESSERA_TEST_HARDWARE)
+    const Placement placement(device.runtime(), stream);
+#endif
+    return function(*kernels, stream);
+  }
 };
 
 inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
@@ -105,12 +157,12 @@ template <class T, class Operation>
 void expect_as_in_double(const Operation& operation, double units) {
   if (sizeof(T) < 4) units = std::min(units, 3.0);  // they add in f32: few roundings of their own
   Devices devices;
-  Stream& stream = devices.host.stream();
-  const std::vector<double> expected = operation(*devices.host.device_kernels().f64(), stream);
+  const std::vector<double> expected = operation(*devices.host.device_kernels().f64(), devices.host.stream());
   std::vector<double> got;
   for (int order = 0; order < 3; ++order) {
     set_thread_order(order);
-    const std::vector<double> now = operation(*devices.emulated->of<T>(), stream);
+    const std::vector<double> now =
+        devices.on_device([&](DeviceKernels& k, Stream& stream) { return operation(*k.of<T>(), stream); });
     if (order > 0) {
       EXPECT_TRUE(same_bits(now, got)) << "order " << order << " of the threads shows";
     }
@@ -126,9 +178,9 @@ void expect_as_in_double(const Operation& operation, double units) {
 template <class Operation>
 void expect_bits_of_the_host(const Operation& operation) {
   Devices devices;
-  Stream& stream = devices.host.stream();
-  const std::vector<double> expected = operation(*devices.host.device_kernels().f32(), stream);
-  const std::vector<double> got = operation(*devices.emulated->f32(), stream);
+  const std::vector<double> expected = operation(*devices.host.device_kernels().f32(), devices.host.stream());
+  const std::vector<double> got =
+      devices.on_device([&](DeviceKernels& k, Stream& stream) { return operation(*k.f32(), stream); });
   ASSERT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i)
     ASSERT_TRUE(std::memcmp(&got[i], &expected[i], sizeof(double)) == 0) << i << ": " << got[i] << " " << expected[i];

@@ -69,7 +69,7 @@ TYPED_TEST(CudaElements, Activations) {
             k.activation_backward(s, kind, {in.data(), from.data(), to.data(), x.size(), accumulate});
             return out.values() + to.values();
           },
-          24);
+          48);  // the host's own error: slopes cancel where x is large
     }
   }
 }
@@ -180,32 +180,34 @@ TEST(CudaOptimizers, SgdHasTheHostsBits) {
 
 TEST(CudaElements, ConversionsHaveTheHostsBits) {
   Devices devices;
-  Stream& stream = devices.host.stream();
   const auto x = numbers<float>("x", 1031, 100.0);
-  const auto round_trip = [&](DeviceKernels& k, DType narrow) {
-    Array<float> in(x);
-    Array<float> back = Array<float>::poisoned(x.size());
-    std::vector<std::uint16_t> bits(x.size());
-    k.convert(stream, {in.data(), DType::f32, bits.data(), narrow, x.size()});
-    k.convert(stream, {bits.data(), narrow, back.data(), DType::f32, x.size()});
-    return back.values();
-  };
-  for (const DType narrow : {DType::f16, DType::bf16})
-    EXPECT_TRUE(same_bits(round_trip(*devices.emulated, narrow), round_trip(devices.host.device_kernels(), narrow)));
+  for (const DType narrow : {DType::f16, DType::bf16}) {
+    const auto round_trip = [&](DeviceKernels& k, Stream& stream) {
+      Array<float> in(x);
+      Array<float> back = Array<float>::poisoned(x.size());
+      Array<f16> bits(std::vector<double>(x.size()));
+      k.convert(stream, {in.data(), DType::f32, bits.data(), narrow, x.size()});
+      k.convert(stream, {bits.data(), narrow, back.data(), DType::f32, x.size()});
+      return back.values();
+    };
+    const auto expected = round_trip(devices.host.device_kernels(), devices.host.stream());
+    EXPECT_TRUE(same_bits(devices.on_device(round_trip), expected));
+  }
 }
 
 TEST(CudaElements, PositionsAndClipping) {
   Devices devices;
-  Stream& stream = devices.host.stream();
-  for (DeviceKernels* k : {devices.emulated.get(), &devices.host.device_kernels()}) {
-    std::vector<std::int32_t> out(35, -1);
-    k->positions(stream, out.data(), 35, 7);
-    for (int i = 0; i < 35; ++i) EXPECT_EQ(out[static_cast<std::size_t>(i)], i % 7);
-    std::vector<double> squares{1, 3, 5, 0, 0};
-    k->clip_factor(stream, {squares.data(), 3, 1.5, squares.data() + 3});
-    EXPECT_EQ(squares[3], 3.0);
-    EXPECT_EQ(squares[4], 1.5 / (3.0 + 1e-6));
-  }
+  const auto check = [](DeviceKernels& k, Stream& stream) {
+    Array<std::int32_t> out(std::vector<double>(35, -1));
+    k.positions(stream, out.data(), 35, 7);
+    for (int i = 0; i < 35; ++i) EXPECT_EQ(out.values()[static_cast<std::size_t>(i)], i % 7);
+    Array<double> squares({1, 3, 5, 0, 0});
+    k.clip_factor(stream, {squares.data(), 3, 1.5, squares.data() + 3});
+    EXPECT_EQ(squares.values()[3], 3.0);
+    EXPECT_EQ(squares.values()[4], 1.5 / (3.0 + 1e-6));
+  };
+  devices.on_device(check);
+  check(devices.host.device_kernels(), devices.host.stream());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Whole training steps on the emulated CUDA kernels, in memory that the host can't touch.
+// Whole training steps: on the emulated CUDA kernels, in memory that the host can't touch; in a test of its own on
+// hardware.
 #include <gtest/gtest.h>
 
 #include "tests/harness/guarded_device.h"
@@ -11,8 +12,13 @@ namespace {
 class CudaTraining : public testing::TestWithParam<const char*> {};
 
 TEST_P(CudaTraining, HasTheHostsLosses) {
-  Context host, emulated({.runtime = harness::make_guarded_device({.kernels = make_emulated_kernels})});
-  const Outcome expected = train(GetParam(), host), got = train(GetParam(), emulated);
+  Context host;
+#if defined(TESSERA_TEST_HARDWARE)
+  Context device({.device = {DeviceType::cuda, 0}});
+#else
+  Context device({.runtime = harness::make_guarded_device({.kernels = make_emulated_kernels})});
+#endif
+  const Outcome expected = train(GetParam(), host), got = train(GetParam(), device);
   ASSERT_EQ(got.losses.size(), expected.losses.size());
   for (std::size_t step = 0; step < got.losses.size(); ++step)
     EXPECT_NEAR(got.losses[step], expected.losses[step], 2e-5) << "step " << step + 1;

@@ -4,8 +4,8 @@
 // Blocks run one after the other. The threads of a block are fibers that run one after the other from barrier to
 // barrier, in an order that the test chooses: a kernel whose result depends on the order lacks a barrier. Shared memory
 // is poisoned before every block and watched beyond its end. What waits for a thread that never comes is a Failure.
-// What this does not see: races between blocks and inside a warp that the chosen orders don't show, bank conflicts,
-// alignment, and time.
+// What this does not see: races between blocks, inside a warp where the chosen orders don't show them (a shuffle orders
+// memory here, on a GPU a barrier alone does), bank conflicts, alignment, and time.
 #pragma once
 
 #include <setjmp.h>

@@ -159,7 +159,7 @@ void expect_as_in_double(const Operation& operation, double units) {
   Devices devices;
   const std::vector<double> expected = operation(*devices.host.device_kernels().f64(), devices.host.stream());
   std::vector<double> got;
-  for (int order = 0; order < 3; ++order) {
+  for (int order = 0; order < kThreadOrders; ++order) {
     set_thread_order(order);
     const std::vector<double> now =
         devices.on_device([&](DeviceKernels& k, Stream& stream) { return operation(*k.of<T>(), stream); });

@@ -123,6 +123,7 @@ std::unique_ptr<DeviceKernels> make_emulated_kernels(const KernelResources& reso
   return std::make_unique<cuda::AllCudaKernels>(resources.memory, std::make_unique<TestProducts>(resources.threads));
 }
 
+static_assert(kThreadOrders == emulation::kOrders);
 void set_thread_order(int order) { emulation::block().order = static_cast<emulation::Order>(order); }
 
 }  // namespace test

@@ -35,8 +35,11 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// In which order the threads of a block run between two barriers.
-enum class Order { ascending, descending, scattered };
+/// In which order the threads of a block run: each to its next barrier before any goes on, from the first or from the
+/// last; or each warp as far as it gets before another begins, so that it meets what slower ones have not yet read or
+/// written.
+enum class Order { ascending, descending, first_warp_ahead, last_warp_ahead };
+inline constexpr int kOrders = 4;
 
 class Block;
 
@@ -102,25 +105,41 @@ class Block {
     shared_.assign(shared_bytes + 2 * kGuard, static_cast<char>(0xFF));
     for (unsigned t = 0; t < count; ++t) threads_[t]->restart();
     while (!all(0, count, State::done)) {
-      bool progress = false;
-      for (unsigned step = 0; step < count; ++step) {
-        current = place(step);
-        if (threads_[current]->state != State::ready) continue;
-        threads_[current]->resume();
-        progress = true;
-      }
-      if (open_barriers()) progress = true;
-      if (!progress) throw Failure("block " + std::to_string(index) + " hangs: " + described());
+      const bool ahead = order == Order::first_warp_ahead || order == Order::last_warp_ahead;
+      const bool ran = ahead ? run_warps() : run_threads(0, count);
+      const bool opened = open_barriers();
+      if (!ran && !opened) throw Failure("block " + std::to_string(index) + " hangs: " + described());
     }
     for (std::size_t i = 0; i < kGuard; ++i)
       if (shared_[i] != static_cast<char>(0xFF) || shared_[shared_bytes + kGuard + i] != static_cast<char>(0xFF))
         throw Failure("block " + std::to_string(index) + " wrote beyond its shared memory");
   }
 
-  unsigned place(unsigned step) const {
-    if (order == Order::descending) return count - 1 - step;
-    if (order == Order::scattered) return (step * 37 + 11) % count;  // every thread once: counts are multiples of 32
-    return step;
+  /// The ready ones of [begin, end), each to its next barrier. False where there was none.
+  bool run_threads(unsigned begin, unsigned end) {
+    bool ran = false;
+    const bool backwards = order == Order::descending || order == Order::last_warp_ahead;
+    for (unsigned step = 0; step < end - begin; ++step) {
+      current = backwards ? end - 1 - step : begin + step;
+      if (threads_[current]->state != State::ready) continue;
+      threads_[current]->resume();
+      ran = true;
+    }
+    return ran;
+  }
+  /// One warp after the other, each until the block holds it.
+  bool run_warps() {
+    bool ran = false;
+    const unsigned warps = (count + kWarp - 1) / kWarp;
+    for (unsigned step = 0; step < warps; ++step) {
+      const unsigned begin = (order == Order::last_warp_ahead ? warps - 1 - step : step) * kWarp;
+      const unsigned end = std::min(count, begin + kWarp);
+      while (run_threads(begin, end)) {
+        ran = true;
+        if (all(begin, end, State::at_warp)) release(begin, end);
+      }
+    }
+    return ran;
   }
 
   bool all(unsigned begin, unsigned end, State state) const {

@@ -155,7 +155,7 @@ TYPED_TEST(CudaRows, SumOfSquares) {
     double expected = 0;
     for (const double v : x) expected += v * v;
     std::vector<double> sums;
-    for (int order = 0; order < 3; ++order) {
+    for (int order = 0; order < kThreadOrders; ++order) {
       set_thread_order(order);
       Devices().on_device([&](DeviceKernels& k, Stream& stream) {
         Array<T> in(x);
@@ -166,8 +166,7 @@ TYPED_TEST(CudaRows, SumOfSquares) {
     }
     set_thread_order(0);
     EXPECT_NEAR(sums[0], expected, 1e-12 * (1 + expected));
-    EXPECT_EQ(sums[1], sums[0]);
-    EXPECT_EQ(sums[2], sums[0]);
+    for (const double sum : sums) EXPECT_EQ(sum, sums[0]);
   }
 }
 

@@ -22,7 +22,9 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know it of th
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
-find_package(CUDAToolkit REQUIRED)
+# CMake's own search for the toolkit is not asked: that of Debian 12 stops at one that has no nvToolsExt, such as CUDA 13.
+find_library(TESSERA_CUDART_STATIC cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED)
+cmake_path(GET TESSERA_CUDART_STATIC PARENT_PATH TESSERA_CUDA_LIBRARIES)
 
 # The same IEEE operations as on the host: a fused multiply-add happens only where the source asks for one.
 add_library(tessera_cuda_kernels OBJECT ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/kernels.cu)
@@ -44,9 +46,9 @@ tessera_module(tessera_device_cuda cuda
   ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/products.cpp
   $<TARGET_OBJECTS:tessera_cuda_kernels>)
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})
-target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-target_link_libraries(tessera_device_cuda PRIVATE tessera_options CUDA::cudart_static ${CMAKE_DL_LIBS})
+target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_link_libraries(tessera_device_cuda PRIVATE tessera_options ${TESSERA_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)
 # Where cuBLASLt lay at build time is tried, too: NVIDIA's own folders are not among the loader's.
 set_target_properties(tessera_device_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tessera-modules/devices
-  BUILD_RPATH ${CUDAToolkit_LIBRARY_DIR} INSTALL_RPATH "$ORIGIN/../..;${CUDAToolkit_LIBRARY_DIR}")
+  BUILD_RPATH ${TESSERA_CUDA_LIBRARIES} INSTALL_RPATH "$ORIGIN/../..;${TESSERA_CUDA_LIBRARIES}")
 set_property(GLOBAL APPEND PROPERTY TESSERA_DEVICE_MODULES tessera_device_cuda)

@@ -1,8 +1,9 @@
 // Causal attention with grouped-query heads: online softmax over tiles of keys (T. Dao et al., "FlashAttention", 2022)
 // on the ordinary arithmetic units, for every element type and any head up to 256 wide. Nothing of size positions^2 is
-// in memory, nothing is atomic. It is the reference of this device; kernels for particular shapes may stand before it.
+// in memory, nothing is atomic. It is the reference of this device; attention_tensor.cuh takes the 16-bit types.
 #pragma once
 
+#include "tessera/nn/ops/cuda/attention_tensor.cuh"
 #include "tessera/nn/ops/cuda/attention_tiles.cuh"
 
 namespace tessera::nn::cuda {
@@ -188,6 +189,8 @@ inline void check_heads(const AttentionShape& s) {
 template <class T>
 void attention_forward(NativeStream stream, const AttentionForward<T>& a) {
   check_heads(a.shape);
+  if constexpr (sizeof(T) == 2)
+    if (on_matrix_units<T>(a.shape)) return tensor_forward(stream, a);
   for_head_dim(a.shape.dim, [&](auto most) {
     launch(stream, attention_grid<T, most()>(a.shape, a.shape.heads, 3, 1), attention_forward_kernel<T, most()>, a,
            plan_of<T>(a.shape, a.dropout));
@@ -207,6 +210,8 @@ void attention_backward(NativeStream stream, const AttentionBackward<T>& a) {
   auto* delta = static_cast<Wide<T>*>(a.scratch);
   const auto* means = static_cast<const Wide<T>*>(delta);
   launch(stream, {.blocks = divided_up(rows, 4), .threads = 128}, attention_delta_kernel<T>, a, plan, rows, delta);
+  if constexpr (sizeof(T) == 2)
+    if (on_matrix_units<T>(a.shape)) return tensor_backward(stream, a, plan, means);
   for_head_dim(a.shape.dim, [&](auto most) {
     launch(stream, attention_grid<T, most()>(a.shape, a.shape.kv_heads, 4, 2), attention_dkv_kernel<T, most()>, a, plan,
            means);

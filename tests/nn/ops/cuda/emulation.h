@@ -92,8 +92,9 @@ class Block {
 
   void* shared() { return shared_.data() + kGuard; }
   Thread& thread() { return *threads_[current]; }
-  std::uint64_t slot_of(unsigned lane_mask, std::size_t exchange) const {
-    const unsigned other = current ^ lane_mask;
+  /// What another lane of the current thread's warp gave.
+  std::uint64_t slot_of(unsigned lane, std::size_t exchange) const {
+    const unsigned other = current / kWarp * kWarp + lane;
     if (other >= count) throw Failure("a shuffle with a lane that there isn't");
     return threads_[other]->slots[exchange % 2];
   }
@@ -223,17 +224,26 @@ void run(NativeStream stream, const Grid& grid, const std::function<void()>& ker
 
 inline void sync_block() { block().thread().wait(Thread::State::at_block); }
 
-/// As __shfl_xor_sync of a whole warp.
-template <class T>
-T shuffle_xor(T value, unsigned mask) {
+/// What these lanes of the warp give here. All of its lanes take part.
+template <std::size_t lanes, class T>
+std::array<T, lanes> from_lanes(T value, const std::array<unsigned, lanes>& wanted) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t));
   Thread& self = block().thread();
   const std::size_t exchange = self.exchanges++;
   std::memcpy(&self.slots[exchange % 2], &value, sizeof(T));
   self.wait(Thread::State::at_warp);
-  const std::uint64_t other = block().slot_of(mask, exchange);
-  std::memcpy(&value, &other, sizeof(T));
-  return value;
+  std::array<T, lanes> values;
+  for (std::size_t i = 0; i < lanes; ++i) {
+    const std::uint64_t slot = block().slot_of(wanted[i], exchange);
+    std::memcpy(&values[i], &slot, sizeof(T));
+  }
+  return values;
+}
+
+/// As __shfl_xor_sync of a whole warp.
+template <class T>
+T shuffle_xor(T value, unsigned mask) {
+  return from_lanes<1>(value, {block().current % Block::kWarp ^ mask})[0];
 }
 
 }  // namespace tessera::emulation

@@ -30,6 +30,19 @@ struct DeviceTraits {
   bool slow_allocation = false;  ///< pools keep more idle memory, and cut small blocks out of large ones
 };
 
+/// A point that the host reaches: how a stream comes after something that the host still has to do.
+class TESSERA_API Signal {
+ public:
+  Signal() = default;
+  virtual ~Signal();  ///< what is armed counts as reached
+  Signal(const Signal&) = delete;
+  Signal& operator=(const Signal&) = delete;
+  /// A new event; the one before must have been reached. It may outlive the signal.
+  virtual Event arm() = 0;
+  /// Reaches the event. Any thread, once.
+  virtual void set() noexcept = 0;
+};
+
 /// One device as one rank uses it. Thread-safe but for what a stream allows. Errors: SystemError where memory is short,
 /// BackendError with the vendor's text for everything else.
 class TESSERA_API DeviceRuntime {
@@ -44,6 +57,10 @@ class TESSERA_API DeviceRuntime {
   virtual DeviceProperties properties() const = 0;
 
   virtual std::unique_ptr<Stream> make_stream() = 0;
+  /// One for copies that must get on while all other streams wait for something.
+  virtual std::unique_ptr<Stream> make_copy_stream() { return make_stream(); }
+  /// Streams of this device that wait for its events wait on the device. The default's make the host wait instead.
+  virtual std::unique_ptr<Signal> make_signal();
 
   /// At least `bytes` (0: a valid pointer), aligned to kAlignment, uninitialised. Slow: pools stand above it.
   virtual void* allocate(std::size_t bytes) = 0;
@@ -53,6 +70,9 @@ class TESSERA_API DeviceRuntime {
   /// Host memory that copies from and to this device may use without making the host wait.
   virtual void* allocate_host(std::size_t bytes) = 0;
   virtual void free_host(void* data, std::size_t bytes) noexcept = 0;
+  /// Makes host memory that is there already such memory, until unpin_host().
+  virtual void pin_host(void*, std::size_t) {}
+  virtual void unpin_host(void*, std::size_t) noexcept {}
 
   /// Appends a copy to `stream`. Host memory that isn't allocate_host's works too, but may make the host wait.
   virtual void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) = 0;

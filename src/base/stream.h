@@ -17,7 +17,7 @@
 namespace tessera::base {
 
 /// A point in a stream's order. A cheap handle; a default one is always reached. Used by the thread that uses the
-/// stream.
+/// stream; a device's by any thread.
 class TESSERA_API Event {
  public:
   class State {

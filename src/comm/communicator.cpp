@@ -26,11 +26,13 @@ Work Communicator::start(Call& call, const OpOptions& options) {
 
 Work Communicator::pass_on(Communicator& inner, const Call& call) {
   ++inner.calls_[static_cast<std::size_t>(call.kind)];
+  inner.last_ = call.kind;
   return inner.do_start(call);
 }
 
 Work Communicator::pass_on(Communicator& inner, std::span<const Call> parts) {
   for (const Call& call : parts) ++inner.calls_[static_cast<std::size_t>(call.kind)];
+  if (!parts.empty()) inner.last_ = parts.back().kind;
   return inner.do_batch(parts);
 }
 

@@ -12,6 +12,7 @@
 #include "tessera/comm/control/rendezvous.h"
 #include "tessera/comm/internal/variables.h"
 #include "tessera/comm/registry.h"
+#include "tessera/comm/staging.h"
 #include "tessera/comm/thread_bootstrap.h"
 #include "tessera/comm/worlds.h"
 
@@ -41,7 +42,14 @@ std::string backend_name(const Config& config) {
   return config.backend ? *config.backend : env_or_default(env::kBackend);
 }
 
+bool takes_device_memory(const Communicator& world) {
+  const std::vector<MemoryKind>& kinds = world.capabilities().memory;
+  return std::find(kinds.begin(), kinds.end(), MemoryKind::device) != kinds.end();
+}
+
 std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const Config& config) {
+  if (config.device != nullptr && !config.device->host_accessible() && !takes_device_memory(*world))
+    world = stage(std::move(world), config.device);
   return config.decorate ? config.decorate(std::move(world)) : std::move(world);
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/base/env.h"
 #include "tessera/base/export.h"
 #include "tessera/comm/communicator.h"
@@ -29,6 +30,9 @@ struct Config {
   std::shared_ptr<Logger> logger;
   std::shared_ptr<Ledger> ledger;
   bool progress_thread = true;
+  /// Communicators then take its memory too, by way of the host's where the backend doesn't (staging.h). Null: the
+  /// host's memory, and what the backend itself takes. Ranks that are threads share it.
+  std::shared_ptr<DeviceRuntime> device;
   Decorate decorate;  ///< null: nothing
 };
 

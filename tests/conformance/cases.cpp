@@ -30,17 +30,40 @@ bool reduces(OpKind kind) {
 /// A place for `count` elements at an odd offset, so that alignment never helps.
 class Place {
  public:
-  Place(Communicator& comm, bool window, std::size_t bytes, std::size_t skew) : skew_(skew) {
+  Place(Communicator& comm, bool window, std::size_t bytes, std::size_t skew, const OnDevice* device)
+      : skew_(skew), device_(device) {
+    const std::size_t whole = bytes + skew;
     if (window) {
-      buffer_ = comm.allocate(bytes + skew, MemoryKind::host, MemoryUse::other);
+      buffer_ = comm.allocate(whole, device == nullptr ? MemoryKind::host : MemoryKind::device, MemoryUse::other);
+    } else if (device == nullptr) {
+      ordinary_.resize(whole);
     } else {
-      ordinary_.resize(bytes + skew);
+      buffer_ = {device->runtime.allocate(whole), whole,
+                 [device](void* p, std::size_t n) { device->runtime.free(p, n); }};
     }
   }
   std::byte* data() { return (buffer_ ? buffer_.bytes_at(0) : ordinary_.data()) + skew_; }
+  void write(std::byte* at, const Bytes& bytes) {
+    if (device_ == nullptr) {
+      std::copy(bytes.begin(), bytes.end(), at);
+    } else {
+      device_->runtime.copy(device_->stream, CopyDirection::host_to_device, at, bytes.data(), bytes.size());
+    }
+  }
+  Bytes read(const std::byte* at, std::size_t bytes) {
+    Bytes read(bytes);
+    if (device_ == nullptr) {
+      std::copy(at, at + bytes, read.begin());
+    } else {
+      device_->runtime.copy(device_->stream, CopyDirection::device_to_host, read.data(), at, bytes);
+      device_->stream.synchronize();
+    }
+    return read;
+  }
 
  private:
   const std::size_t skew_;
+  const OnDevice* const device_;
   Buffer buffer_;
   std::vector<std::byte> ordinary_;
 };
@@ -108,28 +131,28 @@ Bytes expected(const Case& c, ReduceOp op, int ranks, int rank, int root, const 
 
 }  // namespace
 
-Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp op, int root) {
+Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp op, int root, OpOptions options) {
   switch (c.kind) {
     case OpKind::all_reduce:
-      return comm.all_reduce(in, out, op);
+      return comm.all_reduce(in, out, op, options);
     case OpKind::all_gather:
-      return comm.all_gather(in, out);
+      return comm.all_gather(in, out, options);
     case OpKind::reduce_scatter:
-      return comm.reduce_scatter(in, out, op);
+      return comm.reduce_scatter(in, out, op, options);
     case OpKind::broadcast:
-      return comm.broadcast(in, out, root);
+      return comm.broadcast(in, out, root, options);
     case OpKind::reduce:
-      return comm.reduce(in, out, op, root);
+      return comm.reduce(in, out, op, root, options);
     case OpKind::gather:
-      return comm.gather(in, out, root);
+      return comm.gather(in, out, root, options);
     case OpKind::scatter:
-      return comm.scatter(in, out, root);
+      return comm.scatter(in, out, root, options);
     default:
-      return comm.all_to_all(in, out);
+      return comm.all_to_all(in, out, options);
   }
 }
 
-std::string run_case(Communicator& comm, const Case& c) {
+std::string run_case(Communicator& comm, const Case& c, const OnDevice* device) {
   const int ranks = comm.size();
   const int rank = comm.rank();
   const int root = static_cast<int>(c.seed % static_cast<std::uint64_t>(ranks));
@@ -142,24 +165,32 @@ std::string run_case(Communicator& comm, const Case& c) {
   for (int r = 0; r < ranks; ++r) inputs.push_back(make_input(c.dtype, c.seed, r, shape.in));
 
   const std::size_t skew = (c.seed % 5) * size;
-  Place in_place_place(comm, c.window_in, std::max(shape.in, shape.out) * size, skew);
-  Place out_place(comm, c.window_out, shape.out * size, size);
+  Place in_place_place(comm, c.window_in, std::max(shape.in, shape.out) * size, skew, device);
+  Place out_place(comm, c.window_out, shape.out * size, size, device);
   std::byte* in = in_place_place.data() + (in_place ? shape.in_place_in * size : 0);
   std::byte* out = in_place ? in_place_place.data() + shape.in_place_out * size : out_place.data();
-  std::copy(inputs[static_cast<std::size_t>(rank)].begin(), inputs[static_cast<std::size_t>(rank)].end(), in);
-
-  issue(comm, c, {in, shape.in, c.dtype, {}}, {out, shape.out, c.dtype, {}}, op, root).wait();
+  const Bytes& given = inputs[static_cast<std::size_t>(rank)];
+  in_place_place.write(in, given);
+  const Device where = device == nullptr ? Device{} : device->runtime.device();
+  Work work = issue(comm, c, {in, shape.in, c.dtype, where}, {out, shape.out, c.dtype, where}, op, root,
+                    {.after = device == nullptr ? nullptr : &device->stream});
+  if (device != nullptr) {
+    work.wait_on(device->stream);
+    device->stream.synchronize();
+  }
+  work.wait();
   if (!shape.out_counts) return {};
   const Bytes want = expected(c, op, ranks, rank, root, inputs);
-  std::ptrdiff_t wrong = want.size() == shape.out * size ? first_difference(c.dtype, out, want.data(), shape.out) : 0;
+  const Bytes have = (in_place ? in_place_place : out_place).read(out, shape.out * size);
+  std::ptrdiff_t wrong =
+      want.size() == have.size() ? first_difference(c.dtype, have.data(), want.data(), shape.out) : 0;
   if (wrong >= 0 && reduces(c.kind) && !comm.capabilities().deterministic)
-    wrong = first_outside(c.dtype, op, inputs, comm.capabilities().rounding_ulps, out, want,
+    wrong = first_outside(c.dtype, op, inputs, comm.capabilities().rounding_ulps, have.data(), want,
                           c.kind == OpKind::reduce_scatter ? static_cast<std::size_t>(rank) * shape.out : 0);
   if (wrong >= 0)
     return c.name(ranks) + ": wrong on rank " + std::to_string(rank) + ", first at element " + std::to_string(wrong);
   if (in_place || !shape.in_counts) return {};
-  const Bytes& given = inputs[static_cast<std::size_t>(rank)];
-  if (!std::equal(given.begin(), given.end(), in)) return c.name(ranks) + ": the input was changed";
+  if (in_place_place.read(in, given.size()) != given) return c.name(ranks) + ": the input was changed";
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/comm/communicator.h"
 #include "tests/conformance/reference.h"
 
@@ -31,11 +32,17 @@ struct Case {
 std::vector<Case> cases_for(OpKind kind, bool full, std::size_t stride = 1);
 std::vector<OpKind> all_kinds();
 
+/// Where a case's buffers are: null or memory of this device, which `stream` fills and reads.
+struct OnDevice {
+  DeviceRuntime& runtime;
+  Stream& stream;
+};
+
 /// Runs the case on every rank of `comm`. "" or what is wrong on this rank.
-std::string run_case(Communicator& comm, const Case& c);
+std::string run_case(Communicator& comm, const Case& c, const OnDevice* device = nullptr);
 
 /// Starts the case's operation.
-Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp op, int root);
+Work issue(Communicator& comm, const Case& c, ConstView in, View out, ReduceOp op, int root, OpOptions options = {});
 
 /// One case of i8 with at least `bytes` in the larger buffer, in ordinary memory, checked without holding more than the
 /// two buffers. "" or what is wrong on this rank. `tamper` may damage what arrived: the check must see it.

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "tessera/base/error.h"
 
@@ -75,6 +78,12 @@ class OpenArena {
   Arena& arena_;
 };
 
+/// What all streams of a device share. Its lock is held while anything of the device works.
+struct Shared {
+  std::recursive_mutex mutex;
+  Arena arena;
+};
+
 class Reached final : public Event::State {
  public:
   bool done() const override { return true; }
@@ -88,31 +97,120 @@ class Reached final : public Event::State {
 /// Runs work at once, with the memory open.
 class GuardedStream final : public Stream {
  public:
-  GuardedStream(Device device, std::shared_ptr<Arena> arena) : Stream(device, false), arena_(std::move(arena)) {}
+  GuardedStream(Device device, std::shared_ptr<Shared> shared) : Stream(device, false), shared_(std::move(shared)) {}
   Event record() override { return Event(std::make_shared<Reached>()); }
   void wait(const Event& event) override { event.wait(); }
 
  protected:
   void enqueue(std::function<void()> work) override {
-    const OpenArena open(*arena_);
+    const std::lock_guard lock(shared_->mutex);
+    const OpenArena open(shared_->arena);
     work();
   }
 
  private:
-  const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<Shared> shared_;
+};
+
+/// Work that runs when somebody asks. Under the device's lock.
+struct LazyWork {
+  explicit LazyWork(std::shared_ptr<Shared> device) : shared(std::move(device)) {}
+  void run() {
+    if (running || tasks.empty()) return;  // running: it waits for itself
+    running = true;
+    const OpenArena open(shared->arena);
+    while (!tasks.empty() && tasks.front()()) tasks.pop_front();
+    running = false;
+  }
+  const std::shared_ptr<Shared> shared;
+  std::deque<std::function<bool()>> tasks;  ///< false: not yet, ask again
+  bool running = false;
+};
+
+class LazyPoint final : public Event::State {
+ public:
+  explicit LazyPoint(std::shared_ptr<LazyWork> work) : work_(std::move(work)) {}
+  void reach() { time_ = host_time_ns(); }
+  bool done() const override {
+    const std::lock_guard lock(work_->shared->mutex);
+    if (time_ == 0) work_->run();
+    return time_ != 0;
+  }
+  void wait() override {
+    const std::int64_t until = host_time_ns() + kPatience;
+    while (!done()) {
+      if (host_time_ns() > until) throw BackendError("the guarded device does not get on");
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  std::int64_t time_ns() override {
+    wait();
+    return time_;
+  }
+
+ private:
+  static constexpr std::int64_t kPatience = 60'000'000'000;
+  const std::shared_ptr<LazyWork> work_;
+  std::int64_t time_ = 0;
+};
+
+class LazyGuardedStream final : public Stream {
+ public:
+  LazyGuardedStream(Device device, const std::shared_ptr<Shared>& shared)
+      : Stream(device, false), work_(std::make_shared<LazyWork>(shared)) {}
+  ~LazyGuardedStream() override {
+    const std::lock_guard lock(work_->shared->mutex);
+    work_->run();
+  }
+  Event record() override {
+    auto point = std::make_shared<LazyPoint>(work_);
+    push([weak = std::weak_ptr(point)] {
+      if (const auto reached = weak.lock()) reached->reach();
+      return true;
+    });
+    return Event(point);
+  }
+  void wait(const Event& event) override {
+    push([event] { return event.done(); });
+  }
+
+ protected:
+  void enqueue(std::function<void()> work) override {
+    push([work = std::move(work)] {
+      work();
+      return true;
+    });
+  }
+
+ private:
+  void push(std::function<bool()> task) {
+    const std::lock_guard lock(work_->shared->mutex);
+    work_->tasks.push_back(std::move(task));
+  }
+  const std::shared_ptr<LazyWork> work_;
 };
 
 class GuardedRuntime final : public DeviceRuntime {
  public:
   explicit GuardedRuntime(GuardedOptions options)
       : DeviceRuntime({DeviceType::cuda, 0}, {.host_accessible = false, .slow_allocation = true}),
-        entry_{options.kernels != nullptr ? options.kernels : nn::make_host_kernels} {}
+        entry_{options.kernels != nullptr ? options.kernels : nn::make_host_kernels},
+        lazy_(options.lazy) {}
 
   DeviceProperties properties() const override { return {.name = "guarded memory of the host"}; }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<GuardedStream>(device(), arena_); }
+  std::unique_ptr<Stream> make_stream() override {
+    if (lazy_) return std::make_unique<LazyGuardedStream>(device(), shared_);
+    return std::make_unique<GuardedStream>(device(), shared_);
+  }
 
-  void* allocate(std::size_t bytes) override { return arena_->take(bytes); }
-  void free(void* data, std::size_t bytes) noexcept override { arena_->give(data, bytes); }
+  void* allocate(std::size_t bytes) override {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->arena.take(bytes);
+  }
+  void free(void* data, std::size_t bytes) noexcept override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->arena.give(data, bytes);
+  }
   void* allocate_host(std::size_t bytes) override { return std::malloc(bytes); }
   void free_host(void* data, std::size_t) noexcept override { std::free(data); }
   void copy(Stream& stream, CopyDirection, void* to, const void* from, std::size_t bytes) override {
@@ -128,7 +226,8 @@ class GuardedRuntime final : public DeviceRuntime {
 
  private:
   const nn::KernelsEntry entry_;
-  const std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();
+  const bool lazy_;
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 }  // namespace

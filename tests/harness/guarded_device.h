@@ -13,9 +13,12 @@ namespace tessera::harness {
 struct GuardedOptions {
   /// The device's kernels; null: the host's.
   std::unique_ptr<nn::DeviceKernels> (*kernels)(const nn::KernelResources&) = nullptr;
+  /// Streams run nothing before somebody asks for an event behind it, as a GPU may be arbitrarily late: a dependency
+  /// that was forgotten reads stale data.
+  bool lazy = false;
 };
 
-/// Calls itself cuda:0. Used by one thread (and a pool's, inside the work).
+/// Calls itself cuda:0. Thread-safe: one thread at a time works on it. Buffers come from it, so it outlives them.
 std::shared_ptr<base::DeviceRuntime> make_guarded_device(GuardedOptions options = {});
 
 }  // namespace tessera::harness

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/base/cuda/internal/signal.h"
 #include "tessera/base/cuda/internal/stream.h"
 #include "tessera/base/error.h"
 #include "tessera/base/memory.h"
@@ -45,7 +46,15 @@ class CudaRuntime final : public DeviceRuntime {
 
   std::unique_ptr<Stream> make_stream() override {
     activate(index_);
-    return std::make_unique<CudaStream>(device(), events_);
+    return std::make_unique<CudaStream>(device(), events_, false);
+  }
+  std::unique_ptr<Stream> make_copy_stream() override {
+    activate(index_);
+    return std::make_unique<CudaStream>(device(), events_, true);
+  }
+  std::unique_ptr<Signal> make_signal() override {
+    activate(index_);
+    return cuda::make_signal(words_);
   }
 
   void* allocate(std::size_t bytes) override {
@@ -64,6 +73,12 @@ class CudaRuntime final : public DeviceRuntime {
     return data;
   }
   void free_host(void* data, std::size_t) noexcept override { cudaFreeHost(data); }
+
+  void pin_host(void* data, std::size_t bytes) override {
+    activate(index_);
+    check(cudaHostRegister(data, bytes, cudaHostRegisterPortable), "cudaHostRegister");
+  }
+  void unpin_host(void* data, std::size_t) noexcept override { cudaHostUnregister(data); }
 
   void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return;
@@ -87,6 +102,7 @@ class CudaRuntime final : public DeviceRuntime {
   const int index_;
   const Find find_;
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+  const std::shared_ptr<Words> words_ = std::make_shared<Words>();
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tessera/base/cuda/internal/runtime.h"
+#include "tessera/base/cuda/internal/signal.h"
 
 namespace tessera::base::cuda {
 namespace {
@@ -52,14 +53,22 @@ EventPool::~EventPool() {
 }
 
 cudaEvent_t EventPool::take() {
-  if (!idle_.empty()) {
-    cudaEvent_t event = idle_.back();
-    idle_.pop_back();
-    return event;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      cudaEvent_t event = idle_.back();
+      idle_.pop_back();
+      return event;
+    }
   }
   cudaEvent_t event = nullptr;
   check(cudaEventCreateWithFlags(&event, cudaEventDefault), "cudaEventCreateWithFlags");
   return event;
+}
+
+void EventPool::give(cudaEvent_t event) {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(event);
 }
 
 Reference::Reference(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> before)
@@ -81,15 +90,20 @@ std::int64_t Reference::time_ns() {
   return time_ns_;
 }
 
-CudaStream::CudaStream(Device device, std::shared_ptr<EventPool> pool)
+CudaStream::CudaStream(Device device, std::shared_ptr<EventPool> pool, bool urgent)
     : DeviceStream(device, false), pool_(std::move(pool)) {
-  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  int least = 0;
+  int greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least),
+        "cudaStreamCreateWithPriority");
   reference_ = std::make_shared<Reference>(pool_, stream_, nullptr);
 }
 
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
 
 Event CudaStream::record() {
+  check(cudaSetDevice(device().index), "cudaSetDevice");  // events are made on the thread's current device
   if (host_time_ns() - reference_->recorded_ns() > kReferenceLasts)
     reference_ = std::make_shared<Reference>(pool_, stream_, std::move(reference_));
   return Event(std::make_shared<CudaEvent>(pool_, stream_, reference_));
@@ -98,6 +112,8 @@ Event CudaStream::record() {
 void CudaStream::wait(const Event& event) {
   if (const auto* own = dynamic_cast<const CudaEvent*>(event.state().get())) {
     check(cudaStreamWaitEvent(stream_, own->event(), 0), "cudaStreamWaitEvent");
+  } else if (const auto* point = dynamic_cast<const HostPoint*>(event.state().get())) {
+    point->hold_up(stream_);
   } else {
     event.wait();  // the host's: what it stands for must be there before the device goes on
   }

@@ -4,23 +4,26 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "tessera/base/device_stream.h"
 
 namespace tessera::base::cuda {
 
-/// Events that were used and wait for the next use: making one costs more than recording it.
+/// Events that were used and wait for the next use: making one costs more than recording it. Thread-safe: streams of
+/// several threads share it.
 class EventPool {
  public:
   EventPool() = default;
   ~EventPool();
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
-  cudaEvent_t take();
-  void give(cudaEvent_t event) { idle_.push_back(event); }
+  cudaEvent_t take();  ///< one of the thread's current device
+  void give(cudaEvent_t event);
 
  private:
+  std::mutex mutex_;
   std::vector<cudaEvent_t> idle_;
 };
 
@@ -47,7 +50,8 @@ class Reference {
 
 class CudaStream final : public DeviceStream {
  public:
-  CudaStream(Device device, std::shared_ptr<EventPool> pool);
+  /// On the thread's current device. `urgent`: the device prefers it, and gives it a queue that others don't share.
+  CudaStream(Device device, std::shared_ptr<EventPool> pool, bool urgent);
   ~CudaStream() override;
   void* native() const noexcept override { return stream_; }
   Event record() override;

@@ -1,0 +1,56 @@
+// The signal of devices that have no better one: whoever waits for it waits on the host.
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "tessera/base/device_runtime.h"
+
+namespace tessera::base {
+namespace {
+
+class HostPoint final : public Event::State {
+ public:
+  bool done() const override { return time_.load(std::memory_order_acquire) != 0; }
+  void wait() override {
+    std::unique_lock lock(mutex_);
+    reached_.wait(lock, [this] { return done(); });
+  }
+  std::int64_t time_ns() override {
+    wait();
+    return time_.load();
+  }
+  void reach() noexcept {
+    const std::lock_guard lock(mutex_);
+    time_.store(host_time_ns(), std::memory_order_release);
+    reached_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable reached_;
+  std::atomic<std::int64_t> time_{0};
+};
+
+class HostSignal final : public Signal {
+ public:
+  ~HostSignal() override {
+    if (point_ != nullptr) point_->reach();
+  }
+  Event arm() override {
+    point_ = std::make_shared<HostPoint>();
+    return Event(point_);
+  }
+  void set() noexcept override { point_->reach(); }
+
+ private:
+  std::shared_ptr<HostPoint> point_;
+};
+
+}  // namespace
+
+Signal::~Signal() = default;
+
+std::unique_ptr<Signal> DeviceRuntime::make_signal() { return std::make_unique<HostSignal>(); }
+
+}  // namespace tessera::base

@@ -1,0 +1,34 @@
+// How a thread waits for something that can only be asked.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "tessera/comm/base.h"
+
+namespace tessera::comm {
+
+/// Asks again and again for a moment, then yields, then sleeps longer and longer.
+class Pause {
+ public:
+  void operator()(std::chrono::nanoseconds at_most) {
+    using namespace std::chrono_literals;
+    ++turns_;
+    if (turns_ < 50) return;
+    if (turns_ < 100) {
+      ::sched_yield();
+      return;
+    }
+    sleep_ = std::min<std::chrono::nanoseconds>(sleep_ * 2, 500us);
+    std::this_thread::sleep_for(std::min(sleep_, at_most));
+  }
+
+ private:
+  int turns_ = 0;
+  std::chrono::nanoseconds sleep_{10'000};
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,29 @@
+// Memory of a device on a communicator of the host.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "tessera/base/device_runtime.h"
+#include "tessera/base/export.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::comm {
+
+struct StagingOptions {
+  /// How much of a call is copied, moved and copied back at once. The same on all ranks.
+  std::size_t chunk_bytes = std::size_t{2} << 20;
+  std::size_t chunks_in_flight = 3;  ///< of one call: one each on its way down, between the ranks, and up
+};
+
+/// A communicator of `inner`'s ranks that takes memory of `device` too: it passes through pinned memory of the host, in
+/// chunks, so that copies and transport overlap; calls with memory of the host go on to `inner` as they are. Every rank
+/// of a call gives memory of the same kind, also where it has no elements. Bytes, deadlines, errors and order are
+/// inner's; results are the bits of one whole call in deterministic mode. Errors that count operations count chunks.
+///
+/// No thread that calls waits for the device: a thread of its own moves calls on, and whoever waits for one.
+/// Work::wait_on() a stream of the device works as the device's signals do (DeviceRuntime::make_signal()).
+TESSERA_API std::unique_ptr<Communicator> stage(std::unique_ptr<Communicator> inner,
+                                                std::shared_ptr<DeviceRuntime> device, StagingOptions options = {});
+
+}  // namespace tessera::comm

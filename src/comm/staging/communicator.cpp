@@ -1,0 +1,181 @@
+#include "tessera/comm/staging/internal/communicator.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm::staging {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+/// What must be issued in its order.
+std::pair<OpKind, int> lane_of(const Call& call) {
+  const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
+  return message ? std::pair(call.kind, call.root) : std::pair(OpKind::barrier, 0);
+}
+
+}  // namespace
+
+bool on_device(const Call& call) noexcept {
+  return call.in.device.type != DeviceType::cpu || call.out.device.type != DeviceType::cpu;
+}
+
+StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Engine> engine)
+    : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->ledger()}),
+      engine_(std::move(engine)),
+      inner_(std::move(inner)),
+      capabilities_(inner_->capabilities()) {
+  capabilities_.memory.push_back(MemoryKind::device);
+}
+
+StagedCommunicator::~StagedCommunicator() {
+  engine_->drive([this] { return in_flight_.load() == 0; }, Clock::time_point::max());
+  const std::lock_guard lock(engine_->mutex());  // whoever has ended the last one may still be at it
+  regions_.clear();
+}
+
+void StagedCommunicator::check_memory(const Call& call) const {
+  const Device own = engine_->device().device();
+  for (const ConstView& view : {call.in, ConstView(call.out)})
+    if (view.device.type != DeviceType::cpu && view.device != own)
+      throw InvalidUsage(std::string(name_of(call.kind)) + ": memory is on " + name_of(view.device) +
+                         ", this communicator takes that of " + name_of(own));
+  if (call.in.count != 0 && call.out.count != 0 && call.in.device.type != call.out.device.type)
+    throw InvalidUsage(std::string(name_of(call.kind)) + ": in is on " + name_of(call.in.device) + " but out is on " +
+                       name_of(call.out.device));
+}
+
+void StagedCommunicator::do_after(Stream& stream) {
+  if (stream.device().type == DeviceType::cpu) {
+    if (!stream.immediate()) stream.record().wait();
+  } else {
+    after_ = stream.record();
+  }
+}
+
+Work StagedCommunicator::do_start(const Call& call) {
+  Event after = std::exchange(after_, {});
+  check_memory(call);
+  if (!on_device(call) && in_flight_.load() == 0 && after.done()) return pass_on(*inner_, call);
+  return submit({&call, 1}, std::move(after));
+}
+
+Work StagedCommunicator::do_batch(std::span<const Call> parts) {
+  Event after = std::exchange(after_, {});
+  for (const Call& part : parts) check_memory(part);
+  if (parts.empty()) return {};
+  if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done())
+    return pass_on(*inner_, parts);
+  return submit(parts, std::move(after));
+}
+
+Work StagedCommunicator::submit(std::span<const Call> calls, Event after) {
+  const std::lock_guard lock(engine_->mutex());
+  auto* const made = new Operation(engine_, *this, calls, std::move(after));  // its handles own it
+  Work work(made);
+  Operation& operation = *made;
+  in_flight_.fetch_add(1);
+  for (Part& part : operation.parts()) enter(part);
+  engine_->add(operation);
+  return work;
+}
+
+void StagedCommunicator::enter(Part& part) {
+  lanes_[lane_of(part.call())].push_back(&part);
+  unissued_.fetch_add(1);
+}
+
+void StagedCommunicator::leave(Part& part) noexcept {
+  std::deque<Part*>& lane = lanes_[lane_of(part.call())];
+  const auto found = std::find(lane.begin(), lane.end(), &part);
+  if (found == lane.end()) return;
+  lane.erase(found);
+  unissued_.fetch_sub(1);
+}
+
+bool StagedCommunicator::may_issue(Part& part) { return lanes_[lane_of(part.call())].front() == &part; }
+
+Buffer StagedCommunicator::take_region(std::size_t bytes) {
+  const std::size_t size = std::bit_ceil(std::max(bytes, kPage));
+  if (auto idle = regions_.extract(size)) return std::move(idle.mapped());
+  // Whole pages: two regions on one could not both be pinned.
+  auto whole = std::make_shared<Buffer>(inner_->allocate(size + kPage, MemoryKind::host, MemoryUse::communication));
+  const std::size_t skew = (kPage - reinterpret_cast<std::uintptr_t>(whole->data()) % kPage) % kPage;
+  void* const data = whole->bytes_at(skew);
+  engine_->device().pin_host(data, size);
+  return {data, size, [whole = std::move(whole), device = engine_->shared_device()](void* p, std::size_t n) {
+            device->unpin_host(p, n);
+            whole->reset();
+          }};
+}
+
+void StagedCommunicator::give_region(Buffer region) {
+  const std::size_t size = region.bytes();
+  regions_.emplace(size, std::move(region));
+}
+
+/// Splitting needs the inner communicator for itself, and only what is issued gets on without it. The peers' messages
+/// may come after their split, so nothing may wait for a chunk of them to leave its region.
+void StagedCommunicator::wait_until_issued() {
+  {
+    const std::lock_guard lock(engine_->mutex());
+    for (auto& [lane, parts] : lanes_)
+      if (lane.first != OpKind::barrier)
+        for (Part* part : parts) part->widen(std::numeric_limits<std::size_t>::max());
+  }
+  engine_->drive([this] { return unissued_.load() == 0; }, Clock::time_point::max());
+  const std::lock_guard lock(engine_->mutex());
+}
+
+std::unique_ptr<Communicator> StagedCommunicator::do_split(int color, int key) {
+  wait_until_issued();
+  std::unique_ptr<Communicator> child = inner_->split(color, key);
+  return child == nullptr ? nullptr : std::make_unique<StagedCommunicator>(std::move(child), engine_);
+}
+
+Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+  if (kind == MemoryKind::host) {
+    const std::lock_guard lock(engine_->mutex());
+    return inner_->allocate(bytes, kind, use);
+  }
+  const std::shared_ptr<DeviceRuntime>& device = engine_->shared_device();
+  void* const data = device->allocate(bytes);
+  if (use) ledger()->add(*use, bytes);
+  return {data, bytes, [device, use, ledger = ledger()](void* p, std::size_t n) {
+            device->free(p, n);
+            if (use) ledger->remove(*use, n);
+          }};
+}
+
+void StagedCommunicator::do_abort(std::string_view reason) noexcept {
+  inner_->abort(std::string(reason));
+  aborted_.store(true);
+}
+
+void StagedCommunicator::do_meter(MeterSnapshot& snapshot) const {
+  const std::lock_guard lock(engine_->mutex());
+  const MeterSnapshot inner = inner_->meter();
+  for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
+  snapshot.bytes_to_peer = inner.bytes_to_peer;
+}
+
+std::string_view StagedCommunicator::do_last_algorithm() const noexcept {
+  const std::lock_guard lock(engine_->mutex());
+  return inner_->last_algorithm();
+}
+
+}  // namespace tessera::comm::staging
+
+namespace tessera::comm {
+
+std::unique_ptr<Communicator> stage(std::unique_ptr<Communicator> inner, std::shared_ptr<DeviceRuntime> device,
+                                    StagingOptions options) {
+  auto engine = std::make_shared<staging::Engine>(std::move(device), options);
+  return std::make_unique<staging::StagedCommunicator>(std::move(inner), std::move(engine));
+}
+
+}  // namespace tessera::comm

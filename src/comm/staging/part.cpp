@@ -1,0 +1,168 @@
+// A call's chunks on their way.
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/staging/internal/communicator.h"
+
+namespace tessera::comm::staging {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What the device is asked for. The peers don't see it when that fails: they are told.
+template <class F>
+auto ask_device(Operation& operation, F&& ask) {
+  try {
+    return ask();
+  } catch (const std::exception& error) {
+    operation.communicator().abort_inner(error.what());
+    throw;
+  }
+}
+
+bool reached(Operation& operation, const Event& event) {
+  return ask_device(operation, [&] { return event.done(); });
+}
+
+}  // namespace
+
+Part::Part(Operation& operation, const Call& call, bool staged)
+    : operation_(operation),
+      call_(call),
+      in_counts_(call.in_counts.begin(), call.in_counts.end()),
+      out_counts_(call.out_counts.begin(), call.out_counts.end()) {
+  call_.in_counts = in_counts_;
+  call_.out_counts = out_counts_;
+  call_.label = {};  // its memory is the caller's, who may go on after wait_on()
+  if (!staged) return;
+  const Communicator& comm = operation.communicator();
+  const StagingOptions& options = operation.engine().options();
+  plan_.emplace(call_, comm.rank(), comm.size(), options.chunk_bytes);
+  chunks_ = plan_->chunks();
+  widen(options.chunks_in_flight);
+}
+
+void Part::widen(std::size_t chunks) {
+  if (!plan_) return;
+  for (chunks = std::min(chunks, chunks_ - begun_); chunks > 0; --chunks) {
+    regions_.push_back(operation_.communicator().take_region(plan_->region_bytes()));
+    idle_.push_back(regions_.back().bytes_at(0));
+  }
+}
+
+void Part::give_back() {
+  for (Buffer& region : regions_) operation_.communicator().give_region(std::move(region));
+  regions_.clear();
+}
+
+bool Part::moving() const noexcept {
+  return std::any_of(flights_.begin(), flights_.end(),
+                     [](const Flight& f) { return f.stage == Flight::Stage::moving; });
+}
+
+bool Part::advance(bool may_issue) {
+  bool moved = false;
+  while (may_issue && begin_chunk()) moved = true;
+  while (may_issue && issue_next()) moved = true;
+  return land() || moved;
+}
+
+bool Part::begin_chunk() {
+  if (begun_ == chunks_ || (plan_ && idle_.empty())) return false;
+  Flight& flight = flights_.emplace_back();
+  flight.index = begun_++;
+  if (plan_) {
+    flight.chunk = plan_->chunk(flight.index);
+    flight.region = idle_.back();
+    idle_.pop_back();
+    copy_down(flight);
+  }
+  return true;
+}
+
+void Part::copy_down(Flight& flight) {
+  if (flight.chunk.down.empty()) return;
+  Engine& engine = operation_.engine();
+  const auto* from = static_cast<const std::byte*>(call_.in.data);
+  ask_device(operation_, [&] {
+    for (const Piece& piece : flight.chunk.down)
+      engine.device().copy(engine.down(), CopyDirection::device_to_host, flight.region + piece.host,
+                           from + piece.device, piece.bytes);
+    flight.event = engine.down().record();
+  });
+}
+
+bool Part::issue_next() {
+  const auto next = std::find_if(flights_.begin(), flights_.end(),
+                                 [](const Flight& flight) { return flight.stage == Flight::Stage::down; });
+  if (next == flights_.end() || !reached(operation_, next->event)) return false;
+  issue(*next);
+  return true;
+}
+
+void Part::issue(Flight& flight) {
+  Call call = call_;
+  call.label = operation_.label();
+  call.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(operation_.deadline() - Clock::now()),
+                          std::chrono::milliseconds(1));
+  if (plan_) {
+    const Chunk& chunk = flight.chunk;
+    const auto at = [&](std::size_t count, std::size_t offset) -> std::byte* {
+      return count == 0 ? nullptr : flight.region + offset;
+    };
+    call.in = {at(chunk.in_count, chunk.in_at), chunk.in_count, call_.in.dtype, {}};
+    call.out = {at(chunk.out_count, chunk.out_at), chunk.out_count, call_.out.dtype, {}};
+    call.in_counts = chunk.in_counts;
+    call.out_counts = chunk.out_counts;
+  }
+  flight.work = operation_.communicator().issue(call);
+  flight.stage = Flight::Stage::moving;
+  ++issued_;
+}
+
+bool Part::land() {
+  bool moved = false;
+  for (Flight& flight : flights_)
+    if (flight.stage == Flight::Stage::moving) moved |= land_first(flight);
+  while (!flights_.empty() && flights_.front().stage == Flight::Stage::up &&
+         reached(operation_, flights_.front().event)) {
+    if (plan_) idle_.push_back(flights_.front().region);
+    flights_.pop_front();
+    ++landed_;
+    moved = true;
+  }
+  return moved;
+}
+
+/// What came begins its way up.
+bool Part::land_first(Flight& flight) {
+  if (!flight.work.done()) return false;
+  flight.work.wait();
+  flight.work = {};
+  flight.stage = Flight::Stage::up;
+  flight.event = {};
+  if (flight.chunk.up.empty()) return true;
+  Engine& engine = operation_.engine();
+  auto* const to = static_cast<std::byte*>(call_.out.data);
+  ask_device(operation_, [&] {
+    for (const Piece& piece : flight.chunk.up)
+      engine.device().copy(engine.up(), CopyDirection::host_to_device, to + piece.device, flight.region + piece.host,
+                           piece.bytes);
+    flight.event = engine.up().record();
+  });
+  return true;
+}
+
+bool Part::drained() {
+  std::erase_if(flights_, [](Flight& flight) {
+    if (flight.stage == Flight::Stage::moving) return flight.work.done();
+    try {
+      return flight.event.done();
+    } catch (const std::exception&) {
+      return true;  // a device that is broken copies nothing any more
+    }
+  });
+  return flights_.empty();
+}
+
+}  // namespace tessera::comm::staging

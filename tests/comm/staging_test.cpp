@@ -1,0 +1,259 @@
+// Memory of a device on the host's backends: results, order, and what is counted.
+#include <thread>
+
+#include "tests/comm/staging_support.h"
+#include "tests/conformance/cases.h"
+
+namespace tessera::comm_test {
+namespace {
+
+class Staging : public testing::TestWithParam<const char*> {};
+
+class StagedConformance : public testing::TestWithParam<std::tuple<const char*, OpKind, int>> {};
+
+TEST_P(StagedConformance, EqualsTheSerialReferenceToTheBit) {
+  const auto& [backend, kind, ranks] = GetParam();
+  const auto device = lazy_device();
+  std::vector<conformance::Case> cases = conformance::cases_for(kind, false, 7);
+  std::erase_if(cases, [](const conformance::Case& c) { return c.count > 100'000; });  // more chunks, nothing new
+  run_staged(backend, ranks, device, [&](Communicator& comm) {
+    const auto stream = device->make_stream();
+    const conformance::OnDevice where{*device, *stream};
+    for (const conformance::Case& c : cases) ASSERT_EQ(run_case(comm, c, &where), "");
+  });
+}
+INSTANTIATE_TEST_SUITE_P(All, StagedConformance,
+                         testing::Combine(testing::Values("shm", "tcp"), testing::ValuesIn(conformance::all_kinds()),
+                                          testing::Values(1, 2, 3, 4)),
+                         [](const auto& which) {
+                           return std::string(std::get<0>(which.param)) + "_" +
+                                  std::string(name_of(std::get<1>(which.param))) + "_" +
+                                  std::to_string(std::get<2>(which.param));
+                         });
+
+TEST_P(Staging, MemoryOfTheHostBehavesAsBefore) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 3, device, [](Communicator& comm) {
+    for (const conformance::Behaviour& behaviour : conformance::behaviours())
+      ASSERT_EQ(behaviour.run(comm), "") << behaviour.name;
+  });
+}
+
+/// Fills, all-reduces, doubles; with what ties the stream and the operation, or without.
+std::vector<float> fill_reduce_double(Communicator& comm, DeviceRuntime& device, bool after, bool wait_on) {
+  const auto stream = device.make_stream();
+  Values x(device, *stream, 5000, 100);
+  Values y(device, *stream, 5000, 0);
+  stream->synchronize();
+  x.fill(static_cast<float>(comm.rank() + 1));
+  comm.barrier().wait();
+  {
+    Work work = comm.all_reduce(x.view(), y.view(), ReduceOp::sum(), {.after = after ? stream.get() : nullptr});
+    if (wait_on) work.wait_on(*stream);
+    y.scale(2);
+    if (!wait_on) {
+      stream->synchronize();  // before the operation has written: a peer is late
+      work.wait();
+    }
+  }
+  return y.read();
+}
+
+TEST_P(Staging, AnOperationComesAfterItsStreamAndTheStreamAfterIt) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 3, device, [&](Communicator& comm) {
+    EXPECT_EQ(fill_reduce_double(comm, *device, true, true), std::vector<float>(5000, 12));
+  });
+}
+
+TEST_P(Staging, AForgottenDependencyShows) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 3, device, [&](Communicator& comm) {
+    // Nobody asked for what the stream holds before the copy read it.
+    EXPECT_EQ(fill_reduce_double(comm, *device, false, true), std::vector<float>(5000, 600));
+  });
+  run_staged(GetParam(), 2, device, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      const auto stream = device->make_stream();
+      Values x(*device, *stream, 5000, 2);
+      comm.barrier().wait();
+      std::this_thread::sleep_for(100ms);
+      comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
+    } else {
+      // It doubled what was there before the operation had written.
+      EXPECT_EQ(fill_reduce_double(comm, *device, true, false), std::vector<float>(5000, 3));
+    }
+  });
+}
+
+TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 2, device, [&](Communicator& comm) {
+    const auto stream = device->make_stream();
+    Values x(*device, *stream, 5000, 1);
+    comm.barrier().wait();
+    if (comm.rank() == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait_on(*stream);
+      const Event reached = stream->record();
+      EXPECT_LT(std::chrono::steady_clock::now() - start, 250ms);
+      EXPECT_FALSE(reached.done());  // rank 1 has not called it
+    } else {
+      std::this_thread::sleep_for(500ms);
+      comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
+    }
+    EXPECT_EQ(x.read(), std::vector<float>(5000, 2));
+  });
+}
+
+/// Each operation of one communicator waits for a stream that waits for one of the other: nothing that is put on the
+/// copies' streams may stand in the way of what it depends on.
+TEST_P(Staging, OperationsThatDependOnEachOtherInCircles) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 2, device, [&](Communicator& world) {
+    const auto a = world.split(0, world.rank());
+    const auto b = world.split(0, world.rank());
+    const auto one = device->make_stream();
+    const auto two = device->make_stream();
+    Values x(*device, *one, 20'000, 1);
+    one->synchronize();
+    for (int round = 0; round < 4; ++round) {
+      a->all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = two.get()}).wait_on(*one);
+      x.scale(0.5F);
+      b->all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = one.get()}).wait_on(*two);
+      const int peer = 1 - world.rank();
+      const std::vector<PointToPoint> parts = {PointToPoint::send(x.view(), peer)};
+      if (world.rank() == 0) a->batch(parts, {.after = two.get()}).wait_on(*two);
+      if (world.rank() == 1) a->recv(x.view(), peer, {.after = two.get()}).wait_on(*two);
+    }
+    two->synchronize();
+    EXPECT_EQ(x.read(), std::vector<float>(20'000, 16));
+  });
+}
+
+TEST_P(Staging, MessagesOverASplitInBothDirectionsAndOutOfOrder) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 2, device, [&](Communicator& world) {
+    const auto stream = device->make_stream();
+    const int peer = 1 - world.rank();
+    Values given(*device, *stream, 50'000, static_cast<float>(world.rank() + 1));
+    Values first(*device, *stream, 50'000, 0);
+    Values second(*device, *stream, 7, 0);
+    Values few(*device, *stream, 7, 9);
+    stream->synchronize();
+    Work one = world.recv(first.view(), peer);
+    Work two = world.recv(second.view(), peer);
+    const auto part = world.split(0, world.rank());  // what they wait for is sent after it
+    Work three = world.send(given.view(), peer);
+    std::vector<int> host = {world.rank(), world.rank()};
+    Work sum = world.all_reduce(view_of(host.data(), 2), view_of(host.data(), 2), ReduceOp::sum());
+    Work four = world.send(few.view(), peer);
+    two.wait();
+    sum.wait();
+    one.wait();
+    EXPECT_EQ(host, std::vector<int>(2, 1));
+    EXPECT_EQ(first.read(), std::vector<float>(50'000, static_cast<float>(peer + 1)));
+    EXPECT_EQ(second.read(), std::vector<float>(7, 9));
+  });
+}
+
+TEST_P(Staging, PartsOfDifferentLengths) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 3, device, [&](Communicator& comm) {
+    const auto stream = device->make_stream();
+    const std::vector<std::size_t> counts = {3000, 0, 5001};
+    const auto me = static_cast<std::size_t>(comm.rank());
+    const auto rank = static_cast<float>(comm.rank());
+    Values part(*device, *stream, counts[me], rank);
+    Values whole(*device, *stream, 8001, -1);
+    comm.all_gather_v(part.view(), whole.view(), counts, {.after = stream.get()}).wait_on(*stream);
+    std::vector<float> want(3000, 0);
+    want.resize(8001, 2);
+    EXPECT_EQ(whole.read(), want);
+    comm.reduce_scatter_v(whole.view(), part.view(), counts, ReduceOp::sum(), {.after = stream.get()}).wait_on(*stream);
+    EXPECT_EQ(part.read(), std::vector<float>(counts[me], 3 * rank));
+    // Rank a gives rank b 1000 a + b elements.
+    std::vector<std::size_t> to, from;
+    for (std::size_t r = 0; r < 3; ++r) {
+      to.push_back(1000 * me + r);
+      from.push_back(1000 * r + me);
+    }
+    Values give(*device, *stream, 3000 * me + 3, rank);
+    Values take(*device, *stream, 3000 + 3 * me, -1);
+    comm.all_to_all_v(give.view(), to, take.view(), from, {.after = stream.get()}).wait_on(*stream);
+    want.clear();
+    for (std::size_t r = 0; r < 3; ++r) want.insert(want.end(), from[r], static_cast<float>(r));
+    EXPECT_EQ(take.read(), want);
+  });
+}
+
+TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
+  const auto device = lazy_device();
+  std::vector<MeterSnapshot> meters[2];
+  for (const bool small : {false, true}) {
+    meters[small].resize(3);
+    const auto body = [&](Communicator& comm) {
+      const auto stream = device->make_stream();
+      Values whole(*device, *stream, 3 * 4001, 1);
+      Values part(*device, *stream, 4001, 1);
+      stream->synchronize();
+      comm.all_reduce(part.view(), part.view(), ReduceOp::sum()).wait();
+      comm.all_gather(part.view(), whole.view()).wait();
+      comm.reduce_scatter(whole.view(), part.view(), ReduceOp::sum()).wait();
+      comm.broadcast(whole.view(), whole.view(), 1).wait();
+      comm.barrier().wait();
+      meters[small][static_cast<std::size_t>(comm.rank())] = comm.meter();
+    };
+    run_staged(GetParam(), 3, device, body, small ? kSmallChunks : StagingOptions{});
+  }
+  for (std::size_t r = 0; r < 3; ++r)
+    for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::broadcast}) {
+      EXPECT_EQ(meters[1][r].of(kind).calls, 1u);
+      EXPECT_EQ(meters[1][r].of(kind).bytes_sent, meters[0][r].of(kind).bytes_sent) << name_of(kind);
+      EXPECT_EQ(meters[1][r].bytes_to_peer, meters[0][r].bytes_to_peer);
+    }
+}
+
+TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 2, device, [&](Communicator& comm) {
+    const auto live = [&] { return comm.ledger()->snapshot().now_of(MemoryUse::parameter); };
+    {
+      const Buffer memory = comm.allocate(1 << 16, MemoryKind::device, MemoryUse::parameter);
+      EXPECT_EQ(live(), 1u << 16);
+      const auto stream = device->make_stream();
+      const View view{memory.data(), 1 << 14, DType::f32, device->device()};
+      device->fill(*stream, memory.data(), 0, memory.bytes());
+      comm.all_reduce(view, view, ReduceOp::sum(), {.after = stream.get()}).wait();
+    }
+    EXPECT_EQ(live(), 0u);
+    std::vector<float> host(8);
+    const View there{device->allocate(64), 8, DType::f32, device->device()};
+    EXPECT_EQ(error_of([&] { comm.all_reduce(view_of(host.data(), 8), there, ReduceOp::sum()); }),
+              "InvalidUsage: all_reduce: in is on cpu but out is on cuda:0");
+    const View elsewhere{there.data, 8, DType::f32, {DeviceType::cuda, 3}};
+    EXPECT_EQ(error_of([&] { comm.broadcast(elsewhere, elsewhere, 0); }),
+              "InvalidUsage: broadcast: memory is on cuda:3, this communicator takes that of cuda:0");
+    device->free(there.data, 64);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Staging, testing::Values("shm", "tcp"),
+                         [](const auto& which) { return std::string(which.param); });
+
+TEST(StagingConfig, WithoutADeviceItsMemoryIsRefused) {
+  const auto device = lazy_device();
+  float* const data = static_cast<float*>(device->allocate(64));
+  const View there{data, 8, DType::f32, device->device()};
+  Config config = quick_config();
+  run_threads(2, config, [&](Communicator& comm) {
+    EXPECT_EQ(error_of([&] { comm.all_reduce(there, there, ReduceOp::sum()); }),
+              "Unsupported: all_reduce: backend shm can't move memory of device cuda:0");
+  });
+  config.device = device;
+  run_threads(1, config, [&](Communicator& comm) { comm.all_reduce(there, there, ReduceOp::sum()).wait(); });
+  device->free(data, 64);
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

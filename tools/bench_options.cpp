@@ -78,8 +78,7 @@ BenchPlan make_bench_plan(const BenchOptions& options, int ranks) {
   if (plan.cold && !can_evict())
     throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
   plan.communicator_memory = options.memory == "communicator";
-  for (const std::string& backend : options.backends.empty() ? std::vector<std::string>{""} : options.backends)
-    check_device(options.device, backend, ranks);
+  check_device(options.device);
   if (base::parse_device(options.device).type != base::DeviceType::cpu)
     throw base::InvalidUsage("--device " + options.device + ": bench fills and checks the host's memory only; use cpu");
   plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};

@@ -1,5 +1,12 @@
 // tessera compare: the same training under several strategies, each in fresh processes, side by side.
 #include "tools/compare.h"
+#include "tools/commands.h"
+#include "tools/device.h"
+#include "tools/launcher.h"
+#include "tools/output.h"
+#include "tools/ranks.h"
+#include "tools/report.h"
+#include "tools/training.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -11,12 +18,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
-#include "tools/commands.h"
-#include "tools/launcher.h"
-#include "tools/output.h"
-#include "tools/ranks.h"
-#include "tools/report.h"
-#include "tools/training.h"
 
 namespace tessera::tools {
 namespace {
@@ -90,7 +91,8 @@ OneRun run_here(const TrainPlan& plan, const std::string& strategy, int generati
                                  .backend = plan.options.backend_given ? plan.options.backend : "",
                                  .algorithms = kPinnedAlgorithm,
                                  .generation = generation,
-                                 .ledger = ledger});
+                                 .ledger = ledger,
+                                 .device = device_of_rank(plan.options.device)});
   const TrainingOutcome outcome =
       run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
   return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),

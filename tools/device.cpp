@@ -3,8 +3,6 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
-#include "tessera/comm/registry.h"
-#include "tools/ranks.h"
 
 namespace tessera::tools {
 
@@ -14,20 +12,13 @@ void add_device_option(CLI::App& command, std::string& name) {
       ->capture_default_str();
 }
 
-void check_device(const std::string& name, const std::string& backend, int ranks) {
+void check_device(const std::string& name) {
   const base::Device device = base::parse_device(name);
   if (device.type == base::DeviceType::cpu) return;
   if (device.type == base::DeviceType::meta)
     throw base::InvalidUsage(
         "--device meta has shapes without data: there is nothing to compute with; use cpu or cuda");
   base::require_device(device);
-  if (ranks == 1) return;
-  const std::string used = backend.empty() ? default_backend() : backend;
-  const std::string kind = name.substr(0, name.find(':'));
-  if (used == "auto" || comm::find_backend(used).devices.find(kind) != std::string_view::npos) return;
-  throw base::InvalidUsage(
-      "--device " + name + " with " + std::to_string(ranks) + " ranks: backend " + used +
-      " can't move that device's memory; use --ranks 1, or a backend that tessera info shows for " + kind);
 }
 
 base::Device device_of_rank(const std::string& name) {

@@ -11,10 +11,8 @@ namespace tessera::tools {
 /// Adds --device to a subcommand; `name` holds the default.
 void add_device_option(CLI::App& command, std::string& name);
 
-/// Throws InvalidUsage, saying why, where the device can't be used here, or where several ranks on it would need a
-/// backend
-/// ("" for TESSERA_BACKEND) that moves its memory and this one doesn't.
-void check_device(const std::string& name, const std::string& backend, int ranks);
+/// Throws InvalidUsage, saying why, where the device can't be used here.
+void check_device(const std::string& name);
 
 /// The device of this rank: "cuda" without a number is shared out over the ranks of the host.
 base::Device device_of_rank(const std::string& name);

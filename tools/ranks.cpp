@@ -98,6 +98,7 @@ std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
   config.launch->generation = static_cast<std::uint32_t>(options.generation);
   config.ledger = options.ledger;
+  if (options.device.type != base::DeviceType::cpu) config.device = base::open_device(options.device);
   config.logger = make_logger(config.launch->rank);
   return comm::init(std::move(config));
 }

@@ -53,6 +53,7 @@ struct JoinOptions {
   std::string algorithms;  ///< "" for TESSERA_ALGO
   int generation = 0;      ///< counts the worlds that this process is part of one after another
   std::shared_ptr<base::Ledger> ledger;
+  base::Device device = {};  ///< whose memory the communicator must take beside the host's
 };
 std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options);
 

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
 #include "tools/commands.h"
+#include "tools/device.h"
 #include "tools/launcher.h"
 #include "tools/output.h"
 #include "tools/ranks.h"
@@ -64,7 +65,8 @@ int train_as_rank(const TrainPlan& plan) {
   const auto world = join_world({.ranks = plan.ranks,
                                  .backend = options.backend_given ? options.backend : "",
                                  .algorithms = "",
-                                 .ledger = ledger});
+                                 .ledger = ledger,
+                                 .device = device_of_rank(options.device)});
   const bool first = world->rank() == 0;
   JsonLines json(first ? options.json : "");
   TrainingCallbacks callbacks{.on_step = [&](const StepReport& step) { print_step(step, json); }, .measure_norm = true};

@@ -168,7 +168,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   TrainPlan plan;
   plan.options = options;
   plan.ranks = ranks;
-  check_device(options.device, options.backend_given ? options.backend : "", ranks);
+  check_device(options.device);
   plan.threads = threads_of(options, ranks);
   plan.model = model_of(options);
   plan.parameters = nn::parameter_count(plan.model);

@@ -1,4 +1,4 @@
-// The engine on a device whose memory the host can't touch: one rank, so that only the engine itself is tried.
+// The engine on a device whose memory the host can't touch: alone, and with ranks whose communicators stage it.
 #include <gtest/gtest.h>
 
 #include "tests/harness/guarded_device.h"
@@ -10,9 +10,9 @@ namespace {
 using harness::TrainingRecord;
 using harness::TrainingSpec;
 
-TrainingRecord train_on(const std::string& strategy, std::shared_ptr<base::DeviceRuntime> runtime) {
+TrainingRecord train_on(const std::string& strategy, int ranks, std::shared_ptr<base::DeviceRuntime> runtime) {
   TrainingSpec spec;
-  spec.ranks = 1;
+  spec.ranks = ranks;
   spec.global_batch = 4;
   spec.engine = harness::engine_for(strategy);
   spec.engine.clip_norm = 0.5;
@@ -21,11 +21,12 @@ TrainingRecord train_on(const std::string& strategy, std::shared_ptr<base::Devic
   return harness::train(spec);
 }
 
-class EngineDevices : public testing::TestWithParam<const char*> {};
+class EngineDevices : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
 TEST_P(EngineDevices, TheHostTouchesNothingOfAnotherDevice) {
-  const TrainingRecord guarded = train_on(GetParam(), harness::make_guarded_device());
-  const TrainingRecord host = train_on(GetParam(), nullptr);
+  const auto& [strategy, ranks] = GetParam();
+  const TrainingRecord guarded = train_on(strategy, ranks, harness::make_guarded_device());
+  const TrainingRecord host = train_on(strategy, ranks, nullptr);
   EXPECT_EQ(guarded.losses, host.losses);
   EXPECT_EQ(guarded.norms, host.norms);
   EXPECT_EQ(guarded.parameters, host.parameters);
@@ -33,8 +34,12 @@ TEST_P(EngineDevices, TheHostTouchesNothingOfAnotherDevice) {
   EXPECT_FALSE(guarded.parameters.empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices, testing::Values("ddp", "zero1", "zero2", "fsdp"),
-                         [](const auto& given) { return std::string(given.param); });
+INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices,
+                         testing::Combine(testing::Values("ddp", "zero1", "zero2", "fsdp"), testing::Values(1, 2)),
+                         [](const auto& given) {
+                           return std::string(std::get<0>(given.param)) + "_" +
+                                  std::to_string(std::get<1>(given.param));
+                         });
 
 }  // namespace
 }  // namespace tessera::fsdp

@@ -22,7 +22,7 @@ struct TrainingSpec {
   std::uint64_t seed = 0;
   double lr = 1e-2;
   bool lazy_streams = false;
-  std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; a device serves one rank
+  std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
   fsdp::EngineOptions engine = {};
   std::string decorators = {};  ///< around every rank's communicators; see plugins/decorators/decorate.h
   /// Called on every rank after each step's backward and after each step.

@@ -93,9 +93,6 @@ class CommandLineTest(unittest.TestCase):
             if not devices.get("cuda", {}).get("available"):
                 reason = devices["cuda"]["reason"] if "cuda" in devices else "not part of this build"
                 self.assertIn(reason, self.wrong(command, "--ranks", "1", "--device", "cuda"))
-        if devices.get("cuda", {}).get("available"):
-            self.assertIn("backend shm can't move that device's memory",
-                          self.wrong("train", "--ranks", "2", "--backend", "shm", "--device", "cuda"))
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w") as full:

@@ -98,6 +98,20 @@ TEST_P(Killed, RankIsNamedByTheOthersWithinSeconds) {
   EXPECT_LT(steady_clock::now() - start, 5s);
   expect_nothing_left();
 }
+TEST_P(Killed, RankIsNamedByThoseThatWaitForADevice) {
+  const auto victim = static_cast<std::size_t>(GetParam());
+  std::vector<Process> ranks = start_ranks(3, "device");
+  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
+  ranks[victim].kill(SIGKILL);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (r == victim) continue;
+    const std::string error = ranks[r].line();
+    EXPECT_TRUE(error.starts_with("PeerLost: all_reduce")) << error;
+    EXPECT_NE(error.find("rank " + std::to_string(victim) + " died"), std::string::npos) << error;
+    EXPECT_EQ(ranks[r].exit_code(), 3);
+  }
+  expect_nothing_left();
+}
 INSTANTIATE_TEST_SUITE_P(Each, Killed, testing::Values(0, 1, 2));
 
 class Stopped : public testing::TestWithParam<int> {};

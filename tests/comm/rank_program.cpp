@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -10,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/context.h"
+#include "tests/harness/guarded_device.h"
 
 namespace {
 
@@ -85,13 +87,37 @@ std::string window_colours() {
   return colours;
 }
 
+/// All-reduces memory of a device for ever. What waits for a failed one goes on, and finds no half of a result later.
+[[noreturn]] void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device) {
+  const auto stream = device.make_stream();
+  const tessera::base::Buffer memory = comm.allocate(kCount * 4, MemoryKind::device, MemoryUse::other);
+  auto* const x = static_cast<float*>(memory.data());
+  const View view{x, kCount, tessera::base::DType::f32, device.device()};
+  const auto total = static_cast<float>(comm.size() * (comm.size() + 1) / 2);
+  for (int round = 0;; ++round) {
+    stream->run([=, mine = static_cast<float>(comm.rank() + 1)] { std::fill_n(x, kCount, mine); });
+    Work work = comm.all_reduce(view, view, ReduceOp::sum(), {.after = stream.get()});
+    work.wait_on(*stream);
+    bool right = false;
+    stream->run(
+        [&right, x, total] { right = std::count(x, x + kCount, total) == static_cast<std::ptrdiff_t>(kCount); });
+    stream->synchronize();
+    work.wait();
+    if (!right) throw std::runtime_error("wrong sum on the device");
+    if (round == 2) say("ready");
+  }
+}
+
 int run(const std::string& mode) {
-  const auto comm = init();
+  Config config;
+  if (mode == "device") config.device = tessera::harness::make_guarded_device({.lazy = true});
+  const auto comm = init(config);
   if (mode == "windows") {
     say(window_colours());
     comm->barrier().wait();
     return 0;
   }
+  if (config.device != nullptr) sums_on_a_device(*comm, *config.device);
   if (mode.starts_with("let go")) return let_go(*comm, mode);
   tessera::base::Buffer window = comm->allocate(kCount * 4, MemoryKind::host, MemoryUse::other);
   std::vector<float> ordinary(kCount);

@@ -25,7 +25,7 @@ class EngineDevices : public testing::TestWithParam<std::tuple<const char*, int>
 
 TEST_P(EngineDevices, TheHostTouchesNothingOfAnotherDevice) {
   const auto& [strategy, ranks] = GetParam();
-  const TrainingRecord guarded = train_on(strategy, ranks, harness::make_guarded_device());
+  const TrainingRecord guarded = train_on(strategy, ranks, harness::make_guarded_device({.lazy = ranks > 1}));
   const TrainingRecord host = train_on(strategy, ranks, nullptr);
   EXPECT_EQ(guarded.losses, host.losses);
   EXPECT_EQ(guarded.norms, host.norms);

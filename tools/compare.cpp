@@ -92,6 +92,7 @@ OneRun run_here(const TrainPlan& plan, const std::string& strategy, int generati
                                  .algorithms = kPinnedAlgorithm,
                                  .generation = generation,
                                  .ledger = ledger,
+                                 .ordered = true,
                                  .device = device_of_rank(plan.options.device)});
   const TrainingOutcome outcome =
       run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});

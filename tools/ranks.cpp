@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -91,6 +93,17 @@ LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& argu
   return plan;
 }
 
+namespace {
+
+bool user_says(std::string_view variable) {
+  const auto all = comm::variables();
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const base::EnvVariable& v) { return v.name == variable; });
+  return found != all.end() && base::read_env(*found).has_value();
+}
+
+}  // namespace
+
 std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   comm::Config config;
   if (!options.backend.empty()) config.backend = options.backend;
@@ -98,6 +111,7 @@ std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
   config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
   config.launch->generation = static_cast<std::uint32_t>(options.generation);
   config.ledger = options.ledger;
+  if (options.ordered && !user_says("TESSERA_DETERMINISTIC")) config.deterministic = true;
   if (options.device.type != base::DeviceType::cpu) config.device = base::open_device(options.device);
   config.logger = make_logger(config.launch->rank);
   return comm::init(std::move(config));

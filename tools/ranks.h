@@ -53,6 +53,7 @@ struct JoinOptions {
   std::string algorithms;  ///< "" for TESSERA_ALGO
   int generation = 0;      ///< counts the worlds that this process is part of one after another
   std::shared_ptr<base::Ledger> ledger;
+  bool ordered = false;      ///< deterministic also where the backend's default is otherwise, unless the user says
   base::Device device = {};  ///< whose memory the communicator must take beside the host's
 };
 std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options);

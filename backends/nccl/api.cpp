@@ -53,6 +53,7 @@ LoadedApi load() {
 #undef TESSERA_NEED_NCCL
 #undef TESSERA_TRY_NCCL
 #undef TESSERA_NEED_CUDA
+  loaded.api.tree = tree_kernels();
   if (missing.empty()) return loaded;
   loaded.problem = "the libraries have no " + missing + "; needs NCCL " + version_text(kOldest) + " or newer";
   return loaded;

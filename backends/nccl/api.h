@@ -8,6 +8,7 @@
 #include <string>
 
 #include "backends/nccl/base.h"
+#include "backends/nccl/tree.h"
 
 /// All that this backend calls. R: must be there; O: null where the library is too old for it.
 #define TESSERA_NCCL_FUNCTIONS(R, O) \
@@ -68,6 +69,7 @@ struct Api {
   // These two have overloads in C++.
   cudaError_t (*cudaMalloc)(void** data, std::size_t bytes) = nullptr;
   cudaError_t (*cudaHostAlloc)(void** data, std::size_t bytes, unsigned flags) = nullptr;
+  const TreeKernels* tree = nullptr;  ///< ours; null where this build has none
 
   bool registers() const { return ncclMemAlloc && ncclMemFree && ncclCommRegister && ncclCommDeregister; }
 };

@@ -31,12 +31,22 @@ int choose_device(const Bootstrap& bootstrap, const Api& api) {
   return static_cast<int>(before) % devices;
 }
 
-void require_possible(const WorldOptions& options, int ranks) {
-  if (options.deterministic && ranks > 1)
+/// "OP=direct,OP=direct": what the deterministic mode does anyway.
+bool only_direct(std::string_view algorithms) {
+  while (!algorithms.empty()) {
+    const std::string_view entry = algorithms.substr(0, algorithms.find(','));
+    if (!entry.ends_with("=direct")) return false;
+    algorithms.remove_prefix(std::min(entry.size() + 1, algorithms.size()));
+  }
+  return true;
+}
+
+void require_possible(const WorldOptions& options, const Api& api, int ranks) {
+  if (options.deterministic && ranks > 1 && api.tree == nullptr)
     throw Unsupported(
-        "nccl: can't add in a fixed order (deterministic mode) yet; leave TESSERA_DETERMINISTIC out, or use another "
-        "backend");
-  if (!options.algorithms.empty())
+        "nccl: this build has no kernels of its own (there was no CUDA compiler), which the deterministic mode needs; "
+        "leave TESSERA_DETERMINISTIC out, or use another backend");
+  if (!(options.deterministic && only_direct(options.algorithms)) && !options.algorithms.empty())
     throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
 }
 
@@ -73,7 +83,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 
 std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options,
                                          const Api& api) {
-  require_possible(options, bootstrap->size());
+  require_possible(options, api, bootstrap->size());
   WorldOptions own = options;
   if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
   int device = 0;

@@ -27,15 +27,17 @@ std::uint64_t child_id(std::uint64_t parent, std::uint64_t split, int color) {
   return hash;
 }
 
-Capabilities make_capabilities(int size) {
+Capabilities make_capabilities(int size, bool deterministic) {
   Capabilities all;
   all.backend = "nccl";
   all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                 DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
   all.memory = {MemoryKind::device};
-  all.deterministic = size == 1;
+  all.deterministic = deterministic || size == 1;
   all.rounding_ulps =
-      0.5 * (size - 1) + 1;  // each hop rounds; avg and premul_sum round the factor and the product, too
+      deterministic
+          ? 0.5
+          : 0.5 * (size - 1) + 1;  // each hop rounds; avg and premul_sum round the factor and the product, too
   return all;
 }
 
@@ -74,7 +76,7 @@ void Group::connect(const ncclUniqueId& id) {
 /// When the vendor's communicator is ready: what its operations need.
 void Group::settle_in() {
   const DeviceGuard guard(api_, world_->device());
-  capabilities_ = make_capabilities(size());
+  capabilities_ = make_capabilities(size(), world_->options().deterministic);
   bytes_.assign(kOpKinds, std::vector<std::uint64_t>(members_.size()));
   closed_.resize(members_.size());
   stream_ = std::make_unique<CudaStream>(api_);

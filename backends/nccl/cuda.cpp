@@ -54,4 +54,8 @@ Scratch::~Scratch() {
   api_.cudaFreeHost(host_);
 }
 
+DeviceBlock::DeviceBlock(const Api& api, std::size_t bytes) : api_(api), bytes_(bytes) {
+  check_cuda(api, api.cudaMalloc(&data_, bytes), "cudaMalloc");
+}
+
 }  // namespace tessera::nccl

@@ -77,4 +77,20 @@ class Scratch {
   void* host_ = nullptr;
 };
 
+/// Bytes of the current device.
+class DeviceBlock {
+ public:
+  DeviceBlock(const Api& api, std::size_t bytes);
+  ~DeviceBlock() { api_.cudaFree(data_); }
+  DeviceBlock(const DeviceBlock&) = delete;
+  DeviceBlock& operator=(const DeviceBlock&) = delete;
+  void* data() const noexcept { return data_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  const Api& api_;
+  const std::size_t bytes_;
+  void* data_ = nullptr;
+};
+
 }  // namespace tessera::nccl

@@ -1,6 +1,9 @@
 #include "backends/nccl/group.h"
 
+#include <algorithm>
+
 #include "backends/nccl/pause.h"
+#include "backends/nccl/tree_operations.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/describe.h"
 
@@ -67,9 +70,33 @@ Op::What Group::describe_call(const Call& call) {
           .signature = checked ? signature(call, size()) : ""};
 }
 
+/// Grows: what operations in flight use stays.
+void* Group::workspace(std::size_t bytes) {
+  if (workspaces_.empty() || workspaces_.back()->bytes() < bytes)
+    workspaces_.push_back(std::make_unique<DeviceBlock>(
+        api_, std::max(bytes, workspaces_.empty() ? std::size_t{0} : 2 * workspaces_.back()->bytes())));
+  return workspaces_.back()->data();
+}
+
+Work Group::start_tree(const Call& call) {
+  Target where = target();
+  return launch(
+      describe_call(call),
+      [&] {
+        where.workspace = workspace(workspace_bytes(call, size(), rank_));
+        const ncclResult_t result = issue_exchange(where, call);
+        count(call);
+        return result;
+      },
+      [&] { return issue_sum(where, call); });
+}
+
 Work Group::start(const Call& call) {
-  require_supported(call, size());
+  const bool tree = uses_tree(api_, call, size(), world_->options().deterministic);
+  if (!tree) require_supported(call, size());
   check_device(call);
+  if (failed_.load()) throw_failure();
+  if (tree) return start_tree(call);
   if (failed_.load()) throw_failure();
   return launch(describe_call(call), [&] {
     const ncclResult_t result = issue(target(), call);
@@ -102,7 +129,8 @@ void Group::issue_locked(const std::function<ncclResult_t()>& issue) {
   }
 }
 
-Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue) {
+Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue,
+                   const std::function<ncclResult_t()>& and_then) {
   if (failed_.load()) throw_failure();
   const DeviceGuard guard(api_, world_->device());
   Op& op = acquire();
@@ -119,15 +147,20 @@ Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue) {
       in_flight_.push_back(&op);
       return issue();
     });
+    if (and_then) {
+      take_in(op, false);
+      issue_locked(and_then);
+    }
   } catch (const BackendError& error) {
     fail({FailureKind::backend, op.describe() + ": " + error.what()}, true);
   }
-  take_in(op);
+  take_in(op, true);
   return Work(&op);
 }
 
-/// Waits until the vendor has put all of the operation onto the stream; then the event may follow it.
-void Group::take_in(Op& op) {
+/// Waits until the vendor has put what was issued onto the stream; after `all` of the operation the event may follow
+/// it.
+void Group::take_in(Op& op, bool all) {
   Pause pause;
   while (!failed_.load()) {
     Failure trouble;
@@ -135,6 +168,7 @@ void Group::take_in(Op& op) {
       const std::lock_guard lock(mutex_);
       if (comm_ == nullptr) break;
       const ncclResult_t state = state_locked();
+      if (state == ncclSuccess && !all) return;
       if (state == ncclSuccess) {
         const cudaError_t error = api_.cudaEventRecord(op.event.get(), stream_->get());
         op.recorded = error == cudaSuccess;

@@ -86,10 +86,13 @@ class Group final : public std::enable_shared_from_this<Group> {
     bool reached = false;
   };
 
-  /// Lets `issue` call the vendor, and waits until it has taken that in.
-  Work launch(Op::What what, const std::function<ncclResult_t()>& issue);
+  /// Lets `issue` call the vendor, and waits until it has taken that in; then likewise `and_then`, if there is one.
+  Work launch(Op::What what, const std::function<ncclResult_t()>& issue,
+              const std::function<ncclResult_t()>& and_then = {});
   void issue_locked(const std::function<ncclResult_t()>& issue);
-  void take_in(Op& op);
+  void take_in(Op& op, bool all);
+  Work start_tree(const Call& call);
+  void* workspace(std::size_t bytes);
   void wait_ready(Clock::time_point until);
   void settle_in();
   std::vector<int> gather_world_ranks();
@@ -121,7 +124,8 @@ class Group final : public std::enable_shared_from_this<Group> {
   Capabilities capabilities_;
   const std::shared_ptr<std::atomic<std::uint64_t>> called_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::uint64_t splits_ = 0;
-  std::unique_ptr<Scratch> scratch_;  ///< outlives the stream
+  std::unique_ptr<Scratch> scratch_;                      ///< outlives the stream, as do ...
+  std::vector<std::unique_ptr<DeviceBlock>> workspaces_;  ///< ... these: the last is used, operations may be in others
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaEvent> before_;  ///< what the next operation comes after, if ...
   bool comes_after_ = false;

@@ -3,31 +3,13 @@
 #include <numeric>
 
 #include "backends/nccl/cuda.h"
+#include "backends/nccl/grouped.h"
 #include "backends/nccl/reduce_op.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/slices.h"
 
 namespace tessera::nccl {
 namespace {
-
-/// What is called between here and end() becomes one operation. Ended in any case.
-class Grouped {
- public:
-  explicit Grouped(const Target& target) : api_(target.api) { check(api_.ncclGroupStart(), "ncclGroupStart"); }
-  ~Grouped() {
-    if (!ended_) api_.ncclGroupEnd();
-  }
-  Grouped(const Grouped&) = delete;
-  Grouped& operator=(const Grouped&) = delete;
-  ncclResult_t end() {
-    ended_ = true;
-    return check(api_.ncclGroupEnd(), "ncclGroupEnd");
-  }
-
- private:
-  const Api& api_;
-  bool ended_ = false;
-};
 
 /// How a buffer is cut into parts, one for each rank, in elements.
 class Parts {
@@ -120,7 +102,7 @@ class Issue {
       return check(t_.api.ncclAllGather(c_.in.data, c_.out.data, c_.in.count, type_, t_.comm, t_.stream),
                    "ncclAllGather");
     const Parts parts(c_.out_counts, 0);
-    Grouped group(t_);
+    Grouped group(t_.api);
     for (int root = 0; root < t_.size; ++root)
       if (parts.count(root) != 0)
         check(t_.api.ncclBroadcast(root == t_.rank ? c_.in.data : nullptr, at(c_.out, parts.offset(root)),
@@ -135,7 +117,7 @@ class Issue {
       return check(t_.api.ncclReduceScatter(c_.in.data, c_.out.data, c_.out.count, type_, op.get(), t_.comm, t_.stream),
                    "ncclReduceScatter");
     const Parts parts(c_.in_counts, 0);
-    Grouped group(t_);
+    Grouped group(t_.api);
     for (int root = 0; root < t_.size; ++root)
       if (parts.count(root) != 0)
         check(t_.api.ncclReduce(at(c_.in, parts.offset(root)), root == t_.rank ? c_.out.data : nullptr,
@@ -153,7 +135,7 @@ class Issue {
     const Parts parts(c_.out_counts, c_.in.count);
     if (t_.rank != c_.root) return send(c_.in.data, c_.in.count, c_.root);
     keep(at(c_.out, parts.offset(t_.rank)), at(c_.in, 0), c_.in.count);
-    Grouped group(t_);
+    Grouped group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer)
       if (peer != t_.rank) recv(at(c_.out, parts.offset(peer)), parts.count(peer), peer);
     return group.end();
@@ -162,7 +144,7 @@ class Issue {
     const Parts parts(c_.in_counts, c_.out.count);
     if (t_.rank != c_.root) return recv(c_.out.data, c_.out.count, c_.root);
     keep(at(c_.out, 0), at(c_.in, parts.offset(t_.rank)), c_.out.count);
-    Grouped group(t_);
+    Grouped group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer)
       if (peer != t_.rank) send(at(c_.in, parts.offset(peer)), parts.count(peer), peer);
     return group.end();
@@ -171,7 +153,7 @@ class Issue {
     const Parts gives(c_.in_counts, c_.in.count / ranks_);
     const Parts takes(c_.out_counts, c_.out.count / ranks_);
     keep(at(c_.out, takes.offset(t_.rank)), at(c_.in, gives.offset(t_.rank)), gives.count(t_.rank));
-    Grouped group(t_);
+    Grouped group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer) {
       if (peer == t_.rank) continue;
       send(at(c_.in, gives.offset(peer)), gives.count(peer), peer);
@@ -201,7 +183,7 @@ void require_supported(const Call& call, int ranks) {
 ncclResult_t issue(const Target& target, const Call& call) { return Issue(target, call).run(); }
 
 ncclResult_t issue_batch(const Target& target, std::span<const Call> parts) {
-  Grouped group(target);
+  Grouped group(target.api);
   for (const Call& part : parts) Issue(target, part).message();
   return group.end();
 }

@@ -32,7 +32,8 @@ struct Target {
   cudaStream_t stream = nullptr;
   int rank = 0;
   int size = 1;
-  void* scratch = nullptr;  ///< of the device, for a barrier
+  void* scratch = nullptr;    ///< of the device, for a barrier
+  void* workspace = nullptr;  ///< of the device, for what goes by the tree
 };
 
 /// Calls the vendor for one operation, or for the parts of a batch, which are grouped. Returns at once: ncclInProgress

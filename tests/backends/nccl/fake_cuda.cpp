@@ -136,6 +136,27 @@ cudaError_t query_event(cudaEvent_t event) {
   return mark == nullptr || reach(*mark) ? cudaSuccess : cudaErrorNotReady;
 }
 
+/// Our own kernels, on the fake's streams.
+cudaError_t reduce_tree_later(const nccl::TreeWork& work, cudaStream_t stream) {
+  const auto lock = fake_lock();
+  stream_of(stream).tasks.emplace_back([work] {
+    nccl::with_element(work.dtype, [&](auto zero) {
+      for (std::size_t i = 0; i < work.count; ++i) nccl::tree_element<decltype(zero)>(work, i);
+    });
+    return true;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t store_later(double* to, double value, cudaStream_t stream) {
+  const auto lock = fake_lock();
+  stream_of(stream).tasks.emplace_back([=] {
+    *to = value;
+    return true;
+  });
+  return cudaSuccess;
+}
+
 const char* error_string(cudaError_t error) {
   return error == cudaErrorInsufficientDriver ? "CUDA driver version is insufficient for CUDA runtime version"
                                               : "fake error";
@@ -164,6 +185,8 @@ FakeStream& stream_of(cudaStream_t stream) { return *reinterpret_cast<FakeStream
 int current_device() { return device_of_thread; }
 
 void add_cuda(nccl::Api& api) {
+  static constexpr nccl::TreeKernels kKernels{reduce_tree_later, store_later};
+  api.tree = &kKernels;
   api.cudaGetErrorString = error_string;
   api.cudaGetLastError = [] { return cudaSuccess; };
   api.cudaGetDeviceCount = get_device_count;

@@ -30,15 +30,17 @@ TEST(NcclProbe, AnswersOnThisMachine) {
   }
 }
 
-TEST(NcclProbe, WhatItCannotDoYetIsRefusedAtTheStart) {
+TEST(NcclProbe, WhatItCannotDoIsRefusedAtTheStart) {
   reset_fake();
   WorldOptions ordered = quick_options();
   ordered.deterministic = true;
+  ordered.algorithms = "all_reduce=direct,all_gather=direct";
+  run_ranks(
+      2, [](Communicator& comm) { EXPECT_TRUE(comm.capabilities().deterministic); }, ordered);
+  ordered.algorithms = "all_reduce=direct,all_gather=ring";
   for (const std::string& error : run_world(2, ordered, [](Communicator&) {}))
-    EXPECT_EQ(
-        error,
-        "Unsupported: nccl: can't add in a fixed order (deterministic mode) yet; leave TESSERA_DETERMINISTIC out, "
-        "or use another backend");
+    EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
+  ordered.algorithms = "";
   WorldOptions named = quick_options();
   named.algorithms = "all_reduce=direct";
   for (const std::string& error : run_world(2, named, [](Communicator&) {}))

@@ -4,6 +4,7 @@
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/ops/linear.h"
+#include "tessera/nn/optimizer.h"
 #include "tests/nn/device_training.h"
 #include "tests/nn/ops/cuda/compare.h"
 
@@ -182,6 +183,32 @@ TEST_P(NarrowModels, ARunWithoutDataNeedsTheSameMemory) {
   };
   Context host, meta({.device = {DeviceType::meta, 0}});
   EXPECT_EQ(peaks(meta), peaks(host));
+}
+
+/// Training alone, with the masters that the optimizer keeps.
+std::vector<double> losses_of(DType dtype, double rate, int steps) {
+  Context context;
+  const auto model = make_model(context, preset("gpt-nano"));
+  model->set_dtype(dtype);
+  model->materialize(0);
+  Optimizer optimizer(*model, {});
+  const Tensor tokens = counting_ids(context, 0), targets = counting_ids(context, 1);
+  std::vector<double> losses;
+  for (int step = 0; step < steps; ++step) {
+    Tape tape;
+    const TapeScope scope(context, &tape);
+    const Tensor loss = model->loss(tokens, targets);
+    tape.backward(loss);
+    optimizer.step(rate);
+    losses.push_back(loss.item());
+  }
+  return losses;
+}
+
+TEST(NarrowModel, TrainsAsF32Does) {
+  const auto wide = losses_of(DType::f32, 1e-3, 20), narrow = losses_of(DType::bf16, 1e-3, 20);
+  EXPECT_LT(wide.back(), 0.9 * wide.front());
+  for (std::size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(narrow[i], wide[i], 0.01 * wide[i]) << i;
 }
 
 TEST(NarrowModel, TheTypeIsChosenBeforeMemory) {

@@ -284,7 +284,9 @@ class TrainingTest(unittest.TestCase):
             (["train", "--betas", "0.9,1.5"], "beta"),
             (["train", "--init", self.path("nothing")], "nothing"),
             (["train", "--init", torn], "model.safetensors"),
-            (["train", "--precision", "bf16"], "--precision"),
+            (["train", "--precision", "f16"], "gradient scaler"),
+            (["train", "--precision", "int8"], "--precision"),
+            (["train", "--reduce-dtype", "bf16"], "--reduce-dtype"),
         ]
         for arguments, hint in cases:
             data = [] if "--data" in arguments else ["--data", self.text]

@@ -62,6 +62,15 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
       ->check(CLI::Range(std::int64_t{0}, kMost))
       ->capture_default_str();
   command.add_option("--seed", o.seed, "of initial values, batch order and dropout")->capture_default_str();
+  command
+      .add_option("--precision", o.precision,
+                  "of parameters, activations and gradients; the optimizer keeps f32 masters of 16-bit ones")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->capture_default_str();
+  command
+      .add_option("--reduce-dtype", o.reduce_dtype,
+                  "of gradients while they are reduced and kept: f32, or (default) as --precision")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: don't)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -132,6 +141,17 @@ nn::ModelConfig model_of(const TrainOptions& o) {
   return config;
 }
 
+fsdp::Precision precision_of(const TrainOptions& o) {
+  if (o.precision == "f16")
+    throw InvalidUsage("--precision f16 needs a gradient scaler, which is not there yet; use bf16 or f32");
+  std::optional<base::DType> reduce;
+  if (!o.reduce_dtype.empty()) reduce = base::parse_dtype(o.reduce_dtype);
+  if (reduce && *reduce != base::DType::f32 && o.reduce_dtype != o.precision)
+    throw InvalidUsage("--reduce-dtype " + o.reduce_dtype + " with --precision " + o.precision +
+                       ": gradients are reduced in their own type or in f32");
+  return fsdp::make_precision(base::parse_dtype(o.precision), reduce);
+}
+
 std::shared_ptr<const nn::TokenFiles> open_data(const TrainOptions& o, const std::vector<std::string>& files,
                                                 const nn::ModelConfig& model) {
   return std::make_shared<const nn::TokenFiles>(files, nn::parse_token_format(o.data_format), model.vocabulary);
@@ -180,6 +200,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
     throw InvalidUsage("--global-batch " + std::to_string(options.global_batch) + " can't be split evenly over " +
                        std::to_string(ranks) + " ranks; use a multiple of " + std::to_string(ranks));
   plan.schedule = schedule_of(options);
+  plan.precision = precision_of(options);
   nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
   optimizer.kind = nn::parse_optimizer(options.optimizer);
   optimizer.beta1 = options.betas.at(0);
@@ -208,6 +229,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
     engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
   engine.optimizer = plan.options.optimizer_config;
   engine.clip_norm = plan.options.clip_norm;
+  engine.reduce_dtype = plan.precision.reduce;
   return engine;
 }
 

@@ -40,6 +40,8 @@ struct TrainOptions {
   std::string mesh;
   std::string wrap = "block";
   std::optional<int> threads;
+  std::string precision = "f32";
+  std::string reduce_dtype;  // empty: as precision
   double clip_norm = 0;
   int prefetch = 1;
   std::string reshard_after_forward;
@@ -65,6 +67,7 @@ struct TrainPlan {
   std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
   std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval
   nn::Schedule schedule;
+  fsdp::Precision precision;
   std::int64_t parameters = 0;
 };
 

@@ -73,7 +73,7 @@ class Training {
                   .make_stream = {},
                   .device = device_of_rank(plan.options.device)}),
         model_(nn::make_model(context_, plan.model)),
-        engine_(*model_, world, options_for(plan, strategy, measure_norm)) {
+        engine_(in_precision(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
@@ -104,6 +104,12 @@ class Training {
     fsdp::EngineOptions options = engine_options(plan, strategy);
     options.measure_norm = measure_norm;
     return options;
+  }
+
+  /// Before the engine gives the parameters memory.
+  static nn::CausalModel& in_precision(nn::CausalModel& model, const TrainPlan& plan) {
+    model.set_dtype(plan.precision.compute);
+    return model;
   }
 
   void load() {
@@ -204,7 +210,8 @@ class Training {
   }
 
   PerCollective formula_bytes() const {
-    const auto f = fsdp::communication_formula(engine_.strategy(), engine_.mesh(), engine_.unit_sizes(), sizeof(float));
+    const auto f =
+        fsdp::communication_formula(engine_.strategy(), engine_.mesh(), engine_.unit_sizes(), plan_.precision);
     PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
     bytes.control = engine_.control_formula_bytes();
     if (world_.size() > 1)

@@ -34,7 +34,8 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
                            .parameters = nullptr,
                            .gradients = nullptr,
                            .recorder = Recorder(world.rank()),
-                           .copier = Copier(context.runtime())});
+                           .copier = Copier(context.runtime()),
+                           .reduce_dtype = options_.reduce_dtype});
   const auto unbooked = [this](std::size_t bytes) { return fabric_->allocate(bytes, std::nullopt); };
   const bool poison = options_.poison && context.runtime().host_accessible();
   fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);

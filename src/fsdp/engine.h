@@ -43,6 +43,8 @@ struct EngineOptions {
   /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
   nn::OptimizerConfig optimizer;
+  /// Of gradients while they are reduced and kept: that of the parameters (nothing), or f32.
+  std::optional<DType> reduce_dtype;
   double clip_norm = 0;       ///< 0: no clipping
   bool measure_norm = false;  ///< compute grad_norm() also without clipping
   bool poison = false;        ///< fill released buffers with NaN
@@ -80,8 +82,8 @@ class TESSERA_API Engine {
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
 
-  /// Shows every parameter whole, in byte order of the names, on every rank. The data is in host memory and valid
-  /// during the call. Waits.
+  /// Shows every parameter whole, in byte order of the names, on every rank; of 16-bit ones the f32 masters. The data
+  /// is in host memory and valid during the call. Waits.
   using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   void visit(const Visitor& visitor);
 

@@ -38,16 +38,16 @@ void Engine::visit(const Visitor& visitor) {
   Unit* open = nullptr;
   for (const Item& item : items) {
     if (item.unit != open) {
-      if (open != nullptr) open->reshard();
+      if (open != nullptr) open->close_values();
       open = item.unit;
-      open->unshard_wait();
+      open->open_values();
     }
-    const nn::Tensor& tensor = item.parameter->tensor();
-    nn::download(model_.context(), tensor.data<float>(), tensor.bytes(), [&](const void* values) {
-      visitor(*item.parameter, {static_cast<const float*>(values), static_cast<std::size_t>(tensor.count())});
+    const auto count = static_cast<std::size_t>(item.parameter->count());
+    nn::download(model_.context(), open->values_of(*item.parameter), count * sizeof(float), [&](const void* values) {
+      visitor(*item.parameter, {static_cast<const float*>(values), count});
     });
   }
-  if (open != nullptr) open->reshard();
+  if (open != nullptr) open->close_values();
 }
 
 std::vector<Engine::UnitInfo> Engine::units() const {

@@ -48,29 +48,33 @@ void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize
 }  // namespace
 
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                           std::span<const UnitSize> units, std::size_t element) {
+                                           std::span<const UnitSize> units, Precision precision) {
   CommunicationFormula total;
   for (const UnitSize& unit : units) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * element;
-    add_reductions(strategy, mesh, bytes, total);
-    add_gathers(strategy, mesh, unit, bytes, total);
+    const auto padded = static_cast<std::uint64_t>(unit.padded);
+    add_reductions(strategy, mesh, padded * size_of(precision.reduce), total);
+    add_gathers(strategy, mesh, unit, padded * size_of(precision.compute), total);
   }
   return total;
 }
 
-ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots) {
-  const std::uint64_t bytes = static_cast<std::uint64_t>(padded) * sizeof(float);
-  const auto cut = [&](const Axes& axes) { return bytes / static_cast<std::uint64_t>(parts(axes, mesh)); };
-  return {cut(strategy.param_at_rest), cut(strategy.gradient),
-          cut(strategy.optimizer) * static_cast<std::uint64_t>(slots)};
+ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots,
+                                    Precision precision) {
+  const auto cut = [&](const Axes& axes, DType dtype) {
+    return static_cast<std::uint64_t>(padded) * size_of(dtype) / static_cast<std::uint64_t>(parts(axes, mesh));
+  };
+  const int values = slots + (precision.masters() ? 1 : 0);
+  return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
+          cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
 }
 
-PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                        int prefetch) {
+PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, int prefetch,
+                        Precision precision) {
+  const std::uint64_t element = size_of(precision.compute);
   std::uint64_t root = 0;
   std::vector<std::uint64_t> inner;
   for (const UnitSize& unit : units) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * sizeof(float);
+    const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * element;
     if (unit.is_root) {
       root += bytes;
     } else {
@@ -91,7 +95,21 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter = root + window(keeps_all ? inner.size() : static_cast<std::size_t>(prefetch) + 1);
-  if (parts(strategy.gradient, mesh) > 1) bounds.unsharded_gradient = root + window(2);
+  const bool sharded = parts(strategy.gradient, mesh) > 1;
+  if (!precision.casts()) {
+    if (sharded) bounds.unsharded_gradient = root + window(2);
+    return bounds;
+  }
+  // A unit has both forms while it is cast; where the wide one is leased too, the unit before it is still reduced.
+  const std::uint64_t wide = sharded ? size_of(precision.reduce) / element : 0;
+  const std::uint64_t largest = window(1);
+  bounds.unsharded_gradient = std::max(root + (1 + wide) * largest, (1 + wide) * root);
+  for (std::size_t i = 0; i < inner.size(); ++i) {
+    const std::uint64_t before = i + 1 < inner.size() ? wide * inner[i + 1] : 0;
+    bounds.unsharded_gradient = std::max(bounds.unsharded_gradient, root + (1 + wide) * inner[i] + before);
+  }
+  if (!inner.empty())
+    bounds.unsharded_gradient = std::max(bounds.unsharded_gradient, (1 + wide) * root + wide * inner.front());
   return bounds;
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/strategy.h"
 
 namespace tessera::fsdp {
@@ -33,9 +34,9 @@ struct CommunicationFormula {
   Volume bytes;  ///< sent by one rank
 };
 
-/// `units` in forward order; `element` is the size of one, in bytes.
+/// `units` in forward order.
 TESSERA_API CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                                       std::span<const UnitSize> units, std::size_t element);
+                                                       std::span<const UnitSize> units, Precision precision = {});
 
 struct ModelStateBytes {
   std::uint64_t parameter = 0;
@@ -44,17 +45,18 @@ struct ModelStateBytes {
 };
 
 /// From the end of backward to the end of the optimizer step; `slots` is the optimizer's number of f32 values per
-/// parameter.
+/// parameter, to which masters are added where there are some.
 TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded,
-                                                int slots);
+                                                int slots, Precision precision = {});
 
 struct PeakBounds {
   std::uint64_t unsharded_parameter = 0;
   std::uint64_t unsharded_gradient = 0;
 };
 
-/// Upper bounds in bytes with `prefetch` units gathered ahead.
+/// Upper bounds in bytes with `prefetch` units gathered ahead. Where gradients are cast for their reduction, both forms
+/// of a unit live at once.
 TESSERA_API PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                                    int prefetch);
+                                    int prefetch, Precision precision = {});
 
 }  // namespace tessera::fsdp

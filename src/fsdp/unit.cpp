@@ -5,8 +5,6 @@
 namespace tessera::fsdp {
 namespace {
 
-constexpr std::size_t kElement = sizeof(float);
-
 /// Runs of equal weight decay inside `range`; padding joins the run before it (it is zero and stays zero).
 template <class Run>
 std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range) {
@@ -27,16 +25,6 @@ std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range) {
 
 }  // namespace
 
-std::byte* Unit::Flat::at(void* base, ElementRange whole, std::int64_t element) const {
-  return static_cast<std::byte*>(base) + static_cast<std::size_t>(element - whole.begin) * size_of(layout.dtype);
-}
-float* Unit::Flat::value_of(std::int64_t element) const {
-  return reinterpret_cast<float*>(at(values.data(), rest, element));
-}
-float* Unit::Flat::gradient_of(std::int64_t element) const {
-  return reinterpret_cast<float*>(at(gradient.data(), kept, element));
-}
-
 Buffer Fabric::allocate(std::size_t bytes, std::optional<MemoryUse> use) {
   comm::Communicator& world = mesh.world();
   base::DeviceRuntime& runtime = context.runtime();
@@ -55,10 +43,8 @@ Buffer Fabric::allocate(std::size_t bytes, std::optional<MemoryUse> use) {
 
 Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric), spec_(std::move(spec)) {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric.mesh.size())) {
-    if (layout.dtype != DType::f32)
-      throw Unsupported("unit " + spec_.name + ": parameters of dtype " + std::string(base::name_of(layout.dtype)) +
-                        "; f32 is supported");
     Flat& flat = flats_.emplace_back();
+    flat.precision = make_precision(layout.dtype, fabric.reduce_dtype);
     flat.layout = std::move(layout);
     allocate(flat, optimizer_slots);
   }
@@ -76,15 +62,17 @@ void Unit::allocate(Flat& flat, int slots) {
   flat.rest = plan.rest(padded);
   flat.kept = plan.kept_gradient(padded);
   flat.optimized = plan.optimizer(padded);
-  const auto allocate_zeroed = [&](ElementRange range, MemoryUse use) {
-    Buffer buffer = fabric_.allocate(static_cast<std::size_t>(range.count()) * kElement, use);
+  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryUse use) {
+    Buffer buffer = fabric_.allocate(static_cast<std::size_t>(range.count()) * size_of(dtype), use);
     fabric_.zero(fabric_.compute(), buffer.data(), buffer.bytes());
     return buffer;
   };
-  flat.values = allocate_zeroed(flat.rest, MemoryUse::parameter);
+  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter);
   if (!flat.layout.trainable) return;
-  flat.gradient = allocate_zeroed(flat.kept, MemoryUse::gradient);
-  for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_zeroed(flat.optimized, MemoryUse::optimizer));
+  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient);
+  const auto allocate_state = [&] { return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer); };
+  for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_state());
+  if (flat.precision.masters()) flat.masters = allocate_state();
   flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized);
 }
 
@@ -111,7 +99,7 @@ std::size_t Unit::bytes() const {
 void Unit::bind_parameters(Flat& flat, void* base) {
   for (const FlatEntry& entry : flat.layout.entries) {
     nn::Tensor tensor = entry.parameter->tensor();
-    tensor.bind(flat.at(base, {0, flat.layout.padded}, entry.offset));
+    tensor.bind(Flat::at(base, flat.layout.dtype, entry.offset));
   }
 }
 
@@ -171,7 +159,7 @@ void Unit::reshard() {
 
 void Unit::bind_gradients(Flat& flat, void* base) {
   for (const FlatEntry& entry : flat.layout.entries)
-    entry.parameter->gradient().bind(flat.at(base, {0, flat.layout.padded}, entry.offset), false);
+    entry.parameter->gradient().bind(Flat::at(base, flat.layout.dtype, entry.offset), false);
 }
 
 void Unit::begin_gradients() {
@@ -179,17 +167,33 @@ void Unit::begin_gradients() {
   Stream& stream = fabric_.compute();
   for (Flat& flat : flats_) {
     if (!flat.layout.trainable) continue;
-    if (!fabric_.plan.gradient_sharded) {
+    if (!flat.leases_gradient(fabric_.plan)) {
       bind_gradients(flat, flat.gradient.data());
       continue;
     }
-    flat.full_gradient = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
-    void* base = flat.full_gradient.data();
+    Lease& lease = flat.precision.casts() ? flat.written_gradient : flat.full_gradient;
+    lease = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
+    const DType dtype = flat.layout.dtype;
     for (const ElementRange gap : flat.layout.gaps())
-      fabric_.zero(stream, flat.at(base, {0, 0}, gap.begin), static_cast<std::size_t>(gap.count()) * kElement);
-    bind_gradients(flat, base);
+      fabric_.zero(stream, Flat::at(lease.data(), dtype, gap.begin),
+                   static_cast<std::size_t>(gap.count()) * size_of(dtype));
+    bind_gradients(flat, lease.data());
   }
   has_gradients_ = true;
+}
+
+/// What the backward wrote, in the type of the reduction: into the kept buffer, or a lease where a part is kept.
+void Unit::cast_gradients(Flat& flat) {
+  Stream& stream = fabric_.compute();
+  void* to = flat.gradient.data();
+  if (fabric_.plan.gradient_sharded) {
+    flat.full_gradient = fabric_.gradients->acquire(flat.reduced_bytes(), name(), stream);
+    to = flat.full_gradient.data();
+  }
+  fabric_.context.device_kernels().convert(stream,
+                                           {flat.written_gradient.data(), flat.layout.dtype, to, flat.precision.reduce,
+                                            static_cast<std::size_t>(flat.layout.padded)});
+  flat.written_gradient.give_back(stream.record());
 }
 
 void Unit::reduce_issue() {
@@ -205,6 +209,7 @@ void Unit::reduce_issue() {
       }
       gradient.unbind();
     }
+    if (flat.written_gradient) cast_gradients(flat);
     stage_input_.push_back({0, flat.layout.padded});
   }
   has_gradients_ = false;
@@ -230,8 +235,7 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
     ElementRange& range = stage_input_[index++];
     // Full gradients are leased until a stage has put a part of them into the kept buffer.
     const bool leased = static_cast<bool>(flat.full_gradient);
-    void* from = leased ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, range.begin))
-                        : flat.gradient_of(range.begin);
+    void* from = leased ? flat.leased_gradient_of(range.begin) : flat.gradient_of(range.begin);
     const auto count = static_cast<std::size_t>(range.count());
     void* to = from;
     std::size_t out_count = count;
@@ -240,11 +244,10 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
       const std::int64_t begin = range.begin + part * mesh.coordinate(stage.axis);
       range = {begin, begin + part};
       out_count = static_cast<std::size_t>(part);
-      to = leased && !stage.to_kept ? static_cast<void*>(flat.at(flat.full_gradient.data(), {0, 0}, begin))
-                                    : flat.gradient_of(begin);
+      to = leased && !stage.to_kept ? flat.leased_gradient_of(begin) : flat.gradient_of(begin);
     }
-    transfers.push_back(
-        {{from, count, flat.layout.dtype, fabric_.device()}, {to, out_count, flat.layout.dtype, fabric_.device()}});
+    const DType dtype = flat.precision.reduce;
+    transfers.push_back({{from, count, dtype, fabric_.device()}, {to, out_count, dtype, fabric_.device()}});
   }
   return transfers;
 }
@@ -289,6 +292,8 @@ void Unit::reset() {
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
     if (flat.full_gradient) flat.full_gradient.give_back(Event());
+    if (flat.written_gradient) flat.written_gradient.give_back(Event());
+    flat.shown = Buffer();
   }
   if (fabric_.plan.gather_axis) {
     state_ = State::gathering;  // whatever it was: reshard() returns the lease

@@ -14,6 +14,7 @@
 #include "tessera/fsdp/lease.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/plan.h"
+#include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/optimizer.h"
 
@@ -31,6 +32,7 @@ struct Fabric {
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
   Recorder recorder;
   Copier copier;
+  std::optional<DType> reduce_dtype;  ///< nothing: gradients are reduced in the type they have
 
   Stream& compute() { return context.stream(); }
   Device device() const { return context.device(); }
@@ -79,6 +81,11 @@ class TESSERA_API Unit {
   using Fill = std::function<void(const nn::Parameter& parameter, ElementRange range, float* out)>;
   /// Sets the parameters at rest, each rank its own ranges. Waits for the compute stream.
   void fill(const Fill& fill);
+  /// Makes value_of() work: gathers the masters, or where there are none the parameters. Collective.
+  void open_values();
+  /// All elements in f32, in the device's memory, until close_values().
+  const float* values_of(const nn::Parameter& parameter) const;
+  void close_values();
   /// Zeroes the optimizer's state.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
@@ -90,17 +97,33 @@ class TESSERA_API Unit {
     Buffer values;              // at rest: this rank's part, or all where replicated
     Buffer gradient;            // kept: this rank's part, or all
     std::vector<Buffer> state;  // of the optimizer: this rank's part
+    Buffer masters;             // f32, beside 16-bit values: the optimizer's part
+    Buffer shown;               // all in f32, between open_values and close_values
     Lease unsharded;            // parameters, between unshard and reshard
+    Lease written_gradient;     // what a backward writes, where it is converted for the reduction
     Lease full_gradient;        // between the backward and the end of the first reduction stage
+    Precision precision;
     ElementRange rest, kept, optimized;
     struct Run {
       ElementRange range;  // within the flat parameter
       bool decay;
     };
     std::vector<Run> runs;  // of equal weight decay, within `optimized`
-    std::byte* at(void* base, ElementRange whole, std::int64_t element) const;
-    float* gradient_of(std::int64_t element) const;
-    float* value_of(std::int64_t element) const;
+    static std::byte* at(void* base, DType dtype, std::int64_t element) {
+      return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(size_of(dtype));
+    }
+    /// Gradients as they are reduced: kept, or in a lease of all.
+    void* gradient_of(std::int64_t element) const {
+      return at(gradient.data(), precision.reduce, element - kept.begin);
+    }
+    void* leased_gradient_of(std::int64_t element) const { return at(full_gradient.data(), precision.reduce, element); }
+    void* value_of(std::int64_t element) const { return at(values.data(), layout.dtype, element - rest.begin); }
+    float* master_of(std::int64_t element) const { return f32_of(masters, element - optimized.begin); }
+    static float* f32_of(const Buffer& buffer, std::int64_t element) {
+      return static_cast<float*>(buffer.data()) + element;
+    }
+    std::size_t reduced_bytes() const { return static_cast<std::size_t>(layout.padded) * size_of(precision.reduce); }
+    bool leases_gradient(const Plan& plan) const { return plan.gradient_sharded || precision.casts(); }
   };
   enum class State : std::uint8_t { sharded, gathering, ready };
   static constexpr std::size_t kIdle = static_cast<std::size_t>(-1);
@@ -108,6 +131,9 @@ class TESSERA_API Unit {
   void allocate(Flat& flat, int slots);
   void bind_parameters(Flat& flat, void* base);
   void bind_gradients(Flat& flat, void* base);
+  void cast_gradients(Flat& flat);
+  void gather_masters(Flat& flat);
+  void widen_parameters(Flat& flat);
   void start_stage();
   void finish_reduction();
   void gather_updated();

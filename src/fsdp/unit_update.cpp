@@ -1,6 +1,7 @@
 // What happens to a unit after backward: norms, the optimizer's step, and values from outside.
 #include "tessera/fsdp/unit.h"
 #include "tessera/nn/host_access.h"
+#include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::fsdp {
 
@@ -19,8 +20,12 @@ void Unit::add_square_sums(double* slots) const {
     for (int i = 0; i < world; ++i, ++slots) {
       const ElementRange slice = {length * i, length * (i + 1)};
       if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
-      fabric_.context.kernels<float>("norm").sum_of_squares(fabric_.compute(), flat.gradient_of(slice.begin),
-                                                            static_cast<std::size_t>(length), slots);
+      nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
+        using T = decltype(zero);
+        fabric_.context.kernels<T>("norm").sum_of_squares(fabric_.compute(),
+                                                          static_cast<const T*>(flat.gradient_of(slice.begin)),
+                                                          static_cast<std::size_t>(length), slots);
+      });
     }
   }
 }
@@ -30,12 +35,21 @@ void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& st
   const Recorder::Span span = fabric_.recorder.begin(EventKind::optimizer_step, name(), bytes(), stream);
   for (Flat& flat : flats_) {
     for (const Flat::Run& run : flat.runs) {
-      nn::OptimizerRange range{.values = flat.value_of(run.range.begin),
-                               .gradients = flat.gradient_of(run.range.begin),
-                               .count = run.range.count(),
-                               .decay = run.decay};
+      const std::int64_t first = run.range.begin;
+      nn::OptimizerRange range{.count = run.range.count(), .decay = run.decay};
+      if (flat.precision.masters()) {
+        range.values = flat.master_of(first);
+        range.narrow = {flat.layout.dtype, nullptr, flat.value_of(first)};
+      } else {
+        range.values = static_cast<float*>(flat.value_of(first));
+      }
+      if (flat.precision.reduce == DType::f32) {
+        range.gradients = static_cast<const float*>(flat.gradient_of(first));
+      } else {
+        range.narrow.gradient = flat.gradient_of(first);
+      }
       for (std::size_t i = 0; i < flat.state.size(); ++i)
-        range.state[i] = reinterpret_cast<float*>(flat.at(flat.state[i].data(), flat.optimized, run.range.begin));
+        range.state[i] = Flat::f32_of(flat.state[i], first - flat.optimized.begin);
       nn::update(fabric_.context, config, step, range);
     }
   }
@@ -67,30 +81,6 @@ void Unit::gather_updated() {
   }
   fabric_.recorder.end(span, stream);
   state_ = fabric_.plan.gather_axis ? State::sharded : State::gathering;
-}
-
-void Unit::initialize(std::uint64_t seed) {
-  for (Flat& flat : flats_) {
-    for (const FlatEntry& entry : flat.layout.entries) {
-      const ElementRange range = within(entry, flat.rest);
-      if (range.count() > 0)
-        nn::fill_initial(fabric_.context, {entry.parameter->init(), entry.parameter->name(), seed, range},
-                         flat.value_of(entry.offset + range.begin));
-    }
-  }
-}
-
-void Unit::fill(const Fill& fill) {
-  fabric_.compute().synchronize();  // the host may write over what the stream's work reads
-  for (Flat& flat : flats_) {
-    for (const FlatEntry& entry : flat.layout.entries) {
-      const ElementRange range = within(entry, flat.rest);
-      if (range.count() == 0) continue;
-      nn::upload(fabric_.context, flat.value_of(entry.offset + range.begin),
-                 static_cast<std::size_t>(range.count()) * sizeof(float),
-                 [&](void* out) { fill(*entry.parameter, range, static_cast<float*>(out)); });
-    }
-  }
 }
 
 void Unit::clear_optimizer() {

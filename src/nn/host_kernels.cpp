@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/nn/device_kernels.h"
+#include "tessera/nn/internal/narrow_kernels.h"
 #include "tessera/nn/kernels/tiles.h"
 
 namespace tessera::nn {
@@ -124,6 +125,20 @@ class HostKernels final : public Kernels<T> {
   ThreadPool& pool_;
 };
 
+/// f32 kernels between conversions; looking rows up needs none, which spares the table.
+template <class T>
+class HostNarrowKernels final : public NarrowKernels<T> {
+ public:
+  HostNarrowKernels(DeviceKernels& all, MemoryPool& memory, ThreadPool& pool)
+      : NarrowKernels<T>(all, memory), pool_(pool) {}
+  void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
+  }
+
+ private:
+  ThreadPool& pool_;
+};
+
 void convert_on(ThreadPool& pool, const ConvertArgs& a) {
   const auto from = [&](auto zero) { return static_cast<const decltype(zero)*>(a.in); };
   const auto to = [&](auto zero) { return static_cast<decltype(zero)*>(a.out); };
@@ -137,9 +152,12 @@ void convert_on(ThreadPool& pool, const ConvertArgs& a) {
 
 class AllHostKernels final : public DeviceKernels {
  public:
-  explicit AllHostKernels(ThreadPool& pool) : pool_(pool), f32_(pool), f64_(pool) {}
+  explicit AllHostKernels(const KernelResources& r)
+      : pool_(r.threads), f32_(pool_), f64_(pool_), half_(*this, r.memory, pool_), brain_(*this, r.memory, pool_) {}
   Kernels<float>* f32() override { return &f32_; }
   Kernels<double>* f64() override { return &f64_; }
+  Kernels<f16>* half() override { return &half_; }
+  Kernels<bf16>* brain() override { return &brain_; }
 
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     s.run([=] {
@@ -164,6 +182,8 @@ class AllHostKernels final : public DeviceKernels {
   ThreadPool& pool_;
   HostKernels<float> f32_;
   HostKernels<double> f64_;
+  HostNarrowKernels<f16> half_;
+  HostNarrowKernels<bf16> brain_;
 };
 
 }  // namespace
@@ -171,7 +191,7 @@ class AllHostKernels final : public DeviceKernels {
 DeviceKernels::~DeviceKernels() = default;
 
 std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources) {
-  return std::make_unique<AllHostKernels>(resources.threads);
+  return std::make_unique<AllHostKernels>(resources);
 }
 
 }  // namespace tessera::nn

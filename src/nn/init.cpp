@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/nn/context.h"
+#include "tessera/nn/ops/dispatch.h"
 #include "tessera/nn/random.h"
 
 namespace tessera::nn {
@@ -22,23 +23,35 @@ void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, E
   }
 }
 
-void fill_initial(Context& context, const InitialValues& values, float* out) {
-  Kernels<float>& device = context.kernels<float>("init");
+namespace {
+
+template <class T>
+void draw(Context& context, const InitialValues& values, T* out) {
+  Kernels<T>& device = context.kernels<T>("init");
   const ElementRange& range = values.range;
+  const auto number = [](float value) { return static_cast<T>(value); };
   switch (values.init.kind) {
     case Init::Kind::zeros:
     case Init::Kind::ones:
-      device.fill(context.stream(), values.init.kind == Init::Kind::ones ? 1.0F : 0.0F, out,
+      device.fill(context.stream(), number(values.init.kind == Init::Kind::ones ? 1.0F : 0.0F), out,
                   static_cast<std::size_t>(range.count()));
       return;
     case Init::Kind::normal:
       device.fill_normal(context.stream(),
                          {.range = {tensor_stream(values.seed, values.name), static_cast<std::uint64_t>(range.begin),
                                     static_cast<std::uint64_t>(range.end)},
-                          .deviation = static_cast<float>(values.init.deviation),
+                          .deviation = static_cast<kernels::Wide<T>>(values.init.deviation),
                           .out = out});
       return;
   }
+}
+
+}  // namespace
+
+void fill_initial(Context& context, const InitialValues& values, float* out) { draw(context, values, out); }
+
+void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out) {
+  ops::for_floating("init", dtype, [&](auto zero) { draw(context, values, static_cast<decltype(zero)*>(out)); });
 }
 
 }  // namespace tessera::nn

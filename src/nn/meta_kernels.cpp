@@ -2,6 +2,8 @@
 // run without data says what the same run on the host needs.
 #include "tessera/nn/internal/meta_kernels.h"
 
+#include "tessera/nn/internal/narrow_kernels.h"
+
 namespace tessera::nn {
 namespace {
 
@@ -47,9 +49,18 @@ class MetaKernels final : public Kernels<T> {
   ThreadPool& pool_;
 };
 
+/// Books the f32 scratch that the host needs.
+template <class T>
+class MetaNarrowKernels final : public NarrowKernels<T> {
+ public:
+  using NarrowKernels<T>::NarrowKernels;
+  void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
+};
+
 class AllMetaKernels final : public DeviceKernels {
  public:
-  explicit AllMetaKernels(ThreadPool& pool) : f32_(pool), f64_(pool), half_(pool), brain_(pool) {}
+  explicit AllMetaKernels(const KernelResources& r)
+      : f32_(r.threads), f64_(r.threads), half_(*this, r.memory), brain_(*this, r.memory) {}
   Kernels<float>* f32() override { return &f32_; }
   Kernels<double>* f64() override { return &f64_; }
   Kernels<f16>* half() override { return &half_; }
@@ -61,14 +72,14 @@ class AllMetaKernels final : public DeviceKernels {
  private:
   MetaKernels<float> f32_;
   MetaKernels<double> f64_;
-  MetaKernels<f16> half_;
-  MetaKernels<bf16> brain_;
+  MetaNarrowKernels<f16> half_;
+  MetaNarrowKernels<bf16> brain_;
 };
 
 }  // namespace
 
 std::unique_ptr<DeviceKernels> make_meta_kernels(const KernelResources& resources) {
-  return std::make_unique<AllMetaKernels>(resources.threads);
+  return std::make_unique<AllMetaKernels>(resources);
 }
 
 std::unique_ptr<DeviceKernels> make_kernels(const KernelResources& resources) {

@@ -86,14 +86,28 @@ void Module::rename(const std::string& prefix) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (local_names_[i].empty()) continue;
     Parameter& parameter = *parameters_[i];
-    const Tensor renamed =
-        Tensor::unbound(context_, parameter.shape(), parameter.dtype(), prefix + "." + parameter.name_);
-    parameter.name_ = prefix + "." + parameter.name_;
-    parameter.tensor_ = renamed;
-    parameter.tensor_.set_requires_grad(true);
-    parameter.tensor_.gradient()->set_use(MemoryUse::gradient);
+    remake(parameter, prefix + "." + parameter.name_, parameter.dtype());
   }
   for (const auto& child : children_) child->rename(prefix);
+}
+
+/// A handle's name and type are fixed: a new one takes its place.
+void Module::remake(Parameter& parameter, std::string name, DType dtype) {
+  const bool trainable = parameter.tensor_.requires_grad();
+  parameter.tensor_ = Tensor::unbound(context_, parameter.shape(), dtype, name);
+  parameter.name_ = std::move(name);
+  parameter.tensor_.set_requires_grad(trainable);
+  parameter.tensor_.gradient()->set_use(MemoryUse::gradient);
+}
+
+void Module::set_dtype(DType dtype) {
+  if (!is_floating(dtype))
+    throw InvalidUsage("a model of " + std::string(name_of(dtype)) + ": parameters need a floating type");
+  for (const auto& parameter : parameters()) {
+    if (parameter->tensor().bound())
+      throw InvalidUsage("set_dtype: " + parameter->name() + " has memory already; choose the type first");
+    remake(*parameter, parameter->name(), dtype);
+  }
 }
 
 void Module::materialize(std::uint64_t seed) {
@@ -101,7 +115,8 @@ void Module::materialize(std::uint64_t seed) {
     Tensor tensor = parameter->tensor();
     storage_.push_back(context_.memory().allocate(tensor.bytes(), MemoryUse::parameter));
     tensor.bind(storage_.back().data());
-    fill_initial(context_, {parameter->init(), parameter->name(), seed, {0, parameter->count()}}, tensor.data<float>());
+    fill_initial(context_, {parameter->init(), parameter->name(), seed, {0, parameter->count()}}, tensor.dtype(),
+                 tensor.raw());
   }
 }
 

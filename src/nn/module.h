@@ -74,6 +74,9 @@ class TESSERA_API Module {
 
   void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
 
+  /// What parameters, and with them activations and gradients, are made of from here on: f32 at first. Before they get
+  /// memory. Throws InvalidUsage where they have some, or `dtype` is no floating type.
+  void set_dtype(DType dtype);
   /// Gives every parameter memory and its initial values, which depend on seed, name and shape only. For training
   /// alone.
   void materialize(std::uint64_t seed);
@@ -100,6 +103,7 @@ class TESSERA_API Module {
  private:
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename(const std::string& prefix);
+  void remake(Parameter& parameter, std::string name, DType dtype);
 
   Context& context_;
   std::string path_;

@@ -25,6 +25,7 @@ void update_sgd(Context& context, const OptimizerConfig& config, const Optimizer
   args.maximize = config.maximize;
   args.first_step = step.number == 1;
   args.grad_scale_at = step.gradient_scale;
+  args.narrow = range.narrow;
   context.kernels<float>("optimizer").sgd_step(context.stream(), args);
 }
 
@@ -46,6 +47,7 @@ void update_adam(Context& context, const OptimizerConfig& config, const Optimize
   args.decoupled = config.kind == Kind::adamw;
   args.maximize = config.maximize;
   args.grad_scale_at = step.gradient_scale;
+  args.narrow = range.narrow;
   context.kernels<float>("optimizer").adam_step(context.stream(), args);
 }
 
@@ -87,11 +89,17 @@ Optimizer::Optimizer(Module& model, OptimizerConfig config) : config_(config) {
   validate(config_);
   Context& context = model.context();
   for (const auto& parameter : model.parameters()) {
-    Entry entry{parameter, {}};
-    const std::size_t bytes = parameter->tensor().bytes();
+    Entry entry{parameter, {}, {}};
+    const Tensor& tensor = parameter->tensor();
+    const std::size_t bytes = static_cast<std::size_t>(tensor.count()) * sizeof(float);
     for (int slot = 0; slot < state_slots(config_); ++slot) {
       entry.state.push_back(context.memory().allocate(bytes, MemoryUse::optimizer));
       context.runtime().fill(context.stream(), entry.state.back().data(), 0, bytes);
+    }
+    if (tensor.dtype() != DType::f32) {
+      entry.master = context.memory().allocate(bytes, MemoryUse::optimizer);
+      context.device_kernels().convert(context.stream(), {tensor.raw(), tensor.dtype(), entry.master.data(), DType::f32,
+                                                          static_cast<std::size_t>(tensor.count())});
     }
     entries_.push_back(std::move(entry));
   }
@@ -106,8 +114,13 @@ void Optimizer::step(double learning_rate) {
     Gradient& gradient = entry.parameter->gradient();
     if (!gradient.written()) continue;  // as PyTorch: an unused parameter stays as it is
     OptimizerRange range;
-    range.values = tensor.data<float>();
-    range.gradients = gradient.value().data<float>();
+    if (entry.master) {
+      range.values = static_cast<float*>(entry.master.data());
+      range.narrow = {tensor.dtype(), gradient.value().raw(), tensor.raw()};
+    } else {
+      range.values = tensor.data<float>();
+      range.gradients = gradient.value().data<float>();
+    }
     for (std::size_t slot = 0; slot < entry.state.size(); ++slot)
       range.state[slot] = static_cast<float*>(entry.state[slot].data());
     range.count = tensor.count();

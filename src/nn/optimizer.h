@@ -45,18 +45,20 @@ struct OptimizerStep {
 
 /// `count` consecutive elements of equal weight decay.
 struct OptimizerRange {
-  float* values = nullptr;
-  const float* gradients = nullptr;
+  float* values = nullptr;                        ///< where parameters have 16 bits: their f32 masters
+  const float* gradients = nullptr;               ///< null where narrow.gradient holds them
   std::array<float*, kMaxStateSlots> state = {};  ///< the first state_slots() are used; zero before the first step
   std::int64_t count = 0;
-  bool decay = true;  ///< false: norms and biases
+  bool decay = true;                ///< false: norms and biases
+  kernels::NarrowStep narrow = {};  ///< 16-bit gradients, and parameters that get the rounded masters
 };
 
 /// Appends the update to the context's stream. An element's update depends on its own values only.
 TESSERA_API void update(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
                         const OptimizerRange& range);
 
-/// Training alone: owns the state of a model's parameters. Gradients are those of the last backward; step() clears
+/// Training alone: owns the state of a model's parameters, and f32 masters of those of 16 bits, which begin as these
+/// are when it is made. Gradients are those of the last backward; step() clears
 /// them.
 class TESSERA_API Optimizer {
  public:
@@ -67,6 +69,7 @@ class TESSERA_API Optimizer {
   struct Entry {
     std::shared_ptr<Parameter> parameter;
     std::vector<Buffer> state;
+    Buffer master;  // of a 16-bit parameter
   };
   const OptimizerConfig config_;
   std::vector<Entry> entries_;

@@ -40,7 +40,7 @@ class Cost : public testing::TestWithParam<Case> {
 TEST_P(Cost, CallsAndBytesEqualTheFormula) {
   const TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
   const TrainingRecord record = train(spec);
-  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, sizeof(float));
+  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);
   const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
   for (const EngineTraffic& rank : record.later_by_rank) {
     EXPECT_EQ(per_step(rank, &comm::MeterSnapshot::Line::calls, steps), formula.calls);
@@ -185,7 +185,7 @@ TEST(NegativeControl, Zero1ByAllReduceMovesThreePsiAndIsSeen) {
                               [] { return std::make_unique<AllReduceAndSlice>(); });
   spec.engine.strategy.reduce_scatter = "all_reduce_and_slice";
   const TrainingRecord record = train(spec);
-  const auto formula = communication_formula(strategy_named("zero1"), record.mesh, record.unit_sizes, sizeof(float));
+  const auto formula = communication_formula(strategy_named("zero1"), record.mesh, record.unit_sizes);
   const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
   const EngineTraffic& t = record.all_later;
   const std::uint64_t sent = (t.all_gather.bytes_sent + t.reduce_scatter.bytes_sent + t.all_reduce.bytes_sent) / steps;

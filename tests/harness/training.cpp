@@ -37,7 +37,7 @@ class Rank {
                   .runtime = spec.runtime}),
         control_(world.split(0, world.rank())),
         model_(nn::make_model(context_, spec.model)),
-        engine_(*model_, world, spec.engine) {
+        engine_(in_dtype(*model_, spec.dtype), world, spec.engine) {
     engine_.initialize(spec.seed);
   }
 
@@ -47,6 +47,10 @@ class Rank {
   }
 
  private:
+  static nn::CausalModel& in_dtype(nn::CausalModel& model, base::DType dtype) {
+    model.set_dtype(dtype);
+    return model;
+  }
   static std::function<std::unique_ptr<base::Stream>()> make_stream(const TrainingSpec& spec) {
     if (spec.lazy_streams) return base::make_lazy_stream;
     return {};

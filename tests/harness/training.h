@@ -21,6 +21,7 @@ struct TrainingSpec {
   int threads = 1;
   std::uint64_t seed = 0;
   double lr = 1e-2;
+  base::DType dtype = base::DType::f32;  ///< of the model
   bool lazy_streams = false;
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
   fsdp::EngineOptions engine = {};

@@ -47,10 +47,5 @@ TEST(MetaDevice, SaysThatThereIsNothingToRead) {
   EXPECT_EQ(context.ledger().snapshot().now_of(MemoryUse::activation), (std::uint64_t{1} << 42U) + 4);
 }
 
-TEST(HostDevice, HasNoKernelsForSixteenBits) {
-  Context context;
-  EXPECT_THROW(context.kernels<bf16>("add"), Unsupported);
-}
-
 }  // namespace
 }  // namespace tessera::nn::test

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/kernels/elementwise.h"
 #include "tessera/nn/kernels/tiles.h"
+#include "tessera/nn/kernels/wide.h"
 
 namespace tessera::nn::kernels {
 namespace {
@@ -19,7 +20,7 @@ void check_ids(const std::int32_t* ids, std::size_t rows, std::size_t vocabulary
 
 template <class T>
 void add_row(const T* x, T* y, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) y[i] += x[i];
+  for (std::size_t i = 0; i < count; ++i) y[i] = static_cast<T>(static_cast<Wide<T>>(y[i]) + static_cast<Wide<T>>(x[i]));
 }
 
 }  // namespace
@@ -56,6 +57,8 @@ void embedding_backward(ThreadPool& pool, const EmbeddingBackward<T>& args) {
 
 template void embedding_forward<float>(ThreadPool&, const EmbeddingForward<float>&);
 template void embedding_forward<double>(ThreadPool&, const EmbeddingForward<double>&);
+template void embedding_forward<base::f16>(ThreadPool&, const EmbeddingForward<base::f16>&);
+template void embedding_forward<base::bf16>(ThreadPool&, const EmbeddingForward<base::bf16>&);
 template void embedding_backward<float>(ThreadPool&, const EmbeddingBackward<float>&);
 template void embedding_backward<double>(ThreadPool&, const EmbeddingBackward<double>&);
 

@@ -113,6 +113,63 @@ template <class T>
 const OptimizerTable<T>& kernels() {
   return std::get<OptimizerTable<T>>(*HWY_DYNAMIC_DISPATCH(optimizer_tables)());
 }
+
+template <class P>
+void move(P*& pointer, std::size_t by) {
+  if (pointer != nullptr) pointer += by;
+}
+
+/// Elements [begin, end) of a step.
+template <class T>
+SgdStep<T> part_of(SgdStep<T> step, std::size_t begin, std::size_t end) {
+  step.parameter += begin;
+  move(step.gradient, begin);
+  move(step.momentum_buffer, begin);
+  step.count = end - begin;
+  return step;
+}
+template <class T>
+AdamStep<T> part_of(AdamStep<T> step, std::size_t begin, std::size_t end) {
+  step.parameter += begin;
+  move(step.gradient, begin);
+  step.first_moment += begin;
+  step.second_moment += begin;
+  move(step.max_second_moment, begin);
+  step.count = end - begin;
+  return step;
+}
+
+/// [begin, end) in blocks that stay in the first cache: gradients widened before, new values rounded after.
+template <class N, class Step, class Kernel>
+void run_narrow(const Step& step, std::size_t begin, std::size_t end, Kernel kernel) {
+  constexpr std::size_t kBlock = 1024;
+  alignas(64) float widened[kBlock];
+  for (std::size_t at = begin; at < end; at += kBlock) {
+    Step block = part_of(step, at, std::min(end, at + kBlock));
+    if (step.narrow.gradient != nullptr) {
+      const N* from = static_cast<const N*>(step.narrow.gradient) + at;
+      for (std::size_t i = 0; i < block.count; ++i) widened[i] = static_cast<float>(from[i]);
+      block.gradient = widened;
+    }
+    kernel(block);
+    if (step.narrow.copy == nullptr) continue;
+    N* to = static_cast<N*>(step.narrow.copy) + at;
+    for (std::size_t i = 0; i < block.count; ++i) to[i] = static_cast<N>(block.parameter[i]);
+  }
+}
+
+template <class T, template <class> class Step>
+void run_tiles(ThreadPool& pool, Step<T> step, void (*kernel)(const Step<T>&)) {
+  if (step.grad_scale_at != nullptr) step.grad_scale = *step.grad_scale_at;
+  for_tiles(pool, step.count, kElementTile, [&](std::size_t begin, std::size_t end) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (step.narrow.dtype == base::DType::f16) return run_narrow<base::f16>(step, begin, end, kernel);
+      if (step.narrow.dtype == base::DType::bf16) return run_narrow<base::bf16>(step, begin, end, kernel);
+    }
+    kernel(part_of(step, begin, end));
+  });
+}
+
 }  // namespace
 
 template <class T>
@@ -121,33 +178,13 @@ void sgd_step(ThreadPool& pool, const SgdStep<T>& args) {
     throw base::InvalidUsage("sgd: momentum " + std::to_string(args.momentum) +
                              (args.momentum_buffer ? " needs no buffer; pass null" : " needs a momentum buffer"));
   if (args.nesterov && args.momentum == 0) throw base::InvalidUsage("sgd: nesterov needs a momentum above 0");
-  const double grad_scale = args.grad_scale_at != nullptr ? *args.grad_scale_at : args.grad_scale;
-  for_tiles(pool, args.count, kElementTile, [&](std::size_t begin, std::size_t end) {
-    SgdStep<T> part = args;
-    part.grad_scale = grad_scale;
-    part.parameter += begin;
-    part.gradient += begin;
-    if (part.momentum_buffer) part.momentum_buffer += begin;
-    part.count = end - begin;
-    kernels<T>().sgd(part);
-  });
+  run_tiles<T>(pool, args, kernels<T>().sgd);
 }
 
 template <class T>
 void adam_step(ThreadPool& pool, const AdamStep<T>& args) {
   if (args.step < 1) throw base::InvalidUsage("adam: step 0; the first step is 1");
-  const double grad_scale = args.grad_scale_at != nullptr ? *args.grad_scale_at : args.grad_scale;
-  for_tiles(pool, args.count, kElementTile, [&](std::size_t begin, std::size_t end) {
-    AdamStep<T> part = args;
-    part.grad_scale = grad_scale;
-    part.parameter += begin;
-    part.gradient += begin;
-    part.first_moment += begin;
-    part.second_moment += begin;
-    if (part.max_second_moment) part.max_second_moment += begin;
-    part.count = end - begin;
-    kernels<T>().adam(part);
-  });
+  run_tiles<T>(pool, args, kernels<T>().adam);
 }
 
 template void sgd_step<float>(ThreadPool&, const SgdStep<float>&);

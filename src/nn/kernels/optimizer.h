@@ -5,9 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tessera/base/dtype.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
+
+/// 16-bit values beside the f32 ones that a step updates (T = float): read and written in the same pass.
+struct NarrowStep {
+  base::DType dtype = base::DType::f32;  ///< f16 or bf16; f32: there are none
+  const void* gradient = nullptr;        ///< not null: read instead of the step's own, which is null
+  void* copy = nullptr;                  ///< not null: gets the new parameters, rounded once
+};
 
 /// grad_scale multiplies the gradient first (clipping, loss scaling); `maximize` then flips its sign.
 template <class T>
@@ -24,6 +32,7 @@ struct SgdStep {
   bool first_step = false;  ///< the buffer is set to the gradient instead of read (PyTorch's first step; dampening 0)
   double grad_scale = 1;
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale
+  NarrowStep narrow;
 };
 template <class T>
 TESSERA_API void sgd_step(ThreadPool& pool, const SgdStep<T>& args);
@@ -45,6 +54,7 @@ struct AdamStep {
   bool maximize = false;
   double grad_scale = 1;
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale
+  NarrowStep narrow;
 };
 template <class T>
 TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);

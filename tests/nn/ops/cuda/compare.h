@@ -125,13 +125,16 @@ constexpr double unit() {
   return std::is_same_v<T, f16> ? 0x1p-11 : 0x1p-8;
 }
 
-/// The host, and the device under test: emulated CUDA, or in a test of its own the real one.
+/// The host, and the device under test: emulated CUDA, or in tests of their own the real one, and the host itself.
 struct Devices {
   Context host;
 #if defined(TESSERA_TEST_HARDWARE)
   Context device = Context({.device = {DeviceType::cuda, 0}});
   DeviceKernels* kernels = &device.device_kernels();
   Stream& stream = device.stream();
+#elif defined(TESSERA_TEST_HOST)
+  DeviceKernels* kernels = &host.device_kernels();
+  Stream& stream = host.stream();
 #else
   std::unique_ptr<DeviceKernels> owned = make_emulated_kernels({host.runtime(), host.memory(), host.threads()});
   DeviceKernels* kernels = owned.get();

@@ -178,6 +178,51 @@ TEST(CudaOptimizers, SgdHasTheHostsBits) {
   }
 }
 
+/// f32 masters with 16-bit or f32 gradients, and the copy that is written beside them.
+template <class N>
+std::vector<double> narrow_steps(Kernels<float>& k, Stream& s, bool narrow_gradient, std::size_t offset) {
+  const auto p = numbers<float>("p", 2061), g = numbers<N>("g", 2061);
+  Array<float> parameter(p, offset), plain(p, offset), gradient(g, offset), m(std::vector<double>(p.size()), offset),
+      v(std::vector<double>(p.size()), offset);
+  Array<N> narrow(g, offset);
+  Array<N> copy = Array<N>::poisoned(p.size(), offset), other = Array<N>::poisoned(p.size(), offset);
+  kernels::AdamStep<float> adam{parameter.data(), gradient.data(), m.data(), v.data(), nullptr, p.size()};
+  kernels::SgdStep<float> sgd{.parameter = plain.data(), .gradient = gradient.data(), .count = p.size()};
+  adam.narrow = {dtype_of<N>, nullptr, copy.data()};
+  sgd.narrow = {dtype_of<N>, nullptr, other.data()};
+  if (narrow_gradient) {
+    adam.gradient = sgd.gradient = nullptr;
+    adam.narrow.gradient = sgd.narrow.gradient = narrow.data();
+  }
+  for (adam.step = 1; adam.step < 3; ++adam.step) k.adam_step(s, adam);
+  k.sgd_step(s, sgd);
+  std::vector<double> rounded_masters;
+  for (const double value : parameter.values() + plain.values())
+    rounded_masters.push_back(as_double(rounded<N>(value)));
+  EXPECT_TRUE(same_bits(copy.values() + other.values(), rounded_masters));
+  return parameter.values() + m.values() + v.values() + plain.values() + copy.values() + other.values();
+}
+
+template <class N>
+void check_narrow_steps() {
+  Devices devices;
+  Kernels<float>& host = *devices.host.device_kernels().f32();
+  for (const std::size_t offset : {0U, 3U}) {
+    const auto expected = narrow_steps<N>(host, devices.host.stream(), false, offset);
+    EXPECT_TRUE(same_bits(narrow_steps<N>(host, devices.host.stream(), true, offset), expected));
+    for (const bool narrow_gradient : {false, true}) {
+      const auto got = devices.on_device(
+          [&](DeviceKernels& k, Stream& s) { return narrow_steps<N>(*k.f32(), s, narrow_gradient, offset); });
+      EXPECT_TRUE(same_bits(got, expected));
+    }
+  }
+}
+
+TEST(CudaOptimizers, MastersTakeNarrowGradientsAndWriteTheRoundedCopy) {
+  check_narrow_steps<bf16>();
+  check_narrow_steps<f16>();
+}
+
 TEST(CudaElements, ConversionsHaveTheHostsBits) {
   Devices devices;
   const auto x = numbers<float>("x", 1031, 100.0);

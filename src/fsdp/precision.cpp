@@ -1,0 +1,20 @@
+#include "tessera/fsdp/precision.h"
+
+#include <string>
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+Precision make_precision(DType compute, std::optional<DType> reduce) {
+  const Precision precision{compute, reduce.value_or(compute)};
+  const auto name = [](DType dtype) { return std::string(base::name_of(dtype)); };
+  if (compute != DType::f32 && compute != DType::bf16 && compute != DType::f16)
+    throw base::Unsupported("parameters of dtype " + name(compute) + "; f32, bf16 and f16 are supported");
+  if (precision.casts() && precision.reduce != DType::f32)
+    throw base::Unsupported("gradients of " + name(compute) + " can't be reduced in " + name(precision.reduce) +
+                            "; use " + name(compute) + (precision.masters() ? " or f32" : ""));
+  return precision;
+}
+
+}  // namespace tessera::fsdp

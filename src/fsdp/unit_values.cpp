@@ -1,0 +1,117 @@
+// A unit's values from outside and to it. Where parameters have 16 bits, the f32 masters are what counts: they are
+// written first, and shown.
+#include "tessera/fsdp/unit.h"
+#include "tessera/nn/host_access.h"
+
+namespace tessera::fsdp {
+namespace {
+
+std::size_t length(ElementRange range) { return static_cast<std::size_t>(range.count()); }
+
+ElementRange common(ElementRange a, ElementRange b) {
+  const ElementRange both{std::max(a.begin, b.begin), std::min(a.end, b.end)};
+  return both.count() > 0 ? both : ElementRange{0, 0};
+}
+
+}  // namespace
+
+void Unit::initialize(std::uint64_t seed) {
+  for (Flat& flat : flats_) {
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const auto draw = [&](ElementRange range, DType dtype, void* out) {
+        if (range.count() > 0)
+          nn::fill_initial(fabric_.context, {entry.parameter->init(), entry.parameter->name(), seed, range}, dtype,
+                           out);
+      };
+      const ElementRange range = within(entry, flat.rest);
+      draw(range, flat.layout.dtype, flat.value_of(entry.offset + range.begin));
+      if (!flat.masters) continue;
+      const ElementRange own = within(entry, flat.optimized);
+      draw(own, DType::f32, flat.master_of(entry.offset + own.begin));
+    }
+  }
+}
+
+void Unit::fill(const Fill& fill) {
+  nn::Context& context = fabric_.context;
+  Stream& stream = fabric_.compute();
+  stream.synchronize();  // the host may write over what the stream's work reads
+  for (Flat& flat : flats_) {
+    const bool narrow = flat.layout.dtype != DType::f32;
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const ElementRange range = within(entry, flat.rest);
+      if (range.count() == 0) continue;
+      const std::int64_t first = entry.offset + range.begin;
+      Buffer wide;
+      if (narrow) wide = context.memory().allocate(length(range) * sizeof(float), MemoryUse::other);
+      void* to = narrow ? wide.data() : flat.value_of(first);
+      nn::upload(context, to, length(range) * sizeof(float),
+                 [&](void* out) { fill(*entry.parameter, range, static_cast<float*>(out)); });
+      if (!narrow) continue;
+      context.device_kernels().convert(stream,
+                                       {to, DType::f32, flat.value_of(first), flat.layout.dtype, length(range)});
+      const ElementRange own = common({first, first + range.count()}, flat.optimized);
+      if (flat.masters && own.count() > 0)
+        context.kernels<float>("fill").assign(
+            stream, {Flat::f32_of(wide, own.begin - first), flat.master_of(own.begin), length(own), false});
+      stream.hold(std::make_shared<Buffer>(std::move(wide)));
+    }
+  }
+}
+
+/// Over the control channels, whatever carries parameters: that may round.
+void Unit::gather_masters(Flat& flat) {
+  Stream& stream = fabric_.compute();
+  const Plan& plan = fabric_.plan;
+  const std::int64_t padded = flat.layout.padded;
+  const auto view = [&](ElementRange range) {
+    return comm::View{Flat::f32_of(flat.shown, range.begin), length(range), DType::f32, fabric_.device()};
+  };
+  fabric_.context.kernels<float>("values").assign(
+      stream, {flat.master_of(flat.optimized.begin), Flat::f32_of(flat.shown, flat.optimized.begin),
+               length(flat.optimized), false});
+  for (std::size_t i = 0; i < plan.optimizer_cuts.size(); ++i) {  // innermost first
+    const Plan::Cut& cut = plan.optimizer_cuts[plan.optimizer_cuts.size() - 1 - i];
+    fabric_.mesh.channels(cut.axis)
+        .control
+        ->all_gather(view(plan.after_gathers(padded, i)), view(plan.after_gathers(padded, i + 1)),
+                     {.after = &stream, .label = name()})
+        .wait_on(stream);
+  }
+}
+
+void Unit::widen_parameters(Flat& flat) {
+  const void* from = fabric_.plan.gather_axis ? flat.unsharded.data() : flat.values.data();
+  fabric_.context.device_kernels().convert(
+      fabric_.compute(), {from, flat.layout.dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
+}
+
+void Unit::open_values() {
+  bool gathers = false;
+  for (const Flat& flat : flats_) gathers = gathers || !flat.masters;
+  if (gathers) unshard_wait();
+  for (Flat& flat : flats_) {
+    if (flat.layout.dtype == DType::f32) continue;
+    flat.shown = fabric_.allocate(length({0, flat.layout.padded}) * sizeof(float), MemoryUse::other);
+    if (flat.masters) {
+      gather_masters(flat);
+    } else {
+      widen_parameters(flat);
+    }
+  }
+}
+
+const float* Unit::values_of(const nn::Parameter& parameter) const {
+  for (const Flat& flat : flats_)
+    for (const FlatEntry& entry : flat.layout.entries)
+      if (entry.parameter.get() == &parameter && flat.shown) return Flat::f32_of(flat.shown, entry.offset);
+  return parameter.tensor().data<float>();
+}
+
+void Unit::close_values() {
+  fabric_.compute().synchronize();  // nothing uses what is released
+  for (Flat& flat : flats_) flat.shown = Buffer();
+  reshard();
+}
+
+}  // namespace tessera::fsdp

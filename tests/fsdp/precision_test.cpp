@@ -1,0 +1,204 @@
+// 16-bit training under every strategy: the same bits, the bytes of the table, and masters that matter.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::MemoryUse;
+using harness::engine_for;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+
+struct Case {
+  DType compute;
+  std::optional<DType> reduce;
+  Precision precision() const { return make_precision(compute, reduce); }
+};
+
+std::string name_of(const Case& c) {
+  return std::string(base::name_of(c.compute)) +
+         (c.reduce ? std::string("_") + std::string(base::name_of(*c.reduce)) : "");
+}
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, const Case& c, const std::string& mesh = "") {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 2 * ranks;
+  spec.dtype = c.compute;
+  spec.engine = engine_for(strategy, mesh);
+  spec.engine.reduce_dtype = c.reduce;
+  spec.engine.clip_norm = 0.5;
+  return spec;
+}
+
+bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
+  if (a.losses != b.losses || a.norms != b.norms || a.parameters.size() != b.parameters.size()) return false;
+  for (const auto& [name, values] : a.parameters) {
+    const auto& other = b.parameters.at(name);
+    if (other.size() != values.size() || std::memcmp(values.data(), other.data(), values.size() * sizeof(float)) != 0)
+      return false;
+  }
+  return true;
+}
+
+class Precisions : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Types, Precisions,
+                         testing::Values(Case{DType::bf16, {}}, Case{DType::bf16, DType::f32},
+                                         Case{DType::f16, DType::f32}),
+                         [](const auto& test) { return name_of(test.param); });
+
+TEST_P(Precisions, StrategiesEndWithTheSameBits) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const TrainingRecord ddp = train(spec_for("ddp", ranks, GetParam()));
+    for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
+      EXPECT_TRUE(same_bits(ddp, train(spec_for(name, ranks, GetParam())))) << name << " of " << ranks;
+  }
+}
+
+/// Two stages round a 16-bit sum twice; in f32 the tree over replicas and shards is the flat one.
+TEST_P(Precisions, HsdpToo) {
+  const TrainingRecord fsdp = train(spec_for("fsdp", 4, GetParam()));
+  for (const char* mesh : {"1x4", "4x1", "2x2"}) {
+    const bool twice = std::string(mesh) == "2x2" && GetParam().precision().reduce != DType::f32;
+    EXPECT_EQ(same_bits(fsdp, train(spec_for("hsdp", 4, GetParam(), mesh))), !twice) << mesh;
+  }
+}
+
+TEST_P(Precisions, LateStreamsGiveTheSameBits) {
+  for (const char* name : {"ddp", "zero1", "zero2", "fsdp"}) {
+    TrainingSpec spec = spec_for(name, 2, GetParam());
+    spec.engine.poison = true;
+    const TrainingRecord eager = train(spec);
+    spec.lazy_streams = true;
+    EXPECT_TRUE(same_bits(eager, train(spec))) << name;
+  }
+}
+
+TEST_P(Precisions, CostsWhatTheTableSays) {
+  for (const auto& [name, ranks, mesh] :
+       {std::tuple("ddp", 3, ""), std::tuple("zero1", 2, ""), std::tuple("zero2", 4, ""), std::tuple("fsdp", 3, ""),
+        std::tuple("hsdp", 4, "2x2"), std::tuple("fsdp", 1, "")}) {
+    TrainingSpec spec = spec_for(name, ranks, GetParam(), mesh);
+    spec.model.layers = 4;
+    const TrainingRecord record = train(spec);
+    const Precision precision = GetParam().precision();
+    const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision);
+    const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
+    for (const EngineTraffic& rank : record.later_by_rank) {
+      EXPECT_EQ(rank.all_gather.bytes_sent, steps * formula.bytes.all_gather) << name;
+      EXPECT_EQ(rank.reduce_scatter.bytes_sent, steps * formula.bytes.reduce_scatter) << name;
+      EXPECT_EQ(rank.all_reduce.bytes_sent, steps * formula.bytes.all_reduce) << name;
+    }
+    std::uint64_t padded = 0;
+    for (const UnitSize& unit : record.unit_sizes) padded += static_cast<std::uint64_t>(unit.padded);
+    const auto state =
+        model_state_formula(spec.engine.strategy, record.mesh, static_cast<std::int64_t>(padded), 2, precision);
+    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 1, precision);
+    for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
+      EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
+      EXPECT_LE(record.ledgers[rank].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter) << name;
+      EXPECT_EQ(record.ledgers[rank].peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient) << name;
+    }
+    EXPECT_EQ(record.copied_bytes, 0U);
+  }
+}
+
+/// The table's own numbers, and that the check above would see the state of f32 (its negative control).
+TEST(PrecisionFormulas, AreTheTable) {
+  const MeshShape four = MeshShape::grid(1, 4);
+  const std::int64_t p = 4096;
+  const auto bytes = [&](const char* name, Precision precision) {
+    const ModelStateBytes b = model_state_formula(strategy_named(name), four, p, 2, precision);
+    return std::array<std::uint64_t, 3>{b.parameter, b.gradient, b.optimizer};
+  };
+  const Precision bf16{DType::bf16, DType::bf16}, mixed{DType::bf16, DType::f32};
+  EXPECT_THAT(bytes("ddp", bf16), testing::ElementsAre(2 * p, 2 * p, 12 * p));
+  EXPECT_THAT(bytes("ddp", mixed), testing::ElementsAre(2 * p, 4 * p, 12 * p));
+  EXPECT_THAT(bytes("fsdp", mixed), testing::ElementsAre(2 * p / 4, 4 * p / 4, 12 * p / 4));
+  EXPECT_NE(bytes("fsdp", bf16), bytes("fsdp", {}));
+  const std::vector<UnitSize> units = {{960, true, true}, {1920, false, false}, {480, true, false}};
+  const auto narrow = communication_formula(strategy_named("fsdp"), four, units, bf16);
+  const auto cast = communication_formula(strategy_named("fsdp"), four, units, mixed);
+  const auto wide = communication_formula(strategy_named("fsdp"), four, units);
+  EXPECT_EQ(2 * narrow.bytes.all_gather, wide.bytes.all_gather);
+  EXPECT_EQ(2 * narrow.bytes.reduce_scatter, wide.bytes.reduce_scatter);
+  EXPECT_EQ(cast.bytes.all_gather, narrow.bytes.all_gather);
+  EXPECT_EQ(cast.bytes.reduce_scatter, wide.bytes.reduce_scatter);
+}
+
+TEST(Precision, WhatCantBeDoneIsSaid) {
+  EXPECT_THROW(make_precision(DType::f64, {}), base::Unsupported);
+  EXPECT_THROW(make_precision(DType::f32, DType::bf16), base::Unsupported);
+  EXPECT_THROW(make_precision(DType::bf16, DType::f16), base::Unsupported);
+}
+
+TrainingRecord twenty_steps(DType dtype, std::optional<DType> reduce, double rate) {
+  TrainingSpec spec;
+  spec.steps = 20;
+  spec.lr = rate;
+  spec.dtype = dtype;
+  spec.engine = engine_for("fsdp");
+  spec.engine.reduce_dtype = reduce;
+  return train(spec);
+}
+
+TEST(Precision, LossesStayCloseToThoseOfF32) {
+  const TrainingRecord wide = twenty_steps(DType::f32, {}, 1e-3);
+  for (const std::optional<DType> reduce : {std::optional<DType>(), std::optional(DType::f32)}) {
+    const TrainingRecord narrow = twenty_steps(DType::bf16, reduce, 1e-3);
+    for (std::size_t i = 0; i < wide.losses.size(); ++i)
+      EXPECT_NEAR(narrow.losses[i], wide.losses[i], 0x1p-8 * wide.losses[i]) << i;
+    EXPECT_NE(narrow.losses, wide.losses);
+  }
+}
+
+float rounded(float value) { return static_cast<float>(base::bf16(value)); }
+
+/// Steps that are each smaller than a bf16 number's last place add up in the masters. The control: the same values
+/// without masters, rounded at each step, would not have moved.
+TEST(Precision, MastersKeepWhatBf16WouldLose) {
+  TrainingSpec spec;
+  spec.steps = 20;
+  spec.lr = 1e-5;  // AdamW moves an element by about that
+  spec.dtype = DType::bf16;
+  spec.engine = engine_for("zero2");
+  spec.engine.optimizer.weight_decay = 0;
+  spec.steps = 1;
+  const std::vector<float> one = train(spec).parameters.at("ln_f.weight");
+  spec.steps = 20;
+  const std::vector<float> many = train(spec).parameters.at("ln_f.weight");
+  int moved = 0;
+  for (std::size_t i = 0; i < many.size(); ++i) {
+    EXPECT_NE(one[i], 1.0F) << i;           // the masters took the first step ...
+    EXPECT_EQ(rounded(one[i]), 1.0F) << i;  // ... which bf16 can't hold, so without them each step begins at 1 again
+    moved += std::abs(many[i] - 1.0F) > 2 * std::abs(one[i] - 1.0F) ? 1 : 0;
+  }
+  EXPECT_GT(moved, static_cast<int>(many.size() / 2));
+}
+
+/// Values from outside go through the masters and come back whole, and 16-bit parameters are their rounding.
+TEST(Precision, FilledValuesAreKeptInF32) {
+  for (const char* name : {"ddp", "zero1", "fsdp", "hsdp"}) {
+    TrainingSpec spec = spec_for(name, 4, {DType::bf16, {}});
+    spec.steps = 1;
+    const auto value = [](std::int64_t i) { return 1.0F + 1e-4F * static_cast<float>(i % 7); };
+    spec.after_step = [&](int, int, Engine& engine, nn::CausalModel&) {
+      engine.fill([&](const nn::Parameter&, nn::ElementRange range, float* out) {
+        for (std::int64_t i = range.begin; i < range.end; ++i) *out++ = value(i);
+      });
+    };
+    for (const auto& [parameter, values] : train(spec).parameters)
+      for (std::size_t i = 0; i < values.size(); ++i)
+        ASSERT_EQ(values[i], value(static_cast<std::int64_t>(i))) << name << " " << parameter;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

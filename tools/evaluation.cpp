@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/nn/data.h"
+#include "tools/control.h"
 
 namespace tessera::tools {
 
@@ -24,7 +25,9 @@ Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::Communi
   }
   if (ranks > 1) {
     const comm::View view = comm::view_of(sums, 2);
-    control.all_reduce(view, view, comm::ReduceOp::sum(), {.label = "eval"}).wait();
+    exchange(model.context(), control, view, view, [&](comm::ConstView in, comm::View out) {
+      return control.all_reduce(in, out, comm::ReduceOp::sum(), {.label = "eval"});
+    });
   }
   return {sums[0] / sums[1], static_cast<std::int64_t>(sums[1]) * plan.seq_len};
 }

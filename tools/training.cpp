@@ -10,6 +10,7 @@
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tools/control.h"
 #include "tools/device.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
@@ -45,18 +46,6 @@ double median(std::vector<double> values) {
 /// The first two steps warm caches and pools; with fewer than three steps all there is counts.
 std::vector<double> without_warm_up(const std::vector<double>& values) {
   return values.size() > 2 ? std::vector<double>(values.begin() + 2, values.end()) : values;
-}
-
-template <class T>
-std::vector<std::vector<T>> gather_all(comm::Communicator& world, const std::vector<T>& mine) {
-  std::vector<T> all(mine.size() * static_cast<std::size_t>(world.size()));
-  world.all_gather(comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size())).wait();
-  std::vector<std::vector<T>> by_rank;
-  for (int r = 0; r < world.size(); ++r) {
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * r;
-    by_rank.emplace_back(first, first + static_cast<std::ptrdiff_t>(mine.size()));
-  }
-  return by_rank;
 }
 
 class Training {
@@ -159,7 +148,9 @@ class Training {
   double mean_over_ranks(double loss) {
     if (world_.size() == 1) return loss;
     const comm::View view = comm::view_of(&loss, 1);
-    control_->all_reduce(view, view, comm::ReduceOp::avg(), {.label = "loss"}).wait();
+    exchange(context_, *control_, view, view, [&](comm::ConstView in, comm::View out) {
+      return control_->all_reduce(in, out, comm::ReduceOp::avg(), {.label = "loss"});
+    });
     return loss;
   }
 
@@ -261,7 +252,7 @@ RunResult Training::summarize() {
   r.formula_bytes_per_step = formula_bytes();
 
   std::vector<std::uint64_t> most(figures.size(), 0);
-  for (const auto& rank : gather_all(*control_, figures))
+  for (const auto& rank : gather_all(context_, *control_, figures))
     for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], rank[i]);
   r.wire_bytes_per_step = {most[0], most[1], most[2], most[3]};
   r.copied_bytes_per_step = most[4];
@@ -272,9 +263,9 @@ RunResult Training::summarize() {
 
   // The slowest rank of each step; its exposed time by rank, since a fast rank's wait is another's compute.
   std::vector<double> slowest(measured_.step_ms.size(), 0);
-  for (const auto& rank : gather_all(*control_, measured_.step_ms))
+  for (const auto& rank : gather_all(context_, *control_, measured_.step_ms))
     for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
-  for (const auto& rank : gather_all(*control_, measured_.exposed_ms))
+  for (const auto& rank : gather_all(context_, *control_, measured_.exposed_ms))
     r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
   const std::vector<double> warm = without_warm_up(slowest);
   r.step_ms_median = median(warm);
@@ -294,10 +285,11 @@ std::vector<EventRecord> Training::gather_events() {
   const std::string text = mine.dump();
   const std::vector<std::uint64_t> length = {text.size()};
   std::vector<std::size_t> counts;
-  for (const auto& rank : gather_all(*control_, length)) counts.push_back(rank[0]);
+  for (const auto& rank : gather_all(context_, *control_, length)) counts.push_back(rank[0]);
   std::vector<std::uint8_t> all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
   const comm::ConstView in{text.data(), text.size(), base::DType::u8, {}};
-  control_->all_gather_v(in, comm::view_of(all.data(), all.size()), counts).wait();
+  exchange(context_, *control_, in, comm::view_of(all.data(), all.size()),
+           [&](comm::ConstView from, comm::View to) { return control_->all_gather_v(from, to, counts); });
   std::vector<EventRecord> events;
   const char* position = reinterpret_cast<const char*>(all.data());
   for (const std::size_t count : counts) {

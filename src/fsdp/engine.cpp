@@ -31,13 +31,18 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
                            .all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce),
                            .gather_stream = context.make_stream(),
                            .reduce_stream = context.make_stream(),
+                           .poison_stream = options_.poison ? context.make_stream() : nullptr,
                            .parameters = nullptr,
                            .gradients = nullptr,
                            .recorder = Recorder(world.rank()),
                            .copier = Copier(context.runtime()),
                            .reduce_dtype = options_.reduce_dtype});
   const auto unbooked = [this](std::size_t bytes) { return fabric_->allocate(bytes, std::nullopt); };
-  const bool poison = options_.poison && context.runtime().host_accessible();
+  LeasePool::Poison poison;
+  if (options_.poison)
+    poison = [this](const Event& released, void* data, std::size_t bytes) {
+      return fabric_->poison(released, data, bytes);
+    };
   fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
   fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
 

@@ -1,6 +1,5 @@
 #include "tessera/fsdp/lease.h"
 
-#include <cstring>
 #include <utility>
 
 namespace tessera::fsdp {
@@ -34,8 +33,8 @@ void Lease::give_back(Event released) {
   bytes_ = 0;
 }
 
-LeasePool::LeasePool(Ledger& ledger, MemoryUse use, Allocate allocate, bool poison)
-    : ledger_(ledger), use_(use), allocate_(std::move(allocate)), poison_(poison) {}
+LeasePool::LeasePool(Ledger& ledger, MemoryUse use, Allocate allocate, Poison poison)
+    : ledger_(ledger), use_(use), allocate_(std::move(allocate)), poison_(std::move(poison)) {}
 
 LeasePool::~LeasePool() {
   for (const Slot& slot : slots_) {
@@ -82,8 +81,7 @@ void LeasePool::release(std::size_t index, Event released) {
   slot.released = std::move(released);
   ledger_.remove(use_, slot.booked);
   ledger_.hold(static_cast<std::int64_t>(slot.buffer.bytes()));
-  // All ones is NaN in every float type: who reads a buffer that was given back computes NaN, not yesterday's values.
-  if (poison_ && slot.released.done()) std::memset(slot.buffer.data(), 0xFF, slot.buffer.bytes());
+  if (poison_) slot.released = poison_(slot.released, slot.buffer.data(), slot.buffer.bytes());
 }
 
 std::vector<std::string> LeasePool::owners() const {

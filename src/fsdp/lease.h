@@ -42,7 +42,9 @@ class TESSERA_API Lease {
 class TESSERA_API LeasePool {
  public:
   using Allocate = std::function<Buffer(std::size_t bytes)>;  ///< memory that is booked nowhere: the pool books it
-  LeasePool(Ledger& ledger, MemoryUse use, Allocate allocate, bool poison);
+  /// Fills memory that was given back with NaN once `released` is reached; the event returned comes after that.
+  using Poison = std::function<Event(const Event& released, void* data, std::size_t bytes)>;
+  LeasePool(Ledger& ledger, MemoryUse use, Allocate allocate, Poison poison);  ///< `poison` may be empty
   ~LeasePool();
   LeasePool(const LeasePool&) = delete;
   LeasePool& operator=(const LeasePool&) = delete;
@@ -66,7 +68,7 @@ class TESSERA_API LeasePool {
   Ledger& ledger_;
   const MemoryUse use_;
   const Allocate allocate_;
-  const bool poison_;
+  const Poison poison_;
   std::vector<Slot> slots_;
 };
 

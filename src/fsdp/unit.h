@@ -28,6 +28,7 @@ struct Fabric {
   std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;
   std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
   std::unique_ptr<Stream> reduce_stream;
+  std::unique_ptr<Stream> poison_stream;  ///< null: released buffers stay as they are
   std::unique_ptr<LeasePool> parameters;  ///< unsharded
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
   Recorder recorder;
@@ -39,6 +40,12 @@ struct Fabric {
   /// The device's memory, from the backend where it has such: it moves its own fastest. `use` nothing: booked nowhere.
   Buffer allocate(std::size_t bytes, std::optional<MemoryUse> use);
   void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
+  /// All ones is NaN in every float type: who reads a buffer that was given back computes NaN, not yesterday's values.
+  Event poison(const Event& released, void* data, std::size_t bytes) {
+    poison_stream->wait(released);
+    context.runtime().fill(*poison_stream, data, 0xFF, bytes);
+    return poison_stream->record();
+  }
 };
 
 /// Every verb only issues; nothing here makes the host wait.

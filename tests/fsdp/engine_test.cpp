@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "tessera/fsdp/lease.h"
 #include "tests/harness/training.h"
@@ -190,9 +191,8 @@ TEST(Buffers, AllLeasesAreBackAfterAStep) {
 TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   base::Ledger ledger;
   nn::Context context;
-  LeasePool pool(
-      ledger, base::MemoryUse::unsharded_parameter,
-      [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryUse::other); }, false);
+  LeasePool pool(ledger, base::MemoryUse::unsharded_parameter,
+                 [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryUse::other); }, {});
   const auto stream = base::make_lazy_stream();
   const auto user = base::make_lazy_stream();
   Lease first = pool.acquire(1024, "a", *user);
@@ -210,9 +210,38 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   EXPECT_EQ(ledger.snapshot().now_of(base::MemoryUse::unsharded_parameter), 0u);
 }
 
+TEST(Leases, PoisonComesAfterTheLastTenantAndBeforeTheNext) {
+  base::Ledger ledger;
+  nn::Context context;
+  const auto filler = base::make_lazy_stream();
+  LeasePool pool(
+      ledger, base::MemoryUse::unsharded_parameter,
+      [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryUse::other); },
+      [&](const base::Event& released, void* data, std::size_t bytes) {
+        filler->wait(released);
+        filler->run([=] { std::memset(data, 0xFF, bytes); });
+        return filler->record();
+      });
+  const auto user = base::make_lazy_stream();
+  Lease first = pool.acquire(sizeof(float), "a", *user);
+  auto* value = static_cast<float*>(first.data());
+  float last_seen = 0, next_seen = 0;
+  user->run([=] { *value = 1; });
+  user->run([&last_seen, value] { last_seen = *value; });
+  first.give_back(user->record());
+  Lease second = pool.acquire(sizeof(float), "b", *user);
+  ASSERT_EQ(second.data(), value);
+  user->run([&next_seen, value] { next_seen = *value; });
+  user->synchronize();
+  EXPECT_EQ(last_seen, 1.0F);
+  EXPECT_TRUE(std::isnan(next_seen));
+  second.give_back(base::Event());
+}
+
 // --- state
 
-/// A token outside the vocabulary: the embedding refuses it after the root was gathered and the first block's gather was begun.
+/// A token outside the vocabulary: the embedding refuses it after the root was gathered and the first block's gather
+/// was begun.
 void fail_in_forward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
   const auto batch = make_batch(context, spec, step, rank);
   batch.tokens.data<std::int32_t>()[0] = 1 << 20;

@@ -44,8 +44,8 @@ TEST(Buffer, ReleasesOnceAndOnlyByItsLastOwner) {
 
 TEST(Pool, AlignsAndBooksEverySize) {
   Fixture f;
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{65}, 256 * 1024 - std::size_t{1},
-                                  std::size_t{256 * 1024}, kMiB + 1, 5 * kMiB}) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{65},
+                                  256 * 1024 - std::size_t{1}, std::size_t{256 * 1024}, kMiB + 1, 5 * kMiB}) {
     Buffer buffer = f.get(bytes);
     ASSERT_TRUE(buffer);
     EXPECT_EQ(buffer.bytes(), bytes);
@@ -54,6 +54,16 @@ TEST(Pool, AlignsAndBooksEverySize) {
     if (bytes != 0) std::memset(buffer.data(), 1, bytes);
     buffer.reset();
     EXPECT_EQ(f.ledger->snapshot().total_now, 0U);
+  }
+}
+
+TEST(Pool, BlocksThatCanHoldAHugePageBeginWithOne) {
+  Fixture f;
+  std::vector<Buffer> held;  // one after the other: what the kernel happened to give first proves little
+  for (const std::size_t bytes : {2 * kMiB, 3 * kMiB, 5 * kMiB + 4096, 2 * kMiB, 17 * kMiB}) {
+    held.push_back(f.get(bytes));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(held.back().data()) % (2 * kMiB), 0U) << bytes;
+    std::memset(held.back().data(), 1, bytes);
   }
 }
 
@@ -103,7 +113,8 @@ TEST(Pool, IdleMemoryStaysBounded) {
   options.slack = 0.02;
   options.slack_bytes = kMiB;
   Fixture f(options);
-  for (std::size_t i = 1; i <= 40; ++i) f.get(i * kMiB);  // forty sizes, one at a time: no block is ever reused as it is
+  for (std::size_t i = 1; i <= 40; ++i)
+    f.get(i * kMiB);  // forty sizes, one at a time: no block is ever reused as it is
   const auto s = f.ledger->snapshot();
   EXPECT_EQ(s.total_peak, 40 * kMiB);
   EXPECT_LE(s.reserved, 2 * kMiB);

@@ -40,8 +40,8 @@ UniqueFd make_segment(const char* name, std::size_t bytes);
 
 /// Where a mapping begins, in steps of kColourStep, modulo kColours. A rank reads the same offset of several windows in
 /// turn, and AMD's first-level caches predict their way by address bits 12 to 27 (M. Lipp et al., "Take A Way", 2020):
-/// two streams that agree in these evict each other at every line (95 us instead of 66 for a reduce_scatter of 4 MiB
-/// between 2 ranks).
+/// two streams that agree in these evict each other at every line (a reduce_scatter of 4 MiB between 2 ranks
+/// takes 1.6 times as long: docs/performance.md).
 inline constexpr std::size_t kColourStep = std::size_t{2} << 20;
 inline constexpr std::size_t kColours = 128;
 

@@ -96,7 +96,10 @@ class HostKernels final : public Kernels<T> {
     });
   }
 
-  void linear_forward(Stream& s, const LinearForward<T>& args) override { launch(s, args, kernels::linear_forward<T>); }
+  void linear_forward(Stream& s, const LinearForward<T>& a) override {
+    launch(s, a, kernels::linear_forward<T>);
+    if (a.activated != nullptr) activation_forward(s, activation_after(a));
+  }
   void linear_backward(Stream& s, const LinearBackward<T>& args) override {
     launch(s, args, kernels::linear_backward<T>);
   }

@@ -205,6 +205,7 @@ void NarrowKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
     wide().linear_forward(s, {{rows, shape.in, shape.out, shape.layout}, x, weight, bias, y});
     scratch.store(y, a.y + at * shape.out, rows * shape.out);
   });
+  if (a.activated != nullptr) activation_forward(s, kernels::activation_after(a));
 }
 
 namespace {

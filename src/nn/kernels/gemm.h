@@ -1,11 +1,12 @@
 // Matrix products through BLAS (called single-threaded), split over the pool by fixed tiles of C, and the linear layer.
 //
-// All matrices are row-major. The tiles depend on m and n only, and k is never split, so the bits are the same for every
-// number of threads.
+// All matrices are row-major. The tiles depend on m and n only, and k is never split, so the bits are the same for
+// every number of threads.
 #pragma once
 
 #include <cstddef>
 
+#include "tessera/nn/kernels/activation.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -40,7 +41,8 @@ struct LinearShape {
   WeightLayout layout = WeightLayout::out_in;
 };
 
-/// y[rows, out] = x[rows, in] * W + bias[out]; bias may be null. Overwrites y.
+/// y[rows, out] = x[rows, in] * W + bias[out]; bias may be null. Overwrites y. With `activated` also activated =
+/// activation(y), in the same pass where a device can (then before y is rounded).
 template <class T>
 struct LinearForward {
   LinearShape shape;
@@ -48,9 +50,18 @@ struct LinearForward {
   const T* weight = nullptr;
   const T* bias = nullptr;
   T* y = nullptr;
+  T* activated = nullptr;
+  Activation activation = Activation::relu;
 };
+/// `activated` is not looked at.
 template <class T>
 TESSERA_API void linear_forward(ThreadPool& pool, const LinearForward<T>& args);
+
+/// What is left to do where a product leaves the activation out.
+template <class T>
+ActivationForward<T> activation_after(const LinearForward<T>& args) {
+  return {args.activation, args.y, args.activated, args.shape.rows * args.shape.out};
+}
 
 /// Gradients of linear_forward; a null gradient is not computed. accumulate_*: add to what is there, else overwrite.
 /// x is needed for dweight only, weight for dx only (the other may be null).

@@ -19,8 +19,10 @@ Linear::Linear(Context& context, const LinearOptions& options)
       weight_(add_parameter("weight", weight_shape(options), Init::normal(options.deviation))),
       bias_(options.bias ? &add_parameter("bias", {options.out}, Init::zeros()) : nullptr) {}
 
-Tensor Linear::forward(const Tensor& x) {
-  return ops::linear(x, weight_.tensor(), bias_ != nullptr ? bias_->tensor() : Tensor(), layout_);
+Tensor Linear::forward(const Tensor& x) { return ops::linear(x, weight_.tensor(), bias(), layout_); }
+
+Tensor Linear::forward(const Tensor& x, ops::Activation then) {
+  return ops::activated_linear(then, x, weight_.tensor(), bias(), layout_);
 }
 
 }  // namespace tessera::nn

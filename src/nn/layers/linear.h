@@ -19,9 +19,12 @@ class TESSERA_API Linear : public Layer<Linear> {
  public:
   Linear(Context& context, const LinearOptions& options);
   Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x, ops::Activation then);  ///< activation(then, y)
   const Parameter& weight() const { return weight_; }
 
  private:
+  Tensor bias() const { return bias_ != nullptr ? bias_->tensor() : Tensor(); }
+
   const ops::WeightLayout layout_;
   Parameter& weight_;
   Parameter* const bias_;

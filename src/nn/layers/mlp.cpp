@@ -9,7 +9,7 @@ Mlp::Mlp(Context& context, const MlpOptions& options)
       c_proj_(add<Linear>("c_proj", conv1d(options.hidden, options.width, options.projection_deviation))),
       dropout_(add<Dropout>("dropout", options.residual_dropout)) {}
 
-Tensor Mlp::forward(const Tensor& x) { return dropout_(c_proj_(ops::activation(activation_, c_fc_(x)))); }
+Tensor Mlp::forward(const Tensor& x) { return dropout_(c_proj_(c_fc_(x, activation_))); }
 
 GatedMlp::GatedMlp(Context& context, const GatedMlpOptions& options)
     : Layer(context),

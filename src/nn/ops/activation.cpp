@@ -51,11 +51,15 @@ Tensor activation(Activation kind, const Tensor& x) {
         .activation_forward(x.context().stream(),
                             {.kind = kind, .x = x.data<T>(), .y = y.data<T>(), .count = size(x.count())});
   });
+  record_activation(kind, x, y);
+  return y;
+}
+
+void record_activation(Activation kind, const Tensor& x, Tensor& y) {
   if (Tape* tape = recording({x}, y))
     tape->record("activation", y, [kind, x, dy = y.gradient()] {
       for_floating("activation", x.dtype(), [&](auto zero) { backward_activation<decltype(zero)>(kind, x, *dy); });
     });
-  return y;
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {

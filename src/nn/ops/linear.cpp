@@ -20,11 +20,24 @@ kernels::LinearShape check(const Tensor& x, const Tensor& weight, const Tensor& 
   return {size(rows_of(x)), size(in), size(out), layout};
 }
 
+struct Forward {
+  kernels::LinearShape shape;
+  Tensor x, weight, bias;
+  Tensor y;
+  Tensor activated;  // may be empty
+  Activation kind = Activation::relu;
+};
+
 template <class T>
-void forward(const kernels::LinearShape& shape, const Tensor& x, const Tensor& weight, const Tensor& bias,
-             const Tensor& y) {
-  const kernels::LinearForward<T> args{shape, x.data<T>(), weight.data<T>(), data_or_null<T>(bias), y.data<T>()};
-  y.context().kernels<T>("linear").linear_forward(y.context().stream(), args);
+void forward(const Forward& f) {
+  const kernels::LinearForward<T> args{.shape = f.shape,
+                                       .x = f.x.data<T>(),
+                                       .weight = f.weight.data<T>(),
+                                       .bias = data_or_null<T>(f.bias),
+                                       .y = f.y.data<T>(),
+                                       .activated = f.activated ? f.activated.data<T>() : nullptr,
+                                       .activation = f.kind};
+  f.y.context().kernels<T>("linear").linear_forward(f.y.context().stream(), args);
 }
 
 struct Saved {
@@ -51,22 +64,43 @@ void backward(const Saved& saved) {
   saved.weight.context().kernels<T>("linear").linear_backward(saved.weight.context().stream(), args);
 }
 
-}  // namespace
-
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
-  const kernels::LinearShape shape = check(x, weight, bias, layout);
+Forward prepare(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+  Forward f{.shape = check(x, weight, bias, layout), .x = x, .weight = weight, .bias = bias};
   Shape out_shape = x.shape();
-  out_shape.back() = static_cast<std::int64_t>(shape.out);
-  Tensor y = Tensor::empty(x.context(), std::move(out_shape), x.dtype());
-  for_floating("linear", x.dtype(), [&](auto zero) { forward<decltype(zero)>(shape, x, weight, bias, y); });
-  if (Tape* tape = recording({x, weight, bias}, y)) {
-    Saved saved{shape,       weight.requires_grad() ? x : Tensor(), weight, slot_of(x), slot_of(weight), slot_of(bias),
-                y.gradient()};
-    tape->record("linear", y, [saved = std::move(saved)] {
+  out_shape.back() = static_cast<std::int64_t>(f.shape.out);
+  f.y = Tensor::empty(x.context(), std::move(out_shape), x.dtype());
+  return f;
+}
+
+void run(Forward& f) {
+  for_floating("linear", f.x.dtype(), [&](auto zero) { forward<decltype(zero)>(f); });
+  if (Tape* tape = recording({f.x, f.weight, f.bias}, f.y)) {
+    Saved saved{f.shape,           f.weight.requires_grad() ? f.x : Tensor(),
+                f.weight,          slot_of(f.x),
+                slot_of(f.weight), slot_of(f.bias),
+                f.y.gradient()};
+    tape->record("linear", f.y, [saved = std::move(saved)] {
       for_floating("linear", saved.weight.dtype(), [&](auto zero) { backward<decltype(zero)>(saved); });
     });
   }
-  return y;
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+  Forward f = prepare(x, weight, bias, layout);
+  run(f);
+  return f.y;
+}
+
+Tensor activated_linear(Activation kind, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        WeightLayout layout) {
+  Forward f = prepare(x, weight, bias, layout);
+  f.kind = kind;
+  f.activated = Tensor::empty(x.context(), f.y.shape(), f.y.dtype());
+  run(f);
+  record_activation(kind, f.y, f.activated);
+  return f.activated;
 }
 
 }  // namespace tessera::nn::ops

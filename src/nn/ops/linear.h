@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/nn/kernels/gemm.h"
+#include "tessera/nn/ops/activation.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::nn::ops {
@@ -12,5 +13,9 @@ using kernels::WeightLayout;
 /// tensor. Saves x where the weight wants a gradient.
 TESSERA_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                           WeightLayout layout = WeightLayout::out_in);
+
+/// activation(kind, linear(...)), in one pass where the device can. Saves what each of the two saves.
+TESSERA_API Tensor activated_linear(Activation kind, const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                                    WeightLayout layout = WeightLayout::out_in);
 
 }  // namespace tessera::nn::ops

@@ -30,6 +30,7 @@ TEST_P(Gradients, Linear) {
     const Tensor w = leaf(out_in ? Shape{9, 5} : Shape{5, 9}, "w");
     expect([&] { return weighted_sum(ops::linear(x, w, b, layout)); }, {x, w, b});
     expect([&] { return weighted_sum(ops::linear(flat, w, {}, layout)); }, {flat, w});
+    expect([&] { return weighted_sum(ops::activated_linear(ops::Activation::gelu_tanh, x, w, b, layout)); }, {x, w, b});
   }
 }
 

@@ -93,10 +93,11 @@ class CudaKernels final : public Kernels<T> {
   }
 
   void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
-    products_.forward(s, args);
-    if (args.bias && !products_.adds_bias())
+    const Epilogue done = products_.forward(s, args);
+    if (args.bias && !done.bias)
       for_elements<1>(native_stream(s), args.shape.rows * args.shape.out, {},
                       RowBiasBody<T>{args.bias, args.y, args.shape.out});
+    if (args.activated && !done.activation) activation_forward(s, kernels::activation_after(args));
   }
   void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
     products_.backward(s, args);

@@ -46,12 +46,23 @@ struct Matmul::Chosen {
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (p.bias != nullptr) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE,
+          p.before_gelu != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
+    }
+    if (p.before_gelu != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(p.n));
+      point(p);
     }
     make(a, type, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k);
     make(b, type, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m);
     make(c, type, p.n, p.m);
+  }
+
+  /// What the epilogue reads and writes, which differs from call to call.
+  void point(const Product& p) {
+    if (p.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.before_gelu);
   }
 
   template <class Value>
@@ -60,12 +71,13 @@ struct Matmul::Chosen {
           "cublasLtMatmulDescSetAttribute");
   }
 
-  /// The vendor's first choice for pointers that are multiples of `alignment`: it must not count on more.
+  /// The vendor's first choice for pointers that are multiples of `alignment`: it must not count on more. `found` stays
+  /// false where it has none.
   void choose(cublasLtHandle_t handle, std::uint32_t alignment) {
     cublasLtMatmulPreference_t preference = nullptr;
     check(api, api.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const std::size_t most = kWorkspace;
-    int found = 0;
+    int count = 0;
     cublasStatus_t status = api.cublasLtMatmulPreferenceSetAttribute(
         preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof(most));
     for (const auto attribute :
@@ -74,16 +86,17 @@ struct Matmul::Chosen {
       if (status == CUBLAS_STATUS_SUCCESS)
         status = api.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment));
     if (status == CUBLAS_STATUS_SUCCESS)
-      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, 1, &algorithm, &found);
+      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, 1, &algorithm, &count);
     api.cublasLtMatmulPreferenceDestroy(preference);
-    check(api, status, "cublasLtMatmulAlgoGetHeuristic");
-    if (found == 0) throw Unsupported("cuda: cuBLASLt has no algorithm for this product");
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(api, status, "cublasLtMatmulAlgoGetHeuristic");
+    found = status == CUBLAS_STATUS_SUCCESS && count > 0;
   }
 
   const CublasLt& api;
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
   cublasLtMatmulHeuristicResult_t algorithm{};
+  bool found = false;
 
  private:
   /// `rows` is the vendor's leading dimension: a row of ours.
@@ -106,7 +119,8 @@ Matmul::~Matmul() {
 }
 
 Matmul::Chosen& Matmul::chosen(const Product& p) {
-  const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U);
+  const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U) |
+                            (p.before_gelu != nullptr ? 8U : 0U);
   // Parameters are views of flat buffers that begin at any multiple of 8 elements: the choice depends on where.
   const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
                     reinterpret_cast<std::uintptr_t>(p.c) | std::uintptr_t{256};
@@ -122,6 +136,14 @@ Matmul::Chosen& Matmul::chosen(const Product& p) {
   return *entry;
 }
 
+bool Matmul::can(const Product& p) {
+  // What the library asks of the matrix before GELU: rows of a multiple of 8 elements that begin at 16 bytes. f32 and
+  // f64 keep our kernel, whose formula has the host's bits.
+  const bool fits = size_of(p.dtype) == 2 && p.bias != nullptr && p.k > 0 && p.n % 8 == 0 &&
+                    reinterpret_cast<std::uintptr_t>(p.before_gelu) % 16 == 0;
+  return fits && chosen(p).found;
+}
+
 void Matmul::run(Stream& stream, const Product& p) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {  // an empty sum
@@ -130,7 +152,8 @@ void Matmul::run(Stream& stream, const Product& p) {
     return;
   }
   Chosen& chosen = this->chosen(p);
-  if (p.bias != nullptr) chosen.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  if (!chosen.found) throw Unsupported("cuda: cuBLASLt has no algorithm for this product");
+  chosen.point(p);
   const float one = 1, beta = p.accumulate ? 1 : 0;
   const double wide_one = 1, wide_beta = beta;
   const bool wide = p.dtype == DType::f64;

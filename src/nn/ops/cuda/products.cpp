@@ -10,19 +10,28 @@ class LtProducts final : public Products<T> {
  public:
   explicit LtProducts(Matmul& matmul) : matmul_(matmul) {}
 
-  bool adds_bias() const override { return Matmul::adds_bias(dtype_of<T>); }
-
-  void forward(Stream& stream, const kernels::LinearForward<T>& args) override {
+  Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) override {
     const kernels::LinearShape& s = args.shape;
-    matmul_.run(stream, {.dtype = dtype_of<T>,
-                         .trans_b = s.layout == kernels::WeightLayout::out_in,
-                         .m = s.rows,
-                         .n = s.out,
-                         .k = s.in,
-                         .a = args.x,
-                         .b = args.weight,
-                         .bias = adds_bias() ? args.bias : nullptr,
-                         .c = args.y});
+    Product product{.dtype = dtype_of<T>,
+                    .trans_b = s.layout == kernels::WeightLayout::out_in,
+                    .m = s.rows,
+                    .n = s.out,
+                    .k = s.in,
+                    .a = args.x,
+                    .b = args.weight,
+                    .bias = Matmul::adds_bias(dtype_of<T>) ? args.bias : nullptr,
+                    .c = args.y};
+    if (args.activated && args.activation == kernels::Activation::gelu_tanh) {
+      Product with_gelu = product;
+      with_gelu.before_gelu = args.y;
+      with_gelu.c = args.activated;
+      if (matmul_.can(with_gelu)) {
+        matmul_.run(stream, with_gelu);
+        return {.bias = true, .activation = true};
+      }
+    }
+    matmul_.run(stream, product);
+    return {.bias = product.bias != nullptr};
   }
 
   void backward(Stream& stream, const kernels::LinearBackward<T>& args) override {

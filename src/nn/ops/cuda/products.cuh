@@ -7,13 +7,17 @@
 
 namespace tessera::nn::cuda {
 
+/// What of a linear layer's forward its product did in the same pass. The rest is the caller's.
+struct Epilogue {
+  bool bias = false;
+  bool activation = false;
+};
+
 template <class T>
 class Products {
  public:
   virtual ~Products() = default;
-  /// Whether forward() adds the bias; else it ignores it.
-  virtual bool adds_bias() const = 0;
-  virtual void forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
+  virtual Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
   /// dx and dweight; dbias is not a product.
   virtual void backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;
 };

@@ -28,13 +28,13 @@ T weight_at(const T* weight, const kernels::LinearShape& s, std::size_t in, std:
   return s.layout == WeightLayout::out_in ? weight[out * s.in + in] : weight[in * s.out + out];
 }
 
-/// Plain loops, for the element types that the host has no products for.
+/// Plain loops, for the element types that the host has no products for; bias and GELU in the same pass, as cuBLASLt.
 template <class T>
 class LoopProducts final : public cuda::Products<T> {
  public:
-  bool adds_bias() const override { return true; }
-  void forward(Stream& stream, const LinearForward<T>& a) override {
-    stream.run([a] {
+  cuda::Epilogue forward(Stream& stream, const LinearForward<T>& a) override {
+    const bool gelu = a.activated && a.activation == kernels::Activation::gelu_tanh;
+    stream.run([a, gelu] {
       const kernels::LinearShape& s = a.shape;
       for (std::size_t row = 0; row < s.rows; ++row)
         for (std::size_t out = 0; out < s.out; ++out) {
@@ -42,8 +42,10 @@ class LoopProducts final : public cuda::Products<T> {
           for (std::size_t in = 0; in < s.in; ++in)
             sum += cuda::wide(a.x[row * s.in + in]) * cuda::wide(weight_at(a.weight, s, in, out));
           a.y[row * s.out + out] = cuda::narrow<T>(sum);
+          if (gelu) a.activated[row * s.out + out] = cuda::narrow<T>(cuda::GeluTanh<Wide<T>>::value(sum));
         }
     });
+    return {.bias = true, .activation = gelu};
   }
   void backward(Stream& stream, const LinearBackward<T>& a) override {
     stream.run([a] {
@@ -82,13 +84,13 @@ template <class T>
 class HostProducts final : public cuda::Products<T> {
  public:
   explicit HostProducts(ThreadPool& pool) : pool_(pool) {}
-  bool adds_bias() const override { return false; }
-  void forward(Stream& stream, const LinearForward<T>& args) override {
+  cuda::Epilogue forward(Stream& stream, const LinearForward<T>& args) override {
     stream.run([this, args] {
       LinearForward<T> product = args;
       product.bias = nullptr;  // the device's own kernel adds it
       kernels::linear_forward<T>(pool_, product);
     });
+    return {};
   }
   void backward(Stream& stream, const LinearBackward<T>& args) override {
     stream.run([this, args] {

@@ -193,6 +193,30 @@ TYPED_TEST(CudaRows, LinearWithItsBias) {
   }
 }
 
+/// Widths that cuBLASLt's epilogue takes and that it doesn't; GELU, which it has, and another.
+TYPED_TEST(CudaRows, LinearWithItsActivation) {
+  using T = TypeParam;
+  const std::size_t rows = 53, in = 7;
+  for (const std::size_t out : {std::size_t{136}, std::size_t{139}})
+    for (const auto kind : {kernels::Activation::gelu_tanh, kernels::Activation::silu}) {
+      const auto x = numbers<T>("x", rows * in), w = numbers<T>("w", in * out), b = numbers<T>("b", out);
+      expect_as_in_double<T>(
+          [&]<class U>(Kernels<U>& k, Stream& s) {
+            Array<U> a(x), weight(w), bias(b);
+            Array<U> y = Array<U>::poisoned(rows * out), activated = Array<U>::poisoned(rows * out);
+            k.linear_forward(s, {.shape = {rows, in, out},
+                                 .x = a.data(),
+                                 .weight = weight.data(),
+                                 .bias = bias.data(),
+                                 .y = y.data(),
+                                 .activated = activated.data(),
+                                 .activation = kind});
+            return y.values() + activated.values();
+          },
+          200);
+    }
+}
+
 struct AttentionCase {
   std::size_t batch, positions, heads, kv_heads, dim;
   double dropout;

@@ -22,6 +22,7 @@ struct Product {
   const void* a = nullptr;
   const void* b = nullptr;
   const void* bias = nullptr;
+  void* before_gelu = nullptr;  ///< not null: C = GELU (by tanh) of op(A) op(B) + bias, which goes here
   bool accumulate = false;
   void* c = nullptr;
 };
@@ -35,7 +36,10 @@ class Matmul {
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
 
+  /// Throws Unsupported where the library has no algorithm.
   void run(Stream& stream, const Product& product);
+  /// Whether it has one for a product with GELU.
+  bool can(const Product& product);
   /// Whether a bias is added inside the product.
   static bool adds_bias(DType dtype) { return dtype != DType::f64; }
 

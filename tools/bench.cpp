@@ -11,6 +11,7 @@
 #include "tessera/comm/launch.h"
 #include "tools/bench_tune.h"
 #include "tools/commands.h"
+#include "tools/device.h"
 #include "tools/launcher.h"
 #include "tools/output.h"
 #include "tools/process.h"
@@ -29,8 +30,10 @@ void print(const std::string& text) {
 /// The communicator of all ranks. Unlike in training, sums may be added in any order unless the environment asks for
 /// one.
 std::unique_ptr<comm::Communicator> join(const BenchPlan& plan, const std::string& backend,
+                                         const std::shared_ptr<base::DeviceRuntime>& device,
                                          const std::optional<std::string>& algorithms) {
   comm::Config config;
+  if (!device->host_accessible()) config.device = device;
   config.backend = backend;
   config.algorithms = algorithms;
   if (plan.ranks == 1) config.launch = comm::Launch{};
@@ -41,8 +44,9 @@ std::unique_ptr<comm::Communicator> join(const BenchPlan& plan, const std::strin
 /// As a rank of ours: tells the process that started it, a line of JSON each.
 int run_as_child(const BenchOptions& options, const BenchPlan& plan) {
   const auto tell = [](const ordered_json& line) { print(line.dump() + "\n"); };
-  const auto world = join(plan, options.only, options.algorithms);
-  run_bench(plan, *world,
+  const auto device = base::open_device(device_of_rank(plan.device));
+  const auto world = join(plan, options.only, device, options.algorithms);
+  run_bench(plan, *world, *device,
             {.on_algorithms =
                  [&](const std::vector<std::string>& names) {
                    tell({{"algorithms", names}});
@@ -98,11 +102,12 @@ int run_here(const BenchOptions& options, const BenchPlan& plan) {
                     fmt::join(plan.backends, ",")));
   if (!options.tune.empty())
     throw base::InvalidUsage("--tune starts ranks of its own for every algorithm; start it without a launcher");
-  const auto world = join(plan, plan.backends.front(), std::nullopt);
+  const auto device = base::open_device(device_of_rank(plan.device));
+  const auto world = join(plan, plan.backends.front(), device, std::nullopt);
   const bool first = world->rank() == 0;
   BenchReport report(plan, options.csv);
   if (first) print(report.begin());
-  run_bench(plan, *world, printing(report));
+  run_bench(plan, *world, *device, printing(report));
   if (!first) return 0;
   print(report.end());
   finish_bench(options, report);
@@ -149,10 +154,11 @@ int tune(const Commands& commands, const BenchOptions& options, const BenchPlan&
       tuning.add(row.out_of_place);
     });
   if (code != 0) return code;
-  const std::string setting = fmt::format(
-      "tessera bench --tune: backend {}, {} ranks, {} {}, {} memory, TESSERA_DETERMINISTIC={}", plan.backends.front(),
-      plan.ranks, base::name_of(plan.dtype), comm::name_of(plan.redop),
-      plan.communicator_memory ? "communicator" : "ordinary", comm_variable("TESSERA_DETERMINISTIC").value_or("0"));
+  const std::string setting =
+      fmt::format("tessera bench --tune: backend {}, {} ranks, {} {}, {} memory of {}, TESSERA_DETERMINISTIC={}",
+                  plan.backends.front(), plan.ranks, base::name_of(plan.dtype), comm::name_of(plan.redop),
+                  plan.communicator_memory ? "communicator" : "ordinary", plan.device,
+                  comm_variable("TESSERA_DETERMINISTIC").value_or("0"));
   print(tuning.table());
   write_file(options.tune, tuning.file(setting));
   print(fmt::format("#\n# {} is written; TESSERA_ALGO=@{} uses it\n", options.tune, options.tune));

@@ -46,21 +46,15 @@ void BenchCall::evict() const {
   tools::evict({static_cast<const std::byte*>(out.data), out.bytes()});
 }
 
-BenchBuffers::BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data,
-                           const BenchShape& largest, bool communicator_memory)
-    : data_(data), rank_(world.rank()) {
-  const auto allocate = [&](std::size_t count) {
-    const std::size_t bytes = count * base::size_of(data.dtype);
-    return communicator_memory ? world.allocate(bytes, comm::MemoryKind::host, base::MemoryUse::communication)
-                               : pool.allocate(bytes, base::MemoryUse::communication);
-  };
-  in_ = allocate(largest.in_count);
-  out_ = allocate(largest.out_count);
-}
+BenchBuffers::BenchBuffers(BenchMemory& memory, int rank, const BenchData& data, const BenchShape& largest)
+    : memory_(memory),
+      data_(data),
+      rank_(rank),
+      in_(memory.allocate(largest.in_count * base::size_of(data.dtype))),
+      out_(memory.allocate(largest.out_count * base::size_of(data.dtype))) {}
 
-BenchBuffers::Pointers BenchBuffers::pointers(const BenchShape& shape, bool in_place) const {
-  std::byte* in = in_.bytes_at(0);
-  std::byte* out = out_.bytes_at(0);
+BenchBuffers::Pointers BenchBuffers::pointers(const BenchShape& shape, bool in_place, Pointers begin) const {
+  const auto [in, out] = begin;
   if (!in_place) return {in, out};
   const std::size_t part = static_cast<std::size_t>(rank_) * shape.count * base::size_of(data_.dtype);
   const bool root = rank_ == data_.root;
@@ -81,19 +75,28 @@ BenchBuffers::Pointers BenchBuffers::pointers(const BenchShape& shape, bool in_p
 }
 
 void BenchBuffers::fill(const BenchShape& shape, bool in_place) {
-  const Pointers at = pointers(shape, in_place);
+  const Pointers at = pointers(shape, in_place, {in_.host(), out_.host()});
   const std::size_t element = base::size_of(data_.dtype);
-  poison(in_.data(), shape.in_count * element);
-  poison(out_.data(), shape.out_count * element);
+  poison(in_.host(), shape.in_count * element);
+  poison(out_.host(), shape.out_count * element);
   const bool rooted_input = data_.op->id == Id::broadcast || data_.op->id == Id::scatter;
   if (!rooted_input || rank_ == data_.root) fill_bench_input(data_, rank_, at.in, shape.in_count);
+  memory_.put(in_, shape.in_count * element);
+  memory_.put(out_, shape.out_count * element);
+}
+
+comm::View BenchBuffers::output(const BenchShape& shape, bool in_place) {
+  const std::size_t element = base::size_of(data_.dtype);
+  memory_.get(in_, shape.in_count * element);
+  memory_.get(out_, shape.out_count * element);
+  return {pointers(shape, in_place, {in_.host(), out_.host()}).out, shape.out_count, data_.dtype, {}};
 }
 
 BenchCall BenchBuffers::call(const BenchShape& shape, bool in_place) const {
-  const Pointers at = pointers(shape, in_place);
+  const Pointers at = pointers(shape, in_place, {in_.memory.bytes_at(0), out_.memory.bytes_at(0)});
   return {data_.op->id,
-          {at.in, shape.in_count, data_.dtype, {}},
-          {at.out, shape.out_count, data_.dtype, {}},
+          {at.in, shape.in_count, data_.dtype, memory_.device()},
+          {at.out, shape.out_count, data_.dtype, memory_.device()},
           bench_reduce_op(data_.redop, rank_),
           data_.root};
 }

@@ -6,6 +6,7 @@
 #include "tessera/base/memory.h"
 #include "tessera/comm/communicator.h"
 #include "tools/bench_data.h"
+#include "tools/bench_memory.h"
 
 namespace tessera::tools {
 
@@ -24,24 +25,27 @@ struct BenchCall {
 /// In place one of the two buffers serves both sides: the larger one.
 class BenchBuffers {
  public:
-  BenchBuffers(comm::Communicator& world, base::MemoryPool& pool, const BenchData& data, const BenchShape& largest,
-               bool communicator_memory);
+  /// `memory` outlives it.
+  BenchBuffers(BenchMemory& memory, int rank, const BenchData& data, const BenchShape& largest);
 
   /// Fresh inputs; everything else that the call will touch is poisoned.
   void fill(const BenchShape& shape, bool in_place);
   BenchCall call(const BenchShape& shape, bool in_place) const;
+  /// The call's output as the host reads it: the memory itself, or a copy, which is made here.
+  comm::View output(const BenchShape& shape, bool in_place);
 
  private:
   struct Pointers {
     std::byte* in = nullptr;
     std::byte* out = nullptr;
   };
-  Pointers pointers(const BenchShape& shape, bool in_place) const;
+  Pointers pointers(const BenchShape& shape, bool in_place, Pointers begin) const;
 
+  BenchMemory& memory_;
   const BenchData data_;
   const int rank_;
-  base::Buffer in_;
-  base::Buffer out_;
+  BenchMemory::Block in_;
+  BenchMemory::Block out_;
 };
 
 }  // namespace tessera::tools

@@ -79,8 +79,12 @@ BenchPlan make_bench_plan(const BenchOptions& options, int ranks) {
     throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
   plan.communicator_memory = options.memory == "communicator";
   check_device(options.device);
+  plan.device = options.device;
   if (base::parse_device(options.device).type != base::DeviceType::cpu)
-    throw base::InvalidUsage("--device " + options.device + ": bench fills and checks the host's memory only; use cpu");
+    for (const auto& [given, name] : {std::pair(options.cold, "--cold"), {options.overlap, "--overlap"}})
+      if (given)
+        throw base::InvalidUsage(std::string(name) +
+                                 " is about the host's caches and cores; leave it out with --device " + options.device);
   plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};
   if (!options.tune.empty()) check_tuning(options, plan);
   return plan;

@@ -77,8 +77,9 @@ std::string BenchReport::begin() {
 }
 
 std::string BenchReport::setting() const {
-  return fmt::format("tessera {} bench: ranks {}, memory {}, caches {}", kVersion, plan_.ranks,
+  return fmt::format("tessera {} bench: ranks {}, memory {}{}, caches {}", kVersion, plan_.ranks,
                      plan_.communicator_memory ? "communicator" : "ordinary",
+                     plan_.device == "cpu" ? "" : " of " + plan_.device,
                      plan_.cold ? "cold (buffers flushed before each call)" : "warm");
 }
 
@@ -134,11 +135,13 @@ nlohmann::ordered_json BenchReport::json() const {
   nlohmann::ordered_json fits = nlohmann::ordered_json::array();
   for (const BackendFit& fit : fits_of(results_)) fits.push_back(to_json(fit));
   const MemcpySpeed speed = memcpy_.value_or(MemcpySpeed{});
-  return {{"ranks", plan_.ranks},
-          {"results", results},
-          {"fits", fits},
-          {"cold", plan_.cold},
-          {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+  nlohmann::ordered_json json = {{"ranks", plan_.ranks},
+                                 {"results", results},
+                                 {"fits", fits},
+                                 {"cold", plan_.cold},
+                                 {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+  if (plan_.device != "cpu") json["device"] = plan_.device;
+  return json;
 }
 
 std::string BenchReport::plot() const {

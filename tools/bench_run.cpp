@@ -11,6 +11,7 @@
 #include "tools/bench_cold.h"
 #include "tools/bench_data.h"
 #include "tools/bench_measure.h"
+#include "tools/bench_memory.h"
 #include "tools/bench_overlap.h"
 
 namespace tessera::tools {
@@ -26,10 +27,13 @@ double gigabytes_per_second(double bytes, double microseconds) {
   return microseconds > 0 ? bytes / microseconds * 1e-3 : 0;
 }
 
-MemcpySpeed measure_memcpy(comm::Communicator& world, base::MemoryPool& pool) {
-  const std::size_t bytes = std::min(kMemcpyBytes, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
-  const PrivateMemory memory(pool, {0, 0, bytes});
-  const auto copy = [&] { memory.run({0, 0, bytes}, Stores::plain); };
+MemcpySpeed measure_memcpy(Control& world, BenchMemory& memory) {
+  const std::size_t most = memory.on_host() ? kMemcpyBytes : memory.larger_than_caches();
+  const std::size_t bytes = std::min(most, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
+  const BenchTraffic traffic{0, 0, bytes};
+  std::optional<PrivateMemory> of_host;
+  if (memory.on_host()) of_host.emplace(memory.host_pool(), traffic);
+  const auto copy = [&] { of_host ? of_host->run(traffic, Stores::plain) : memory.move(traffic); };
   const Repeats repeats{.warmup = 1, .iterations = kMemcpyIterations};
   const double alone = median_of(measure(world, repeats, [&] {
     if (world.rank() == 0) copy();
@@ -42,14 +46,18 @@ MemcpySpeed measure_memcpy(comm::Communicator& world, base::MemoryPool& pool) {
 /// One rank's state while it measures.
 class Bench {
  public:
-  Bench(const BenchPlan& plan, comm::Communicator& world, const BenchCallbacks& callbacks)
-      : plan_(plan), world_(world), callbacks_(callbacks), pool_(world.ledger()) {
+  Bench(const BenchPlan& plan, comm::Communicator& world, base::DeviceRuntime& device, const BenchCallbacks& callbacks)
+      : plan_(plan),
+        world_(world),
+        control_(world, device),
+        memory_(world, device, plan.communicator_memory),
+        callbacks_(callbacks) {
     if (plan.overlap) computation_.emplace();
   }
 
   void run() {
     if (world_.rank() == 0 && callbacks_.on_algorithms) callbacks_.on_algorithms(world_.capabilities().algorithms);
-    const MemcpySpeed speed = measure_memcpy(world_, pool_);
+    const MemcpySpeed speed = measure_memcpy(control_, memory_);
     if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
     for (const BenchOp* op : plan_.ops) run_op(*op);
   }
@@ -61,14 +69,15 @@ class Bench {
   void run_op(const BenchOp& op) {
     const std::vector<std::uint64_t> sizes = plan_.sizes(op);
     const BenchShape largest = bench_shape(op, sizes.back(), plan_.dtype, plan_.ranks);
-    BenchBuffers buffers(world_, pool_, data_of(op), largest, plan_.communicator_memory);
-    const PrivateMemory memory(pool_, bench_traffic(op, largest, place(), false));
+    BenchBuffers buffers(memory_, world_.rank(), data_of(op), largest);
+    std::optional<PrivateMemory> of_host;
+    if (memory_.on_host()) of_host.emplace(memory_.host_pool(), bench_traffic(op, largest, place(), false));
     for (const std::uint64_t bytes : sizes) {
       const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks);
-      auto out_of_place = measure_call(op, shape, buffers, memory, false);
+      auto out_of_place = measure_call(op, shape, buffers, of_host, false);
       if (!out_of_place) continue;
       BenchRow row{std::move(*out_of_place), {}};
-      if (op.in_place) row.in_place = measure_call(op, shape, buffers, memory, true);
+      if (op.in_place) row.in_place = measure_call(op, shape, buffers, of_host, true);
       if (world_.rank() == 0 && callbacks_.on_row) callbacks_.on_row(row);
     }
   }
@@ -87,7 +96,7 @@ class Bench {
   }
 
   std::optional<BenchResult> measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers,
-                                          const PrivateMemory& memory, bool in_place) {
+                                          const std::optional<PrivateMemory>& of_host, bool in_place) {
     buffers.fill(shape, in_place);
     const BenchCall call = buffers.call(shape, in_place);
     const std::optional<std::string> algorithm = algorithm_of(call);
@@ -101,23 +110,24 @@ class Bench {
                        .in_place = in_place,
                        .memory = plan_.communicator_memory ? "communicator" : "ordinary",
                        .algorithm = *algorithm};
-    result.time_us = bench_times(measure(world_, repeats, [&] { call.start(world_).wait(); }));
+    result.time_us = bench_times(measure(control_, repeats, [&] { call.start(world_).wait(); }));
     result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
     result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
-    result.bound_us = measure_bound(bench_traffic(op, shape, place(), in_place), memory, repeats);
+    result.bound_us = measure_bound(bench_traffic(op, shape, place(), in_place), of_host, repeats);
     if (plan_.overlap)
       result.overlap_percent = overlap_percent(measure_overlap(
-          world_, fewer(repeats), [&] { return call.start(world_); },
+          control_, fewer(repeats), [&] { return call.start(world_); },
           [&] { computation_->run(result.time_us.median); }));
     if (plan_.check) result.wrong = check(op, shape, buffers, in_place);
     return result;
   }
 
-  double measure_bound(const BenchTraffic& traffic, const PrivateMemory& memory, const Repeats& main) {
+  double measure_bound(const BenchTraffic& traffic, const std::optional<PrivateMemory>& of_host, const Repeats& main) {
     Repeats repeats = fewer(main);
-    if (plan_.cold) repeats.prepare = [&] { memory.evict(traffic); };
+    if (!of_host) return median_of(measure(control_, repeats, [&] { memory_.move(traffic); }));
+    if (plan_.cold) repeats.prepare = [&] { of_host->evict(traffic); };
     const auto with = [&](Stores stores) {
-      return median_of(measure(world_, repeats, [&] { memory.run(traffic, stores); }));
+      return median_of(measure(control_, repeats, [&] { of_host->run(traffic, stores); }));
     };
     const double plain = with(Stores::plain);
     return std::min(plain, with(Stores::non_temporal));
@@ -127,20 +137,20 @@ class Bench {
   std::uint64_t check(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, bool in_place) {
     const BenchData data = data_of(op);
     buffers.fill(shape, in_place);
-    const BenchCall call = buffers.call(shape, in_place);
-    call.start(world_).wait();
+    buffers.call(shape, in_place).start(world_).wait();
     const bool has_output = !expected_parts(data, shape, world_.rank()).empty();
-    if (has_output && callbacks_.before_check) callbacks_.before_check(call.out);
-    std::uint64_t wrong = has_output ? count_wrong(data, shape, world_.rank(), call.out.data) : 0;
-    const comm::View total = comm::view_of(&wrong, 1);
-    world_.all_reduce(total, total, comm::ReduceOp::sum()).wait();
+    const comm::View out = buffers.output(shape, in_place);
+    if (has_output && callbacks_.before_check) callbacks_.before_check(out);
+    std::uint64_t wrong = has_output ? count_wrong(data, shape, world_.rank(), out.data) : 0;
+    control_.all_reduce(&wrong, 1, comm::ReduceOp::sum(), "bench");
     return wrong;
   }
 
   const BenchPlan& plan_;
   comm::Communicator& world_;
+  Control control_;
+  BenchMemory memory_;
   const BenchCallbacks& callbacks_;
-  base::MemoryPool pool_;
   std::optional<Computation> computation_;  ///< only with --overlap
 };
 
@@ -166,8 +176,9 @@ BenchTimes bench_times(std::vector<double> samples) {
   return {median, samples[(n * 99 + 99) / 100 - 1], samples.front(), samples.back()};
 }
 
-void run_bench(const BenchPlan& plan, comm::Communicator& world, const BenchCallbacks& callbacks) {
-  Bench(plan, world, callbacks).run();
+void run_bench(const BenchPlan& plan, comm::Communicator& world, base::DeviceRuntime& device,
+               const BenchCallbacks& callbacks) {
+  Bench(plan, world, device, callbacks).run();
 }
 
 nlohmann::ordered_json to_json(const BenchResult& r) {

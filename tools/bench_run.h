@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/comm/communicator.h"
 #include "tools/bench_ops.h"
 
@@ -24,7 +25,8 @@ struct BenchPlan {
   comm::ReduceOp::Kind redop = comm::ReduceOp::Kind::sum;
   int root = 0;
   bool check = false;
-  bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's
+  std::string device = "cpu";       ///< whose memory; as --device
+  bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's, or the device's
   std::optional<int> iterations;    ///< per size; not set: default_iterations()
   int warmup = 5;
   bool cold = false;     ///< each timed call finds its buffers out of the caches
@@ -88,7 +90,9 @@ struct BenchCallbacks {
   std::function<void(comm::View out)> before_check = {};
 };
 
-/// Collective: every rank calls it with the same plan, of which `backends` is not looked at.
-void run_bench(const BenchPlan& plan, comm::Communicator& world, const BenchCallbacks& callbacks);
+/// Collective: every rank calls it with the same plan, of which `backends` is not looked at. `device`: whose memory is
+/// moved.
+void run_bench(const BenchPlan& plan, comm::Communicator& world, base::DeviceRuntime& device,
+               const BenchCallbacks& callbacks);
 
 }  // namespace tessera::tools

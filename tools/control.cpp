@@ -3,25 +3,38 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/nn/host_access.h"
-
 namespace tessera::tools {
 
-void exchange(nn::Context& context, comm::Communicator& control, comm::ConstView in, comm::View out,
-              const Exchange& run) {
-  const std::vector<comm::MemoryKind>& kinds = control.capabilities().memory;
-  if (std::find(kinds.begin(), kinds.end(), comm::MemoryKind::host) == kinds.end())
-    return exchange_through_device(context, in, out, run);
+bool Control::takes_host_memory() const {
+  const std::vector<comm::MemoryKind>& kinds = communicator_.capabilities().memory;
+  return std::find(kinds.begin(), kinds.end(), comm::MemoryKind::host) != kinds.end();
+}
+
+void Control::exchange(comm::ConstView in, comm::View out, const Exchange& run) {
+  if (!takes_host_memory()) return exchange_through_device(in, out, run);
   run(in, out).wait();
 }
 
-void exchange_through_device(nn::Context& context, comm::ConstView in, comm::View out, const Exchange& run) {
-  const base::Buffer from = context.memory().allocate(in.bytes(), base::MemoryUse::communication);
-  const base::Buffer to = context.memory().allocate(out.bytes(), base::MemoryUse::communication);
-  nn::upload(context, from.data(), in.bytes(), [&](void* room) { std::memcpy(room, in.data, in.bytes()); });
-  context.stream().synchronize();
-  run({from.data(), in.count, in.dtype, context.device()}, {to.data(), out.count, out.dtype, context.device()}).wait();
-  nn::download(context, to.data(), out.bytes(), [&](const void* came) { std::memcpy(out.data, came, out.bytes()); });
+/// Kept from call to call: making device memory stops the device.
+void Control::make_room(std::size_t bytes) {
+  if (stream_ == nullptr) stream_ = device_.make_stream();
+  if (room_ && room_.bytes() >= bytes) return;
+  base::DeviceRuntime& device = device_;
+  pinned_ = {device.allocate_host(bytes), bytes, [&device](void* p, std::size_t n) { device.free_host(p, n); }};
+  room_ = {device.allocate(bytes), bytes, [&device](void* p, std::size_t n) { device.free(p, n); }};
+}
+
+void Control::exchange_through_device(comm::ConstView in, comm::View out, const Exchange& run) {
+  const std::size_t second = (in.bytes() + base::kAlignment - 1) / base::kAlignment * base::kAlignment;
+  make_room(second + std::max<std::size_t>(1, out.bytes()));
+  if (in.bytes() > 0) std::memcpy(pinned_.data(), in.data, in.bytes());
+  device_.copy(*stream_, base::CopyDirection::host_to_device, room_.data(), pinned_.data(), in.bytes());
+  stream_->synchronize();
+  std::byte* const result = room_.bytes_at(second);
+  run({room_.data(), in.count, in.dtype, device_.device()}, {result, out.count, out.dtype, device_.device()}).wait();
+  device_.copy(*stream_, base::CopyDirection::device_to_host, pinned_.bytes_at(second), result, out.bytes());
+  stream_->synchronize();
+  if (out.bytes() > 0) std::memcpy(out.data, pinned_.bytes_at(second), out.bytes());
 }
 
 }  // namespace tessera::tools

@@ -2,35 +2,63 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "tessera/base/device_runtime.h"
+#include "tessera/base/memory.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/nn/context.h"
 
 namespace tessera::tools {
 
-/// A collective from `in` to `out`.
-using Exchange = std::function<comm::Work(comm::ConstView in, comm::View out)>;
+/// Collectives on the host's memory over any communicator. Used by one thread.
+class Control {
+ public:
+  /// A collective from `in` to `out`.
+  using Exchange = std::function<comm::Work(comm::ConstView in, comm::View out)>;
 
-/// Runs it on memory of the host and waits, where the communicator takes such; nccl takes the device's only: then as
-/// exchange_through_device(). `in` and `out` are the host's.
-void exchange(nn::Context& context, comm::Communicator& control, comm::ConstView in, comm::View out,
-              const Exchange& run);
-/// The same on copies in the context's device. Waits.
-void exchange_through_device(nn::Context& context, comm::ConstView in, comm::View out, const Exchange& run);
+  /// Both outlive it. `device` is the communicator's; its memory is used where the communicator takes nothing else.
+  Control(comm::Communicator& communicator, base::DeviceRuntime& device)
+      : communicator_(communicator), device_(device) {}
 
-/// Everybody's numbers, as many from each, by rank.
-template <class T>
-std::vector<std::vector<T>> gather_all(nn::Context& context, comm::Communicator& control, const std::vector<T>& mine) {
-  std::vector<T> all(mine.size() * static_cast<std::size_t>(control.size()));
-  exchange(context, control, comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size()),
-           [&](comm::ConstView in, comm::View out) { return control.all_gather(in, out); });
-  std::vector<std::vector<T>> by_rank;
-  for (int r = 0; r < control.size(); ++r) {
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * r;
-    by_rank.emplace_back(first, first + static_cast<std::ptrdiff_t>(mine.size()));
+  comm::Communicator& communicator() { return communicator_; }
+  int rank() const { return communicator_.rank(); }
+  int size() const { return communicator_.size(); }
+
+  /// Runs it and waits. `in` and `out` are the host's; what `run` is given may be copies of theirs in the device.
+  void exchange(comm::ConstView in, comm::View out, const Exchange& run);
+  /// The same, always on copies in the device.
+  void exchange_through_device(comm::ConstView in, comm::View out, const Exchange& run);
+  /// In place.
+  template <class T>
+  void all_reduce(T* values, std::size_t count, comm::ReduceOp op, std::string_view label) {
+    const comm::View view = comm::view_of(values, count);
+    exchange(view, view, [&](comm::ConstView in, comm::View out) {
+      return communicator_.all_reduce(in, out, op, {.label = label});
+    });
   }
-  return by_rank;
-}
+  /// Everybody's numbers, as many from each, by rank.
+  template <class T>
+  std::vector<std::vector<T>> gather_all(const std::vector<T>& mine) {
+    std::vector<T> all(mine.size() * static_cast<std::size_t>(size()));
+    exchange(comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size()),
+             [&](comm::ConstView in, comm::View out) { return communicator_.all_gather(in, out); });
+    std::vector<std::vector<T>> by_rank;
+    for (int r = 0; r < size(); ++r) {
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * r;
+      by_rank.emplace_back(first, first + static_cast<std::ptrdiff_t>(mine.size()));
+    }
+    return by_rank;
+  }
+
+ private:
+  bool takes_host_memory() const;
+  void make_room(std::size_t bytes);
+
+  comm::Communicator& communicator_;
+  base::DeviceRuntime& device_;
+  std::unique_ptr<base::Stream> stream_;  // made at the first detour, as the rooms
+  base::Buffer pinned_, room_;
+};
 
 }  // namespace tessera::tools

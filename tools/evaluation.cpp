@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "tessera/nn/data.h"
-#include "tools/control.h"
 
 namespace tessera::tools {
 
-Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::Communicator& control) {
+Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, Control& control) {
   const nn::EvaluationScope no_dropout(model.context());
   const nn::Windows windows(plan.eval, plan.eval->all(), plan.seq_len);
   const std::int64_t ranks = control.size();
@@ -23,12 +22,7 @@ Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::Communi
     sums[0] += mean * static_cast<double>(real);
     sums[1] += static_cast<double>(real);
   }
-  if (ranks > 1) {
-    const comm::View view = comm::view_of(sums, 2);
-    exchange(model.context(), control, view, view, [&](comm::ConstView in, comm::View out) {
-      return control.all_reduce(in, out, comm::ReduceOp::sum(), {.label = "eval"});
-    });
-  }
+  if (ranks > 1) control.all_reduce(sums, 2, comm::ReduceOp::sum(), "eval");
   return {sums[0] / sums[1], static_cast<std::int64_t>(sums[1]) * plan.seq_len};
 }
 

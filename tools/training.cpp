@@ -54,13 +54,14 @@ class Training {
            const std::shared_ptr<base::Ledger>& ledger, bool measure_norm)
       : plan_(plan),
         world_(world),
-        control_(world.split(0, world.rank())),
+        control_communicator_(world.split(0, world.rank())),
         ledger_(*ledger),
         context_({.threads = plan.threads,
                   .ledger = ledger,
                   .memory = {},
                   .make_stream = {},
                   .device = device_of_rank(plan.options.device)}),
+        control_(*control_communicator_, context_.runtime()),
         model_(nn::make_model(context_, plan.model)),
         engine_(in_precision(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
@@ -83,7 +84,7 @@ class Training {
     outcome.result = summarize();
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
-    if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, *control_);
+    if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
     if (!plan_.options.export_dir.empty()) export_model();
     return outcome;
   }
@@ -147,10 +148,7 @@ class Training {
 
   double mean_over_ranks(double loss) {
     if (world_.size() == 1) return loss;
-    const comm::View view = comm::view_of(&loss, 1);
-    exchange(context_, *control_, view, view, [&](comm::ConstView in, comm::View out) {
-      return control_->all_reduce(in, out, comm::ReduceOp::avg(), {.label = "loss"});
-    });
+    control_.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
     return loss;
   }
 
@@ -175,7 +173,7 @@ class Training {
   void mark_first_step() {
     engine_.settle();
     first_traffic_ = engine_.traffic();
-    first_control_ = control_->meter();
+    first_control_ = control_communicator_->meter();
     first_copied_ = engine_.copied_bytes();
   }
 
@@ -191,7 +189,8 @@ class Training {
     const bool one = steps == 1;
     const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
     const fsdp::EngineTraffic t = engine_.traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
-    const comm::MeterSnapshot loss = one ? control_->meter() : control_->meter() - first_control_;
+    const comm::MeterSnapshot loss =
+        one ? control_communicator_->meter() : control_communicator_->meter() - first_control_;
     traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
                      (t.control.calls + loss.calls()) / count};
     traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count,
@@ -217,9 +216,10 @@ class Training {
 
   const TrainPlan& plan_;
   comm::Communicator& world_;
-  std::unique_ptr<comm::Communicator> control_;
+  std::unique_ptr<comm::Communicator> control_communicator_;
   base::Ledger& ledger_;
   nn::Context context_;
+  Control control_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::optional<nn::Batches> batches_;
@@ -252,7 +252,7 @@ RunResult Training::summarize() {
   r.formula_bytes_per_step = formula_bytes();
 
   std::vector<std::uint64_t> most(figures.size(), 0);
-  for (const auto& rank : gather_all(context_, *control_, figures))
+  for (const auto& rank : control_.gather_all(figures))
     for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], rank[i]);
   r.wire_bytes_per_step = {most[0], most[1], most[2], most[3]};
   r.copied_bytes_per_step = most[4];
@@ -263,9 +263,9 @@ RunResult Training::summarize() {
 
   // The slowest rank of each step; its exposed time by rank, since a fast rank's wait is another's compute.
   std::vector<double> slowest(measured_.step_ms.size(), 0);
-  for (const auto& rank : gather_all(context_, *control_, measured_.step_ms))
+  for (const auto& rank : control_.gather_all(measured_.step_ms))
     for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
-  for (const auto& rank : gather_all(context_, *control_, measured_.exposed_ms))
+  for (const auto& rank : control_.gather_all(measured_.exposed_ms))
     r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
   const std::vector<double> warm = without_warm_up(slowest);
   r.step_ms_median = median(warm);
@@ -285,11 +285,12 @@ std::vector<EventRecord> Training::gather_events() {
   const std::string text = mine.dump();
   const std::vector<std::uint64_t> length = {text.size()};
   std::vector<std::size_t> counts;
-  for (const auto& rank : gather_all(context_, *control_, length)) counts.push_back(rank[0]);
+  for (const auto& rank : control_.gather_all(length)) counts.push_back(rank[0]);
   std::vector<std::uint8_t> all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
   const comm::ConstView in{text.data(), text.size(), base::DType::u8, {}};
-  exchange(context_, *control_, in, comm::view_of(all.data(), all.size()),
-           [&](comm::ConstView from, comm::View to) { return control_->all_gather_v(from, to, counts); });
+  control_.exchange(in, comm::view_of(all.data(), all.size()), [&](comm::ConstView from, comm::View to) {
+    return control_communicator_->all_gather_v(from, to, counts);
+  });
   std::vector<EventRecord> events;
   const char* position = reinterpret_cast<const char*>(all.data());
   for (const std::size_t count : counts) {

@@ -22,6 +22,7 @@ using namespace base;  // NOLINT: this file implements a class of base
 /// One range of addresses that is opened and closed as a whole.
 class Arena {
  public:
+  static constexpr std::size_t kBytes = std::size_t{1} << 30;
   Arena() {
     void* data = ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) throw system_error("mmap");
@@ -53,7 +54,6 @@ class Arena {
   }
 
  private:
-  static constexpr std::size_t kBytes = std::size_t{1} << 30;
   static constexpr std::size_t kPage = 4096;
   static std::size_t rounded(std::size_t bytes) {
     return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
@@ -197,7 +197,9 @@ class GuardedRuntime final : public DeviceRuntime {
         entry_{options.kernels != nullptr ? options.kernels : nn::make_host_kernels},
         lazy_(options.lazy) {}
 
-  DeviceProperties properties() const override { return {.name = "guarded memory of the host"}; }
+  DeviceProperties properties() const override {
+    return {.name = "guarded memory of the host", .memory_bytes = Arena::kBytes};
+  }
   std::unique_ptr<Stream> make_stream() override {
     if (lazy_) return std::make_unique<LazyGuardedStream>(device(), shared_);
     return std::make_unique<GuardedStream>(device(), shared_);

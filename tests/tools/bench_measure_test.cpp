@@ -37,8 +37,10 @@ double overlap_of(const std::function<comm::Work()>& start) {
   comm::Config config;
   config.timeout = std::chrono::seconds(60);
   comm::run_threads(1, config, [&](comm::Communicator& world) {
+    const auto device = base::open_device({});
+    Control control(world, *device);
     percent = overlap_percent(
-        measure_overlap(world, {.warmup = 1, .iterations = 9}, start, [] { std::this_thread::sleep_for(kTime); }));
+        measure_overlap(control, {.warmup = 1, .iterations = 9}, start, [] { std::this_thread::sleep_for(kTime); }));
   });
   return percent;
 }
@@ -109,7 +111,7 @@ TEST(BenchCold, RunsUnderItsNameAndStaysRight) {
   config.timeout = std::chrono::seconds(60);
   std::vector<BenchRow> rows;
   comm::run_threads(2, config, [&](comm::Communicator& world) {
-    run_bench(plan, world, {.on_row = [&](const BenchRow& row) { rows.push_back(row); }});
+    run_bench(plan, world, *base::open_device({}), {.on_row = [&](const BenchRow& row) { rows.push_back(row); }});
   });
   ASSERT_EQ(rows.size(), 4U);
   for (const BenchRow& row : rows) {

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tests/harness/guarded_device.h"
 #include "tessera/comm/context.h"
 #include "tools/bench.h"
 
@@ -16,19 +17,21 @@ namespace {
 using testing::HasSubstr;
 
 /// The rows of a small run. `breaks`: this rank writes into one value of each result before it is checked; -1: nobody.
-std::vector<BenchRow> rows_of(const BenchPlan& plan, int breaks) {
+std::vector<BenchRow> rows_of(const BenchPlan& plan, int breaks,
+                              const std::shared_ptr<base::DeviceRuntime>& device = base::open_device({})) {
   std::vector<BenchRow> rows;
   comm::Config config;
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
   config.deterministic = false;
+  if (!device->host_accessible()) config.device = device;
   comm::run_threads(plan.ranks, config, [&](comm::Communicator& world) {
     BenchCallbacks callbacks{.on_row = [&](const BenchRow& row) { rows.push_back(row); }};
     if (world.rank() == breaks)
       callbacks.before_check = [](comm::View out) {
         if (out.count != 0) static_cast<float*>(out.data)[out.count / 2] += 1;
       };
-    run_bench(plan, world, callbacks);
+    run_bench(plan, world, *device, callbacks);
   });
   return rows;
 }
@@ -77,6 +80,30 @@ TEST(BenchRun, OneBrokenValueIsCountedOnceAndEndsWithCode1) {
   EXPECT_THAT(report.failure(), HasSubstr("the first in all_reduce of 4 bytes (out of place, backend shm): 1"));
   // main() gives code 2 to InvalidUsage alone: this is code 1, and its text the last line.
   EXPECT_THROW(finish_bench({}, report), CheckFailed);
+}
+
+TEST(BenchRun, ADevicesMemoryIsFilledMovedAndChecked) {
+  for (const bool communicator_memory : {true, false}) {
+    BenchPlan plan = small_plan(2);
+    plan.communicator_memory = communicator_memory;
+    if (!communicator_memory) plan.ops = {&bench_op("all_reduce")};
+    const auto device = harness::make_guarded_device({.lazy = true});
+    for (const BenchRow& row : rows_of(plan, -1, device))
+      for (const BenchResult* r : {&row.out_of_place, row.in_place ? &*row.in_place : &row.out_of_place}) {
+        EXPECT_EQ(r->wrong, std::uint64_t{0}) << r->op << " " << r->bytes;
+        EXPECT_GT(r->time_us.min, 0);
+      }
+  }
+}
+
+TEST(BenchRun, ABrokenValueOfADeviceIsSeen) {
+  BenchPlan plan = small_plan(2);
+  plan.ops = {&bench_op("all_gather"), &bench_op("reduce"), &bench_op("send_recv")};
+  for (const BenchRow& row : rows_of(plan, 1, harness::make_guarded_device({.lazy = true}))) {
+    const BenchResult& r = row.out_of_place;
+    const bool empty = bench_shape(bench_op(r.op), r.bytes, plan.dtype, 2).out_count == 0;
+    EXPECT_EQ(r.wrong, std::uint64_t{empty ? 0U : 1U}) << r.op << " " << r.bytes;
+  }
 }
 
 TEST(BenchRun, WithoutCheckNothingIsClaimed) {

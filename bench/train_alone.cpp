@@ -1,12 +1,18 @@
-// Trains a preset alone on random tokens and prints what one step costs: the pair of PyTorch's side of
-// docs/performance.md.
-//   bench_train_alone [model] [batch] [positions] [steps] [threads]
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <random>
+// Trains a preset alone, without the engine, on random tokens, and prints what one step costs as a line of JSON: the
+// pair of PyTorch's side of docs/performance.md, and what the engine's cost is measured against.
+//
+//   bench_train_alone [MODEL] [BATCH] [POSITIONS] [STEPS] [THREADS] [--device cuda] [--precision bf16]
+#include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/host_access.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/optimizer.h"
 
@@ -14,57 +20,100 @@ using namespace tessera::nn;
 
 namespace {
 
-Tensor random_tokens(Context& context, std::int64_t batch, std::int64_t positions, std::int64_t vocabulary) {
-  Tensor tokens = Tensor::empty(context, {batch, positions}, DType::i32);
-  std::mt19937 random(1);
-  for (std::int64_t i = 0; i < tokens.count(); ++i)
-    tokens.data<std::int32_t>()[i] = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocabulary));
+struct Options {
+  std::string model = "gpt-mini", device = "cpu", precision = "f32";
+  std::int64_t batch = 8, positions = 256;
+  int steps = 12, threads = 1;
+};
+
+Tensor random_tokens(Context& context, const Options& options, std::int64_t vocabulary) {
+  Tensor tokens = Tensor::empty(context, {options.batch, options.positions}, DType::i32);
+  upload(context, tokens.raw(), tokens.bytes(), [&](void* to) {
+    std::mt19937 random(1);
+    for (std::int64_t i = 0; i < tokens.count(); ++i)
+      static_cast<std::int32_t*>(to)[i] = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocabulary));
+  });
   return tokens;
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+/// On the stream's own clock, in milliseconds.
+struct StepTimes {
+  double forward = 0, backward = 0, whole = 0;
+};
+
+double between(const tessera::base::Event& from, const tessera::base::Event& to) {
+  return static_cast<double>(to.time_ns() - from.time_ns()) * 1e-6;
+}
+
+double median_of(std::vector<StepTimes> times, double StepTimes::*what) {
+  std::sort(times.begin(), times.end(), [&](const auto& a, const auto& b) { return a.*what < b.*what; });
+  return times[times.size() / 2].*what;
+}
+
+void train(const Options& options) {
+  const ModelConfig config = preset(options.model);
+  Context context({.threads = options.threads, .device = tessera::base::parse_device(options.device)});
+  const auto model = make_model(context, config);
+  if (options.precision == "bf16") model->set_dtype(DType::bf16);
+  model->materialize(0);
+  Optimizer optimizer(*model, {});
+  const Tensor tokens = random_tokens(context, options, config.vocabulary);
+  std::vector<StepTimes> times;
+  double last = 0;
+  for (int step = 0; step < options.steps; ++step) {
+    const auto begin = context.stream().record();
+    Tape tape;
+    const TapeScope scope(context, &tape);
+    const Tensor loss = model->loss(tokens, tokens);
+    const auto middle = context.stream().record();
+    tape.backward(loss);
+    const auto end = context.stream().record();
+    optimizer.step(1e-3);
+    const auto done = context.stream().record();
+    last = loss.item();
+    if (step >= 2) times.push_back({between(begin, middle), between(middle, end), between(begin, done)});
+  }
+  const double step = median_of(times, &StepTimes::whole) * 1e-3;
+  const auto tokens_per_step = static_cast<double>(options.batch * options.positions);
+  const double flops = (6.0 * static_cast<double>(parameter_count(config)) +
+                        12.0 * static_cast<double>(config.layers * config.width * options.positions)) *
+                       tokens_per_step;
+  const auto memory = context.ledger().snapshot();
+  const nlohmann::ordered_json json = {
+      {"model", config.name},
+      {"device", options.device},
+      {"precision", options.precision},
+      {"threads", context.threads().threads()},
+      {"step_ms", step * 1e3},
+      {"forward_ms", median_of(times, &StepTimes::forward)},
+      {"backward_ms", median_of(times, &StepTimes::backward)},
+      {"tokens_per_second", tokens_per_step / step},
+      {"gflops", flops / step / 1e9},
+      {"loss", last},
+      {"peak_mb", static_cast<double>(memory.total_peak) / 1e6},
+      {"activation_mb", static_cast<double>(memory.peak_of(MemoryUse::activation)) / 1e6},
+      {"reserved_mb", static_cast<double>(memory.reserved) / 1e6}};
+  fmt::print("{}\n", json.dump());
+}
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  const auto argument = [&](int index, const char* otherwise) { return index < count ? arguments[index] : otherwise; };
-  const ModelConfig config = preset(argument(1, "gpt-mini"));
-  const std::int64_t batch = std::atoll(argument(2, "8"));
-  const std::int64_t positions = std::atoll(argument(3, "256"));
-  const int steps = std::max(std::atoi(argument(4, "12")), 3);
-  Context context({.threads = std::atoi(argument(5, "1"))});
-  const auto model = make_model(context, config);
-  model->materialize(0);
-  Optimizer optimizer(*model, {});
-  const Tensor tokens = random_tokens(context, batch, positions, config.vocabulary);
-  std::vector<double> times;
-  double last = 0, in_forward = 0, in_backward = 0;
-  for (int step = 0; step < steps; ++step) {
-    const double start = now();
-    Tape tape;
-    const TapeScope scope(context, &tape);
-    const Tensor loss = model->loss(tokens, tokens);
-    const double middle = now();
-    tape.backward(loss);
-    const double end = now();
-    optimizer.step(1e-3);
-    times.push_back(now() - start);
-    in_forward = middle - start;
-    in_backward = end - middle;
-    last = loss.item();
+  CLI::App app("one rank, without the engine: what a training step costs");
+  Options options;
+  app.add_option("model", options.model)->capture_default_str();
+  app.add_option("batch", options.batch)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("positions", options.positions)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("steps", options.steps)->check(CLI::Range(3, 1 << 20))->capture_default_str();
+  app.add_option("threads", options.threads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
+  app.add_option("--precision", options.precision)->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  CLI11_PARSE(app, count, arguments);
+  try {
+    train(options);
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_train_alone: {}\n", error.what());
+    return 2;
   }
-  std::sort(times.begin() + 2, times.end());
-  const double step = times[2 + (times.size() - 2) / 2];
-  const auto tokens_per_step = static_cast<double>(batch * positions);
-  const double flops = (6.0 * static_cast<double>(parameter_count(config)) +
-                        12.0 * static_cast<double>(config.layers * config.width * positions)) *
-                       tokens_per_step;
-  const auto memory = context.ledger().snapshot();
-  std::printf(
-      "{\"model\": \"%s\", \"threads\": %zu, \"step_ms\": %.1f, \"forward_ms\": %.1f, \"backward_ms\": %.1f, "
-      "\"tokens_per_second\": "
-      "%.0f, \"gflops\": %.1f, \"loss\": %.4f, \"peak_mb\": %.1f, \"activation_mb\": %.1f, \"reserved_mb\": %.1f}\n",
-      config.name.c_str(), context.threads().threads(), step * 1e3, in_forward * 1e3, in_backward * 1e3,
-      tokens_per_step / step, flops / step / 1e9, last, static_cast<double>(memory.total_peak) / 1e6,
-      static_cast<double>(memory.peak_of(MemoryUse::activation)) / 1e6, static_cast<double>(memory.reserved) / 1e6);
 }

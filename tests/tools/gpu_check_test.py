@@ -3,12 +3,15 @@
 Its tools are stand-ins in a PATH of the test's own: what a GPU does with the rest is seen only where there is one.
 """
 
+import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+from importlib.machinery import SourceFileLoader
 
 SCRIPT = pathlib.Path(sys.argv.pop(1)) / "scripts/gpu-check"
 
@@ -56,6 +59,37 @@ class GpuCheck(unittest.TestCase):
         done, _ = self.run_it("--list")
         self.assertEqual(done.returncode, 0)
         self.assertEqual(done.stdout.split("\n")[:3], ["gpu", "unpack", "build"])
+
+    def test_what_is_measured_is_held_against_its_limit(self):
+        loader = SourceFileLoader("gpu_check", str(SCRIPT))
+        sys.dont_write_bytecode = True
+        script = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
+        loader.exec_module(script)
+        script.BUILD = self.folder
+        (self.folder / "bench_nccl_overhead").touch()
+        row = {"alone_us": 12.0, "direct_alone_us": 10.0, "in_a_row_us": 101.0, "direct_in_a_row_us": 100.0}
+
+        def overhead(**other):
+            rows = [dict(row, bytes=1024, **other), dict(row, bytes=1 << 20, **other)]
+            check = types.SimpleNamespace(out=self.folder, figures={}, command=lambda *_, **__: "")
+            (self.folder / "nccl-overhead.json").write_text(json.dumps(rows))
+            return script.nccl_overhead(check)
+
+        self.assertEqual(overhead(), "+2.0 us at 1 KiB, +1.0% at most from 1 MiB")
+        self.assertRaises(script.Failed, overhead, alone_us=13.5)
+        self.assertRaises(script.Failed, overhead, in_a_row_us=103.0)
+
+        def cost(fsdp):
+            step = [{"loss": 1, "tokens_per_second": fsdp}] * 8
+            script.training = lambda *_, **__: step
+            check = types.SimpleNamespace(out=self.folder, figures={}, command=lambda *_, **__: '{"tokens_per_second": 1000}')
+            return script.engine_cost(check)
+
+        self.assertIn("+1.0% by fsdp", cost(990))
+        self.assertRaises(script.Failed, cost, 970)
+        self.assertRaises(script.Failed, script.passed_tests, "[  PASSED  ] 0 tests.")
+        self.assertRaises(script.Failed, script.passed_tests, "[  PASSED  ] 3 tests.\n[  SKIPPED ] 1 test")
+        self.assertEqual(script.passed_tests("[  PASSED  ] 3 tests."), 3)
 
 
 if __name__ == "__main__":

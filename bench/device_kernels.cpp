@@ -1,0 +1,392 @@
+// What a device's kernels achieve at a GPT-2's shapes, beside what the same run measures as the device's limits:
+// copying within its memory, and its largest matrix product. Each kernel's ideal time is the longer of its bytes (each
+// tensor once) at that rate and its operations at that; its gap is the time beyond, times its calls in a step.
+//
+//   bench_device_kernels --device cuda --dtype bf16 --json FILE
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/context.h"
+#include "tessera/nn/host_access.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::nn;
+using kernels::Wide;
+
+struct Sizes {
+  std::size_t batch = 16, positions = 1024, width = 768, heads = 12, layers = 12, vocabulary = 50257;
+  std::size_t rows() const { return batch * positions; }
+  std::size_t parameters() const {
+    return (vocabulary + positions) * width + layers * (12 * width * width + 13 * width) + 2 * width;
+  }
+};
+
+/// One kernel as a step calls it.
+struct Case {
+  std::string name;
+  double calls = 1;  ///< in a step
+  double flops = 0;
+  double bytes = 0;
+  std::function<void()> run;
+};
+
+struct Figure {
+  std::string name;
+  double calls = 0, us = 0, gbps = 0, tflops = 0;
+  double of_limit = 0;  ///< ideal time / time
+  double gap_us = 0;    ///< in a step
+};
+
+struct Limits {
+  double gbps = 0, tflops = 0;
+};
+
+class Bench {
+ public:
+  Bench(const Sizes& shape, const std::string& device, double milliseconds)
+      : s_(shape), context_({.device = base::parse_device(device)}), least_ms_(milliseconds) {}
+
+  template <class T>
+  void run() {
+    measure_limits<T>();
+    products<T>();
+    attention<T>();
+    rows<T>();
+    vocabulary<T>();
+    optimizer<T>();
+  }
+  const std::vector<Figure>& figures() const { return figures_; }
+  const Limits& limits() const { return limits_; }
+
+ private:
+  Stream& stream() { return context_.stream(); }
+  template <class T>
+  Kernels<T>& k() {
+    return context_.kernels<T>("bench");
+  }
+  base::Buffer room(std::size_t bytes) { return context_.memory().allocate(bytes, base::MemoryUse::other); }
+  /// Small random numbers.
+  template <class T>
+  T* numbers(std::vector<base::Buffer>& keep, std::size_t count) {
+    T* data = static_cast<T*>(keep.emplace_back(room(count * sizeof(T))).data());
+    k<T>().fill_normal(stream(), {.range = {.end = count}, .deviation = Wide<T>(0.02), .out = data});
+    return data;
+  }
+  std::int32_t* ids(std::vector<base::Buffer>& keep) {
+    auto* data = static_cast<std::int32_t*>(keep.emplace_back(room(s_.rows() * 4)).data());
+    upload(context_, data, s_.rows() * 4, [&](void* to) {
+      for (std::size_t i = 0; i < s_.rows(); ++i)
+        static_cast<std::int32_t*>(to)[i] = static_cast<std::int32_t>(i * 2654435761U % s_.vocabulary);
+    });
+    return data;
+  }
+
+  /// The median of five rounds, in microseconds, on the stream's own clock.
+  double time(const std::function<void()>& work) {
+    const auto round = [&](int calls) {
+      const base::Event begin = stream().record();
+      for (int i = 0; i < calls; ++i) work();
+      const base::Event end = stream().record();
+      return static_cast<double>(end.time_ns() - begin.time_ns()) * 1e-3 / calls;
+    };
+    round(1);
+    const int calls = std::clamp(static_cast<int>(least_ms_ * 1e3 / std::max(1.0, round(1))), 1, 200);
+    std::vector<double> times;
+    for (int i = 0; i < 5; ++i) times.push_back(round(calls));
+    std::sort(times.begin(), times.end());
+    return times[2];
+  }
+
+  void add(const Case& c) {
+    const double us = time(c.run);
+    const double ideal = std::max(c.bytes / limits_.gbps * 1e-3, c.flops / limits_.tflops * 1e-6);
+    figures_.push_back({.name = c.name,
+                        .calls = c.calls,
+                        .us = us,
+                        .gbps = c.bytes / us * 1e-3,
+                        .tflops = c.flops / us * 1e-6,
+                        .of_limit = ideal / us,
+                        .gap_us = (us - ideal) * c.calls});
+  }
+
+  template <class T>
+  void measure_limits() {
+    std::vector<base::Buffer> keep;
+    const bool host = context_.runtime().host_accessible();
+    const std::size_t bytes = std::size_t{host ? 64U : 1024U} << 20;
+    void* from = keep.emplace_back(room(bytes)).data();
+    void* to = keep.emplace_back(room(bytes)).data();
+    context_.runtime().fill(stream(), from, 1, bytes);
+    limits_.gbps = 2e-3 * static_cast<double>(bytes) / time([&] {
+                     context_.runtime().copy(stream(), base::CopyDirection::device_to_device, to, from, bytes);
+                   });
+    const std::size_t n = host ? 1024 : 8192;
+    const T *a = numbers<T>(keep, n * n), *b = numbers<T>(keep, n * n);
+    T* c = numbers<T>(keep, n * n);
+    const auto cube = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+    limits_.tflops = cube * 1e-6 / time([&] {
+                       k<T>().linear_forward(stream(), {.shape = {n, n, n}, .x = a, .weight = b, .y = c});
+                     });
+  }
+
+  /// The three products of one linear layer, and its bias gradient.
+  template <class T>
+  void linear(const std::string& name, std::size_t in, std::size_t out, double calls, bool gelu) {
+    const std::size_t rows = s_.rows();
+    std::vector<base::Buffer> keep;
+    const T *x = numbers<T>(keep, rows * in), *w = numbers<T>(keep, in * out), *bias = numbers<T>(keep, out),
+            *dy = numbers<T>(keep, rows * out);
+    T *y = numbers<T>(keep, rows * out), *z = numbers<T>(keep, gelu ? rows * out : 1),
+      *dx = numbers<T>(keep, rows * in), *dw = numbers<T>(keep, in * out), *db = numbers<T>(keep, out);
+    const kernels::LinearShape shape{rows, in, out, kernels::WeightLayout::in_out};
+    const double flops = 2.0 * static_cast<double>(rows * in) * static_cast<double>(out);
+    const double bytes = static_cast<double>((rows * in + in * out + rows * out) * sizeof(T));
+    const double also = gelu ? static_cast<double>(rows * out * sizeof(T)) : 0;
+    const bool biased = name != "head";
+    add({name + " forward" + (gelu ? " and gelu" : ""), calls, flops, bytes + also, [&] {
+           k<T>().linear_forward(stream(), {.shape = shape,
+                                            .x = x,
+                                            .weight = w,
+                                            .bias = biased ? bias : nullptr,
+                                            .y = y,
+                                            .activated = gelu ? z : nullptr,
+                                            .activation = kernels::Activation::gelu_tanh});
+         }});
+    add({name + " dx", calls, flops, bytes,
+         [&] { k<T>().linear_backward(stream(), {.shape = shape, .weight = w, .dy = dy, .dx = dx}); }});
+    add({name + " dw", calls, flops, bytes,
+         [&] { k<T>().linear_backward(stream(), {.shape = shape, .x = x, .dy = dy, .dweight = dw}); }});
+    if (biased)
+      add({name + " dbias", calls, 0, static_cast<double>(rows * out * sizeof(T)),
+           [&] { k<T>().linear_backward(stream(), {.shape = shape, .dy = dy, .dbias = db}); }});
+  }
+
+  template <class T>
+  void products() {
+    const auto layers = static_cast<double>(s_.layers);
+    linear<T>("qkv", s_.width, 3 * s_.width, layers, false);
+    linear<T>("projection", s_.width, s_.width, layers, false);
+    linear<T>("up", s_.width, 4 * s_.width, layers, true);
+    linear<T>("down", 4 * s_.width, s_.width, layers, false);
+    linear<T>("head", s_.width, s_.vocabulary, 1, false);
+  }
+
+  template <class T>
+  void attention() {
+    const std::size_t size = s_.rows() * s_.width, dim = s_.width / s_.heads;
+    std::vector<base::Buffer> keep;
+    T *qkv = numbers<T>(keep, 3 * size), *out = numbers<T>(keep, size), *dout = numbers<T>(keep, size),
+      *dqkv = numbers<T>(keep, 3 * size);
+    auto* sums = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * s_.heads * sizeof(Wide<T>))).data());
+    const kernels::AttentionShape shape{s_.batch, s_.positions, s_.heads, s_.heads, dim};
+    const auto in = [&](std::size_t part) {
+      return kernels::fused_qkv_view<const T>(qkv, part, s_.positions, s_.heads, dim);
+    };
+    const auto gradient = [&](std::size_t part) {
+      return kernels::fused_qkv_view<T>(dqkv, part, s_.positions, s_.heads, dim);
+    };
+    const auto view = [&]<class U>(U* data) { return kernels::heads_view<U>(data, s_.positions, s_.heads, dim); };
+    void* scratch = keep.emplace_back(room(std::max(k<T>().attention_forward_scratch(shape),
+                                                    k<T>().attention_backward_scratch(shape))))
+                        .data();
+    // Products over the triangle below the diagonal.
+    const double product = static_cast<double>(size) * static_cast<double>(s_.positions + 1);
+    const auto bytes = static_cast<double>(size * sizeof(T));
+    const auto layers = static_cast<double>(s_.layers);
+    add({"attention forward", layers, 2 * product, 4 * bytes, [&] {
+           k<T>().attention_forward(stream(), {shape, in(0), in(1), in(2), view(out), sums, scratch});
+         }});
+    add({"attention backward", layers, 5 * product, 8 * bytes, [&] {
+           k<T>().attention_backward(stream(), {.shape = shape,
+                                                .q = in(0),
+                                                .k = in(1),
+                                                .v = in(2),
+                                                .out = view(static_cast<const T*>(out)),
+                                                .dout = view(static_cast<const T*>(dout)),
+                                                .log_sum_exp = sums,
+                                                .dq = gradient(0),
+                                                .dk = gradient(1),
+                                                .dv = gradient(2),
+                                                .scratch = scratch});
+         }});
+  }
+
+  template <class T>
+  void rows() {
+    const std::size_t size = s_.rows() * s_.width;
+    std::vector<base::Buffer> keep;
+    T *x = numbers<T>(keep, 4 * size), *dy = numbers<T>(keep, 4 * size), *y = numbers<T>(keep, 4 * size),
+      *weight = numbers<T>(keep, s_.width), *dw = numbers<T>(keep, s_.width), *db = numbers<T>(keep, s_.width);
+    auto* mean = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
+    auto* rstd = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
+    const auto bytes = static_cast<double>(size * sizeof(T));
+    const auto layers = static_cast<double>(s_.layers);
+    add({"layer norm forward", 2 * layers + 1, 0, 2 * bytes, [&] {
+           k<T>().layer_norm_forward(stream(), {s_.rows(), s_.width, x, weight, weight, Wide<T>(1e-5), y, mean, rstd});
+         }});
+    add({"layer norm backward", 2 * layers + 1, 0, 3 * bytes, [&] {
+           k<T>().layer_norm_backward(stream(), {.rows = s_.rows(),
+                                                 .width = s_.width,
+                                                 .x = x,
+                                                 .weight = weight,
+                                                 .mean = mean,
+                                                 .rstd = rstd,
+                                                 .dy = dy,
+                                                 .dx = y,
+                                                 .dweight = dw,
+                                                 .dbias = db});
+         }});
+    add({"gelu backward", layers, 0, 12 * bytes, [&] {
+           k<T>().activation_backward(stream(), kernels::Activation::gelu_tanh, {x, dy, y, 4 * size, false});
+         }});
+    add({"residual add", 2 * layers, 0, 3 * bytes, [&] { k<T>().add(stream(), {x, dy, y, size}); }});
+    add({"residual gradient", 2 * layers, 0, 3 * bytes, [&] { k<T>().assign(stream(), {x, y, size, true}); }});
+  }
+
+  template <class T>
+  void vocabulary() {
+    std::vector<base::Buffer> keep;
+    const std::size_t size = s_.rows() * s_.width, logits = s_.rows() * s_.vocabulary;
+    const std::int32_t* targets = ids(keep);
+    T *table = numbers<T>(keep, s_.vocabulary * s_.width), *x = numbers<T>(keep, size), *p = numbers<T>(keep, logits);
+    auto* row_max = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
+    auto* row_sum = static_cast<Wide<T>*>(keep.emplace_back(room(s_.rows() * sizeof(Wide<T>))).data());
+    auto* loss = static_cast<double*>(keep.emplace_back(room(3 * sizeof(double))).data());
+    context_.kernels<double>("bench").fill(stream(), 1.0, loss, 3);
+    const auto rows_bytes = static_cast<double>(size * sizeof(T)),
+               logit_bytes = static_cast<double>(logits * sizeof(T));
+    add({"cross-entropy forward", 1, 0, logit_bytes, [&] {
+           k<T>().cross_entropy_forward(stream(), {.rows = {.logits = p,
+                                                            .targets = targets,
+                                                            .rows = s_.rows(),
+                                                            .vocabulary = s_.vocabulary,
+                                                            .row_max = row_max,
+                                                            .row_sum = row_sum},
+                                                   .loss = loss,
+                                                   .valid = loss + 1});
+         }});
+    add({"cross-entropy backward", 1, 0, 2 * logit_bytes, [&] {
+           k<T>().cross_entropy_backward(stream(), {.rows = {.logits = p,
+                                                             .targets = targets,
+                                                             .rows = s_.rows(),
+                                                             .vocabulary = s_.vocabulary,
+                                                             .row_max = row_max,
+                                                             .row_sum = row_sum,
+                                                             .dlogits = p},
+                                                    .upstream = loss + 2,
+                                                    .valid = loss + 1});
+         }});
+    add({"embedding forward", 2, 0, 2 * rows_bytes, [&] {
+           k<T>().embedding_forward(stream(), {table, targets, x, s_.rows(), s_.vocabulary, s_.width, false});
+         }});
+    add({"embedding backward", 1, 0, 3 * rows_bytes, [&] {
+           k<T>().embedding_backward(stream(), {targets, x, table, s_.rows(), s_.vocabulary, s_.width, true});
+         }});
+  }
+
+  /// f32 masters; 16-bit gradients and copies where the model is.
+  template <class T>
+  void optimizer() {
+    const std::size_t count = s_.parameters();
+    std::vector<base::Buffer> keep;
+    T *gradient = numbers<T>(keep, count), *copy = numbers<T>(keep, sizeof(T) == 2 ? count : 1);
+    auto *values = numbers<float>(keep, count), *first = numbers<float>(keep, count),
+         *second = numbers<float>(keep, count);
+    kernels::AdamStep<float> step{
+        .parameter = values, .first_moment = first, .second_moment = second, .count = count, .weight_decay = 0.01};
+    context_.kernels<float>("bench").fill(stream(), 1.0F, second, count);
+    if constexpr (sizeof(T) == 2) {
+      step.narrow = {base::dtype_of<T>, gradient, copy};
+    } else {
+      step.gradient = gradient;
+    }
+    const double each = 6 * sizeof(float) + sizeof(T) + (sizeof(T) == 2 ? sizeof(T) : 0);
+    add({"adamw", 1, 0, each * static_cast<double>(count),
+         [&] { context_.kernels<float>("bench").adam_step(stream(), step); }});
+    auto* sum = static_cast<double*>(keep.emplace_back(room(sizeof(double))).data());
+    add({"gradient norm", 1, 0, static_cast<double>(count * sizeof(T)),
+         [&] { k<T>().sum_of_squares(stream(), gradient, count, sum); }});
+  }
+
+  const Sizes s_;
+  Context context_;
+  const double least_ms_;
+  Limits limits_;
+  std::vector<Figure> figures_;
+};
+
+void print(const Bench& bench) {
+  fmt::print("limits: {:.0f} GB/s copied and {:.1f} TFLOP/s in products, measured in this run\n\n", bench.limits().gbps,
+             bench.limits().tflops);
+  fmt::print("{:<24} {:>6} {:>11} {:>8} {:>8} {:>9} {:>11}\n", "kernel", "calls", "us", "GB/s", "TFLOP/s", "of limit",
+             "gap us/step");
+  for (const Figure& f : bench.figures())
+    fmt::print("{:<24} {:>6.0f} {:>11.1f} {:>8.0f} {:>8.2f} {:>8.0f}% {:>11.0f}\n", f.name, f.calls, f.us, f.gbps,
+               f.tflops, 100 * f.of_limit, f.gap_us);
+  std::vector<Figure> worst = bench.figures();
+  std::sort(worst.begin(), worst.end(), [](const Figure& a, const Figure& b) { return a.gap_us > b.gap_us; });
+  fmt::print("\nlargest gaps:");
+  for (std::size_t i = 0; i < 3 && i < worst.size(); ++i)
+    fmt::print("{} {} ({:.2f} ms a step)", i == 0 ? "" : ",", worst[i].name, worst[i].gap_us * 1e-3);
+  fmt::print("\n");
+}
+
+void write(const Bench& bench, const std::string& path) {
+  nlohmann::ordered_json json = {{"limits", {{"gbps", bench.limits().gbps}, {"tflops", bench.limits().tflops}}},
+                                 {"kernels", nlohmann::ordered_json::array()}};
+  for (const Figure& f : bench.figures())
+    json["kernels"].push_back({{"name", f.name},
+                               {"calls", f.calls},
+                               {"us", f.us},
+                               {"gbps", f.gbps},
+                               {"tflops", f.tflops},
+                               {"of_limit", f.of_limit},
+                               {"gap_us", f.gap_us}});
+  std::ofstream file(path);
+  file << json.dump(1) << "\n";
+  if (!file.flush()) throw base::InvalidUsage("--json " + path + ": can't be written");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  CLI::App app("what a device's kernels achieve at a GPT-2's shapes, of what the device can");
+  Sizes shape;
+  std::string device = "cpu", dtype = "f32", json;
+  double milliseconds = 20;
+  app.add_option("--device", device, "cpu or cuda")->capture_default_str();
+  app.add_option("--dtype", dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  const auto positive = CLI::Range(std::size_t{1}, std::size_t{1} << 24);
+  app.add_option("--batch", shape.batch)->check(positive)->capture_default_str();
+  app.add_option("--positions", shape.positions)->check(positive)->capture_default_str();
+  app.add_option("--width", shape.width, "a multiple of the heads")->check(positive)->capture_default_str();
+  app.add_option("--heads", shape.heads)->check(positive)->capture_default_str();
+  app.add_option("--layers", shape.layers)->check(positive)->capture_default_str();
+  app.add_option("--vocabulary", shape.vocabulary)->check(positive)->capture_default_str();
+  app.add_option("--milliseconds", milliseconds, "that one round of a kernel lasts")->capture_default_str();
+  app.add_option("--json", json, "also writes the table here")->type_name("FILE");
+  CLI11_PARSE(app, count, arguments);
+  try {
+    if (shape.width % shape.heads != 0)
+      throw base::InvalidUsage(fmt::format("--width {} is no multiple of --heads {}", shape.width, shape.heads));
+    Bench bench(shape, device, milliseconds);
+    dtype == "bf16" ? bench.run<base::bf16>() : bench.run<float>();
+    print(bench);
+    if (!json.empty()) write(bench, json);
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_device_kernels: {}\n", error.what());
+    return 2;
+  }
+}

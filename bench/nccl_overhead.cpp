@@ -1,0 +1,160 @@
+// What the nccl backend costs over calls of NCCL's own functions: one rank, the same buffers, in turns.
+//
+// "alone": one call, and the host waits for it. "in a row": twenty calls on a stream, and the host waits for the last,
+// as nccl-tests does; ours are tied to the stream as the engine ties them. Medians over rounds, in microseconds a call.
+//
+//   bench_nccl_overhead [--json FILE]
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "backends/nccl/api.h"
+#include "tessera/base/device_runtime.h"
+#include "tessera/base/device_stream.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/context.h"
+
+namespace {
+
+using namespace tessera;
+
+constexpr int kRounds = 15, kInARow = 20, kAlone = 20;
+
+struct Row {
+  std::string op;
+  std::size_t bytes = 0;
+  double alone_us = 0, direct_alone_us = 0, in_a_row_us = 0, direct_in_a_row_us = 0;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double microseconds(const std::function<void()>& work) {
+  const std::int64_t begin = base::host_time_ns();
+  work();
+  return static_cast<double>(base::host_time_ns() - begin) * 1e-3;
+}
+
+class Overhead {
+ public:
+  Overhead() : device_(base::open_device({base::DeviceType::cuda, 0})), stream_(device_->make_stream()) {
+    comm::Config config;
+    config.backend = "nccl";
+    config.device = device_;
+    config.launch = comm::Launch{};
+    config.deterministic = false;
+    ours_ = comm::init(std::move(config));
+    if (const auto& loaded = nccl::loaded_api(); !loaded.problem.empty()) throw base::Unsupported(loaded.problem);
+    native_ = static_cast<cudaStream_t>(static_cast<base::DeviceStream&>(*stream_).native());
+    ncclUniqueId id;
+    check(api_.ncclGetUniqueId(&id));
+    ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
+    check(api_.ncclCommInitRankConfig(&direct_, 1, id, 0, &settings));
+  }
+  ~Overhead() {
+    if (direct_ != nullptr) api_.ncclCommDestroy(direct_);
+  }
+  Overhead(const Overhead&) = delete;
+  Overhead& operator=(const Overhead&) = delete;
+
+  Row measure(const std::string& op, std::size_t bytes) {
+    const base::Buffer in = ours_->allocate(bytes, comm::MemoryKind::device, std::nullopt);
+    const base::Buffer out = ours_->allocate(bytes, comm::MemoryKind::device, std::nullopt);
+    const std::size_t count = bytes / sizeof(float);
+    const comm::ConstView from{in.data(), count, base::DType::f32, device_->device()};
+    const comm::View to{out.data(), count, base::DType::f32, device_->device()};
+    const auto ours = [&](comm::OpOptions options) {
+      if (op == "all_reduce") return ours_->all_reduce(from, to, comm::ReduceOp::sum(), options);
+      if (op == "all_gather") return ours_->all_gather(from, to, options);
+      return ours_->reduce_scatter(from, to, comm::ReduceOp::sum(), options);
+    };
+    const auto direct = [&] {
+      if (op == "all_reduce")
+        return check(api_.ncclAllReduce(in.data(), out.data(), count, ncclFloat, ncclSum, direct_, native_));
+      if (op == "all_gather")
+        return check(api_.ncclAllGather(in.data(), out.data(), count, ncclFloat, direct_, native_));
+      check(api_.ncclReduceScatter(in.data(), out.data(), count, ncclFloat, ncclSum, direct_, native_));
+    };
+    std::vector<double> alone, direct_alone, in_a_row, direct_in_a_row;
+    for (int round = -2; round < kRounds; ++round) {
+      const double a = microseconds([&] {
+        for (int i = 0; i < kAlone; ++i) ours({}).wait();
+      });
+      const double b = microseconds([&] {
+        for (int i = 0; i < kAlone; ++i) direct(), stream_->synchronize();
+      });
+      const double c = microseconds([&] {
+        for (int i = 0; i < kInARow; ++i) ours({.after = stream_.get()}).wait_on(*stream_);
+        stream_->synchronize();
+      });
+      const double d = microseconds([&] {
+        for (int i = 0; i < kInARow; ++i) direct();
+        stream_->synchronize();
+      });
+      if (round < 0) continue;
+      alone.push_back(a / kAlone), direct_alone.push_back(b / kAlone);
+      in_a_row.push_back(c / kInARow), direct_in_a_row.push_back(d / kInARow);
+    }
+    return {op, bytes, median(alone), median(direct_alone), median(in_a_row), median(direct_in_a_row)};
+  }
+
+ private:
+  void check(ncclResult_t result) {
+    if (result != ncclSuccess) throw base::BackendError(std::string("NCCL: ") + api_.ncclGetErrorString(result));
+  }
+
+  const nccl::Api& api_ = nccl::loaded_api().api;
+  const std::shared_ptr<base::DeviceRuntime> device_;
+  const std::unique_ptr<base::Stream> stream_;
+  std::unique_ptr<comm::Communicator> ours_;
+  cudaStream_t native_ = nullptr;
+  ncclComm_t direct_ = nullptr;
+};
+
+int run(const std::string& json_path) {
+  Overhead overhead;
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  fmt::print("{:<16} {:>10} {:>10} {:>10} {:>10} {:>10}  (us a call)\n", "op", "bytes", "alone", "direct", "in a row",
+             "direct");
+  for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"})
+    for (const std::size_t bytes :
+         {std::size_t{1} << 10, std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{256} << 20}) {
+      const Row r = overhead.measure(op, bytes);
+      fmt::print("{:<16} {:>10} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f}\n", r.op, r.bytes, r.alone_us,
+                 r.direct_alone_us, r.in_a_row_us, r.direct_in_a_row_us);
+      rows.push_back({{"op", r.op},
+                      {"bytes", r.bytes},
+                      {"alone_us", r.alone_us},
+                      {"direct_alone_us", r.direct_alone_us},
+                      {"in_a_row_us", r.in_a_row_us},
+                      {"direct_in_a_row_us", r.direct_in_a_row_us}});
+    }
+  if (json_path.empty()) return 0;
+  std::ofstream file(json_path);
+  file << rows.dump(1) << "\n";
+  if (!file.flush()) throw base::InvalidUsage("--json " + json_path + ": can't be written");
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  CLI::App app("what the nccl backend costs over NCCL's own calls, on one rank");
+  std::string json;
+  app.add_option("--json", json, "also writes the table here")->type_name("FILE");
+  CLI11_PARSE(app, count, arguments);
+  try {
+    return run(json);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_nccl_overhead: {}\n", error.what());
+    return 2;
+  }
+}

@@ -39,8 +39,8 @@ void Computation::run(double microseconds) const {
   run_chains(std::max<std::int64_t>(1, static_cast<std::int64_t>(microseconds * rounds_per_microsecond_)));
 }
 
-OverlapTimes measure_overlap(Control& world, const Repeats& repeats, const std::function<comm::Work()>& start,
-                             const std::function<void()>& compute) {
+OverlapTimes measure_overlap(comm::HostExchange& world, const Repeats& repeats,
+                             const std::function<comm::Work()>& start, const std::function<void()>& compute) {
   std::vector<double> pure;
   std::vector<double> alone;
   std::vector<double> total;

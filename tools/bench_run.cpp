@@ -27,7 +27,7 @@ double gigabytes_per_second(double bytes, double microseconds) {
   return microseconds > 0 ? bytes / microseconds * 1e-3 : 0;
 }
 
-MemcpySpeed measure_memcpy(Control& world, BenchMemory& memory) {
+MemcpySpeed measure_memcpy(comm::HostExchange& world, BenchMemory& memory) {
   const std::size_t most = memory.on_host() ? kMemcpyBytes : memory.larger_than_caches();
   const std::size_t bytes = std::min(most, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
   const BenchTraffic traffic{0, 0, bytes};
@@ -148,7 +148,7 @@ class Bench {
 
   const BenchPlan& plan_;
   comm::Communicator& world_;
-  Control control_;
+  comm::HostExchange control_;
   BenchMemory memory_;
   const BenchCallbacks& callbacks_;
   std::optional<Computation> computation_;  ///< only with --overlap

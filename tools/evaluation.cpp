@@ -6,7 +6,7 @@
 
 namespace tessera::tools {
 
-Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, Control& control) {
+Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostExchange& control) {
   const nn::EvaluationScope no_dropout(model.context());
   const nn::Windows windows(plan.eval, plan.eval->all(), plan.seq_len);
   const std::int64_t ranks = control.size();

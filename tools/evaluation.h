@@ -1,8 +1,8 @@
 // The mean loss over a whole file.
 #pragma once
 
+#include "tessera/comm/host_exchange.h"
 #include "tessera/nn/models/causal_model.h"
-#include "tools/control.h"
 #include "tools/run_result.h"
 #include "tools/train_options.h"
 
@@ -10,6 +10,6 @@ namespace tessera::tools {
 
 /// Cuts --eval's file into non-overlapping windows of seq_len inputs; a shorter rest is left out.
 /// Ranks short of windows run an empty one, so that every rank makes the same collective calls; it counts for nothing.
-Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, Control& control);
+Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostExchange& control);
 
 }  // namespace tessera::tools

@@ -6,11 +6,11 @@
 #include <numeric>
 #include <optional>
 
+#include "tessera/comm/host_exchange.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
-#include "tools/control.h"
 #include "tools/device.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
@@ -219,7 +219,7 @@ class Training {
   std::unique_ptr<comm::Communicator> control_communicator_;
   base::Ledger& ledger_;
   nn::Context context_;
-  Control control_;
+  comm::HostExchange control_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::optional<nn::Batches> batches_;

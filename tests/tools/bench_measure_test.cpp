@@ -38,7 +38,7 @@ double overlap_of(const std::function<comm::Work()>& start) {
   config.timeout = std::chrono::seconds(60);
   comm::run_threads(1, config, [&](comm::Communicator& world) {
     const auto device = base::open_device({});
-    Control control(world, *device);
+    comm::HostExchange control(world, *device);
     percent = overlap_percent(
         measure_overlap(control, {.warmup = 1, .iterations = 9}, start, [] { std::this_thread::sleep_for(kTime); }));
   });

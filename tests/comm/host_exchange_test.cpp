@@ -1,12 +1,12 @@
 // What ranks tell each other, where the communicator takes memory of the device only.
-#include "tools/control.h"
+#include "tessera/comm/host_exchange.h"
 
 #include <gtest/gtest.h>
 
 #include "tessera/comm/context.h"
 #include "tests/harness/guarded_device.h"
 
-namespace tessera::tools {
+namespace tessera::comm {
 namespace {
 
 /// Runs `body` on two ranks of a device whose memory crashes the host that touches it.
@@ -18,9 +18,9 @@ void on_two_ranks(const std::function<void(base::DeviceRuntime&, comm::Communica
   comm::run_threads(2, config, [&](comm::Communicator& comm) { body(*device, comm); });
 }
 
-TEST(Control, NumbersPassThroughTheDevice) {
+TEST(HostExchange, NumbersPassThroughTheDevice) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
-    Control control(comm, device);
+    HostExchange control(comm, device);
     double loss = comm.rank() + 1.0;
     const comm::View view = comm::view_of(&loss, 1);
     bool on_device = false;
@@ -33,9 +33,9 @@ TEST(Control, NumbersPassThroughTheDevice) {
   });
 }
 
-TEST(Control, AlsoWhatIsEmptyOrOfDifferentLengths) {
+TEST(HostExchange, AlsoWhatIsEmptyOrOfDifferentLengths) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
-    Control control(comm, device);
+    HostExchange control(comm, device);
     const std::vector<std::size_t> counts = {3, 0};
     const std::vector<std::uint8_t> mine(counts[static_cast<std::size_t>(comm.rank())], 7);
     std::vector<std::uint8_t> all(3, 0);
@@ -46,9 +46,9 @@ TEST(Control, AlsoWhatIsEmptyOrOfDifferentLengths) {
   });
 }
 
-TEST(Control, MemoryOfTheHostStaysThereWhereItIsTaken) {
+TEST(HostExchange, MemoryOfTheHostStaysThereWhereItIsTaken) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
-    Control control(comm, device);
+    HostExchange control(comm, device);
     const auto all = control.gather_all(std::vector<std::uint64_t>{static_cast<std::uint64_t>(comm.rank())});
     EXPECT_EQ(all, (std::vector<std::vector<std::uint64_t>>{{0}, {1}}));
     double value = 1;
@@ -62,4 +62,4 @@ TEST(Control, MemoryOfTheHostStaysThereWhereItIsTaken) {
 }
 
 }  // namespace
-}  // namespace tessera::tools
+}  // namespace tessera::comm

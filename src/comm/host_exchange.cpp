@@ -1,22 +1,22 @@
-#include "tools/control.h"
+#include "tessera/comm/host_exchange.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace tessera::tools {
+namespace tessera::comm {
 
-bool Control::takes_host_memory() const {
-  const std::vector<comm::MemoryKind>& kinds = communicator_.capabilities().memory;
-  return std::find(kinds.begin(), kinds.end(), comm::MemoryKind::host) != kinds.end();
+bool HostExchange::takes_host_memory() const {
+  const std::vector<MemoryKind>& kinds = communicator_.capabilities().memory;
+  return std::find(kinds.begin(), kinds.end(), MemoryKind::host) != kinds.end();
 }
 
-void Control::exchange(comm::ConstView in, comm::View out, const Exchange& run) {
+void HostExchange::exchange(ConstView in, View out, const Exchange& run) {
   if (!takes_host_memory()) return exchange_through_device(in, out, run);
   run(in, out).wait();
 }
 
 /// Kept from call to call: making device memory stops the device.
-void Control::make_room(std::size_t bytes) {
+void HostExchange::make_room(std::size_t bytes) {
   if (stream_ == nullptr) stream_ = device_.make_stream();
   if (room_ && room_.bytes() >= bytes) return;
   base::DeviceRuntime& device = device_;
@@ -24,7 +24,7 @@ void Control::make_room(std::size_t bytes) {
   room_ = {device.allocate(bytes), bytes, [&device](void* p, std::size_t n) { device.free(p, n); }};
 }
 
-void Control::exchange_through_device(comm::ConstView in, comm::View out, const Exchange& run) {
+void HostExchange::exchange_through_device(ConstView in, View out, const Exchange& run) {
   const std::size_t second = (in.bytes() + base::kAlignment - 1) / base::kAlignment * base::kAlignment;
   make_room(second + std::max<std::size_t>(1, out.bytes()));
   if (in.bytes() > 0) std::memcpy(pinned_.data(), in.data, in.bytes());
@@ -37,4 +37,4 @@ void Control::exchange_through_device(comm::ConstView in, comm::View out, const 
   if (out.bytes() > 0) std::memcpy(out.data, pinned_.bytes_at(second), out.bytes());
 }
 
-}  // namespace tessera::tools
+}  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// Small things of the host that ranks tell each other: losses, times, events.
+// Small things of the host that ranks tell each other, such as losses and times, whatever memory the backend moves.
 #pragma once
 
 #include <functional>
@@ -9,40 +9,40 @@
 #include "tessera/base/memory.h"
 #include "tessera/comm/communicator.h"
 
-namespace tessera::tools {
+namespace tessera::comm {
 
-/// Collectives on the host's memory over any communicator. Used by one thread.
-class Control {
+/// Collectives on the host's memory over any communicator. Used by one thread. Every call is collective and waits;
+/// errors are the communicator's.
+class TESSERA_API HostExchange {
  public:
   /// A collective from `in` to `out`.
-  using Exchange = std::function<comm::Work(comm::ConstView in, comm::View out)>;
+  using Exchange = std::function<Work(ConstView in, View out)>;
 
   /// Both outlive it. `device` is the communicator's; its memory is used where the communicator takes nothing else.
-  Control(comm::Communicator& communicator, base::DeviceRuntime& device)
+  HostExchange(Communicator& communicator, base::DeviceRuntime& device)
       : communicator_(communicator), device_(device) {}
 
-  comm::Communicator& communicator() { return communicator_; }
+  Communicator& communicator() { return communicator_; }
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
 
-  /// Runs it and waits. `in` and `out` are the host's; what `run` is given may be copies of theirs in the device.
-  void exchange(comm::ConstView in, comm::View out, const Exchange& run);
+  /// Runs it. `in` and `out` are the host's; what `run` is given may be copies of theirs in the device.
+  void exchange(ConstView in, View out, const Exchange& run);
   /// The same, always on copies in the device.
-  void exchange_through_device(comm::ConstView in, comm::View out, const Exchange& run);
+  void exchange_through_device(ConstView in, View out, const Exchange& run);
   /// In place.
   template <class T>
-  void all_reduce(T* values, std::size_t count, comm::ReduceOp op, std::string_view label) {
-    const comm::View view = comm::view_of(values, count);
-    exchange(view, view, [&](comm::ConstView in, comm::View out) {
-      return communicator_.all_reduce(in, out, op, {.label = label});
-    });
+  void all_reduce(T* values, std::size_t count, ReduceOp op, std::string_view label) {
+    const View view = view_of(values, count);
+    exchange(view, view,
+             [&](ConstView in, View out) { return communicator_.all_reduce(in, out, op, {.label = label}); });
   }
   /// Everybody's numbers, as many from each, by rank.
   template <class T>
   std::vector<std::vector<T>> gather_all(const std::vector<T>& mine) {
     std::vector<T> all(mine.size() * static_cast<std::size_t>(size()));
-    exchange(comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size()),
-             [&](comm::ConstView in, comm::View out) { return communicator_.all_gather(in, out); });
+    exchange(view_of(mine.data(), mine.size()), view_of(all.data(), all.size()),
+             [&](ConstView in, View out) { return communicator_.all_gather(in, out); });
     std::vector<std::vector<T>> by_rank;
     for (int r = 0; r < size(); ++r) {
       const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * r;
@@ -55,10 +55,10 @@ class Control {
   bool takes_host_memory() const;
   void make_room(std::size_t bytes);
 
-  comm::Communicator& communicator_;
+  Communicator& communicator_;
   base::DeviceRuntime& device_;
   std::unique_ptr<base::Stream> stream_;  // made at the first detour, as the rooms
   base::Buffer pinned_, room_;
 };
 
-}  // namespace tessera::tools
+}  // namespace tessera::comm

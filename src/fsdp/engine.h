@@ -51,6 +51,15 @@ struct EngineOptions {
   CollectiveRegistry collectives = CollectiveRegistry::built_in();
 };
 
+/// A range of a parameter, or of one of the optimizer's states of it, that one rank holds.
+struct OwnRange {
+  const nn::Parameter& parameter;
+  int state = -1;  ///< -1: the parameter's values
+  nn::ElementRange range;
+  DType dtype = DType::f32;
+  const void* data = nullptr;
+};
+
 /// What one rank called and sent, by kind; `control` holds norms. Cumulative.
 struct TESSERA_API EngineTraffic {
   comm::MeterSnapshot::Line all_gather, reduce_scatter, all_reduce, control;
@@ -70,8 +79,10 @@ class TESSERA_API Engine {
   /// Initial values from the parameters' Init, each rank its own part; clears the optimizer.
   void initialize(std::uint64_t seed);
   /// Values from somewhere else: `fill` is called for ranges of parameters and writes them to the
-  /// host memory that it is given.
-  void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill);
+  /// host memory that it is given. Only of the parameters that are `wanted` (empty: all).
+  using Wanted = std::function<bool(const nn::Parameter&)>;
+  void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill,
+            const Wanted& wanted = {});
 
   /// After a backward: waits for the reductions, clips, updates, and starts what must be gathered again.
   void step(double learning_rate);
@@ -86,6 +97,19 @@ class TESSERA_API Engine {
   /// is in host memory and valid during the call. Waits.
   using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   void visit(const Visitor& visitor);
+
+  /// This rank's share of what is saved: an n-th of every parameter (its f32 master where there is one) and of the
+  /// optimizer's state, so that all ranks' shares are the whole, each element once. Ranges are of the parameter's own
+  /// elements; `data` is the device's and valid during the call, in the order of the compute stream. Not collective.
+  void visit_own(const std::function<void(const OwnRange&)>& visitor) const;
+  /// As fill(), of the optimizer's states: `state` counts from 0. Every rank sets all that it holds.
+  void fill_states(const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float* out)>& fill,
+                   const Wanted& wanted = {});
+  /// How many there are for each element of a trainable parameter.
+  int states() const;
+  /// As if so many steps had been done: the next one is the number after.
+  void set_steps(std::uint64_t steps) { steps_ = steps; }
+  nn::Module& model() { return model_; }
 
   /// Drops a half-done step after an exception; parameters and optimizer are as they were before it.
   void reset();

@@ -18,10 +18,22 @@ void Engine::initialize(std::uint64_t seed) {
   steps_ = 0;
 }
 
-void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill) {
-  for (const auto& unit : units_) unit->fill(fill);
+void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill,
+                  const Wanted& wanted) {
+  for (const auto& unit : units_) unit->fill(fill, wanted);
   publish_values();
 }
+
+void Engine::visit_own(const std::function<void(const OwnRange&)>& visitor) const {
+  for (const auto& unit : units_) unit->visit_own(visitor);
+}
+
+void Engine::fill_states(const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float*)>& fill,
+                         const Wanted& wanted) {
+  for (const auto& unit : units_) unit->fill_states(fill, wanted);
+}
+
+int Engine::states() const { return nn::state_slots(options_.optimizer); }
 
 void Engine::publish_values() { fabric_->gather_stream->wait(fabric_->compute().record()); }
 

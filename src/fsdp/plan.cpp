@@ -3,11 +3,12 @@
 namespace tessera::fsdp {
 namespace {
 
-std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh) {
+/// `inside` false: of the mesh's other axes.
+std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh, bool inside = true) {
   std::vector<Plan::Cut> cuts;
   const auto& all = mesh.shape().axes;
   for (auto axis = all.rbegin(); axis != all.rend(); ++axis)
-    if (axis->size > 1 && axes.contains(axis->name))
+    if (axis->size > 1 && axes.contains(axis->name) == inside)
       cuts.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
   return cuts;
 }
@@ -31,6 +32,9 @@ ElementRange Plan::rest(std::int64_t padded) const { return narrow({0, padded}, 
 ElementRange Plan::kept_gradient(std::int64_t padded) const { return narrow({0, padded}, gradient_cuts); }
 ElementRange Plan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_cuts); }
 
+ElementRange Plan::own(std::int64_t padded) const { return narrow(optimizer(padded), optimizer_copies); }
+ElementRange Plan::own_frozen(std::int64_t padded) const { return narrow(rest(padded), rest_copies); }
+
 ElementRange Plan::after_gathers(std::int64_t padded, std::size_t gathered) const {
   return narrow({0, padded}, std::span(optimizer_cuts).first(optimizer_cuts.size() - gathered));
 }
@@ -41,6 +45,8 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh) {
   plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
   plan.gradient_cuts = cuts_of(strategy.gradient, mesh);
   plan.optimizer_cuts = cuts_of(strategy.optimizer, mesh);
+  plan.rest_copies = cuts_of(strategy.param_at_rest, mesh, false);
+  plan.optimizer_copies = cuts_of(strategy.optimizer, mesh, false);
   require_one(plan.rest_cuts, strategy, "parameters");
   require_one(plan.gradient_cuts, strategy, "gradients");
 

@@ -39,6 +39,12 @@ struct Plan {
     int coordinate = 0;
   };
   std::vector<Cut> rest_cuts, gradient_cuts, optimizer_cuts;  ///< in the order in which they narrow
+  std::vector<Cut> rest_copies, optimizer_copies;             ///< the other axes: ranks that hold the same
+
+  /// An n-th of a flat parameter that this rank holds and stands for: those of all ranks are the whole, each element
+  /// once. Of what the optimizer changes, and of what stays as it is.
+  ElementRange own(std::int64_t padded) const;
+  ElementRange own_frozen(std::int64_t padded) const;
 };
 
 /// Throws InvalidUsage or Unsupported where the strategy doesn't fit the mesh.

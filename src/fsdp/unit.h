@@ -10,6 +10,7 @@
 
 #include "tessera/base/events.h"
 #include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/flat.h"
 #include "tessera/fsdp/lease.h"
 #include "tessera/fsdp/mesh.h"
@@ -87,7 +88,11 @@ class TESSERA_API Unit {
   void initialize(std::uint64_t seed);
   using Fill = std::function<void(const nn::Parameter& parameter, ElementRange range, float* out)>;
   /// Sets the parameters at rest, each rank its own ranges. Waits for the compute stream.
-  void fill(const Fill& fill);
+  void fill(const Fill& fill, const Engine::Wanted& wanted);
+  /// See Engine::visit_own() and Engine::fill_states().
+  void visit_own(const std::function<void(const OwnRange&)>& visit) const;
+  void fill_states(const std::function<void(const nn::Parameter&, int, ElementRange, float*)>& fill,
+                   const Engine::Wanted& wanted);
   /// Makes value_of() work: gathers the masters, or where there are none the parameters. Collective.
   void open_values();
   /// All elements in f32, in the device's memory, until close_values().

@@ -32,7 +32,7 @@ void Unit::initialize(std::uint64_t seed) {
   }
 }
 
-void Unit::fill(const Fill& fill) {
+void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
   nn::Context& context = fabric_.context;
   Stream& stream = fabric_.compute();
   stream.synchronize();  // the host may write over what the stream's work reads
@@ -40,7 +40,7 @@ void Unit::fill(const Fill& fill) {
     const bool narrow = flat.layout.dtype != DType::f32;
     for (const FlatEntry& entry : flat.layout.entries) {
       const ElementRange range = within(entry, flat.rest);
-      if (range.count() == 0) continue;
+      if (range.count() == 0 || (wanted && !wanted(*entry.parameter))) continue;
       const std::int64_t first = entry.offset + range.begin;
       Buffer wide;
       if (narrow) wide = context.memory().allocate(length(range) * sizeof(float), MemoryUse::other);
@@ -57,6 +57,42 @@ void Unit::fill(const Fill& fill) {
       stream.hold(std::make_shared<Buffer>(std::move(wide)));
     }
   }
+}
+
+void Unit::visit_own(const std::function<void(const OwnRange&)>& visit) const {
+  for (const Flat& flat : flats_) {
+    const std::int64_t padded = flat.layout.padded;
+    const ElementRange own = flat.layout.trainable ? fabric_.plan.own(padded) : fabric_.plan.own_frozen(padded);
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const ElementRange range = within(entry, own);
+      if (range.count() == 0) continue;
+      const std::int64_t first = entry.offset + range.begin;
+      const auto show = [&](int state, DType dtype, const void* data) {
+        visit({.parameter = *entry.parameter, .state = state, .range = range, .dtype = dtype, .data = data});
+      };
+      if (flat.masters) {
+        show(-1, DType::f32, flat.master_of(first));
+      } else {
+        show(-1, flat.layout.dtype, flat.value_of(first));
+      }
+      for (std::size_t i = 0; i < flat.state.size(); ++i)
+        show(static_cast<int>(i), DType::f32, Flat::f32_of(flat.state[i], first - flat.optimized.begin));
+    }
+  }
+}
+
+void Unit::fill_states(const std::function<void(const nn::Parameter&, int, ElementRange, float*)>& fill,
+                       const Engine::Wanted& wanted) {
+  fabric_.compute().synchronize();  // the host may write over what the stream's work reads
+  for (Flat& flat : flats_)
+    for (const FlatEntry& entry : flat.layout.entries)
+      for (std::size_t i = 0; i < flat.state.size(); ++i) {
+        const ElementRange range = within(entry, flat.optimized);
+        if (range.count() == 0 || (wanted && !wanted(*entry.parameter))) continue;
+        float* to = Flat::f32_of(flat.state[i], entry.offset + range.begin - flat.optimized.begin);
+        nn::upload(fabric_.context, to, length(range) * sizeof(float),
+                   [&](void* out) { fill(*entry.parameter, static_cast<int>(i), range, static_cast<float*>(out)); });
+      }
 }
 
 /// Over the control channels, whatever carries parameters: that may round.

@@ -39,10 +39,11 @@ class Rank {
         model_(nn::make_model(context_, spec.model)),
         engine_(in_dtype(*model_, spec.dtype), world, spec.engine) {
     engine_.initialize(spec.seed);
+    if (spec.before_training) spec.before_training(engine_, *control_);
   }
 
   void run() {
-    for (int step = 0; step < spec_.steps; ++step) one_step(step);
+    for (int step = spec_.first_step; step < spec_.steps; ++step) one_step(step);
     record();
   }
 
@@ -76,7 +77,7 @@ class Rank {
     if (engine_.measures_norm()) norms_.push_back(engine_.grad_norm());
     if (spec_.after_step) spec_.after_step(world_.rank(), step, engine_, *model_);
     events_ = engine_.recorder().take();
-    if (step == 0) {
+    if (step == spec_.first_step) {
       engine_.settle();
       context_.stream().synchronize();
       first_ = engine_.traffic();

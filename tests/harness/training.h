@@ -15,6 +15,7 @@ namespace tessera::harness {
 struct TrainingSpec {
   nn::ModelConfig model = nn::preset("gpt-nano");
   int ranks = 2;
+  int first_step = 0;  ///< where data begins; steps before it were another run's
   int steps = 3;
   int global_batch = 12;
   int seq_len = 16;
@@ -26,6 +27,9 @@ struct TrainingSpec {
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
   fsdp::EngineOptions engine = {};
   std::string decorators = {};  ///< around every rank's communicators; see plugins/decorators/decorate.h
+  /// Called on every rank when the engine has its initial values. `control` is of all ranks, for whatever the test
+  /// wants.
+  std::function<void(fsdp::Engine& engine, comm::Communicator& control)> before_training;
   /// Called on every rank after each step's backward and after each step.
   std::function<void(int rank, int step, fsdp::Engine&engine, nn::CausalModel&model)> after_backward, after_step;
 };

@@ -1,0 +1,184 @@
+#include <xxhash.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tessera/fsdp/checkpoint/internal/format.h"
+#include "tessera/nn/tensor.h"
+
+namespace tessera::fsdp::checkpoint {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kFormat = "tessera checkpoint";
+constexpr int kVersion = 1;
+constexpr std::size_t kDigits = 16;  // of a 64-bit hash
+
+std::string numbered(const char* prefix, std::uint64_t number, std::size_t width, const char* suffix) {
+  std::string digits = std::to_string(number);
+  if (digits.size() < width) digits.insert(0, width - digits.size(), '0');
+  return prefix + digits + suffix;
+}
+
+std::string hexadecimal(std::uint64_t value) {
+  std::string text(kDigits, '0');
+  for (std::size_t i = 0; i < kDigits; ++i) text[kDigits - 1 - i] = "0123456789abcdef"[value >> (4 * i) & 15U];
+  return text;
+}
+
+/// Runs `parse` and says of which file it is where the text is not what it should be.
+template <class Parse>
+auto parsing(const std::string& origin, Parse&& parse) {
+  try {
+    return parse();
+  } catch (const nlohmann::json::exception& error) {
+    throw InvalidUsage(origin + ": damaged: " + error.what());
+  } catch (const std::logic_error& error) {  // of std::stoull
+    throw InvalidUsage(origin + ": damaged: not a number: " + error.what());
+  }
+}
+
+void require_format(const ordered_json& json, const std::string& origin) {
+  if (!json.is_object() || json.value("format", "") != kFormat)
+    throw InvalidUsage(origin + ": not a file of a checkpoint");
+  if (const int version = json.at("version"); version != kVersion)
+    throw InvalidUsage(origin + ": of version " + std::to_string(version) + "; this program reads version " +
+                       std::to_string(kVersion));
+}
+
+}  // namespace
+
+std::string step_name(std::uint64_t step) { return numbered("step-", step, 8, ""); }
+std::string data_name(int rank) { return numbered("rank-", static_cast<std::uint64_t>(rank), 5, ".safetensors"); }
+std::string manifest_name(int rank) { return numbered("rank-", static_cast<std::uint64_t>(rank), 5, ".json"); }
+
+std::uint64_t hash64(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
+
+std::string hash128(std::string_view text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return hexadecimal(hash.high64) + hexadecimal(hash.low64);
+}
+
+std::string to_text(const Manifest& manifest) {
+  ordered_json json = {{"format", kFormat},
+                       {"version", kVersion},
+                       {"rank", manifest.rank},
+                       {"bytes", manifest.file_bytes},
+                       {"block_bytes", kBlock}};
+  json["pieces"] = ordered_json::array();
+  for (const Piece& piece : manifest.pieces)
+    json["pieces"].push_back(
+        {piece.tensor, piece.what, piece.range.begin, piece.range.end, name_of(piece.dtype), piece.offset});
+  std::string blocks;
+  for (const std::uint64_t block : manifest.blocks) blocks += hexadecimal(block);
+  json["blocks"] = blocks;
+  return json.dump() + "\n";
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& origin) {
+  return parsing(origin, [&] {
+    const ordered_json json = ordered_json::parse(text);
+    require_format(json, origin);
+    if (json.at("block_bytes") != kBlock) throw InvalidUsage(origin + ": blocks of another length");
+    Manifest manifest{.rank = json.at("rank"), .file_bytes = json.at("bytes"), .blocks = {}, .pieces = {}};
+    const std::string blocks = json.at("blocks");
+    if (blocks.size() != (manifest.file_bytes + kBlock - 1) / kBlock * kDigits)
+      throw InvalidUsage(origin + ": has hashes of another number of blocks than its file");
+    for (std::size_t i = 0; i < blocks.size(); i += kDigits)
+      manifest.blocks.push_back(std::stoull(blocks.substr(i, kDigits), nullptr, 16));
+    for (const ordered_json& p : json.at("pieces")) {
+      Piece piece{p.at(0), p.at(1), {p.at(2), p.at(3)}, base::parse_dtype(p.at(4).get<std::string>()), p.at(5)};
+      if (piece.range.begin < 0 || piece.range.end < piece.range.begin || piece.offset > manifest.file_bytes ||
+          piece.bytes() > manifest.file_bytes - piece.offset)
+        throw InvalidUsage(origin + ": damaged: a range of '" + piece.tensor + "' lies outside its file");
+      manifest.pieces.push_back(std::move(piece));
+    }
+    return manifest;
+  });
+}
+
+std::string to_text(const Index& index) {
+  ordered_json json = {{"format", kFormat},          {"version", kVersion},        {"step", index.step},
+                       {"sequence", index.sequence}, {"strategy", index.strategy}, {"attributes", index.attributes}};
+  json["tensors"] = ordered_json::array();
+  for (const CheckpointTensor& tensor : index.tensors)
+    json["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"states", tensor.states}});
+  json["manifests"] = index.manifests;
+  json["xxh3"] = hash128(json.dump());
+  return json.dump(1) + "\n";
+}
+
+Index parse_index(const std::string& text, const std::string& origin) {
+  return parsing(origin, [&] {
+    ordered_json json = ordered_json::parse(text);
+    require_format(json, origin);
+    const std::string expected = json.at("xxh3");
+    json.erase("xxh3");
+    if (hash128(json.dump()) != expected) throw InvalidUsage(origin + ": damaged: its hash differs");
+    Index index{.step = json.at("step"),
+                .sequence = json.at("sequence"),
+                .strategy = json.at("strategy"),
+                .attributes = json.at("attributes"),
+                .tensors = {},
+                .manifests = json.at("manifests")};
+    for (const ordered_json& tensor : json.at("tensors"))
+      index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states")});
+    return index;
+  });
+}
+
+std::string lay_out(std::vector<Piece>& pieces) {
+  ordered_json header = {{"__metadata__", {{"format", kFormat}}}};
+  std::uint64_t end = 0;
+  for (Piece& piece : pieces) {
+    piece.offset = end;
+    end += piece.bytes();
+    // A name says what it is, of which parameter, from which element on.
+    const std::string what = piece.what == Checkpoint::kValue ? "value" : "state" + std::to_string(piece.what);
+    header[what + "/" + piece.tensor + "@" + std::to_string(piece.range.begin)] = {
+        {"dtype", piece.dtype == DType::bf16  ? "BF16"
+                  : piece.dtype == DType::f16 ? "F16"
+                                              : "F32"},
+        {"shape", {piece.range.count()}},
+        {"data_offsets", {piece.offset, end}}};
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // the data begins aligned
+  std::string length(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xffU);
+  text.insert(0, length);
+  for (Piece& piece : pieces) piece.offset += text.size();
+  return text;
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) throw InvalidUsage(path + ": can't be read");
+  return text.str();
+}
+
+Steps find_steps(const std::string& folder) {
+  Steps steps;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("step-", 0) != 0 || name.ends_with(kPartial)) continue;
+    try {
+      const std::string path = entry.path().string() + "/" + kIndex;
+      steps.whole.push_back({entry.path().string(), parse_index(read_text(path), path)});
+    } catch (const InvalidUsage& problem) {
+      steps.damaged.emplace_back(problem.what());
+    }
+  }
+  // Of a step that was being replaced, both are there for a moment: the new one counts.
+  std::sort(steps.whole.begin(), steps.whole.end(),
+            [](const Found& a, const Found& b) { return a.index.sequence < b.index.sequence; });
+  return steps;
+}
+
+}  // namespace tessera::fsdp::checkpoint

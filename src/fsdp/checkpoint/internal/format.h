@@ -1,0 +1,74 @@
+// The files of a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/checkpoint.h"
+
+namespace tessera::fsdp::checkpoint {
+
+inline constexpr std::size_t kBlock = 64 * 1024;  ///< bytes that one hash covers
+inline constexpr const char* kPartial = ".partial";
+inline constexpr const char* kOld = ".old";  ///< of a step that is being replaced: whole
+inline constexpr const char* kIndex = "index.json";
+
+/// A range of a tensor in a rank's file.
+struct Piece {
+  std::string tensor;
+  int what = Checkpoint::kValue;
+  nn::ElementRange range;
+  DType dtype = DType::f32;
+  std::uint64_t offset = 0;  ///< of its bytes in the file
+  std::size_t bytes() const { return static_cast<std::size_t>(range.count()) * size_of(dtype); }
+};
+
+/// What one rank wrote.
+struct Manifest {
+  int rank = 0;
+  std::uint64_t file_bytes = 0;
+  std::vector<std::uint64_t> blocks;  ///< a hash of each kBlock bytes of the file
+  std::vector<Piece> pieces;
+};
+
+struct Index {
+  std::uint64_t step = 0;
+  std::uint64_t sequence = 0;  ///< counts the checkpoints of a folder in the order in which they were finished
+  std::string strategy;
+  Attributes attributes;
+  std::vector<CheckpointTensor> tensors;
+  std::vector<std::string> manifests;  ///< by rank: the XXH3-128 of its list's text
+};
+
+std::string step_name(std::uint64_t step);
+std::string data_name(int rank);
+std::string manifest_name(int rank);
+
+std::string hash128(std::string_view text);  ///< hexadecimal
+std::uint64_t hash64(const void* data, std::size_t bytes);
+
+std::string to_text(const Manifest& manifest);
+std::string to_text(const Index& index);  ///< ends with a hash of itself
+/// Throw InvalidUsage "ORIGIN: what".
+Manifest parse_manifest(const std::string& text, const std::string& origin);
+Index parse_index(const std::string& text, const std::string& origin);
+
+/// The header of a safetensors file with these pieces one after the other; sets their offsets.
+std::string lay_out(std::vector<Piece>& pieces);
+
+/// Throws InvalidUsage "PATH: REASON".
+std::string read_text(const std::string& path);
+
+/// A folder of `folder` that is whole, and its index.
+struct Found {
+  std::string path;
+  Index index;
+};
+struct Steps {
+  std::vector<Found> whole;          ///< the one that was finished first before the others
+  std::vector<std::string> damaged;  ///< what is wrong with each that can't be read, which no crash leaves behind
+};
+Steps find_steps(const std::string& folder);
+
+}  // namespace tessera::fsdp::checkpoint

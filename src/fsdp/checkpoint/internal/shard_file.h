@@ -1,0 +1,67 @@
+// One rank's file of a checkpoint, written by a thread of its own.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/fsdp/checkpoint/internal/format.h"
+
+namespace tessera::fsdp::checkpoint {
+
+/// Bytes go in from front to back; the thread hashes and writes them, then flushes, then writes the list of what is
+/// there. Used by one thread besides its own.
+class ShardFile {
+ public:
+  /// Makes `folder`/rank-R.safetensors. Throws SystemError.
+  ShardFile(const std::string& folder, int rank, std::vector<Piece> pieces, std::size_t buffer_bytes);
+  ~ShardFile();  ///< what has not been written stays unwritten
+  ShardFile(const ShardFile&) = delete;
+  ShardFile& operator=(const ShardFile&) = delete;
+
+  static constexpr std::size_t kChunk = std::size_t{4} << 20;
+  /// The next bytes, at most kChunk of them. Waits where the buffer is full; after a failure they are dropped.
+  void append(std::vector<std::byte> bytes);
+  void end();  ///< no more
+
+  enum class State : std::uint8_t { writing, done, failed };
+  State state() const;
+  void await();  ///< until it is done or failed
+  std::string failure() const;
+  const std::string& manifest_hash() const { return manifest_hash_; }  ///< when it is done
+
+ private:
+  void run() noexcept;
+  void write_all();
+  bool next(std::vector<std::byte>& bytes);
+  void write(const std::byte* data, std::size_t bytes);
+  void hash(const std::byte* data, std::size_t bytes);
+  void write_manifest();
+
+  const std::string folder_;
+  const std::size_t buffer_bytes_;
+  const std::string header_;
+  Manifest manifest_;
+  std::string manifest_hash_;
+  int file_ = -1;
+  std::vector<std::byte> begun_;  ///< of the block that is not full yet
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::vector<std::byte>> waiting_;
+  std::size_t waiting_bytes_ = 0;
+  bool ended_ = false;
+  bool given_up_ = false;
+  State state_ = State::writing;
+  std::string failure_;
+  std::thread thread_;
+};
+
+/// Flushes a folder's names to the disk. Throws SystemError.
+void flush_folder(const std::string& folder);
+
+}  // namespace tessera::fsdp::checkpoint

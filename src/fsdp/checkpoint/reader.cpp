@@ -1,0 +1,211 @@
+// Reading: which bytes of which files a range is made of, and whether they are what was written.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "tessera/fsdp/checkpoint/internal/format.h"
+
+namespace tessera::fsdp {
+
+using checkpoint::kBlock;
+using checkpoint::Manifest;
+using checkpoint::Piece;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// One rank's file, read by whole blocks.
+class DataFile {
+ public:
+  DataFile(std::string path, const Manifest& manifest) : path_(std::move(path)), manifest_(manifest) {
+    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file_ < 0) throw InvalidUsage(path_ + ": can't be opened (" + std::strerror(errno) + ")");
+    struct stat info {};
+    if (::fstat(file_, &info) != 0 || static_cast<std::uint64_t>(info.st_size) != manifest_.file_bytes) {
+      ::close(file_);
+      throw InvalidUsage(path_ + ": has " + std::to_string(info.st_size) + " bytes instead of " +
+                         std::to_string(manifest_.file_bytes));
+    }
+  }
+  ~DataFile() { ::close(file_); }
+  DataFile(const DataFile&) = delete;
+  DataFile& operator=(const DataFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::size_t blocks() const { return manifest_.blocks.size(); }
+
+  /// Blocks [first, last). Throws InvalidUsage where the file is shorter than it was.
+  void read(std::size_t first, std::size_t last, std::vector<std::byte>& bytes) const {
+    const std::uint64_t begin = first * kBlock, end = std::min<std::uint64_t>(last * kBlock, manifest_.file_bytes);
+    bytes.resize(static_cast<std::size_t>(end - begin));
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+      const ssize_t got = ::pread(file_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(begin + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0)
+        throw InvalidUsage(path_ + ": can't be read (" + (got < 0 ? std::strerror(errno) : "too short") + ")");
+      done += static_cast<std::size_t>(got);
+    }
+  }
+  /// Of the blocks from `first` on that `bytes` holds, those whose hash differs.
+  std::vector<std::size_t> damaged(std::size_t first, const std::vector<std::byte>& bytes) const {
+    std::vector<std::size_t> wrong;
+    for (std::size_t at = 0, block = first; at < bytes.size(); at += kBlock, ++block)
+      if (checkpoint::hash64(bytes.data() + at, std::min(kBlock, bytes.size() - at)) != manifest_.blocks[block])
+        wrong.push_back(block);
+    return wrong;
+  }
+  /// The tensors that lie in a block.
+  std::string tensors_in(std::size_t block) const {
+    std::string names;
+    for (const Piece& piece : manifest_.pieces)
+      if (piece.offset < (block + 1) * kBlock && piece.offset + piece.bytes() > block * kBlock &&
+          names.find("'" + piece.tensor + "'") == std::string::npos)
+        names += (names.empty() ? "'" : ", '") + piece.tensor + "'";
+    return names.empty() ? "its header" : names;
+  }
+  std::string describe(std::size_t block) const {
+    return path_ + ": damaged: block " + std::to_string(block) + " (64 KiB from byte " +
+           std::to_string(block * kBlock) + ") of " + tensors_in(block) + " is not what was written";
+  }
+
+ private:
+  const std::string path_;
+  const Manifest& manifest_;
+  int file_ = -1;
+};
+
+void widen(DType dtype, const std::vector<std::byte>& from, float* out) {
+  for (std::size_t i = 0; i < from.size() / 2; ++i) {
+    const auto bits = static_cast<std::uint16_t>(std::to_integer<unsigned>(from[2 * i]) |
+                                                 std::to_integer<unsigned>(from[2 * i + 1]) << 8);
+    out[i] = dtype == DType::bf16 ? base::bf16::to_float(bits) : base::f16::to_float(bits);
+  }
+}
+
+/// The folder of the step that `folder` is, or of the newest one in it.
+std::string resolve(const std::string& folder) {
+  if (fs::exists(fs::path(folder) / checkpoint::kIndex)) return folder;
+  if (!fs::is_directory(folder)) throw InvalidUsage(folder + ": no such folder");
+  const checkpoint::Steps steps = checkpoint::find_steps(folder);
+  // It might be the newest: going on from another would lose steps without a word.
+  if (!steps.damaged.empty())
+    throw InvalidUsage(steps.damaged.front() + "; name the folder of another step, or remove this one");
+  if (steps.whole.empty()) throw InvalidUsage(folder + ": no checkpoint in it that was finished");
+  return steps.whole.back().path;
+}
+
+}  // namespace
+
+struct Checkpoint::State {
+  struct Place {
+    std::size_t file = 0;
+    const Piece* piece = nullptr;
+  };
+  std::string folder;
+  checkpoint::Index index;
+  std::vector<Manifest> manifests;  // not moved once files refer to them
+  std::vector<std::unique_ptr<DataFile>> files;
+  std::map<std::pair<std::string, int>, std::vector<Place>> places;  // in order of their ranges
+  std::uint64_t bytes_read = 0;
+  std::vector<std::byte> blocks;  // read last
+
+  /// Elements `range` of `place`'s piece.
+  void read(const Place& place, nn::ElementRange range, float* out);
+};
+
+Checkpoint::Checkpoint(const std::string& folder) : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.folder = resolve(folder);
+  const std::string path = s.folder + "/" + checkpoint::kIndex;
+  s.index = checkpoint::parse_index(checkpoint::read_text(path), path);
+  for (std::size_t rank = 0; rank < s.index.manifests.size(); ++rank) {
+    const std::string list = s.folder + "/" + checkpoint::manifest_name(static_cast<int>(rank));
+    const std::string text = checkpoint::read_text(list);
+    if (checkpoint::hash128(text) != s.index.manifests[rank])
+      throw InvalidUsage(list + ": damaged: its hash is not that of the index");
+    s.manifests.push_back(checkpoint::parse_manifest(text, list));
+  }
+  for (std::size_t rank = 0; rank < s.manifests.size(); ++rank) {
+    const Manifest& manifest = s.manifests[rank];
+    s.files.push_back(
+        std::make_unique<DataFile>(s.folder + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
+    for (const Piece& piece : manifest.pieces) s.places[{piece.tensor, piece.what}].push_back({rank, &piece});
+  }
+  for (auto& [what, places] : s.places)
+    std::sort(places.begin(), places.end(),
+              [](const auto& a, const auto& b) { return a.piece->range.begin < b.piece->range.begin; });
+}
+
+Checkpoint::~Checkpoint() = default;
+const std::string& Checkpoint::folder() const { return state_->folder; }
+std::uint64_t Checkpoint::step() const { return state_->index.step; }
+int Checkpoint::ranks() const { return static_cast<int>(state_->manifests.size()); }
+const std::string& Checkpoint::strategy() const { return state_->index.strategy; }
+const Attributes& Checkpoint::attributes() const { return state_->index.attributes; }
+const std::vector<CheckpointTensor>& Checkpoint::tensors() const { return state_->index.tensors; }
+std::uint64_t Checkpoint::bytes_read() const { return state_->bytes_read; }
+
+void Checkpoint::State::read(const Place& place, nn::ElementRange range, float* out) {
+  constexpr std::size_t kAtOnce = 64;  // blocks
+  const Piece& piece = *place.piece;
+  const DataFile& file = *files[place.file];
+  const std::size_t element = size_of(piece.dtype);
+  const std::uint64_t begin = piece.offset + static_cast<std::uint64_t>(range.begin - piece.range.begin) * element;
+  const std::uint64_t end = begin + static_cast<std::uint64_t>(range.count()) * element;
+  const bool narrow = piece.dtype != DType::f32;
+  std::vector<std::byte> raw(narrow ? static_cast<std::size_t>(end - begin) : 0);
+  std::byte* next = narrow ? raw.data() : reinterpret_cast<std::byte*>(out);
+  for (std::size_t first = begin / kBlock; first * kBlock < end; first += kAtOnce) {
+    const std::size_t last = std::min<std::size_t>(first + kAtOnce, (end + kBlock - 1) / kBlock);
+    file.read(first, last, blocks);
+    bytes_read += blocks.size();
+    for (const std::size_t block : file.damaged(first, blocks)) throw InvalidUsage(file.describe(block));
+    const std::uint64_t at = first * kBlock;
+    next = std::copy(blocks.data() + (std::max(begin, at) - at),
+                     blocks.data() + (std::min<std::uint64_t>(end, at + blocks.size()) - at), next);
+  }
+  if (narrow) widen(piece.dtype, raw, out);
+}
+
+void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange range, float* out) {
+  std::int64_t next = range.begin;
+  const auto found = state_->places.find({tensor, what});
+  if (found != state_->places.end()) {
+    for (const State::Place& place : found->second) {
+      const nn::ElementRange part{std::max(next, place.piece->range.begin),
+                                  std::min(range.end, place.piece->range.end)};
+      if (part.begin != next || part.count() <= 0) continue;
+      state_->read(place, part, out + (part.begin - range.begin));
+      next = part.end;
+    }
+  }
+  if (next < range.end)
+    throw InvalidUsage(folder() + ": element " + std::to_string(next) + " of " +
+                       (what == kValue ? "" : "the optimizer's state of ") + "'" + tensor + "' is not there");
+}
+
+std::vector<std::string> Checkpoint::verify() {
+  constexpr std::size_t kAtOnce = 256;  // blocks
+  std::vector<std::string> wrong;
+  for (const auto& file : state_->files) {
+    for (std::size_t first = 0; first < file->blocks(); first += kAtOnce) {
+      file->read(first, std::min(first + kAtOnce, file->blocks()), state_->blocks);
+      state_->bytes_read += state_->blocks.size();
+      for (const std::size_t block : file->damaged(first, state_->blocks)) wrong.push_back(file->describe(block));
+    }
+  }
+  return wrong;
+}
+
+std::string latest_checkpoint(const std::string& folder) {
+  const checkpoint::Steps steps = checkpoint::find_steps(folder);
+  return steps.whole.empty() ? "" : steps.whole.back().path;
+}
+
+}  // namespace tessera::fsdp

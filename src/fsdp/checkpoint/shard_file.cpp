@@ -1,0 +1,155 @@
+#include "tessera/fsdp/checkpoint/internal/shard_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "tessera/nn/atomic_file.h"
+
+namespace tessera::fsdp::checkpoint {
+
+ShardFile::ShardFile(const std::string& folder, int rank, std::vector<Piece> pieces, std::size_t buffer_bytes)
+    : folder_(folder), buffer_bytes_(std::max(buffer_bytes, kChunk)), header_(lay_out(pieces)) {
+  manifest_.rank = rank;
+  manifest_.pieces = std::move(pieces);
+  const std::string path = folder + "/" + data_name(rank);
+  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) throw system_error("open of " + path);
+  thread_ = std::thread([this] { run(); });
+}
+
+ShardFile::~ShardFile() {
+  {
+    const std::lock_guard lock(mutex_);
+    given_up_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  if (file_ >= 0) ::close(file_);
+}
+
+void ShardFile::append(std::vector<std::byte> bytes) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return state_ == State::failed || waiting_.empty() || waiting_bytes_ + bytes.size() <= buffer_bytes_;
+  });
+  if (state_ == State::failed) return;
+  waiting_bytes_ += bytes.size();
+  waiting_.push_back(std::move(bytes));
+  changed_.notify_all();
+}
+
+void ShardFile::end() {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+ShardFile::State ShardFile::state() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+void ShardFile::await() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return state_ != State::writing; });
+}
+
+std::string ShardFile::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void ShardFile::run() noexcept {
+  State state = State::done;
+  std::string failure;
+  try {
+    write_all();
+  } catch (const std::exception& error) {
+    state = State::failed;
+    failure = error.what();
+  }
+  const std::lock_guard lock(mutex_);
+  state_ = state;
+  failure_ = std::move(failure);
+  waiting_.clear();
+  waiting_bytes_ = 0;
+  changed_.notify_all();
+}
+
+void ShardFile::write_all() {
+  const auto* header = reinterpret_cast<const std::byte*>(header_.data());
+  write(header, header_.size());
+  std::vector<std::byte> bytes;
+  while (next(bytes)) write(bytes.data(), bytes.size());
+  if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
+  const std::string path = folder_ + "/" + data_name(manifest_.rank);
+  if (::fsync(file_) != 0) throw system_error("fsync of " + path);
+  // Some file systems say only here that there was no room.
+  if (::close(std::exchange(file_, -1)) != 0) throw system_error("close of " + path);
+  write_manifest();
+}
+
+/// False at the end.
+bool ShardFile::next(std::vector<std::byte>& bytes) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return given_up_ || ended_ || !waiting_.empty(); });
+  if (given_up_) throw SystemError("the save was given up");
+  if (waiting_.empty()) return false;
+  bytes = std::move(waiting_.front());
+  waiting_.pop_front();
+  waiting_bytes_ -= bytes.size();
+  changed_.notify_all();
+  return true;
+}
+
+void ShardFile::write(const std::byte* data, std::size_t bytes) {
+  hash(data, bytes);
+  while (bytes > 0) {
+    const ssize_t done = ::pwrite(file_, data, bytes, static_cast<off_t>(manifest_.file_bytes));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) throw system_error("write of " + folder_ + "/" + data_name(manifest_.rank));
+    data += done;
+    bytes -= static_cast<std::size_t>(done);
+    manifest_.file_bytes += static_cast<std::uint64_t>(done);
+  }
+}
+
+void ShardFile::hash(const std::byte* data, std::size_t bytes) {
+  while (bytes > 0) {
+    if (begun_.empty() && bytes >= kBlock) {  // a whole block where it lies
+      manifest_.blocks.push_back(hash64(data, kBlock));
+      data += kBlock;
+      bytes -= kBlock;
+      continue;
+    }
+    const std::size_t more = std::min(bytes, kBlock - begun_.size());
+    begun_.insert(begun_.end(), data, data + more);
+    data += more;
+    bytes -= more;
+    if (begun_.size() < kBlock) continue;
+    manifest_.blocks.push_back(hash64(begun_.data(), kBlock));
+    begun_.clear();
+  }
+}
+
+void ShardFile::write_manifest() {
+  const std::string text = to_text(manifest_);
+  nn::write_file_atomically(folder_ + "/" + manifest_name(manifest_.rank), text);
+  manifest_hash_ = hash128(text);
+}
+
+void flush_folder(const std::string& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) throw system_error("open of " + folder);
+  const int done = ::fsync(file);
+  const int why = errno;
+  ::close(file);
+  errno = why;
+  if (done != 0 && why != EINVAL) throw system_error("fsync of " + folder);  // EINVAL: it has no such thing
+}
+
+}  // namespace tessera::fsdp::checkpoint

@@ -1,0 +1,217 @@
+// Saving: what all ranks do together, around each one's file.
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "tessera/fsdp/checkpoint/internal/format.h"
+#include "tessera/fsdp/checkpoint/internal/shard_file.h"
+#include "tessera/nn/atomic_file.h"
+#include "tessera/nn/host_access.h"
+
+namespace tessera::fsdp {
+
+using checkpoint::ShardFile;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Renamed first: what is half removed has no name of a checkpoint.
+void remove_step(const fs::path& path) {
+  fs::path away = path;
+  if (!path.string().ends_with(checkpoint::kPartial)) {
+    away += std::string(".removed") + checkpoint::kPartial;
+    fs::remove_all(away);
+    fs::rename(path, away);
+  }
+  fs::remove_all(away);
+}
+
+std::vector<checkpoint::Piece> pieces_of(const Engine& engine) {
+  std::vector<checkpoint::Piece> pieces;
+  engine.visit_own([&](const OwnRange& own) {
+    pieces.push_back({.tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype});
+  });
+  return pieces;
+}
+
+std::vector<CheckpointTensor> tensors_of(Engine& engine) {
+  std::vector<CheckpointTensor> tensors;
+  for (const auto& parameter : engine.model().parameters())
+    tensors.push_back(
+        {parameter->name(), parameter->shape(), parameter->tensor().requires_grad() ? engine.states() : 0});
+  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return tensors;
+}
+
+/// Runs `work` and gives the reason why it failed, or "".
+template <class Work>
+std::string failure_of(Work&& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+/// One checkpoint in the making.
+class CheckpointWriter::Save {
+ public:
+  Save(const CheckpointOptions& options, checkpoint::Index index)
+      : options_(options),
+        index_(std::move(index)),
+        final_(fs::path(options.folder) / checkpoint::step_name(index_.step)),
+        partial_(final_.string() + checkpoint::kPartial) {}
+
+  std::uint64_t step() const { return index_.step; }
+  ShardFile& file() { return *file_; }
+  bool begun() const { return file_ != nullptr; }
+
+  /// Rank 0, before the others begin.
+  void make_folder() {
+    fs::create_directories(options_.folder);
+    for (const auto& entry : fs::directory_iterator(options_.folder)) {  // what earlier failures left
+      const std::string name = entry.path().filename().string();
+      if (name.rfind("step-", 0) == 0 && name.ends_with(checkpoint::kPartial)) fs::remove_all(entry.path());
+    }
+    const checkpoint::Steps steps = checkpoint::find_steps(options_.folder);
+    index_.sequence = steps.whole.empty() ? 1 : steps.whole.back().index.sequence + 1;
+    fs::create_directory(partial_);
+  }
+
+  void begin(int rank, Engine& engine) {
+    file_ = std::make_unique<ShardFile>(partial_.string(), rank, pieces_of(engine), options_.buffer_bytes);
+  }
+
+  void copy(Engine& engine) {
+    engine.visit_own([&](const OwnRange& own) {
+      const auto* data = static_cast<const std::byte*>(own.data);
+      std::size_t left = static_cast<std::size_t>(own.range.count()) * size_of(own.dtype);
+      while (left > 0) {
+        const std::size_t bytes = std::min(left, ShardFile::kChunk);
+        nn::download(engine.model().context(), data, bytes, [&](const void* from) {
+          const auto* begin = static_cast<const std::byte*>(from);
+          file_->append({begin, begin + bytes});
+        });
+        data += bytes;
+        left -= bytes;
+      }
+    });
+    file_->end();
+  }
+
+  /// Rank 0, when every rank's file is on the disk.
+  void commit(std::vector<std::string> manifests) {
+    index_.manifests = std::move(manifests);
+    nn::write_file_atomically((partial_ / checkpoint::kIndex).string(), to_text(index_));
+    checkpoint::flush_folder(partial_.string());
+    const fs::path old = final_.string() + checkpoint::kOld;
+    const bool replaces = fs::exists(final_);
+    if (replaces) {
+      if (fs::exists(old)) remove_step(old);
+      fs::rename(final_, old);
+    }
+    fs::rename(partial_, final_);
+    checkpoint::flush_folder(options_.folder);
+    nn::write_file_atomically((fs::path(options_.folder) / "latest").string(), final_.filename().string() + "\n");
+    if (fs::exists(old)) remove_step(old);
+    remove_superseded();
+  }
+
+  void stop() { file_.reset(); }
+  /// Rank 0, after a failure; what can't be removed is removed by the next save.
+  void abandon() noexcept {
+    std::error_code error;
+    fs::remove_all(partial_, error);
+  }
+
+ private:
+  void remove_superseded() const {
+    if (options_.keep_last == 0) return;
+    const checkpoint::Steps steps = checkpoint::find_steps(options_.folder);
+    for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_last) < steps.whole.size(); ++i)
+      remove_step(steps.whole[i].path);
+  }
+
+  const CheckpointOptions& options_;
+  checkpoint::Index index_;
+  const fs::path final_, partial_;
+  std::unique_ptr<ShardFile> file_;
+};
+
+CheckpointWriter::CheckpointWriter(Engine& engine, comm::HostExchange& control, CheckpointOptions options)
+    : engine_(engine), control_(control), options_(std::move(options)) {
+  if (options_.folder.empty()) throw InvalidUsage("checkpoint: no folder is given");
+  if (options_.keep_last < 0) throw InvalidUsage("checkpoint: keep_last is " + std::to_string(options_.keep_last));
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (save_ == nullptr) return;
+  save_->stop();
+  if (control_.rank() == 0) save_->abandon();
+}
+
+bool CheckpointWriter::saving() const { return save_ != nullptr; }
+
+void CheckpointWriter::save(const Attributes& attributes) {
+  finish();
+  save_ = std::make_unique<Save>(options_, checkpoint::Index{.step = engine_.steps(),
+                                                             .sequence = 0,
+                                                             .strategy = engine_.strategy().name,
+                                                             .attributes = attributes,
+                                                             .tensors = tensors_of(engine_),
+                                                             .manifests = {}});
+  throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->make_folder(); }) : "");
+  throw_first_failure(failure_of([&] { save_->begin(control_.rank(), engine_); }));
+  save_->copy(engine_);
+  if (!options_.asynchronous) finish();
+}
+
+bool CheckpointWriter::poll() { return settle(false); }
+void CheckpointWriter::finish() { settle(true); }
+
+bool CheckpointWriter::settle(bool wait) {
+  if (save_ == nullptr) return true;
+  if (wait) save_->file().await();
+  const ShardFile::State state = save_->file().state();
+  // The slowest decides whether it is over; then the worst how.
+  std::array<std::int32_t, 2> votes = {state == ShardFile::State::writing ? 0 : 1,
+                                       state == ShardFile::State::failed ? 0 : 1};
+  control_.all_reduce(votes.data(), votes.size(), comm::ReduceOp::min(), "checkpoint");
+  if (votes[0] == 0 && votes[1] == 1) return false;
+  throw_first_failure(save_->file().failure());
+
+  constexpr std::size_t kHash = 32;
+  std::vector<std::uint8_t> mine(save_->file().manifest_hash().begin(), save_->file().manifest_hash().end());
+  mine.resize(kHash);
+  std::vector<std::string> manifests;
+  for (const auto& hash : control_.gather_all(mine)) manifests.emplace_back(hash.begin(), hash.end());
+  throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->commit(manifests); }) : "");
+  save_.reset();
+  return true;
+}
+
+/// Throws on all ranks where `mine` is not empty on one; collective.
+void CheckpointWriter::throw_first_failure(const std::string& mine) {
+  constexpr std::size_t kMost = 480;
+  std::vector<std::uint8_t> text(mine.begin(),
+                                 mine.begin() + static_cast<std::ptrdiff_t>(std::min(mine.size(), kMost)));
+  text.resize(kMost);
+  const auto all = control_.gather_all(text);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank][0] == 0) continue;
+    const std::string reason(all[rank].begin(), std::find(all[rank].begin(), all[rank].end(), std::uint8_t{0}));
+    const std::uint64_t step = save_->step();
+    save_->stop();
+    std::int32_t stopped = 1;
+    control_.all_reduce(&stopped, 1, comm::ReduceOp::min(), "checkpoint");  // nobody writes there any more
+    if (control_.rank() == 0) save_->abandon();
+    save_.reset();
+    throw SystemError("checkpoint of step " + std::to_string(step) + " is not written: rank " + std::to_string(rank) +
+                      ": " + reason);
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,368 @@
+// Checkpoints: what was saved comes back, on any world, and nothing else does.
+#include "tessera/fsdp/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "tessera/nn/host_access.h"
+#include "tests/harness/training.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using harness::engine_for;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using nn::test::error_of;
+using nn::test::TemporaryFolder;
+using testing::ElementsAre;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+/// Everything that an engine saves, whole: by name, and -1 for values or the number of the optimizer's state.
+class WholeState {
+ public:
+  /// Called by every rank with its engine.
+  void add(Engine& engine) {
+    engine.visit_own([&](const OwnRange& own) {
+      ASSERT_EQ(own.dtype, base::DType::f32);
+      nn::download(engine.model().context(), own.data, static_cast<std::size_t>(own.range.count()) * sizeof(float),
+                   [&](const void* data) {
+                     const std::lock_guard lock(mutex_);
+                     std::vector<float>& all = values[{own.parameter.name(), own.state}];
+                     all.resize(static_cast<std::size_t>(own.parameter.count()), NAN);
+                     std::copy_n(static_cast<const float*>(data), own.range.count(), all.begin() + own.range.begin);
+                     elements += own.range.count();
+                   });
+    });
+  }
+  std::map<std::pair<std::string, int>, std::vector<float>> values;
+  std::int64_t elements = 0;
+
+ private:
+  std::mutex mutex_;
+};
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, int steps = 2) {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.steps = steps;
+  spec.global_batch = 120;  // of which 1, 2, 3, 4, 5 and 8 are factors
+  spec.seq_len = 4;
+  spec.engine = engine_for(strategy);
+  return spec;
+}
+
+/// Saves after step `at` (from 0) and waits.
+TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state = nullptr) {
+  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
+  auto mutex = std::make_shared<std::mutex>();
+  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(*mutex);
+    (*controls)[control.rank()] = &control;
+  };
+  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step != at) return;
+    comm::HostExchange control(*controls->at(rank), model.context().runtime());
+    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = false});
+    writer.save({{"colour", "blue"}});
+    if (state != nullptr) state->add(engine);
+  };
+  return spec;
+}
+
+TrainingSpec resuming(TrainingSpec spec, const std::string& folder, int from, RestoreOptions options = {}) {
+  spec.first_step = from;
+  spec.seed += 1;  // other initial values: all must come from the checkpoint
+  spec.before_training = [=](Engine& engine, comm::Communicator&) {
+    Checkpoint checkpoint(folder);
+    restore(engine, checkpoint, options);
+  };
+  return spec;
+}
+
+TEST(Checkpoints, AnyWorldAndStrategyToAnyOther) {
+  const std::vector<std::string> strategies = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
+  const std::vector<std::string> wraps = {"block", "none", "size:20000"};
+  std::size_t turn = 0;
+  for (const int from : {1, 2, 3, 4, 5, 8}) {
+    const TemporaryFolder folder;
+    WholeState saved;
+    const auto pick = [&](int ranks) {
+      const std::string& name = strategies[turn++ % strategies.size()];
+      return name == "hsdp" && ranks % 2 != 0 ? std::string("fsdp") : name;
+    };
+    TrainingSpec writes = spec_for(pick(from), from);
+    writes.engine.wrap = wraps[turn % wraps.size()];
+    train(saving(writes, folder.path(), 1, &saved));
+    ASSERT_EQ(saved.values.size(), 3u * 28);  // parameters, and two states of each
+    EXPECT_EQ(saved.elements, 3 * 120576);    // each once
+    for (const int to : {1, 2, 3, 4, 5, 8}) {
+      TrainingSpec reads = spec_for(pick(to), to, 0);
+      reads.engine.wrap = wraps[turn % wraps.size()];
+      WholeState found;
+      reads = resuming(reads, folder.path(), 0);
+      const auto restoring = reads.before_training;
+      reads.before_training = [&](Engine& engine, comm::Communicator& control) {
+        restoring(engine, control);
+        EXPECT_EQ(engine.steps(), 2u);
+        found.add(engine);
+      };
+      train(reads);
+      EXPECT_EQ(found.values, saved.values) << from << " to " << to << " as " << reads.engine.strategy.name;
+    }
+  }
+}
+
+TEST(Checkpoints, AResumedRunIsTheOneThatNeverStopped) {
+  for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"})
+    for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
+      const TemporaryFolder folder;
+      TrainingSpec spec = spec_for(name, 4, 4);
+      spec.dtype = dtype;
+      const TrainingRecord whole = train(saving(spec, folder.path(), 1));
+      const TrainingRecord resumed = train(resuming(spec, folder.path(), 2));
+      EXPECT_EQ(resumed.parameters, whole.parameters) << name;
+      EXPECT_THAT(resumed.losses, ElementsAre(whole.losses[2], whole.losses[3])) << name;
+      const TrainingRecord control = train(resuming(spec, folder.path(), 2, {.optimizer = false}));
+      EXPECT_NE(control.parameters, whole.parameters) << name << ": the control without the optimizer's state";
+    }
+}
+
+TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
+  const TemporaryFolder folder;
+  TrainingSpec spec = spec_for("fsdp", 2, 6);
+  WholeState at_save, at_end;
+  std::map<int, std::unique_ptr<comm::HostExchange>> controls;
+  std::map<int, std::unique_ptr<CheckpointWriter>> writers;
+  std::mutex mutex;
+  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+    const std::lock_guard lock(mutex);
+    auto& exchange = controls[control.rank()];
+    exchange = std::make_unique<comm::HostExchange>(control, engine.model().context().runtime());
+    writers[control.rank()] = std::make_unique<CheckpointWriter>(
+        engine, *exchange, CheckpointOptions{.folder = folder.path(), .buffer_bytes = 1});
+  };
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
+    CheckpointWriter& writer = *[&] {
+      const std::lock_guard lock(mutex);
+      return writers.at(rank).get();
+    }();
+    if (step == 1) {
+      writer.save({});
+      at_save.add(engine);
+    } else if (step < 5) {
+      writer.poll();
+    } else {
+      writer.finish();
+      EXPECT_FALSE(writer.saving());
+      at_end.add(engine);
+      const std::lock_guard lock(mutex);
+      writers.erase(rank);
+    }
+  };
+  train(spec);
+  EXPECT_NE(at_end.values, at_save.values);
+  Checkpoint checkpoint(folder.path());
+  EXPECT_EQ(checkpoint.step(), 2u);
+  for (const auto& [key, values] : at_save.values) {
+    std::vector<float> found(values.size());
+    checkpoint.read(key.first, key.second, {0, static_cast<std::int64_t>(found.size())}, found.data());
+    EXPECT_EQ(found, values) << key.first;
+  }
+}
+
+TEST(Checkpoints, ARankReadsLittleMoreThanItNeeds) {
+  const TemporaryFolder folder;
+  TrainingSpec writes = spec_for("fsdp", 3, 1);
+  writes.model = nn::preset("gpt-mini");
+  writes.global_batch = 12;
+  train(saving(writes, folder.path(), 0));
+  TrainingSpec reads = writes;
+  reads.ranks = 2;
+  reads.steps = 0;
+  reads.before_training = [&](Engine& engine, comm::Communicator&) {
+    std::uint64_t needed = 0, ranges = 0;
+    engine.visit_own([&](const OwnRange& own) {
+      needed += static_cast<std::uint64_t>(own.range.count()) * sizeof(float);
+      ++ranges;
+    });
+    Checkpoint checkpoint(folder.path());
+    restore(engine, checkpoint);
+    ranges += 3 * 2 * engine.units().size();  // each third of a unit begins another range
+    EXPECT_GE(checkpoint.bytes_read(), needed);
+    EXPECT_LE(checkpoint.bytes_read(), needed + needed / 20 + ranges * 2 * 64 * 1024);
+    EXPECT_LE(checkpoint.bytes_read(), needed + needed / 4) << "the bound by ranges says little here: " << needed;
+  };
+  train(reads);
+}
+
+// --- what is damaged, missing or something else
+
+class DamagedCheckpoint : public testing::Test {
+ protected:
+  DamagedCheckpoint() { train(saving(spec_for("fsdp", 2), folder_.path(), 1)); }
+  std::string step(const std::string& name = "") const { return folder_.path("step-00000002/" + name); }
+  static void flip(const std::string& path, std::streamoff at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get() ^ 4);
+    file.seekp(at);
+    file.put(byte);
+    ASSERT_TRUE(file.good());
+  }
+  std::string error() const {
+    return error_of<base::InvalidUsage>([&] { train(resuming(spec_for("ddp", 2), folder_.path(), 2)); });
+  }
+  const TemporaryFolder folder_;
+};
+
+TEST_F(DamagedCheckpoint, IsReadWhereItIsWhole) {
+  EXPECT_EQ(error(), "");
+  Checkpoint checkpoint(folder_.path());
+  EXPECT_TRUE(checkpoint.verify().empty());
+  EXPECT_EQ(checkpoint.ranks(), 2);
+  EXPECT_EQ(checkpoint.strategy(), "fsdp");
+  EXPECT_EQ(checkpoint.attributes(), (Attributes{{"colour", "blue"}}));
+  EXPECT_EQ(checkpoint.tensors().size(), 28u);
+  EXPECT_EQ(latest_checkpoint(folder_.path()), step().substr(0, step().size() - 1));
+}
+
+TEST_F(DamagedCheckpoint, AFlippedBitIsNamedWithFileAndTensor) {
+  flip(step("rank-00001.safetensors"), 3 * 65536 + 17);
+  EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: damaged: block 3"));
+  Checkpoint checkpoint(folder_.path());
+  const std::vector<std::string> wrong = checkpoint.verify();
+  ASSERT_EQ(wrong.size(), 1u);
+  EXPECT_THAT(wrong[0], HasSubstr("rank-00001.safetensors: damaged: block 3 (64 KiB from byte 196608) of '"));
+}
+
+TEST_F(DamagedCheckpoint, AFlippedBitInAListOrTheIndexIsSeen) {
+  flip(step("rank-00000.json"), 300);
+  EXPECT_THAT(error(), HasSubstr("rank-00000.json: damaged"));
+  flip(step("rank-00000.json"), 300);
+  EXPECT_EQ(error(), "");
+  flip(step("index.json"), 40);
+  EXPECT_THAT(error(), HasSubstr("index.json: "));
+}
+
+TEST_F(DamagedCheckpoint, ShortAndMissingFilesAreNamed) {
+  fs::resize_file(step("rank-00001.safetensors"), 1000);
+  EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: has 1000 bytes instead of "));
+  fs::remove(step("rank-00001.safetensors"));
+  EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: can't be opened (No such file"));
+  fs::rename(folder_.path("step-00000002"), folder_.path("step-00000002.partial"));
+  EXPECT_THAT(error(), HasSubstr("no checkpoint in it that was finished"));
+  EXPECT_EQ(latest_checkpoint(folder_.path()), "");
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { Checkpoint checkpoint(folder_.path("nowhere")); }),
+              HasSubstr("nowhere: no such folder"));
+}
+
+TEST_F(DamagedCheckpoint, AnotherModelOrOptimizerIsRefusedByName) {
+  TrainingSpec deeper = spec_for("fsdp", 2);
+  deeper.model.layers = 3;
+  const auto refused = [&](const TrainingSpec& spec) {
+    return error_of<base::InvalidUsage>([&] { train(resuming(spec, folder_.path(), 2)); });
+  };
+  EXPECT_THAT(refused(deeper), HasSubstr("not this model's: it lacks 'h.2.ln_1.weight'"));
+  TrainingSpec shallower = spec_for("fsdp", 2);
+  shallower.model.layers = 1;
+  EXPECT_THAT(refused(shallower), HasSubstr("the model has no 'h.1."));
+  TrainingSpec wider = spec_for("fsdp", 2);
+  wider.model.vocabulary = 300;
+  EXPECT_THAT(refused(wider), HasSubstr("has shape"));
+  TrainingSpec other = spec_for("fsdp", 2);
+  other.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
+  EXPECT_THAT(refused(other), HasSubstr("the optimizer kept 2 values for each element"));
+}
+
+TEST_F(DamagedCheckpoint, WhatBothHaveIsReadWhereThatIsAskedFor) {
+  TrainingSpec deeper = spec_for("fsdp", 2, 0);
+  deeper.model.layers = 3;
+  std::vector<float> before, after;
+  deeper.before_training = [&](Engine& engine, comm::Communicator& control) {
+    Checkpoint checkpoint(folder_.path());
+    const RestoreReport report = restore(engine, checkpoint, {.optimizer = false, .strict = false});
+    EXPECT_EQ(report.missing.size(), 12u);
+    EXPECT_TRUE(report.unexpected.empty());
+    EXPECT_EQ(engine.steps(), 0u);
+    if (control.rank() != 0) return;
+    before.resize(64 * 64 * 4);
+    checkpoint.read("h.1.mlp.c_fc.weight", Checkpoint::kValue, {0, 64 * 64 * 4}, before.data());
+  };
+  const TrainingRecord record = train(deeper);
+  EXPECT_EQ(record.parameters.at("h.1.mlp.c_fc.weight"), before);
+  TrainingSpec fresh = deeper;
+  fresh.before_training = {};
+  EXPECT_EQ(record.parameters.at("h.2.mlp.c_fc.weight"), train(fresh).parameters.at("h.2.mlp.c_fc.weight"));
+}
+
+// --- several saves
+
+TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
+  const TemporaryFolder folder;
+  TrainingSpec spec = spec_for("zero2", 2, 4);
+  std::map<int, comm::Communicator*> controls;
+  std::mutex mutex;
+  spec.before_training = [&](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(mutex);
+    controls[control.rank()] = &control;
+  };
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    comm::Communicator& mine = *[&] {
+      const std::lock_guard lock(mutex);
+      return controls.at(rank);
+    }();
+    comm::HostExchange control(mine, model.context().runtime());
+    CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 2});
+    writer.save({{"time", "first"}});
+    writer.save({{"time", step == 3 ? "second" : "first"}});
+    writer.finish();
+  };
+  train(spec);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder.path())) names.push_back(entry.path().filename());
+  EXPECT_THAT(names, testing::UnorderedElementsAre("latest", "step-00000003", "step-00000004"));
+  Checkpoint checkpoint(folder.path());
+  EXPECT_EQ(checkpoint.attributes().at("time"), "second");
+  std::ifstream latest(folder.path("latest"));
+  std::string name;
+  latest >> name;
+  EXPECT_EQ(name, "step-00000004");
+}
+
+TEST(Checkpoints, AFailedSaveThrowsOnEveryRankAndTrainingGoesOn) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder.path("step-00000001.partial"));
+  TrainingSpec spec = spec_for("fsdp", 3, 2);
+  std::map<int, comm::Communicator*> controls;
+  std::map<int, std::string> errors;
+  std::mutex mutex;
+  spec.before_training = [&](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(mutex);
+    controls[control.rank()] = &control;
+  };
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step != 0) return;
+    comm::HostExchange control(*controls.at(rank), model.context().runtime());
+    // A file where the folder should be.
+    CheckpointWriter writer(engine, control, {.folder = folder.write("file", "x") + "/below"});
+    const std::string error = error_of<base::SystemError>([&] { writer.save({}); });
+    EXPECT_FALSE(writer.saving());
+    const std::lock_guard lock(mutex);
+    errors[rank] = error;
+  };
+  EXPECT_EQ(train(spec).losses, train(spec_for("fsdp", 3, 2)).losses);
+  ASSERT_EQ(errors.size(), 3u);
+  for (const auto& [rank, error] : errors)
+    EXPECT_THAT(error, HasSubstr("checkpoint of step 1 is not written: rank 0: ")) << rank;
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

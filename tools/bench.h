@@ -3,11 +3,11 @@
 
 #include <CLI/CLI.hpp>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "tools/bench_output.h"
+#include "tools/output.h"
 
 namespace tessera::tools {
 
@@ -46,10 +46,5 @@ BenchPlan make_bench_plan(const BenchOptions& options, int ranks);
 
 /// Writes JSON and plot, and throws CheckFailed (exit code 1) where a value was wrong.
 void finish_bench(const BenchOptions& options, const BenchReport& report);
-
-class CheckFailed : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 }  // namespace tessera::tools

@@ -16,6 +16,7 @@ struct Commands {
 };
 
 void add_bench(Commands& commands);
+void add_checkpoint(Commands& commands);
 void add_compare(Commands& commands);
 void add_info(Commands& commands);
 void add_report(Commands& commands);

@@ -122,6 +122,7 @@ int main_of(std::vector<std::string> arguments) {
   app.footer("Exit codes: 0 done, 1 the work failed, 2 wrong usage or input. More: tessera SUBCOMMAND --help");
   Commands commands{app, std::move(arguments), {}, {}};
   add_bench(commands);
+  add_checkpoint(commands);
   add_compare(commands);
   add_train(commands);
   add_info(commands);

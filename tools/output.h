@@ -1,6 +1,7 @@
 // Files that a command writes: checked before the work begins, replaced whole when it is done.
 #pragma once
 
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,12 @@ void check_writable(std::string_view option, const std::string& path);
 /// Replaces the file at once (written beside it, then renamed); pipes and devices are written as they are. Throws
 /// SystemError.
 void write_file(const std::string& path, std::string_view content);
+
+/// What was checked is wrong: exit code 1.
+class CheckFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 /// 1234567 -> "1.23 MB" (MB = 1e6), at most five characters of number.
 std::string human_bytes(double bytes);

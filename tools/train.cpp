@@ -14,6 +14,7 @@
 #include "tools/launcher.h"
 #include "tools/output.h"
 #include "tools/ranks.h"
+#include "tools/saving.h"
 #include "tools/training.h"
 
 namespace tessera::tools {
@@ -38,6 +39,12 @@ class JsonLines {
 };
 
 void check_outputs(const TrainOptions& options) {
+  if (!options.save.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.save, error);
+    if (error) throw base::InvalidUsage("--save: can't make '" + options.save + "': " + error.message());
+    check_writable("--save", options.save + "/latest");
+  }
   check_writable("--json", options.json);
   check_writable("--trace", options.trace);
   if (!options.export_dir.empty()) {
@@ -83,6 +90,7 @@ int train_as_rank(const TrainPlan& plan) {
     base::write_chrome_trace(trace, outcome.last_step);
     write_file(options.trace, trace.str());
   }
+  if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);
   return 0;
 }
 
@@ -107,6 +115,7 @@ void add_train(Commands& commands) {
       ->add_option("--strategy", options->strategy,
                    "ddp zero1 zero2 fsdp hsdp shard_grad_op, or PyTorch's name for one")
       ->capture_default_str();
+  add_saving_options(*train_command, *options);
   train_command->add_option("--export", options->export_dir, "write the trained model as a Hugging Face folder")
       ->type_name("DIR");
   train_command->callback(

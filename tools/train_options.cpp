@@ -13,6 +13,7 @@
 #include "tools/corpus.h"
 #include "tools/device.h"
 #include "tools/process.h"
+#include "tools/saving.h"
 
 namespace tessera::tools {
 
@@ -129,14 +130,18 @@ nn::Schedule schedule_of(const TrainOptions& o) {
   return schedule;
 }
 
-nn::ModelConfig model_of(const TrainOptions& o) {
-  if (o.init.empty()) return nn::find_config(o.model);
-  nn::ModelConfig config = nn::HfFolder(o.init).config();
+nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
+  if (!o.init.empty() && !checkpoint.empty())
+    throw InvalidUsage("--init " + o.init + " with --resume " + o.resume +
+                       ": the checkpoint has the values; leave --init out");
+  if (o.init.empty() && checkpoint.empty()) return nn::find_config(o.model);
+  const nn::ModelConfig config = checkpoint.empty() ? nn::HfFolder(o.init).config() : model_in(checkpoint);
   if (o.model_given) {
     nn::ModelConfig named = nn::find_config(o.model);
     named.name = config.name;
     if (!(named == config))
-      throw InvalidUsage("--model " + o.model + " is not the model in --init " + o.init + "; leave --model out");
+      throw InvalidUsage("--model " + o.model + " is not the model in " +
+                         (checkpoint.empty() ? "--init " + o.init : "--resume " + o.resume) + "; leave --model out");
   }
   return config;
 }
@@ -190,7 +195,8 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.ranks = ranks;
   check_device(options.device);
   plan.threads = threads_of(options, ranks);
-  plan.model = model_of(options);
+  plan.checkpoint = checkpoint_to_resume(options);
+  plan.model = model_of(options, plan.checkpoint);
   plan.parameters = nn::parameter_count(plan.model);
   plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
   if (plan.seq_len > plan.model.context)
@@ -207,6 +213,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   optimizer.beta2 = options.betas.at(1);
   nn::validate(optimizer);
   open_files(plan);
+  if (!plan.checkpoint.empty()) plan.first_step = check_resumed(plan);
   // The wrapping is checked on the model without data: a wrong name must not wait for the ranks.
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);

@@ -46,6 +46,10 @@ struct TrainOptions {
   int prefetch = 1;
   std::string reshard_after_forward;
   std::string init;
+  std::string save;  // train
+  std::optional<std::int64_t> save_every;
+  std::optional<int> keep_last;
+  std::string resume;
   std::string export_dir;
   std::string eval;
   std::string json;
@@ -66,6 +70,8 @@ struct TrainPlan {
   std::int64_t seq_len = 0;
   std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
   std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval
+  std::string checkpoint;                      ///< the folder that the run goes on from; "": from the beginning
+  std::int64_t first_step = 0;                 ///< that were done before
   nn::Schedule schedule;
   fsdp::Precision precision;
   std::int64_t parameters = 0;

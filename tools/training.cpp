@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tessera/comm/host_exchange.h"
+#include "tessera/fsdp/checkpoint.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
@@ -14,6 +15,7 @@
 #include "tools/device.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
+#include "tools/saving.h"
 
 namespace tessera::tools {
 namespace {
@@ -68,15 +70,18 @@ class Training {
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
     load();
+    if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_);
   }
 
   void train(const TrainingCallbacks& callbacks) {
-    for (std::int64_t step = 0; step < plan_.options.steps; ++step) {
+    for (std::int64_t step = plan_.first_step; step < plan_.options.steps; ++step) {
       const StepReport report = train_step(step);
       if (world_.rank() == 0 && callbacks.on_step) callbacks.on_step(report);
-      if (step == 0) mark_first_step();
+      if (step == plan_.first_step) mark_first_step();
+      if (saving_) saving_->after_step(step + 1);
     }
     engine_.settle();
+    if (saving_) saving_->finish();
   }
 
   TrainingOutcome finish() {
@@ -86,6 +91,7 @@ class Training {
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
     if (!plan_.options.export_dir.empty()) export_model();
+    if (saving_) outcome.save_failure = saving_->failure();
     return outcome;
   }
 
@@ -103,6 +109,11 @@ class Training {
   }
 
   void load() {
+    if (!plan_.checkpoint.empty()) {
+      fsdp::Checkpoint checkpoint(plan_.checkpoint);
+      fsdp::restore(engine_, checkpoint);
+      return;
+    }
     if (plan_.options.init.empty()) {
       engine_.initialize(plan_.options.seed);
       return;
@@ -183,9 +194,9 @@ class Training {
   };
 
   Traffic traffic_per_step() const {
-    const std::int64_t steps = plan_.options.steps;
+    const std::int64_t steps = plan_.options.steps - plan_.first_step;
     Traffic traffic;
-    if (steps == 0) return traffic;
+    if (steps <= 0) return traffic;
     const bool one = steps == 1;
     const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
     const fsdp::EngineTraffic t = engine_.traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
@@ -223,6 +234,7 @@ class Training {
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::optional<nn::Batches> batches_;
+  std::optional<Saving> saving_;
   std::vector<double> losses_;
   Measured measured_;
   RunResult::ModelState state_;

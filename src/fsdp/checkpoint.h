@@ -42,7 +42,7 @@ struct CheckpointOptions {
 /// first cause and its rank, earlier checkpoints stay, and training may go on.
 class TESSERA_API CheckpointWriter {
  public:
-  /// All outlive it. `control`: of the engine's ranks, by the same numbers, and used by nobody else meanwhile.
+  /// All outlive it. `control`: of the engine's ranks, by the same numbers.
   CheckpointWriter(Engine& engine, comm::HostExchange& control, CheckpointOptions options);
   ~CheckpointWriter();  ///< a save that nobody finished is given up
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -122,7 +122,8 @@ struct RestoreReport {
 /// it was. A block that turns out to be damaged is InvalidUsage too, but leaves the engine half restored.
 TESSERA_API RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options = {});
 
-/// The newest whole checkpoint's folder, or "" where there is none.
+/// The folder of the newest whole checkpoint in `folder`, or "" where there is none. Throws InvalidUsage where one is
+/// damaged: it might be the newest.
 TESSERA_API std::string latest_checkpoint(const std::string& folder);
 
 }  // namespace tessera::fsdp

@@ -92,12 +92,9 @@ void widen(DType dtype, const std::vector<std::byte>& from, float* out) {
 std::string resolve(const std::string& folder) {
   if (fs::exists(fs::path(folder) / checkpoint::kIndex)) return folder;
   if (!fs::is_directory(folder)) throw InvalidUsage(folder + ": no such folder");
-  const checkpoint::Steps steps = checkpoint::find_steps(folder);
-  // It might be the newest: going on from another would lose steps without a word.
-  if (!steps.damaged.empty())
-    throw InvalidUsage(steps.damaged.front() + "; name the folder of another step, or remove this one");
-  if (steps.whole.empty()) throw InvalidUsage(folder + ": no checkpoint in it that was finished");
-  return steps.whole.back().path;
+  const std::string newest = latest_checkpoint(folder);
+  if (newest.empty()) throw InvalidUsage(folder + ": no checkpoint in it that was finished");
+  return newest;
 }
 
 }  // namespace
@@ -205,6 +202,9 @@ std::vector<std::string> Checkpoint::verify() {
 
 std::string latest_checkpoint(const std::string& folder) {
   const checkpoint::Steps steps = checkpoint::find_steps(folder);
+  // It might be the newest: going on from another would lose steps without a word.
+  if (!steps.damaged.empty())
+    throw InvalidUsage(steps.damaged.front() + "; name the folder of another step, or remove this one");
   return steps.whole.empty() ? "" : steps.whole.back().path;
 }
 

@@ -1,0 +1,223 @@
+"""train --save and --resume, and checkpoint, as a user meets them: killed anywhere, on a full disk, on other ranks."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TOOL = None
+FAULTS = None  # the library to preload: given, the calls that fail are tested, else the rest
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 60
+
+
+def tool(*arguments, env=None, timeout=100):
+    done = subprocess.run([TOOL, *map(str, arguments)], text=True, capture_output=True, timeout=timeout,
+                          env={**os.environ, **(env or {})})
+    return done.returncode, done.stdout, done.stderr
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.saves = self.folder / "saves"
+        self.text = self.folder / "text.txt"
+        self.text.write_text(TEXT)
+
+    def arguments(self, steps, *more, ranks=2):
+        return ["train", "--ranks", ranks, "--steps", steps, "--model", "gpt-nano", "--global-batch", "12", "--seq-len", "16", "--threads", "1",
+                "--data", self.text, *more]
+
+    def train(self, steps, *more, ranks=2, env=None):
+        """Its losses by step and the hash of its end."""
+        code, out, err = tool(*self.arguments(steps, *more, ranks=ranks), env=env)
+        self.assertEqual(code, 0, err)
+        lines = [line.split() for line in out.splitlines()]
+        return {int(line[1]): line[3] for line in lines if line[0] == "step"}, lines[-1][-1]
+
+    def wrong(self, *arguments, code=2):
+        got, out, err = tool(*arguments)
+        self.assertEqual(got, code, out + err)
+        self.assertEqual(len(err.strip().splitlines()), 1, err)
+        return err.strip()
+
+    def whole_steps(self):
+        return sorted(int(path.name[5:]) for path in self.saves.glob("step-*") if path.name[5:].isdigit())
+
+
+class CheckpointTest(Folder):
+    def test_a_run_goes_on_as_if_it_had_never_stopped(self):
+        losses, end = self.train(6, "--clip-norm", 1)
+        self.train(4, "--clip-norm", 1, "--save", self.saves, "--save-every", 2)
+        self.assertEqual(self.whole_steps(), [2, 4])
+        for begin in ("", "step-00000002"):
+            more, same_end = self.train(6, "--clip-norm", 1, "--resume", self.saves / begin)
+            self.assertEqual(more, {step: losses[step] for step in more})
+            self.assertEqual((len(more), same_end), (4 if begin else 2, end))
+        # The control: without the checkpoint the last steps are others.
+        self.assertNotEqual(self.train(2)[1], end)
+
+    def test_other_ranks_and_strategies_go_on_from_it(self):
+        losses, _ = self.train(6)
+        self.train(3, "--save", self.saves)
+        for ranks, strategy in ((1, "ddp"), (3, "zero2"), (4, "hsdp")):
+            more, _ = self.train(6, "--resume", self.saves, "--strategy", strategy, ranks=ranks)
+            for step in (4, 5, 6):
+                self.assertAlmostEqual(float(more[step]), float(losses[step]), places=4)
+
+    def test_killed_in_the_middle_it_goes_on_from_the_last_whole_step(self):
+        _, end = self.train(30)
+        process = subprocess.Popen([TOOL, *map(str, self.arguments(30, "--save", self.saves, "--save-every", 1, "--resume", self.saves))],
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+        for line in process.stdout:
+            if line.startswith("step 12 "):
+                break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        steps = self.whole_steps()
+        self.assertGreaterEqual(steps[-1], 10)
+        more, same_end = self.train(30, "--save", self.saves, "--resume", self.saves)
+        self.assertEqual(same_end, end)
+        self.assertEqual(min(more), steps[-1] + 1)
+
+    def test_inspect_verify_and_export(self):
+        _, end = self.train(3, "--save", self.saves)
+        out = self.folder / "inspect.json"
+        code, text, _ = tool("checkpoint", "inspect", self.saves, "--tensors", "--json", out)
+        self.assertEqual(code, 0)
+        self.assertIn("step 3, written by 2 ranks under fsdp", text)
+        found = json.loads(out.read_text())
+        self.assertEqual((found["step"], found["ranks"], found["parameters"], len(found["tensors"])), (3, 2, 120576, 28))
+        self.assertEqual(tool("checkpoint", "verify", self.saves)[0], 0)
+        self.assertEqual(tool("checkpoint", "export", self.saves, "-o", self.folder / "hf")[0], 0)
+        code, text, err = tool("train", "--ranks", "1", "--steps", "0", "--init", self.folder / "hf")
+        self.assertEqual((code, text.split()[-1]), (0, end), err)
+
+    def test_damage_is_named_and_nothing_is_lost(self):
+        self.train(3, "--save", self.saves)
+        data = self.saves / "step-00000003/rank-00001.safetensors"
+        good = data.read_bytes()
+        data.write_bytes(good[:70000] + bytes([good[70000] ^ 1]) + good[70001:])
+        line = self.wrong("checkpoint", "verify", self.saves, code=1)
+        self.assertIn("rank-00001.safetensors: damaged: block 1 (64 KiB from byte 65536) of '", line)
+        code, _, err = tool(*self.arguments(6, "--resume", self.saves))
+        self.assertEqual(code, 2)
+        self.assertIn("rank-00001.safetensors: damaged: block 1", err.strip().splitlines()[-1])
+        data.write_bytes(good)
+        self.assertEqual(tool("checkpoint", "verify", self.saves)[0], 0)
+
+    def test_what_makes_no_sense_is_one_line(self):
+        self.train(3, "--save", self.saves)
+        at = self.arguments(6)
+        self.assertIn("no such folder", self.wrong(*at, "--resume", self.folder / "nowhere"))
+        self.assertIn("no checkpoint in it that was finished", self.wrong(*at, "--resume", self.folder))
+        self.assertIn("written with --seed 0, this run has 1", self.wrong(*at, "--resume", self.saves, "--seed", 1))
+        self.assertIn("--data of tokens", self.wrong(*at[:-1], sys.argv[0], "--resume", self.saves))
+        self.assertIn("leave --init out", self.wrong(*at, "--resume", self.saves, "--init", self.folder))
+        self.assertIn("written with --optimizer adamw", self.wrong(*at, "--resume", self.saves, "--optimizer", "sgd"))
+        self.assertIn("needs --save", self.wrong(*at, "--save-every", 2))
+        self.assertIn("needs --save", self.wrong(*at, "--keep-last", 2))
+        self.assertIn("--save: can't make", self.wrong(*at, "--save", self.text / "below"))
+        self.assertIn("A subcommand is required", self.wrong("checkpoint"))
+        self.assertIn("--keep-last", self.wrong("compare", "--keep-last", 2))
+
+    def test_a_full_disk_fails_the_save_and_not_the_training(self):
+        _, end = self.train(4)
+        self.saves.mkdir()
+        # One checkpoint of 1.4 MB fits, two don't.
+        subprocess.run([*([] if os.geteuid() == 0 else ["sudo", "-n"]), "mount", "-t", "tmpfs", "-o", "size=2500k,mode=777", "tmpfs", self.saves], check=True)
+        self.addCleanup(subprocess.run, [*([] if os.geteuid() == 0 else ["sudo", "-n"]), "umount", self.saves], check=True)
+        code, out, err = tool(*self.arguments(4, "--save", self.saves, "--save-every", 2))
+        self.assertEqual(out.split()[-1], end, "the training was another")
+        self.assertEqual(code, 1)
+        self.assertIn("No space left on device; training goes on", err)
+        self.assertIn("checkpoint of step 4 is not written: rank ", err.strip().splitlines()[-1])
+        self.assertEqual(self.whole_steps(), [2])
+        self.assertEqual(tool("checkpoint", "verify", self.saves)[0], 0)
+        more, same_end = self.train(4, "--resume", self.saves)
+        self.assertEqual((sorted(more), same_end), ([3, 4], end))
+        # Nothing of the one that failed keeps room, and with one to keep both fit one after the other.
+        self.assertEqual(sorted(path.name for path in self.saves.iterdir()), ["latest", "step-00000002"])
+
+
+class FaultTest(Folder):
+    """Every call that writes, names, flushes or removes something is the last one once."""
+
+    def hit(self, rank, at, kind):
+        count = self.folder / "count"
+        count.unlink(missing_ok=True)
+        env = {"LD_PRELOAD": FAULTS, "FAULT_FOLDER": str(self.saves), "FAULT_RANK": str(rank), "FAULT_AT": str(at), "FAULT_KIND": kind,
+               "FAULT_COUNT": str(count), "TESSERA_TIMEOUT": "20s"}
+        begin = time.monotonic()
+        done = tool(*self.arguments(2, "--save", self.saves, "--save-every", 1, "--keep-last", 1, "--resume", self.saves), env=env)
+        self.assertLess(time.monotonic() - begin, 15, "it hung")
+        return done, int(count.read_text()) if count.exists() else None
+
+    def data_of(self, step):
+        return [path.read_bytes() for path in sorted(step.glob("*.safetensors"))]
+
+    def check_every_call(self, rank, kind):
+        before, after = self.folder / "before", self.folder / "after"
+        self.train(1, "--save", before)
+        _, end = self.train(2, "--save", after, "--save-every", 1)
+        wanted = {step: self.data_of(after / f"step-0000000{step}") for step in (1, 2)}
+        at = 0
+        hits = 0
+        while True:
+            at += 1
+            shutil.rmtree(self.saves, ignore_errors=True)
+            shutil.copytree(before, self.saves)
+            # Resumed at step 1, it saves step 2 and removes step 1.
+            (code, out, err), count = self.hit(rank, at, kind)
+            steps = self.whole_steps()
+            self.assertTrue(steps, f"call {at}: nothing whole is left")
+            verified, text, problem = tool("checkpoint", "verify", self.saves)
+            self.assertEqual(verified, 0, f"call {at}: {problem}")
+            step = int(text.split("step-")[1][:8])
+            self.assertEqual(self.data_of(self.saves / f"step-{step:08}"), wanted[step], f"call {at}")
+            if code == 2 and "--save: can't write" in err and not out:  # before anything began
+                continue
+            if kind == "full":
+                self.assertEqual(out.split()[-1:], [end], f"call {at}: the training was another: {err}")
+            if kind == "kill" and code != 0:
+                hits += 1
+                continue
+            if code != 0:
+                self.assertIn("is not written", err.strip().splitlines()[-1])
+                hits += 1
+                continue
+            if count is not None and at > count:
+                break
+            hits += 1  # it came when the new checkpoint was whole
+        self.assertGreater(hits, 8)
+        # The control: a rank that nobody hits comes through.
+        self.assertEqual(self.hit(7, 1, kind)[0][0], 0)
+
+    def test_rank_0_is_killed_at_every_call(self):
+        self.check_every_call(0, "kill")
+
+    def test_rank_1_is_killed_at_every_call(self):
+        self.check_every_call(1, "kill")
+
+    def test_rank_0_finds_no_room_at_every_call(self):
+        self.check_every_call(0, "full")
+
+    def test_rank_1_finds_no_room_at_every_call(self):
+        self.check_every_call(1, "full")
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    if len(sys.argv) > 1 and sys.argv[1].endswith(".so"):
+        FAULTS = sys.argv.pop(1)
+        sys.argv[1:] = sys.argv[1:] or ["FaultTest"]
+    else:
+        sys.argv[1:] = sys.argv[1:] or ["CheckpointTest"]
+    unittest.main()

@@ -1,0 +1,122 @@
+// tessera checkpoint: what is in a checkpoint, whether it is whole, and a Hugging Face folder of it. No ranks are
+// needed.
+#include "tessera/fsdp/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/checkpoint_hf.h"
+#include "tools/commands.h"
+#include "tools/output.h"
+#include "tools/saving.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct CheckpointCommand {
+  std::string folder, json, output;
+  bool tensors = false;
+};
+
+std::int64_t elements_of(const nn::Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+int inspect(const CheckpointCommand& options) {
+  check_writable("--json", options.json);
+  const fsdp::Checkpoint checkpoint(options.folder);
+  std::int64_t parameters = 0, states = 0;
+  ordered_json tensors = ordered_json::array();
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+    parameters += elements_of(tensor.shape);
+    states += elements_of(tensor.shape) * tensor.states;
+    tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"states", tensor.states}});
+  }
+  fmt::print("{}: step {}, written by {} ranks under {}\n", checkpoint.folder(), checkpoint.step(), checkpoint.ranks(),
+             checkpoint.strategy());
+  fmt::print("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
+             states);
+  for (const auto& [name, value] : checkpoint.attributes())
+    if (value.find('\n') == std::string::npos) fmt::print("{}: {}\n", name, value);
+  if (options.tensors)
+    for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors())
+      fmt::print("{} [{}]\n", tensor.name, fmt::join(tensor.shape, ", "));
+  if (!options.json.empty())
+    write_file(options.json, ordered_json{{"folder", checkpoint.folder()},
+                                          {"step", checkpoint.step()},
+                                          {"ranks", checkpoint.ranks()},
+                                          {"strategy", checkpoint.strategy()},
+                                          {"attributes", checkpoint.attributes()},
+                                          {"parameters", parameters},
+                                          {"tensors", tensors}}
+                                     .dump(1) +
+                                 "\n");
+  return 0;
+}
+
+int verify(const CheckpointCommand& options) {
+  fsdp::Checkpoint checkpoint(options.folder);
+  const std::vector<std::string> wrong = checkpoint.verify();
+  for (const std::string& line : wrong) fmt::print("{}\n", line);
+  if (!wrong.empty())
+    throw CheckFailed(fmt::format("{}: {} blocks are not what was written; the first: {}", checkpoint.folder(),
+                                  wrong.size(), wrong.front()));
+  fmt::print("{}: whole, {} bytes of {} ranks\n", checkpoint.folder(), checkpoint.bytes_read(), checkpoint.ranks());
+  return 0;
+}
+
+/// One piece of a tensor at a time is in memory.
+int export_folder(const CheckpointCommand& options) {
+  constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
+  fsdp::Checkpoint checkpoint(options.folder);
+  const nn::ModelConfig model = model_in(options.folder);
+  std::vector<nn::SafetensorsTensor> tensors;
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) tensors.push_back({tensor.name, tensor.shape});
+  nn::HfFolderWriter writer(options.output, model, tensors);
+  std::vector<float> values;
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+    const std::int64_t count = elements_of(tensor.shape);
+    for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
+      const nn::ElementRange range{begin, std::min(count, begin + kAtOnce)};
+      values.resize(static_cast<std::size_t>(range.count()));
+      checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, range, values.data());
+      writer.write(tensor.name, range, values.data());
+    }
+  }
+  writer.commit();
+  fmt::print("{}: {} tensors of step {}\n", options.output, tensors.size(), checkpoint.step());
+  return 0;
+}
+
+}  // namespace
+
+void add_checkpoint(Commands& commands) {
+  CLI::App* command = commands.app.add_subcommand("checkpoint", "look into, check or convert what train --save wrote");
+  command->require_subcommand(1);
+  const auto options = std::make_shared<CheckpointCommand>();
+  const auto add = [&](const char* name, const char* help, int (*run)(const CheckpointCommand&)) {
+    CLI::App* part = command->add_subcommand(name, help);
+    part->add_option("folder", options->folder, "a folder of checkpoints (the newest is taken), or that of one step")
+        ->type_name("DIR")
+        ->required();
+    part->callback([&commands, options, run] { commands.chosen = [options, run] { return run(*options); }; });
+    return part;
+  };
+  CLI::App* inspecting = add("inspect", "which step, by which ranks, and what is saved", inspect);
+  inspecting->add_flag("--tensors", options->tensors, "also list the tensors");
+  inspecting->add_option("--json", options->json, "write all of it for programs")->type_name("FILE");
+  add("verify", "read everything and compare every block with its hash", verify);
+  add("export", "write the parameters as a Hugging Face folder", export_folder)
+      ->add_option("-o,--output", options->output, "the folder to write")
+      ->type_name("DIR")
+      ->required();
+}
+
+}  // namespace tessera::tools

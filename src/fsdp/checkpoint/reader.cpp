@@ -39,25 +39,28 @@ class DataFile {
   const std::string& path() const { return path_; }
   std::size_t blocks() const { return manifest_.blocks.size(); }
 
+  /// The length of blocks [first, last): the last of the file may be shorter.
+  std::size_t bytes_of(std::size_t first, std::size_t last) const {
+    return static_cast<std::size_t>(std::min<std::uint64_t>(last * kBlock, manifest_.file_bytes) - first * kBlock);
+  }
   /// Blocks [first, last). Throws InvalidUsage where the file is shorter than it was.
-  void read(std::size_t first, std::size_t last, std::vector<std::byte>& bytes) const {
-    const std::uint64_t begin = first * kBlock, end = std::min<std::uint64_t>(last * kBlock, manifest_.file_bytes);
-    bytes.resize(static_cast<std::size_t>(end - begin));
+  void read(std::size_t first, std::size_t last, std::byte* out) const {
+    const std::uint64_t begin = first * kBlock;
+    const std::size_t bytes = bytes_of(first, last);
     std::size_t done = 0;
-    while (done < bytes.size()) {
-      const ssize_t got = ::pread(file_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(begin + done));
+    while (done < bytes) {
+      const ssize_t got = ::pread(file_, out + done, bytes - done, static_cast<off_t>(begin + done));
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0)
         throw InvalidUsage(path_ + ": can't be read (" + (got < 0 ? std::strerror(errno) : "too short") + ")");
       done += static_cast<std::size_t>(got);
     }
   }
-  /// Of the blocks from `first` on that `bytes` holds, those whose hash differs.
-  std::vector<std::size_t> damaged(std::size_t first, const std::vector<std::byte>& bytes) const {
+  /// Of blocks [first, last), which lie at `data`, those whose hash differs.
+  std::vector<std::size_t> damaged(std::size_t first, std::size_t last, const std::byte* data) const {
     std::vector<std::size_t> wrong;
-    for (std::size_t at = 0, block = first; at < bytes.size(); at += kBlock, ++block)
-      if (checkpoint::hash64(bytes.data() + at, std::min(kBlock, bytes.size() - at)) != manifest_.blocks[block])
-        wrong.push_back(block);
+    for (std::size_t block = first; block < last; ++block, data += kBlock)
+      if (checkpoint::hash64(data, bytes_of(block, block + 1)) != manifest_.blocks[block]) wrong.push_back(block);
     return wrong;
   }
   /// The tensors that lie in a block.
@@ -110,10 +113,11 @@ struct Checkpoint::State {
   std::vector<std::unique_ptr<DataFile>> files;
   std::map<std::pair<std::string, int>, std::vector<Place>> places;  // in order of their ranges
   std::uint64_t bytes_read = 0;
-  std::vector<std::byte> blocks;  // read last
+  std::vector<std::byte> edge;  // a block of which a part is wanted
 
   /// Elements `range` of `place`'s piece.
   void read(const Place& place, nn::ElementRange range, float* out);
+  void read_bytes(const DataFile& file, std::uint64_t begin, std::uint64_t end, std::byte* out);
 };
 
 Checkpoint::Checkpoint(const std::string& folder) : state_(std::make_unique<State>()) {
@@ -149,25 +153,39 @@ const std::vector<CheckpointTensor>& Checkpoint::tensors() const { return state_
 std::uint64_t Checkpoint::bytes_read() const { return state_->bytes_read; }
 
 void Checkpoint::State::read(const Place& place, nn::ElementRange range, float* out) {
-  constexpr std::size_t kAtOnce = 64;  // blocks
   const Piece& piece = *place.piece;
-  const DataFile& file = *files[place.file];
   const std::size_t element = size_of(piece.dtype);
   const std::uint64_t begin = piece.offset + static_cast<std::uint64_t>(range.begin - piece.range.begin) * element;
   const std::uint64_t end = begin + static_cast<std::uint64_t>(range.count()) * element;
   const bool narrow = piece.dtype != DType::f32;
   std::vector<std::byte> raw(narrow ? static_cast<std::size_t>(end - begin) : 0);
-  std::byte* next = narrow ? raw.data() : reinterpret_cast<std::byte*>(out);
-  for (std::size_t first = begin / kBlock; first * kBlock < end; first += kAtOnce) {
-    const std::size_t last = std::min<std::size_t>(first + kAtOnce, (end + kBlock - 1) / kBlock);
-    file.read(first, last, blocks);
-    bytes_read += blocks.size();
-    for (const std::size_t block : file.damaged(first, blocks)) throw InvalidUsage(file.describe(block));
-    const std::uint64_t at = first * kBlock;
-    next = std::copy(blocks.data() + (std::max(begin, at) - at),
-                     blocks.data() + (std::min<std::uint64_t>(end, at + blocks.size()) - at), next);
-  }
+  read_bytes(*files[place.file], begin, end, narrow ? raw.data() : reinterpret_cast<std::byte*>(out));
   if (narrow) widen(piece.dtype, raw, out);
+}
+
+/// Whole blocks go where they belong and are hashed there; of those at the ends a part is copied.
+void Checkpoint::State::read_bytes(const DataFile& file, std::uint64_t begin, std::uint64_t end, std::byte* out) {
+  constexpr std::size_t kAtOnce = 16;  // blocks: they are hashed while they are in the cache
+  const auto checked = [&](std::size_t first, std::size_t last, std::byte* to) {
+    file.read(first, last, to);
+    bytes_read += file.bytes_of(first, last);
+    for (const std::size_t block : file.damaged(first, last, to)) throw InvalidUsage(file.describe(block));
+  };
+  while (begin < end) {
+    const std::size_t first = begin / kBlock;
+    if (begin % kBlock == 0 && end - begin >= kBlock) {
+      const std::size_t last = first + std::min<std::size_t>(kAtOnce, (end - begin) / kBlock);
+      checked(first, last, out);
+      out += (last - first) * kBlock;
+      begin = last * kBlock;
+      continue;
+    }
+    edge.resize(kBlock);
+    checked(first, first + 1, edge.data());
+    const std::uint64_t until = std::min<std::uint64_t>(end, (first + 1) * kBlock);
+    out = std::copy(edge.data() + (begin - first * kBlock), edge.data() + (until - first * kBlock), out);
+    begin = until;
+  }
 }
 
 void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange range, float* out) {
@@ -188,13 +206,15 @@ void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange rang
 }
 
 std::vector<std::string> Checkpoint::verify() {
-  constexpr std::size_t kAtOnce = 256;  // blocks
+  constexpr std::size_t kAtOnce = 16;  // blocks
   std::vector<std::string> wrong;
+  std::vector<std::byte> blocks(kAtOnce * kBlock);
   for (const auto& file : state_->files) {
     for (std::size_t first = 0; first < file->blocks(); first += kAtOnce) {
-      file->read(first, std::min(first + kAtOnce, file->blocks()), state_->blocks);
-      state_->bytes_read += state_->blocks.size();
-      for (const std::size_t block : file->damaged(first, state_->blocks)) wrong.push_back(file->describe(block));
+      const std::size_t last = std::min(first + kAtOnce, file->blocks());
+      file->read(first, last, blocks.data());
+      state_->bytes_read += file->bytes_of(first, last);
+      for (const std::size_t block : file->damaged(first, last, blocks.data())) wrong.push_back(file->describe(block));
     }
   }
   return wrong;

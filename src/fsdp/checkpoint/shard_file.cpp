@@ -12,7 +12,7 @@
 namespace tessera::fsdp::checkpoint {
 
 ShardFile::ShardFile(const std::string& folder, int rank, std::vector<Piece> pieces, std::size_t buffer_bytes)
-    : folder_(folder), buffer_bytes_(std::max(buffer_bytes, kChunk)), header_(lay_out(pieces)) {
+    : folder_(folder), most_chunks_(std::max<std::size_t>(1, buffer_bytes / kChunk)), header_(lay_out(pieces)) {
   manifest_.rank = rank;
   manifest_.pieces = std::move(pieces);
   const std::string path = folder + "/" + data_name(rank);
@@ -31,14 +31,23 @@ ShardFile::~ShardFile() {
   if (file_ >= 0) ::close(file_);
 }
 
-void ShardFile::append(std::vector<std::byte> bytes) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] {
-    return state_ == State::failed || waiting_.empty() || waiting_bytes_ + bytes.size() <= buffer_bytes_;
-  });
-  if (state_ == State::failed) return;
-  waiting_bytes_ += bytes.size();
-  waiting_.push_back(std::move(bytes));
+void ShardFile::append(const std::byte* data, std::size_t bytes) {
+  Chunk chunk;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return state_ == State::failed || !free_.empty() || chunks_ < most_chunks_; });
+    if (state_ == State::failed) return;
+    if (free_.empty()) {
+      ++chunks_;
+    } else {
+      chunk = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  chunk.reserve(kChunk);
+  chunk.assign(data, data + bytes);
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(chunk));
   changed_.notify_all();
 }
 
@@ -76,15 +85,15 @@ void ShardFile::run() noexcept {
   state_ = state;
   failure_ = std::move(failure);
   waiting_.clear();
-  waiting_bytes_ = 0;
+  free_.clear();
   changed_.notify_all();
 }
 
 void ShardFile::write_all() {
   const auto* header = reinterpret_cast<const std::byte*>(header_.data());
   write(header, header_.size());
-  std::vector<std::byte> bytes;
-  while (next(bytes)) write(bytes.data(), bytes.size());
+  Chunk chunk;
+  while (next(chunk)) write(chunk.data(), chunk.size());
   if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
   const std::string path = folder_ + "/" + data_name(manifest_.rank);
   if (::fsync(file_) != 0) throw system_error("fsync of " + path);
@@ -93,16 +102,16 @@ void ShardFile::write_all() {
   write_manifest();
 }
 
-/// False at the end.
-bool ShardFile::next(std::vector<std::byte>& bytes) {
+/// Gives back the one that was written, and takes the next. False at the end.
+bool ShardFile::next(Chunk& chunk) {
   std::unique_lock lock(mutex_);
+  if (chunk.capacity() > 0) free_.push_back(std::move(chunk));
+  changed_.notify_all();
   changed_.wait(lock, [&] { return given_up_ || ended_ || !waiting_.empty(); });
   if (given_up_) throw SystemError("the save was given up");
   if (waiting_.empty()) return false;
-  bytes = std::move(waiting_.front());
+  chunk = std::move(waiting_.front());
   waiting_.pop_front();
-  waiting_bytes_ -= bytes.size();
-  changed_.notify_all();
   return true;
 }
 

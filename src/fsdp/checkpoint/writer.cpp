@@ -82,7 +82,9 @@ class CheckpointWriter::Save {
   }
 
   void begin(int rank, Engine& engine) {
-    file_ = std::make_unique<ShardFile>(partial_.string(), rank, pieces_of(engine), options_.buffer_bytes);
+    // Who waits anyway needs no more than keeps the disk busy, and what lies in the caches.
+    const std::size_t buffer = options_.asynchronous ? options_.buffer_bytes : 4 * ShardFile::kChunk;
+    file_ = std::make_unique<ShardFile>(partial_.string(), rank, pieces_of(engine), buffer);
   }
 
   void copy(Engine& engine) {
@@ -91,10 +93,8 @@ class CheckpointWriter::Save {
       std::size_t left = static_cast<std::size_t>(own.range.count()) * size_of(own.dtype);
       while (left > 0) {
         const std::size_t bytes = std::min(left, ShardFile::kChunk);
-        nn::download(engine.model().context(), data, bytes, [&](const void* from) {
-          const auto* begin = static_cast<const std::byte*>(from);
-          file_->append({begin, begin + bytes});
-        });
+        nn::download(engine.model().context(), data, bytes,
+                     [&](const void* from) { file_->append(static_cast<const std::byte*>(from), bytes); });
         data += bytes;
         left -= bytes;
       }

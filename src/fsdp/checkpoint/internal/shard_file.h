@@ -24,8 +24,8 @@ class ShardFile {
   ShardFile& operator=(const ShardFile&) = delete;
 
   static constexpr std::size_t kChunk = std::size_t{4} << 20;
-  /// The next bytes, at most kChunk of them. Waits where the buffer is full; after a failure they are dropped.
-  void append(std::vector<std::byte> bytes);
+  /// Copies the next bytes, at most kChunk of them. Waits where the buffer is full; after a failure they are dropped.
+  void append(const std::byte* data, std::size_t bytes);
   void end();  ///< no more
 
   enum class State : std::uint8_t { writing, done, failed };
@@ -37,13 +37,14 @@ class ShardFile {
  private:
   void run() noexcept;
   void write_all();
-  bool next(std::vector<std::byte>& bytes);
+  using Chunk = std::vector<std::byte>;
+  bool next(Chunk& chunk);
   void write(const std::byte* data, std::size_t bytes);
   void hash(const std::byte* data, std::size_t bytes);
   void write_manifest();
 
   const std::string folder_;
-  const std::size_t buffer_bytes_;
+  const std::size_t most_chunks_;
   const std::string header_;
   Manifest manifest_;
   std::string manifest_hash_;
@@ -52,8 +53,9 @@ class ShardFile {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::vector<std::byte>> waiting_;
-  std::size_t waiting_bytes_ = 0;
+  std::deque<Chunk> waiting_;
+  std::vector<Chunk> free_;  // kept: fresh memory costs more than the copy into it
+  std::size_t chunks_ = 0;   // that there are in all
   bool ended_ = false;
   bool given_up_ = false;
   State state_ = State::writing;

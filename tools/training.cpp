@@ -115,12 +115,12 @@ class Training {
 
   StepReport train_step(std::int64_t step) {
     const std::int64_t start = base::host_time_ns();
-    const double loss = forward_backward(step);
+    const nn::Tensor loss = forward_backward(step);
     note_model_state();
     const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
     note_model_state();
-    const double mean = mean_over_ranks(loss);
+    const double mean = mean_over_ranks(loss.item());  // the one wait of a step: what came before is all in the queue
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     note_times(ms);
@@ -130,7 +130,7 @@ class Training {
     return report;
   }
 
-  double forward_backward(std::int64_t step) {
+  nn::Tensor forward_backward(std::int64_t step) {
     const std::int64_t count = plan_.options.global_batch / world_.size();
     const std::int64_t first = count * world_.rank();
     const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
@@ -142,7 +142,7 @@ class Training {
       loss = model_->loss(batch.tokens, batch.targets);
     }
     tape.backward(loss);
-    return loss.item();
+    return loss;
   }
 
   double mean_over_ranks(double loss) {

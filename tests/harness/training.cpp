@@ -57,6 +57,7 @@ class Rank {
   }
 
   void one_step(int step) {
+    const HostWaits before = host_waits();
     const TokenBatch batch = make_batch(context_, spec_, step, world_.rank());
     nn::Tape tape;
     nn::Tensor loss;
@@ -65,10 +66,13 @@ class Rank {
       loss = model_->loss(batch.tokens, batch.targets);
     }
     tape.backward(loss);
-    context_.stream().synchronize();
-    if (spec_.after_backward) spec_.after_backward(world_.rank(), step, engine_, *model_);
+    if (spec_.after_backward) {
+      context_.stream().synchronize();
+      spec_.after_backward(world_.rank(), step, engine_, *model_);
+    }
     note_state();
     engine_.step(spec_.lr);
+    waits_.push_back(host_waits() - before);
     double mean = loss.item();
     const comm::View view = comm::view_of(&mean, 1);
     control_->all_reduce(view, view, comm::ReduceOp::avg()).wait();
@@ -104,6 +108,7 @@ class Rank {
     record_.later_by_rank[rank] = later;
     record_.ledgers[rank] = ledger;
     record_.model_state[rank] = state_;
+    record_.waits[rank] = waits_;
     if (rank != 0) return;
     record_.losses = losses_;
     record_.norms = norms_;
@@ -128,6 +133,7 @@ class Rank {
   std::vector<double> losses_, norms_;
   std::vector<base::EventRecord> events_;
   std::array<std::uint64_t, 3> state_{};
+  std::vector<HostWaits> waits_;
   fsdp::EngineTraffic first_;
 };
 
@@ -161,6 +167,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   record.later_by_rank.resize(ranks);
   record.ledgers.resize(ranks);
   record.model_state.resize(ranks);
+  record.waits.resize(ranks);
   std::mutex mutex;
   comm::Config config;
   config.backend = "shm";

@@ -82,6 +82,11 @@ class TESSERA_API DeviceRuntime {
   /// The host waits for everything on this device.
   virtual void synchronize() = 0;
 
+  /// Shows what the calling thread does from here to range_end() as "WHAT UNIT" to the vendor's profiler, if one is
+  /// attached. Ranges of a thread nest, and each has its end.
+  virtual void range_begin(std::string_view /*what*/, std::string_view /*unit*/) noexcept {}
+  virtual void range_end() noexcept {}
+
   /// What this device has for a layer above, by the name that the layer chose; null where it has none. The layer's
   /// header fixes the type; find<Table>() asks under Table::kInterface.
   virtual const void* find(std::string_view interface) const noexcept = 0;

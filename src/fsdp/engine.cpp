@@ -34,7 +34,7 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
                            .poison_stream = options_.poison ? context.make_stream() : nullptr,
                            .parameters = nullptr,
                            .gradients = nullptr,
-                           .recorder = Recorder(world.rank()),
+                           .recorder = Recorder(world.rank(), &context.runtime()),
                            .copier = Copier(context.runtime()),
                            .reduce_dtype = options_.reduce_dtype});
   const auto unbooked = [this](std::size_t bytes) { return fabric_->allocate(bytes, std::nullopt); };

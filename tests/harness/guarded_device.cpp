@@ -1,8 +1,10 @@
 #include "tests/harness/guarded_device.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "tests/harness/guarded_streams.h"
 
@@ -10,6 +12,11 @@ namespace tessera::harness {
 namespace {
 
 using namespace base;  // NOLINT: this file implements a class of base
+
+Ranges& ranges_of_this_thread() {
+  thread_local Ranges ranges;
+  return ranges;
+}
 
 class GuardedRuntime final : public DeviceRuntime {
  public:
@@ -70,6 +77,12 @@ class GuardedRuntime final : public DeviceRuntime {
     stream.run([=] { std::memset(data, value, bytes); });
   }
   void synchronize() override { ++waits_of_this_thread().events; }
+  void range_begin(std::string_view what, std::string_view unit) noexcept override {
+    Ranges& ranges = ranges_of_this_thread();
+    std::string indent(2 * static_cast<std::size_t>(std::max(ranges.open++, 0)), ' ');
+    ranges.begun.push_back(indent.append(what).append(" ").append(unit));
+  }
+  void range_end() noexcept override { --ranges_of_this_thread().open; }
   const void* find(std::string_view interface) const noexcept override {
     return interface == nn::KernelsEntry::kInterface ? &entry_ : nullptr;
   }
@@ -82,6 +95,11 @@ class GuardedRuntime final : public DeviceRuntime {
 };
 
 }  // namespace
+
+Ranges take_ranges() {
+  Ranges& ranges = ranges_of_this_thread();
+  return {std::exchange(ranges.begun, {}), ranges.open};
+}
 
 std::shared_ptr<DeviceRuntime> make_guarded_device(GuardedOptions options) {
   return std::make_shared<GuardedRuntime>(options);

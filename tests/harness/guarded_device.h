@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/nn/device_kernels.h"
@@ -34,6 +36,14 @@ struct HostWaits {
 
 /// Of the calling thread, on all guarded devices, since it began.
 HostWaits host_waits();
+
+/// What a profiler would have been shown by the calling thread.
+struct Ranges {
+  std::vector<std::string> begun;  ///< "WHAT UNIT", behind two spaces for each range around it
+  int open = 0;                    ///< begun and not ended; below 0: ended too often
+};
+/// The names are forgotten, the open ones stay open.
+Ranges take_ranges();
 
 /// Calls itself cuda:0. Thread-safe: one thread at a time works on it. Buffers come from it, so it outlives them.
 std::shared_ptr<base::DeviceRuntime> make_guarded_device(GuardedOptions options = {});

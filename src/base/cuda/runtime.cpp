@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/base/cuda/internal/ranges.h"
 #include "tessera/base/cuda/internal/signal.h"
 #include "tessera/base/cuda/internal/stream.h"
 #include "tessera/base/error.h"
@@ -96,6 +97,8 @@ class CudaRuntime final : public DeviceRuntime {
     activate(index_);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
+  void range_begin(std::string_view what, std::string_view unit) noexcept override { begin_range(what, unit); }
+  void range_end() noexcept override { end_range(); }
   const void* find(std::string_view interface) const noexcept override { return find_(interface); }
 
  private:

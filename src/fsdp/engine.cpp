@@ -50,8 +50,7 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
   progress_.resize(units_.size());
   decide_what_is_kept();
-  for (const auto& unit : units_) norm_slots_ += unit->square_sum_slots();
-  norms_ = context.memory().allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
+  if (measures_norm()) prepare_norm();
   publish_values();
   install_hooks();
 }
@@ -202,25 +201,39 @@ void Engine::settle() {
 }
 
 /// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each
-/// slice gives one f64 partial sum, and all are added in slice order. A rank fills the slices that it holds; where the
-/// optimizer is sharded, one all_reduce per axis adds zeros to them. So every strategy adds the same numbers in the
-/// same order.
+/// slice gives one f64 partial sum, and all are added in slice order. A rank fills the slices that it holds, when their
+/// reduction is done, and the others stay zero; where the optimizer is sharded, one all_reduce per axis adds those
+/// zeros. So every strategy adds the same numbers in the same order.
 void Engine::compute_norm() {
   Stream& stream = fabric_->compute();
-  auto* slots = static_cast<double*>(norms_.data());
-  model_.context().kernels<double>("norm").fill(stream, 0.0, slots, norm_slots_);
-  double* next = slots;
-  for (const auto& unit : units_) {
-    unit->add_square_sums(next);
-    next += unit->square_sum_slots();
-  }
+  auto* const totals = static_cast<double*>(norms_.data());
+  const void* squares = squares_.data();
   for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts) {
     comm::Communicator& control = *fabric_->mesh.channels(cut.axis).control;
-    const comm::View view{slots, norm_slots_, DType::f64, fabric_->device()};
-    control.all_reduce(view, view, comm::ReduceOp::sum(), {.after = &stream, .label = "grad_norm"}).wait_on(stream);
+    control
+        .all_reduce({squares, norm_slots_, DType::f64, fabric_->device()},
+                    {totals, norm_slots_, DType::f64, fabric_->device()}, comm::ReduceOp::sum(),
+                    {.after = &stream, .label = "grad_norm"})
+        .wait_on(stream);
+    squares = totals;
   }
-  model_.context().device_kernels().clip_factor(
-      stream, {.squares = slots, .count = norm_slots_, .most = options_.clip_norm, .out = slots + norm_slots_});
+  model_.context().device_kernels().clip_factor(stream, {.squares = static_cast<const double*>(squares),
+                                                         .count = norm_slots_,
+                                                         .most = options_.clip_norm,
+                                                         .out = totals + norm_slots_});
+}
+
+void Engine::prepare_norm() {
+  nn::MemoryPool& memory = model_.context().memory();
+  for (const auto& unit : units_) norm_slots_ += unit->square_sum_slots();
+  squares_ = memory.allocate(norm_slots_ * sizeof(double), MemoryUse::other);
+  norms_ = memory.allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
+  fabric_->zero(fabric_->compute(), squares_.data(), squares_.bytes());
+  auto* slots = static_cast<double*>(squares_.data());
+  for (const auto& unit : units_) {
+    unit->sum_squares_into(slots);
+    slots += unit->square_sum_slots();
+  }
 }
 
 double Engine::grad_norm() {

@@ -117,6 +117,7 @@ class TESSERA_API Engine {
   void end_root_backward();
   void reduce(std::size_t unit);
   void prefetch(std::size_t unit, int direction);
+  void prepare_norm();
   void compute_norm();
   void decide_what_is_kept();
   /// What was written to parameters on the compute stream comes before the next gather.
@@ -134,7 +135,8 @@ class TESSERA_API Engine {
   };
   std::vector<Progress> progress_;
   std::vector<std::size_t> reducing_;  // oldest first
-  Buffer norms_;                       // f64: a slot per flat parameter and n-th of it, then the norm, then the factor
+  Buffer squares_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
+  Buffer norms_;    // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
   std::uint64_t steps_ = 0;
 };

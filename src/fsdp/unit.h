@@ -76,10 +76,12 @@ class TESSERA_API Unit {
   /// Waits (on the compute stream) for the stage in flight and starts the next one, if there is one.
   void reduce_continue();
 
-  // After backward.
-  /// Adds f64 sums of squares of this rank's part: one per flat parameter and n-th of it, `world` per flat parameter.
-  void add_square_sums(double* slots) const;
+  /// From now on every reduction ends with f64 sums of squares of this rank's part: one for each flat parameter and
+  /// n-th of it. Slots of parts that it doesn't hold are left as they are.
+  void sum_squares_into(double* slots) { squares_ = slots; }
   std::size_t square_sum_slots() const;
+
+  // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
 
   // Values.
@@ -124,6 +126,9 @@ class TESSERA_API Unit {
       return at(gradient.data(), precision.reduce, element - kept.begin);
     }
     void* leased_gradient_of(std::int64_t element) const { return at(full_gradient.data(), precision.reduce, element); }
+    void* reduced_gradient_of(std::int64_t element) const {
+      return full_gradient ? leased_gradient_of(element) : gradient_of(element);
+    }
     void* value_of(std::int64_t element) const { return at(values.data(), layout.dtype, element - rest.begin); }
     float* master_of(std::int64_t element) const { return f32_of(masters, element - optimized.begin); }
     static float* f32_of(const Buffer& buffer, std::int64_t element) {
@@ -143,6 +148,7 @@ class TESSERA_API Unit {
   void widen_parameters(Flat& flat);
   void start_stage();
   void finish_reduction();
+  void sum_squares();
   void gather_updated();
   std::vector<Transfer> stage_transfers(const ReduceStage& stage);
   CollectivePlugin& plugin_for(const ReduceStage& stage);
@@ -157,6 +163,7 @@ class TESSERA_API Unit {
   std::size_t stage_ = kIdle;
   std::vector<ElementRange> stage_input_;  // per trainable flat: what the next stage reduces
   bool has_gradients_ = false;
+  double* squares_ = nullptr;
 };
 
 }  // namespace tessera::fsdp

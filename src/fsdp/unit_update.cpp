@@ -1,34 +1,7 @@
-// What happens to a unit after backward: norms, the optimizer's step, and values from outside.
+// A unit's step: the optimizer's update of its shard, and the gathers that follow.
 #include "tessera/fsdp/unit.h"
-#include "tessera/nn/host_access.h"
-#include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::fsdp {
-
-std::size_t Unit::square_sum_slots() const {
-  std::size_t slots = 0;
-  for (const Flat& flat : flats_)
-    if (flat.layout.trainable) slots += static_cast<std::size_t>(fabric_.mesh.size());
-  return slots;
-}
-
-void Unit::add_square_sums(double* slots) const {
-  const int world = fabric_.mesh.size();
-  for (const Flat& flat : flats_) {
-    if (!flat.layout.trainable) continue;
-    const std::int64_t length = flat.layout.padded / world;
-    for (int i = 0; i < world; ++i, ++slots) {
-      const ElementRange slice = {length * i, length * (i + 1)};
-      if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
-      nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
-        using T = decltype(zero);
-        fabric_.context.kernels<T>("norm").sum_of_squares(fabric_.compute(),
-                                                          static_cast<const T*>(flat.gradient_of(slice.begin)),
-                                                          static_cast<std::size_t>(length), slots);
-      });
-    }
-  }
-}
 
 void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step) {
   Stream& stream = fabric_.compute();

@@ -104,6 +104,8 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       .add_option("--reshard-after-forward", o.reshard_after_forward,
                   "true: all but the root; false: none; default: all but the root and the last unit")
       ->check(CLI::IsMember({"true", "false"}));
+  command.add_flag("--cpu-offload", o.cpu_offload,
+                   "what a strategy shards lies in the host's memory, and comes to the device when it is needed");
   command
       .add_option("--threads", o.threads,
                   "compute threads per rank (default: cores / ranks); where there is a core for each thread, ranks are "
@@ -189,6 +191,9 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.options = options;
   plan.ranks = ranks;
   check_device(options.device);
+  if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
+    throw InvalidUsage("--cpu-offload with --device " + options.device +
+                       ": ranks compute in the host's memory as it is; leave it out, or use --device cuda");
   plan.threads = threads_of(options, ranks);
   plan.model = model_of(options);
   plan.parameters = nn::parameter_count(plan.model);
@@ -227,6 +232,8 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.prefetch = plan.options.prefetch;
   if (!plan.options.reshard_after_forward.empty())
     engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
+  engine.cpu_offload = plan.options.cpu_offload;
+  if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
   engine.optimizer = plan.options.optimizer_config;
   engine.clip_norm = plan.options.clip_norm;
   engine.reduce_dtype = plan.precision.reduce;

@@ -45,6 +45,7 @@ struct TrainOptions {
   double clip_norm = 0;
   int prefetch = 1;
   std::string reshard_after_forward;
+  bool cpu_offload = false;
   std::string init;
   std::string export_dir;
   std::string eval;

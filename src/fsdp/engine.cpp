@@ -9,18 +9,31 @@ namespace tessera::fsdp {
 
 using comm::OpKind;
 
+namespace {
+
+void require_offload(const base::DeviceRuntime& runtime) {
+  if (runtime.host_accessible())
+    throw InvalidUsage("cpu offload: device " + base::name_of(runtime.device()) +
+                       " computes in the host's memory, so there is nothing to gain; leave it out");
+}
+
+}  // namespace
+
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(std::move(options)) {
   if (options_.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options_.prefetch) + " units; 0 or more");
   if (options_.clip_norm < 0)
     throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
+  if (options_.offload_piece < 1)
+    throw InvalidUsage("offload piece: " + std::to_string(options_.offload_piece) + " parameters; 1 or more");
   nn::validate(options_.optimizer);
   std::vector<UnitSpec> specs = make_units(model, options_.wrap);
   MeshShape shape = options_.mesh ? *options_.mesh : default_mesh(options_.strategy, world.size(), world.size());
 
   nn::Context& context = model.context();
   Mesh mesh(world, std::move(shape));
-  Plan plan = make_plan(options_.strategy, mesh);
+  if (options_.cpu_offload) require_offload(context.runtime());
+  Plan plan = make_plan(options_.strategy, mesh, options_.cpu_offload);
   const Strategy& strategy = options_.strategy;
   const CollectiveRegistry& registry = options_.collectives;
   fabric_.reset(new Fabric{.context = context,
@@ -36,6 +49,8 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
                            .gradients = nullptr,
                            .recorder = Recorder(world.rank(), &context.runtime()),
                            .copier = Copier(context.runtime()),
+                           .offload = nullptr,
+                           .offload_piece = options_.offload_piece,
                            .reduce_dtype = options_.reduce_dtype});
   const auto unbooked = [this](std::size_t bytes) { return fabric_->allocate(bytes, std::nullopt); };
   LeasePool::Poison poison;
@@ -46,16 +61,19 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
   fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
 
+  if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
   const int slots = nn::state_slots(options_.optimizer);
   for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
   progress_.resize(units_.size());
   decide_what_is_kept();
+  if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
   publish_values();
   install_hooks();
 }
 
 Engine::~Engine() {
+  if (fabric_->offload) fabric_->offload->finish();  // copies may be using what the units give back
   for (nn::Module* module : model_.modules()) module->set_hooks({});
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters) {
@@ -221,6 +239,12 @@ void Engine::compute_norm() {
                                                          .count = norm_slots_,
                                                          .most = options_.clip_norm,
                                                          .out = totals + norm_slots_});
+}
+
+void Engine::reserve_pieces() {
+  std::size_t most = 0;
+  for (const auto& unit : units_) most = std::max(most, unit->piece_bytes());
+  fabric_->offload->reserve(most);
 }
 
 void Engine::prepare_norm() {

@@ -45,6 +45,11 @@ struct EngineOptions {
   nn::OptimizerConfig optimizer;
   /// Of gradients while they are reduced and kept: that of the parameters (nothing), or f32.
   std::optional<DType> reduce_dtype;
+  /// What the strategy shards lies in the host's memory and comes to the device when it is needed. Not for devices that
+  /// compute in the host's memory, nor for strategies that shard nothing.
+  bool cpu_offload = false;
+  /// With cpu_offload: parameters that the optimizer updates at a time. The device has room for three such pieces.
+  std::int64_t offload_piece = std::int64_t{1} << 20;
   double clip_norm = 0;       ///< 0: no clipping
   bool measure_norm = false;  ///< compute grad_norm() also without clipping
   bool poison = false;        ///< fill released buffers with NaN
@@ -105,6 +110,8 @@ class TESSERA_API Engine {
   /// Bytes that this engine's norms send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
   std::uint64_t copied_bytes() const;
+  /// Between this rank's device and its shards in the host's memory. Cumulative.
+  OffloadBytes offload_bytes() const;
   Recorder& recorder();
 
  private:
@@ -117,9 +124,12 @@ class TESSERA_API Engine {
   void end_root_backward();
   void reduce(std::size_t unit);
   void prefetch(std::size_t unit, int direction);
+  void reserve_pieces();
   void prepare_norm();
   void compute_norm();
   void decide_what_is_kept();
+  /// Before values are written: what the last step left in flight comes first.
+  void begin_values();
   /// What was written to parameters on the compute stream comes before the next gather.
   void publish_values();
 

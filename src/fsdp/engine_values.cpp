@@ -10,6 +10,7 @@ namespace tessera::fsdp {
 using comm::OpKind;
 
 void Engine::initialize(std::uint64_t seed) {
+  begin_values();
   for (const auto& unit : units_) {
     unit->initialize(seed);
     unit->clear_optimizer();
@@ -19,11 +20,22 @@ void Engine::initialize(std::uint64_t seed) {
 }
 
 void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill) {
+  begin_values();
   for (const auto& unit : units_) unit->fill(fill);
   publish_values();
 }
 
-void Engine::publish_values() { fabric_->gather_stream->wait(fabric_->compute().record()); }
+void Engine::begin_values() {
+  settle();
+  fabric_->join_offload();
+  if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes where copies read
+}
+
+void Engine::publish_values() {
+  const Event written = fabric_->compute().record();
+  fabric_->gather_stream->wait(written);
+  if (fabric_->offload) fabric_->offload->up().wait(written);
+}
 
 void Engine::visit(const Visitor& visitor) {
   struct Item {
@@ -33,6 +45,7 @@ void Engine::visit(const Visitor& visitor) {
   std::vector<Item> items;
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters) items.push_back({unit.get(), parameter.get()});
+  fabric_->join_offload();
   std::sort(items.begin(), items.end(),
             [](const Item& a, const Item& b) { return a.parameter->name() < b.parameter->name(); });
   Unit* open = nullptr;
@@ -67,6 +80,9 @@ std::vector<UnitSize> Engine::unit_sizes() const {
 
 const MeshShape& Engine::mesh() const { return fabric_->mesh.shape(); }
 std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes(); }
+OffloadBytes Engine::offload_bytes() const {
+  return {fabric_->copier.uploaded_bytes(), fabric_->copier.downloaded_bytes()};
+}
 Recorder& Engine::recorder() { return fabric_->recorder; }
 
 namespace {

@@ -41,6 +41,12 @@ Buffer Fabric::allocate(std::size_t bytes, std::optional<MemoryUse> use) {
           }};
 }
 
+void Fabric::join_offload() {
+  if (offload == nullptr) return;
+  compute().wait(offload->up().record());
+  compute().wait(offload->down().record());
+}
+
 Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric), spec_(std::move(spec)) {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric.mesh.size())) {
     Flat& flat = flats_.emplace_back();
@@ -48,7 +54,7 @@ Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric)
     flat.layout = std::move(layout);
     allocate(flat, optimizer_slots);
   }
-  if (fabric_.plan.gather_axis) {
+  if (fabric_.plan.leases_parameters) {
     reshard();
   } else {
     for (Flat& flat : flats_) bind_parameters(flat, flat.values.data());
@@ -62,15 +68,19 @@ void Unit::allocate(Flat& flat, int slots) {
   flat.rest = plan.rest(padded);
   flat.kept = plan.kept_gradient(padded);
   flat.optimized = plan.optimizer(padded);
-  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryUse use) {
-    Buffer buffer = fabric_.allocate(static_cast<std::size_t>(range.count()) * size_of(dtype), use);
+  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryUse use, bool offloaded) {
+    const std::size_t bytes = static_cast<std::size_t>(range.count()) * size_of(dtype);
+    if (offloaded) return fabric_.offload->allocate(bytes);
+    Buffer buffer = fabric_.allocate(bytes, use);
     fabric_.zero(fabric_.compute(), buffer.data(), buffer.bytes());
     return buffer;
   };
-  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter);
+  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter, plan.offloaded.parameters);
   if (!flat.layout.trainable) return;
-  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient);
-  const auto allocate_state = [&] { return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer); };
+  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient, plan.offloaded.gradients);
+  const auto allocate_state = [&] {
+    return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer, plan.offloaded.optimizer);
+  };
   for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_state());
   if (flat.precision.masters()) flat.masters = allocate_state();
   flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized);
@@ -106,23 +116,43 @@ void Unit::bind_parameters(Flat& flat, void* base) {
 void Unit::unshard_issue() {
   if (state_ != State::sharded) return;
   Stream& stream = *fabric_.gather_stream;
+  const bool offloaded = fabric_.plan.offloaded.parameters;
+  Stream& first = offloaded ? fabric_.offload->up() : stream;
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
   if (!gathers_.empty()) gathers_.wait_on(stream);  // what the optimizer step left to gather on another axis
+  first.wait(stored_);
   std::vector<Transfer> transfers;
   for (Flat& flat : flats_) {
-    flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), stream);
+    flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), first);
     const auto part = static_cast<std::size_t>(flat.rest.count());
     const auto whole = static_cast<std::size_t>(flat.layout.padded);
-    transfers.push_back({{flat.values.data(), part, flat.layout.dtype, fabric_.device()},
+    transfers.push_back({{part_to_gather(flat), part, flat.layout.dtype, fabric_.device()},
                          {flat.unsharded.data(), whole, flat.layout.dtype, fabric_.device()}});
   }
-  gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
-                                      transfers,
-                                      {},
-                                      {.after = &stream, .label = name()},
-                                      fabric_.copier});
+  if (offloaded) loaded_ = first.record();
+  if (fabric_.plan.gather_axis) {
+    stream.wait(loaded_);
+    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
+                                        transfers,
+                                        {},
+                                        {.after = &stream, .label = name()},
+                                        fabric_.copier});
+  }
   fabric_.recorder.end(span, stream);
   state_ = State::gathering;
+}
+
+/// At rest; or, from the host's memory, in its place in the result: the gather is in place then.
+const void* Unit::part_to_gather(Flat& flat) {
+  if (!fabric_.plan.offloaded.parameters) return flat.values.data();
+  void* const place = Flat::at(flat.unsharded.data(), flat.layout.dtype, flat.rest.begin);
+  fabric_.copier.upload(fabric_.offload->up(), place, flat.values.data(), flat.values.bytes());
+  return place;
+}
+
+void Unit::wait_for_gather() {
+  fabric_.compute().wait(loaded_);
+  gathers_.wait_on(fabric_.compute());
 }
 
 void Unit::unshard_wait() {
@@ -130,7 +160,7 @@ void Unit::unshard_wait() {
   unshard_issue();
   Stream& stream = fabric_.compute();
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_wait, name(), bytes(), stream);
-  gathers_.wait_on(stream);
+  wait_for_gather();
   fabric_.recorder.end(span, stream);
   for (Flat& flat : flats_)
     if (flat.unsharded) bind_parameters(flat, flat.unsharded.data());
@@ -138,12 +168,13 @@ void Unit::unshard_wait() {
 }
 
 void Unit::settle() {
-  if (state_ == State::gathering && !fabric_.plan.gather_axis) unshard_wait();
+  if (state_ == State::gathering && !fabric_.plan.leases_parameters) unshard_wait();
   if (!gathers_.empty()) gathers_.wait_on(fabric_.compute());
 }
 
 void Unit::reshard() {
-  if (!fabric_.plan.gather_axis) return;
+  if (!fabric_.plan.leases_parameters) return;
+  if (state_ == State::gathering) wait_for_gather();  // nothing used it, but its memory goes to the next
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
       nn::Tensor tensor = entry.parameter->tensor();
@@ -166,7 +197,7 @@ void Unit::reset() {
     if (flat.written_gradient) flat.written_gradient.give_back(Event());
     flat.shown = Buffer();
   }
-  if (fabric_.plan.gather_axis) {
+  if (fabric_.plan.leases_parameters) {
     state_ = State::gathering;  // whatever it was: reshard() returns the lease
     reshard();
   } else {

@@ -13,6 +13,7 @@
 #include "tessera/fsdp/flat.h"
 #include "tessera/fsdp/lease.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/offload.h"
 #include "tessera/fsdp/plan.h"
 #include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/wrap.h"
@@ -33,12 +34,17 @@ struct Fabric {
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
   Recorder recorder;
   Copier copier;
+  std::unique_ptr<Offload> offload;  ///< null: everything is on the device
+  std::int64_t offload_piece =
+      0;  ///< parameters that an optimizer updates at a time where their state is with the host
   std::optional<DType> reduce_dtype;  ///< nothing: gradients are reduced in the type they have
 
   Stream& compute() { return context.stream(); }
   Device device() const { return context.device(); }
   /// The device's memory, from the backend where it has such: it moves its own fastest. `use` nothing: booked nowhere.
   Buffer allocate(std::size_t bytes, std::optional<MemoryUse> use);
+  /// What the compute stream does from here on comes after every copy to or from the host's shards.
+  void join_offload();
   void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
   /// All ones is NaN in every float type: who reads a buffer that was given back computes NaN, not yesterday's values.
   Event poison(const Event& released, void* data, std::size_t bytes) {
@@ -83,6 +89,8 @@ class TESSERA_API Unit {
 
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
+  /// Device bytes for a piece of the optimizer's offloaded state, at most.
+  std::size_t piece_bytes() const;
 
   // Values.
   /// Initial values, from the parameters' Init; appended to the compute stream.
@@ -95,12 +103,13 @@ class TESSERA_API Unit {
   /// All elements in f32, in the device's memory, until close_values().
   const float* values_of(const nn::Parameter& parameter) const;
   void close_values();
-  /// Zeroes the optimizer's state.
+  /// Zeroes the optimizer's state. Where it lies with the host, nothing may be using it: fill() and initialize() wait.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
   void reset();
 
  private:
+  /// values, gradient, and state with masters: each on the device, or with the host (Plan::offloaded).
   struct Flat {
     FlatLayout layout;
     Buffer values;              // at rest: this rank's part, or all where replicated
@@ -146,6 +155,13 @@ class TESSERA_API Unit {
   void cast_gradients(Flat& flat);
   void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
+  const void* part_to_gather(Flat& flat);
+  void wait_for_gather();
+  void store_gradients();
+  void update_part(Flat& flat, const Flat::Run& part, const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
+  nn::OptimizerRange optimizer_range(Flat& flat, const Flat::Run& part);
+  using Produce = std::function<void(void* device)>;
+  void write(bool offloaded, void* at, std::size_t bytes, const Produce& produce);
   void start_stage();
   void finish_reduction();
   void sum_squares();
@@ -160,6 +176,9 @@ class TESSERA_API Unit {
   State state_ = State::sharded;
   Works gathers_;
   Works reductions_;
+  Event loaded_;            // parameters have come from the host, where no gather follows
+  Event stored_;            // what the optimizer wrote is with the host
+  Event gradients_stored_;  // ... and what was reduced
   std::size_t stage_ = kIdle;
   std::vector<ElementRange> stage_input_;  // per trainable flat: what the next stage reduces
   bool has_gradients_ = false;

@@ -132,6 +132,23 @@ void Unit::reduce_continue() {
 void Unit::finish_reduction() {
   stage_ = kIdle;
   if (squares_ != nullptr) sum_squares();
+  if (fabric_.plan.offloaded.gradients) store_gradients();
+}
+
+/// This rank's part goes from the lease to the host. The step before is done with the host's copy: what the compute
+/// stream has got to comes after that step's updates, and they after their gradients' way up.
+void Unit::store_gradients() {
+  Stream& down = fabric_.offload->down();
+  down.wait(fabric_.compute().record());
+  for (Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    const std::int64_t first = flat.optimized.begin;
+    fabric_.copier.download(down, flat.gradient_of(first), flat.leased_gradient_of(first),
+                            static_cast<std::size_t>(flat.optimized.count()) * size_of(flat.precision.reduce));
+  }
+  gradients_stored_ = down.record();
+  for (Flat& flat : flats_)
+    if (flat.full_gradient) flat.full_gradient.give_back(gradients_stored_);
 }
 
 std::size_t Unit::square_sum_slots() const {

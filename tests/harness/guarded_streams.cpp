@@ -24,10 +24,19 @@ class Reached final : public Event::State {
   const std::int64_t time_ = host_time_ns();
 };
 
-class GuardedStream final : public Stream {
+/// As on a device, memory is handed on in the order of the compute stream: nothing is held until work has run.
+class HoldingNothing : public Stream {
+ public:
+  void hold(std::shared_ptr<const void>) override {}
+
+ protected:
+  using Stream::Stream;
+};
+
+class GuardedStream final : public HoldingNothing {
  public:
   GuardedStream(Device device, std::shared_ptr<GuardedShared> shared)
-      : Stream(device, false), shared_(std::move(shared)) {}
+      : HoldingNothing(device, false), shared_(std::move(shared)) {}
   Event record() override { return Event(std::make_shared<Reached>()); }
   void wait(const Event& event) override {
     if (!event.done()) event.wait();
@@ -87,10 +96,10 @@ class LazyPoint final : public Event::State {
   std::int64_t time_ = 0;
 };
 
-class LazyGuardedStream final : public Stream {
+class LazyGuardedStream final : public HoldingNothing {
  public:
   LazyGuardedStream(Device device, const std::shared_ptr<GuardedShared>& shared, bool deaf)
-      : Stream(device, false), work_(std::make_shared<LazyWork>(shared)), deaf_(deaf) {}
+      : HoldingNothing(device, false), work_(std::make_shared<LazyWork>(shared)), deaf_(deaf) {}
   ~LazyGuardedStream() override {
     const std::lock_guard lock(work_->shared->mutex);
     work_->run();

@@ -84,6 +84,7 @@ class Rank {
       engine_.settle();
       context_.stream().synchronize();
       first_ = engine_.traffic();
+      first_offload_ = engine_.offload_bytes();
     }
   }
 
@@ -99,6 +100,7 @@ class Rank {
     const fsdp::EngineTraffic later = engine_.traffic() - first_;
     const base::Ledger::Snapshot ledger = world_.ledger()->snapshot();
     const std::uint64_t copied = engine_.copied_bytes();
+    const fsdp::OffloadBytes offload = engine_.offload_bytes();
     std::map<std::string, std::vector<float>> parameters;
     engine_.visit([&](const nn::Parameter& p, std::span<const float> values) {
       parameters[p.name()].assign(values.begin(), values.end());
@@ -117,6 +119,7 @@ class Rank {
     record_.all_later = later;
     record_.last_events = events_;
     record_.copied_bytes = copied;
+    record_.later_offload = {offload.to_device - first_offload_.to_device, offload.to_host - first_offload_.to_host};
     record_.units = engine_.units();
     record_.unit_sizes = engine_.unit_sizes();
     record_.mesh = engine_.mesh();
@@ -135,6 +138,7 @@ class Rank {
   std::array<std::uint64_t, 3> state_{};
   std::vector<HostWaits> waits_;
   fsdp::EngineTraffic first_;
+  fsdp::OffloadBytes first_offload_;
 };
 
 }  // namespace

@@ -42,8 +42,9 @@ struct TrainingRecord {
   std::vector<base::Ledger::Snapshot> ledgers;            // by rank, at the end
   std::vector<std::array<std::uint64_t, 3>> model_state;  // by rank: parameter, gradient, optimizer after backward
   std::vector<std::vector<HostWaits>>
-      waits;                       // by rank and step: of the thread that trains, from the batch to the update
-  std::uint64_t copied_bytes = 0;  // rank 0
+      waits;                         // by rank and step: of the thread that trains, from the batch to the update
+  std::uint64_t copied_bytes = 0;    // rank 0
+  fsdp::OffloadBytes later_offload;  // rank 0, after the first step
   std::vector<fsdp::Engine::UnitInfo> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;

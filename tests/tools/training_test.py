@@ -285,6 +285,7 @@ class TrainingTest(unittest.TestCase):
             (["train", "--init", self.path("nothing")], "nothing"),
             (["train", "--init", torn], "model.safetensors"),
             (["train", "--precision", "f16"], "gradient scaler"),
+            (["train", "--cpu-offload"], "leave it out, or use --device cuda"),
             (["train", "--precision", "int8"], "--precision"),
             (["train", "--reduce-dtype", "bf16"], "--reduce-dtype"),
         ]

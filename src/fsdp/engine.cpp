@@ -12,6 +12,8 @@ using comm::OpKind;
 namespace {
 
 void require_offload(const base::DeviceRuntime& runtime) {
+  if (runtime.device().type == base::DeviceType::meta)
+    throw InvalidUsage("cpu offload: device meta has shapes without data, so there is nothing to move; leave it out");
   if (runtime.host_accessible())
     throw InvalidUsage("cpu offload: device " + base::name_of(runtime.device()) +
                        " computes in the host's memory, so there is nothing to gain; leave it out");
@@ -216,6 +218,7 @@ void Engine::step(double learning_rate) {
 
 void Engine::settle() {
   for (const auto& unit : units_) unit->settle();
+  fabric_->join_offload();
 }
 
 /// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each

@@ -27,7 +27,6 @@ void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRang
 
 void Engine::begin_values() {
   settle();
-  fabric_->join_offload();
   if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes where copies read
 }
 

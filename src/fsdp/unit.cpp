@@ -129,9 +129,11 @@ void Unit::unshard_issue() {
     transfers.push_back({{part_to_gather(flat), part, flat.layout.dtype, fabric_.device()},
                          {flat.unsharded.data(), whole, flat.layout.dtype, fabric_.device()}});
   }
-  if (offloaded) loaded_ = first.record();
-  if (fabric_.plan.gather_axis) {
+  if (offloaded) {
+    loaded_ = first.record();
     stream.wait(loaded_);
+  }
+  if (fabric_.plan.gather_axis) {
     gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
                                         transfers,
                                         {},

@@ -186,6 +186,8 @@ TEST(OffloadRefusals, AreOneLineWithTheReason) {
   TrainingSpec host = spec_for({"fsdp", 2}, true);
   host.runtime = nullptr;
   EXPECT_THAT(refusal(host), HasSubstr("device cpu computes in the host's memory"));
+  host.runtime = base::open_device({base::DeviceType::meta, 0});
+  EXPECT_THAT(refusal(host), HasSubstr("device meta has shapes without data"));
   TrainingSpec pieces = spec_for({"fsdp", 2}, true);
   pieces.engine.offload_piece = 0;
   EXPECT_THAT(refusal(pieces), HasSubstr("offload piece: 0 parameters"));

@@ -172,6 +172,23 @@ void open_files(TrainPlan& plan) {
   }
 }
 
+/// What a graph of a device can't hold, before anything is started.
+void check_graphs(const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  const auto refuse = [](bool wrong, const std::string& what) {
+    if (wrong) throw InvalidUsage("--graphs: " + what);
+  };
+  const nn::ModelConfig& m = plan.model;
+  refuse(base::parse_device(o.device).type == base::DeviceType::cpu,
+         "device " + o.device + " has none; use --device cuda");
+  refuse(plan.ranks > 1, std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1");
+  refuse(m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,
+         "the model has dropout, whose masks change with every step; set it to 0");
+  refuse(o.cpu_offload, "--cpu-offload brings parameters on another stream; leave one of the two out");
+  refuse(plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients on the way; leave it out");
+  refuse(!o.trace.empty(), "what is replayed has no events for --trace; leave one of the two out");
+}
+
 }  // namespace
 
 void add_train_options(CLI::App& command, TrainOptions& options) {
@@ -206,6 +223,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
                        std::to_string(ranks) + " ranks; use a multiple of " + std::to_string(ranks));
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
+  if (options.graphs) check_graphs(plan);
   nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
   optimizer.kind = nn::parse_optimizer(options.optimizer);
   optimizer.beta1 = options.betas.at(0);

@@ -46,6 +46,7 @@ struct TrainOptions {
   int prefetch = 1;
   std::string reshard_after_forward;
   bool cpu_offload = false;
+  bool graphs = false;  // train
   std::string init;
   std::string export_dir;
   std::string eval;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/graphed_step.h"
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
@@ -66,6 +67,7 @@ class Training {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
+    if (plan.options.graphs) graphed_.emplace(context_, engine_);
     load();
   }
 
@@ -135,6 +137,22 @@ class Training {
     const std::int64_t first = count * world_.rank();
     const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
     context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
+    if (!graphed_) return forward_backward(batch);
+    // What a graph reads stays in its place.
+    if (!graphed_batch_) {
+      graphed_batch_.emplace(batch);
+    } else {
+      overwrite(graphed_batch_->tokens, batch.tokens);
+      overwrite(graphed_batch_->targets, batch.targets);
+    }
+    return graphed_->run([&] { return forward_backward(*graphed_batch_); });
+  }
+
+  void overwrite(const nn::Tensor& to, const nn::Tensor& from) {
+    context_.runtime().copy(context_.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(), to.bytes());
+  }
+
+  nn::Tensor forward_backward(const nn::TokenBatch& batch) {
     nn::Tape tape;
     nn::Tensor loss;
     {
@@ -223,6 +241,8 @@ class Training {
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::optional<nn::Batches> batches_;
+  std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
+  std::optional<nn::TokenBatch> graphed_batch_;  // what it reads
   std::vector<double> losses_;
   Measured measured_;
   RunResult::ModelState state_;

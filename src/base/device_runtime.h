@@ -43,6 +43,17 @@ class TESSERA_API Signal {
   virtual void set() noexcept = 0;
 };
 
+/// Work of a stream that was recorded once and runs again as a whole, on the same memory. Its device outlives it.
+class TESSERA_API Graph {
+ public:
+  Graph() = default;
+  virtual ~Graph();  ///< what was launched must have run
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  /// Appends it.
+  virtual void launch(Stream& stream) = 0;
+};
+
 /// One device as one rank uses it. Thread-safe but for what a stream allows. Errors: SystemError where memory is short,
 /// BackendError with the vendor's text for everything else.
 class TESSERA_API DeviceRuntime {
@@ -78,6 +89,12 @@ class TESSERA_API DeviceRuntime {
   virtual void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) = 0;
   /// Appends: every byte becomes `value`.
   virtual void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) = 0;
+
+  /// From here to end_capture() work appended to `stream` is recorded instead of run; it must take no event, and nobody
+  /// may wait for it. One at a time. Throws Unsupported where the device can't.
+  virtual void begin_capture(Stream& stream);
+  /// What was recorded. The stream is as before, also where this throws: something could not be recorded.
+  virtual std::unique_ptr<Graph> end_capture(Stream& stream);
 
   /// The host waits for everything on this device.
   virtual void synchronize() = 0;

@@ -37,6 +37,7 @@ Track track_of(EventKind kind) {
 std::string_view name_of(EventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 Recorder::Span Recorder::begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+  if (!recording_) return kNone;
   Pending& pending = pending_.emplace_back();
   pending.record = EventRecord{kind, std::string(unit), rank_, bytes};
   const Span span = pending_.size() - 1;
@@ -53,6 +54,7 @@ void Recorder::close_ranges_from(Span span) noexcept {
 }
 
 void Recorder::end(Span span, Stream& stream) {
+  if (span == kNone) return;
   pending_.at(span).finish = stream.record();
   pending_.at(span).ended = true;
   close_ranges_from(span);
@@ -60,6 +62,7 @@ void Recorder::end(Span span, Stream& stream) {
 
 void Recorder::mark(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
   const Span span = begin(kind, unit, bytes, stream);
+  if (span == kNone) return;
   pending_[span].finish = pending_[span].start;
   pending_[span].ended = true;
   close_ranges_from(span);

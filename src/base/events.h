@@ -48,6 +48,9 @@ class TESSERA_API Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
+  /// False: what happens from here on is no event; what has begun must have ended.
+  void set_recording(bool recording) { recording_ = recording; }
+
   using Span = std::size_t;  ///< names a begun event until it is ended
   Span begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
   void end(Span span, Stream& stream);
@@ -66,8 +69,10 @@ class TESSERA_API Recorder {
   };
   /// Ends the ranges of this span and of those begun after it, which an exception may have left open.
   void close_ranges_from(Span span) noexcept;
+  static constexpr Span kNone = static_cast<Span>(-1);
   const int rank_;
   DeviceRuntime* const profiled_;
+  bool recording_ = true;
   std::deque<Pending> pending_;
   std::vector<Span> ranges_;  // open, outermost first
 };

@@ -92,6 +92,9 @@ class TESSERA_API Engine {
   using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   void visit(const Visitor& visitor);
 
+  /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
+  void require_graphable() const;
+
   /// Drops a half-done step after an exception; parameters and optimizer are as they were before it.
   void reset();
 

@@ -62,6 +62,16 @@ void Engine::visit(const Visitor& visitor) {
   if (open != nullptr) open->close_values();
 }
 
+void Engine::require_graphable() const {
+  const auto refuse = [](const std::string& why) { throw InvalidUsage("graphs: " + why); };
+  if (fabric_->mesh.size() > 1)
+    refuse(std::to_string(fabric_->mesh.size()) + " ranks wait for each other on several streams; use one rank");
+  if (fabric_->offload) refuse("cpu offload brings parameters on another stream; leave it out");
+  for (const auto& unit : units_)
+    if (unit->casts())
+      refuse("gradients pass through buffers that are lent; reduce them in the type of the parameters");
+}
+
 std::vector<Engine::UnitInfo> Engine::units() const {
   std::vector<UnitInfo> infos;
   for (const auto& unit : units_)

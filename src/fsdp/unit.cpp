@@ -104,6 +104,10 @@ std::size_t Unit::bytes() const {
   return sum;
 }
 
+bool Unit::casts() const {
+  return std::any_of(flats_.begin(), flats_.end(), [](const Flat& flat) { return flat.precision.casts(); });
+}
+
 // --- parameters
 
 void Unit::bind_parameters(Flat& flat, void* base) {

@@ -68,6 +68,7 @@ class TESSERA_API Unit {
   std::int64_t elements() const;
   std::int64_t padding() const;
   std::size_t bytes() const;  ///< unsharded
+  bool casts() const;         ///< gradients are converted for their reduction
 
   // Parameters.
   void unshard_issue();  ///< no effect unless sharded

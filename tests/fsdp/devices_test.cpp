@@ -103,7 +103,11 @@ TEST(HostWaits, AreWaitsForEventsCopiesOfUnpinnedMemoryAndMemoryItself) {
   };
   EXPECT_EQ(upload(pinned, 64), harness::HostWaits{});
   EXPECT_EQ(upload(ordinary, 64), (harness::HostWaits{.copies = 1}));
-  EXPECT_EQ(upload(static_cast<char*>(pinned) + 32, 33), (harness::HostWaits{.copies = 1})) << "one byte is beyond";
+  device->pin_host(ordinary, 32);
+  EXPECT_EQ(upload(ordinary + 16, 16), harness::HostWaits{});
+  EXPECT_EQ(upload(ordinary + 16, 17), (harness::HostWaits{.copies = 1})) << "one byte is not pinned";
+  device->unpin_host(ordinary, 32);
+  EXPECT_EQ(upload(ordinary + 16, 16), (harness::HostWaits{.copies = 1}));
   const harness::HostWaits one_wait{.events = 1};
   EXPECT_EQ(counted([&] { stream->wait(stream->record()); }), harness::HostWaits{}) << "the stream waits";
   EXPECT_EQ(counted([&] { stream->synchronize(); }), one_wait);

@@ -18,6 +18,18 @@ Ranges& ranges_of_this_thread() {
   return ranges;
 }
 
+class GuardedGraph final : public Graph {
+ public:
+  explicit GuardedGraph(CapturingStream::Works works)
+      : works_(std::make_shared<const CapturingStream::Works>(std::move(works))) {}
+  void launch(Stream& stream) override {
+    for (std::size_t i = 0; i < works_->size(); ++i) stream.run([works = works_, i] { (*works)[i](); });
+  }
+
+ private:
+  const std::shared_ptr<const CapturingStream::Works> works_;
+};
+
 class GuardedRuntime final : public DeviceRuntime {
  public:
   explicit GuardedRuntime(GuardedOptions options)
@@ -77,6 +89,10 @@ class GuardedRuntime final : public DeviceRuntime {
     stream.run([=] { std::memset(data, value, bytes); });
   }
   void synchronize() override { ++waits_of_this_thread().events; }
+  void begin_capture(Stream& stream) override { dynamic_cast<CapturingStream&>(stream).begin_capture(); }
+  std::unique_ptr<Graph> end_capture(Stream& stream) override {
+    return std::make_unique<GuardedGraph>(dynamic_cast<CapturingStream&>(stream).end_capture());
+  }
   void range_begin(std::string_view what, std::string_view unit) noexcept override {
     Ranges& ranges = ranges_of_this_thread();
     std::string indent(2 * static_cast<std::size_t>(std::max(ranges.open++, 0)), ' ');

@@ -24,26 +24,22 @@ class Reached final : public Event::State {
   const std::int64_t time_ = host_time_ns();
 };
 
-/// As on a device, memory is handed on in the order of the compute stream: nothing is held until work has run.
-class HoldingNothing : public Stream {
- public:
-  void hold(std::shared_ptr<const void>) override {}
-
- protected:
-  using Stream::Stream;
-};
-
-class GuardedStream final : public HoldingNothing {
+class GuardedStream final : public CapturingStream {
  public:
   GuardedStream(Device device, std::shared_ptr<GuardedShared> shared)
-      : HoldingNothing(device, false), shared_(std::move(shared)) {}
-  Event record() override { return Event(std::make_shared<Reached>()); }
+      : CapturingStream(device, false), shared_(std::move(shared)) {}
+  Event record() override {
+    refuse_in_capture("an event");
+    return Event(std::make_shared<Reached>());
+  }
   void wait(const Event& event) override {
+    if (event.state() != nullptr) refuse_in_capture("an event");
     if (!event.done()) event.wait();
   }
 
  protected:
   void enqueue(std::function<void()> work) override {
+    if (recorded(work)) return;
     const std::lock_guard lock(shared_->mutex);
     const OpenArena open(shared_->arena);
     work();
@@ -96,15 +92,16 @@ class LazyPoint final : public Event::State {
   std::int64_t time_ = 0;
 };
 
-class LazyGuardedStream final : public HoldingNothing {
+class LazyGuardedStream final : public CapturingStream {
  public:
   LazyGuardedStream(Device device, const std::shared_ptr<GuardedShared>& shared, bool deaf)
-      : HoldingNothing(device, false), work_(std::make_shared<LazyWork>(shared)), deaf_(deaf) {}
+      : CapturingStream(device, false), work_(std::make_shared<LazyWork>(shared)), deaf_(deaf) {}
   ~LazyGuardedStream() override {
     const std::lock_guard lock(work_->shared->mutex);
     work_->run();
   }
   Event record() override {
+    refuse_in_capture("an event");
     auto point = std::make_shared<LazyPoint>(work_);
     push([weak = std::weak_ptr(point)] {
       if (const auto reached = weak.lock()) reached->reach();
@@ -113,11 +110,13 @@ class LazyGuardedStream final : public HoldingNothing {
     return Event(point);
   }
   void wait(const Event& event) override {
+    if (event.state() != nullptr) refuse_in_capture("an event");
     if (!deaf_) push([event] { return event.done(); });
   }
 
  protected:
   void enqueue(std::function<void()> work) override {
+    if (recorded(work)) return;
     push([work = std::move(work)] {
       work();
       return true;
@@ -134,6 +133,31 @@ class LazyGuardedStream final : public HoldingNothing {
 };
 
 }  // namespace
+
+void CapturingStream::begin_capture() {
+  if (recording_) throw InvalidUsage("the stream is recording already");
+  recording_.emplace();
+  broken_ = false;
+}
+
+CapturingStream::Works CapturingStream::end_capture() {
+  if (!recording_) throw InvalidUsage("the stream is not recording");
+  Works works = std::move(*recording_);
+  recording_.reset();
+  if (broken_) throw BackendError("what was recorded can't be a graph");
+  return works;
+}
+
+bool CapturingStream::recorded(std::function<void()>& work) {
+  if (recording_) recording_->push_back(std::move(work));
+  return recording_.has_value();
+}
+
+void CapturingStream::refuse_in_capture(const char* what) {
+  if (!recording_) return;
+  broken_ = true;
+  throw BackendError(std::string(what) + " can't be recorded");
+}
 
 HostWaits& waits_of_this_thread() {
   thread_local HostWaits waits;

@@ -6,9 +6,8 @@
 namespace tessera::base {
 namespace {
 constexpr std::array<std::string_view, kMemoryUses> kNames = {
-    "parameter",           "gradient",           "optimizer",     "activation",
-    "unsharded_parameter", "unsharded_gradient", "communication", "other",
-    "offloaded"};
+    "parameter",          "gradient",      "optimizer", "activation", "unsharded_parameter",
+    "unsharded_gradient", "communication", "other",     "offloaded"};
 }
 
 std::string_view name_of(MemoryUse use) { return kNames[static_cast<std::size_t>(use)]; }

@@ -22,9 +22,10 @@ class TESSERA_API GraphedStep {
   GraphedStep(const GraphedStep&) = delete;
   GraphedStep& operator=(const GraphedStep&) = delete;
 
-  /// The loss, after forward and backward; the next call may overwrite it. `step` computes both from tensors that stay in their place, whatever they
-  /// hold: the first call runs it, the second records it, and from then on it is not called again. Throws Unsupported
-  /// where the device has no graphs, InvalidUsage for what can't be part of one (dropout, the host in between).
+  /// The loss, after forward and backward; the next call may overwrite it. `step` computes both from tensors that stay
+  /// in their place, whatever they hold: the first call runs it, the second records it, and from then on it is not
+  /// called again. Throws Unsupported where the device has no graphs, InvalidUsage for what can't be part of one
+  /// (dropout, the host in between).
   nn::Tensor run(const std::function<nn::Tensor()>& step);
 
  private:

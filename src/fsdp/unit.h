@@ -104,7 +104,7 @@ class TESSERA_API Unit {
   /// All elements in f32, in the device's memory, until close_values().
   const float* values_of(const nn::Parameter& parameter) const;
   void close_values();
-  /// Zeroes the optimizer's state. Where it lies with the host, nothing may be using it: fill() and initialize() wait.
+  /// Zeroes the optimizer's state. Where it lies with the host, the engine has waited for whoever used it.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
   void reset();

@@ -38,6 +38,8 @@ endif()
 list(GET CMAKE_CUDA_ARCHITECTURES 0 least)
 string(REGEX MATCH "^[0-9]+" least "${least}")
 tessera_module(tessera_device_cuda cuda
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/graph.cpp
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/ranges.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/runtime.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/signal.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp

@@ -48,6 +48,12 @@ std::string comparison_table(const Comparison& c) {
   std::vector<Row> rows = {{"strategy", "mesh", "last loss", "parameters", "gradients", "optimizer", "peak",
                             "all_gather", "reduce_scatter", "all_reduce", "step ms", "exposed", "tokens/s"}};
   for (const RunResult& run : c.runs) rows.push_back(row_of(run));
+  const auto offloaded = [](const RunResult& run) { return run.peak_bytes.peak_of(base::MemoryUse::offloaded); };
+  if (std::any_of(c.runs.begin(), c.runs.end(), [&](const RunResult& run) { return offloaded(run) > 0; })) {
+    rows[0].push_back("with the host");
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      rows[i + 1].push_back(human_bytes(static_cast<double>(offloaded(c.runs[i]))));
+  }
   if (!c.runs.empty() && c.runs[0].evaluation) {
     rows[0].push_back("eval loss");
     for (std::size_t i = 0; i < c.runs.size(); ++i)

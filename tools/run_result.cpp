@@ -19,8 +19,10 @@ PerCollective per_collective(const ordered_json& json) {
 
 ordered_json to_json(const base::Ledger::Snapshot& peak) {
   ordered_json json = {{"total", peak.total_peak}, {"reserved", peak.reserved}};
-  for (std::size_t i = 0; i < base::kMemoryUses; ++i)
-    json[std::string(base::name_of(static_cast<base::MemoryUse>(i)))] = peak.peak[i];
+  for (std::size_t i = 0; i < base::kMemoryUses; ++i) {
+    const auto use = static_cast<base::MemoryUse>(i);
+    if (use != base::MemoryUse::offloaded || peak.peak[i] > 0) json[std::string(base::name_of(use))] = peak.peak[i];
+  }
   return json;
 }
 
@@ -28,8 +30,12 @@ base::Ledger::Snapshot peak_from(const ordered_json& json) {
   base::Ledger::Snapshot peak;
   peak.total_peak = json.at("total");
   peak.reserved = json.at("reserved");
-  for (std::size_t i = 0; i < base::kMemoryUses; ++i)
-    peak.peak[i] = json.at(std::string(base::name_of(static_cast<base::MemoryUse>(i))));
+  for (std::size_t i = 0; i < base::kMemoryUses; ++i) {
+    const auto use = static_cast<base::MemoryUse>(i);
+    const std::string name(base::name_of(use));
+    peak.peak[i] =
+        use == base::MemoryUse::offloaded ? json.value(name, std::uint64_t{0}) : json.at(name).get<std::uint64_t>();
+  }
   return peak;
 }
 

@@ -105,6 +105,8 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       .add_option("--reshard-after-forward", o.reshard_after_forward,
                   "true: all but the root; false: none; default: all but the root and the last unit")
       ->check(CLI::IsMember({"true", "false"}));
+  command.add_flag("--cpu-offload", o.cpu_offload,
+                   "what a strategy shards lies in the host's memory, and comes to the device when it is needed");
   command
       .add_option("--threads", o.threads,
                   "compute threads per rank (default: cores / ranks); where there is a core for each thread, ranks are "
@@ -175,6 +177,23 @@ void open_files(TrainPlan& plan) {
   }
 }
 
+/// What a graph of a device can't hold, before anything is started.
+void check_graphs(const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  const auto refuse = [](bool wrong, const std::string& what) {
+    if (wrong) throw InvalidUsage("--graphs: " + what);
+  };
+  const nn::ModelConfig& m = plan.model;
+  refuse(base::parse_device(o.device).type == base::DeviceType::cpu,
+         "device " + o.device + " has none; use --device cuda");
+  refuse(plan.ranks > 1, std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1");
+  refuse(m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,
+         "the model has dropout, whose masks change with every step; set it to 0");
+  refuse(o.cpu_offload, "--cpu-offload brings parameters on another stream; leave one of the two out");
+  refuse(plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients on the way; leave it out");
+  refuse(!o.trace.empty(), "what is replayed has no events for --trace; leave one of the two out");
+}
+
 }  // namespace
 
 void add_train_options(CLI::App& command, TrainOptions& options) {
@@ -194,6 +213,9 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.options = options;
   plan.ranks = ranks;
   check_device(options.device);
+  if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
+    throw InvalidUsage("--cpu-offload with --device " + options.device +
+                       ": ranks compute in the host's memory as it is; leave it out, or use --device cuda");
   plan.threads = threads_of(options, ranks);
   plan.checkpoint = checkpoint_to_resume(options);
   plan.model = model_of(options, plan.checkpoint);
@@ -207,6 +229,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
                        std::to_string(ranks) + " ranks; use a multiple of " + std::to_string(ranks));
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
+  if (options.graphs) check_graphs(plan);
   nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
   optimizer.kind = nn::parse_optimizer(options.optimizer);
   optimizer.beta1 = options.betas.at(0);
@@ -234,6 +257,8 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.prefetch = plan.options.prefetch;
   if (!plan.options.reshard_after_forward.empty())
     engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
+  engine.cpu_offload = plan.options.cpu_offload;
+  if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
   engine.optimizer = plan.options.optimizer_config;
   engine.clip_norm = plan.options.clip_norm;
   engine.reduce_dtype = plan.precision.reduce;

@@ -45,6 +45,8 @@ struct TrainOptions {
   double clip_norm = 0;
   int prefetch = 1;
   std::string reshard_after_forward;
+  bool cpu_offload = false;
+  bool graphs = false;  // train
   std::string init;
   std::string save;  // train
   std::optional<std::int64_t> save_every;

@@ -9,6 +9,7 @@
 #include "tessera/comm/host_exchange.h"
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/graphed_step.h"
 #include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
@@ -69,6 +70,7 @@ class Training {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
+    if (plan.options.graphs) graphed_.emplace(context_, engine_);
     load();
     if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_);
   }
@@ -127,12 +129,12 @@ class Training {
 
   StepReport train_step(std::int64_t step) {
     const std::int64_t start = base::host_time_ns();
-    const double loss = forward_backward(step);
+    const nn::Tensor loss = forward_backward(step);
     note_model_state();
     const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
     note_model_state();
-    const double mean = mean_over_ranks(loss);
+    const double mean = mean_over_ranks(loss.item());  // the one wait of a step: what came before is all in the queue
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     note_times(ms);
@@ -142,11 +144,27 @@ class Training {
     return report;
   }
 
-  double forward_backward(std::int64_t step) {
+  nn::Tensor forward_backward(std::int64_t step) {
     const std::int64_t count = plan_.options.global_batch / world_.size();
     const std::int64_t first = count * world_.rank();
     const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
     context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
+    if (!graphed_) return forward_backward(batch);
+    // What a graph reads stays in its place.
+    if (!graphed_batch_) {
+      graphed_batch_.emplace(batch);
+    } else {
+      overwrite(graphed_batch_->tokens, batch.tokens);
+      overwrite(graphed_batch_->targets, batch.targets);
+    }
+    return graphed_->run([&] { return forward_backward(*graphed_batch_); });
+  }
+
+  void overwrite(const nn::Tensor& to, const nn::Tensor& from) {
+    context_.runtime().copy(context_.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(), to.bytes());
+  }
+
+  nn::Tensor forward_backward(const nn::TokenBatch& batch) {
     nn::Tape tape;
     nn::Tensor loss;
     {
@@ -154,7 +172,7 @@ class Training {
       loss = model_->loss(batch.tokens, batch.targets);
     }
     tape.backward(loss);
-    return loss.item();
+    return loss;
   }
 
   double mean_over_ranks(double loss) {
@@ -235,6 +253,8 @@ class Training {
   fsdp::Engine engine_;
   std::optional<nn::Batches> batches_;
   std::optional<Saving> saving_;
+  std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
+  std::optional<nn::TokenBatch> graphed_batch_;  // what it reads
   std::vector<double> losses_;
   Measured measured_;
   RunResult::ModelState state_;

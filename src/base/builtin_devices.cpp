@@ -14,6 +14,13 @@
 namespace tessera::base {
 
 DeviceRuntime::~DeviceRuntime() = default;
+Graph::~Graph() = default;
+
+void DeviceRuntime::begin_capture(Stream&) {
+  throw Unsupported("device " + name_of(device()) + " can't record its work as a graph");
+}
+
+std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph: nothing is being recorded"); }
 
 namespace {
 

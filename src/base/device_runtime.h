@@ -43,6 +43,17 @@ class TESSERA_API Signal {
   virtual void set() noexcept = 0;
 };
 
+/// Work of a stream that was recorded once and runs again as a whole, on the same memory. Its device outlives it.
+class TESSERA_API Graph {
+ public:
+  Graph() = default;
+  virtual ~Graph();  ///< what was launched must have run
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  /// Appends it.
+  virtual void launch(Stream& stream) = 0;
+};
+
 /// One device as one rank uses it. Thread-safe but for what a stream allows. Errors: SystemError where memory is short,
 /// BackendError with the vendor's text for everything else.
 class TESSERA_API DeviceRuntime {
@@ -79,8 +90,19 @@ class TESSERA_API DeviceRuntime {
   /// Appends: every byte becomes `value`.
   virtual void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) = 0;
 
+  /// From here to end_capture() work appended to `stream` is recorded instead of run; it must take no event, and nobody
+  /// may wait for it. One at a time. Throws Unsupported where the device can't.
+  virtual void begin_capture(Stream& stream);
+  /// What was recorded. The stream is as before, also where this throws: something could not be recorded.
+  virtual std::unique_ptr<Graph> end_capture(Stream& stream);
+
   /// The host waits for everything on this device.
   virtual void synchronize() = 0;
+
+  /// Shows what the calling thread does from here to range_end() as "WHAT UNIT" to the vendor's profiler, if one is
+  /// attached. Ranges of a thread nest, and each has its end.
+  virtual void range_begin(std::string_view /*what*/, std::string_view /*unit*/) noexcept {}
+  virtual void range_end() noexcept {}
 
   /// What this device has for a layer above, by the name that the layer chose; null where it has none. The layer's
   /// header fixes the type; find<Table>() asks under Table::kInterface.

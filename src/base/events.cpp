@@ -8,6 +8,8 @@
 #include <set>
 #include <utility>
 
+#include "tessera/base/device_runtime.h"
+
 namespace tessera::base {
 namespace {
 
@@ -35,24 +37,39 @@ Track track_of(EventKind kind) {
 std::string_view name_of(EventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 Recorder::Span Recorder::begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+  if (!recording_) return kNone;
   Pending& pending = pending_.emplace_back();
   pending.record = EventRecord{kind, std::string(unit), rank_, bytes};
+  const Span span = pending_.size() - 1;
+  if (profiled_ != nullptr) {
+    ranges_.push_back(span);
+    profiled_->range_begin(name_of(kind), unit);
+  }
   pending.start = stream.record();
-  return pending_.size() - 1;
+  return span;
+}
+
+void Recorder::close_ranges_from(Span span) noexcept {
+  for (; !ranges_.empty() && ranges_.back() >= span; ranges_.pop_back()) profiled_->range_end();
 }
 
 void Recorder::end(Span span, Stream& stream) {
+  if (span == kNone) return;
   pending_.at(span).finish = stream.record();
   pending_.at(span).ended = true;
+  close_ranges_from(span);
 }
 
 void Recorder::mark(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
   const Span span = begin(kind, unit, bytes, stream);
+  if (span == kNone) return;
   pending_[span].finish = pending_[span].start;
   pending_[span].ended = true;
+  close_ranges_from(span);
 }
 
 std::vector<EventRecord> Recorder::take() {
+  close_ranges_from(0);
   const std::deque<Pending> taken = std::exchange(pending_, {});  // forgotten also where a stream's work threw
   std::vector<EventRecord> records;
   records.reserve(taken.size());

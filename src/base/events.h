@@ -36,10 +36,20 @@ struct EventRecord {
   std::int64_t duration_ns() const { return end_ns - start_ns; }
 };
 
+class DeviceRuntime;
+
 /// Collects the events of one rank. Times are taken from the streams, never from a clock of its own. One thread at a time.
 class TESSERA_API Recorder {
  public:
-  explicit Recorder(int rank) : rank_(rank) {}
+  /// `profiled`, not null: events are ranges of its profiler, too, in the host's time, when work is put on streams. It
+  /// outlives the recorder.
+  explicit Recorder(int rank, DeviceRuntime* profiled = nullptr) : rank_(rank), profiled_(profiled) {}
+  ~Recorder() { close_ranges_from(0); }
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  /// False: what happens from here on is no event; what has begun must have ended.
+  void set_recording(bool recording) { recording_ = recording; }
 
   using Span = std::size_t;  ///< names a begun event until it is ended
   Span begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
@@ -57,8 +67,14 @@ class TESSERA_API Recorder {
     Event finish;
     bool ended = false;
   };
+  /// Ends the ranges of this span and of those begun after it, which an exception may have left open.
+  void close_ranges_from(Span span) noexcept;
+  static constexpr Span kNone = static_cast<Span>(-1);
   const int rank_;
+  DeviceRuntime* const profiled_;
+  bool recording_ = true;
   std::deque<Pending> pending_;
+  std::vector<Span> ranges_;  // open, outermost first
 };
 
 /// Chrome trace format (JSON): opens in Perfetto and chrome://tracing. One process per rank; compute, gather and reduce are its

@@ -6,7 +6,8 @@
 namespace tessera::base {
 namespace {
 constexpr std::array<std::string_view, kMemoryUses> kNames = {
-    "parameter", "gradient", "optimizer", "activation", "unsharded_parameter", "unsharded_gradient", "communication", "other"};
+    "parameter",          "gradient",      "optimizer", "activation", "unsharded_parameter",
+    "unsharded_gradient", "communication", "other",     "offloaded"};
 }
 
 std::string_view name_of(MemoryUse use) { return kNames[static_cast<std::size_t>(use)]; }
@@ -21,6 +22,7 @@ void Ledger::add(MemoryUse use, std::size_t bytes) noexcept {
   const auto change = static_cast<std::int64_t>(bytes);
   const auto index = static_cast<std::size_t>(use);
   raise(peak_[index], now_[index].fetch_add(change, std::memory_order_relaxed) + change);
+  if (use == MemoryUse::offloaded) return;
   const std::int64_t total = total_.fetch_add(change, std::memory_order_relaxed) + change;
   raise(total_peak_, total);
   raise(held_peak_, total + slack_.load(std::memory_order_relaxed));
@@ -29,6 +31,7 @@ void Ledger::add(MemoryUse use, std::size_t bytes) noexcept {
 void Ledger::remove(MemoryUse use, std::size_t bytes) noexcept {
   const auto change = static_cast<std::int64_t>(bytes);
   now_[static_cast<std::size_t>(use)].fetch_sub(change, std::memory_order_relaxed);
+  if (use == MemoryUse::offloaded) return;
   total_.fetch_sub(change, std::memory_order_relaxed);
 }
 

@@ -21,8 +21,9 @@ enum class MemoryUse : std::uint8_t {
   unsharded_gradient,
   communication,
   other,
+  offloaded,  ///< shards in the host's memory that belong on a device: another memory, so in no total
 };
-inline constexpr std::size_t kMemoryUses = 8;
+inline constexpr std::size_t kMemoryUses = 9;
 TESSERA_API std::string_view name_of(MemoryUse use);
 
 /// One per rank. Thread-safe. All figures are bytes.

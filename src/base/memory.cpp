@@ -128,6 +128,12 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   std::shared_ptr<Ledger> shared_ledger() const { return ledger_; }
   const MemoryPoolOptions& options() const { return options_; }
 
+  std::shared_ptr<Impl> make_keeping() const {
+    MemoryPoolOptions options = options_;
+    options.slack_bytes = std::size_t{1} << 62;  // no device has as much: nothing idle is ever too much
+    return std::make_shared<Impl>(ledger_, options, runtime_);
+  }
+
  private:
   struct Block {
     void* data = nullptr;
@@ -230,7 +236,12 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
 MemoryPool::MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options,
                        std::shared_ptr<DeviceRuntime> runtime)
     : impl_(std::make_shared<Impl>(std::move(ledger), options, unless_host(std::move(runtime)))) {}
+MemoryPool::MemoryPool(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MemoryPool::~MemoryPool() = default;
+
+std::unique_ptr<MemoryPool> MemoryPool::make_keeping() const {
+  return std::unique_ptr<MemoryPool>(new MemoryPool(impl_->make_keeping()));
+}
 
 Buffer MemoryPool::allocate(std::size_t bytes, MemoryUse use) {
   return bytes < impl_->options().pooled_from ? impl_->small(bytes, use) : impl_->pooled(bytes, use);

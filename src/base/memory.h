@@ -64,11 +64,18 @@ class TESSERA_API MemoryPool {
   /// Gives all idle blocks back to the system.
   void trim();
 
+  /// An empty pool of the same memory and ledger that gives nothing back while it lives: for memory whose addresses
+  /// somebody remembers.
+  std::unique_ptr<MemoryPool> make_keeping() const;
+  /// Each serves the other's requests from here on; buffers go back where they came from. Not thread-safe.
+  void swap(MemoryPool& other) noexcept { impl_.swap(other.impl_); }
+
   Ledger& ledger() const noexcept;
   std::shared_ptr<Ledger> shared_ledger() const noexcept;
 
  private:
   class Impl;
+  explicit MemoryPool(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };
 

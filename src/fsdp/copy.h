@@ -17,9 +17,18 @@ class TESSERA_API Copier {
   void copy(Stream& stream, void* to, const void* from, std::size_t bytes);
   std::uint64_t copied_bytes() const { return copied_bytes_; }
 
+  /// Appends a copy between a shard in the host's memory and the device. These make nothing twice: a shard has to pass
+  /// the link, as a gathered one has to pass the wire. So they are counted by themselves.
+  void upload(Stream& stream, void* device, const void* host, std::size_t bytes);
+  void download(Stream& stream, void* host, const void* device, std::size_t bytes);
+  std::uint64_t uploaded_bytes() const { return uploaded_bytes_; }
+  std::uint64_t downloaded_bytes() const { return downloaded_bytes_; }
+
  private:
   base::DeviceRuntime& runtime_;
   std::uint64_t copied_bytes_ = 0;
+  std::uint64_t uploaded_bytes_ = 0;
+  std::uint64_t downloaded_bytes_ = 0;
 };
 
 }  // namespace tessera::fsdp

@@ -9,18 +9,33 @@ namespace tessera::fsdp {
 
 using comm::OpKind;
 
+namespace {
+
+void require_offload(const base::DeviceRuntime& runtime) {
+  if (runtime.device().type == base::DeviceType::meta)
+    throw InvalidUsage("cpu offload: device meta has shapes without data, so there is nothing to move; leave it out");
+  if (runtime.host_accessible())
+    throw InvalidUsage("cpu offload: device " + base::name_of(runtime.device()) +
+                       " computes in the host's memory, so there is nothing to gain; leave it out");
+}
+
+}  // namespace
+
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(std::move(options)) {
   if (options_.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options_.prefetch) + " units; 0 or more");
   if (options_.clip_norm < 0)
     throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
+  if (options_.offload_piece < 1)
+    throw InvalidUsage("offload piece: " + std::to_string(options_.offload_piece) + " parameters; 1 or more");
   nn::validate(options_.optimizer);
   std::vector<UnitSpec> specs = make_units(model, options_.wrap);
   MeshShape shape = options_.mesh ? *options_.mesh : default_mesh(options_.strategy, world.size(), world.size());
 
   nn::Context& context = model.context();
   Mesh mesh(world, std::move(shape));
-  Plan plan = make_plan(options_.strategy, mesh);
+  if (options_.cpu_offload) require_offload(context.runtime());
+  Plan plan = make_plan(options_.strategy, mesh, options_.cpu_offload);
   const Strategy& strategy = options_.strategy;
   const CollectiveRegistry& registry = options_.collectives;
   fabric_.reset(new Fabric{.context = context,
@@ -34,8 +49,10 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
                            .poison_stream = options_.poison ? context.make_stream() : nullptr,
                            .parameters = nullptr,
                            .gradients = nullptr,
-                           .recorder = Recorder(world.rank()),
+                           .recorder = Recorder(world.rank(), &context.runtime()),
                            .copier = Copier(context.runtime()),
+                           .offload = nullptr,
+                           .offload_piece = options_.offload_piece,
                            .reduce_dtype = options_.reduce_dtype});
   const auto unbooked = [this](std::size_t bytes) { return fabric_->allocate(bytes, std::nullopt); };
   LeasePool::Poison poison;
@@ -46,17 +63,19 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
   fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
 
+  if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
   const int slots = nn::state_slots(options_.optimizer);
   for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
   progress_.resize(units_.size());
   decide_what_is_kept();
-  for (const auto& unit : units_) norm_slots_ += unit->square_sum_slots();
-  norms_ = context.memory().allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
+  if (options_.cpu_offload) reserve_pieces();
+  if (measures_norm()) prepare_norm();
   publish_values();
   install_hooks();
 }
 
 Engine::~Engine() {
+  if (fabric_->offload) fabric_->offload->finish();  // copies may be using what the units give back
   for (nn::Module* module : model_.modules()) module->set_hooks({});
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters) {
@@ -199,28 +218,49 @@ void Engine::step(double learning_rate) {
 
 void Engine::settle() {
   for (const auto& unit : units_) unit->settle();
+  fabric_->join_offload();
 }
 
 /// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each
-/// slice gives one f64 partial sum, and all are added in slice order. A rank fills the slices that it holds; where the
-/// optimizer is sharded, one all_reduce per axis adds zeros to them. So every strategy adds the same numbers in the
-/// same order.
+/// slice gives one f64 partial sum, and all are added in slice order. A rank fills the slices that it holds, when their
+/// reduction is done, and the others stay zero; where the optimizer is sharded, one all_reduce per axis adds those
+/// zeros. So every strategy adds the same numbers in the same order.
 void Engine::compute_norm() {
   Stream& stream = fabric_->compute();
-  auto* slots = static_cast<double*>(norms_.data());
-  model_.context().kernels<double>("norm").fill(stream, 0.0, slots, norm_slots_);
-  double* next = slots;
-  for (const auto& unit : units_) {
-    unit->add_square_sums(next);
-    next += unit->square_sum_slots();
-  }
+  auto* const totals = static_cast<double*>(norms_.data());
+  const void* squares = squares_.data();
   for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts) {
     comm::Communicator& control = *fabric_->mesh.channels(cut.axis).control;
-    const comm::View view{slots, norm_slots_, DType::f64, fabric_->device()};
-    control.all_reduce(view, view, comm::ReduceOp::sum(), {.after = &stream, .label = "grad_norm"}).wait_on(stream);
+    control
+        .all_reduce({squares, norm_slots_, DType::f64, fabric_->device()},
+                    {totals, norm_slots_, DType::f64, fabric_->device()}, comm::ReduceOp::sum(),
+                    {.after = &stream, .label = "grad_norm"})
+        .wait_on(stream);
+    squares = totals;
   }
-  model_.context().device_kernels().clip_factor(
-      stream, {.squares = slots, .count = norm_slots_, .most = options_.clip_norm, .out = slots + norm_slots_});
+  model_.context().device_kernels().clip_factor(stream, {.squares = static_cast<const double*>(squares),
+                                                         .count = norm_slots_,
+                                                         .most = options_.clip_norm,
+                                                         .out = totals + norm_slots_});
+}
+
+void Engine::reserve_pieces() {
+  std::size_t most = 0;
+  for (const auto& unit : units_) most = std::max(most, unit->piece_bytes());
+  fabric_->offload->reserve(most);
+}
+
+void Engine::prepare_norm() {
+  nn::MemoryPool& memory = model_.context().memory();
+  for (const auto& unit : units_) norm_slots_ += unit->square_sum_slots();
+  squares_ = memory.allocate(norm_slots_ * sizeof(double), MemoryUse::other);
+  norms_ = memory.allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
+  fabric_->zero(fabric_->compute(), squares_.data(), squares_.bytes());
+  auto* slots = static_cast<double*>(squares_.data());
+  for (const auto& unit : units_) {
+    unit->sum_squares_into(slots);
+    slots += unit->square_sum_slots();
+  }
 }
 
 double Engine::grad_norm() {

@@ -45,6 +45,11 @@ struct EngineOptions {
   nn::OptimizerConfig optimizer;
   /// Of gradients while they are reduced and kept: that of the parameters (nothing), or f32.
   std::optional<DType> reduce_dtype;
+  /// What the strategy shards lies in the host's memory and comes to the device when it is needed. Not for devices that
+  /// compute in the host's memory, nor for strategies that shard nothing.
+  bool cpu_offload = false;
+  /// With cpu_offload: parameters that the optimizer updates at a time. The device has room for three such pieces.
+  std::int64_t offload_piece = std::int64_t{1} << 20;
   double clip_norm = 0;       ///< 0: no clipping
   bool measure_norm = false;  ///< compute grad_norm() also without clipping
   bool poison = false;        ///< fill released buffers with NaN
@@ -58,6 +63,7 @@ struct OwnRange {
   nn::ElementRange range;
   DType dtype = DType::f32;
   const void* data = nullptr;
+  bool offloaded = false;  ///< `data` is the host's, and written
 };
 
 /// What one rank called and sent, by kind; `control` holds norms. Cumulative.
@@ -100,8 +106,8 @@ class TESSERA_API Engine {
 
   /// This rank's share of what is saved: an n-th of every parameter (its f32 master where there is one) and of the
   /// optimizer's state, so that all ranks' shares are the whole, each element once. Ranges are of the parameter's own
-  /// elements; `data` is the device's and valid during the call, in the order of the compute stream. Not collective.
-  void visit_own(const std::function<void(const OwnRange&)>& visitor) const;
+  /// elements; `data` is valid during the call, the device's in the order of the compute stream. Not collective.
+  void visit_own(const std::function<void(const OwnRange&)>& visitor);
   /// As fill(), of the optimizer's states: `state` counts from 0. Every rank sets all that it holds.
   void fill_states(const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float* out)>& fill,
                    const Wanted& wanted = {});
@@ -110,6 +116,9 @@ class TESSERA_API Engine {
   /// As if so many steps had been done: the next one is the number after.
   void set_steps(std::uint64_t steps) { steps_ = steps; }
   nn::Module& model() { return model_; }
+
+  /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
+  void require_graphable() const;
 
   /// Drops a half-done step after an exception; parameters and optimizer are as they were before it.
   void reset();
@@ -129,6 +138,8 @@ class TESSERA_API Engine {
   /// Bytes that this engine's norms send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
   std::uint64_t copied_bytes() const;
+  /// Between this rank's device and its shards in the host's memory. Cumulative.
+  OffloadBytes offload_bytes() const;
   Recorder& recorder();
 
  private:
@@ -141,8 +152,12 @@ class TESSERA_API Engine {
   void end_root_backward();
   void reduce(std::size_t unit);
   void prefetch(std::size_t unit, int direction);
+  void reserve_pieces();
+  void prepare_norm();
   void compute_norm();
   void decide_what_is_kept();
+  /// Before values are written: what the last step left in flight comes first.
+  void begin_values();
   /// What was written to parameters on the compute stream comes before the next gather.
   void publish_values();
 
@@ -158,7 +173,8 @@ class TESSERA_API Engine {
   };
   std::vector<Progress> progress_;
   std::vector<std::size_t> reducing_;  // oldest first
-  Buffer norms_;                       // f64: a slot per flat parameter and n-th of it, then the norm, then the factor
+  Buffer squares_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
+  Buffer norms_;    // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
   std::uint64_t steps_ = 0;
 };

@@ -10,6 +10,7 @@ namespace tessera::fsdp {
 using comm::OpKind;
 
 void Engine::initialize(std::uint64_t seed) {
+  begin_values();
   for (const auto& unit : units_) {
     unit->initialize(seed);
     unit->clear_optimizer();
@@ -20,22 +21,34 @@ void Engine::initialize(std::uint64_t seed) {
 
 void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill,
                   const Wanted& wanted) {
+  begin_values();
   for (const auto& unit : units_) unit->fill(fill, wanted);
   publish_values();
 }
 
-void Engine::visit_own(const std::function<void(const OwnRange&)>& visitor) const {
+void Engine::visit_own(const std::function<void(const OwnRange&)>& visitor) {
+  begin_values();
   for (const auto& unit : units_) unit->visit_own(visitor);
 }
 
 void Engine::fill_states(const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float*)>& fill,
                          const Wanted& wanted) {
+  begin_values();
   for (const auto& unit : units_) unit->fill_states(fill, wanted);
 }
 
 int Engine::states() const { return nn::state_slots(options_.optimizer); }
 
-void Engine::publish_values() { fabric_->gather_stream->wait(fabric_->compute().record()); }
+void Engine::begin_values() {
+  settle();
+  if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes where copies read
+}
+
+void Engine::publish_values() {
+  const Event written = fabric_->compute().record();
+  fabric_->gather_stream->wait(written);
+  if (fabric_->offload) fabric_->offload->up().wait(written);
+}
 
 void Engine::visit(const Visitor& visitor) {
   struct Item {
@@ -45,6 +58,7 @@ void Engine::visit(const Visitor& visitor) {
   std::vector<Item> items;
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters) items.push_back({unit.get(), parameter.get()});
+  fabric_->join_offload();
   std::sort(items.begin(), items.end(),
             [](const Item& a, const Item& b) { return a.parameter->name() < b.parameter->name(); });
   Unit* open = nullptr;
@@ -60,6 +74,16 @@ void Engine::visit(const Visitor& visitor) {
     });
   }
   if (open != nullptr) open->close_values();
+}
+
+void Engine::require_graphable() const {
+  const auto refuse = [](const std::string& why) { throw InvalidUsage("graphs: " + why); };
+  if (fabric_->mesh.size() > 1)
+    refuse(std::to_string(fabric_->mesh.size()) + " ranks wait for each other on several streams; use one rank");
+  if (fabric_->offload) refuse("cpu offload brings parameters on another stream; leave it out");
+  for (const auto& unit : units_)
+    if (unit->casts())
+      refuse("gradients pass through buffers that are lent; reduce them in the type of the parameters");
 }
 
 std::vector<Engine::UnitInfo> Engine::units() const {
@@ -79,6 +103,9 @@ std::vector<UnitSize> Engine::unit_sizes() const {
 
 const MeshShape& Engine::mesh() const { return fabric_->mesh.shape(); }
 std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes(); }
+OffloadBytes Engine::offload_bytes() const {
+  return {fabric_->copier.uploaded_bytes(), fabric_->copier.downloaded_bytes()};
+}
 Recorder& Engine::recorder() { return fabric_->recorder; }
 
 namespace {

@@ -1,6 +1,7 @@
 #include "tessera/fsdp/formulas.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::fsdp {
 namespace {
@@ -66,6 +67,36 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
   const int values = slots + (precision.masters() ? 1 : 0);
   return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
           cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
+}
+
+ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes state) {
+  const auto move = [&](const Axes& axes, std::uint64_t& bytes) {
+    if (!axes.empty()) state.offloaded += std::exchange(bytes, 0);
+  };
+  move(strategy.param_at_rest, state.parameter);
+  move(strategy.gradient, state.gradient);
+  move(strategy.optimizer, state.optimizer);
+  return state;
+}
+
+OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                             int slots, Precision precision) {
+  OffloadBytes total;
+  for (const UnitSize& unit : units) {
+    const ModelStateBytes state = model_state_formula(strategy, mesh, unit.padded, slots, precision);
+    if (!strategy.param_at_rest.empty()) {
+      total.to_device += state.parameter * (unit.kept_after_forward ? 1 : 2);  // for each gather
+      if (!precision.masters()) total.to_device += state.parameter;            // for the update
+      total.to_host += state.parameter;
+    }
+    if (!strategy.gradient.empty()) {
+      total.to_device += state.gradient;
+      total.to_host += state.gradient;
+    }
+    total.to_device += state.optimizer;
+    total.to_host += state.optimizer;
+  }
+  return total;
 }
 
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, int prefetch,

@@ -42,12 +42,27 @@ struct ModelStateBytes {
   std::uint64_t parameter = 0;
   std::uint64_t gradient = 0;
   std::uint64_t optimizer = 0;
+  std::uint64_t offloaded = 0;  ///< in the host's memory
 };
 
 /// From the end of backward to the end of the optimizer step; `slots` is the optimizer's number of f32 values per
 /// parameter, to which masters are added where there are some.
 TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded,
                                                 int slots, Precision precision = {});
+
+/// The same with CPU offload: what the strategy shards is with the host.
+TESSERA_API ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes on_device);
+
+/// Bytes between a rank's device and the host per step (every one after the first) with CPU offload.
+struct OffloadBytes {
+  std::uint64_t to_device = 0;
+  std::uint64_t to_host = 0;
+  bool operator==(const OffloadBytes&) const = default;
+};
+
+/// `units` and `slots` as above; paddings at the end of a flat parameter, which no optimizer updates, are counted too.
+TESSERA_API OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh,
+                                         std::span<const UnitSize> units, int slots, Precision precision = {});
 
 struct PeakBounds {
   std::uint64_t unsharded_parameter = 0;

@@ -21,6 +21,11 @@ ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts) {
   return range;
 }
 
+Plan::Offloaded offloaded_by(const Strategy& strategy) {
+  require_offloadable(strategy);
+  return {!strategy.param_at_rest.empty(), !strategy.gradient.empty(), !strategy.optimizer.empty()};
+}
+
 void require_one(const std::vector<Plan::Cut>& cuts, const Strategy& strategy, std::string_view what) {
   if (cuts.size() > 1)
     throw Unsupported("strategy " + strategy.name + ": " + std::string(what) + " sharded over more than one axis");
@@ -39,9 +44,10 @@ ElementRange Plan::after_gathers(std::int64_t padded, std::size_t gathered) cons
   return narrow({0, padded}, std::span(optimizer_cuts).first(optimizer_cuts.size() - gathered));
 }
 
-Plan make_plan(const Strategy& strategy, const Mesh& mesh) {
+Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
   validate(strategy);
   Plan plan;
+  if (cpu_offload) plan.offloaded = offloaded_by(strategy);
   plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
   plan.gradient_cuts = cuts_of(strategy.gradient, mesh);
   plan.optimizer_cuts = cuts_of(strategy.optimizer, mesh);
@@ -53,16 +59,25 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh) {
   if (!plan.rest_cuts.empty()) {
     plan.gather_axis = plan.rest_cuts[0].axis;
     plan.sharded_after_forward = strategy.param_after_forward.contains(*plan.gather_axis);
+  } else if (plan.offloaded.parameters) {
+    plan.sharded_after_forward = !strategy.param_after_forward.empty();
   }
-  plan.gradient_sharded = !plan.gradient_cuts.empty();
-  for (const Plan::Cut& cut : plan.optimizer_cuts)
-    plan.reductions.push_back({cut.axis, true, strategy.gradient.contains(cut.axis), comm::ReduceOp::sum()});
+  plan.leases_parameters = plan.gather_axis || plan.offloaded.parameters;
+  plan.gradient_sharded = !plan.gradient_cuts.empty() || plan.offloaded.gradients;
+  for (const Plan::Cut& cut : plan.optimizer_cuts) {
+    const bool to_kept =
+        strategy.gradient.contains(cut.axis) && !plan.offloaded.gradients;  // else it goes from the lease
+    plan.reductions.push_back({cut.axis, true, to_kept, comm::ReduceOp::sum()});
+  }
   for (const MeshAxis& axis : mesh.shape().axes)
     if (axis.size > 1 && !strategy.optimizer.contains(axis.name))
       plan.reductions.push_back({axis.name, false, false, comm::ReduceOp::sum()});
   if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size());
   for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)
     if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);
+  if (plan.offloaded.parameters && !plan.gather_after_step.empty())
+    throw Unsupported("cpu offload: strategy " + strategy.name + " gathers parameters over axis " +
+                      plan.gather_after_step.front() + " after the step, so they have to stay on the device");
   return plan;
 }
 

@@ -22,6 +22,7 @@ struct ReduceStage {
 struct Plan {
   std::optional<Axis> gather_axis;     ///< parameters at rest are sharded over this axis
   bool sharded_after_forward = false;  ///< and again after forward (but for the root and the last unit)
+  bool leases_parameters = false;      ///< what computes is not what is at rest: units are unsharded into leases
   bool gradient_sharded = false;       ///< full gradients are leased, a part is kept
   std::vector<ReduceStage> reductions;
   std::vector<Axis> gather_after_step;  ///< innermost first: parameters are replicated, the optimizer is sharded
@@ -32,6 +33,12 @@ struct Plan {
   ElementRange optimizer(std::int64_t padded) const;
   /// The part that is whole again after the first `gathered` axes of gather_after_step were gathered.
   ElementRange after_gathers(std::int64_t padded, std::size_t gathered) const;
+
+  /// What lies in the host's memory.
+  struct Offloaded {
+    bool parameters = false, gradients = false, optimizer = false;
+  };
+  Offloaded offloaded;
 
   struct Cut {
     Axis axis;
@@ -47,7 +54,8 @@ struct Plan {
   ElementRange own_frozen(std::int64_t padded) const;
 };
 
-/// Throws InvalidUsage or Unsupported where the strategy doesn't fit the mesh.
-TESSERA_API Plan make_plan(const Strategy& strategy, const Mesh& mesh);
+/// `cpu_offload`: what the strategy shards lies in the host's memory, also on a mesh of one rank. Throws InvalidUsage
+/// or Unsupported where the strategy doesn't fit the mesh, or has nothing to offload.
+TESSERA_API Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload = false);
 
 }  // namespace tessera::fsdp

@@ -79,6 +79,12 @@ void validate(const Strategy& s) {
                         " wants a period or deltas; gradients every microbatch are supported");
 }
 
+void require_offloadable(const Strategy& s) {
+  if (s.optimizer.empty())  // then nothing is sharded: see validate()
+    throw InvalidUsage("cpu offload: strategy " + s.name +
+                       " shards nothing, and what every rank computes with stays on the device; use one that shards");
+}
+
 std::string describe(const Strategy& s) {
   return s.name + ": parameters " + to_string(s.param_at_rest) + ", after forward " + to_string(s.param_after_forward) +
          ", gradients " + to_string(s.gradient) + ", optimizer " + to_string(s.optimizer);

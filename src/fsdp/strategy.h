@@ -57,6 +57,9 @@ TESSERA_API std::vector<std::string> strategy_names();
 /// sharded only where the next one is (parameters after forward <= at rest <= ..., gradients <= optimizer).
 TESSERA_API void validate(const Strategy& strategy);
 
+/// Throws InvalidUsage where the strategy shards nothing: only shards can lie in the host's memory.
+TESSERA_API void require_offloadable(const Strategy& strategy);
+
 /// One line: what is sharded over what.
 TESSERA_API std::string describe(const Strategy& strategy);
 

@@ -41,6 +41,12 @@ Buffer Fabric::allocate(std::size_t bytes, std::optional<MemoryUse> use) {
           }};
 }
 
+void Fabric::join_offload() {
+  if (offload == nullptr) return;
+  compute().wait(offload->up().record());
+  compute().wait(offload->down().record());
+}
+
 Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric), spec_(std::move(spec)) {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric.mesh.size())) {
     Flat& flat = flats_.emplace_back();
@@ -48,7 +54,7 @@ Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric)
     flat.layout = std::move(layout);
     allocate(flat, optimizer_slots);
   }
-  if (fabric_.plan.gather_axis) {
+  if (fabric_.plan.leases_parameters) {
     reshard();
   } else {
     for (Flat& flat : flats_) bind_parameters(flat, flat.values.data());
@@ -62,15 +68,19 @@ void Unit::allocate(Flat& flat, int slots) {
   flat.rest = plan.rest(padded);
   flat.kept = plan.kept_gradient(padded);
   flat.optimized = plan.optimizer(padded);
-  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryUse use) {
-    Buffer buffer = fabric_.allocate(static_cast<std::size_t>(range.count()) * size_of(dtype), use);
+  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryUse use, bool offloaded) {
+    const std::size_t bytes = static_cast<std::size_t>(range.count()) * size_of(dtype);
+    if (offloaded) return fabric_.offload->allocate(bytes);
+    Buffer buffer = fabric_.allocate(bytes, use);
     fabric_.zero(fabric_.compute(), buffer.data(), buffer.bytes());
     return buffer;
   };
-  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter);
+  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter, plan.offloaded.parameters);
   if (!flat.layout.trainable) return;
-  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient);
-  const auto allocate_state = [&] { return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer); };
+  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient, plan.offloaded.gradients);
+  const auto allocate_state = [&] {
+    return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer, plan.offloaded.optimizer);
+  };
   for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_state());
   if (flat.precision.masters()) flat.masters = allocate_state();
   flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized);
@@ -94,6 +104,10 @@ std::size_t Unit::bytes() const {
   return sum;
 }
 
+bool Unit::casts() const {
+  return std::any_of(flats_.begin(), flats_.end(), [](const Flat& flat) { return flat.precision.casts(); });
+}
+
 // --- parameters
 
 void Unit::bind_parameters(Flat& flat, void* base) {
@@ -106,23 +120,45 @@ void Unit::bind_parameters(Flat& flat, void* base) {
 void Unit::unshard_issue() {
   if (state_ != State::sharded) return;
   Stream& stream = *fabric_.gather_stream;
+  const bool offloaded = fabric_.plan.offloaded.parameters;
+  Stream& first = offloaded ? fabric_.offload->up() : stream;
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
   if (!gathers_.empty()) gathers_.wait_on(stream);  // what the optimizer step left to gather on another axis
+  first.wait(stored_);
   std::vector<Transfer> transfers;
   for (Flat& flat : flats_) {
-    flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), stream);
+    flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), first);
     const auto part = static_cast<std::size_t>(flat.rest.count());
     const auto whole = static_cast<std::size_t>(flat.layout.padded);
-    transfers.push_back({{flat.values.data(), part, flat.layout.dtype, fabric_.device()},
+    transfers.push_back({{part_to_gather(flat), part, flat.layout.dtype, fabric_.device()},
                          {flat.unsharded.data(), whole, flat.layout.dtype, fabric_.device()}});
   }
-  gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
-                                      transfers,
-                                      {},
-                                      {.after = &stream, .label = name()},
-                                      fabric_.copier});
+  if (offloaded) {
+    loaded_ = first.record();
+    stream.wait(loaded_);
+  }
+  if (fabric_.plan.gather_axis) {
+    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
+                                        transfers,
+                                        {},
+                                        {.after = &stream, .label = name()},
+                                        fabric_.copier});
+  }
   fabric_.recorder.end(span, stream);
   state_ = State::gathering;
+}
+
+/// At rest; or, from the host's memory, in its place in the result: the gather is in place then.
+const void* Unit::part_to_gather(Flat& flat) {
+  if (!fabric_.plan.offloaded.parameters) return flat.values.data();
+  void* const place = Flat::at(flat.unsharded.data(), flat.layout.dtype, flat.rest.begin);
+  fabric_.copier.upload(fabric_.offload->up(), place, flat.values.data(), flat.values.bytes());
+  return place;
+}
+
+void Unit::wait_for_gather() {
+  fabric_.compute().wait(loaded_);
+  gathers_.wait_on(fabric_.compute());
 }
 
 void Unit::unshard_wait() {
@@ -130,7 +166,7 @@ void Unit::unshard_wait() {
   unshard_issue();
   Stream& stream = fabric_.compute();
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_wait, name(), bytes(), stream);
-  gathers_.wait_on(stream);
+  wait_for_gather();
   fabric_.recorder.end(span, stream);
   for (Flat& flat : flats_)
     if (flat.unsharded) bind_parameters(flat, flat.unsharded.data());
@@ -138,12 +174,13 @@ void Unit::unshard_wait() {
 }
 
 void Unit::settle() {
-  if (state_ == State::gathering && !fabric_.plan.gather_axis) unshard_wait();
+  if (state_ == State::gathering && !fabric_.plan.leases_parameters) unshard_wait();
   if (!gathers_.empty()) gathers_.wait_on(fabric_.compute());
 }
 
 void Unit::reshard() {
-  if (!fabric_.plan.gather_axis) return;
+  if (!fabric_.plan.leases_parameters) return;
+  if (state_ == State::gathering) wait_for_gather();  // nothing used it, but its memory goes to the next
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
       nn::Tensor tensor = entry.parameter->tensor();
@@ -154,135 +191,6 @@ void Unit::reshard() {
   if (state_ == State::ready) fabric_.recorder.mark(EventKind::reshard, name(), bytes(), fabric_.compute());
   state_ = State::sharded;
 }
-
-// --- gradients
-
-void Unit::bind_gradients(Flat& flat, void* base) {
-  for (const FlatEntry& entry : flat.layout.entries)
-    entry.parameter->gradient().bind(Flat::at(base, flat.layout.dtype, entry.offset), false);
-}
-
-void Unit::begin_gradients() {
-  if (has_gradients_) return;
-  Stream& stream = fabric_.compute();
-  for (Flat& flat : flats_) {
-    if (!flat.layout.trainable) continue;
-    if (!flat.leases_gradient(fabric_.plan)) {
-      bind_gradients(flat, flat.gradient.data());
-      continue;
-    }
-    Lease& lease = flat.precision.casts() ? flat.written_gradient : flat.full_gradient;
-    lease = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
-    const DType dtype = flat.layout.dtype;
-    for (const ElementRange gap : flat.layout.gaps())
-      fabric_.zero(stream, Flat::at(lease.data(), dtype, gap.begin),
-                   static_cast<std::size_t>(gap.count()) * size_of(dtype));
-    bind_gradients(flat, lease.data());
-  }
-  has_gradients_ = true;
-}
-
-/// What the backward wrote, in the type of the reduction: into the kept buffer, or a lease where a part is kept.
-void Unit::cast_gradients(Flat& flat) {
-  Stream& stream = fabric_.compute();
-  void* to = flat.gradient.data();
-  if (fabric_.plan.gradient_sharded) {
-    flat.full_gradient = fabric_.gradients->acquire(flat.reduced_bytes(), name(), stream);
-    to = flat.full_gradient.data();
-  }
-  fabric_.context.device_kernels().convert(stream,
-                                           {flat.written_gradient.data(), flat.layout.dtype, to, flat.precision.reduce,
-                                            static_cast<std::size_t>(flat.layout.padded)});
-  flat.written_gradient.give_back(stream.record());
-}
-
-void Unit::reduce_issue() {
-  begin_gradients();
-  stage_input_.clear();
-  for (Flat& flat : flats_) {
-    if (!flat.layout.trainable) continue;
-    for (const FlatEntry& entry : flat.layout.entries) {
-      nn::Gradient& gradient = entry.parameter->gradient();
-      if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
-        const nn::GradientTarget target = gradient.write();
-        fabric_.zero(fabric_.compute(), target.tensor.raw(), target.tensor.bytes());
-      }
-      gradient.unbind();
-    }
-    if (flat.written_gradient) cast_gradients(flat);
-    stage_input_.push_back({0, flat.layout.padded});
-  }
-  has_gradients_ = false;
-  stage_ = 0;
-  if (fabric_.plan.reductions.empty()) {
-    finish_reduction();
-  } else {
-    fabric_.reduce_stream->wait(fabric_.compute().record());
-    start_stage();
-  }
-}
-
-CollectivePlugin& Unit::plugin_for(const ReduceStage& stage) {
-  return stage.scatter ? *fabric_.reduce_scatter : *fabric_.all_reduce;
-}
-
-std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
-  const Mesh& mesh = fabric_.mesh;
-  std::vector<Transfer> transfers;
-  std::size_t index = 0;
-  for (Flat& flat : flats_) {
-    if (!flat.layout.trainable) continue;
-    ElementRange& range = stage_input_[index++];
-    // Full gradients are leased until a stage has put a part of them into the kept buffer.
-    const bool leased = static_cast<bool>(flat.full_gradient);
-    void* from = leased ? flat.leased_gradient_of(range.begin) : flat.gradient_of(range.begin);
-    const auto count = static_cast<std::size_t>(range.count());
-    void* to = from;
-    std::size_t out_count = count;
-    if (stage.scatter) {
-      const std::int64_t part = range.count() / mesh.shape().size_of(stage.axis);
-      const std::int64_t begin = range.begin + part * mesh.coordinate(stage.axis);
-      range = {begin, begin + part};
-      out_count = static_cast<std::size_t>(part);
-      to = leased && !stage.to_kept ? flat.leased_gradient_of(begin) : flat.gradient_of(begin);
-    }
-    const DType dtype = flat.precision.reduce;
-    transfers.push_back({{from, count, dtype, fabric_.device()}, {to, out_count, dtype, fabric_.device()}});
-  }
-  return transfers;
-}
-
-void Unit::start_stage() {
-  const ReduceStage& stage = fabric_.plan.reductions[stage_];
-  Stream& stream = *fabric_.reduce_stream;
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_issue, name(), bytes(), stream);
-  const std::vector<Transfer> transfers = stage_transfers(stage);
-  reductions_ = plugin_for(stage).run({*fabric_.mesh.channels(stage.axis).reduce,
-                                       transfers,
-                                       stage.op,
-                                       {.after = &stream, .label = name()},
-                                       fabric_.copier});
-  fabric_.recorder.end(span, stream);
-}
-
-void Unit::reduce_continue() {
-  if (!reducing()) return;
-  Stream& stream = fabric_.compute();
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_wait, name(), bytes(), stream);
-  reductions_.wait_on(stream);
-  fabric_.recorder.end(span, stream);
-  if (fabric_.plan.reductions[stage_].to_kept)
-    for (Flat& flat : flats_)
-      if (flat.full_gradient) flat.full_gradient.give_back(stream.record());
-  if (++stage_ == fabric_.plan.reductions.size()) {
-    finish_reduction();
-  } else {
-    fabric_.reduce_stream->wait(stream.record());
-    start_stage();
-  }
-}
-
-void Unit::finish_reduction() { stage_ = kIdle; }
 
 void Unit::reset() {
   gathers_ = Works();
@@ -295,7 +203,7 @@ void Unit::reset() {
     if (flat.written_gradient) flat.written_gradient.give_back(Event());
     flat.shown = Buffer();
   }
-  if (fabric_.plan.gather_axis) {
+  if (fabric_.plan.leases_parameters) {
     state_ = State::gathering;  // whatever it was: reshard() returns the lease
     reshard();
   } else {

@@ -14,6 +14,7 @@
 #include "tessera/fsdp/flat.h"
 #include "tessera/fsdp/lease.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/offload.h"
 #include "tessera/fsdp/plan.h"
 #include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/wrap.h"
@@ -34,12 +35,17 @@ struct Fabric {
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
   Recorder recorder;
   Copier copier;
+  std::unique_ptr<Offload> offload;  ///< null: everything is on the device
+  std::int64_t offload_piece =
+      0;  ///< parameters that an optimizer updates at a time where their state is with the host
   std::optional<DType> reduce_dtype;  ///< nothing: gradients are reduced in the type they have
 
   Stream& compute() { return context.stream(); }
   Device device() const { return context.device(); }
   /// The device's memory, from the backend where it has such: it moves its own fastest. `use` nothing: booked nowhere.
   Buffer allocate(std::size_t bytes, std::optional<MemoryUse> use);
+  /// What the compute stream does from here on comes after every copy to or from the host's shards.
+  void join_offload();
   void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
   /// All ones is NaN in every float type: who reads a buffer that was given back computes NaN, not yesterday's values.
   Event poison(const Event& released, void* data, std::size_t bytes) {
@@ -63,6 +69,7 @@ class TESSERA_API Unit {
   std::int64_t elements() const;
   std::int64_t padding() const;
   std::size_t bytes() const;  ///< unsharded
+  bool casts() const;         ///< gradients are converted for their reduction
 
   // Parameters.
   void unshard_issue();  ///< no effect unless sharded
@@ -77,11 +84,15 @@ class TESSERA_API Unit {
   /// Waits (on the compute stream) for the stage in flight and starts the next one, if there is one.
   void reduce_continue();
 
-  // After backward.
-  /// Adds f64 sums of squares of this rank's part: one per flat parameter and n-th of it, `world` per flat parameter.
-  void add_square_sums(double* slots) const;
+  /// From now on every reduction ends with f64 sums of squares of this rank's part: one for each flat parameter and
+  /// n-th of it. Slots of parts that it doesn't hold are left as they are.
+  void sum_squares_into(double* slots) { squares_ = slots; }
   std::size_t square_sum_slots() const;
+
+  // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
+  /// Device bytes for a piece of the optimizer's offloaded state, at most.
+  std::size_t piece_bytes() const;
 
   // Values.
   /// Initial values, from the parameters' Init; appended to the compute stream.
@@ -98,12 +109,13 @@ class TESSERA_API Unit {
   /// All elements in f32, in the device's memory, until close_values().
   const float* values_of(const nn::Parameter& parameter) const;
   void close_values();
-  /// Zeroes the optimizer's state.
+  /// Zeroes the optimizer's state. Where it lies with the host, the engine has waited for whoever used it.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
   void reset();
 
  private:
+  /// values, gradient, and state with masters: each on the device, or with the host (Plan::offloaded).
   struct Flat {
     FlatLayout layout;
     Buffer values;              // at rest: this rank's part, or all where replicated
@@ -129,6 +141,9 @@ class TESSERA_API Unit {
       return at(gradient.data(), precision.reduce, element - kept.begin);
     }
     void* leased_gradient_of(std::int64_t element) const { return at(full_gradient.data(), precision.reduce, element); }
+    void* reduced_gradient_of(std::int64_t element) const {
+      return full_gradient ? leased_gradient_of(element) : gradient_of(element);
+    }
     void* value_of(std::int64_t element) const { return at(values.data(), layout.dtype, element - rest.begin); }
     float* master_of(std::int64_t element) const { return f32_of(masters, element - optimized.begin); }
     static float* f32_of(const Buffer& buffer, std::int64_t element) {
@@ -146,8 +161,16 @@ class TESSERA_API Unit {
   void cast_gradients(Flat& flat);
   void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
+  const void* part_to_gather(Flat& flat);
+  void wait_for_gather();
+  void store_gradients();
+  void update_part(Flat& flat, const Flat::Run& part, const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
+  nn::OptimizerRange optimizer_range(Flat& flat, const Flat::Run& part);
+  using Produce = std::function<void(void* device)>;
+  void write(bool offloaded, void* at, std::size_t bytes, const Produce& produce);
   void start_stage();
   void finish_reduction();
+  void sum_squares();
   void gather_updated();
   std::vector<Transfer> stage_transfers(const ReduceStage& stage);
   CollectivePlugin& plugin_for(const ReduceStage& stage);
@@ -159,9 +182,13 @@ class TESSERA_API Unit {
   State state_ = State::sharded;
   Works gathers_;
   Works reductions_;
+  Event loaded_;            // parameters have come from the host, where no gather follows
+  Event stored_;            // what the optimizer wrote is with the host
+  Event gradients_stored_;  // ... and what was reduced
   std::size_t stage_ = kIdle;
   std::vector<ElementRange> stage_input_;  // per trainable flat: what the next stage reduces
   bool has_gradients_ = false;
+  double* squares_ = nullptr;
 };
 
 }  // namespace tessera::fsdp

@@ -1,61 +1,76 @@
-// What happens to a unit after backward: norms, the optimizer's step, and values from outside.
+// A unit's step: the optimizer's update of its shard, and the gathers that follow.
+#include <algorithm>
+
 #include "tessera/fsdp/unit.h"
-#include "tessera/nn/host_access.h"
-#include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::fsdp {
 
-std::size_t Unit::square_sum_slots() const {
-  std::size_t slots = 0;
-  for (const Flat& flat : flats_)
-    if (flat.layout.trainable) slots += static_cast<std::size_t>(fabric_.mesh.size());
-  return slots;
-}
-
-void Unit::add_square_sums(double* slots) const {
-  const int world = fabric_.mesh.size();
-  for (const Flat& flat : flats_) {
-    if (!flat.layout.trainable) continue;
-    const std::int64_t length = flat.layout.padded / world;
-    for (int i = 0; i < world; ++i, ++slots) {
-      const ElementRange slice = {length * i, length * (i + 1)};
-      if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
-      nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
-        using T = decltype(zero);
-        fabric_.context.kernels<T>("norm").sum_of_squares(fabric_.compute(),
-                                                          static_cast<const T*>(flat.gradient_of(slice.begin)),
-                                                          static_cast<std::size_t>(length), slots);
-      });
-    }
-  }
-}
-
 void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step) {
   Stream& stream = fabric_.compute();
+  Offload* const offload = fabric_.offload.get();
   const Recorder::Span span = fabric_.recorder.begin(EventKind::optimizer_step, name(), bytes(), stream);
-  for (Flat& flat : flats_) {
+  if (offload != nullptr) offload->up().wait(gradients_stored_);
+  for (Flat& flat : flats_)
     for (const Flat::Run& run : flat.runs) {
-      const std::int64_t first = run.range.begin;
-      nn::OptimizerRange range{.count = run.range.count(), .decay = run.decay};
-      if (flat.precision.masters()) {
-        range.values = flat.master_of(first);
-        range.narrow = {flat.layout.dtype, nullptr, flat.value_of(first)};
-      } else {
-        range.values = static_cast<float*>(flat.value_of(first));
-      }
-      if (flat.precision.reduce == DType::f32) {
-        range.gradients = static_cast<const float*>(flat.gradient_of(first));
-      } else {
-        range.narrow.gradient = flat.gradient_of(first);
-      }
-      for (std::size_t i = 0; i < flat.state.size(); ++i)
-        range.state[i] = Flat::f32_of(flat.state[i], first - flat.optimized.begin);
-      nn::update(fabric_.context, config, step, range);
+      const std::int64_t most = offload == nullptr ? run.range.count() : fabric_.offload_piece;
+      for (std::int64_t begin = run.range.begin; begin < run.range.end; begin += most)
+        update_part(flat, {{begin, std::min(begin + most, run.range.end)}, run.decay}, config, step);
     }
-  }
+  if (offload != nullptr) stored_ = offload->down().record();
   fabric_.recorder.end(span, stream);
   fabric_.gather_stream->wait(stream.record());
   gather_updated();
+}
+
+void Unit::update_part(Flat& flat, const Flat::Run& part, const nn::OptimizerConfig& config,
+                       const nn::OptimizerStep& step) {
+  Offload* const offload = fabric_.offload.get();
+  if (offload != nullptr) offload->begin_piece();
+  const nn::OptimizerRange range = optimizer_range(flat, part);
+  if (offload != nullptr) offload->arrive();
+  nn::update(fabric_.context, config, step, range);
+  if (offload != nullptr) offload->depart();
+}
+
+/// Where the update finds and leaves what belongs to a part: at rest, or in a piece on the device.
+nn::OptimizerRange Unit::optimizer_range(Flat& flat, const Flat::Run& part) {
+  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
+  const std::int64_t first = part.range.begin;
+  const auto count = static_cast<std::size_t>(part.range.count());
+  const auto updated = [&](void* at, bool with_host) {
+    return static_cast<float*>(with_host ? fabric_.offload->exchange(at, count * sizeof(float)) : at);
+  };
+  nn::OptimizerRange range{.count = part.range.count(), .decay = part.decay};
+  if (flat.precision.masters()) {
+    void* const values = flat.value_of(first);
+    range.values = updated(flat.master_of(first), offloaded.optimizer);
+    range.narrow = {flat.layout.dtype, nullptr,
+                    offloaded.parameters ? fabric_.offload->place(values, count * size_of(flat.layout.dtype)) : values};
+  } else {
+    range.values = updated(flat.value_of(first), offloaded.parameters);
+  }
+  const void* gradient = flat.gradient_of(first);
+  if (offloaded.gradients) gradient = fabric_.offload->bring(gradient, count * size_of(flat.precision.reduce));
+  if (flat.precision.reduce == DType::f32) {
+    range.gradients = static_cast<const float*>(gradient);
+  } else {
+    range.narrow.gradient = gradient;
+  }
+  for (std::size_t i = 0; i < flat.state.size(); ++i)
+    range.state[i] = updated(Flat::f32_of(flat.state[i], first - flat.optimized.begin), offloaded.optimizer);
+  return range;
+}
+
+std::size_t Unit::piece_bytes() const {
+  std::size_t most = 0;
+  for (const Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    const auto count = static_cast<std::size_t>(std::min(flat.optimized.count(), fabric_.offload_piece));
+    const std::size_t f32 = Offload::room_of(count * sizeof(float));  // of values, gradients and each state
+    const std::size_t narrow = flat.precision.masters() ? Offload::room_of(count * size_of(flat.layout.dtype)) : 0;
+    most = std::max(most, (2 + flat.state.size()) * f32 + narrow);
+  }
+  return most;
 }
 
 void Unit::gather_updated() {
@@ -80,12 +95,18 @@ void Unit::gather_updated() {
         {*fabric_.mesh.channels(axes[i]).gather, transfers, {}, {.after = &stream, .label = name()}, fabric_.copier});
   }
   fabric_.recorder.end(span, stream);
-  state_ = fabric_.plan.gather_axis ? State::sharded : State::gathering;
+  state_ = fabric_.plan.leases_parameters ? State::sharded : State::gathering;
 }
 
 void Unit::clear_optimizer() {
   for (Flat& flat : flats_)
-    for (Buffer& state : flat.state) fabric_.zero(fabric_.compute(), state.data(), state.bytes());
+    for (Buffer& state : flat.state) {
+      if (fabric_.plan.offloaded.optimizer) {
+        std::fill_n(state.bytes_at(0), state.bytes(), std::byte{0});
+      } else {
+        fabric_.zero(fabric_.compute(), state.data(), state.bytes());
+      }
+    }
 }
 
 }  // namespace tessera::fsdp

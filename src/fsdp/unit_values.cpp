@@ -15,19 +15,31 @@ ElementRange common(ElementRange a, ElementRange b) {
 
 }  // namespace
 
+/// `at` gets what `produce` puts on the compute stream for memory of the device.
+void Unit::write(bool offloaded, void* at, std::size_t bytes, const Produce& produce) {
+  if (!offloaded) return produce(at);
+  Buffer scratch = fabric_.context.memory().allocate(bytes, MemoryUse::other);
+  produce(scratch.data());
+  fabric_.copier.download(fabric_.compute(), at, scratch.data(), bytes);
+  fabric_.compute().hold(std::make_shared<Buffer>(std::move(scratch)));
+}
+
 void Unit::initialize(std::uint64_t seed) {
+  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
-      const auto draw = [&](ElementRange range, DType dtype, void* out) {
-        if (range.count() > 0)
+      const auto draw = [&](bool with_host, ElementRange range, DType dtype, void* at) {
+        if (range.count() == 0) return;
+        write(with_host, at, length(range) * size_of(dtype), [&](void* out) {
           nn::fill_initial(fabric_.context, {entry.parameter->init(), entry.parameter->name(), seed, range}, dtype,
                            out);
+        });
       };
       const ElementRange range = within(entry, flat.rest);
-      draw(range, flat.layout.dtype, flat.value_of(entry.offset + range.begin));
+      draw(offloaded.parameters, range, flat.layout.dtype, flat.value_of(entry.offset + range.begin));
       if (!flat.masters) continue;
       const ElementRange own = within(entry, flat.optimized);
-      draw(own, DType::f32, flat.master_of(entry.offset + own.begin));
+      draw(offloaded.optimizer, own, DType::f32, flat.master_of(entry.offset + own.begin));
     }
   }
 }
@@ -35,6 +47,7 @@ void Unit::initialize(std::uint64_t seed) {
 void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
   nn::Context& context = fabric_.context;
   Stream& stream = fabric_.compute();
+  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
   stream.synchronize();  // the host may write over what the stream's work reads
   for (Flat& flat : flats_) {
     const bool narrow = flat.layout.dtype != DType::f32;
@@ -42,24 +55,32 @@ void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
       const ElementRange range = within(entry, flat.rest);
       if (range.count() == 0 || (wanted && !wanted(*entry.parameter))) continue;
       const std::int64_t first = entry.offset + range.begin;
+      if (offloaded.parameters && !narrow) {
+        fill(*entry.parameter, range, static_cast<float*>(flat.value_of(first)));
+        continue;
+      }
       Buffer wide;
       if (narrow) wide = context.memory().allocate(length(range) * sizeof(float), MemoryUse::other);
       void* to = narrow ? wide.data() : flat.value_of(first);
       nn::upload(context, to, length(range) * sizeof(float),
                  [&](void* out) { fill(*entry.parameter, range, static_cast<float*>(out)); });
       if (!narrow) continue;
-      context.device_kernels().convert(stream,
-                                       {to, DType::f32, flat.value_of(first), flat.layout.dtype, length(range)});
+      write(offloaded.parameters, flat.value_of(first), length(range) * size_of(flat.layout.dtype), [&](void* out) {
+        context.device_kernels().convert(stream, {to, DType::f32, out, flat.layout.dtype, length(range)});
+      });
       const ElementRange own = common({first, first + range.count()}, flat.optimized);
       if (flat.masters && own.count() > 0)
-        context.kernels<float>("fill").assign(
-            stream, {Flat::f32_of(wide, own.begin - first), flat.master_of(own.begin), length(own), false});
+        write(offloaded.optimizer, flat.master_of(own.begin), length(own) * sizeof(float), [&](void* out) {
+          context.kernels<float>("fill").assign(
+              stream, {Flat::f32_of(wide, own.begin - first), static_cast<float*>(out), length(own), false});
+        });
       stream.hold(std::make_shared<Buffer>(std::move(wide)));
     }
   }
 }
 
 void Unit::visit_own(const std::function<void(const OwnRange&)>& visit) const {
+  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
   for (const Flat& flat : flats_) {
     const std::int64_t padded = flat.layout.padded;
     const ElementRange own = flat.layout.trainable ? fabric_.plan.own(padded) : fabric_.plan.own_frozen(padded);
@@ -67,16 +88,22 @@ void Unit::visit_own(const std::function<void(const OwnRange&)>& visit) const {
       const ElementRange range = within(entry, own);
       if (range.count() == 0) continue;
       const std::int64_t first = entry.offset + range.begin;
-      const auto show = [&](int state, DType dtype, const void* data) {
-        visit({.parameter = *entry.parameter, .state = state, .range = range, .dtype = dtype, .data = data});
+      const auto show = [&](int state, DType dtype, const void* data, bool with_host) {
+        visit({.parameter = *entry.parameter,
+               .state = state,
+               .range = range,
+               .dtype = dtype,
+               .data = data,
+               .offloaded = with_host});
       };
       if (flat.masters) {
-        show(-1, DType::f32, flat.master_of(first));
+        show(-1, DType::f32, flat.master_of(first), offloaded.optimizer);
       } else {
-        show(-1, flat.layout.dtype, flat.value_of(first));
+        show(-1, flat.layout.dtype, flat.value_of(first), offloaded.parameters);
       }
       for (std::size_t i = 0; i < flat.state.size(); ++i)
-        show(static_cast<int>(i), DType::f32, Flat::f32_of(flat.state[i], first - flat.optimized.begin));
+        show(static_cast<int>(i), DType::f32, Flat::f32_of(flat.state[i], first - flat.optimized.begin),
+             offloaded.optimizer);
     }
   }
 }
@@ -90,8 +117,14 @@ void Unit::fill_states(const std::function<void(const nn::Parameter&, int, Eleme
         const ElementRange range = within(entry, flat.optimized);
         if (range.count() == 0 || (wanted && !wanted(*entry.parameter))) continue;
         float* to = Flat::f32_of(flat.state[i], entry.offset + range.begin - flat.optimized.begin);
-        nn::upload(fabric_.context, to, length(range) * sizeof(float),
-                   [&](void* out) { fill(*entry.parameter, static_cast<int>(i), range, static_cast<float*>(out)); });
+        const auto write = [&](void* out) {
+          fill(*entry.parameter, static_cast<int>(i), range, static_cast<float*>(out));
+        };
+        if (fabric_.plan.offloaded.optimizer) {
+          write(to);
+        } else {
+          nn::upload(fabric_.context, to, length(range) * sizeof(float), write);
+        }
       }
 }
 
@@ -103,9 +136,13 @@ void Unit::gather_masters(Flat& flat) {
   const auto view = [&](ElementRange range) {
     return comm::View{Flat::f32_of(flat.shown, range.begin), length(range), DType::f32, fabric_.device()};
   };
-  fabric_.context.kernels<float>("values").assign(
-      stream, {flat.master_of(flat.optimized.begin), Flat::f32_of(flat.shown, flat.optimized.begin),
-               length(flat.optimized), false});
+  float* const own = Flat::f32_of(flat.shown, flat.optimized.begin);
+  const float* const masters = flat.master_of(flat.optimized.begin);
+  if (plan.offloaded.optimizer) {
+    fabric_.copier.upload(stream, own, masters, length(flat.optimized) * sizeof(float));
+  } else {
+    fabric_.context.kernels<float>("values").assign(stream, {masters, own, length(flat.optimized), false});
+  }
   for (std::size_t i = 0; i < plan.optimizer_cuts.size(); ++i) {  // innermost first
     const Plan::Cut& cut = plan.optimizer_cuts[plan.optimizer_cuts.size() - 1 - i];
     fabric_.mesh.channels(cut.axis)
@@ -117,7 +154,7 @@ void Unit::gather_masters(Flat& flat) {
 }
 
 void Unit::widen_parameters(Flat& flat) {
-  const void* from = fabric_.plan.gather_axis ? flat.unsharded.data() : flat.values.data();
+  const void* from = fabric_.plan.leases_parameters ? flat.unsharded.data() : flat.values.data();
   fabric_.context.device_kernels().convert(
       fabric_.compute(), {from, flat.layout.dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
 }

@@ -21,6 +21,10 @@ Context::~Context() = default;
 
 std::unique_ptr<Stream> Context::make_stream() const { return make_stream_(); }
 
+void Context::refuse_in_capture(std::string_view what, std::string_view why) const {
+  if (capturing_) throw InvalidUsage(std::string(what) + " can't be part of a graph: " + std::string(why));
+}
+
 void Context::throw_unsupported(std::string_view op, DType dtype) const {
   throw Unsupported(std::string(op) + ": no kernel for " + std::string(name_of(dtype)) + " on " + name_of(device()));
 }

@@ -44,7 +44,10 @@ class TESSERA_API Context {
   Stream& stream() { return *stream_; }  ///< the compute stream
   std::unique_ptr<Stream> make_stream() const;
   ThreadPool& threads() { return *threads_; }
-  RandomState& random() { return random_; }
+  RandomState& random() {
+    refuse_in_capture("dropout", "its masks change with every step");
+    return random_;
+  }
   DeviceKernels& device_kernels() { return *kernels_; }
   /// Those for elements of type T. Throws Unsupported "OP: no kernel for DTYPE on DEVICE".
   template <class T>
@@ -59,11 +62,15 @@ class TESSERA_API Context {
   bool training() const { return training_; }
   void set_training(bool training) { training_ = training; }
 
+  /// Throws InvalidUsage "WHAT can't be part of a graph: WHY" while a Capture lives.
+  void refuse_in_capture(std::string_view what, std::string_view why) const;
+
   /// The tape that records operations now; null: nothing is recorded.
   Tape* tape() const { return tape_; }
 
  private:
   friend class TapeScope;
+  friend class Capture;
   [[noreturn]] void throw_unsupported(std::string_view op, DType dtype) const;
   const std::shared_ptr<DeviceRuntime> runtime_;
   std::function<std::unique_ptr<Stream>()> make_stream_;
@@ -75,6 +82,7 @@ class TESSERA_API Context {
   RandomState random_;
   Tape* tape_ = nullptr;
   bool training_ = true;
+  bool capturing_ = false;
 };
 
 /// Makes `tape` (null: none) the recording one for as long as it lives. Scopes nest.

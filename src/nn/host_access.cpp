@@ -29,6 +29,7 @@ Staging::Block Staging::take(std::size_t bytes) {
 
 void upload(Context& context, void* to, std::size_t bytes, const std::function<void(void*)>& write) {
   DeviceRuntime& runtime = context.runtime();
+  context.refuse_in_capture("an upload", "its data would be those of the recording for ever");
   if (runtime.host_accessible()) return write(to);
   if (runtime.device().type == DeviceType::meta || bytes == 0) return;
   Staging::Block block = context.staging().take(bytes);
@@ -40,6 +41,7 @@ void upload(Context& context, void* to, std::size_t bytes, const std::function<v
 
 void download(Context& context, const void* from, std::size_t bytes, const std::function<void(const void*)>& read) {
   DeviceRuntime& runtime = context.runtime();
+  context.refuse_in_capture("a download", "nothing has run yet");
   if (runtime.host_accessible()) {
     context.stream().synchronize();
     return read(from);

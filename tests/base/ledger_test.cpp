@@ -101,7 +101,22 @@ TEST(LedgerEntry, BooksForAsLongAsItLives) {
 TEST(Ledger, UsesHaveTheNamesOfTheReports) {
   EXPECT_EQ(name_of(MemoryUse::unsharded_parameter), "unsharded_parameter");
   EXPECT_EQ(name_of(MemoryUse::other), "other");
-  EXPECT_EQ(static_cast<std::size_t>(MemoryUse::other) + 1, kMemoryUses);
+  EXPECT_EQ(name_of(MemoryUse::offloaded), "offloaded");
+  EXPECT_EQ(static_cast<std::size_t>(MemoryUse::offloaded) + 1, kMemoryUses);
+}
+
+TEST(Ledger, WhatLiesWithTheHostIsInNoTotal) {
+  Ledger ledger;
+  {
+    const LedgerEntry with_host(ledger, MemoryUse::offloaded, 1000);
+    const LedgerEntry on_device(ledger, MemoryUse::parameter, 10);
+    EXPECT_EQ(ledger.snapshot().now_of(MemoryUse::offloaded), 1000U);
+    EXPECT_EQ(ledger.snapshot().total_now, 10U);
+  }
+  EXPECT_EQ(ledger.snapshot().peak_of(MemoryUse::offloaded), 1000U);
+  EXPECT_EQ(ledger.snapshot().total_peak, 10U);
+  EXPECT_EQ(ledger.snapshot().now_of(MemoryUse::offloaded), 0U);
+  EXPECT_EQ(ledger.snapshot().total_now, 0U);
 }
 
 }  // namespace

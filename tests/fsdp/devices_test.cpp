@@ -41,5 +41,80 @@ INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices,
                                   std::to_string(std::get<1>(given.param));
                          });
 
+// --- host waits
+
+/// A step on lazy streams, from the batch to the update; the first ones fill the pools.
+std::vector<harness::HostWaits> waits_of(TrainingSpec spec) {
+  spec.steps = 4;
+  spec.global_batch = 4;
+  spec.engine.clip_norm = 0.5;
+  spec.runtime = harness::make_guarded_device({.lazy = true});
+  std::vector<harness::HostWaits> later;
+  for (const auto& steps : harness::train(spec).waits) later.insert(later.end(), steps.begin() + 2, steps.end());
+  return later;
+}
+
+class HostWaiting : public testing::TestWithParam<std::tuple<const char*, int>> {};
+
+TEST_P(HostWaiting, AStepMakesTheHostWaitForNothing) {
+  const auto& [strategy, ranks] = GetParam();
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.engine = harness::engine_for(strategy);
+  const std::vector<harness::HostWaits> waits = waits_of(spec);
+  EXPECT_EQ(waits.size(), static_cast<std::size_t>(2 * ranks));
+  for (const harness::HostWaits& step : waits) {
+    EXPECT_EQ(step.events, 0U);
+    EXPECT_EQ(step.copies, 0U);
+    EXPECT_EQ(step.memory, 0U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, HostWaiting,
+                         testing::Combine(testing::Values("ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"),
+                                          testing::Values(1, 2)),
+                         [](const auto& given) {
+                           return std::string(std::get<0>(given.param)) + "_" +
+                                  std::to_string(std::get<1>(given.param));
+                         });
+
+/// The negative control: one wait in each step, by each rank.
+TEST(HostWaits, ADeliberateOneIsCounted) {
+  TrainingSpec spec;
+  spec.after_backward = [](int, int, Engine&, nn::CausalModel&) {};  // the harness waits for the backward then
+  for (const harness::HostWaits& step : waits_of(spec)) EXPECT_EQ(step, (harness::HostWaits{.events = 1}));
+}
+
+TEST(HostWaits, AreWaitsForEventsCopiesOfUnpinnedMemoryAndMemoryItself) {
+  const auto device = harness::make_guarded_device({.lazy = true});
+  const auto stream = device->make_stream();
+  const auto counted = [&](const std::function<void()>& work) {
+    const harness::HostWaits before = harness::host_waits();
+    work();
+    return harness::host_waits() - before;
+  };
+  void *at = nullptr, *pinned = nullptr;
+  const harness::HostWaits one_block{.memory = 1};
+  EXPECT_EQ(counted([&] { at = device->allocate(64); }), one_block);
+  EXPECT_EQ(counted([&] { pinned = device->allocate_host(64); }), one_block);
+  char ordinary[64] = {};
+  const auto upload = [&](const void* from, std::size_t bytes) {
+    return counted([&] { device->copy(*stream, base::CopyDirection::host_to_device, at, from, bytes); });
+  };
+  EXPECT_EQ(upload(pinned, 64), harness::HostWaits{});
+  EXPECT_EQ(upload(ordinary, 64), (harness::HostWaits{.copies = 1}));
+  device->pin_host(ordinary, 32);
+  EXPECT_EQ(upload(ordinary + 16, 16), harness::HostWaits{});
+  EXPECT_EQ(upload(ordinary + 16, 17), (harness::HostWaits{.copies = 1})) << "one byte is not pinned";
+  device->unpin_host(ordinary, 32);
+  EXPECT_EQ(upload(ordinary + 16, 16), (harness::HostWaits{.copies = 1}));
+  const harness::HostWaits one_wait{.events = 1};
+  EXPECT_EQ(counted([&] { stream->wait(stream->record()); }), harness::HostWaits{}) << "the stream waits";
+  EXPECT_EQ(counted([&] { stream->synchronize(); }), one_wait);
+  EXPECT_EQ(counted([&] { device->synchronize(); }), one_wait);
+  EXPECT_EQ(counted([&] { device->free_host(pinned, 64); }), one_block);
+  EXPECT_EQ(counted([&] { device->free(at, 64); }), one_block);
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/nn/device_kernels.h"
@@ -16,7 +18,32 @@ struct GuardedOptions {
   /// Streams run nothing before somebody asks for an event behind it, as a GPU may be arbitrarily late: a dependency
   /// that was forgotten reads stale data.
   bool lazy = false;
+  /// The copy stream of this number, as they are made, waits for no event: a dependency that somebody forgot. Lazy
+  /// only.
+  int deaf_copy_stream = -1;
 };
+
+/// What stops the thread that does it, or would with a GPU.
+struct HostWaits {
+  std::uint64_t events = 0;  ///< waits for an event, a stream or the device
+  std::uint64_t copies = 0;  ///< copies from or to memory of the host that is not pinned
+  std::uint64_t memory = 0;  ///< memory of the device, or pinned, that was asked for or given back
+  bool operator==(const HostWaits&) const = default;
+  HostWaits operator-(const HostWaits& earlier) const {
+    return {events - earlier.events, copies - earlier.copies, memory - earlier.memory};
+  }
+};
+
+/// Of the calling thread, on all guarded devices, since it began.
+HostWaits host_waits();
+
+/// What a profiler would have been shown by the calling thread.
+struct Ranges {
+  std::vector<std::string> begun;  ///< "WHAT UNIT", behind two spaces for each range around it
+  int open = 0;                    ///< begun and not ended; below 0: ended too often
+};
+/// The names are forgotten, the open ones stay open.
+Ranges take_ranges();
 
 /// Calls itself cuda:0. Thread-safe: one thread at a time works on it. Buffers come from it, so it outlives them.
 std::shared_ptr<base::DeviceRuntime> make_guarded_device(GuardedOptions options = {});

@@ -58,6 +58,7 @@ class Rank {
   }
 
   void one_step(int step) {
+    const HostWaits before = host_waits();
     const TokenBatch batch = make_batch(context_, spec_, step, world_.rank());
     nn::Tape tape;
     nn::Tensor loss;
@@ -66,10 +67,13 @@ class Rank {
       loss = model_->loss(batch.tokens, batch.targets);
     }
     tape.backward(loss);
-    context_.stream().synchronize();
-    if (spec_.after_backward) spec_.after_backward(world_.rank(), step, engine_, *model_);
+    if (spec_.after_backward) {
+      context_.stream().synchronize();
+      spec_.after_backward(world_.rank(), step, engine_, *model_);
+    }
     note_state();
     engine_.step(spec_.lr);
+    waits_.push_back(host_waits() - before);
     double mean = loss.item();
     const comm::View view = comm::view_of(&mean, 1);
     control_->all_reduce(view, view, comm::ReduceOp::avg()).wait();
@@ -81,6 +85,7 @@ class Rank {
       engine_.settle();
       context_.stream().synchronize();
       first_ = engine_.traffic();
+      first_offload_ = engine_.offload_bytes();
     }
   }
 
@@ -96,6 +101,7 @@ class Rank {
     const fsdp::EngineTraffic later = engine_.traffic() - first_;
     const base::Ledger::Snapshot ledger = world_.ledger()->snapshot();
     const std::uint64_t copied = engine_.copied_bytes();
+    const fsdp::OffloadBytes offload = engine_.offload_bytes();
     std::map<std::string, std::vector<float>> parameters;
     engine_.visit([&](const nn::Parameter& p, std::span<const float> values) {
       parameters[p.name()].assign(values.begin(), values.end());
@@ -105,6 +111,7 @@ class Rank {
     record_.later_by_rank[rank] = later;
     record_.ledgers[rank] = ledger;
     record_.model_state[rank] = state_;
+    record_.waits[rank] = waits_;
     if (rank != 0) return;
     record_.losses = losses_;
     record_.norms = norms_;
@@ -113,6 +120,7 @@ class Rank {
     record_.all_later = later;
     record_.last_events = events_;
     record_.copied_bytes = copied;
+    record_.later_offload = {offload.to_device - first_offload_.to_device, offload.to_host - first_offload_.to_host};
     record_.units = engine_.units();
     record_.unit_sizes = engine_.unit_sizes();
     record_.mesh = engine_.mesh();
@@ -129,7 +137,9 @@ class Rank {
   std::vector<double> losses_, norms_;
   std::vector<base::EventRecord> events_;
   std::array<std::uint64_t, 3> state_{};
+  std::vector<HostWaits> waits_;
   fsdp::EngineTraffic first_;
+  fsdp::OffloadBytes first_offload_;
 };
 
 }  // namespace
@@ -162,6 +172,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   record.later_by_rank.resize(ranks);
   record.ledgers.resize(ranks);
   record.model_state.resize(ranks);
+  record.waits.resize(ranks);
   std::mutex mutex;
   comm::Config config;
   config.backend = "shm";

@@ -9,6 +9,7 @@
 #include "tessera/comm/context.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tests/harness/guarded_device.h"
 
 namespace tessera::harness {
 
@@ -44,7 +45,10 @@ struct TrainingRecord {
   std::vector<base::EventRecord> last_events;             // rank 0, last step
   std::vector<base::Ledger::Snapshot> ledgers;            // by rank, at the end
   std::vector<std::array<std::uint64_t, 3>> model_state;  // by rank: parameter, gradient, optimizer after backward
-  std::uint64_t copied_bytes = 0;                         // rank 0
+  std::vector<std::vector<HostWaits>>
+      waits;                         // by rank and step: of the thread that trains, from the batch to the update
+  std::uint64_t copied_bytes = 0;    // rank 0
+  fsdp::OffloadBytes later_offload;  // rank 0, after the first step
   std::vector<fsdp::Engine::UnitInfo> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;

@@ -285,6 +285,9 @@ class TrainingTest(unittest.TestCase):
             (["train", "--init", self.path("nothing")], "nothing"),
             (["train", "--init", torn], "model.safetensors"),
             (["train", "--precision", "f16"], "gradient scaler"),
+            (["train", "--cpu-offload"], "leave it out, or use --device cuda"),
+            (["train", "--graphs"], "device cpu has none; use --device cuda"),
+            (["compare", "--graphs"], "--graphs"),
             (["train", "--precision", "int8"], "--precision"),
             (["train", "--reduce-dtype", "bf16"], "--reduce-dtype"),
         ]

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/base/cuda/internal/graph.h"
+#include "tessera/base/cuda/internal/ranges.h"
 #include "tessera/base/cuda/internal/signal.h"
 #include "tessera/base/cuda/internal/stream.h"
 #include "tessera/base/error.h"
@@ -25,13 +27,6 @@ DeviceProperties properties_of(int index) {
 
 /// Makes the device the calling thread's for one call: the vendor's functions mean the thread's current one.
 void activate(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
-
-cudaStream_t native(Stream& stream) {
-  auto* own = dynamic_cast<DeviceStream*>(&stream);
-  if (own == nullptr || stream.device().type != DeviceType::cuda)
-    throw InvalidUsage("cuda: a stream of " + name_of(stream.device()) + " was given");
-  return static_cast<cudaStream_t>(own->native());
-}
 
 class CudaRuntime final : public DeviceRuntime {
  public:
@@ -92,10 +87,22 @@ class CudaRuntime final : public DeviceRuntime {
     activate(index_);
     check(cudaMemsetAsync(data, value, bytes, native(stream)), "cudaMemsetAsync");
   }
+
+  void begin_capture(Stream& stream) override {
+    activate(index_);
+    cuda::begin_capture(native(stream));
+  }
+  std::unique_ptr<Graph> end_capture(Stream& stream) override {
+    activate(index_);
+    return cuda::end_capture(native(stream));
+  }
+
   void synchronize() override {
     activate(index_);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
+  void range_begin(std::string_view what, std::string_view unit) noexcept override { begin_range(what, unit); }
+  void range_end() noexcept override { end_range(); }
   const void* find(std::string_view interface) const noexcept override { return find_(interface); }
 
  private:
@@ -113,6 +120,13 @@ void check(cudaError_t error, std::string_view what) {
   const std::string text = "cuda: " + std::string(what) + ": " + text_of(error);
   if (error == cudaErrorMemoryAllocation) throw SystemError(text);
   throw BackendError(text);
+}
+
+cudaStream_t native(Stream& stream) {
+  auto* own = dynamic_cast<DeviceStream*>(&stream);
+  if (own == nullptr || stream.device().type != DeviceType::cuda)
+    throw InvalidUsage("cuda: a stream of " + name_of(stream.device()) + " was given");
+  return static_cast<cudaStream_t>(own->native());
 }
 
 DeviceProbe probe() noexcept {

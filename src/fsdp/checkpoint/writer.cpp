@@ -26,7 +26,7 @@ void remove_step(const fs::path& path) {
   fs::remove_all(away);
 }
 
-std::vector<checkpoint::Piece> pieces_of(const Engine& engine) {
+std::vector<checkpoint::Piece> pieces_of(Engine& engine) {
   std::vector<checkpoint::Piece> pieces;
   engine.visit_own([&](const OwnRange& own) {
     pieces.push_back({.tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype});
@@ -93,8 +93,12 @@ class CheckpointWriter::Save {
       std::size_t left = static_cast<std::size_t>(own.range.count()) * size_of(own.dtype);
       while (left > 0) {
         const std::size_t bytes = std::min(left, ShardFile::kChunk);
-        nn::download(engine.model().context(), data, bytes,
-                     [&](const void* from) { file_->append(static_cast<const std::byte*>(from), bytes); });
+        const auto append = [&](const void* from) { file_->append(static_cast<const std::byte*>(from), bytes); };
+        if (own.offloaded) {
+          append(data);
+        } else {
+          nn::download(engine.model().context(), data, bytes, append);
+        }
         data += bytes;
         left -= bytes;
       }

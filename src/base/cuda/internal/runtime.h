@@ -19,6 +19,9 @@ void check(cudaError_t error, std::string_view what);
 /// What the layers above put into this device, by name.
 using Find = const void* (*)(std::string_view interface) noexcept;
 
+/// Throws InvalidUsage where it is no stream of such a device.
+cudaStream_t native(Stream& stream);
+
 /// Why no device can be used, and what there is. Loads nothing and makes no context.
 DeviceProbe probe() noexcept;
 

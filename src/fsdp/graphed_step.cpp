@@ -1,0 +1,49 @@
+#include "tessera/fsdp/graphed_step.h"
+
+#include "tessera/nn/capture.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// Events are points of a stream that runs; in a graph there are none.
+class WithoutEvents {
+ public:
+  explicit WithoutEvents(Recorder& recorder) : recorder_(recorder) { recorder_.set_recording(false); }
+  ~WithoutEvents() { recorder_.set_recording(true); }
+  WithoutEvents(const WithoutEvents&) = delete;
+  WithoutEvents& operator=(const WithoutEvents&) = delete;
+
+ private:
+  Recorder& recorder_;
+};
+
+}  // namespace
+
+GraphedStep::GraphedStep(nn::Context& context, Engine& engine) : context_(context), engine_(engine) {
+  engine_.require_graphable();
+}
+
+GraphedStep::~GraphedStep() {
+  try {
+    context_.stream().synchronize();
+  } catch (const std::exception&) {  // a device that is broken runs nothing any more
+  }
+}
+
+nn::Tensor GraphedStep::run(const std::function<nn::Tensor()>& step) {
+  if (!std::exchange(warm_, true)) return step();
+  if (graph_ == nullptr) record(step);
+  graph_->launch(context_.stream());
+  return loss_;
+}
+
+void GraphedStep::record(const std::function<nn::Tensor()>& step) {
+  context_.memory().trim();  // the graph's memory is its own: what a step has left idle would be there twice
+  memory_ = context_.memory().make_keeping();
+  const WithoutEvents without(engine_.recorder());
+  nn::Capture capture(context_, *memory_);
+  loss_ = step();
+  graph_ = capture.finish();
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,231 @@
+// Forward and backward as one graph of a device: the bits of a run without, memory of its own, and what can't be one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/fsdp/graphed_step.h"
+#include "tessera/nn/capture.h"
+#include "tests/harness/guarded_device.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using harness::TrainingSpec;
+using testing::HasSubstr;
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<float>> parameters;
+  int calls = 0;  // of forward and backward
+  bool operator==(const Outcome& other) const {
+    return losses == other.losses && norms == other.norms && parameters == other.parameters;
+  }
+};
+
+TrainingSpec spec_for(const char* strategy) {
+  TrainingSpec spec;
+  spec.ranks = 1;
+  spec.steps = 6;
+  spec.global_batch = 4;
+  spec.engine = harness::engine_for(strategy);
+  spec.engine.clip_norm = 0.5;
+  spec.engine.poison = true;
+  spec.runtime = harness::make_guarded_device({.lazy = true});
+  return spec;
+}
+
+/// One rank that trains from a batch that stays in its place.
+class Alone {
+ public:
+  Alone(const TrainingSpec& spec, comm::Communicator& world)
+      : spec_(spec),
+        context_({.ledger = world.ledger(), .runtime = spec.runtime}),
+        model_(nn::make_model(context_, spec.model)),
+        engine_((model_->set_dtype(spec.dtype), *model_), world, spec.engine),
+        batch_(harness::make_batch(context_, spec, 0, 0)) {
+    engine_.initialize(0);
+  }
+
+  nn::Tensor forward_backward() {
+    ++outcome_.calls;
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context_, &tape);
+      loss = model_->loss(batch_.tokens, batch_.targets);
+    }
+    tape.backward(loss);
+    return loss;
+  }
+
+  void next_batch(int step) {
+    const harness::TokenBatch fresh = harness::make_batch(context_, spec_, step, 0);
+    for (const auto& [from, to] : {std::pair(fresh.tokens, batch_.tokens), std::pair(fresh.targets, batch_.targets)})
+      context_.runtime().copy(context_.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(),
+                              to.bytes());
+  }
+
+  Outcome train(bool graphs) {
+    std::optional<GraphedStep> graphed;
+    if (graphs) graphed.emplace(context_, engine_);
+    for (int step = 0; step < spec_.steps; ++step) {
+      next_batch(step);
+      const nn::Tensor loss = graphed ? graphed->run([&] { return forward_backward(); }) : forward_backward();
+      engine_.step(spec_.lr);
+      outcome_.losses.push_back(loss.item());
+      outcome_.norms.push_back(engine_.grad_norm());
+    }
+    engine_.visit([&](const nn::Parameter& p, std::span<const float> values) {
+      outcome_.parameters[p.name()].assign(values.begin(), values.end());
+    });
+    return outcome_;
+  }
+
+  const TrainingSpec& spec_;
+  nn::Context context_;
+  std::unique_ptr<nn::CausalModel> model_;
+  Engine engine_;
+  harness::TokenBatch batch_;
+  Outcome outcome_;
+};
+
+void alone(const TrainingSpec& spec, const std::function<void(Alone&)>& body) {
+  comm::Config config;
+  config.backend = "shm";
+  config.timeout = std::chrono::seconds(60);
+  comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) {
+    Alone rank(spec, world);
+    body(rank);
+  });
+}
+
+Outcome train(const TrainingSpec& spec, bool graphs) {
+  Outcome outcome;
+  alone(spec, [&](Alone& rank) { outcome = rank.train(graphs); });
+  return outcome;
+}
+
+TEST(Graphs, GiveTheBitsOfARunWithout) {
+  for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
+    const TrainingSpec spec = spec_for(strategy);
+    const Outcome plain = train(spec, false), graphed = train(spec, true);
+    EXPECT_EQ(graphed, plain) << strategy;
+    EXPECT_NE(plain.losses.front(), plain.losses.back());
+    EXPECT_EQ(plain.calls, spec.steps);
+    EXPECT_EQ(graphed.calls, 2) << "once to warm up, once to record";
+  }
+}
+
+TEST(Graphs, OfOtherModelsAndTypesToo) {
+  for (const char* model : {"gpt-nano", "llama-nano"})
+    for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
+      TrainingSpec spec = spec_for("ddp");
+      spec.model = nn::preset(model);
+      spec.dtype = dtype;
+      EXPECT_EQ(train(spec, true), train(spec, false)) << model;
+    }
+}
+
+/// Records 1 + 2 in memory of the pool, lets others use what the pool then has, and replays.
+float sum_after_others(bool own_memory) {
+  nn::Context context({.runtime = harness::make_guarded_device({.lazy = true})});
+  const auto value = [&](float number) {
+    nn::Tensor tensor = nn::Tensor::empty(context, {4}, base::DType::f32);
+    context.kernels<float>("fill").fill(context.stream(), number, tensor.data<float>(), 4);
+    return tensor;
+  };
+  const nn::Tensor result = value(0);
+  const auto memory = context.memory().make_keeping();
+  std::optional<nn::Capture> capture;
+  capture.emplace(context, own_memory ? *memory : context.memory());
+  {
+    const nn::Tensor one = value(1), two = value(2);
+    context.kernels<float>("add").add(context.stream(),
+                                      {one.data<float>(), two.data<float>(), result.data<float>(), 4});
+  }
+  const auto graph = capture->finish();
+  capture.reset();
+  const nn::Tensor other = value(5), another = value(7);  // kept over the replay
+  graph->launch(context.stream());
+  const nn::Tensor scalar = nn::Tensor::empty(context, {1}, base::DType::f32);
+  context.kernels<float>("add").add(context.stream(),
+                                    {other.data<float>(), another.data<float>(), scalar.data<float>(), 1});
+  return static_cast<float>(scalar.item());
+}
+
+TEST(Graphs, NobodyElseGetsTheirMemory) {
+  EXPECT_EQ(sum_after_others(true), 12.0F);
+  EXPECT_EQ(sum_after_others(false), 3.0F) << "the control: the replay writes where others are";
+}
+
+TEST(Graphs, TheHostWaitsForNothingAndEventsAreThoseOfTheFirstStep) {
+  alone(spec_for("ddp"), [](Alone& rank) {
+    GraphedStep graphed(rank.context_, rank.engine_);
+    harness::HostWaits last;
+    for (int step = 0; step < 6; ++step) {
+      const harness::HostWaits before = harness::host_waits();
+      rank.next_batch(step);
+      const nn::Tensor loss = graphed.run([&] { return rank.forward_backward(); });
+      rank.engine_.step(1e-2);
+      last = harness::host_waits() - before;
+      EXPECT_GT(loss.item(), 0.0);
+    }
+    EXPECT_EQ(last, harness::HostWaits{});
+    std::map<base::EventKind, int> events;
+    for (const base::EventRecord& event : rank.engine_.recorder().take()) events[event.kind] += event.unit == "root";
+    EXPECT_EQ(events[base::EventKind::forward], 1);
+    EXPECT_EQ(events[base::EventKind::backward], 1);
+    EXPECT_EQ(events[base::EventKind::optimizer_step], 6);
+  });
+}
+
+std::string refusal(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const base::Error& error) {
+    return error.what();
+  }
+  return "done";
+}
+
+TEST(GraphRefusals, SayWhy) {
+  TrainingSpec spec = spec_for("fsdp");
+  spec.ranks = 2;
+  spec.runtime = nullptr;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("2 ranks wait for each other"));
+  spec.ranks = 1;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("device cpu can't record its work"));
+  spec = spec_for("fsdp");
+  spec.engine.cpu_offload = true;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("cpu offload brings parameters on another stream"));
+  spec = spec_for("fsdp");
+  spec.dtype = base::DType::bf16;
+  spec.engine.reduce_dtype = base::DType::f32;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("reduce them in the type of the parameters"));
+  spec = spec_for("ddp");
+  spec.model.residual_dropout = 0.1;
+  EXPECT_THAT(refusal([&] { train(spec, true); }), HasSubstr("dropout can't be part of a graph"));
+}
+
+TEST(GraphRefusals, LeaveTheContextAsItWas) {
+  nn::Context context({.runtime = harness::make_guarded_device({.lazy = true})});
+  const auto memory = context.memory().make_keeping();
+  const nn::Tensor tensor = nn::Tensor::zeros(context, {1}, base::DType::f32);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(refusal([&] {
+                  const nn::Capture capture(context, *memory);
+                  tensor.item();
+                }),
+                HasSubstr("a download can't be part of a graph"));
+    EXPECT_THAT(refusal([&] {
+                  const nn::Capture capture(context, *memory);
+                  nn::Tensor::empty(context, {1}, base::DType::f32);
+                  context.stream().record();
+                }),
+                HasSubstr("can't be recorded"));
+    EXPECT_EQ(tensor.item(), 0.0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

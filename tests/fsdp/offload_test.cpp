@@ -1,0 +1,202 @@
+// Shards in the host's memory: the same bits as without, the memory and the bytes of the formulas, and no host that
+// waits.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/guarded_device.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::DType;
+using base::MemoryUse;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using testing::HasSubstr;
+
+struct Case {
+  const char* strategy;
+  int ranks;
+  DType dtype = DType::f32;
+  std::optional<DType> reduce = {};
+  Precision precision() const { return make_precision(dtype, reduce); }
+};
+
+std::string name_of(const Case& c) {
+  return std::string(c.strategy) + "_" + std::to_string(c.ranks) + "_" + std::string(base::name_of(c.dtype)) +
+         (c.reduce ? "_" + std::string(base::name_of(*c.reduce)) : "");
+}
+
+TrainingSpec spec_for(const Case& c, bool offload, harness::GuardedOptions device = {.lazy = true}) {
+  TrainingSpec spec;
+  spec.ranks = c.ranks;
+  spec.global_batch = 4;
+  spec.dtype = c.dtype;
+  spec.engine = harness::engine_for(c.strategy);
+  spec.engine.reduce_dtype = c.reduce;
+  spec.engine.clip_norm = 0.5;
+  spec.engine.poison = true;
+  spec.engine.cpu_offload = offload;
+  spec.engine.offload_piece = 5001;  // several in a unit, at odd places
+  spec.runtime = harness::make_guarded_device(device);
+  return spec;
+}
+
+bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
+  return a.losses == b.losses && a.norms == b.norms && a.parameters == b.parameters && !a.parameters.empty();
+}
+
+class Offloaded : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Strategies, Offloaded,
+                         testing::Values(Case{"zero1", 1}, Case{"zero1", 2}, Case{"zero2", 1}, Case{"zero2", 2},
+                                         Case{"fsdp", 1}, Case{"fsdp", 2}, Case{"fsdp", 4}, Case{"shard_grad_op", 2},
+                                         Case{"hsdp", 4}, Case{"zero1", 2, DType::bf16},
+                                         Case{"zero2", 2, DType::bf16, DType::f32}, Case{"fsdp", 1, DType::bf16},
+                                         Case{"fsdp", 2, DType::bf16}, Case{"fsdp", 2, DType::bf16, DType::f32},
+                                         Case{"hsdp", 4, DType::bf16, DType::f32}),
+                         [](const auto& test) { return name_of(test.param); });
+
+TEST_P(Offloaded, EndsWithTheSameBits) {
+  EXPECT_TRUE(same_bits(train(spec_for(GetParam(), true)), train(spec_for(GetParam(), false))));
+}
+
+TEST_P(Offloaded, TheDeviceKeepsWhatTheFormulaLeavesIt) {
+  const TrainingSpec spec = spec_for(GetParam(), true);
+  const TrainingRecord record = train(spec);
+  std::int64_t padded = 0;
+  for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
+  const ModelStateBytes all = model_state_formula(spec.engine.strategy, record.mesh, padded, 2, GetParam().precision());
+  const ModelStateBytes state = with_offload(spec.engine.strategy, all);
+  EXPECT_EQ(state.parameter + state.gradient + state.optimizer + state.offloaded,
+            all.parameter + all.gradient + all.optimizer);
+  for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
+    EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
+    EXPECT_EQ(record.ledgers[rank].now_of(MemoryUse::offloaded), state.offloaded);
+  }
+  // The negative control: without it, all of that is on the device.
+  const TrainingRecord plain = train(spec_for(GetParam(), false));
+  EXPECT_THAT(plain.model_state[0], testing::ElementsAre(all.parameter, all.gradient, all.optimizer));
+  EXPECT_EQ(plain.ledgers[0].now_of(MemoryUse::offloaded), 0U);
+}
+
+TEST_P(Offloaded, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
+  const TrainingSpec spec = spec_for(GetParam(), true);
+  const TrainingRecord record = train(spec);
+  for (const Engine::UnitInfo& unit : record.units) ASSERT_EQ(unit.padding, 0) << "the formula counts it";
+  const OffloadBytes formula =
+      offload_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 2, GetParam().precision());
+  const auto later = static_cast<std::uint64_t>(spec.steps - 1);
+  EXPECT_EQ(record.later_offload, (OffloadBytes{formula.to_device * later, formula.to_host * later}));
+  EXPECT_GT(formula.to_host, 0U);
+  EXPECT_EQ(record.copied_bytes, 0U);
+  EXPECT_EQ(train(spec_for(GetParam(), false)).later_offload, OffloadBytes{}) << "the negative control";
+}
+
+TEST_P(Offloaded, AStepMakesTheHostWaitForNothing) {
+  TrainingSpec spec = spec_for(GetParam(), true);
+  spec.steps = 4;
+  for (const auto& steps : train(spec).waits)
+    for (std::size_t step = 2; step < steps.size(); ++step) EXPECT_EQ(steps[step], harness::HostWaits{});
+}
+
+/// The negative control of the bits: one of the two streams of copies forgets what it has to wait for.
+TEST(OffloadOrder, AForgottenDependencyShows) {
+  const Case one{"fsdp", 1};
+  const TrainingRecord right = train(spec_for(one, true));
+  for (const int stream : {2, 3})  // the communicator, which has nothing to copy with one rank, has made two before
+    EXPECT_FALSE(same_bits(train(spec_for(one, true, {.lazy = true, .deaf_copy_stream = stream})), right)) << stream;
+  EXPECT_TRUE(same_bits(train(spec_for(one, true, {.lazy = true, .deaf_copy_stream = 4})), right)) << "there are two";
+}
+
+TEST(OffloadOrder, PiecesOfAnySizeGiveTheSameBits) {
+  const TrainingRecord plain = train(spec_for({"fsdp", 2}, false));
+  for (const std::int64_t piece : {7919, 1 << 20}) {
+    TrainingSpec spec = spec_for({"fsdp", 2}, true);
+    spec.engine.offload_piece = piece;
+    EXPECT_TRUE(same_bits(train(spec), plain)) << piece;
+  }
+}
+
+TEST(OffloadOrder, EveryOptimizerUpdatesTheHostsState) {
+  using Kind = nn::OptimizerConfig::Kind;
+  for (const nn::OptimizerConfig& config :
+       {nn::OptimizerConfig{.kind = Kind::sgd}, nn::OptimizerConfig{.kind = Kind::sgd, .momentum = 0.9},
+        nn::OptimizerConfig{.kind = Kind::adam, .amsgrad = true}}) {
+    TrainingSpec spec = spec_for({"fsdp", 2}, true), plain = spec_for({"fsdp", 2}, false);
+    spec.engine.optimizer = plain.engine.optimizer = config;
+    EXPECT_TRUE(same_bits(train(spec), train(plain)));
+  }
+}
+
+/// Values from outside, in the middle of a training, with copies and gathers in flight.
+TrainingRecord train_with_values_from_outside(TrainingSpec spec) {
+  spec.after_step = [](int, int step, Engine& engine, nn::CausalModel&) {
+    if (step == 0)
+      engine.fill([](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+        for (std::int64_t i = range.begin; i < range.end; ++i)
+          out[i - range.begin] = 0.02F * static_cast<float>((i * 7 + parameter.count()) % 13 - 6);
+      });
+    if (step == 1) engine.initialize(5);
+  };
+  return train(spec);
+}
+
+TEST(OffloadValues, ComeAndGoAsWithout) {
+  for (const Case& c : {Case{"fsdp", 1}, Case{"fsdp", 2}, Case{"zero2", 2}, Case{"fsdp", 2, DType::bf16, DType::f32},
+                        Case{"zero1", 2, DType::bf16}}) {
+    const TrainingRecord with = train_with_values_from_outside(spec_for(c, true));
+    TrainingSpec host = spec_for(c, false);
+    host.runtime = nullptr;
+    EXPECT_TRUE(same_bits(with, train_with_values_from_outside(spec_for(c, false)))) << name_of(c);
+    EXPECT_TRUE(same_bits(with, train_with_values_from_outside(host))) << name_of(c);
+    EXPECT_FALSE(same_bits(with, train(spec_for(c, true)))) << "the values have changed something";
+  }
+}
+
+TEST(OffloadRecovery, AnExceptionInForwardLeavesTheEngineUsable) {
+  const auto run = [](bool disturb) {
+    TrainingSpec spec = spec_for({"fsdp", 2}, true);
+    spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
+      if (!disturb) return;
+      const auto batch = harness::make_batch(model.context(), spec, 0, rank);
+      nn::Tape tape;
+      const nn::TapeScope recording(model.context(), &tape);
+      const nn::Tensor wrong = nn::Tensor::zeros(model.context(), {1, 1}, DType::i32);
+      EXPECT_THROW(model.loss(batch.tokens, wrong), base::InvalidUsage);
+      engine.reset();
+    };
+    return train(spec);
+  };
+  EXPECT_TRUE(same_bits(run(true), run(false)));
+}
+
+std::string refusal(const TrainingSpec& spec) {
+  try {
+    train(spec);
+  } catch (const base::Error& error) {
+    return error.what();
+  }
+  return "trained";
+}
+
+TEST(OffloadRefusals, AreOneLineWithTheReason) {
+  EXPECT_THAT(refusal(spec_for({"ddp", 2}, true)), HasSubstr("strategy ddp shards nothing"));
+  TrainingSpec host = spec_for({"fsdp", 2}, true);
+  host.runtime = nullptr;
+  EXPECT_THAT(refusal(host), HasSubstr("device cpu computes in the host's memory"));
+  host.runtime = base::open_device({base::DeviceType::meta, 0});
+  EXPECT_THAT(refusal(host), HasSubstr("device meta has shapes without data"));
+  TrainingSpec pieces = spec_for({"fsdp", 2}, true);
+  pieces.engine.offload_piece = 0;
+  EXPECT_THAT(refusal(pieces), HasSubstr("offload piece: 0 parameters"));
+  TrainingSpec both = spec_for({"hsdp", 4}, true);
+  both.engine.strategy.optimizer = {kReplicateAxis, kShardAxis};
+  EXPECT_THAT(refusal(both), HasSubstr("gathers parameters over axis replicate after the step"));
+  both.engine.cpu_offload = false;
+  EXPECT_EQ(refusal(both), "trained");
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,5 +1,6 @@
 # The CUDA device: one loadable module, tessera-modules/devices/cuda.so, where a CUDA compiler is here. Nothing of the vendor is
 # needed to start a program that has it: the runtime library is inside, the driver and cuBLASLt are looked for when used.
+include(${CMAKE_CURRENT_LIST_DIR}/module.cmake)
 include(CheckLanguage)
 
 if(TESSERA_SANITIZE)

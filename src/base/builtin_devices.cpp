@@ -15,6 +15,16 @@ namespace tessera::base {
 
 DeviceRuntime::~DeviceRuntime() = default;
 
+MemoryHandle DeviceRuntime::export_memory(void*, std::size_t) {
+  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
+}
+
+void* DeviceRuntime::import_memory(const MemoryHandle&) {
+  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
+}
+
+void DeviceRuntime::release_memory(void*) noexcept {}
+
 namespace {
 
 void* allocate_pages(std::size_t bytes) {

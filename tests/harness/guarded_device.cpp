@@ -3,7 +3,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
+#include "tessera/base/error.h"
+#include "tessera/comm/device_sum.h"
+#include "tessera/comm/reduce.h"
 #include "tests/harness/guarded_streams.h"
 
 namespace tessera::harness {
@@ -11,10 +15,20 @@ namespace {
 
 using namespace base;  // NOLINT: this file implements a class of base
 
+void append_sum(Stream& stream, const comm::DeviceSum& sum) {
+  const auto count = static_cast<std::size_t>(sum.source_count);
+  stream.run([sum, sources = std::vector<const void*>(sum.sources, sum.sources + count),
+              factors = std::vector<double>(sum.factors, sum.factors + count)] {
+    comm::reduce_tree(sum.op, sum.dtype, sources, factors, sum.out, sum.count);
+  });
+}
+constexpr comm::DeviceSums kHostSums{append_sum};
+
 class GuardedRuntime final : public DeviceRuntime {
  public:
   explicit GuardedRuntime(GuardedOptions options)
-      : DeviceRuntime({DeviceType::cuda, 0}, {.host_accessible = false, .slow_allocation = true}),
+      : DeviceRuntime({DeviceType::cuda, 0},
+                      {.host_accessible = false, .slow_allocation = true, .shares_memory = options.shares_memory}),
         entry_{options.kernels != nullptr ? options.kernels : nn::make_host_kernels},
         options_(options) {}
 
@@ -38,6 +52,25 @@ class GuardedRuntime final : public DeviceRuntime {
     ++waits_of_this_thread().memory;
     shared_->arena.give(data, bytes);
   }
+  MemoryHandle export_memory(void* data, std::size_t bytes) override {
+    if (!options_.shares_memory) return DeviceRuntime::export_memory(data, bytes);
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->arena.share(data, bytes);
+  }
+  void* import_memory(const MemoryHandle& handle) override {
+    if (options_.refuses_imports) throw Unsupported("the guarded device opens nobody's memory");
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->arena.import(handle);
+  }
+  void release_memory(void* imported) noexcept override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->arena.release(imported);
+  }
+  GuardedSharing sharing() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->arena.sharing();
+  }
+
   void* allocate_host(std::size_t bytes) override {
     ++waits_of_this_thread().memory;
     void* const data = std::malloc(bytes);
@@ -64,6 +97,8 @@ class GuardedRuntime final : public DeviceRuntime {
       const void* const host = direction == CopyDirection::host_to_device ? from : to;
       if (!shared_->pinned.holds(host, bytes)) ++waits_of_this_thread().copies;
     }
+    if (direction == CopyDirection::device_to_device && options_.slow_copies.count() > 0)
+      delay_guarded_stream(stream, options_.slow_copies);
     stream.run([=] { std::memcpy(to, from, bytes); });
   }
   void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
@@ -71,6 +106,7 @@ class GuardedRuntime final : public DeviceRuntime {
   }
   void synchronize() override { ++waits_of_this_thread().events; }
   const void* find(std::string_view interface) const noexcept override {
+    if (interface == comm::DeviceSums::kInterface) return &kHostSums;
     return interface == nn::KernelsEntry::kInterface ? &entry_ : nullptr;
   }
 
@@ -85,6 +121,10 @@ class GuardedRuntime final : public DeviceRuntime {
 
 std::shared_ptr<DeviceRuntime> make_guarded_device(GuardedOptions options) {
   return std::make_shared<GuardedRuntime>(options);
+}
+
+GuardedSharing sharing_of(const DeviceRuntime& guarded) {
+  return dynamic_cast<const GuardedRuntime&>(guarded).sharing();
 }
 
 }  // namespace tessera::harness

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/base/cuda/internal/ipc.h"
 #include "tessera/base/cuda/internal/signal.h"
 #include "tessera/base/cuda/internal/stream.h"
 #include "tessera/base/error.h"
@@ -36,9 +37,11 @@ cudaStream_t native(Stream& stream) {
 class CudaRuntime final : public DeviceRuntime {
  public:
   CudaRuntime(int index, Find interfaces)
-      : DeviceRuntime({DeviceType::cuda, index}, {.host_accessible = false, .slow_allocation = true}),
+      : DeviceRuntime({DeviceType::cuda, index},
+                      {.host_accessible = false, .slow_allocation = true, .shares_memory = has_ipc(index)}),
         index_(index),
-        find_(interfaces) {
+        find_(interfaces),
+        ipc_(index) {
     activate(index_);
   }
 
@@ -64,6 +67,10 @@ class CudaRuntime final : public DeviceRuntime {
     return data;
   }
   void free(void* data, std::size_t) noexcept override { cudaFree(data); }
+
+  MemoryHandle export_memory(void* data, std::size_t) override { return ipc_.export_memory(data); }
+  void* import_memory(const MemoryHandle& handle) override { return ipc_.import_memory(handle); }
+  void release_memory(void* imported) noexcept override { ipc_.release(imported); }
 
   void* allocate_host(std::size_t bytes) override {
     activate(index_);
@@ -101,6 +108,7 @@ class CudaRuntime final : public DeviceRuntime {
  private:
   const int index_;
   const Find find_;
+  Ipc ipc_;
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
   const std::shared_ptr<Words> words_ = std::make_shared<Words>();
 };

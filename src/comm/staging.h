@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/export.h"
@@ -14,6 +15,9 @@ struct StagingOptions {
   /// How much of a call is copied, moved and copied back at once. The same on all ranks.
   std::size_t chunk_bytes = std::size_t{2} << 20;
   std::size_t chunks_in_flight = 3;  ///< of one call: one each on its way down, between the ranks, and up
+  /// Ranks of a host read memory that allocate() gave from each other, where their devices can. All ranks or none.
+  bool ipc = true;
+  std::string algorithms;  ///< TESSERA_ALGO's grammar: a call for which it names another than `direct` is staged
 };
 
 /// A communicator of `inner`'s ranks that takes memory of `device` too: it passes through pinned memory of the host, in

@@ -62,8 +62,10 @@ bool WindowCall::advance(bool may_begin) {
   if (stage_ == Stage::waiting && !may_begin) return false;
   try {
     return step();
-  } catch (const Timeout& error) {  // of an operation that the caller doesn't know
+  } catch (const Timeout& error) {  // of an operation that the caller doesn't know, and so is the next
     throw Timeout(name_ + ": " + error.what());
+  } catch (const PeerLost& error) {
+    throw PeerLost(name_ + ": " + error.what());
   } catch (const std::exception& error) {
     operation_.communicator().abort_inner(error.what());
     throw;

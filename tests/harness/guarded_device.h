@@ -23,7 +23,7 @@ struct GuardedOptions {
   bool shares_memory = true;
   /// It can't open what others shared, as in a container that refuses it.
   bool refuses_imports = false;
-  /// Copies between memory of devices, and sums, take so long. Lazy only.
+  /// Copies between memory of devices take so long. Lazy only.
   std::chrono::milliseconds slow_copies{0};
 };
 

@@ -22,6 +22,7 @@ struct DeviceProperties {
   std::size_t memory_bytes = 0;  ///< 0: not known
   int processors = 0;            ///< that run blocks of threads at the same time; 0: not known
   int generation = 0;            ///< of the architecture, ten times major plus minor; 0 where that means nothing
+  bool shares_memory = false;    ///< with the processes of its host; each may still refuse it
 };
 
 enum class CopyDirection : std::uint8_t { host_to_device, device_to_host, device_to_device };

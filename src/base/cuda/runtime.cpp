@@ -21,7 +21,8 @@ DeviceProperties properties_of(int index) {
   return {.name = prop.name,
           .memory_bytes = prop.totalGlobalMem,
           .processors = prop.multiProcessorCount,
-          .generation = prop.major * 10 + prop.minor};
+          .generation = prop.major * 10 + prop.minor,
+          .shares_memory = has_ipc(index)};
 }
 
 /// Makes the device the calling thread's for one call: the vendor's functions mean the thread's current one.

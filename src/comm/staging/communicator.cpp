@@ -48,6 +48,11 @@ void StagedCommunicator::agree_to_share() {
   closing_ = inner_->split(0, rank());
   std::uint8_t shares = engine_->options().ipc && engine_->device().traits().shares_memory ? 1 : 0;
   closing_->all_reduce(view_of(&shares, 1), view_of(&shares, 1), ReduceOp::min()).wait();
+  if (rank() == 0 && logger() != nullptr)
+    logger()->write(LogLevel::info,
+                    "memory of " + name_of(engine_->device().device()) +
+                        (shares != 0 ? " goes from rank to rank on one host: by IPC"
+                                     : " passes through the host's: IPC is switched off, or a rank's device has none"));
   if (shares == 0) return closing_.reset();
   engine_->share(AlgorithmTable(engine_->options().algorithms, can.algorithms));
   share_here();
@@ -96,8 +101,10 @@ void StagedCommunicator::do_after(Stream& stream) {
 Work StagedCommunicator::do_start(const Call& call) {
   Event after = std::exchange(after_, {});
   check_memory(call);
-  if (sharing_) sharing_->went({});
-  if (!on_device(call) && in_flight_.load() == 0 && after.done()) return pass_on(*inner_, call);
+  if (!on_device(call) && in_flight_.load() == 0 && after.done()) {
+    if (sharing_) sharing_->went({});
+    return pass_on(*inner_, call);
+  }
   return submit({&call, 1}, std::move(after));
 }
 
@@ -105,14 +112,16 @@ Work StagedCommunicator::do_batch(std::span<const Call> parts) {
   Event after = std::exchange(after_, {});
   for (const Call& part : parts) check_memory(part);
   if (parts.empty()) return {};
-  if (sharing_) sharing_->went({});
-  if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done())
+  if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done()) {
+    if (sharing_) sharing_->went({});
     return pass_on(*inner_, parts);
+  }
   return submit(parts, std::move(after));
 }
 
 Work StagedCommunicator::submit(std::span<const Call> calls, Event after) {
   const std::lock_guard lock(engine_->mutex());
+  if (sharing_) sharing_->went({});
   auto* const made = new Operation(engine_, *this, calls, std::move(after));  // its handles own it
   Work work(made);
   Operation& operation = *made;

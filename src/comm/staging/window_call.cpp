@@ -169,7 +169,7 @@ void WindowCall::decide() {
   try {
     open_all();
     vote_ = 1;
-  } catch (const Unsupported& error) {
+  } catch (const Error& error) {
     if (!fresh) throw;
     sharing_.complain(error.what());
     vote_ = 0;

@@ -17,7 +17,7 @@ namespace tessera::comm::staging {
 
 class Engine;
 
-/// Under the engine's lock.
+/// Under the engine's lock, or where nothing is in flight.
 class Sharing {
  public:
   Sharing(Engine& engine, int ranks, std::shared_ptr<Logger> logger);

@@ -22,7 +22,8 @@ struct DeviceSum {
   std::size_t count;  ///< elements
 };
 
-/// What a device has for this: DeviceRuntime::find<DeviceSums>(). Thread-safe but for the stream.
+/// What a device has for this: DeviceRuntime::find<DeviceSums>(), to be called while no stream waits for anything: it
+/// makes ready what append() needs. Thread-safe but for the stream.
 struct DeviceSums {
   static constexpr std::string_view kInterface = "comm.sums";
   static constexpr int kMostSources = 128;  ///< of one sum

@@ -104,7 +104,10 @@ class CudaRuntime final : public DeviceRuntime {
     activate(index_);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
-  const void* find(std::string_view interface) const noexcept override { return find_(interface); }
+  const void* find(std::string_view interface) const noexcept override {
+    cudaSetDevice(index_);  // what is found may get itself ready there
+    return find_(interface);
+  }
 
  private:
   const int index_;

@@ -63,6 +63,22 @@ void append(Stream& stream, const DeviceSum& sum) {
   check(cudaGetLastError());
 }
 
+constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                          DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+
+/// The vendor loads a kernel where it is first launched, and may wait for the whole device to do so: for streams, too,
+/// that wait for the very call whose sum this is. So all are asked for beforehand.
+bool load_all() {
+  bool loaded = true;
+  for (const DType dtype : kAll)
+    with_element(dtype, [&](auto zero) {
+      cudaFuncAttributes attributes{};
+      loaded &= cudaFuncGetAttributes(&attributes, sum_kernel<decltype(zero)>) == cudaSuccess;
+    });
+  cudaGetLastError();
+  return loaded;
+}
+
 const DeviceSums kSums{append};
 
 }  // namespace
@@ -71,7 +87,7 @@ const DeviceSums kSums{append};
 namespace tessera::base::cuda {
 
 const void* find_of_comm(std::string_view interface) noexcept {
-  return interface == comm::DeviceSums::kInterface ? &comm::kSums : nullptr;
+  return interface == comm::DeviceSums::kInterface && comm::load_all() ? &comm::kSums : nullptr;
 }
 
 }  // namespace tessera::base::cuda

@@ -4,17 +4,14 @@
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/device_sum.h"
 #include "tessera/comm/staging/internal/engine.h"
 #include "tessera/comm/staging/internal/reads.h"
 
 namespace tessera::comm::staging {
 
 Sharing::Sharing(Engine& engine, int ranks, std::shared_ptr<Logger> logger)
-    : engine_(engine),
-      windows_(*engine.windows()),
-      ranks_(ranks),
-      logger_(std::move(logger)),
-      sums_(engine.device().find<DeviceSums>()) {
+    : engine_(engine), windows_(*engine.windows()), ranks_(ranks), logger_(std::move(logger)) {
   read_.to_peer.resize(static_cast<std::size_t>(ranks));
   told_.to_peer.resize(static_cast<std::size_t>(ranks));
 }

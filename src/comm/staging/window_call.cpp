@@ -144,7 +144,7 @@ WindowCall::Offer WindowCall::offer_to(int reader) {
   const Slice given = reads_.given(reader);
   offer.bytes = given.count * size_;
   offer.factor = call_.op.scalar;
-  offer.usable = !adds_up(call_.kind) || sharing_.sums() != nullptr;
+  offer.usable = !adds_up(call_.kind) || operation_.engine().sums() != nullptr;
   if (reader == rank_) return offer;
   if (given.count != 0) place(offer, offer.in, at(call_.in.data, given.offset * size_), offer.bytes, reader);
   const Slice own = reads_.second_round() ? reads_.added_by(rank_) : Slice{};
@@ -224,13 +224,13 @@ void WindowCall::add_up() {
   const std::vector<const void*> sources(sources_.begin(), sources_.end());
   std::vector<double> factors;
   for (const Offer& offer : theirs_) factors.push_back(offer.factor);
-  sharing_.sums()->append(operation_.engine().up(), {.op = call_.op,
-                                                     .dtype = call_.in.dtype,
-                                                     .sources = sources.data(),
-                                                     .factors = factors.data(),
-                                                     .source_count = ranks_,
-                                                     .out = out_at(taken.offset),
-                                                     .count = taken.count});
+  operation_.engine().sums()->append(operation_.engine().up(), {.op = call_.op,
+                                                                .dtype = call_.in.dtype,
+                                                                .sources = sources.data(),
+                                                                .factors = factors.data(),
+                                                                .source_count = ranks_,
+                                                                .out = out_at(taken.offset),
+                                                                .count = taken.count});
 }
 
 /// The second round of all_reduce.

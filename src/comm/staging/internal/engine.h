@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/comm/algorithms.h"
+#include "tessera/comm/device_sum.h"
 #include "tessera/comm/staging/internal/operation.h"
 #include "tessera/comm/staging/internal/windows.h"
 
@@ -31,10 +32,13 @@ class Engine {
   /// All ranks of the world have agreed that device memory goes by windows. Once, before anything else.
   void share(AlgorithmTable algorithms) {
     windows_ = std::make_shared<Windows>(device_);
+    sums_ = device_->find<DeviceSums>();
     algorithms_ = std::move(algorithms);
   }
   /// Null: memory of the device is staged.
   const std::shared_ptr<Windows>& windows() const noexcept { return windows_; }
+  /// Null: this device has none.
+  const DeviceSums* sums() const noexcept { return sums_; }
   /// What the user wants calls to be carried by.
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   /// Guards everything of every staged communicator, and the inner communicators while anything is in flight on them.
@@ -58,6 +62,7 @@ class Engine {
   const std::unique_ptr<Stream> down_;
   const std::unique_ptr<Stream> up_;
   std::shared_ptr<Windows> windows_;
+  const DeviceSums* sums_ = nullptr;
   AlgorithmTable algorithms_;
   std::mutex mutex_;
   std::condition_variable work_;

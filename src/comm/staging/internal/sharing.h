@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/device_sum.h"
 #include "tessera/comm/staging/internal/windows.h"
 
 namespace tessera::comm::staging {
@@ -31,7 +30,6 @@ class Sharing {
   /// A reader that has once opened a window keeps it.
   bool knows(const WindowName& window, int reader) const { return known_.contains({window, reader}); }
   void learn(const WindowName& window, int reader) { known_.insert({window, reader}); }
-  const DeviceSums* sums() const noexcept { return sums_; }
 
   /// Bytes that `reader` has read here, and bytes of the backend's that only said where.
   void count_read(OpKind kind, int reader, std::uint64_t bytes) { read_.add(kind, reader, bytes); }
@@ -58,7 +56,6 @@ class Sharing {
   Windows& windows_;
   const int ranks_;
   const std::shared_ptr<Logger> logger_;
-  const DeviceSums* const sums_;
   std::set<std::pair<WindowName, int>> known_;
   Bytes read_;
   Bytes told_;

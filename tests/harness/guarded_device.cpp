@@ -99,7 +99,7 @@ class GuardedRuntime final : public DeviceRuntime {
     }
     if (direction == CopyDirection::device_to_device && options_.slow_copies.count() > 0)
       delay_guarded_stream(stream, options_.slow_copies);
-    stream.run([=] { std::memcpy(to, from, bytes); });
+    if (bytes > 0) stream.run([=] { std::memcpy(to, from, bytes); });
   }
   void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
     stream.run([=] { std::memset(data, value, bytes); });

@@ -1,6 +1,7 @@
 #include "tessera/comm/staging/internal/window_call.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/staging/internal/communicator.h"
@@ -125,6 +126,7 @@ void WindowCall::talk(OpKind kind, ConstView in, View out, Stage stage) {
 }
 
 void WindowCall::offer() {
+  static_assert(std::is_trivially_copyable_v<Offer>);
   for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = offer_to(r);
   // Whether the call goes this way is everybody's business, not only the readers'.
   const bool usable = std::all_of(mine_.begin(), mine_.end(), [](const Offer& offer) { return offer.usable; });

@@ -47,8 +47,8 @@ tessera_module(tessera_device_cuda cuda
   ${PROJECT_SOURCE_DIR}/src/base/cuda/signal.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/cublas_lt.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/matmul.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/find.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/matmul.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/products.cpp
   $<TARGET_OBJECTS:tessera_cuda_kernels>)
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})

@@ -1,5 +1,6 @@
 # The CUDA device: one loadable module, tessera-modules/devices/cuda.so, where a CUDA compiler is here. Nothing of the vendor is
 # needed to start a program that has it: the runtime library is inside, the driver and cuBLASLt are looked for when used.
+include(${CMAKE_CURRENT_LIST_DIR}/module.cmake)
 include(CheckLanguage)
 
 if(TESSERA_SANITIZE)
@@ -27,7 +28,9 @@ find_library(TESSERA_CUDART_STATIC cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LIN
 cmake_path(GET TESSERA_CUDART_STATIC PARENT_PATH TESSERA_CUDA_LIBRARIES)
 
 # The same IEEE operations as on the host: a fused multiply-add happens only where the source asks for one.
-add_library(tessera_cuda_kernels OBJECT ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/kernels.cu)
+add_library(tessera_cuda_kernels OBJECT
+  ${PROJECT_SOURCE_DIR}/src/comm/cuda/sums.cu
+  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/kernels.cu)
 target_include_directories(tessera_cuda_kernels PRIVATE ${TESSERA_INCLUDE_DIR})
 target_compile_options(tessera_cuda_kernels PRIVATE -fmad=false --expt-relaxed-constexpr
   -Xcompiler=-Wall,-fvisibility=hidden,-ffp-contract=off)
@@ -40,12 +43,14 @@ string(REGEX MATCH "^[0-9]+" least "${least}")
 tessera_module(tessera_device_cuda cuda
   ${PROJECT_SOURCE_DIR}/src/base/cuda/graph.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/ranges.cpp
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/ipc.cpp
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/module.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/runtime.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/signal.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/cublas_lt.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/find.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/matmul.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/module.cpp
   ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/products.cpp
   $<TARGET_OBJECTS:tessera_cuda_kernels>)
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})

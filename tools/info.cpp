@@ -34,7 +34,10 @@ nlohmann::json to_json(const Catalog& all) {
   for (const base::DeviceState& d : all.devices) {
     json found = json::array();
     for (const base::DeviceProperties& p : d.devices)
-      found.push_back({{"name", p.name}, {"memory_bytes", p.memory_bytes}, {"processors", p.processors}});
+      found.push_back({{"name", p.name},
+                       {"memory_bytes", p.memory_bytes},
+                       {"processors", p.processors},
+                       {"shares_memory", p.shares_memory}});
     devices.push_back({{"name", d.name}, {"available", d.available}, {"reason", d.reason}, {"devices", found}});
   }
   for (const ModelEntry& m : all.models) models.push_back(m.name);
@@ -77,7 +80,8 @@ void print_all(const Catalog& all) {
                 b.reason.empty() ? "" : ": ", b.reason.c_str());
   for (const base::DeviceState& d : all.devices) {
     std::string said = d.reason;
-    for (const base::DeviceProperties& p : d.devices) said += (said.empty() ? "" : ", ") + p.name;
+    for (const base::DeviceProperties& p : d.devices)
+      said += (said.empty() ? "" : ", ") + p.name + (p.shares_memory ? " (IPC)" : "");
     std::printf("%-12s %-6s %s%s%s\n", "device", d.name.c_str(), d.available ? "available" : "not available",
                 said.empty() ? "" : ": ", said.c_str());
   }

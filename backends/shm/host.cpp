@@ -21,6 +21,8 @@ Capabilities make_capabilities() {
   all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                 DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
   all.memory = {MemoryKind::host};
+  all.shares_memory = true;
+  all.splits_share_memory = true;
   for (std::size_t i = 0; i < kOpKinds; ++i) {
     const auto kind = static_cast<OpKind>(i);
     all.algorithms.push_back(std::string(name_of(kind)) + "=direct");

@@ -22,6 +22,16 @@ void DeviceRuntime::begin_capture(Stream&) {
 
 std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph: nothing is being recorded"); }
 
+MemoryHandle DeviceRuntime::export_memory(void*, std::size_t) {
+  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
+}
+
+void* DeviceRuntime::import_memory(const MemoryHandle&) {
+  throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
+}
+
+void DeviceRuntime::release_memory(void*) noexcept {}
+
 namespace {
 
 void* allocate_pages(std::size_t bytes) {

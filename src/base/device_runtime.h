@@ -4,6 +4,7 @@
 // that lack it and says why. Layers above put their own tables into a device without base knowing them: see find().
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@ struct DeviceProperties {
   std::size_t memory_bytes = 0;  ///< 0: not known
   int processors = 0;            ///< that run blocks of threads at the same time; 0: not known
   int generation = 0;            ///< of the architecture, ten times major plus minor; 0 where that means nothing
+  bool shares_memory = false;    ///< with the processes of its host; each may still refuse it
 };
 
 enum class CopyDirection : std::uint8_t { host_to_device, device_to_host, device_to_device };
@@ -28,6 +30,12 @@ enum class CopyDirection : std::uint8_t { host_to_device, device_to_host, device
 struct DeviceTraits {
   bool host_accessible = false;  ///< the host may read and write the device's memory (in the order of its streams)
   bool slow_allocation = false;  ///< pools keep more idle memory, and cut small blocks out of large ones
+  bool shares_memory = false;    ///< export_memory() and import_memory() are there
+};
+
+/// What another process needs to use memory of a device. Bytes that may be sent to it; what they mean is the device's.
+struct MemoryHandle {
+  std::array<std::byte, 128> bytes{};
 };
 
 /// A point that the host reaches: how a stream comes after something that the host still has to do.
@@ -77,6 +85,15 @@ class TESSERA_API DeviceRuntime {
   virtual void* allocate(std::size_t bytes) = 0;
   /// Any work that uses the memory must have been done, or be ordered before what the device does for free.
   virtual void free(void* data, std::size_t bytes) noexcept = 0;
+
+  /// For the processes of this host: `data` is all that one allocate() gave. It may be freed only when everybody who
+  /// imported it has released it. Throws Unsupported where this device or system shares nothing.
+  virtual MemoryHandle export_memory(void* data, std::size_t bytes);
+  /// Where this device reads and writes that memory, which may be another device's; in the process that exported it
+  /// that is the memory's own address. Throws Unsupported, with the reason, where it can't reach it.
+  virtual void* import_memory(const MemoryHandle& handle);
+  /// What import_memory() gave; as free() for what is under way.
+  virtual void release_memory(void* imported) noexcept;
 
   /// Host memory that copies from and to this device may use without making the host wait.
   virtual void* allocate_host(std::size_t bytes) = 0;

@@ -111,8 +111,8 @@ class TESSERA_API Communicator {
   std::unique_ptr<Communicator> split(int color, int key);
 
   /// Uninitialised memory that this backend moves fastest, aligned to base::kAlignment, booked in the ledger under
-  /// `use`. Local: nobody else takes part. May outlive the communicator. Zero bytes give a valid buffer. Throws
-  /// SystemError, Unsupported. Without a use the caller books it: a pool of such buffers knows better what is live.
+  /// `use`, else by the caller. Local: nobody else takes part. May outlive the communicator. Zero bytes give a valid
+  /// buffer. No stream may be at work on one that is given back: it is the next's. Throws SystemError, Unsupported.
   Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use);
 
   /// Every pending and later call fails with Aborted naming this rank and the reason, on all ranks (unless something

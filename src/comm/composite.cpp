@@ -13,6 +13,7 @@ class Composite final : public Communicator {
         near_(std::move(near)),
         used_(near_->size() == far_->size() ? *near_ : *far_),
         capabilities_(used_.capabilities()) {
+    capabilities_.splits_share_memory = near_->capabilities().splits_share_memory;
     capabilities_.memory = near_->capabilities().memory;
     capabilities_.deterministic = near_->capabilities().deterministic && far_->capabilities().deterministic;
   }

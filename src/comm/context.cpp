@@ -47,9 +47,14 @@ bool takes_device_memory(const Communicator& world) {
   return std::find(kinds.begin(), kinds.end(), MemoryKind::device) != kinds.end();
 }
 
-std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const Config& config) {
-  if (config.device != nullptr && !config.device->host_accessible() && !takes_device_memory(*world))
-    world = stage(std::move(world), config.device);
+std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const Config& config,
+                                        const WorldOptions& options) {
+  if (config.device != nullptr && !config.device->host_accessible() && !takes_device_memory(*world)) {
+    StagingOptions staging{.algorithms = options.algorithms};
+    staging.ipc =
+        config.device_ipc ? *config.device_ipc : parse_flag(env_or_default(env::kDeviceIpc), env::kDeviceIpc.name);
+    world = stage(std::move(world), config.device, std::move(staging));
+  }
   return config.decorate ? config.decorate(std::move(world)) : std::move(world);
 }
 
@@ -113,7 +118,8 @@ std::unique_ptr<Communicator> init(Config config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
   const WorldOptions options = world_options(config);
   return decorated(
-      make_world(backend_name(config), gather_ranks(launch, options), launch, options, deterministic(config)), config);
+      make_world(backend_name(config), gather_ranks(launch, options), launch, options, deterministic(config)), config,
+      options);
 }
 
 void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
@@ -129,7 +135,7 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
           *bootstrap,
           [&] {
             const Launch launch{.launcher = "threads", .rank = bootstrap->rank(), .size = ranks, .job = {}};
-            return decorated(make_world(backend, bootstrap, launch, options, deterministic(config)), config);
+            return decorated(make_world(backend, bootstrap, launch, options, deterministic(config)), config, options);
           },
           crew, body);
     });
@@ -139,10 +145,11 @@ void run_threads(int ranks, const Config& config, const std::function<void(Commu
 
 std::span<const EnvVariable> variables() {
   static const std::vector<EnvVariable> kAll = [] {
-    std::vector<EnvVariable> all = {env::kAlgo,           env::kBackend, env::kCheck,      env::kCma,
-                                    env::kDeterministic,  env::kHostId,  env::kLauncher,   env::kLocalRank,
-                                    env::kLocalWorldSize, env::kMaster,  env::kPluginPath, env::kRank,
-                                    env::kRunId,          env::kTimeout, env::kToken,      env::kWorldSize};
+    std::vector<EnvVariable> all = {env::kAlgo,          env::kBackend,        env::kCheck,   env::kCma,
+                                    env::kDeterministic, env::kDeviceIpc,      env::kHostId,  env::kLauncher,
+                                    env::kLocalRank,     env::kLocalWorldSize, env::kMaster,  env::kPluginPath,
+                                    env::kRank,          env::kRunId,          env::kTimeout, env::kToken,
+                                    env::kWorldSize};
     for (const Backend* backend : builtin_backends())
       all.insert(all.end(), backend->variables.begin(), backend->variables.end());
     std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });

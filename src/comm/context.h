@@ -33,7 +33,8 @@ struct Config {
   /// Communicators then take its memory too, by way of the host's where the backend doesn't (staging.h). Null: the
   /// host's memory, and what the backend itself takes. Ranks that are threads share it.
   std::shared_ptr<DeviceRuntime> device;
-  Decorate decorate;  ///< null: nothing
+  std::optional<bool> device_ipc;  ///< TESSERA_DEVICE_IPC
+  Decorate decorate;               ///< null: nothing
 };
 
 /// The communicator of the whole world. Every rank of the job calls it; it waits for all, at longest the timeout. Ranks

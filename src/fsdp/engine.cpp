@@ -1,7 +1,9 @@
 #include "tessera/fsdp/engine.h"
 
 #include <algorithm>
+#include <exception>
 
+#include "tessera/base/error.h"
 #include "tessera/fsdp/unit.h"
 #include "tessera/nn/host_access.h"
 
@@ -76,6 +78,13 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
 
 Engine::~Engine() {
   if (fabric_->offload) fabric_->offload->finish();  // copies may be using what the units give back
+  nn::Context& context = model_.context();
+  if (!context.runtime().host_accessible() && std::uncaught_exceptions() == 0) {
+    try {
+      context.stream().synchronize();  // the communicator hands its memory on at once
+    } catch (const Error&) {           // of an operation that failed, which its caller was told
+    }
+  }
   for (nn::Module* module : model_.modules()) module->set_hooks({});
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters) {

@@ -22,7 +22,7 @@ ARROWS = {  # who may include which layer of src/
 INTERNAL = {"internal", "detail"}  # folders of headers that are not installed; nor is what ends in -inl.h
 VENDORS = [  # header, and where it may be included
     (re.compile(r"^(cuda|cublas|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
-     ("src/base/cuda/", "src/nn/ops/cuda/", "backends/nccl/", "tests/", "bench/")),
+     ("src/base/cuda/", "src/comm/cuda/", "src/nn/ops/cuda/", "backends/nccl/", "tests/", "bench/")),
     (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
     (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/", "tests/backends/mpi/")),
     (re.compile(r"^(ucp|uct|ucs|ucm|ucc)/"), ("backends/ucx/",)),

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -10,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/internal/modules.h"
 #include "tessera/base/memory.h"
+#include "tessera/base/process.h"
 
 namespace tessera::base {
 namespace {
@@ -49,6 +53,26 @@ TEST(DeviceRuntime, MetaHasShapesButNoData) {
   EXPECT_THROW(meta->copy(*stream, CopyDirection::device_to_host, &host, a, sizeof host), InvalidUsage);
   EXPECT_EQ(host, 3);
   EXPECT_DEATH(*static_cast<volatile int*>(a) = 1, "");
+}
+
+TEST(DeviceRuntime, WhatSharesNoMemorySaysSo) {
+  const auto cpu = open_device({});
+  EXPECT_FALSE(cpu->traits().shares_memory);
+  void* const data = cpu->allocate(64);
+  EXPECT_THROW(cpu->export_memory(data, 64), Unsupported);
+  EXPECT_THROW(cpu->import_memory({}), Unsupported);
+  cpu->free(data, 64);
+}
+
+TEST(Process, AForkIsAnotherOne) {
+  const ProcessIdentity own = this_process();
+  EXPECT_EQ(this_process(), own);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) ::_exit(this_process() == own ? 1 : 0);
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(DeviceRuntime, EveryDeviceSaysWhatItIsOrWhyNot) {

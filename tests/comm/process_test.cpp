@@ -98,10 +98,15 @@ TEST_P(Killed, RankIsNamedByTheOthersWithinSeconds) {
   EXPECT_LT(steady_clock::now() - start, 5s);
   expect_nothing_left();
 }
-TEST_P(Killed, RankIsNamedByThoseThatWaitForADevice) {
-  const auto victim = static_cast<std::size_t>(GetParam());
-  std::vector<Process> ranks = start_ranks(3, "device");
-  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready");
+INSTANTIATE_TEST_SUITE_P(Each, Killed, testing::Values(0, 1, 2));
+
+class KilledOnADevice : public testing::TestWithParam<std::tuple<int, const char*>> {};
+
+TEST_P(KilledOnADevice, RankIsNamedByThoseThatWait) {
+  const auto victim = static_cast<std::size_t>(std::get<0>(GetParam()));
+  const std::string way = std::get<1>(GetParam());
+  std::vector<Process> ranks = start_ranks(3, "device " + way);
+  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready " + way);
   ranks[victim].kill(SIGKILL);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     if (r == victim) continue;
@@ -112,7 +117,37 @@ TEST_P(Killed, RankIsNamedByThoseThatWaitForADevice) {
   }
   expect_nothing_left();
 }
-INSTANTIATE_TEST_SUITE_P(Each, Killed, testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Each, KilledOnADevice,
+                         testing::Combine(testing::Values(0, 1, 2), testing::Values("ipc", "direct")));
+
+TEST(Processes, StopOnADeviceIsNamedAtTheDeadline) {
+  std::vector<Process> ranks = start_ranks(3, "device ipc", "2s");
+  for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready ipc");
+  ranks[1].kill(SIGSTOP);
+  for (const std::size_t r : {0U, 2U}) {
+    const std::string error = ranks[r].line();
+    EXPECT_TRUE(error.starts_with("Timeout: all_reduce: ")) << error;
+    EXPECT_NE(error.find("rank 1 is not responding"), std::string::npos) << error;
+    EXPECT_EQ(ranks[r].exit_code(), 3);
+  }
+}
+
+TEST(Processes, LeaveNoMemoryOfADeviceOpen) {
+  std::vector<Process> ranks = start_ranks(4, "device leave");
+  for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
+  // Each has opened one window of each other; the window was freed after all had closed it.
+  for (Process& rank : ranks) EXPECT_EQ(rank.line(), "exported 0, imported 0 of 3, freed too early 0");
+  for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
+}
+
+// The control: who leaves with an error doesn't wait for the others, and its windows stay.
+TEST(Processes, WhoLeavesWithAnErrorKeepsItsWindows) {
+  std::vector<Process> ranks = start_ranks(2, "device throw");
+  for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
+  EXPECT_EQ(ranks[1].line(), "exported 1, imported 0 of 1, freed too early 0");
+  EXPECT_EQ(ranks[1].line(), "other: mine");
+  EXPECT_EQ(ranks[0].line(), "exported 1, imported 0 of 1, freed too early 0");
+}
 
 class Stopped : public testing::TestWithParam<int> {};
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -87,14 +88,15 @@ std::string window_colours() {
   return colours;
 }
 
-/// All-reduces memory of a device for ever. What waits for a failed one goes on, and finds no half of a result later.
-[[noreturn]] void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device) {
+/// All-reduces memory of a device, for ever or so many rounds. What waits for a failed one goes on, and finds no half
+/// of a result later.
+void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device, int rounds = 1'000'000'000) {
   const auto stream = device.make_stream();
   const tessera::base::Buffer memory = comm.allocate(kCount * 4, MemoryKind::device, MemoryUse::other);
   auto* const x = static_cast<float*>(memory.data());
   const View view{x, kCount, tessera::base::DType::f32, device.device()};
   const auto total = static_cast<float>(comm.size() * (comm.size() + 1) / 2);
-  for (int round = 0;; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     stream->run([=, mine = static_cast<float>(comm.rank() + 1)] { std::fill_n(x, kCount, mine); });
     Work work = comm.all_reduce(view, view, ReduceOp::sum(), {.after = stream.get()});
     work.wait_on(*stream);
@@ -104,20 +106,44 @@ std::string window_colours() {
     stream->synchronize();
     work.wait();
     if (!right) throw std::runtime_error("wrong sum on the device");
-    if (round == 2) say("ready");
+    if (round == 2) say("ready " + std::string(comm.last_algorithm()));
   }
+}
+
+/// MODE of "device MODE": "ipc" and "direct" (staged) sum for ever, "leave" and "throw" end and say what is open.
+int run_on_a_device(Config config, const std::string& mode) {
+  const auto device = tessera::harness::make_guarded_device({.lazy = true});
+  config.device = device;
+  config.device_ipc = mode != "direct";
+  struct AtTheEnd {
+    const tessera::base::DeviceRuntime& device;
+    ~AtTheEnd() {
+      const tessera::harness::GuardedSharing open = tessera::harness::sharing_of(device);
+      say("exported " + std::to_string(open.exported) + ", imported " + std::to_string(open.imported) + " of " +
+          std::to_string(open.imports) + ", freed too early " + std::to_string(open.freed_too_early));
+    }
+  };
+  if (mode == "ipc" || mode == "direct") {
+    const auto comm = init(config);
+    sums_on_a_device(*comm, *device);
+  }
+  const AtTheEnd at_the_end{*device};
+  const auto comm = init(config);
+  sums_on_a_device(*comm, *device, 2);
+  say("right");
+  if (mode == "throw" && comm->rank() == 1) throw std::runtime_error("mine");
+  return 0;
 }
 
 int run(const std::string& mode) {
   Config config;
-  if (mode == "device") config.device = tessera::harness::make_guarded_device({.lazy = true});
+  if (mode.starts_with("device ")) return run_on_a_device(std::move(config), mode.substr(7));
   const auto comm = init(config);
   if (mode == "windows") {
     say(window_colours());
     comm->barrier().wait();
     return 0;
   }
-  if (config.device != nullptr) sums_on_a_device(*comm, *config.device);
   if (mode.starts_with("let go")) return let_go(*comm, mode);
   tessera::base::Buffer window = comm->allocate(kCount * 4, MemoryKind::host, MemoryUse::other);
   std::vector<float> ordinary(kCount);

@@ -14,7 +14,7 @@ TEST_P(StagingFailure, AStreamThatIsNeverThereIsATimeoutAndNobodyHangs) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
-    Values x(*device, *stream, 5000, 1);
+    Values x(comm, *device, *stream, 5000, 1);
     const auto never = device->make_signal();
     const auto stuck = device->make_stream();
     stuck->wait(never->arm());
@@ -39,8 +39,8 @@ TEST_P(StagingFailure, AFailureReleasesStreamsAndNothingIsWrittenAfterIt) {
   std::atomic<int> failed{0};
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
-    Values x(*device, *stream, 50'000, 1);
-    Values y(*device, *stream, 50'000, 0);
+    Values x(comm, *device, *stream, 50'000, 1);
+    Values y(comm, *device, *stream, 50'000, 0);
     stream->synchronize();
     comm.barrier().wait();
     if (comm.rank() == 2) {
@@ -68,7 +68,7 @@ TEST_P(StagingFailure, AbortReachesWhatIsInFlightAndQueued) {
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
     const auto never = device->make_signal();
-    Values x(*device, *stream, 50'000, 1);
+    Values x(comm, *device, *stream, 50'000, 1);
     stream->synchronize();
     comm.barrier().wait();
     if (comm.rank() == 0) {
@@ -92,13 +92,13 @@ TEST_P(StagingFailure, AnExceptionOnOneRankEndsTheOthers) {
                           [&](Communicator& comm) {
                             if (comm.rank() == 1) throw std::runtime_error("mine");
                             const auto stream = device->make_stream();
-                            Values x(*device, *stream, 50'000, 1);
+                            Values x(comm, *device, *stream, 50'000, 1);
                             comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
                           }),
                std::runtime_error);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StagingFailure, testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(All, StagingFailure, testing::ValuesIn(kWays),
                          [](const auto& which) { return std::string(which.param); });
 
 }  // namespace

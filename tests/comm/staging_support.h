@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tessera/comm/staging.h"
@@ -12,30 +13,35 @@
 
 namespace tessera::comm_test {
 
-inline constexpr StagingOptions kSmallChunks{.chunk_bytes = 16 * 1024, .chunks_in_flight = 3};
+inline StagingOptions small_chunks() { return {.chunk_bytes = 16 * 1024, .chunks_in_flight = 3}; }
 
 inline std::shared_ptr<DeviceRuntime> lazy_device() { return harness::make_guarded_device({.lazy = true}); }
 
-inline void run_staged(const char* backend, int ranks, const std::shared_ptr<DeviceRuntime>& device,
-                       const std::function<void(Communicator&)>& body, StagingOptions options = kSmallChunks) {
+/// The ways of device memory: through the host's over a backend, or, by "ipc", from rank to rank.
+inline constexpr const char* kWays[] = {"shm", "tcp", "ipc"};
+
+inline void run_staged(const std::string& way, int ranks, const std::shared_ptr<DeviceRuntime>& device,
+                       const std::function<void(Communicator&)>& body, StagingOptions options = small_chunks()) {
   Config config;
-  config.backend = backend;
+  config.backend = way == "ipc" ? "shm" : way;
   config.timeout = 60s;
+  options.ipc = way == "ipc";
   config.decorate = [&](auto world) { return stage(std::move(world), device, options); };
   run_threads(ranks, config, body);
 }
 
-/// Elements of the device, which a stream fills, changes and reads.
+/// Elements of the device, which a stream fills, changes and reads. Memory of the communicator.
 class Values {
  public:
-  Values(DeviceRuntime& device, Stream& stream, std::size_t count, float value)
-      : device_(device), stream_(stream), count_(count), data_(static_cast<float*>(device.allocate(count * 4))) {
+  Values(Communicator& comm, DeviceRuntime& device, Stream& stream, std::size_t count, float value)
+      : device_(device),
+        stream_(stream),
+        count_(count),
+        memory_(comm.allocate(count * 4, MemoryKind::device, MemoryUse::other)),
+        data_(static_cast<float*>(memory_.data())) {
     fill(value);
   }
-  ~Values() {
-    stream_.synchronize();
-    device_.free(data_, count_ * 4);
-  }
+  ~Values() { stream_.synchronize(); }
   Values(const Values&) = delete;
   Values& operator=(const Values&) = delete;
   View view() const { return {data_, count_, DType::f32, device_.device()}; }
@@ -56,6 +62,7 @@ class Values {
   DeviceRuntime& device_;
   Stream& stream_;
   const std::size_t count_;
+  const Buffer memory_;
   float* const data_;
 };
 

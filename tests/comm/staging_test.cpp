@@ -23,7 +23,7 @@ TEST_P(StagedConformance, EqualsTheSerialReferenceToTheBit) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(All, StagedConformance,
-                         testing::Combine(testing::Values("shm", "tcp"), testing::ValuesIn(conformance::all_kinds()),
+                         testing::Combine(testing::ValuesIn(kWays), testing::ValuesIn(conformance::all_kinds()),
                                           testing::Values(1, 2, 3, 4)),
                          [](const auto& which) {
                            return std::string(std::get<0>(which.param)) + "_" +
@@ -42,13 +42,14 @@ TEST_P(Staging, MemoryOfTheHostBehavesAsBefore) {
 /// Fills, all-reduces, doubles; with what ties the stream and the operation, or without.
 std::vector<float> fill_reduce_double(Communicator& comm, DeviceRuntime& device, bool after, bool wait_on) {
   const auto stream = device.make_stream();
-  Values x(device, *stream, 5000, 100);
-  Values y(device, *stream, 5000, 0);
+  Values x(comm, device, *stream, 5000, 100);
+  Values y(comm, device, *stream, 5000, 0);
   stream->synchronize();
   x.fill(static_cast<float>(comm.rank() + 1));
   comm.barrier().wait();
   {
     Work work = comm.all_reduce(x.view(), y.view(), ReduceOp::sum(), {.after = after ? stream.get() : nullptr});
+    if (!after) work.wait();
     if (wait_on) work.wait_on(*stream);
     y.scale(2);
     if (!wait_on) {
@@ -75,7 +76,7 @@ TEST_P(Staging, AForgottenDependencyShows) {
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     if (comm.rank() == 1) {
       const auto stream = device->make_stream();
-      Values x(*device, *stream, 5000, 2);
+      Values x(comm, *device, *stream, 5000, 2);
       comm.barrier().wait();
       std::this_thread::sleep_for(100ms);
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
@@ -90,7 +91,7 @@ TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
-    Values x(*device, *stream, 5000, 1);
+    Values x(comm, *device, *stream, 5000, 1);
     comm.barrier().wait();
     if (comm.rank() == 0) {
       const auto start = std::chrono::steady_clock::now();
@@ -115,7 +116,7 @@ TEST_P(Staging, OperationsThatDependOnEachOtherInCircles) {
     const auto b = world.split(0, world.rank());
     const auto one = device->make_stream();
     const auto two = device->make_stream();
-    Values x(*device, *one, 20'000, 1);
+    Values x(world, *device, *one, 20'000, 1);
     one->synchronize();
     for (int round = 0; round < 4; ++round) {
       a->all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = two.get()}).wait_on(*one);
@@ -136,10 +137,10 @@ TEST_P(Staging, MessagesOverASplitInBothDirectionsAndOutOfOrder) {
   run_staged(GetParam(), 2, device, [&](Communicator& world) {
     const auto stream = device->make_stream();
     const int peer = 1 - world.rank();
-    Values given(*device, *stream, 50'000, static_cast<float>(world.rank() + 1));
-    Values first(*device, *stream, 50'000, 0);
-    Values second(*device, *stream, 7, 0);
-    Values few(*device, *stream, 7, 9);
+    Values given(world, *device, *stream, 50'000, static_cast<float>(world.rank() + 1));
+    Values first(world, *device, *stream, 50'000, 0);
+    Values second(world, *device, *stream, 7, 0);
+    Values few(world, *device, *stream, 7, 9);
     stream->synchronize();
     Work one = world.recv(first.view(), peer);
     Work two = world.recv(second.view(), peer);
@@ -164,8 +165,8 @@ TEST_P(Staging, PartsOfDifferentLengths) {
     const std::vector<std::size_t> counts = {3000, 0, 5001};
     const auto me = static_cast<std::size_t>(comm.rank());
     const auto rank = static_cast<float>(comm.rank());
-    Values part(*device, *stream, counts[me], rank);
-    Values whole(*device, *stream, 8001, -1);
+    Values part(comm, *device, *stream, counts[me], rank);
+    Values whole(comm, *device, *stream, 8001, -1);
     comm.all_gather_v(part.view(), whole.view(), counts, {.after = stream.get()}).wait_on(*stream);
     std::vector<float> want(3000, 0);
     want.resize(8001, 2);
@@ -178,8 +179,8 @@ TEST_P(Staging, PartsOfDifferentLengths) {
       to.push_back(1000 * me + r);
       from.push_back(1000 * r + me);
     }
-    Values give(*device, *stream, 3000 * me + 3, rank);
-    Values take(*device, *stream, 3000 + 3 * me, -1);
+    Values give(comm, *device, *stream, 3000 * me + 3, rank);
+    Values take(comm, *device, *stream, 3000 + 3 * me, -1);
     comm.all_to_all_v(give.view(), to, take.view(), from, {.after = stream.get()}).wait_on(*stream);
     want.clear();
     for (std::size_t r = 0; r < 3; ++r) want.insert(want.end(), from[r], static_cast<float>(r));
@@ -194,8 +195,8 @@ TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
     meters[small].resize(3);
     const auto body = [&](Communicator& comm) {
       const auto stream = device->make_stream();
-      Values whole(*device, *stream, 3 * 4001, 1);
-      Values part(*device, *stream, 4001, 1);
+      Values whole(comm, *device, *stream, 3 * 4001, 1);
+      Values part(comm, *device, *stream, 4001, 1);
       stream->synchronize();
       comm.all_reduce(part.view(), part.view(), ReduceOp::sum()).wait();
       comm.all_gather(part.view(), whole.view()).wait();
@@ -204,7 +205,7 @@ TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
       comm.barrier().wait();
       meters[small][static_cast<std::size_t>(comm.rank())] = comm.meter();
     };
-    run_staged(GetParam(), 3, device, body, small ? kSmallChunks : StagingOptions{});
+    run_staged(GetParam(), 3, device, body, small ? small_chunks() : StagingOptions{});
   }
   for (std::size_t r = 0; r < 3; ++r)
     for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::broadcast}) {
@@ -238,7 +239,7 @@ TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Staging, testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(All, Staging, testing::ValuesIn(kWays),
                          [](const auto& which) { return std::string(which.param); });
 
 TEST(StagingConfig, WithoutADeviceItsMemoryIsRefused) {

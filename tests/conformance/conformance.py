@@ -2,16 +2,21 @@
 """Runs the conformance suite over backends, with ranks as processes, and prints a table: backend x what was checked.
 
     conformance.py BUILD [--backends shm,tcp,ucx,mpi-openmpi,mpi-mpich] [--ranks 8] [--full | --huge] [--json FILE]
+                         [--device ipc|staged] [--hosts N]
 
 A cell is the number of cases, or what was wrong of how many. The worlds of 1, 2, 3, 4, 5 and 8 ranks are cut from the one
 that is started; a plug-in's backend runs by its name, with TESSERA_PLUGIN_PATH set. --full: the whole matrix instead of a
-seeded part; --huge: in its place one case beyond 2^31 bytes for each operation, on 2 ranks (10 GiB of memory). Ends with 1 where a cell is wrong or empty.
+seeded part; --huge: in its place one case beyond 2^31 bytes for each operation, on 2 ranks (10 GiB of memory).
+--device: a part of it in memory of a device that only its streams can touch, by IPC or through the host's. --hosts: as if the ranks were
+on so many hosts. Ends with 1 where a cell is wrong or empty.
 """
 
 import argparse
 import json
 import os
 import pathlib
+import secrets
+import socket
 import subprocess
 import sys
 
@@ -23,10 +28,16 @@ LAUNCHERS = {  # backends whose ranks an MPI library's own launcher must start
 
 def run(build, backend, arguments):
     """The lines that rank 0 printed, by what they are about, and what went wrong, if anything."""
-    program = [str(build / "tests/conformance_ranks")] + ["full"] * arguments.full + ["huge"] * arguments.huge
+    program = [str(build / "tests/conformance_ranks")] + ["full"] * arguments.full + ["huge"] * arguments.huge + [arguments.device] * bool(arguments.device)
     launcher = LAUNCHERS.get(backend, [str(build / "tessera"), "run", "--no-tag", "-n"])
     # Ranks that a small world leaves out wait for it to go through its whole matrix.
     environment = dict(os.environ, TESSERA_BACKEND=backend.partition("-")[0], TESSERA_TIMEOUT="6h" if arguments.full else "2m")
+    if arguments.hosts > 1:
+        program = ["sh", "-c", f'export TESSERA_HOST_ID=host$((TESSERA_RANK * {arguments.hosts} / {arguments.ranks})); exec "$@"', "rank", *program]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            environment.update(TESSERA_MASTER=f"127.0.0.1:{free.getsockname()[1]}", TESSERA_TOKEN=secrets.token_hex(16))
+    if arguments.device:
+        environment.update(TESSERA_DEVICE_IPC=str(int(arguments.device == "ipc")))
     try:
         done = subprocess.run(launcher + [str(arguments.ranks), *(["--"] if backend not in LAUNCHERS else []), *program],
                               env=environment, text=True, capture_output=True, timeout=arguments.limit, check=False)
@@ -61,6 +72,8 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--backends", default="shm,tcp,ucx,mpi-openmpi,mpi-mpich")
     parser.add_argument("--ranks", type=int, default=0, help="default: 8, with --huge 2")
+    parser.add_argument("--device", choices=["ipc", "staged"])
+    parser.add_argument("--hosts", type=int, default=1)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--full", action="store_true")
     size.add_argument("--huge", action="store_true")

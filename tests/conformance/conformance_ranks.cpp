@@ -1,6 +1,7 @@
 // One rank of the conformance suite where ranks are processes: prints, on rank 0, one line of JSON for each operation
 // and behaviour. Ends with 1 where anything was wrong.
-//   conformance_ranks [full | huge]      under any launcher; the backend is TESSERA_BACKEND
+//   conformance_ranks [full | huge | ipc | staged]      under any launcher; the backend is TESSERA_BACKEND
+// ipc, staged: a part of it in memory of a device, some of which must go by IPC, or none.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/context.h"
 #include "tests/conformance/cases.h"
+#include "tests/harness/guarded_device.h"
 
 namespace tessera::conformance {
 namespace {
@@ -47,6 +49,28 @@ bool run_huge_cases(Communicator& world) {
   return good;
 }
 
+/// The same memory on a device that the host can't touch, which is late as a GPU may be.
+bool run_on_a_device(Communicator& world, DeviceRuntime& device, bool by_ipc) {
+  const auto stream = device.make_stream();
+  const OnDevice where{device, *stream};
+  const auto pair = world.split(world.rank() / 2, world.rank());
+  bool good = true;
+  Tally way;
+  std::int64_t went = 0;
+  for (const OpKind kind : all_kinds()) {
+    Tally tally;
+    for (Communicator* comm : {&world, pair.get()})
+      for (const Case& c : cases_for(kind, false, 13)) {
+        if (c.count > 100'000) continue;  // more chunks, nothing new
+        tally.add(run_case(*comm, c, &where));
+        went += comm->last_algorithm() == "ipc" ? 1 : 0;
+      }
+    good &= report(world, std::string(name_of(kind)), tally);
+  }
+  way.add((went > 0) == by_ipc ? "" : std::to_string(went) + " calls went by IPC");
+  return report(world, "the way", way) && good;
+}
+
 bool run(Communicator& world, bool full) {
   constexpr int kWorlds[] = {1, 2, 3, 4, 5, 8};
   bool good = true;
@@ -78,8 +102,15 @@ int main(int argc, char** argv) {
     return std::any_of(argv + 1, argv + argc, [&](const char* arg) { return std::strcmp(arg, word) == 0; });
   };
   try {
-    const auto world = tessera::comm::init();
     using namespace tessera::conformance;
+    if (named("ipc") || named("staged")) {
+      tessera::comm::Config config;
+      const auto device = tessera::harness::make_guarded_device({.lazy = true});
+      config.device = device;
+      const auto world = tessera::comm::init(config);
+      return run_on_a_device(*world, *device, named("ipc")) ? 0 : 1;
+    }
+    const auto world = tessera::comm::init();
     return (named("huge") ? run_huge_cases(*world) : run(*world, named("full"))) ? 0 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

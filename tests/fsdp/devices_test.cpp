@@ -10,7 +10,8 @@ namespace {
 using harness::TrainingRecord;
 using harness::TrainingSpec;
 
-TrainingRecord train_on(const std::string& strategy, int ranks, std::shared_ptr<base::DeviceRuntime> runtime) {
+TrainingRecord train_on(const std::string& strategy, int ranks, std::shared_ptr<base::DeviceRuntime> runtime,
+                        bool ipc) {
   TrainingSpec spec;
   spec.ranks = ranks;
   spec.global_batch = 4;
@@ -18,27 +19,48 @@ TrainingRecord train_on(const std::string& strategy, int ranks, std::shared_ptr<
   spec.engine.clip_norm = 0.5;
   spec.engine.poison = true;
   spec.runtime = std::move(runtime);
+  spec.device_ipc = ipc;
   return harness::train(spec);
 }
 
-class EngineDevices : public testing::TestWithParam<std::tuple<const char*, int>> {};
+/// Memory of the device goes through the host's, or from rank to rank.
+struct Way {
+  const char* strategy;
+  int ranks;
+  bool ipc;
+};
+
+class EngineDevices : public testing::TestWithParam<Way> {};
 
 TEST_P(EngineDevices, TheHostTouchesNothingOfAnotherDevice) {
-  const auto& [strategy, ranks] = GetParam();
-  const TrainingRecord guarded = train_on(strategy, ranks, harness::make_guarded_device({.lazy = ranks > 1}));
-  const TrainingRecord host = train_on(strategy, ranks, nullptr);
+  const auto& [strategy, ranks, ipc] = GetParam();
+  const auto device = harness::make_guarded_device({.lazy = ranks > 1});
+  const TrainingRecord guarded = train_on(strategy, ranks, device, ipc);
+  const TrainingRecord host = train_on(strategy, ranks, nullptr, false);
   EXPECT_EQ(guarded.losses, host.losses);
   EXPECT_EQ(guarded.norms, host.norms);
   EXPECT_EQ(guarded.parameters, host.parameters);
   EXPECT_EQ(guarded.model_state, host.model_state);
   EXPECT_FALSE(guarded.parameters.empty());
+  for (std::size_t r = 0; r < host.later_by_rank.size(); ++r) {
+    EXPECT_EQ(guarded.later_by_rank[r].all_gather, host.later_by_rank[r].all_gather);
+    EXPECT_EQ(guarded.later_by_rank[r].reduce_scatter, host.later_by_rank[r].reduce_scatter);
+    EXPECT_EQ(guarded.later_by_rank[r].all_reduce, host.later_by_rank[r].all_reduce);
+  }
+  const harness::GuardedSharing sharing = harness::sharing_of(*device);
+  EXPECT_EQ(sharing.imports > 0, ipc);
+  EXPECT_EQ(sharing.exported + sharing.imported + sharing.freed_too_early, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices,
-                         testing::Combine(testing::Values("ddp", "zero1", "zero2", "fsdp"), testing::Values(1, 2)),
+                         testing::Values(Way{"ddp", 1, false}, Way{"zero1", 1, false}, Way{"zero2", 1, false},
+                                         Way{"fsdp", 1, false}, Way{"ddp", 2, false}, Way{"zero1", 2, false},
+                                         Way{"zero2", 2, false}, Way{"fsdp", 2, false}, Way{"ddp", 2, true},
+                                         Way{"zero1", 2, true}, Way{"zero2", 2, true}, Way{"fsdp", 2, true},
+                                         Way{"fsdp", 4, true}, Way{"hsdp", 4, true}),
                          [](const auto& given) {
-                           return std::string(std::get<0>(given.param)) + "_" +
-                                  std::to_string(std::get<1>(given.param));
+                           return std::string(given.param.strategy) + "_" + std::to_string(given.param.ranks) +
+                                  (given.param.ipc ? "_ipc" : "");
                          });
 
 // --- host waits

@@ -5,13 +5,26 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
+#include "tessera/base/error.h"
+#include "tessera/comm/device_sum.h"
+#include "tessera/comm/reduce.h"
 #include "tests/harness/guarded_streams.h"
 
 namespace tessera::harness {
 namespace {
 
 using namespace base;  // NOLINT: this file implements a class of base
+
+void append_sum(Stream& stream, const comm::DeviceSum& sum) {
+  const auto count = static_cast<std::size_t>(sum.source_count);
+  stream.run([sum, sources = std::vector<const void*>(sum.sources, sum.sources + count),
+              factors = std::vector<double>(sum.factors, sum.factors + count)] {
+    comm::reduce_tree(sum.op, sum.dtype, sources, factors, sum.out, sum.count);
+  });
+}
+constexpr comm::DeviceSums kHostSums{append_sum};
 
 Ranges& ranges_of_this_thread() {
   thread_local Ranges ranges;
@@ -33,7 +46,8 @@ class GuardedGraph final : public Graph {
 class GuardedRuntime final : public DeviceRuntime {
  public:
   explicit GuardedRuntime(GuardedOptions options)
-      : DeviceRuntime({DeviceType::cuda, 0}, {.host_accessible = false, .slow_allocation = true}),
+      : DeviceRuntime({DeviceType::cuda, 0},
+                      {.host_accessible = false, .slow_allocation = true, .shares_memory = options.shares_memory}),
         entry_{options.kernels != nullptr ? options.kernels : nn::make_host_kernels},
         options_(options) {}
 
@@ -59,6 +73,25 @@ class GuardedRuntime final : public DeviceRuntime {
     ++waits_of_this_thread().memory;
     shared_->arena.give(data, bytes);
   }
+  MemoryHandle export_memory(void* data, std::size_t bytes) override {
+    if (!options_.shares_memory) return DeviceRuntime::export_memory(data, bytes);
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->arena.share(data, bytes);
+  }
+  void* import_memory(const MemoryHandle& handle) override {
+    if (options_.refuses_imports) throw Unsupported("the guarded device opens nobody's memory");
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->arena.import(handle);
+  }
+  void release_memory(void* imported) noexcept override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->arena.release(imported);
+  }
+  GuardedSharing sharing() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->arena.sharing();
+  }
+
   void* allocate_host(std::size_t bytes) override {
     ++waits_of_this_thread().memory;
     void* const data = std::malloc(bytes);
@@ -85,7 +118,9 @@ class GuardedRuntime final : public DeviceRuntime {
       const void* const host = direction == CopyDirection::host_to_device ? from : to;
       if (!shared_->pinned.holds(host, bytes)) ++waits_of_this_thread().copies;
     }
-    stream.run([=] { std::memcpy(to, from, bytes); });
+    if (direction == CopyDirection::device_to_device && options_.slow_copies.count() > 0)
+      delay_guarded_stream(stream, options_.slow_copies);
+    if (bytes > 0) stream.run([=] { std::memcpy(to, from, bytes); });
   }
   void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
     stream.run([=] { std::memset(data, value, bytes); });
@@ -102,6 +137,7 @@ class GuardedRuntime final : public DeviceRuntime {
   }
   void range_end() noexcept override { --ranges_of_this_thread().open; }
   const void* find(std::string_view interface) const noexcept override {
+    if (interface == comm::DeviceSums::kInterface) return &kHostSums;
     return interface == nn::KernelsEntry::kInterface ? &entry_ : nullptr;
   }
 
@@ -121,6 +157,10 @@ Ranges take_ranges() {
 
 std::shared_ptr<DeviceRuntime> make_guarded_device(GuardedOptions options) {
   return std::make_shared<GuardedRuntime>(options);
+}
+
+GuardedSharing sharing_of(const DeviceRuntime& guarded) {
+  return dynamic_cast<const GuardedRuntime&>(guarded).sharing();
 }
 
 }  // namespace tessera::harness

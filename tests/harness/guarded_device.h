@@ -2,6 +2,7 @@
 // so a host that reads or writes a tensor without host_access.h crashes, as it would (or worse, would not) with a GPU.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,7 +22,21 @@ struct GuardedOptions {
   /// The copy stream of this number, as they are made, waits for no event: a dependency that somebody forgot. Lazy
   /// only.
   int deaf_copy_stream = -1;
+  bool shares_memory = true;
+  /// It can't open what others shared, as in a container that refuses it.
+  bool refuses_imports = false;
+  /// Copies between memory of devices take so long. Lazy only.
+  std::chrono::milliseconds slow_copies{0};
 };
+
+/// What a guarded device has shared, and opened of others' memory.
+struct GuardedSharing {
+  int exported = 0;         ///< pieces, now
+  int imported = 0;         ///< pieces, now
+  int imports = 0;          ///< ever
+  int freed_too_early = 0;  ///< pieces, while somebody had them imported
+};
+GuardedSharing sharing_of(const base::DeviceRuntime& guarded);
 
 /// What stops the thread that does it, or would with a GPU.
 struct HostWaits {

@@ -3,42 +3,34 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 
+#include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
+#include "tests/harness/guarded_device.h"
 
 namespace tessera::harness {
 
-/// One range of addresses that is opened and closed as a whole.
+/// One range of addresses that is opened and closed as a whole, with what was imported. Others may map it, too: it is a
+/// memfd. Under the device's lock.
 class Arena {
  public:
   static constexpr std::size_t kBytes = std::size_t{1} << 30;
-  Arena() {
-    void* data = ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) throw base::system_error("mmap");
-    base_ = static_cast<std::byte*>(data);
-  }
-  ~Arena() { ::munmap(base_, kBytes); }
+  Arena();
+  ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  void* take(std::size_t bytes) {
-    const std::size_t size = rounded(bytes);
-    const auto found = idle_.find(size);
-    if (found != idle_.end()) {
-      void* data = found->second;
-      idle_.erase(found);
-      return data;
-    }
-    if (used_ + size > kBytes) throw base::SystemError("the guarded device has no more memory");
-    used_ += size;
-    return base_ + used_ - size;
-  }
-  void give(void* data, std::size_t bytes) { idle_.emplace(rounded(bytes), data); }
+  void* take(std::size_t bytes);
+  void give(void* data, std::size_t bytes);
+
+  base::MemoryHandle share(void* data, std::size_t bytes);
+  void* import(const base::MemoryHandle& handle);
+  void release(void* imported);
+  const GuardedSharing& sharing() const { return sharing_; }
 
   void open() {
     if (depth_++ == 0) protect(PROT_READ | PROT_WRITE);
@@ -48,17 +40,22 @@ class Arena {
   }
 
  private:
-  static constexpr std::size_t kPage = 4096;
-  static std::size_t rounded(std::size_t bytes) {
-    return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
-  }
-  void protect(int rights) const {
-    if (used_ > 0 && ::mprotect(base_, used_, rights) != 0) throw base::system_error("mprotect");
-  }
+  struct Imported {
+    std::size_t bytes = 0;               ///< 0: this arena's own memory
+    std::uint32_t* importers = nullptr;  ///< in the owner's first page
+    void* page = nullptr;
+  };
+  void protect(int rights) const;
   std::byte* base_ = nullptr;
+  std::uint32_t* importers_ = nullptr;  ///< the first page: how many have imported each shared piece
+  int fd_ = -1;
   std::size_t used_ = 0;
   int depth_ = 0;
   std::multimap<std::size_t, void*> idle_;
+  std::map<void*, std::uint32_t> shared_;  ///< their places in importers_
+  std::uint32_t next_ = 0;
+  std::multimap<void*, Imported> imported_;
+  GuardedSharing sharing_;
 };
 
 class OpenArena {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <deque>
+#include <optional>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -109,6 +110,13 @@ class LazyGuardedStream final : public CapturingStream {
     });
     return Event(point);
   }
+  void delay(std::chrono::milliseconds time) {
+    push([time, until = std::optional<std::chrono::steady_clock::time_point>()]() mutable {
+      const auto now = std::chrono::steady_clock::now();
+      if (!until) until = now + time;
+      return now >= *until;
+    });
+  }
   void wait(const Event& event) override {
     if (event.state() != nullptr) refuse_in_capture("an event");
     if (!deaf_) push([event] { return event.done(); });
@@ -173,6 +181,10 @@ std::unique_ptr<Stream> make_guarded_stream(Device device, std::shared_ptr<Guard
 std::unique_ptr<Stream> make_lazy_guarded_stream(Device device, const std::shared_ptr<GuardedShared>& shared,
                                                  bool deaf) {
   return std::make_unique<LazyGuardedStream>(device, shared, deaf);
+}
+
+void delay_guarded_stream(Stream& stream, std::chrono::milliseconds time) {
+  dynamic_cast<LazyGuardedStream&>(stream).delay(time);
 }
 
 }  // namespace tessera::harness

@@ -1,6 +1,7 @@
 // Streams of a guarded device.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,5 +43,8 @@ std::unique_ptr<base::Stream> make_guarded_stream(base::Device device, std::shar
 /// Runs nothing before somebody asks. `deaf`: it waits for no event, as if whoever uses it had forgotten to say so.
 std::unique_ptr<base::Stream> make_lazy_guarded_stream(base::Device device,
                                                        const std::shared_ptr<GuardedShared>& shared, bool deaf);
+
+/// What comes next on a lazy stream runs so much after somebody first asked for it.
+void delay_guarded_stream(base::Stream& stream, std::chrono::milliseconds time);
 
 }  // namespace tessera::harness

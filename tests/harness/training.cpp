@@ -179,6 +179,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
   config.timeout = std::chrono::seconds(60);
   config.device = spec.runtime;
+  config.device_ipc = spec.device_ipc;
   config.decorate = [&](auto world) { return decorators::decorate(std::move(world), spec.decorators); };
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) { Rank(spec, world, record, mutex).run(); });
   return record;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct TrainingSpec {
   base::DType dtype = base::DType::f32;  ///< of the model
   bool lazy_streams = false;
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
+  std::optional<bool> device_ipc = {};                ///< as comm::Config's
   fsdp::EngineOptions engine = {};
   std::string decorators = {};  ///< around every rank's communicators; see plugins/decorators/decorate.h
   /// Called on every rank when the engine has its initial values. `control` is of all ranks, for whatever the test

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/base/cuda/internal/graph.h"
+#include "tessera/base/cuda/internal/ipc.h"
 #include "tessera/base/cuda/internal/ranges.h"
 #include "tessera/base/cuda/internal/signal.h"
 #include "tessera/base/cuda/internal/stream.h"
@@ -22,7 +23,8 @@ DeviceProperties properties_of(int index) {
   return {.name = prop.name,
           .memory_bytes = prop.totalGlobalMem,
           .processors = prop.multiProcessorCount,
-          .generation = prop.major * 10 + prop.minor};
+          .generation = prop.major * 10 + prop.minor,
+          .shares_memory = has_ipc(index)};
 }
 
 /// Makes the device the calling thread's for one call: the vendor's functions mean the thread's current one.
@@ -31,9 +33,11 @@ void activate(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
 class CudaRuntime final : public DeviceRuntime {
  public:
   CudaRuntime(int index, Find interfaces)
-      : DeviceRuntime({DeviceType::cuda, index}, {.host_accessible = false, .slow_allocation = true}),
+      : DeviceRuntime({DeviceType::cuda, index},
+                      {.host_accessible = false, .slow_allocation = true, .shares_memory = has_ipc(index)}),
         index_(index),
-        find_(interfaces) {
+        find_(interfaces),
+        ipc_(index) {
     activate(index_);
   }
 
@@ -59,6 +63,10 @@ class CudaRuntime final : public DeviceRuntime {
     return data;
   }
   void free(void* data, std::size_t) noexcept override { cudaFree(data); }
+
+  MemoryHandle export_memory(void* data, std::size_t) override { return ipc_.export_memory(data); }
+  void* import_memory(const MemoryHandle& handle) override { return ipc_.import_memory(handle); }
+  void release_memory(void* imported) noexcept override { ipc_.release(imported); }
 
   void* allocate_host(std::size_t bytes) override {
     activate(index_);
@@ -103,11 +111,15 @@ class CudaRuntime final : public DeviceRuntime {
   }
   void range_begin(std::string_view what, std::string_view unit) noexcept override { begin_range(what, unit); }
   void range_end() noexcept override { end_range(); }
-  const void* find(std::string_view interface) const noexcept override { return find_(interface); }
+  const void* find(std::string_view interface) const noexcept override {
+    cudaSetDevice(index_);  // what is found may get itself ready there
+    return find_(interface);
+  }
 
  private:
   const int index_;
   const Find find_;
+  Ipc ipc_;
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
   const std::shared_ptr<Words> words_ = std::make_shared<Words>();
 };

@@ -36,6 +36,10 @@ inline constexpr EnvVariable kCma{
     "TESSERA_CMA", "1",
     "ranks of a host read each other's ordinary memory by way of the kernel where it lets "
     "them; 0: through memory that they share"};
+inline constexpr EnvVariable kDeviceIpc{
+    "TESSERA_DEVICE_IPC", "1",
+    "ranks of a host read each other's device memory directly (CUDA IPC) where devices and system let them; 0: through "
+    "the host's memory"};
 inline constexpr EnvVariable kAlgo{
     "TESSERA_ALGO", "",
     "algorithms by operation and size, such as all_reduce=symmetric:0-16K;direct:16K-max, or @FILE that holds them"};

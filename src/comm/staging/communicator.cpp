@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -11,6 +12,7 @@ namespace tessera::comm::staging {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constexpr std::chrono::milliseconds kPatience{2000};
 
 /// What must be issued in its order.
 std::pair<OpKind, int> lane_of(const Call& call) {
@@ -30,12 +32,51 @@ StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std:
       inner_(std::move(inner)),
       capabilities_(inner_->capabilities()) {
   capabilities_.memory.push_back(MemoryKind::device);
+  share_here();
 }
 
 StagedCommunicator::~StagedCommunicator() {
   engine_->drive([this] { return in_flight_.load() == 0; }, Clock::time_point::max());
   const std::lock_guard lock(engine_->mutex());  // whoever has ended the last one may still be at it
   regions_.clear();
+  if (closing_ != nullptr) close_windows();
+}
+
+void StagedCommunicator::agree_to_share() {
+  const Capabilities& can = inner_->capabilities();
+  if (size() == 1 || !can.splits_share_memory) return;
+  closing_ = inner_->split(0, rank());
+  std::uint8_t shares = engine_->options().ipc && engine_->device().traits().shares_memory ? 1 : 0;
+  closing_->all_reduce(view_of(&shares, 1), view_of(&shares, 1), ReduceOp::min()).wait();
+  if (rank() == 0 && logger() != nullptr)
+    logger()->write(LogLevel::info,
+                    "memory of " + name_of(engine_->device().device()) +
+                        (shares != 0 ? " goes from rank to rank on one host: by IPC"
+                                     : " passes through the host's: IPC is switched off, or a rank's device has none"));
+  if (shares == 0) return closing_.reset();
+  engine_->share(AlgorithmTable(engine_->options().algorithms, can.algorithms));
+  share_here();
+}
+
+void StagedCommunicator::share_here() {
+  if (engine_->windows() != nullptr && size() > 1 && capabilities_.shares_memory)
+    sharing_.emplace(*engine_, size(), logger());
+}
+
+/// A device may not free what others have open, so the ranks meet once more; but none of them waits long for one that
+/// is late, or left with an error: then the windows stay until the process ends.
+void StagedCommunicator::close_windows() noexcept {
+  const std::shared_ptr<Windows>& windows = engine_->windows();
+  windows->close_others();
+  bool all = false;
+  try {
+    if (std::uncaught_exceptions() == 0) {
+      closing_->barrier({.timeout = kPatience, .label = "closing"}).wait();
+      all = true;
+    }
+  } catch (const std::exception&) {  // whoever is missing has ended or failed, which was told where it was noticed
+  }
+  windows->end(all);
 }
 
 void StagedCommunicator::check_memory(const Call& call) const {
@@ -60,7 +101,10 @@ void StagedCommunicator::do_after(Stream& stream) {
 Work StagedCommunicator::do_start(const Call& call) {
   Event after = std::exchange(after_, {});
   check_memory(call);
-  if (!on_device(call) && in_flight_.load() == 0 && after.done()) return pass_on(*inner_, call);
+  if (!on_device(call) && in_flight_.load() == 0 && after.done()) {
+    if (sharing_) sharing_->went({});
+    return pass_on(*inner_, call);
+  }
   return submit({&call, 1}, std::move(after));
 }
 
@@ -68,13 +112,16 @@ Work StagedCommunicator::do_batch(std::span<const Call> parts) {
   Event after = std::exchange(after_, {});
   for (const Call& part : parts) check_memory(part);
   if (parts.empty()) return {};
-  if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done())
+  if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done()) {
+    if (sharing_) sharing_->went({});
     return pass_on(*inner_, parts);
+  }
   return submit(parts, std::move(after));
 }
 
 Work StagedCommunicator::submit(std::span<const Call> calls, Event after) {
   const std::lock_guard lock(engine_->mutex());
+  if (sharing_) sharing_->went({});
   auto* const made = new Operation(engine_, *this, calls, std::move(after));  // its handles own it
   Work work(made);
   Operation& operation = *made;
@@ -142,6 +189,7 @@ Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::
     const std::lock_guard lock(engine_->mutex());
     return inner_->allocate(bytes, kind, use);
   }
+  if (engine_->windows() != nullptr) return engine_->windows()->allocate(bytes, use, ledger());
   const std::shared_ptr<DeviceRuntime>& device = engine_->shared_device();
   void* const data = device->allocate(bytes);
   if (use) ledger()->add(*use, bytes);
@@ -161,11 +209,12 @@ void StagedCommunicator::do_meter(MeterSnapshot& snapshot) const {
   const MeterSnapshot inner = inner_->meter();
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
   snapshot.bytes_to_peer = inner.bytes_to_peer;
+  if (sharing_) sharing_->correct(snapshot);
 }
 
 std::string_view StagedCommunicator::do_last_algorithm() const noexcept {
   const std::lock_guard lock(engine_->mutex());
-  return inner_->last_algorithm();
+  return sharing_ && !sharing_->way().empty() ? sharing_->way() : inner_->last_algorithm();
 }
 
 }  // namespace tessera::comm::staging
@@ -174,8 +223,10 @@ namespace tessera::comm {
 
 std::unique_ptr<Communicator> stage(std::unique_ptr<Communicator> inner, std::shared_ptr<DeviceRuntime> device,
                                     StagingOptions options) {
-  auto engine = std::make_shared<staging::Engine>(std::move(device), options);
-  return std::make_unique<staging::StagedCommunicator>(std::move(inner), std::move(engine));
+  auto engine = std::make_shared<staging::Engine>(std::move(device), std::move(options));
+  auto made = std::make_unique<staging::StagedCommunicator>(std::move(inner), std::move(engine));
+  made->agree_to_share();
+  return made;
 }
 
 }  // namespace tessera::comm

@@ -8,7 +8,7 @@ using namespace std::chrono_literals;
 
 Engine::Engine(std::shared_ptr<DeviceRuntime> device, StagingOptions options)
     : device_(std::move(device)),
-      options_(options),
+      options_(std::move(options)),
       down_(device_->make_copy_stream()),
       up_(device_->make_copy_stream()),
       thread_([this] { run(); }) {}

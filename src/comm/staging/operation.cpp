@@ -41,6 +41,11 @@ void Operation::wait_on(Stream& stream) {
   if (finished_.load() == kFailed) std::rethrow_exception(error_);
 }
 
+std::chrono::milliseconds Operation::time_left() const {
+  return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()),
+                  std::chrono::milliseconds(1));
+}
+
 bool Operation::advance() noexcept {
   bool moved = false;
   if (error_ == nullptr) {

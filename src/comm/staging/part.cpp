@@ -39,7 +39,12 @@ Part::Part(Operation& operation, const Call& call, bool staged)
   const StagingOptions& options = operation.engine().options();
   plan_.emplace(call_, comm.rank(), comm.size(), options.chunk_bytes);
   chunks_ = plan_->chunks();
-  widen(options.chunks_in_flight);
+  Sharing* const sharing = operation.communicator().sharing();
+  if (sharing != nullptr && sharing->suits(call_)) {
+    shared_.emplace(operation, call_);
+  } else {
+    widen(options.chunks_in_flight);
+  }
 }
 
 void Part::widen(std::size_t chunks) {
@@ -56,12 +61,19 @@ void Part::give_back() {
 }
 
 bool Part::moving() const noexcept {
+  if (shared_) return shared_->talking();
   return std::any_of(flights_.begin(), flights_.end(),
                      [](const Flight& f) { return f.stage == Flight::Stage::moving; });
 }
 
 bool Part::advance(bool may_issue) {
   bool moved = false;
+  if (shared_) {
+    moved = shared_->advance(may_issue);
+    if (!shared_->staged()) return moved;
+    shared_.reset();
+    ask_device(operation_, [this] { widen(operation_.engine().options().chunks_in_flight); });
+  }
   while (may_issue && begin_chunk()) moved = true;
   while (may_issue && issue_next()) moved = true;
   return land() || moved;
@@ -103,8 +115,7 @@ bool Part::issue_next() {
 void Part::issue(Flight& flight) {
   Call call = call_;
   call.label = operation_.label();
-  call.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(operation_.deadline() - Clock::now()),
-                          std::chrono::milliseconds(1));
+  call.timeout = operation_.time_left();
   if (plan_) {
     const Chunk& chunk = flight.chunk;
     const auto at = [&](std::size_t count, std::size_t offset) -> std::byte* {
@@ -154,6 +165,7 @@ bool Part::land_first(Flight& flight) {
 }
 
 bool Part::drained() {
+  if (shared_) return shared_->drained();
   std::erase_if(flights_, [](Flight& flight) {
     if (flight.stage == Flight::Stage::moving) return flight.work.done();
     try {

@@ -140,7 +140,7 @@ cudaError_t query_event(cudaEvent_t event) {
 cudaError_t reduce_tree_later(const nccl::TreeWork& work, cudaStream_t stream) {
   const auto lock = fake_lock();
   stream_of(stream).tasks.emplace_back([work] {
-    nccl::with_element(work.dtype, [&](auto zero) {
+    comm::with_element(work.dtype, [&](auto zero) {
       for (std::size_t i = 0; i < work.count; ++i) nccl::tree_element<decltype(zero)>(work, i);
     });
     return true;

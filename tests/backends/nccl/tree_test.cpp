@@ -37,7 +37,7 @@ std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   const nccl::TreeWork work{
       op,    dtype,          ranks,       own,   sources[static_cast<std::size_t>(own)], pieces.data(),
       bytes, factors.data(), have.data(), kCount};
-  nccl::with_element(dtype, [&](auto zero) {
+  with_element(dtype, [&](auto zero) {
     for (std::size_t i = 0; i < kCount; ++i) nccl::tree_element<decltype(zero)>(work, i);
   });
   return conformance::first_difference(dtype, have.data(), want.data(), kCount);
@@ -55,13 +55,13 @@ TEST(NcclTree, EveryF16AndBf16GoesThereAndBack) {
   for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
     const auto h = f16::of_bits(static_cast<std::uint16_t>(bits));
     const auto b = bf16::of_bits(static_cast<std::uint16_t>(bits));
-    const float x = nccl::TreeNumber<f16>::load(h);
+    const float x = SumNumber<f16>::load(h);
     if (std::isnan(x)) continue;
     ASSERT_EQ(x, static_cast<float>(h));
-    ASSERT_EQ(nccl::TreeNumber<f16>::store(x).bits, bits);
-    const float y = nccl::TreeNumber<bf16>::load(b);
+    ASSERT_EQ(SumNumber<f16>::store(x).bits, bits);
+    const float y = SumNumber<bf16>::load(b);
     if (std::isnan(y)) continue;
-    ASSERT_EQ(nccl::TreeNumber<bf16>::store(y).bits, bits);
+    ASSERT_EQ(SumNumber<bf16>::store(y).bits, bits);
   }
 }
 

@@ -8,12 +8,15 @@
 #include <vector>
 
 #include "tessera/comm/staging/internal/engine.h"
+#include "tessera/comm/staging/internal/sharing.h"
 
 namespace tessera::comm::staging {
 
 class StagedCommunicator final : public Communicator {
  public:
   StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Engine> engine);
+  /// Of the world: collective. Asks the others whether memory of the device goes by windows.
+  void agree_to_share();
   ~StagedCommunicator() override;
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
 
@@ -26,6 +29,8 @@ class StagedCommunicator final : public Communicator {
   void enter(Part& part);
   void leave(Part& part) noexcept;
   void end_operation() noexcept { in_flight_.fetch_sub(1); }
+  /// Null: these ranks don't read each other's memory.
+  Sharing* sharing() noexcept { return sharing_ ? &*sharing_ : nullptr; }
   bool aborted() const noexcept { return aborted_.load(); }
   void abort_inner(const std::string& why) noexcept { inner_->abort(why); }
 
@@ -42,10 +47,14 @@ class StagedCommunicator final : public Communicator {
   Work submit(std::span<const Call> calls, Event after);
   void check_memory(const Call& call) const;
   void wait_until_issued();
+  void share_here();
+  void close_windows() noexcept;
 
   const std::shared_ptr<Engine> engine_;
   const std::unique_ptr<Communicator> inner_;
+  std::unique_ptr<Communicator> closing_;  ///< the world's where there are windows: its ranks leave together
   Capabilities capabilities_;
+  std::optional<Sharing> sharing_;
   Event after_;
   /// Calls that must be issued in their order: the collectives, and the messages to and from each peer.
   std::map<std::pair<OpKind, int>, std::deque<Part*>> lanes_;

@@ -10,7 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/algorithms.h"
+#include "tessera/comm/device_sum.h"
 #include "tessera/comm/staging/internal/operation.h"
+#include "tessera/comm/staging/internal/windows.h"
 
 namespace tessera::comm::staging {
 
@@ -26,6 +29,18 @@ class Engine {
   DeviceRuntime& device() noexcept { return *device_; }
   const std::shared_ptr<DeviceRuntime>& shared_device() const noexcept { return device_; }
   const StagingOptions& options() const noexcept { return options_; }
+  /// All ranks of the world have agreed that device memory goes by windows. Once, before anything else.
+  void share(AlgorithmTable algorithms) {
+    windows_ = std::make_shared<Windows>(device_);
+    sums_ = device_->find<DeviceSums>();
+    algorithms_ = std::move(algorithms);
+  }
+  /// Null: memory of the device is staged.
+  const std::shared_ptr<Windows>& windows() const noexcept { return windows_; }
+  /// Null: this device has none.
+  const DeviceSums* sums() const noexcept { return sums_; }
+  /// What the user wants calls to be carried by.
+  const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   /// Guards everything of every staged communicator, and the inner communicators while anything is in flight on them.
   std::mutex& mutex() noexcept { return mutex_; }
   Stream& down() noexcept { return *down_; }
@@ -46,6 +61,9 @@ class Engine {
   const StagingOptions options_;
   const std::unique_ptr<Stream> down_;
   const std::unique_ptr<Stream> up_;
+  std::shared_ptr<Windows> windows_;
+  const DeviceSums* sums_ = nullptr;
+  AlgorithmTable algorithms_;
   std::mutex mutex_;
   std::condition_variable work_;
   std::vector<Operation*> active_;  ///< in the order of their calls

@@ -13,6 +13,7 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/staging/internal/plan.h"
+#include "tessera/comm/staging/internal/window_call.h"
 
 namespace tessera::comm::staging {
 
@@ -33,14 +34,15 @@ struct Flight {
   Work work;
 };
 
-/// A call, or a part of a batch: its chunks go down, between the ranks, and up, each in order.
+/// A call, or a part of a batch. Where the ranks can't read each other's memory, its chunks go down, between the ranks,
+/// and up, each in order.
 class Part {
  public:
   Part(Operation& operation, const Call& call, bool staged);
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
-  /// In the caller's thread: takes regions for so many chunks more (at most for all that are left).
+  /// Takes regions for so many chunks more (at most for all that are left).
   void widen(std::size_t chunks);
   /// Moves what can be. `may_issue`: what was called before it on its lane has been issued.
   bool advance(bool may_issue);
@@ -48,8 +50,8 @@ class Part {
   bool drained();
   void give_back();
 
-  bool issued() const noexcept { return issued_ == chunks_; }
-  bool done() const noexcept { return landed_ == chunks_; }
+  bool issued() const noexcept { return shared_ ? shared_->told() : issued_ == chunks_; }
+  bool done() const noexcept { return shared_ ? shared_->done() : landed_ == chunks_; }
   bool moving() const noexcept;  ///< some chunk is with the inner communicator
   const Call& call() const noexcept { return call_; }
 
@@ -65,7 +67,8 @@ class Part {
   Call call_;
   std::vector<std::size_t> in_counts_;
   std::vector<std::size_t> out_counts_;
-  std::optional<Plan> plan_;  ///< nothing: memory of the host, handed on as it is
+  std::optional<WindowCall> shared_;  ///< nothing: staged, or memory of the host
+  std::optional<Plan> plan_;          ///< nothing: memory of the host, handed on as it is
   std::size_t chunks_ = 1;
   std::size_t begun_ = 0;
   std::size_t issued_ = 0;
@@ -93,7 +96,8 @@ class Operation final : public WorkState {
   StagedCommunicator& communicator() noexcept { return communicator_; }
   Engine& engine() noexcept { return *engine_; }
   std::string_view label() const noexcept { return label_; }
-  Clock::time_point deadline() const noexcept { return deadline_; }
+  /// At least a moment: what begins late fails by itself.
+  std::chrono::milliseconds time_left() const;
   std::deque<Part>& parts() noexcept { return parts_; }
 
  protected:

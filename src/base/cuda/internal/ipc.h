@@ -1,0 +1,30 @@
+// Memory of a CUDA device between the processes of one host, by CUDA IPC.
+#pragma once
+
+#include <mutex>
+#include <set>
+
+#include "tessera/base/device_runtime.h"
+
+namespace tessera::base::cuda {
+
+/// Whether device `index` has it.
+bool has_ipc(int index) noexcept;
+
+/// As DeviceRuntime says. Thread-safe.
+class Ipc {
+ public:
+  explicit Ipc(int index) : index_(index) {}
+  MemoryHandle export_memory(void* data) const;
+  void* import_memory(const MemoryHandle& handle);
+  void release(void* imported) noexcept;
+
+ private:
+  void reach(int owner) const;
+
+  const int index_;
+  std::mutex mutex_;
+  std::multiset<void*> opened_;  ///< of other processes; opened twice is one address that is closed twice
+};
+
+}  // namespace tessera::base::cuda

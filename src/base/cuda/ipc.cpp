@@ -1,0 +1,97 @@
+#include "tessera/base/cuda/internal/ipc.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/base/process.h"
+
+namespace tessera::base::cuda {
+namespace {
+
+/// What a MemoryHandle holds.
+struct Content {
+  ProcessIdentity owner{};
+  cudaIpcMemHandle_t handle{};
+  void* address = nullptr;  ///< in the owner
+  char bus[20] = {};        ///< the device's place, the same name in all processes; their indices may differ
+  std::int32_t index = 0;   ///< in the owner
+};
+static_assert(sizeof(Content) <= sizeof(MemoryHandle));
+
+/// What can't be shared is no failure: the caller has other ways.
+void check_shared(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  throw Unsupported("cuda: " + std::string(what) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) +
+                    ")");
+}
+
+}  // namespace
+
+bool has_ipc(int index) noexcept {
+  int has = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&has, cudaDevAttrIpcEventSupport, index);
+  cudaGetLastError();
+  return error == cudaSuccess && has != 0;
+}
+
+MemoryHandle Ipc::export_memory(void* data) const {
+  Content content{.owner = this_process(), .handle = {}, .address = data, .bus = {}, .index = index_};
+  check_shared(cudaSetDevice(index_), "cudaSetDevice");
+  check_shared(cudaDeviceGetPCIBusId(content.bus, sizeof content.bus, index_), "cudaDeviceGetPCIBusId");
+  check_shared(cudaIpcGetMemHandle(&content.handle, data), "cudaIpcGetMemHandle");
+  MemoryHandle handle;
+  std::memcpy(handle.bytes.data(), &content, sizeof content);
+  return handle;
+}
+
+/// Makes sure that this device reads and writes memory of the device `owner`.
+void Ipc::reach(int owner) const {
+  if (owner == index_) return;
+  int can = 0;
+  check_shared(cudaDeviceCanAccessPeer(&can, index_, owner), "cudaDeviceCanAccessPeer");
+  if (can == 0)
+    throw Unsupported("cuda: device " + std::to_string(index_) + " can't read the memory of device " +
+                      std::to_string(owner));
+}
+
+void* Ipc::import_memory(const MemoryHandle& handle) {
+  Content content;
+  std::memcpy(static_cast<void*>(&content), handle.bytes.data(), sizeof content);
+  content.bus[sizeof content.bus - 1] = '\0';
+  check_shared(cudaSetDevice(index_), "cudaSetDevice");
+  if (content.owner == this_process()) {  // where no handle can be opened, and none is needed
+    reach(content.index);
+    if (content.index != index_) {
+      const cudaError_t error = cudaDeviceEnablePeerAccess(content.index, 0);
+      if (error != cudaErrorPeerAccessAlreadyEnabled) check_shared(error, "cudaDeviceEnablePeerAccess");
+      cudaGetLastError();
+    }
+    return content.address;
+  }
+  int owner = 0;
+  const bool visible = cudaDeviceGetByPCIBusId(&owner, content.bus) == cudaSuccess;
+  cudaGetLastError();
+  if (visible) reach(owner);  // a device that isn't can be opened, too
+  void* data = nullptr;
+  check_shared(cudaIpcOpenMemHandle(&data, content.handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+  const std::lock_guard lock(mutex_);
+  opened_.insert(data);
+  return data;
+}
+
+void Ipc::release(void* imported) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = opened_.find(imported);
+  if (found == opened_.end()) return;
+  opened_.erase(found);
+  cudaSetDevice(index_);
+  cudaIpcCloseMemHandle(imported);
+  cudaGetLastError();
+}
+
+}  // namespace tessera::base::cuda

@@ -1,0 +1,28 @@
+// The entry of the module: base's device, and what the layers above have on it.
+#include "tessera/base/cuda/internal/layers.h"
+#include "tessera/base/cuda/internal/runtime.h"
+
+namespace {
+
+using namespace tessera::base;  // NOLINT: this file is the whole module's
+
+const void* find(std::string_view interface) noexcept {
+  const void* const found = cuda::find_of_nn(interface);
+  return found != nullptr ? found : cuda::find_of_comm(interface);
+}
+
+OpenedDevice open(int index) noexcept {
+  try {
+    return {cuda::open(index, find), nullptr};
+  } catch (...) {
+    return {nullptr, std::current_exception()};
+  }
+}
+
+}  // namespace
+
+extern "C" TESSERA_API const tessera_device* tessera_device_entry() {
+  static const tessera_device device = {
+      .abi = TESSERA_ABI, .size = sizeof(tessera_device), .name = "cuda", .probe = cuda::probe, .open = open};
+  return &device;
+}

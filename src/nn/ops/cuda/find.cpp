@@ -1,0 +1,14 @@
+// What nn puts into the CUDA device: its kernels.
+#include "tessera/base/cuda/internal/layers.h"
+#include "tessera/nn/ops/cuda/products.cuh"
+
+namespace tessera::base::cuda {
+
+const void* find_of_nn(std::string_view interface) noexcept {
+  static const nn::KernelsEntry kKernels{[](const nn::KernelResources& resources) {
+    return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources));
+  }};
+  return interface == nn::KernelsEntry::kInterface ? &kKernels : nullptr;
+}
+
+}  // namespace tessera::base::cuda

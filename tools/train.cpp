@@ -118,9 +118,6 @@ void add_train(Commands& commands) {
   add_saving_options(*train_command, *options);
   train_command->add_option("--export", options->export_dir, "write the trained model as a Hugging Face folder")
       ->type_name("DIR");
-  train_command->add_flag("--graphs", options->graphs,
-                          "forward and backward are recorded once and replayed as one graph of the device: for small "
-                          "models on one rank");
   train_command->callback(
       [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
 }

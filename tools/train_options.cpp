@@ -28,6 +28,9 @@ void add_model_options(CLI::App& command, TrainOptions& o) {
       ->capture_default_str()
       ->each([&o](const std::string&) { o.backend_given = true; });
   add_device_option(command, o.device);
+  command.add_flag("--graphs", o.graphs,
+                   "on one rank, forward and backward are recorded once and replayed as one graph of the device: for "
+                   "small models");
   command
       .add_option("--model", o.model,
                   "a preset (tessera info --models) or a Hugging Face config.json of type gpt2 or llama")

@@ -46,7 +46,7 @@ struct TrainOptions {
   int prefetch = 1;
   std::string reshard_after_forward;
   bool cpu_offload = false;
-  bool graphs = false;  // train
+  bool graphs = false;
   std::string init;
   std::string save;  // train
   std::optional<std::int64_t> save_every;

@@ -69,8 +69,9 @@ struct PeakBounds {
   std::uint64_t unsharded_gradient = 0;
 };
 
-/// Upper bounds in bytes with `prefetch` units gathered ahead. Where gradients are cast for their reduction, both forms
-/// of a unit live at once.
+/// Upper bounds in bytes with `prefetch` units gathered ahead, without CPU offload: that gathers on one rank, too, and
+/// where gradients are reduced in two stages it holds those of one unit longer. Where gradients are cast for their
+/// reduction, both forms of a unit live at once.
 TESSERA_API PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                                     int prefetch, Precision precision = {});
 

@@ -287,7 +287,7 @@ class TrainingTest(unittest.TestCase):
             (["train", "--precision", "f16"], "gradient scaler"),
             (["train", "--cpu-offload"], "leave it out, or use --device cuda"),
             (["train", "--graphs"], "device cpu has none; use --device cuda"),
-            (["compare", "--graphs"], "--graphs"),
+            (["compare", "--graphs"], "device cpu has none; use --device cuda"),
             (["train", "--precision", "int8"], "--precision"),
             (["train", "--reduce-dtype", "bf16"], "--reduce-dtype"),
         ]

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "tessera/nn/host_access.h"
+#include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -132,6 +133,26 @@ TEST(Checkpoints, AResumedRunIsTheOneThatNeverStopped) {
       EXPECT_THAT(resumed.losses, ElementsAre(whole.losses[2], whole.losses[3])) << name;
       const TrainingRecord control = train(resuming(spec, folder.path(), 2, {.optimizer = false}));
       EXPECT_NE(control.parameters, whole.parameters) << name << ": the control without the optimizer's state";
+    }
+}
+
+/// On a device whose streams run late, with shards on it or with the host; and from there to the host alone.
+TEST(Checkpoints, OfADeviceAndOfShardsWithTheHost) {
+  for (const bool offload : {false, true})
+    for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
+      const TemporaryFolder folder;
+      TrainingSpec spec = spec_for("fsdp", 2, 4);
+      spec.dtype = dtype;
+      const TrainingRecord on_host = train(spec);
+      spec.runtime = harness::make_guarded_device({.lazy = true});
+      spec.engine.cpu_offload = offload;
+      spec.engine.poison = true;
+      const TrainingRecord whole = train(saving(spec, folder.path(), 1));
+      EXPECT_EQ(whole.parameters, on_host.parameters);
+      EXPECT_EQ(train(resuming(spec, folder.path(), 2)).parameters, whole.parameters) << offload;
+      TrainingSpec elsewhere = spec_for("zero1", 2, 4);
+      elsewhere.dtype = dtype;
+      EXPECT_EQ(train(resuming(elsewhere, folder.path(), 2)).parameters, whole.parameters) << offload;
     }
 }
 

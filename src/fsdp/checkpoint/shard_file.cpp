@@ -40,14 +40,21 @@ void ShardFile::append(const std::byte* data, std::size_t bytes) {
     if (free_.empty()) {
       ++chunks_;
     } else {
-      chunk = std::move(free_.back());
+      chunk.copy = std::move(free_.back());
       free_.pop_back();
     }
   }
-  chunk.reserve(kChunk);
-  chunk.assign(data, data + bytes);
+  chunk.copy.reserve(kChunk);
+  chunk.copy.assign(data, data + bytes);
+  chunk.bytes = chunk.copy;
   const std::lock_guard lock(mutex_);
   waiting_.push_back(std::move(chunk));
+  changed_.notify_all();
+}
+
+void ShardFile::append_lasting(std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back({.copy = {}, .bytes = bytes});
   changed_.notify_all();
 }
 
@@ -93,7 +100,7 @@ void ShardFile::write_all() {
   const auto* header = reinterpret_cast<const std::byte*>(header_.data());
   write(header, header_.size());
   Chunk chunk;
-  while (next(chunk)) write(chunk.data(), chunk.size());
+  while (next(chunk)) write(chunk.bytes.data(), chunk.bytes.size());
   if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
   const std::string path = folder_ + "/" + data_name(manifest_.rank);
   if (::fsync(file_) != 0) throw system_error("fsync of " + path);
@@ -105,7 +112,7 @@ void ShardFile::write_all() {
 /// Gives back the one that was written, and takes the next. False at the end.
 bool ShardFile::next(Chunk& chunk) {
   std::unique_lock lock(mutex_);
-  if (chunk.capacity() > 0) free_.push_back(std::move(chunk));
+  if (chunk.copy.capacity() > 0) free_.push_back(std::move(chunk.copy));
   changed_.notify_all();
   changed_.wait(lock, [&] { return given_up_ || ended_ || !waiting_.empty(); });
   if (given_up_) throw SystemError("the save was given up");

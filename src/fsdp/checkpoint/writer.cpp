@@ -88,9 +88,13 @@ class CheckpointWriter::Save {
   }
 
   void copy(Engine& engine) {
+    const bool on_host = engine.model().context().runtime().host_accessible();
+    engine.model().context().stream().synchronize();  // what the state is to be is written
     engine.visit_own([&](const OwnRange& own) {
       const auto* data = static_cast<const std::byte*>(own.data);
       std::size_t left = static_cast<std::size_t>(own.range.count()) * size_of(own.dtype);
+      // Who waits for the file changes nothing meanwhile.
+      if (!options_.asynchronous && (on_host || own.offloaded)) return file_->append_lasting({data, left});
       while (left > 0) {
         const std::size_t bytes = std::min(left, ShardFile::kChunk);
         const auto append = [&](const void* from) { file_->append(static_cast<const std::byte*>(from), bytes); };

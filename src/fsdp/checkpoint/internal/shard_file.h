@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +27,8 @@ class ShardFile {
   static constexpr std::size_t kChunk = std::size_t{4} << 20;
   /// Copies the next bytes, at most kChunk of them. Waits where the buffer is full; after a failure they are dropped.
   void append(const std::byte* data, std::size_t bytes);
+  /// The next bytes where they lie: they stay as they are until await() has returned.
+  void append_lasting(std::span<const std::byte> bytes);
   void end();  ///< no more
 
   enum class State : std::uint8_t { writing, done, failed };
@@ -37,7 +40,10 @@ class ShardFile {
  private:
   void run() noexcept;
   void write_all();
-  using Chunk = std::vector<std::byte>;
+  struct Chunk {
+    std::vector<std::byte> copy;       ///< empty where the bytes lie elsewhere
+    std::span<const std::byte> bytes;  ///< to write
+  };
   bool next(Chunk& chunk);
   void write(const std::byte* data, std::size_t bytes);
   void hash(const std::byte* data, std::size_t bytes);
@@ -54,8 +60,8 @@ class ShardFile {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Chunk> waiting_;
-  std::vector<Chunk> free_;  // kept: fresh memory costs more than the copy into it
-  std::size_t chunks_ = 0;   // that there are in all
+  std::vector<std::vector<std::byte>> free_;  // kept: fresh memory costs more than the copy into it
+  std::size_t chunks_ = 0;                    // that there are in all
   bool ended_ = false;
   bool given_up_ = false;
   State state_ = State::writing;

@@ -87,6 +87,10 @@ class GpuCheck(unittest.TestCase):
 
         self.assertIn("+1.0% by fsdp", cost(990))
         self.assertRaises(script.Failed, cost, 970)
+        script.NEEDED, script.STEPS = (), {"late": lambda _: self.fail("it was begun")}
+        late = types.SimpleNamespace(out=self.folder, figures={}, results=[], begin=0, left=lambda: 5)
+        self.assertEqual(script.run(late, ""), 1)
+        self.assertIn("no time was left", late.results[0]["text"])
         self.assertRaises(script.Failed, script.passed_tests, "[  PASSED  ] 0 tests.")
         self.assertRaises(script.Failed, script.passed_tests, "[  PASSED  ] 3 tests.\n[  SKIPPED ] 1 test")
         self.assertEqual(script.passed_tests("[  PASSED  ] 3 tests."), 3)

@@ -105,6 +105,12 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command
+      .add_option("--limit-all-gathers", o.limit_all_gathers,
+                  "units gathered at once beside the root, the one that computes included, whatever --prefetch says "
+                  "(0: no limit)")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
       .add_option("--reshard-after-forward", o.reshard_after_forward,
                   "true: all but the root; false: none; default: all but the root and the last unit")
       ->check(CLI::IsMember({"true", "false"}));
@@ -258,6 +264,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
                        std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
   engine.wrap = plan.options.wrap;
   engine.prefetch = plan.options.prefetch;
+  engine.limit_gathers = plan.options.limit_all_gathers;
   if (!plan.options.reshard_after_forward.empty())
     engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
   engine.cpu_offload = plan.options.cpu_offload;

@@ -44,6 +44,7 @@ struct TrainOptions {
   std::string reduce_dtype;  // empty: as precision
   double clip_norm = 0;
   int prefetch = 1;
+  int limit_all_gathers = 0;
   std::string reshard_after_forward;
   bool cpu_offload = false;
   bool graphs = false;

@@ -25,6 +25,8 @@ void require_offload(const base::DeviceRuntime& runtime) {
 
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(std::move(options)) {
+  if (options_.limit_gathers < 0)
+    throw InvalidUsage("limit_gathers: " + std::to_string(options_.limit_gathers) + " units; 0 (no limit) or more");
   if (options_.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options_.prefetch) + " units; 0 or more");
   if (options_.clip_norm < 0)
     throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
@@ -137,8 +139,23 @@ void Engine::prefetch(std::size_t unit, int direction) {
   for (int ahead = 1; ahead <= options_.prefetch; ++ahead) {
     const auto next = static_cast<std::ptrdiff_t>(unit) + direction * ahead;
     if (next < 0 || next >= static_cast<std::ptrdiff_t>(units_.size())) return;
-    units_[static_cast<std::size_t>(next)]->unshard_issue();
+    Unit& unit_ahead = *units_[static_cast<std::size_t>(next)];
+    if (unit_ahead.gathered()) continue;
+    if (!may_gather_ahead(unit_ahead)) return;
+    unit_ahead.unshard_issue();
   }
+}
+
+bool Engine::may_gather_ahead(const Unit& unit) const {
+  int count = 1;
+  std::size_t bytes = unit.bytes();
+  for (const auto& other : units_) {
+    if (!other->gathered() || other->spec().is_root) continue;
+    ++count;
+    bytes += other->bytes();
+  }
+  return (options_.limit_gathers == 0 || count <= options_.limit_gathers) &&
+         (options_.limit_gather_bytes == 0 || bytes <= options_.limit_gather_bytes);
 }
 
 void Engine::begin_forward(std::size_t index) {

@@ -40,6 +40,10 @@ struct EngineOptions {
   std::optional<MeshShape> mesh;  ///< nothing: default_mesh() for one host
   std::string wrap = "block";     ///< see make_units()
   int prefetch = 1;               ///< units gathered ahead, forward and backward; 0: none
+  /// No unit is gathered ahead where that would make more than so many, or so many bytes of them, that are gathered or
+  /// on their way, the root apart. The one that computes counts, and is gathered in any case. 0: no limit.
+  int limit_gathers = 0;
+  std::size_t limit_gather_bytes = 0;
   /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
   nn::OptimizerConfig optimizer;
@@ -152,6 +156,7 @@ class TESSERA_API Engine {
   void end_root_backward();
   void reduce(std::size_t unit);
   void prefetch(std::size_t unit, int direction);
+  bool may_gather_ahead(const Unit& unit) const;
   void reserve_pieces();
   void prepare_norm();
   void compute_norm();

@@ -72,10 +72,11 @@ class TESSERA_API Unit {
   bool casts() const;         ///< gradients are converted for their reduction
 
   // Parameters.
-  void unshard_issue();  ///< no effect unless sharded
-  void unshard_wait();   ///< after it, work on the compute stream may read the parameters
-  void reshard();        ///< no effect where they are replicated
-  void settle();         ///< waits for gathers that an optimizer step started
+  bool gathered() const { return state_ != State::sharded; }  ///< or on its way; always where they are replicated
+  void unshard_issue();                                       ///< no effect unless sharded
+  void unshard_wait();  ///< after it, work on the compute stream may read the parameters
+  void reshard();       ///< no effect where they are replicated
+  void settle();        ///< waits for gathers that an optimizer step started
 
   // Gradients.
   void begin_gradients();  ///< memory for a backward; no effect where there is some

@@ -201,5 +201,30 @@ TEST(NegativeControl, KeepingEverythingExceedsTheBoundOfKeepingTwo) {
   EXPECT_GT(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
 }
 
+/// Limits hold whatever is asked to be gathered ahead, and change no result.
+TEST(Limits, OnGathersHoldByCountAndByBytes) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  const auto peak = [&](int prefetch, int count, std::size_t bytes) {
+    spec.engine.prefetch = prefetch;
+    spec.engine.limit_gathers = count;
+    spec.engine.limit_gather_bytes = bytes;
+    const TrainingRecord record = train(spec);
+    EXPECT_EQ(record.parameters, train(spec_for("fsdp", 2)).parameters);
+    return record.ledgers[0].peak_of(MemoryUse::unsharded_parameter);
+  };
+  const std::uint64_t none = peak(0, 0, 0), one = peak(1, 0, 0), all = peak(100, 0, 0);
+  ASSERT_LT(none, one);
+  ASSERT_LT(one, all);
+  EXPECT_EQ(peak(100, 1, 0), none);
+  EXPECT_EQ(peak(100, 2, 0), one);
+  EXPECT_EQ(peak(100, 0, 1), none) << "the unit that computes is gathered in any case";
+  const TrainingRecord record = train(spec);
+  std::int64_t block = 0;
+  for (const UnitSize& unit : record.unit_sizes)
+    if (!unit.is_root) block = std::max(block, unit.padded);
+  EXPECT_EQ(peak(100, 0, 2 * static_cast<std::size_t>(block) * sizeof(float)), one);
+  EXPECT_EQ(peak(100, 100, 0), all);
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

@@ -291,6 +291,7 @@ TEST(Options, WhatMakesNoSenseIsRefused) {
     EXPECT_THROW(train(spec), base::InvalidUsage);
   };
   refuses([](EngineOptions& o) { o.prefetch = -1; });
+  refuses([](EngineOptions& o) { o.limit_gathers = -1; });
   refuses([](EngineOptions& o) { o.clip_norm = -1; });
   refuses([](EngineOptions& o) { o.wrap = "no_such_module"; });
   refuses([](EngineOptions& o) { o.mesh = parse_mesh("2x2"); });

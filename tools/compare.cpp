@@ -166,6 +166,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
     check_writable("--report", options.report);
   }
   note_if_alone_under_a_launcher(ranks);
+  if (first) note_what_does_nothing(options);
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,
                         .ranks = ranks,

@@ -99,7 +99,10 @@ int train(const Commands& commands, const TrainOptions& options) {
   const bool spawn = must_spawn(ranks);
   const TrainPlan plan = make_plan(options, ranks);
   engine_options(plan, options.strategy);
-  if (spawn || comm::resolve_launch().rank == 0) check_outputs(options);
+  if (spawn || comm::resolve_launch().rank == 0) {
+    check_outputs(options);
+    if (comm_variable("TESSERA_LAUNCHER") != "tessera") note_what_does_nothing(options);  // else it has been said
+  }
   if (!spawn) return train_as_rank(plan);
   note_if_alone_under_a_launcher(ranks);
   return launch(plan_for_training(plan, commands.arguments));

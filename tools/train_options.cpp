@@ -1,6 +1,9 @@
 #include "tools/train_options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <thread>
 
@@ -222,9 +225,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.options = options;
   plan.ranks = ranks;
   check_device(options.device);
-  if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
-    throw InvalidUsage("--cpu-offload with --device " + options.device +
-                       ": ranks compute in the host's memory as it is; leave it out, or use --device cuda");
+  if (base::parse_device(options.device).type == base::DeviceType::cpu) plan.options.cpu_offload = false;
   plan.threads = threads_of(options, ranks);
   plan.checkpoint = checkpoint_to_resume(options);
   plan.model = model_of(options, plan.checkpoint);
@@ -251,6 +252,13 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   const auto model = nn::make_model(context, plan.model);
   fsdp::make_units(*model, options.wrap);
   return plan;
+}
+
+void note_what_does_nothing(const TrainOptions& options) {
+  if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
+    fmt::print(stderr,
+               "tessera: --cpu-offload does nothing with --device {}: ranks compute in the host's memory as it is\n",
+               options.device);
 }
 
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {

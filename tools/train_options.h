@@ -84,6 +84,9 @@ struct TrainPlan {
 /// that says what to do.
 TrainPlan make_plan(const TrainOptions& options, int ranks);
 
+/// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
+void note_what_does_nothing(const TrainOptions& options);
+
 /// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
 

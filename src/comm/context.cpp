@@ -49,10 +49,11 @@ bool takes_device_memory(const Communicator& world) {
 
 std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const Config& config,
                                         const WorldOptions& options) {
+  const bool ipc =
+      config.device_ipc ? *config.device_ipc : parse_flag(env_or_default(env::kDeviceIpc), env::kDeviceIpc.name);
   if (config.device != nullptr && !config.device->host_accessible() && !takes_device_memory(*world)) {
     StagingOptions staging{.algorithms = options.algorithms};
-    staging.ipc =
-        config.device_ipc ? *config.device_ipc : parse_flag(env_or_default(env::kDeviceIpc), env::kDeviceIpc.name);
+    staging.ipc = ipc;
     world = stage(std::move(world), config.device, std::move(staging));
   }
   return config.decorate ? config.decorate(std::move(world)) : std::move(world);

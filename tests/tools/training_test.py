@@ -217,6 +217,14 @@ class TrainingTest(unittest.TestCase):
         self.assertNotIn("eval_loss", without["runs"][0])
         self.assertNotIn("eval loss", out)
 
+    def test_offload_on_the_host_is_said_to_do_nothing(self):
+        arguments = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--global-batch", "4", "--data", self.text]
+        plain, offloaded = tool(*arguments), tool(*arguments, "--cpu-offload", "--strategy", "ddp")
+        self.assertEqual((plain[0], offloaded[0]), (0, 0), offloaded[2])
+        self.assertEqual(offloaded[1].split()[-1], plain[1].split()[-1])
+        self.assertEqual(offloaded[2].strip(), "tessera: --cpu-offload does nothing with --device cpu: ranks compute in the host's memory as it is")
+        self.assertEqual(plain[2], "")
+
     def test_compare_takes_every_option_of_train_but_those_of_one_run(self):
         def options_of(command):
             _, out, _ = tool(command, "--help")
@@ -285,7 +293,6 @@ class TrainingTest(unittest.TestCase):
             (["train", "--init", self.path("nothing")], "nothing"),
             (["train", "--init", torn], "model.safetensors"),
             (["train", "--precision", "f16"], "gradient scaler"),
-            (["train", "--cpu-offload"], "leave it out, or use --device cuda"),
             (["train", "--graphs"], "device cpu has none; use --device cuda"),
             (["compare", "--graphs"], "device cpu has none; use --device cuda"),
             (["train", "--precision", "int8"], "--precision"),

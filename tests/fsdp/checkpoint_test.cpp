@@ -328,6 +328,7 @@ TEST_F(DamagedCheckpoint, WhatBothHaveIsReadWhereThatIsAskedFor) {
 
 TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
   const TemporaryFolder folder;
+  folder.write("latest.tmp-1-0", "left by a run that was killed");
   TrainingSpec spec = spec_for("zero2", 2, 4);
   std::map<int, comm::Communicator*> controls;
   std::mutex mutex;

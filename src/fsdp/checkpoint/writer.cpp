@@ -15,6 +15,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+constexpr const char* kLatest = "latest";
+
 /// Renamed first: what is half removed has no name of a checkpoint.
 void remove_step(const fs::path& path) {
   fs::path away = path;
@@ -74,7 +76,8 @@ class CheckpointWriter::Save {
     fs::create_directories(options_.folder);
     for (const auto& entry : fs::directory_iterator(options_.folder)) {  // what earlier failures left
       const std::string name = entry.path().filename().string();
-      if (name.rfind("step-", 0) == 0 && name.ends_with(checkpoint::kPartial)) fs::remove_all(entry.path());
+      const bool begun = name.rfind("step-", 0) == 0 && name.ends_with(checkpoint::kPartial);
+      if (begun || name.rfind(std::string(kLatest) + ".tmp-", 0) == 0) fs::remove_all(entry.path());
     }
     const checkpoint::Steps steps = checkpoint::find_steps(options_.folder);
     index_.sequence = steps.whole.empty() ? 1 : steps.whole.back().index.sequence + 1;
@@ -123,7 +126,7 @@ class CheckpointWriter::Save {
     }
     fs::rename(partial_, final_);
     checkpoint::flush_folder(options_.folder);
-    nn::write_file_atomically((fs::path(options_.folder) / "latest").string(), final_.filename().string() + "\n");
+    nn::write_file_atomically((fs::path(options_.folder) / kLatest).string(), final_.filename().string() + "\n");
     if (fs::exists(old)) remove_step(old);
     remove_superseded();
   }
@@ -173,7 +176,7 @@ void CheckpointWriter::save(const Attributes& attributes) {
                                                              .manifests = {}});
   throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->make_folder(); }) : "");
   throw_first_failure(failure_of([&] { save_->begin(control_.rank(), engine_); }));
-  save_->copy(engine_);
+  throw_first_failure(failure_of([&] { save_->copy(engine_); }));
   if (!options_.asynchronous) finish();
 }
 

@@ -254,7 +254,7 @@ void Engine::step(double learning_rate) {
                            : "step: the backwards so far were not the last; set_last_backward(true) before the last");
   gradients_ = Gradients::none;
   finish_reductions();
-  nn::OptimizerStep step{.number = ++steps_, .learning_rate = learning_rate};
+  nn::OptimizerStep step{.number = ++steps_ - skipped_steps_, .learning_rate = learning_rate};
   if (measures_norm()) {
     compute_norm();
     if (options_.clip_norm > 0 || options_.scales_loss)

@@ -132,8 +132,10 @@ class TESSERA_API Engine {
                    const Wanted& wanted = {});
   /// How many there are for each element of a trainable parameter.
   int states() const;
-  /// As if so many steps had been done: the next one is the number after.
-  void set_steps(std::uint64_t steps) { steps_ = steps; }
+  /// As if so many steps had been done, of which some changed nothing: the next one is the number after.
+  void set_steps(std::uint64_t steps, std::uint64_t skipped = 0);
+  /// Of steps(): those that changed nothing; the optimizer doesn't count them.
+  std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
@@ -202,6 +204,7 @@ class TESSERA_API Engine {
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
   std::uint64_t steps_ = 0;
+  std::uint64_t skipped_steps_ = 0;
   double loss_scale_ = 1;
   bool last_backward_ = true;
   enum class Gradients : std::uint8_t { none, of_some, complete };  // of this step's microbatches

@@ -11,6 +11,7 @@ GradientScaler::GradientScaler(Engine& engine, Options options) : engine_(engine
 }
 
 void GradientScaler::set_state(const State& state) {
+  engine_.set_steps(engine_.steps(), state.skipped_steps);
   engine_.set_loss_scale(state.scale);
   state_ = state;
 }
@@ -19,10 +20,10 @@ bool GradientScaler::after_step() {
   State next = state_;
   const bool done = std::isfinite(engine_.grad_norm());
   if (!done) {
-    engine_.set_steps(engine_.steps() - 1);
-    next = {.scale = state_.scale * options_.backoff};
+    next = {.scale = state_.scale * options_.backoff, .skipped_steps = state_.skipped_steps + 1};
   } else if (++next.good_steps == options_.interval) {
-    next = {.scale = state_.scale * options_.growth};
+    next.scale *= options_.growth;
+    next.good_steps = 0;
   }
   // Beyond the range of floats a scale would make what it should prevent.
   next.scale = std::fmin(std::fmax(next.scale, 0x1p-24), 0x1p96);

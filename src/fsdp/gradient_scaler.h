@@ -28,7 +28,8 @@ struct GradientScalerOptions {
 /// What a checkpoint keeps of it.
 struct GradientScalerState {
   double scale = 0;
-  std::int64_t good_steps = 0;  ///< in a row
+  std::int64_t good_steps = 0;      ///< in a row
+  std::uint64_t skipped_steps = 0;  ///< of all
   bool operator==(const GradientScalerState&) const = default;
 };
 
@@ -43,11 +44,12 @@ class TESSERA_API GradientScaler {
 
   /// What the loss's gradient begins with, times the loss's share of the step.
   double scale() const { return state_.scale; }
-  /// After each Engine::step(): true where it changed the parameters. Else the engine has not counted it, and the scale
-  /// is smaller. Waits, as grad_norm() does.
+  /// After each Engine::step(): true where it changed the parameters. Else the optimizer has not counted it, and the
+  /// scale is smaller. Waits, as grad_norm() does.
   bool after_step();
 
   const State& state() const { return state_; }
+  /// Also the engine's skipped steps, of those that it has done.
   void set_state(const State& state);
 
  private:

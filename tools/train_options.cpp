@@ -117,6 +117,10 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       .add_option("--reshard-after-forward", o.reshard_after_forward,
                   "true: all but the root; false: none; default: all but the root and the last unit")
       ->check(CLI::IsMember({"true", "false"}));
+  command.add_flag(
+      "--checkpoint-activations", o.checkpoint_activations,
+      "blocks keep only their inputs, and compute the rest again in the backward: less memory, a third more "
+      "work, the same bits");
   command.add_flag("--cpu-offload", o.cpu_offload,
                    "what a strategy shards lies in the host's memory, and comes to the device when it is needed");
   command

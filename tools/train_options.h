@@ -47,6 +47,7 @@ struct TrainOptions {
   int limit_all_gathers = 0;
   std::string reshard_after_forward;
   bool cpu_offload = false;
+  bool checkpoint_activations = false;
   bool graphs = false;
   std::string init;
   std::string save;  // train

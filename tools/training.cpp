@@ -66,7 +66,7 @@ class Training {
                   .device = device_of_rank(plan.options.device)}),
         control_(*control_communicator_, context_.runtime()),
         model_(nn::make_model(context_, plan.model)),
-        engine_(in_precision(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
+        engine_(prepared(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
@@ -105,8 +105,9 @@ class Training {
   }
 
   /// Before the engine gives the parameters memory.
-  static nn::CausalModel& in_precision(nn::CausalModel& model, const TrainPlan& plan) {
+  static nn::CausalModel& prepared(nn::CausalModel& model, const TrainPlan& plan) {
     model.set_dtype(plan.precision.compute);
+    if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
     return model;
   }
 

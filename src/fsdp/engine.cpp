@@ -205,12 +205,17 @@ void Engine::end_root_forward() {
 }
 
 void Engine::begin_backward(std::size_t index) {
+  if (gradients_ == Gradients::complete)
+    throw InvalidUsage(
+        "backward: this step's gradients are complete; call step() first, or set_last_backward(false) before all "
+        "backwards of a step but the last");
   Unit& unit = *units_[index];
   std::erase(recomputed_, index);
   progress_[index].entered = 0;
   unit.unshard_issue();
   prefetch(index, -1, nn::Phase::backward);
   unit.unshard_wait();
+  if (unit.reducing()) finish_reductions();  // of the microbatch before: they had this forward to run in
   unit.begin_gradients();
   progress_[index].spans.push_back(
       fabric_->recorder.begin(EventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
@@ -221,28 +226,41 @@ void Engine::end_backward(std::size_t index) {
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
   if (--progress.uses > 0) return;  // used again further down the tape
-  units_[index]->reshard();
+  reshard_after_backward(index);
   reduce(index);
+}
+
+void Engine::reshard_after_backward(std::size_t index) {
+  if (last_backward_ || options_.reshard_after_backward) units_[index]->reshard();
 }
 
 void Engine::reduce(std::size_t index) {
   // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it
   // happens to be done, keeps the order of issue the same on every rank and two full gradients the most there are
   // (beside the root's).
-  units_[index]->reduce_issue();
-  for (const std::size_t earlier : reducing_) units_[earlier]->reduce_continue();
-  std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
+  units_[index]->reduce_issue(last_backward_);
+  continue_reductions();
   progress_[index].reduced = true;
   if (units_[index]->reducing()) reducing_.push_back(index);
+}
+
+void Engine::continue_reductions() {
+  for (const std::size_t i : reducing_) units_[i]->reduce_continue();
+  std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
+}
+
+void Engine::finish_reductions() {
+  while (!reducing_.empty()) continue_reductions();
 }
 
 void Engine::end_root_backward() {
   for (std::size_t i = units_.size(); i-- > 0;) {
     if (progress_[i].reduced) continue;
     // A unit that nothing used in this backward: the other ranks may have, so its zeros take part.
-    units_[i]->reshard();
+    reshard_after_backward(i);
     reduce(i);
   }
+  gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
   for (Progress& progress : progress_) progress = Progress{};
   recomputed_.clear();
 }
@@ -250,10 +268,12 @@ void Engine::end_root_backward() {
 // --- step
 
 void Engine::step(double learning_rate) {
-  while (!reducing_.empty()) {
-    for (const std::size_t i : reducing_) units_[i]->reduce_continue();
-    std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
-  }
+  if (gradients_ != Gradients::complete)
+    throw InvalidUsage(gradients_ == Gradients::none
+                           ? "step: no backward of the whole model came before"
+                           : "step: the backwards so far were not the last; set_last_backward(true) before the last");
+  gradients_ = Gradients::none;
+  finish_reductions();
   nn::OptimizerStep step{.number = ++steps_, .learning_rate = learning_rate};
   if (measures_norm()) {
     compute_norm();
@@ -278,6 +298,7 @@ void Engine::reset() {
   for (Progress& progress : progress_) progress = Progress{};
   recomputed_.clear();
   reducing_.clear();
+  gradients_ = Gradients::none;
   fabric_->recorder.take();
 }
 

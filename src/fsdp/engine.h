@@ -46,6 +46,8 @@ struct EngineOptions {
   std::size_t limit_gather_bytes = 0;
   /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
+  /// false: between a step's backwards units stay gathered; the last one reshards them in any case.
+  bool reshard_after_backward = true;
   nn::OptimizerConfig optimizer;
   /// Of gradients while they are reduced and kept: that of the parameters (nothing), or f32.
   std::optional<DType> reduce_dtype;
@@ -94,7 +96,12 @@ class TESSERA_API Engine {
   void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill,
             const Wanted& wanted = {});
 
-  /// After a backward: waits for the reductions, clips, updates, and starts what must be gathered again.
+  /// Whether the backwards from here on are the last of their step. Before it, gradients add up as the strategy says
+  /// (Sync::when); give the loss a share of the step's, as in backward(loss, 1.0 / microbatches).
+  void set_last_backward(bool last) { last_backward_ = last; }
+
+  /// After the last backward: waits for the reductions, clips, updates, and starts what must be gathered again.
+  /// Throws InvalidUsage where no last backward of the whole model came before.
   void step(double learning_rate);
   /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
   void settle();
@@ -123,6 +130,8 @@ class TESSERA_API Engine {
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;
+  /// A graph has done what a last backward of the whole model does.
+  void note_replayed() { gradients_ = Gradients::complete; }
 
   /// Drops a half-done step after an exception; parameters and optimizer are as they were before it.
   void reset();
@@ -156,6 +165,9 @@ class TESSERA_API Engine {
   void end_root_forward();
   void end_root_backward();
   void reduce(std::size_t unit);
+  void continue_reductions();
+  void finish_reductions();
+  void reshard_after_backward(std::size_t unit);
   void prefetch(std::size_t unit, int direction, nn::Phase phase);
   bool may_gather_ahead(const Unit& unit) const;
   void reserve_pieces();
@@ -184,6 +196,9 @@ class TESSERA_API Engine {
   Buffer norms_;    // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
   std::uint64_t steps_ = 0;
+  bool last_backward_ = true;
+  enum class Gradients : std::uint8_t { none, of_some, complete };  // of this step's microbatches
+  Gradients gradients_ = Gradients::none;
 };
 
 }  // namespace tessera::fsdp

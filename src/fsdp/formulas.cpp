@@ -18,43 +18,92 @@ int parts(const Axes& axes, const MeshShape& mesh) {
   return count;
 }
 
+/// How often a step reduces over an axis.
+std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepCourse course) {
+  const auto sync = strategy.sync.find(axis);
+  const bool once = sync != strategy.sync.end() && sync->second.when == Sync::When::step;
+  return once ? 1 : static_cast<std::uint64_t>(course.microbatches);
+}
+
 /// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
-void add_reductions(const Strategy& strategy, const MeshShape& mesh, std::uint64_t bytes, CommunicationFormula& total) {
+void add_reductions(const Strategy& strategy, const MeshShape& mesh, std::uint64_t bytes, StepCourse course,
+                    CommunicationFormula& total) {
   for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); ++axis) {
     if (axis->size == 1 || !strategy.optimizer.contains(axis->name)) continue;
-    total.calls.reduce_scatter += 1;
-    total.bytes.reduce_scatter += others_part(bytes, axis->size);
+    const std::uint64_t times = reductions_over(axis->name, strategy, course);
+    total.calls.reduce_scatter += times;
+    total.bytes.reduce_scatter += times * others_part(bytes, axis->size);
     bytes /= static_cast<std::uint64_t>(axis->size);
   }
   for (const MeshAxis& axis : mesh.axes) {
     if (axis.size == 1 || strategy.optimizer.contains(axis.name)) continue;
-    total.calls.all_reduce += 1;
-    total.bytes.all_reduce += 2 * others_part(bytes, axis.size);
+    const std::uint64_t times = reductions_over(axis.name, strategy, course);
+    total.calls.all_reduce += times;
+    total.bytes.all_reduce += times * 2 * others_part(bytes, axis.size);
   }
 }
 
+/// How often a step gathers a unit that is sharded at rest.
+std::uint64_t gathers_of(const UnitSize& unit, StepCourse course) {
+  const auto microbatches = static_cast<std::uint64_t>(course.microbatches);
+  const std::uint64_t forwards = course.reshard_after_backward ? microbatches : 1;
+  return forwards + (unit.kept_after_forward ? 0 : microbatches);
+}
+
 void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, std::uint64_t bytes,
-                 CommunicationFormula& total) {
+                 StepCourse course, CommunicationFormula& total) {
   std::uint64_t above = 1;  // how far outer axes have already cut what this axis gathers
   for (const MeshAxis& axis : mesh.axes) {
     const bool sharded = strategy.optimizer.contains(axis.name);
     if (axis.size == 1 || !sharded) continue;
-    const std::uint64_t times = strategy.param_at_rest.contains(axis.name) && !unit.kept_after_forward ? 2 : 1;
+    const std::uint64_t times = strategy.param_at_rest.contains(axis.name) ? gathers_of(unit, course) : 1;
     total.calls.all_gather += times;
     total.bytes.all_gather += times * others_part(bytes / above, axis.size);
     if (!strategy.param_at_rest.contains(axis.name)) above *= static_cast<std::uint64_t>(axis.size);
   }
 }
 
+/// Nothing is reduced before the last microbatch.
+bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
+  if (course.microbatches == 1) return false;
+  return std::all_of(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
+    return axis.size == 1 || reductions_over(axis.name, strategy, course) == 1;
+  });
+}
+
+/// How many units before the one that computes still hold full gradients: one, that is scattered. Where there are
+/// microbatches, a unit's gradients stay until they are reduced over all axes that this happens on for each of them.
+std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
+  if (course.microbatches == 1) return 1;
+  return static_cast<std::size_t>(std::count_if(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
+    return axis.size > 1 && reductions_over(axis.name, strategy, course) > 1;
+  }));
+}
+
+/// All of them, unless they are held where they are kept; where they are cast, also what one unit and the root write,
+/// and what becomes of one before it is added.
+std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Precision precision) {
+  std::uint64_t all = 0, root = 0, largest = 0;
+  for (const UnitSize& unit : units) {
+    const auto elements = static_cast<std::uint64_t>(unit.padded);
+    all += elements;
+    (unit.is_root ? root : largest) = std::max(unit.is_root ? root : largest, elements);
+  }
+  const std::uint64_t compute = size_of(precision.compute), reduce = size_of(precision.reduce);
+  const std::uint64_t held = leased ? all * reduce : 0;
+  if (!precision.casts()) return held;
+  return held + root * compute + std::max(largest * (compute + reduce), root * reduce);
+}
+
 }  // namespace
 
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                           std::span<const UnitSize> units, Precision precision) {
+                                           std::span<const UnitSize> units, Precision precision, StepCourse course) {
   CommunicationFormula total;
   for (const UnitSize& unit : units) {
     const auto padded = static_cast<std::uint64_t>(unit.padded);
-    add_reductions(strategy, mesh, padded * size_of(precision.reduce), total);
-    add_gathers(strategy, mesh, unit, padded * size_of(precision.compute), total);
+    add_reductions(strategy, mesh, padded * size_of(precision.reduce), course, total);
+    add_gathers(strategy, mesh, unit, padded * size_of(precision.compute), course, total);
   }
   return total;
 }
@@ -99,8 +148,8 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
   return total;
 }
 
-PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, int prefetch,
-                        Precision precision) {
+PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                        StepCourse course, Precision precision) {
   const std::uint64_t element = size_of(precision.compute);
   std::uint64_t root = 0;
   std::vector<std::uint64_t> inner;
@@ -122,25 +171,35 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
     return most;
   };
   const bool keeps_all =
-      std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; });
+      std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; }) ||
+      (course.microbatches > 1 && !course.reshard_after_backward);
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
-    bounds.unsharded_parameter = root + window(keeps_all ? inner.size() : static_cast<std::size_t>(prefetch) + 1);
-  const bool sharded = parts(strategy.gradient, mesh) > 1;
-  if (!precision.casts()) {
-    if (sharded) bounds.unsharded_gradient = root + window(2);
+    bounds.unsharded_parameter =
+        root + window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
+  if (holds_gradients(strategy, mesh, course)) {
+    bounds.unsharded_gradient = held_gradients(units, parts(strategy.gradient, mesh) > 1, precision);
     return bounds;
   }
-  // A unit has both forms while it is cast; where the wide one is leased too, the unit before it is still reduced.
+  // What is kept of earlier microbatches' gradients is no place for the next one's.
+  const bool sharded = parts(strategy.gradient, mesh) > 1 || (course.microbatches > 1 && mesh.size() > 1);
+  const std::size_t behind = units_behind(strategy, mesh, course);
+  if (!precision.casts()) {
+    if (sharded) bounds.unsharded_gradient = root + window(1 + behind);
+    return bounds;
+  }
+  // A unit has both forms while it is cast; where the wide one is leased too, those before it are still reduced.
   const std::uint64_t wide = sharded ? size_of(precision.reduce) / element : 0;
   const std::uint64_t largest = window(1);
   bounds.unsharded_gradient = std::max(root + (1 + wide) * largest, (1 + wide) * root);
   for (std::size_t i = 0; i < inner.size(); ++i) {
-    const std::uint64_t before = i + 1 < inner.size() ? wide * inner[i + 1] : 0;
+    std::uint64_t before = 0;
+    for (std::size_t j = i + 1; j <= std::min(i + behind, inner.size() - 1); ++j) before += wide * inner[j];
     bounds.unsharded_gradient = std::max(bounds.unsharded_gradient, root + (1 + wide) * inner[i] + before);
   }
-  if (!inner.empty())
-    bounds.unsharded_gradient = std::max(bounds.unsharded_gradient, (1 + wide) * root + wide * inner.front());
+  std::uint64_t before = 0;
+  for (std::size_t j = 0; j < std::min(behind, inner.size()); ++j) before += wide * inner[j];
+  bounds.unsharded_gradient = std::max(bounds.unsharded_gradient, (1 + wide) * root + before);
   return bounds;
 }
 

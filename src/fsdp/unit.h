@@ -80,7 +80,9 @@ class TESSERA_API Unit {
 
   // Gradients.
   void begin_gradients();  ///< memory for a backward; no effect where there is some
-  void reduce_issue();
+  /// `last`: of the step's backwards. The others' gradients are added up: what is kept of them, or all of them where
+  /// nothing is reduced before the last.
+  void reduce_issue(bool last = true);
   bool reducing() const { return stage_ != kIdle; }
   /// Waits (on the compute stream) for the stage in flight and starts the next one, if there is one.
   void reduce_continue();
@@ -151,15 +153,18 @@ class TESSERA_API Unit {
       return static_cast<float*>(buffer.data()) + element;
     }
     std::size_t reduced_bytes() const { return static_cast<std::size_t>(layout.padded) * size_of(precision.reduce); }
-    bool leases_gradient(const Plan& plan) const { return plan.gradient_sharded || precision.casts(); }
   };
   enum class State : std::uint8_t { sharded, gathering, ready };
   static constexpr std::size_t kIdle = static_cast<std::size_t>(-1);
 
   void allocate(Flat& flat, int slots);
   void bind_parameters(Flat& flat, void* base);
-  void bind_gradients(Flat& flat, void* base);
+  void bind_gradients(Flat& flat, void* base, bool keep);
+  bool reduces_in_lease() const;
+  void end_writing(Flat& flat);
+  void add_earlier_microbatches();
   void cast_gradients(Flat& flat);
+  void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
   void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
   const void* part_to_gather(Flat& flat);
@@ -188,7 +193,11 @@ class TESSERA_API Unit {
   Event gradients_stored_;  // ... and what was reduced
   std::size_t stage_ = kIdle;
   std::vector<ElementRange> stage_input_;  // per trainable flat: what the next stage reduces
+  std::size_t stages_ = 0;                 // of this backward
+  bool last_ = true;                       // this backward is the step's last one
   bool has_gradients_ = false;
+  bool held_ = false;         // full gradients are the sum over this step's earlier microbatches
+  bool accumulated_ = false;  // ... and so is what is kept of them
   double* squares_ = nullptr;
 };
 

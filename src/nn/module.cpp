@@ -77,7 +77,7 @@ Parameter& Module::tie_parameter(const Parameter& parameter, const Module& owner
 }
 
 void Module::adopt(std::string name, std::unique_ptr<Module> child) {
-  child->rename(name);
+  child->rename(path_.empty() ? name : path_ + "." + name);  // this module may have its place already
   children_.push_back(std::move(child));
 }
 

@@ -12,6 +12,7 @@
 #include "tessera/nn/ops/dropout.h"
 #include "tessera/nn/ops/linear.h"
 #include "tests/nn/ops/finite_differences.h"
+#include "tests/nn/temporary_folder.h"
 
 namespace tessera::nn::test {
 namespace {
@@ -249,30 +250,22 @@ class Shrinking : public Layer<Shrinking> {
   std::int64_t calls_ = 0;
 };
 
-std::string refusal(const std::function<void()>& what) {
-  try {
-    what();
-  } catch (const InvalidUsage& error) {
-    return error.what();
-  }
-  return "done";
-}
-
 TEST(CheckpointedModules, WhatCantBeRepeatedIsRefused) {
   Context context;
   const Tensor x = leaf(context, {4}, "x");
   Pair pair(context);
   pair.checkpoint_activations(true);
-  EXPECT_THAT(refusal([&] { pair(x); }), HasSubstr("doesn't return one tensor"));
-  EXPECT_THAT(refusal([&] { checkpoint_activations(pair); }), HasSubstr("has no blocks"));
-  EXPECT_THAT(refusal([&] { checkpoint_activations(pair, [](const Module&) { return false; }); }),
+  EXPECT_THAT(error_of<InvalidUsage>([&] { pair(x); }), HasSubstr("doesn't return one tensor"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { checkpoint_activations(pair); }), HasSubstr("has no blocks"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { checkpoint_activations(pair, [](const Module&) { return false; }); }),
               HasSubstr("no module was picked"));
   Shrinking shrinking(context);
   shrinking.checkpoint_activations(true);
   Tape tape;
   const TapeScope scope(context, &tape);
   const Tensor loss = weighted_sum(shrinking(x));
-  EXPECT_THAT(refusal([&] { tape.backward(loss); }), HasSubstr("returned [4, 1] f64, and in the backward [2, 2] f64"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { tape.backward(loss); }),
+              HasSubstr("returned [4, 1] f64, and in the backward [2, 2] f64"));
   EXPECT_EQ(tape.size(), 0U);
 }
 

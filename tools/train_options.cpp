@@ -16,6 +16,7 @@
 #include "tessera/nn/models/causal_model.h"
 #include "tools/corpus.h"
 #include "tools/device.h"
+#include "tools/model_files.h"
 #include "tools/process.h"
 #include "tools/saving.h"
 
@@ -49,6 +50,23 @@ void add_model_options(CLI::App& command, TrainOptions& o) {
       ->check(CLI::IsMember({"bytes", "u16", "u32"}))
       ->capture_default_str();
   command.add_option("--init", o.init, "begin with the weights of a Hugging Face folder, which also gives the model")
+      ->type_name("DIR");
+}
+
+void add_adapter_options(CLI::App& command, TrainOptions& o) {
+  command
+      .add_option("--lora", o.lora,
+                  "train low-rank adapters of this rank (LoRA) on the model, which stays as it is; see --init")
+      ->type_name("RANK")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  command.add_option("--lora-alpha", o.lora_alpha, "adapters count alpha / rank (default: 8)")
+      ->check(CLI::PositiveNumber);
+  command
+      .add_option("--lora-targets", o.lora_targets,
+                  "which linear layers get adapters, by the end of their names (default: c_attn, or q_proj and v_proj)")
+      ->type_name("A,B")
+      ->delimiter(',');
+  command.add_option("--init-adapter", o.init_adapter, "begin with the adapters of a PEFT folder, beside --init")
       ->type_name("DIR");
 }
 
@@ -143,6 +161,10 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       .add_option("--reshard-after-backward", o.reshard_after_backward,
                   "with --accumulate: false keeps what a backward gathered for the next microbatch")
       ->check(CLI::IsMember({"true", "false"}));
+  command.add_flag(
+      "--checkpoint-activations", o.checkpoint_activations,
+      "blocks keep only their inputs, and compute the rest again in the backward: less memory, a third more "
+      "work, the same bits");
   command.add_flag("--cpu-offload", o.cpu_offload,
                    "what a strategy shards lies in the host's memory, and comes to the device when it is needed");
   command
@@ -253,6 +275,7 @@ void check_graphs(const TrainPlan& plan) {
 
 void add_train_options(CLI::App& command, TrainOptions& options) {
   add_model_options(command, options);
+  add_adapter_options(command, options);
   add_loop_options(command, options);
   add_optimizer_options(command, options);
   add_sharding_options(command, options);
@@ -272,7 +295,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.threads = threads_of(options, ranks);
   plan.checkpoint = checkpoint_to_resume(options);
   plan.model = model_of(options, plan.checkpoint);
-  plan.parameters = nn::parameter_count(plan.model);
+  plan.lora = lora_of(options, plan.checkpoint, plan.model);
   plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
   if (plan.seq_len > plan.model.context)
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
@@ -288,10 +311,11 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   nn::validate(optimizer);
   open_files(plan);
   if (!plan.checkpoint.empty()) plan.first_step = check_resumed(plan);
-  // The wrapping is checked on the model without data: a wrong name must not wait for the ranks.
+  // Names are checked on the model without data: a wrong one must not wait for the ranks.
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
-  fsdp::make_units(*model, options.wrap);
+  fsdp::make_units(prepare(*model, plan), options.wrap);
+  for (const auto& parameter : model->parameters()) plan.parameters += parameter->count();
   return plan;
 }
 

@@ -9,6 +9,7 @@
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/data.h"
+#include "tessera/nn/lora.h"
 #include "tessera/nn/models/config.h"
 #include "tessera/nn/optimizer.h"
 #include "tessera/nn/schedule.h"
@@ -51,13 +52,19 @@ struct TrainOptions {
   int limit_all_gathers = 0;
   std::string reshard_after_forward;
   bool cpu_offload = false;
+  bool checkpoint_activations = false;
   bool graphs = false;
   std::string init;
+  std::optional<std::int64_t> lora;  // rank
+  std::optional<double> lora_alpha;
+  std::vector<std::string> lora_targets;
+  std::string init_adapter;
   std::string save;  // train
   std::optional<std::int64_t> save_every;
   std::optional<int> keep_last;
   std::string resume;
   std::string export_dir;
+  std::string export_adapter;  // train
   std::string eval;
   std::string json;
   std::string trace;
@@ -74,6 +81,7 @@ struct TrainPlan {
   int ranks = 1;
   int threads = 1;  ///< that compute, per rank
   nn::ModelConfig model;
+  std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
   std::int64_t seq_len = 0;
   std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
   std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval

@@ -144,10 +144,10 @@ void Engine::install_hooks() {
       nn::Hooks hooks;
       const bool is_root = module == &model_;
       root_is_unit = root_is_unit || is_root;
-      hooks.begin_forward = [this, i](nn::Phase) { begin_forward(i); };
-      hooks.end_forward = [this, i, module, is_root](nn::Phase) {
-        end_forward(i, *module);
-        if (is_root) end_root_forward();
+      hooks.begin_forward = [this, i](nn::Phase phase) { begin_forward(i, phase); };
+      hooks.end_forward = [this, i, module, is_root](nn::Phase phase) {
+        end_forward(i, *module, phase);
+        if (is_root && phase == nn::Phase::forward) end_root_forward();
       };
       hooks.begin_backward = [this, i] { begin_backward(i); };
       hooks.end_backward = [this, i, is_root] {
@@ -159,18 +159,24 @@ void Engine::install_hooks() {
   }
   if (root_is_unit) return;
   model_.set_hooks({.begin_forward = {},
-                    .end_forward = [this](nn::Phase) { end_root_forward(); },
+                    .end_forward =
+                        [this](nn::Phase phase) {
+                          if (phase == nn::Phase::forward) end_root_forward();
+                        },
                     .begin_backward = {},
                     .end_backward = [this] { end_root_backward(); }});
 }
 
-/// Units beside this one, in the direction of travel, are gathered while this one computes.
-void Engine::prefetch(std::size_t unit, int direction) {
+/// Units beside this one, in the direction of travel, are gathered while this one computes. What is computed again
+/// needs no unit whose backward is over.
+void Engine::prefetch(std::size_t unit, int direction, nn::Phase phase) {
   for (int ahead = 1; ahead <= options_.prefetch; ++ahead) {
     const auto next = static_cast<std::ptrdiff_t>(unit) + direction * ahead;
     if (next < 0 || next >= static_cast<std::ptrdiff_t>(units_.size())) return;
-    Unit& unit_ahead = *units_[static_cast<std::size_t>(next)];
+    const auto index = static_cast<std::size_t>(next);
+    Unit& unit_ahead = *units_[index];
     if (unit_ahead.gathered()) continue;
+    if (phase == nn::Phase::recompute && progress_[index].uses == 0) continue;
     if (!may_gather_ahead(unit_ahead)) return;
     unit_ahead.unshard_issue();
   }
@@ -188,27 +194,39 @@ bool Engine::may_gather_ahead(const Unit& unit) const {
          (options_.limit_gather_bytes == 0 || bytes <= options_.limit_gather_bytes);
 }
 
-void Engine::begin_forward(std::size_t index) {
+void Engine::begin_forward(std::size_t index, nn::Phase phase) {
   Unit& unit = *units_[index];
   Progress& progress = progress_[index];
-  if (model_.context().tape() != nullptr) ++progress.uses;
+  const bool again = phase == nn::Phase::recompute;
+  if (again) reshard_recomputed(index);
+  if (!again && model_.context().tape() != nullptr) ++progress.uses;
   ++progress.entered;
   unit.unshard_issue();
-  prefetch(index, +1);
+  prefetch(index, +1, phase);
   unit.unshard_wait();
   progress.spans.push_back(fabric_->recorder.begin(EventKind::forward, unit.name(), unit.bytes(), fabric_->compute()));
 }
 
-void Engine::end_forward(std::size_t index, nn::Module& module) {
+void Engine::end_forward(std::size_t index, nn::Module& module, nn::Phase phase) {
   Unit& unit = *units_[index];
   Progress& progress = progress_[index];
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
   if (unit.kept_after_forward() || &module == &model_) return;
   if (progress.entered >= unit.spec().modules.size()) {  // a unit of several modules stays until each was entered
-    unit.reshard(model_.context().tape() != nullptr);
     progress.entered = 0;
+    if (phase == nn::Phase::forward) {
+      unit.reshard(model_.context().tape() != nullptr);
+    } else if (progress.spans.empty()) {  // else it is used around this call, or in its backward
+      recomputed_.push_back(index);
+    }
   }
+}
+
+/// A unit that was computed again stays until the next one is, since the last one's backward is what comes then.
+void Engine::reshard_recomputed(std::size_t but) {
+  for (const std::size_t index : std::exchange(recomputed_, {}))
+    if (index != but) units_[index]->reshard();
 }
 
 void Engine::end_root_forward() {
@@ -223,8 +241,10 @@ void Engine::begin_backward(std::size_t index) {
         "backward: this step's gradients are complete; call step() first, or set_last_backward(false) before all "
         "backwards of a step but the last");
   Unit& unit = *units_[index];
+  std::erase(recomputed_, index);
+  progress_[index].entered = 0;
   unit.unshard_issue();
-  prefetch(index, -1);
+  prefetch(index, -1, nn::Phase::backward);
   unit.unshard_wait();
   if (unit.reducing()) finish_reductions();  // of the microbatch before: they had this forward to run in
   unit.begin_gradients();
@@ -273,6 +293,7 @@ void Engine::end_root_backward() {
   }
   gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
   for (Progress& progress : progress_) progress = Progress{};
+  recomputed_.clear();
 }
 
 // --- step
@@ -314,6 +335,7 @@ void Engine::reserve_pieces() {
 void Engine::reset() {
   for (const auto& unit : units_) unit->reset();
   for (Progress& progress : progress_) progress = Progress{};
+  recomputed_.clear();
   reducing_.clear();
   gradients_ = Gradients::none;
   fabric_->recorder.take();

@@ -176,8 +176,9 @@ class TESSERA_API Engine {
 
  private:
   void install_hooks();
-  void begin_forward(std::size_t unit);
-  void end_forward(std::size_t unit, nn::Module& module);
+  void begin_forward(std::size_t unit, nn::Phase phase);
+  void end_forward(std::size_t unit, nn::Module& module, nn::Phase phase);
+  void reshard_recomputed(std::size_t but);
   void begin_backward(std::size_t unit);
   void end_backward(std::size_t unit);
   void end_root_forward();
@@ -186,7 +187,7 @@ class TESSERA_API Engine {
   void continue_reductions();
   void finish_reductions();
   void reshard_after_backward(std::size_t unit);
-  void prefetch(std::size_t unit, int direction);
+  void prefetch(std::size_t unit, int direction, nn::Phase phase);
   bool may_gather_ahead(const Unit& unit) const;
   void reserve_pieces();
   void prepare_norm();
@@ -210,7 +211,8 @@ class TESSERA_API Engine {
     std::vector<Recorder::Span> spans;
   };
   std::vector<Progress> progress_;
-  std::vector<std::size_t> reducing_;  // oldest first
+  std::vector<std::size_t> reducing_;    // oldest first
+  std::vector<std::size_t> recomputed_;  // whose backward has not begun
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;

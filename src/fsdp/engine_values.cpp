@@ -103,8 +103,9 @@ std::vector<Engine::UnitInfo> Engine::units() const {
 
 std::vector<UnitSize> Engine::unit_sizes() const {
   std::vector<UnitSize> sizes;
-  for (const UnitInfo& info : units())
-    sizes.push_back({info.elements + info.padding, info.kept_after_forward, info.is_root});
+  for (const auto& unit : units_)
+    sizes.push_back(
+        {unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root, unit->frozen()});
   return sizes;
 }
 

@@ -51,22 +51,28 @@ std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const Uni
   return forwards + (again ? microbatches : 0);
 }
 
+/// A flat parameter's bytes, and whether a step changes them.
+struct Gathered {
+  std::uint64_t bytes = 0;
+  bool trained = true;
+};
+
 /// Before each forward and backward that doesn't find them, or once after the step where parameters are replicated.
 /// Outer axes come first, so what an axis makes is still cut by those inside it.
-void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, std::uint64_t bytes,
+void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, Gathered part,
                  StepCourse course, CommunicationFormula& total) {
   const auto axes = std::span(mesh.axes);
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const Axis& axis = axes[i].name;
-    if (axes[i].size == 1 || !strategy.optimizer.contains(axis)) continue;
     const bool at_rest = strategy.param_at_rest.contains(axis);
+    if (axes[i].size == 1 || !strategy.optimizer.contains(axis) || !(at_rest || part.trained)) continue;
     const Axes& cutting = at_rest ? strategy.param_at_rest : strategy.optimizer;
     std::uint64_t cut = 1;
     for (const MeshAxis& inner : axes.subspan(i + 1))
       if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
     const std::uint64_t times = at_rest ? gathers_over(axis, strategy, unit, course) : 1;
     total.calls.all_gather += times;
-    total.bytes.all_gather += times * others_part(bytes / cut, axes[i].size);
+    total.bytes.all_gather += times * others_part(part.bytes / cut, axes[i].size);
   }
 }
 
@@ -104,7 +110,7 @@ std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepCo
 std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Precision precision) {
   std::uint64_t all = 0, root = 0, largest = 0;
   for (const UnitSize& unit : units) {
-    const auto elements = static_cast<std::uint64_t>(unit.padded);
+    const auto elements = static_cast<std::uint64_t>(unit.trained());
     all += elements;
     (unit.is_root ? root : largest) = std::max(unit.is_root ? root : largest, elements);
   }
@@ -114,15 +120,47 @@ std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Preci
   return held + root * compute + std::max(largest * (compute + reduce), root * reduce);
 }
 
+/// Bytes of the root, and of the other units in forward order.
+struct Sizes {
+  std::uint64_t root = 0;
+  std::vector<std::uint64_t> inner;
+
+  /// The most of so many neighbours.
+  std::uint64_t window(std::size_t width) const {
+    std::uint64_t most = 0;
+    for (std::size_t i = 0; i < inner.size(); ++i) {
+      std::uint64_t sum = 0;
+      for (std::size_t j = i; j < std::min(i + width, inner.size()); ++j) sum += inner[j];
+      most = std::max(most, sum);
+    }
+    return most;
+  }
+};
+
+template <class Elements>
+Sizes sizes_of(std::span<const UnitSize> units, std::uint64_t element, Elements&& elements) {
+  Sizes sizes;
+  for (const UnitSize& unit : units) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(elements(unit)) * element;
+    if (unit.is_root) {
+      sizes.root += bytes;
+    } else {
+      sizes.inner.push_back(bytes);
+    }
+  }
+  return sizes;
+}
+
 }  // namespace
 
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
                                            std::span<const UnitSize> units, Precision precision, StepCourse course) {
   CommunicationFormula total;
   for (const UnitSize& unit : units) {
-    const auto padded = static_cast<std::uint64_t>(unit.padded);
-    add_reductions(strategy, mesh, padded * size_of(precision.reduce), course, total);
-    add_gathers(strategy, mesh, unit, padded * size_of(precision.compute), course, total);
+    const auto trained = static_cast<std::uint64_t>(unit.trained()), frozen = static_cast<std::uint64_t>(unit.frozen);
+    if (trained > 0) add_reductions(strategy, mesh, trained * size_of(precision.reduce), course, total);
+    if (trained > 0) add_gathers(strategy, mesh, unit, {trained * size_of(precision.compute), true}, course, total);
+    if (frozen > 0) add_gathers(strategy, mesh, unit, {frozen * size_of(precision.compute), false}, course, total);
   }
   return total;
 }
@@ -135,6 +173,15 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
   const int values = slots + (precision.masters() ? 1 : 0);
   return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
           cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
+}
+
+ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                                    int slots, Precision precision) {
+  std::int64_t trained = 0, frozen = 0;
+  for (const UnitSize& unit : units) trained += unit.trained(), frozen += unit.frozen;
+  ModelStateBytes state = model_state_formula(strategy, mesh, trained, slots, precision);
+  state.parameter += model_state_formula(strategy, mesh, frozen, slots, precision).parameter;
+  return state;
 }
 
 ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes state) {
@@ -151,10 +198,11 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
                              int slots, Precision precision) {
   OffloadBytes total;
   for (const UnitSize& unit : units) {
-    const ModelStateBytes state = model_state_formula(strategy, mesh, unit.padded, slots, precision);
+    const ModelStateBytes state = model_state_formula(strategy, mesh, unit.trained(), slots, precision);
+    const std::uint64_t frozen = model_state_formula(strategy, mesh, unit.frozen, slots, precision).parameter;
     if (!strategy.param_at_rest.empty()) {
-      total.to_device += state.parameter * (unit.kept_after_forward ? 1 : 2);  // for each gather
-      if (!precision.masters()) total.to_device += state.parameter;            // for the update
+      total.to_device += (state.parameter + frozen) * (unit.kept_after_forward ? 1 : 2);  // for each gather
+      if (!precision.masters()) total.to_device += state.parameter;                       // for the update
       total.to_host += state.parameter;
     }
     if (!strategy.gradient.empty()) {
@@ -170,32 +218,18 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                         StepCourse course, Precision precision) {
   const std::uint64_t element = size_of(precision.compute);
-  std::uint64_t root = 0;
-  std::vector<std::uint64_t> inner;
-  for (const UnitSize& unit : units) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * element;
-    if (unit.is_root) {
-      root += bytes;
-    } else {
-      inner.push_back(bytes);
-    }
-  }
-  const auto window = [&](std::size_t width) {
-    std::uint64_t most = 0;
-    for (std::size_t i = 0; i < inner.size(); ++i) {
-      std::uint64_t sum = 0;
-      for (std::size_t j = i; j < std::min(i + width, inner.size()); ++j) sum += inner[j];
-      most = std::max(most, sum);
-    }
-    return most;
-  };
+  const Sizes parameters = sizes_of(units, element, [](const UnitSize& unit) { return unit.padded; });
+  const Sizes gradients = sizes_of(units, element, [](const UnitSize& unit) { return unit.trained(); });
+  const std::uint64_t root = gradients.root;
+  const std::vector<std::uint64_t>& inner = gradients.inner;
   const bool keeps_all =
       std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; }) ||
       (course.microbatches > 1 && !course.reshard_after_backward);
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
-    bounds.unsharded_parameter = secondary_parts(strategy, mesh, units, element) + root +
-                                 window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
+    bounds.unsharded_parameter =
+        secondary_parts(strategy, mesh, units, element) + parameters.root +
+        parameters.window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
   if (holds_gradients(strategy, mesh, course)) {
     bounds.unsharded_gradient = held_gradients(units, parts(strategy.gradient, mesh) > 1, precision);
     return bounds;
@@ -204,12 +238,12 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
   const bool sharded = parts(strategy.gradient, mesh) > 1 || (course.microbatches > 1 && mesh.size() > 1);
   const std::size_t behind = units_behind(strategy, mesh, course);
   if (!precision.casts()) {
-    if (sharded) bounds.unsharded_gradient = root + window(1 + behind);
+    if (sharded) bounds.unsharded_gradient = root + gradients.window(1 + behind);
     return bounds;
   }
   // A unit has both forms while it is cast; where the wide one is leased too, those before it are still reduced.
   const std::uint64_t wide = sharded ? size_of(precision.reduce) / element : 0;
-  const std::uint64_t largest = window(1);
+  const std::uint64_t largest = gradients.window(1);
   bounds.unsharded_gradient = std::max(root + (1 + wide) * largest, (1 + wide) * root);
   for (std::size_t i = 0; i < inner.size(); ++i) {
     std::uint64_t before = 0;

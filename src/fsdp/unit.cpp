@@ -98,6 +98,13 @@ std::int64_t Unit::padding() const {
   return sum;
 }
 
+std::int64_t Unit::frozen() const {
+  std::int64_t sum = 0;
+  for (const Flat& flat : flats_)
+    if (!flat.layout.trainable) sum += flat.layout.padded;
+  return sum;
+}
+
 std::size_t Unit::bytes() const {
   std::size_t sum = 0;
   for (const Flat& flat : flats_) sum += flat.layout.bytes();

@@ -68,8 +68,9 @@ class TESSERA_API Unit {
   void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
   std::int64_t elements() const;
   std::int64_t padding() const;
-  std::size_t bytes() const;  ///< unsharded
-  bool casts() const;         ///< gradients are converted for their reduction
+  std::int64_t frozen() const;  ///< elements and padding of the parameters that get no gradient
+  std::size_t bytes() const;    ///< unsharded
+  bool casts() const;           ///< gradients are converted for their reduction
 
   // Parameters.
   bool gathered() const { return state_ != State::sharded; }  ///< or on its way; always where they are replicated

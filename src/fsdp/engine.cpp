@@ -53,7 +53,8 @@ EngineOptions checked(EngineOptions options, int ranks) {
 
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(checked(std::move(options), world.size())) {
-  std::vector<UnitSpec> specs = make_units(model, options_.wrap);
+  std::vector<UnitSpec> specs = options_.wrap_by ? make_units(model, options_.wrap_by, options_.ignored)
+                                                 : make_units(model, options_.wrap, options_.ignored);
   nn::Context& context = model.context();
   Mesh mesh(world, *options_.mesh);
   if (options_.cpu_offload) require_offload(context.runtime());

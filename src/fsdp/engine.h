@@ -55,6 +55,10 @@ struct EngineOptions {
   Strategy strategy = default_strategy();
   std::optional<MeshShape> mesh;  ///< nothing: default_mesh() for one host
   std::string wrap = "block";     ///< see make_units()
+  ChosenModules wrap_by;          ///< instead: a unit for each module that is chosen
+  /// Parameters that the engine leaves alone: it doesn't shard, reduce, update, show or save them. The program gives
+  /// them memory (Module::materialize of the module that has them) and does what is to be done.
+  IgnoredParameters ignored;
   /// Another strategy for some units, on the same mesh and with the same collectives; nothing: `strategy`.
   std::function<std::optional<Strategy>(const UnitSpec&)> strategy_of;
   int prefetch = 1;  ///< units gathered ahead, forward and backward; 0: none
@@ -187,6 +191,8 @@ class TESSERA_API Engine {
   /// Of steps(): those that changed nothing; the optimizer doesn't count them.
   std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
+  /// Those of all units.
+  std::vector<std::shared_ptr<nn::Parameter>> parameters() const;
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;

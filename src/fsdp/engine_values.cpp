@@ -124,6 +124,12 @@ void Engine::visit(const Visitor& visitor) {
   if (open != nullptr) open->close_values();
 }
 
+std::vector<std::shared_ptr<nn::Parameter>> Engine::parameters() const {
+  std::vector<std::shared_ptr<nn::Parameter>> all;
+  for (const auto& unit : units_) all.insert(all.end(), unit->spec().parameters.begin(), unit->spec().parameters.end());
+  return all;
+}
+
 void Engine::require_graphable() const {
   const auto refuse = [](const std::string& why) { throw InvalidUsage("graphs: " + why); };
   if (fabric_->mesh.size() > 1)

@@ -187,7 +187,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   record.waits.resize(ranks);
   std::mutex mutex;
   comm::Config config;
-  config.backend = "shm";
+  config.backend = spec.backend;
   config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
   config.timeout = std::chrono::seconds(60);
   config.device = spec.runtime;

@@ -17,6 +17,7 @@ namespace tessera::harness {
 struct TrainingSpec {
   nn::ModelConfig model = nn::preset("gpt-nano");
   int ranks = 2;
+  std::string backend = "shm";
   int first_step = 0;  ///< where data begins; steps before it were another run's
   int steps = 3;
   int global_batch = 12;

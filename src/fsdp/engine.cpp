@@ -44,14 +44,15 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   fabric_.reset(new Fabric{.context = context,
                            .mesh = std::move(mesh),
                            .plan = std::move(plan),
-                           .all_gather = registry.make(OpKind::all_gather, strategy.all_gather),
-                           .reduce_scatter = registry.make(OpKind::reduce_scatter, strategy.reduce_scatter),
-                           .all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce),
                            .gather_stream = context.make_stream(),
                            .reduce_stream = context.make_stream(),
                            .poison_stream = options_.poison ? context.make_stream() : nullptr,
                            .parameters = nullptr,
                            .gradients = nullptr,
+                           .buffers = nullptr,
+                           .all_gather = registry.make(OpKind::all_gather, strategy.all_gather),
+                           .reduce_scatter = registry.make(OpKind::reduce_scatter, strategy.reduce_scatter),
+                           .all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce),
                            .recorder = Recorder(world.rank(), &context.runtime()),
                            .copier = Copier(context.runtime()),
                            .offload = nullptr,
@@ -66,10 +67,13 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
   fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
 
+  fabric_->buffers = std::make_unique<LeasePool>(context.ledger(), MemoryUse::communication, unbooked, poison);
+
   if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
   const int slots = nn::state_slots(options_.optimizer);
   for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
   progress_.resize(units_.size());
+  prepare_collectives();
   decide_what_is_kept();
   if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
@@ -256,6 +260,7 @@ void Engine::reset() {
   for (const auto& unit : units_) unit->reset();
   for (Progress& progress : progress_) progress = Progress{};
   reducing_.clear();
+  clear_carried();
   fabric_->recorder.take();
 }
 

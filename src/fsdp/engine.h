@@ -124,7 +124,14 @@ class TESSERA_API Engine {
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;
 
-  /// Drops a half-done step after an exception; parameters and optimizer are as they were before it.
+  /// What the collective plug-ins carry from step to step, named by collective: this rank's alone, f32, the device's,
+  /// in the order of the compute stream. Not collective.
+  std::vector<CollectivePlugin::State> carried();
+  /// Of this rank, for one collective.
+  CollectiveStats collective_stats(comm::OpKind collective) const;
+
+  /// Drops a half-done step after an exception, and what the collective plug-ins carried over; parameters and optimizer
+  /// are as they were before it.
   void reset();
 
   struct UnitInfo {
@@ -157,6 +164,8 @@ class TESSERA_API Engine {
   void reduce(std::size_t unit);
   void prefetch(std::size_t unit, int direction);
   bool may_gather_ahead(const Unit& unit) const;
+  void prepare_collectives();
+  void clear_carried();
   void reserve_pieces();
   void prepare_norm();
   void compute_norm();

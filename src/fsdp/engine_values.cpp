@@ -15,6 +15,7 @@ void Engine::initialize(std::uint64_t seed) {
     unit->initialize(seed);
     unit->clear_optimizer();
   }
+  clear_carried();
   publish_values();
   steps_ = 0;
 }
@@ -96,8 +97,10 @@ std::vector<Engine::UnitInfo> Engine::units() const {
 
 std::vector<UnitSize> Engine::unit_sizes() const {
   std::vector<UnitSize> sizes;
-  for (const UnitInfo& info : units())
-    sizes.push_back({info.elements + info.padding, info.kept_after_forward, info.is_root});
+  for (const auto& unit : units_) {
+    sizes.push_back({unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root});
+    for (const auto& parameter : unit->spec().parameters) sizes.back().shapes.push_back(parameter->shape());
+  }
   return sizes;
 }
 
@@ -134,15 +137,19 @@ std::uint64_t Engine::control_formula_bytes() const {
   return bytes;
 }
 
+/// A plug-in may carry a collective by operations of other kinds: what counts is whose channel they went over.
 EngineTraffic Engine::traffic() const {
   EngineTraffic traffic;
+  const auto all_of = [](const comm::Communicator& channel) {
+    const comm::MeterSnapshot meter = channel.meter();
+    return comm::MeterSnapshot::Line{meter.calls(), meter.bytes_sent()};
+  };
   for (const auto& [axis, channels] : fabric_->mesh.all_channels()) {
-    for (const comm::Communicator* channel : {channels.gather.get(), channels.reduce.get()}) {
-      const comm::MeterSnapshot meter = channel->meter();
-      add(traffic.all_gather, meter.of(OpKind::all_gather));
-      add(traffic.reduce_scatter, meter.of(OpKind::reduce_scatter));
-      add(traffic.all_reduce, meter.of(OpKind::all_reduce));
-    }
+    add(traffic.all_gather, all_of(*channels.gather));
+    bool scatters = false;
+    for (const ReduceStage& stage : fabric_->plan.reductions)
+      if (stage.axis == axis) scatters = stage.scatter;
+    add(scatters ? traffic.reduce_scatter : traffic.all_reduce, all_of(*channels.reduce));
     const comm::MeterSnapshot control = channels.control->meter();
     add(traffic.control, {control.calls(), control.bytes_sent()});
   }

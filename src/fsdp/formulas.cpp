@@ -4,12 +4,10 @@
 #include <utility>
 
 namespace tessera::fsdp {
-namespace {
 
-/// (k-1)/k of `bytes`; exact, since every flat parameter is a multiple of the world size.
-std::uint64_t others_part(std::uint64_t bytes, int k) {
-  return bytes / static_cast<std::uint64_t>(k) * static_cast<std::uint64_t>(k - 1);
-}
+using comm::OpKind;
+
+namespace {
 
 int parts(const Axes& axes, const MeshShape& mesh) {
   int count = 1;
@@ -18,45 +16,65 @@ int parts(const Axes& axes, const MeshShape& mesh) {
   return count;
 }
 
-/// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
-void add_reductions(const Strategy& strategy, const MeshShape& mesh, std::uint64_t bytes, CommunicationFormula& total) {
-  for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); ++axis) {
-    if (axis->size == 1 || !strategy.optimizer.contains(axis->name)) continue;
-    total.calls.reduce_scatter += 1;
-    total.bytes.reduce_scatter += others_part(bytes, axis->size);
-    bytes /= static_cast<std::uint64_t>(axis->size);
-  }
-  for (const MeshAxis& axis : mesh.axes) {
-    if (axis.size == 1 || strategy.optimizer.contains(axis.name)) continue;
-    total.calls.all_reduce += 1;
-    total.bytes.all_reduce += 2 * others_part(bytes, axis.size);
-  }
-}
+/// Costs of one strategy's collectives, summed over units.
+class Costs {
+ public:
+  Costs(const Strategy& strategy, const MeshShape& mesh, Precision precision, const CollectiveRegistry& registry)
+      : strategy_(strategy), mesh_(mesh), precision_(precision), registry_(registry) {}
 
-void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, std::uint64_t bytes,
-                 CommunicationFormula& total) {
-  std::uint64_t above = 1;  // how far outer axes have already cut what this axis gathers
-  for (const MeshAxis& axis : mesh.axes) {
-    const bool sharded = strategy.optimizer.contains(axis.name);
-    if (axis.size == 1 || !sharded) continue;
-    const std::uint64_t times = strategy.param_at_rest.contains(axis.name) && !unit.kept_after_forward ? 2 : 1;
-    total.calls.all_gather += times;
-    total.bytes.all_gather += times * others_part(bytes / above, axis.size);
-    if (!strategy.param_at_rest.contains(axis.name)) above *= static_cast<std::uint64_t>(axis.size);
+  /// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
+  void add_reductions(const UnitSize& unit) {
+    auto elements = static_cast<std::uint64_t>(unit.padded);
+    const auto size = [&](int ranks) { return CollectiveSize{elements, precision_.reduce, ranks, unit.shapes}; };
+    for (auto axis = mesh_.axes.rbegin(); axis != mesh_.axes.rend(); ++axis) {
+      if (axis->size == 1 || !strategy_.optimizer.contains(axis->name)) continue;
+      add(OpKind::reduce_scatter, strategy_.reduce_scatter, size(axis->size), 1);
+      elements /= static_cast<std::uint64_t>(axis->size);
+    }
+    for (const MeshAxis& axis : mesh_.axes)
+      if (axis.size > 1 && !strategy_.optimizer.contains(axis.name))
+        add(OpKind::all_reduce, strategy_.all_reduce, size(axis.size), 1);
   }
-}
+
+  void add_gathers(const UnitSize& unit) {
+    auto elements = static_cast<std::uint64_t>(unit.padded);  // less where outer axes have already cut it
+    for (const MeshAxis& axis : mesh_.axes) {
+      if (axis.size == 1 || !strategy_.optimizer.contains(axis.name)) continue;
+      const bool at_rest = strategy_.param_at_rest.contains(axis.name);
+      add(OpKind::all_gather, strategy_.all_gather, {elements, precision_.compute, axis.size, unit.shapes},
+          at_rest && !unit.kept_after_forward ? 2 : 1);
+      if (!at_rest) elements /= static_cast<std::uint64_t>(axis.size);
+    }
+  }
+
+  CommunicationFormula total;
+
+ private:
+  void add(OpKind collective, const std::string& plugin, const CollectiveSize& size, std::uint64_t times) {
+    const CollectiveCost cost = registry_.cost(collective, plugin, size);
+    const auto field = collective == OpKind::all_gather       ? &Volume::all_gather
+                       : collective == OpKind::reduce_scatter ? &Volume::reduce_scatter
+                                                              : &Volume::all_reduce;
+    total.calls.*field += times * cost.calls;
+    total.bytes.*field += times * cost.bytes;
+  }
+  const Strategy& strategy_;
+  const MeshShape& mesh_;
+  const Precision precision_;
+  const CollectiveRegistry& registry_;
+};
 
 }  // namespace
 
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                           std::span<const UnitSize> units, Precision precision) {
-  CommunicationFormula total;
+                                           std::span<const UnitSize> units, Precision precision,
+                                           const CollectiveRegistry& collectives) {
+  Costs costs(strategy, mesh, precision, collectives);
   for (const UnitSize& unit : units) {
-    const auto padded = static_cast<std::uint64_t>(unit.padded);
-    add_reductions(strategy, mesh, padded * size_of(precision.reduce), total);
-    add_gathers(strategy, mesh, unit, padded * size_of(precision.compute), total);
+    costs.add_reductions(unit);
+    costs.add_gathers(unit);
   }
-  return total;
+  return costs.total;
 }
 
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots,

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "tessera/fsdp/collective.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/strategy.h"
@@ -19,6 +20,7 @@ struct UnitSize {
   std::int64_t padded = 0;  ///< elements
   bool kept_after_forward = false;
   bool is_root = false;
+  std::vector<nn::Shape> shapes = {};  ///< of its parameters
 };
 
 /// Per step (every one after the first) and rank.
@@ -34,9 +36,10 @@ struct CommunicationFormula {
   Volume bytes;  ///< sent by one rank
 };
 
-/// `units` in forward order.
-TESSERA_API CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                                       std::span<const UnitSize> units, Precision precision = {});
+/// `units` in forward order; the plug-ins that the strategy names are those of `collectives`.
+TESSERA_API CommunicationFormula
+communication_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                      Precision precision = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
 
 struct ModelStateBytes {
   std::uint64_t parameter = 0;

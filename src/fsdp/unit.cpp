@@ -131,7 +131,8 @@ void Unit::unshard_issue() {
     const auto part = static_cast<std::size_t>(flat.rest.count());
     const auto whole = static_cast<std::size_t>(flat.layout.padded);
     transfers.push_back({{part_to_gather(flat), part, flat.layout.dtype, fabric_.device()},
-                         {flat.unsharded.data(), whole, flat.layout.dtype, fabric_.device()}});
+                         {flat.unsharded.data(), whole, flat.layout.dtype, fabric_.device()},
+                         &flat.layout});
   }
   if (offloaded) {
     loaded_ = first.record();

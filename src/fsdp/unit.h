@@ -27,12 +27,14 @@ struct Fabric {
   nn::Context& context;
   Mesh mesh;
   Plan plan;
-  std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;
   std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
   std::unique_ptr<Stream> reduce_stream;
   std::unique_ptr<Stream> poison_stream;  ///< null: released buffers stay as they are
   std::unique_ptr<LeasePool> parameters;  ///< unsharded
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
+  std::unique_ptr<LeasePool> buffers;     ///< of collective plug-ins
+  std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;  ///< gone before their buffers
+  bool exact_gathers = true;  ///< what is gathered has the bits of the parameters at rest
   Recorder recorder;
   Copier copier;
   std::unique_ptr<Offload> offload;  ///< null: everything is on the device
@@ -89,6 +91,11 @@ class TESSERA_API Unit {
   /// n-th of it. Slots of parts that it doesn't hold are left as they are.
   void sum_squares_into(double* slots) { squares_ = slots; }
   std::size_t square_sum_slots() const;
+
+  /// What a collective will carry of this unit in every step.
+  std::vector<PlannedTransfer> transfers_of(comm::OpKind collective) const;
+  /// The optimizer updates the very values that all ranks compute with: no f32 masters beside them.
+  bool updates_in_place() const;
 
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
@@ -162,6 +169,7 @@ class TESSERA_API Unit {
   void cast_gradients(Flat& flat);
   void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
+  void gather_exactly(Flat& flat);
   const void* part_to_gather(Flat& flat);
   void wait_for_gather();
   void store_gradients();

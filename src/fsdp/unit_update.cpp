@@ -88,7 +88,7 @@ void Unit::gather_updated() {
         return comm::View{flat.value_of(range.begin), static_cast<std::size_t>(range.count()), flat.layout.dtype,
                           fabric_.device()};
       };
-      transfers.push_back({view(part), view(whole)});
+      transfers.push_back({view(part), view(whole), &flat.layout});
     }
     if (i > 0) gathers_.wait_on(stream);  // an outer axis gathers what the inner one has completed
     gathers_ = fabric_.all_gather->run(

@@ -159,12 +159,41 @@ void Unit::widen_parameters(Flat& flat) {
       fabric_.compute(), {from, flat.layout.dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
 }
 
+/// As gather_masters, of parameters at rest.
+void Unit::gather_exactly(Flat& flat) {
+  Stream& stream = fabric_.compute();
+  const DType dtype = flat.layout.dtype;
+  Buffer whole = fabric_.allocate(flat.layout.bytes(), MemoryUse::other);
+  const void* part = flat.values.data();
+  if (fabric_.plan.offloaded.parameters) {
+    void* const place = Flat::at(whole.data(), dtype, flat.rest.begin);
+    fabric_.copier.upload(stream, place, part, flat.values.bytes());
+    part = place;
+  }
+  fabric_.mesh.channels(*fabric_.plan.gather_axis)
+      .control
+      ->all_gather({part, length(flat.rest), dtype, fabric_.device()},
+                   {whole.data(), length({0, flat.layout.padded}), dtype, fabric_.device()},
+                   {.after = &stream, .label = name()})
+      .wait_on(stream);
+  if (dtype == DType::f32) {
+    flat.shown = std::move(whole);
+    return;
+  }
+  flat.shown = fabric_.allocate(length({0, flat.layout.padded}) * sizeof(float), MemoryUse::other);
+  fabric_.context.device_kernels().convert(
+      stream, {whole.data(), dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
+  stream.hold(std::make_shared<Buffer>(std::move(whole)));
+}
+
 void Unit::open_values() {
+  const bool exact = fabric_.exact_gathers || !fabric_.plan.gather_axis;
   bool gathers = false;
-  for (const Flat& flat : flats_) gathers = gathers || !flat.masters;
+  for (const Flat& flat : flats_) gathers = gathers || (exact && !flat.masters);
   if (gathers) unshard_wait();
   for (Flat& flat : flats_) {
-    if (flat.layout.dtype == DType::f32) continue;
+    if (!exact && !flat.masters) gather_exactly(flat);
+    if (flat.layout.dtype == DType::f32 || flat.shown) continue;
     flat.shown = fabric_.allocate(length({0, flat.layout.padded}) * sizeof(float), MemoryUse::other);
     if (flat.masters) {
       gather_masters(flat);

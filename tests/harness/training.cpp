@@ -57,9 +57,9 @@ class Rank {
     return {};
   }
 
-  void one_step(int step) {
-    const HostWaits before = host_waits();
-    const TokenBatch batch = make_batch(context_, spec_, step, world_.rank());
+  nn::Tensor forward_backward(int step) {
+    const int of_data = spec_.repeat_data > 0 ? step % spec_.repeat_data : step;
+    const TokenBatch batch = make_batch(context_, spec_, of_data, world_.rank());
     nn::Tape tape;
     nn::Tensor loss;
     {
@@ -67,6 +67,20 @@ class Rank {
       loss = model_->loss(batch.tokens, batch.targets);
     }
     tape.backward(loss);
+    return loss;
+  }
+
+  void one_step(int step) {
+    const HostWaits before = host_waits();
+    nn::Tensor loss;
+    try {
+      loss = forward_backward(step);
+    } catch (const base::Error&) {
+      if (!spec_.retry_failed_steps) throw;
+      ++failed_steps_;
+      engine_.reset();
+      loss = forward_backward(step);
+    }
     if (spec_.after_backward) {
       context_.stream().synchronize();
       spec_.after_backward(world_.rank(), step, engine_, *model_);
@@ -120,6 +134,7 @@ class Rank {
     record_.all_later = later;
     record_.last_events = events_;
     record_.copied_bytes = copied;
+    record_.failed_steps = failed_steps_;
     record_.later_offload = {offload.to_device - first_offload_.to_device, offload.to_host - first_offload_.to_host};
     record_.units = engine_.units();
     record_.unit_sizes = engine_.unit_sizes();
@@ -138,6 +153,7 @@ class Rank {
   std::vector<base::EventRecord> events_;
   std::array<std::uint64_t, 3> state_{};
   std::vector<HostWaits> waits_;
+  int failed_steps_ = 0;
   fsdp::EngineTraffic first_;
   fsdp::OffloadBytes first_offload_;
 };
@@ -175,7 +191,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   record.waits.resize(ranks);
   std::mutex mutex;
   comm::Config config;
-  config.backend = "shm";
+  config.backend = spec.backend;
   config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
   config.timeout = std::chrono::seconds(60);
   config.device = spec.runtime;

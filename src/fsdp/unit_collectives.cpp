@@ -1,0 +1,42 @@
+// What the collectives of a unit will be, before the first: plug-ins make room for it.
+#include <algorithm>
+
+#include "tessera/fsdp/unit.h"
+
+namespace tessera::fsdp {
+
+using comm::OpKind;
+
+std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
+  const Plan& plan = fabric_.plan;
+  std::vector<PlannedTransfer> planned;
+  const auto add = [&](const Flat& flat, const Axis& axis, DType dtype, std::int64_t elements) {
+    std::string each = name() + "/" + axis;
+    if (flats_.size() > 1) each += "/" + std::to_string(&flat - flats_.data());
+    planned.push_back({std::move(each), &flat.layout, dtype, elements, fabric_.mesh.shape().size_of(axis)});
+  };
+  for (const Flat& flat : flats_) {
+    const std::int64_t padded = flat.layout.padded;
+    if (collective == OpKind::all_gather) {
+      if (plan.gather_axis) add(flat, *plan.gather_axis, flat.layout.dtype, padded);
+      for (std::size_t i = 0; flat.layout.trainable && i < plan.gather_after_step.size(); ++i)
+        add(flat, plan.gather_after_step[i], flat.layout.dtype, plan.after_gathers(padded, i + 1).count());
+      continue;
+    }
+    if (!flat.layout.trainable) continue;
+    std::int64_t elements = padded;
+    for (const ReduceStage& stage : plan.reductions) {
+      if (stage.scatter == (collective == OpKind::reduce_scatter))
+        add(flat, stage.axis, flat.precision.reduce, elements);
+      if (stage.scatter) elements /= fabric_.mesh.shape().size_of(stage.axis);
+    }
+  }
+  return planned;
+}
+
+bool Unit::updates_in_place() const {
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [](const Flat& flat) { return flat.layout.trainable && !flat.masters; });
+}
+
+}  // namespace tessera::fsdp

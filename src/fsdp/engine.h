@@ -127,6 +127,8 @@ class TESSERA_API Engine {
   /// What the collective plug-ins carry from step to step, named by collective: this rank's alone, f32, the device's,
   /// in the order of the compute stream. Not collective.
   std::vector<CollectivePlugin::State> carried();
+  /// Sets all of it: `fill` writes the count of each for this rank. Empty: as at the beginning. Not collective.
+  void fill_carried(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill);
   /// Of this rank, for one collective.
   CollectiveStats collective_stats(comm::OpKind collective) const;
 

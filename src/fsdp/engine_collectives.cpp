@@ -3,6 +3,7 @@
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/unit.h"
+#include "tessera/nn/host_access.h"
 
 namespace tessera::fsdp {
 
@@ -75,7 +76,22 @@ std::vector<CollectivePlugin::State> Engine::carried() {
 }
 
 void Engine::clear_carried() {
-  for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) carrier.plugin.clear_state(fabric_->compute());
+  Stream& stream = fabric_->compute();
+  stream.wait(fabric_->reduce_stream->record());  // where plug-ins use it
+  for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) carrier.plugin.clear_state(stream);
+}
+
+void Engine::fill_carried(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill) {
+  begin_values();
+  if (!fill) {
+    clear_carried();
+  } else {
+    fabric_->compute().synchronize();  // the host may write over what the stream's work reads
+    for (const CollectivePlugin::State& state : carried())
+      nn::upload(model_.context(), state.data, state.count * sizeof(float),
+                 [&](void* out) { fill(state, fabric_->mesh.rank(), static_cast<float*>(out)); });
+  }
+  publish_values();
 }
 
 CollectiveStats Engine::collective_stats(OpKind collective) const {

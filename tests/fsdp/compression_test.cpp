@@ -46,6 +46,7 @@ struct Case {
   int ranks;
   const char* mesh;
   Carriers carriers;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.strategy << " on " << c.ranks << " ranks"; }
 };
 
 const Case kCases[] = {

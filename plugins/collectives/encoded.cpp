@@ -25,11 +25,16 @@ bool travels_as_it_is(Encoding encoding, DType dtype) {
 
 /// What a sum is divided by.
 float divisor_of(const ReduceOp& op, int ranks) {
-  if (op.kind == ReduceOp::Kind::sum) return 1;
+  if (op.kind == ReduceOp::Kind::sum || op.kind == ReduceOp::Kind::premul_sum) return 1;
   if (op.kind != ReduceOp::Kind::avg)
     throw base::Unsupported("encoded collectives add and average; " + std::string(comm::name_of(op.kind)) +
                             " needs plain");
   return op.scalar == 0 ? static_cast<float>(ranks) : static_cast<float>(op.scalar);
+}
+
+/// What a rank's own numbers are multiplied with before that.
+float factor_of(const ReduceOp& op) {
+  return op.kind == ReduceOp::Kind::premul_sum ? static_cast<float>(op.scalar) : 1.0F;
 }
 
 std::byte* element(void* base, DType dtype, std::size_t index) {
@@ -170,7 +175,8 @@ void Encoded::send_parts(Flight& flight, Works& works) {
                                        .from = t.in.dtype,
                                        .count = flight.part,
                                        .out = static_cast<std::byte*>(flight.mine.data()) + to * flight.encoded,
-                                       .error = flight.error == nullptr ? nullptr : flight.error + to * flight.part});
+                                       .error = flight.error == nullptr ? nullptr : flight.error + to * flight.part,
+                                       .factor = factor_of(flight.op)});
   works.add(flight.channel.all_to_all(flight.all_of(flight.mine), flight.all_of(flight.theirs), flight.options));
   stats_.sent += (flight.ranks - 1) * flight.encoded;
 }

@@ -99,10 +99,11 @@ void orthonormalize(float* p, std::size_t rows, std::size_t rank) {
   }
 }
 
-/// Which part of a rank's matrix the result stands for: ranks x result / divisor = the sum.
+/// What of the result is a rank's own share, in units of its matrix.
 double share_of(const ReduceOp& op, int ranks) {
   if (op.kind == ReduceOp::Kind::sum) return 1.0 / ranks;
-  return op.scalar == 0 ? 1.0 : op.scalar / ranks;
+  if (op.kind == ReduceOp::Kind::avg) return op.scalar == 0 ? 1.0 : op.scalar / ranks;
+  throw base::Unsupported("powersgd adds and averages; " + std::string(comm::name_of(op.kind)) + " needs plain");
 }
 
 }  // namespace
@@ -168,6 +169,7 @@ Works PowerSgd::run(const CollectiveCall& call) {
   nn::Kernels<float>& kernels = context_->kernels<float>(name_);
   for (const Transfer& transfer : call.transfers) {
     if (transfer.in.data != transfer.out.data) throw base::InvalidUsage(name_ + ": reduces in place");
+    share_of(call.op, call.channel.size());  // says what it can't do before anything is sent
     const Carried& carried = carried_.at(transfer.flat);
     const Packing& packing = carried.packing;
     auto flight =

@@ -1,6 +1,7 @@
 #include "tessera/fsdp/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "tessera/base/error.h"
@@ -191,10 +192,15 @@ void Engine::end_root_forward() {
 }
 
 void Engine::begin_backward(std::size_t index) {
+  if (gradients_ == Gradients::complete)
+    throw InvalidUsage(
+        "backward: this step's gradients are complete; call step() first, or set_last_backward(false) before all "
+        "backwards of a step but the last");
   Unit& unit = *units_[index];
   unit.unshard_issue();
   prefetch(index, -1);
   unit.unshard_wait();
+  if (unit.reducing()) finish_reductions();  // of the microbatch before: they had this forward to run in
   unit.begin_gradients();
   progress_[index].spans.push_back(
       fabric_->recorder.begin(EventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
@@ -205,44 +211,67 @@ void Engine::end_backward(std::size_t index) {
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
   if (--progress.uses > 0) return;  // used again further down the tape
-  units_[index]->reshard();
+  reshard_after_backward(index);
   reduce(index);
+}
+
+void Engine::reshard_after_backward(std::size_t index) {
+  if (last_backward_ || options_.reshard_after_backward) units_[index]->reshard();
 }
 
 void Engine::reduce(std::size_t index) {
   // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it
   // happens to be done, keeps the order of issue the same on every rank and two full gradients the most there are
   // (beside the root's).
-  units_[index]->reduce_issue();
-  for (const std::size_t earlier : reducing_) units_[earlier]->reduce_continue();
-  std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
+  units_[index]->reduce_issue(last_backward_);
+  continue_reductions();
   progress_[index].reduced = true;
   if (units_[index]->reducing()) reducing_.push_back(index);
+}
+
+void Engine::continue_reductions() {
+  for (const std::size_t i : reducing_) units_[i]->reduce_continue();
+  std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
+}
+
+void Engine::finish_reductions() {
+  while (!reducing_.empty()) continue_reductions();
 }
 
 void Engine::end_root_backward() {
   for (std::size_t i = units_.size(); i-- > 0;) {
     if (progress_[i].reduced) continue;
     // A unit that nothing used in this backward: the other ranks may have, so its zeros take part.
-    units_[i]->reshard();
+    reshard_after_backward(i);
     reduce(i);
   }
+  gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
   for (Progress& progress : progress_) progress = Progress{};
 }
 
 // --- step
 
 void Engine::step(double learning_rate) {
-  while (!reducing_.empty()) {
-    for (const std::size_t i : reducing_) units_[i]->reduce_continue();
-    std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
-  }
-  nn::OptimizerStep step{.number = ++steps_, .learning_rate = learning_rate};
+  if (gradients_ != Gradients::complete)
+    throw InvalidUsage(gradients_ == Gradients::none
+                           ? "step: no backward of the whole model came before"
+                           : "step: the backwards so far were not the last; set_last_backward(true) before the last");
+  gradients_ = Gradients::none;
+  finish_reductions();
+  nn::OptimizerStep step{.number = ++steps_ - skipped_steps_, .learning_rate = learning_rate};
   if (measures_norm()) {
     compute_norm();
-    if (options_.clip_norm > 0) step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
+    if (options_.clip_norm > 0 || options_.scales_loss)
+      step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
   }
   for (const auto& unit : units_) unit->update(options_.optimizer, step);
+}
+
+void Engine::set_loss_scale(double scale) {
+  if (!options_.scales_loss) throw InvalidUsage("set_loss_scale: set EngineOptions::scales_loss");
+  if (!(scale > 0) || !std::isfinite(scale))
+    throw InvalidUsage("loss scale: " + std::to_string(scale) + "; a finite number above 0");
+  loss_scale_ = scale;
 }
 
 void Engine::settle() {
@@ -261,6 +290,7 @@ void Engine::reset() {
   for (Progress& progress : progress_) progress = Progress{};
   reducing_.clear();
   clear_carried();
+  gradients_ = Gradients::none;
   fabric_->recorder.take();
 }
 

@@ -46,6 +46,8 @@ struct EngineOptions {
   std::size_t limit_gather_bytes = 0;
   /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
+  /// false: between a step's backwards units stay gathered; the last one reshards them in any case.
+  bool reshard_after_backward = true;
   nn::OptimizerConfig optimizer;
   /// Of gradients while they are reduced and kept: that of the parameters (nothing), or f32.
   std::optional<DType> reduce_dtype;
@@ -54,9 +56,12 @@ struct EngineOptions {
   bool cpu_offload = false;
   /// With cpu_offload: parameters that the optimizer updates at a time. The device has room for three such pieces.
   std::int64_t offload_piece = std::int64_t{1} << 20;
-  double clip_norm = 0;       ///< 0: no clipping
+  double clip_norm = 0;  ///< 0: no clipping
+  nn::kernels::Norm norm = nn::kernels::Norm::two;
   bool measure_norm = false;  ///< compute grad_norm() also without clipping
-  bool poison = false;        ///< fill released buffers with NaN
+  /// A step in which a gradient of any rank isn't finite changes nothing on any. For f16; see GradientScaler.
+  bool scales_loss = false;
+  bool poison = false;  ///< fill released buffers with NaN
   CollectiveRegistry collectives = CollectiveRegistry::built_in();
 };
 
@@ -94,12 +99,22 @@ class TESSERA_API Engine {
   void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill,
             const Wanted& wanted = {});
 
-  /// After a backward: waits for the reductions, clips, updates, and starts what must be gathered again.
+  /// Whether the backwards from here on are the last of their step. Before it, gradients add up as the strategy says
+  /// (Sync::when); give the loss a share of the step's, as in backward(loss, 1.0 / microbatches).
+  void set_last_backward(bool last) { last_backward_ = last; }
+
+  /// After the last backward: waits for the reductions, clips, updates, and starts what must be gathered again.
+  /// Throws InvalidUsage where no last backward of the whole model came before.
   void step(double learning_rate);
   /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
   void settle();
-  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm; }
-  /// Of the last step, over all ranks, before clipping. Waits. Throws InvalidUsage unless clipping or measure_norm.
+  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.scales_loss; }
+  /// Gradients are this many times too large from the next backward on, since the loss is; step() divides them. Throws
+  /// InvalidUsage without scales_loss.
+  void set_loss_scale(double scale);
+  double loss_scale() const { return loss_scale_; }
+  /// Of the last step, over all ranks, before clipping, and unscaled. Waits. Throws InvalidUsage unless one
+  /// of clip_norm, measure_norm and scales_loss is set.
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
 
@@ -117,12 +132,16 @@ class TESSERA_API Engine {
                    const Wanted& wanted = {});
   /// How many there are for each element of a trainable parameter.
   int states() const;
-  /// As if so many steps had been done: the next one is the number after.
-  void set_steps(std::uint64_t steps) { steps_ = steps; }
+  /// As if so many steps had been done, of which some changed nothing: the next one is the number after.
+  void set_steps(std::uint64_t steps, std::uint64_t skipped = 0);
+  /// Of steps(): those that changed nothing; the optimizer doesn't count them.
+  std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;
+  /// A graph has done what a last backward of the whole model does.
+  void note_replayed() { gradients_ = Gradients::complete; }
 
   /// What the collective plug-ins carry from step to step, named by collective: this rank's alone, f32, the device's,
   /// in the order of the compute stream. Not collective.
@@ -164,6 +183,9 @@ class TESSERA_API Engine {
   void end_root_forward();
   void end_root_backward();
   void reduce(std::size_t unit);
+  void continue_reductions();
+  void finish_reductions();
+  void reshard_after_backward(std::size_t unit);
   void prefetch(std::size_t unit, int direction);
   bool may_gather_ahead(const Unit& unit) const;
   void prepare_collectives();
@@ -189,10 +211,15 @@ class TESSERA_API Engine {
   };
   std::vector<Progress> progress_;
   std::vector<std::size_t> reducing_;  // oldest first
-  Buffer squares_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
-  Buffer norms_;    // f64: the slots' sums over the ranks, then the norm, then the factor
+  Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
+  Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
   std::uint64_t steps_ = 0;
+  std::uint64_t skipped_steps_ = 0;
+  double loss_scale_ = 1;
+  bool last_backward_ = true;
+  enum class Gradients : std::uint8_t { none, of_some, complete };  // of this step's microbatches
+  Gradients gradients_ = Gradients::none;
 };
 
 }  // namespace tessera::fsdp

@@ -31,15 +31,22 @@ struct Volume {
   bool operator==(const Volume&) const = default;
 };
 
+/// What of a step's course its cost depends on.
+struct StepCourse {
+  int prefetch = 1;      ///< units gathered ahead
+  int microbatches = 1;  ///< the strategy says when each axis reduces their gradients
+  bool reshard_after_backward = true;
+};
+
 struct CommunicationFormula {
   Volume calls;
   Volume bytes;  ///< sent by one rank
 };
 
 /// `units` in forward order; the plug-ins that the strategy names are those of `collectives`.
-TESSERA_API CommunicationFormula
-communication_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                      Precision precision = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
+TESSERA_API CommunicationFormula communication_formula(
+    const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, Precision precision = {},
+    StepCourse course = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
 
 struct ModelStateBytes {
   std::uint64_t parameter = 0;
@@ -72,10 +79,10 @@ struct PeakBounds {
   std::uint64_t unsharded_gradient = 0;
 };
 
-/// Upper bounds in bytes with `prefetch` units gathered ahead, without CPU offload: that gathers on one rank, too, and
-/// where gradients are reduced in two stages it holds those of one unit longer. Where gradients are cast for their
-/// reduction, both forms of a unit live at once.
+/// Upper bounds in bytes, without CPU offload: that gathers on one rank, too, and where gradients are reduced in two
+/// stages it holds those of one unit longer. Where microbatches wait for the last one, all gradients are held. Where
+/// gradients are cast for their reduction, both forms of a unit live at once.
 TESSERA_API PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                                    int prefetch, Precision precision = {});
+                                    StepCourse course, Precision precision = {});
 
 }  // namespace tessera::fsdp

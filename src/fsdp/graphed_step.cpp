@@ -34,6 +34,7 @@ nn::Tensor GraphedStep::run(const std::function<nn::Tensor()>& step) {
   if (!std::exchange(warm_, true)) return step();
   if (graph_ == nullptr) record(step);
   graph_->launch(context_.stream());
+  engine_.note_replayed();
   return loss_;
 }
 

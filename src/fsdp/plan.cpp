@@ -1,5 +1,7 @@
 #include "tessera/fsdp/plan.h"
 
+#include <algorithm>
+
 namespace tessera::fsdp {
 namespace {
 
@@ -24,6 +26,25 @@ ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts) {
 Plan::Offloaded offloaded_by(const Strategy& strategy) {
   require_offloadable(strategy);
   return {!strategy.param_at_rest.empty(), !strategy.gradient.empty(), !strategy.optimizer.empty()};
+}
+
+/// How many of the reductions, from the first, run for every microbatch.
+std::size_t reduced_each(const Plan& plan, const Strategy& strategy) {
+  const auto waits = [&](const ReduceStage& stage) {
+    const auto sync = strategy.sync.find(stage.axis);
+    return sync != strategy.sync.end() && sync->second.when == Sync::When::step;
+  };
+  const auto first = std::find_if(plan.reductions.begin(), plan.reductions.end(), waits);
+  for (auto stage = first; stage != plan.reductions.end(); ++stage) {
+    if (!waits(*stage))
+      throw Unsupported("strategy " + strategy.name + ": gradients can't be reduced over axis " + stage->axis +
+                        " every microbatch where they are reduced over axis " + first->axis + " before, once a step");
+    if (stage->to_kept && first != plan.reductions.begin())
+      throw Unsupported("strategy " + strategy.name + ": what is kept of gradients is sharded over axis " +
+                        stage->axis + ", so they must be reduced over it as often as over axis " +
+                        plan.reductions.front().axis);
+  }
+  return static_cast<std::size_t>(first - plan.reductions.begin());
 }
 
 void require_one(const std::vector<Plan::Cut>& cuts, const Strategy& strategy, std::string_view what) {
@@ -73,6 +94,7 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
     if (axis.size > 1 && !strategy.optimizer.contains(axis.name))
       plan.reductions.push_back({axis.name, false, false, comm::ReduceOp::sum()});
   if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size());
+  plan.reduced_each = reduced_each(plan, strategy);
   for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)
     if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);
   if (plan.offloaded.parameters && !plan.gather_after_step.empty())

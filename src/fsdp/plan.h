@@ -25,6 +25,7 @@ struct Plan {
   bool leases_parameters = false;      ///< what computes is not what is at rest: units are unsharded into leases
   bool gradient_sharded = false;       ///< full gradients are leased, a part is kept
   std::vector<ReduceStage> reductions;
+  std::size_t reduced_each = 0;         ///< so many of them run for every microbatch, the others after the last one
   std::vector<Axis> gather_after_step;  ///< innermost first: parameters are replicated, the optimizer is sharded
 
   /// This rank's part of a flat parameter of `padded` elements, when sharded over these axes.

@@ -61,6 +61,22 @@ Strategy strategy_named(std::string_view name) {
 
 Strategy default_strategy() { return strategy_named("fsdp"); }
 
+Accumulation parse_accumulation(std::string_view name) {
+  if (name == "every") return Accumulation::every;
+  if (name == "last") return Accumulation::last;
+  if (name == "scatter") return Accumulation::scatter;
+  throw InvalidUsage("unknown accumulation '" + std::string(name) + "'; known: every last scatter");
+}
+
+Strategy with_accumulation(Strategy strategy, Accumulation accumulation) {
+  for (const Axis& axis : {kReplicateAxis, kShardAxis}) {
+    const bool scattered = strategy.optimizer.contains(axis);
+    const bool waits = accumulation == Accumulation::last || (accumulation == Accumulation::scatter && !scattered);
+    strategy.sync[axis].when = waits ? Sync::When::step : Sync::When::microbatch;
+  }
+  return strategy;
+}
+
 std::vector<std::string> strategy_names() {
   std::vector<std::string> names;
   for (const Strategy& strategy : presets()) names.push_back(strategy.name);
@@ -74,9 +90,9 @@ void validate(const Strategy& s) {
   require_subset(s.param_at_rest, s.gradient, s.name, "where parameters are sharded, gradients must be too");
   require_subset(s.gradient, s.optimizer, s.name, "where gradients are sharded, the optimizer must be too");
   for (const auto& [axis, sync] : s.sync)
-    if (sync.when != Sync::When::microbatch || sync.what != Sync::What::gradient)
+    if (sync.when == Sync::When::period || sync.what != Sync::What::gradient)
       throw Unsupported("strategy " + s.name + ": axis " + axis +
-                        " wants a period or deltas; gradients every microbatch are supported");
+                        " wants a period or deltas; gradients every microbatch or step are supported");
 }
 
 void require_offloadable(const Strategy& s) {

@@ -43,6 +43,17 @@ struct Strategy {
   bool two_axes = false;  ///< wants a mesh of replicas x shards rather than one axis
 };
 
+/// When gradients are reduced in a step of several microbatches.
+enum class Accumulation : std::uint8_t {
+  every,    ///< every microbatch: what is kept grows, and no more memory is needed than for one
+  last,     ///< after the last one: fewest bytes, but full gradients are held until then
+  scatter,  ///< scattered every microbatch, all-reduced over the other axes after the last: for replicas of shards
+};
+/// "every", "last", "scatter". Throws InvalidUsage.
+TESSERA_API Accumulation parse_accumulation(std::string_view name);
+/// The strategy with Sync::when of every axis set accordingly.
+TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulation);
+
 /// ddp zero1 zero2 fsdp hsdp shard_grad_op, or one of PyTorch's names (no_shard, full_shard, hybrid_shard), which gives
 /// the strategy under our name. Throws InvalidUsage that lists the known ones.
 TESSERA_API Strategy strategy_named(std::string_view name);

@@ -197,7 +197,7 @@ void Unit::reset() {
   gathers_ = Works();
   reductions_ = Works();
   stage_ = kIdle;
-  has_gradients_ = false;
+  has_gradients_ = held_ = accumulated_ = false;
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
     if (flat.full_gradient) flat.full_gradient.give_back(Event());

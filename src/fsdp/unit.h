@@ -82,15 +82,20 @@ class TESSERA_API Unit {
 
   // Gradients.
   void begin_gradients();  ///< memory for a backward; no effect where there is some
-  void reduce_issue();
+  /// `last`: of the step's backwards. The others' gradients are added up: what is kept of them, or all of them where
+  /// nothing is reduced before the last.
+  void reduce_issue(bool last = true);
   bool reducing() const { return stage_ != kIdle; }
   /// Waits (on the compute stream) for the stage in flight and starts the next one, if there is one.
   void reduce_continue();
 
-  /// From now on every reduction ends with f64 sums of squares of this rank's part: one for each flat parameter and
-  /// n-th of it. Slots of parts that it doesn't hold are left as they are.
-  void sum_squares_into(double* slots) { squares_ = slots; }
-  std::size_t square_sum_slots() const;
+  /// From now on a step's last reduction ends with this rank's parts of the norm: an f64 for each flat parameter and
+  /// n-th of it. Slots of those that it doesn't hold are left as they are.
+  void add_norm_into(double* slots, nn::kernels::Norm norm) {
+    norm_parts_ = slots;
+    norm_ = norm;
+  }
+  std::size_t norm_slots() const;
 
   /// What a collective will carry of this unit in every step.
   std::vector<PlannedTransfer> transfers_of(comm::OpKind collective) const;
@@ -158,15 +163,18 @@ class TESSERA_API Unit {
       return static_cast<float*>(buffer.data()) + element;
     }
     std::size_t reduced_bytes() const { return static_cast<std::size_t>(layout.padded) * size_of(precision.reduce); }
-    bool leases_gradient(const Plan& plan) const { return plan.gradient_sharded || precision.casts(); }
   };
   enum class State : std::uint8_t { sharded, gathering, ready };
   static constexpr std::size_t kIdle = static_cast<std::size_t>(-1);
 
   void allocate(Flat& flat, int slots);
   void bind_parameters(Flat& flat, void* base);
-  void bind_gradients(Flat& flat, void* base);
+  void bind_gradients(Flat& flat, void* base, bool keep);
+  bool reduces_in_lease() const;
+  void end_writing(Flat& flat);
+  void add_earlier_microbatches();
   void cast_gradients(Flat& flat);
+  void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
   void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
   void gather_exactly(Flat& flat);
@@ -179,7 +187,8 @@ class TESSERA_API Unit {
   void write(bool offloaded, void* at, std::size_t bytes, const Produce& produce);
   void start_stage();
   void finish_reduction();
-  void sum_squares();
+  void find_norm_parts();
+  comm::ReduceOp op_of(const ReduceStage& stage) const;
   void gather_updated();
   std::vector<Transfer> stage_transfers(const ReduceStage& stage);
   CollectivePlugin& plugin_for(const ReduceStage& stage);
@@ -196,8 +205,13 @@ class TESSERA_API Unit {
   Event gradients_stored_;  // ... and what was reduced
   std::size_t stage_ = kIdle;
   std::vector<ElementRange> stage_input_;  // per trainable flat: what the next stage reduces
+  std::size_t stages_ = 0;                 // of this backward
+  bool last_ = true;                       // this backward is the step's last one
   bool has_gradients_ = false;
-  double* squares_ = nullptr;
+  bool held_ = false;         // full gradients are the sum over this step's earlier microbatches
+  bool accumulated_ = false;  // ... and so is what is kept of them
+  double* norm_parts_ = nullptr;
+  nn::kernels::Norm norm_ = nn::kernels::Norm::two;
 };
 
 }  // namespace tessera::fsdp

@@ -1,67 +1,101 @@
 // A unit's gradients: from where a backward writes them to what is kept of them.
+#include <algorithm>
+
 #include "tessera/fsdp/unit.h"
 #include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::fsdp {
 
-void Unit::bind_gradients(Flat& flat, void* base) {
+void Unit::bind_gradients(Flat& flat, void* base, bool keep) {
   for (const FlatEntry& entry : flat.layout.entries)
-    entry.parameter->gradient().bind(Flat::at(base, flat.layout.dtype, entry.offset), false);
+    entry.parameter->gradient().bind(Flat::at(base, flat.layout.dtype, entry.offset), keep);
 }
+
+/// Else in what is kept, which is free for it: all of it is kept, and holds nothing yet.
+bool Unit::reduces_in_lease() const { return fabric_.plan.gradient_sharded || accumulated_; }
 
 void Unit::begin_gradients() {
   if (has_gradients_) return;
   Stream& stream = fabric_.compute();
   for (Flat& flat : flats_) {
     if (!flat.layout.trainable) continue;
-    if (!flat.leases_gradient(fabric_.plan)) {
-      bind_gradients(flat, flat.gradient.data());
+    const bool casts = flat.precision.casts();
+    if (!casts && !reduces_in_lease()) {
+      bind_gradients(flat, flat.gradient.data(), held_);
       continue;
     }
-    Lease& lease = flat.precision.casts() ? flat.written_gradient : flat.full_gradient;
-    lease = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
-    const DType dtype = flat.layout.dtype;
-    for (const ElementRange gap : flat.layout.gaps())
-      fabric_.zero(stream, Flat::at(lease.data(), dtype, gap.begin),
-                   static_cast<std::size_t>(gap.count()) * size_of(dtype));
-    bind_gradients(flat, lease.data());
+    Lease& lease = casts ? flat.written_gradient : flat.full_gradient;
+    const bool keep = held_ && !casts;
+    if (!keep) {
+      lease = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
+      const DType dtype = flat.layout.dtype;
+      for (const ElementRange gap : flat.layout.gaps())
+        fabric_.zero(stream, Flat::at(lease.data(), dtype, gap.begin),
+                     static_cast<std::size_t>(gap.count()) * size_of(dtype));
+    }
+    bind_gradients(flat, lease.data(), keep);
   }
   has_gradients_ = true;
 }
 
-/// What the backward wrote, in the type of the reduction: into the kept buffer, or a lease where a part is kept.
+/// What the backward wrote, in the type of the reduction: into the kept buffer, or a lease.
 void Unit::cast_gradients(Flat& flat) {
   Stream& stream = fabric_.compute();
-  void* to = flat.gradient.data();
-  if (fabric_.plan.gradient_sharded) {
-    flat.full_gradient = fabric_.gradients->acquire(flat.reduced_bytes(), name(), stream);
-    to = flat.full_gradient.data();
+  const auto count = static_cast<std::size_t>(flat.layout.padded);
+  const auto convert_to = [&](void* to) {
+    fabric_.context.device_kernels().convert(
+        stream, {flat.written_gradient.data(), flat.layout.dtype, to, flat.precision.reduce, count});
+    flat.written_gradient.give_back(stream.record());
+  };
+  if (held_) {
+    Lease converted = fabric_.gradients->acquire(flat.reduced_bytes(), name(), stream);
+    convert_to(converted.data());
+    add_gradients(flat, converted.data(), flat.reduced_gradient_of(0), count);
+    converted.give_back(stream.record());
+    return;
   }
-  fabric_.context.device_kernels().convert(stream,
-                                           {flat.written_gradient.data(), flat.layout.dtype, to, flat.precision.reduce,
-                                            static_cast<std::size_t>(flat.layout.padded)});
-  flat.written_gradient.give_back(stream.record());
+  if (reduces_in_lease()) flat.full_gradient = fabric_.gradients->acquire(flat.reduced_bytes(), name(), stream);
+  convert_to(flat.reduced_gradient_of(0));
 }
 
-void Unit::reduce_issue() {
+/// to += from, in the type of the reduction.
+void Unit::add_gradients(const Flat& flat, const void* from, void* to, std::size_t count) {
+  nn::ops::for_floating("gradients", flat.precision.reduce, [&](auto zero) {
+    using T = decltype(zero);
+    fabric_.context.kernels<T>("gradients")
+        .assign(fabric_.compute(), {static_cast<const T*>(from), static_cast<T*>(to), count, true});
+  });
+}
+
+/// A backward has written what it had to.
+void Unit::end_writing(Flat& flat) {
+  for (const FlatEntry& entry : flat.layout.entries) {
+    nn::Gradient& gradient = entry.parameter->gradient();
+    if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
+      const nn::GradientTarget target = gradient.write();
+      fabric_.zero(fabric_.compute(), target.tensor.raw(), target.tensor.bytes());
+    }
+    gradient.unbind();
+  }
+  if (flat.written_gradient) cast_gradients(flat);
+}
+
+void Unit::reduce_issue(bool last) {
+  last_ = last;
+  stages_ = last ? fabric_.plan.reductions.size() : fabric_.plan.reduced_each;
+  if (!last && stages_ == 0 && !has_gradients_) return;  // nothing used it, and nobody waits for its zeros
   begin_gradients();
   stage_input_.clear();
   for (Flat& flat : flats_) {
     if (!flat.layout.trainable) continue;
-    for (const FlatEntry& entry : flat.layout.entries) {
-      nn::Gradient& gradient = entry.parameter->gradient();
-      if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
-        const nn::GradientTarget target = gradient.write();
-        fabric_.zero(fabric_.compute(), target.tensor.raw(), target.tensor.bytes());
-      }
-      gradient.unbind();
-    }
-    if (flat.written_gradient) cast_gradients(flat);
+    end_writing(flat);
     stage_input_.push_back({0, flat.layout.padded});
   }
   has_gradients_ = false;
+  held_ = !last && stages_ == 0;
+  if (held_) return;
   stage_ = 0;
-  if (fabric_.plan.reductions.empty()) {
+  if (stages_ == 0) {
     finish_reduction();
   } else {
     fabric_.reduce_stream->wait(fabric_.compute().record());
@@ -91,13 +125,23 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
       const std::int64_t begin = range.begin + part * mesh.coordinate(stage.axis);
       range = {begin, begin + part};
       out_count = static_cast<std::size_t>(part);
-      to = leased && !stage.to_kept ? flat.leased_gradient_of(begin) : flat.gradient_of(begin);
+      const bool in_place = leased && (!stage.to_kept || accumulated_);
+      to = in_place ? flat.leased_gradient_of(begin) : flat.gradient_of(begin);
     }
     const DType dtype = flat.precision.reduce;
     transfers.push_back(
         {{from, count, dtype, fabric_.device()}, {to, out_count, dtype, fabric_.device()}, &flat.layout});
   }
   return transfers;
+}
+
+/// A sum, divided at the end of the last stage. Where gradients are reduced in f16, whose largest number is 65504,
+/// every stage divides what it adds: then no sum on the way is larger than the largest gradient.
+comm::ReduceOp Unit::op_of(const ReduceStage& stage) const {
+  const bool narrow = std::any_of(flats_.begin(), flats_.end(), [](const Flat& flat) {
+    return flat.layout.trainable && flat.precision.reduce == DType::f16;
+  });
+  return narrow ? comm::ReduceOp::premul_sum(1.0 / fabric_.mesh.shape().size_of(stage.axis)) : stage.op;
 }
 
 void Unit::start_stage() {
@@ -107,7 +151,7 @@ void Unit::start_stage() {
   const std::vector<Transfer> transfers = stage_transfers(stage);
   reductions_ = plugin_for(stage).run({*fabric_.mesh.channels(stage.axis).reduce,
                                        transfers,
-                                       stage.op,
+                                       op_of(stage),
                                        {.after = &stream, .label = name()},
                                        fabric_.copier});
   fabric_.recorder.end(span, stream);
@@ -120,10 +164,12 @@ void Unit::reduce_continue() {
   const bool more = reductions_.advance(stream);
   fabric_.recorder.end(span, stream);
   if (more) return;
-  if (fabric_.plan.reductions[stage_].to_kept)
+  if (fabric_.plan.reductions[stage_].to_kept && !accumulated_)
     for (Flat& flat : flats_)
       if (flat.full_gradient) flat.full_gradient.give_back(stream.record());
-  if (++stage_ == fabric_.plan.reductions.size()) {
+  ++stage_;
+  if (accumulated_ && stage_ == fabric_.plan.reduced_each) add_earlier_microbatches();
+  if (stage_ == stages_) {
     finish_reduction();
   } else {
     fabric_.reduce_stream->wait(stream.record());
@@ -131,9 +177,37 @@ void Unit::reduce_continue() {
   }
 }
 
+/// What this microbatch's reductions have left in the lease, and what is kept of the earlier ones: from here on they
+/// are one, in what is kept, or in the lease where that goes to the host.
+void Unit::add_earlier_microbatches() {
+  Stream& stream = fabric_.compute();
+  std::size_t index = 0;
+  for (Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    const ElementRange range = stage_input_[index++];
+    const auto count = static_cast<std::size_t>(range.count());
+    void* const kept = flat.gradient_of(range.begin);
+    void* const leased = flat.leased_gradient_of(range.begin);
+    if (!fabric_.plan.offloaded.gradients) {
+      add_gradients(flat, leased, kept, count);
+      flat.full_gradient.give_back(stream.record());
+      continue;
+    }
+    Stream& up = fabric_.offload->up();
+    const std::size_t bytes = count * size_of(flat.precision.reduce);
+    Lease earlier = fabric_.gradients->acquire(bytes, name(), up);
+    up.wait(gradients_stored_);
+    fabric_.copier.upload(up, earlier.data(), kept, bytes);
+    stream.wait(up.record());
+    add_gradients(flat, earlier.data(), leased, count);
+    earlier.give_back(stream.record());
+  }
+}
+
 void Unit::finish_reduction() {
   stage_ = kIdle;
-  if (squares_ != nullptr) sum_squares();
+  accumulated_ = !last_;
+  if (last_ && norm_parts_ != nullptr) find_norm_parts();
   if (fabric_.plan.offloaded.gradients) store_gradients();
 }
 
@@ -153,16 +227,16 @@ void Unit::store_gradients() {
     if (flat.full_gradient) flat.full_gradient.give_back(gradients_stored_);
 }
 
-std::size_t Unit::square_sum_slots() const {
+std::size_t Unit::norm_slots() const {
   std::size_t slots = 0;
   for (const Flat& flat : flats_)
     if (flat.layout.trainable) slots += static_cast<std::size_t>(fabric_.mesh.size());
   return slots;
 }
 
-void Unit::sum_squares() {
+void Unit::find_norm_parts() {
   const int world = fabric_.mesh.size();
-  double* slot = squares_;
+  double* slot = norm_parts_;
   for (const Flat& flat : flats_) {
     if (!flat.layout.trainable) continue;
     const std::int64_t length = flat.layout.padded / world;
@@ -171,9 +245,9 @@ void Unit::sum_squares() {
       if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
       nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
         using T = decltype(zero);
-        fabric_.context.kernels<T>("norm").sum_of_squares(fabric_.compute(),
-                                                          static_cast<const T*>(flat.reduced_gradient_of(slice.begin)),
-                                                          static_cast<std::size_t>(length), slot);
+        fabric_.context.kernels<T>("norm").norm_part(fabric_.compute(), norm_,
+                                                     static_cast<const T*>(flat.reduced_gradient_of(slice.begin)),
+                                                     static_cast<std::size_t>(length), slot);
       });
     }
   }

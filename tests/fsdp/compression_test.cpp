@@ -208,7 +208,7 @@ TEST(NegativeControl, APluginThatSendsMoreThanItSaysIsSeen) {
   spec.engine.strategy.all_gather = "twice";
   const TrainingRecord record = train(spec);
   const auto formula =
-      communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, spec.engine.collectives);
+      communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, {}, spec.engine.collectives);
   EXPECT_EQ(record.all_later.all_gather.bytes_sent, 2 * 2 * formula.bytes.all_gather);
 }
 

@@ -28,24 +28,17 @@ struct Case {
   const char* mesh;
 };
 
-class Cost : public testing::TestWithParam<Case> {
- protected:
-  static Volume per_step(const EngineTraffic& traffic, std::uint64_t comm::MeterSnapshot::Line::*field,
-                         std::uint64_t steps) {
-    return {traffic.all_gather.*field / steps, traffic.reduce_scatter.*field / steps,
-            traffic.all_reduce.*field / steps};
-  }
-};
+class Cost : public testing::TestWithParam<Case> {};
 
 TEST_P(Cost, CallsAndBytesEqualTheFormula) {
   const TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
   const TrainingRecord record = train(spec);
   const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);
-  const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
+  const int steps = spec.steps - 1;
   for (const EngineTraffic& rank : record.later_by_rank) {
-    EXPECT_EQ(per_step(rank, &comm::MeterSnapshot::Line::calls, steps), formula.calls);
-    EXPECT_EQ(per_step(rank, &comm::MeterSnapshot::Line::bytes_sent, steps), formula.bytes);
-    EXPECT_EQ(rank.all_gather.bytes_sent % steps, 0u);
+    EXPECT_EQ(harness::calls_per_step(rank, steps), formula.calls);
+    EXPECT_EQ(harness::bytes_per_step(rank, steps), formula.bytes);
+    EXPECT_EQ(rank.all_gather.bytes_sent % static_cast<std::uint64_t>(steps), 0u);
   }
 }
 
@@ -67,7 +60,7 @@ TEST_P(Cost, PeaksStayWithinTheirBounds) {
     TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
     spec.engine.prefetch = prefetch;
     const TrainingRecord record = train(spec);
-    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, prefetch);
+    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {.prefetch = prefetch});
     for (const auto& ledger : record.ledgers) {
       EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
       EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
@@ -197,7 +190,7 @@ TEST(NegativeControl, KeepingEverythingExceedsTheBoundOfKeepingTwo) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.engine.prefetch = 100;
   const TrainingRecord record = train(spec);
-  const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 1);
+  const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {});
   EXPECT_GT(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
 }
 

@@ -11,23 +11,10 @@ namespace tessera::fsdp {
 namespace {
 
 using harness::engine_for;
+using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
 using harness::TrainingSpec;
-
-/// Bits, not values: NaN equals itself and -0 differs from 0.
-bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
-  if (a.losses.size() != b.losses.size() ||
-      std::memcmp(a.losses.data(), b.losses.data(), a.losses.size() * sizeof(double)) != 0)
-    return false;
-  if (a.parameters.size() != b.parameters.size()) return false;
-  for (const auto& [name, values] : a.parameters) {
-    const auto other = b.parameters.find(name);
-    if (other == b.parameters.end() || other->second.size() != values.size()) return false;
-    if (std::memcmp(values.data(), other->second.data(), values.size() * sizeof(float)) != 0) return false;
-  }
-  return true;
-}
 
 TrainingSpec spec_for(const std::string& strategy, int ranks) {
   TrainingSpec spec;

@@ -92,14 +92,14 @@ TEST(Formulas, ModelState) {
 
 TEST(Formulas, Peaks) {
   const MeshShape mesh = MeshShape::grid(1, 4);
-  const PeakBounds fsdp = peak_formula(strategy_named("fsdp"), mesh, kUnits, 1);
+  const PeakBounds fsdp = peak_formula(strategy_named("fsdp"), mesh, kUnits, {});
   EXPECT_EQ(fsdp.unsharded_parameter, 4u * (960 + 1920 + 2880));
   EXPECT_EQ(fsdp.unsharded_gradient, 4u * (960 + 1920 + 2880));
-  EXPECT_EQ(peak_formula(strategy_named("fsdp"), mesh, kUnits, 0).unsharded_parameter, 4u * (960 + 2880));
-  EXPECT_EQ(peak_formula(strategy_named("ddp"), mesh, kUnits, 1).unsharded_parameter, 0u);
-  EXPECT_EQ(peak_formula(strategy_named("zero2"), mesh, kUnits, 1).unsharded_parameter, 0u);
-  EXPECT_EQ(peak_formula(strategy_named("zero2"), mesh, kUnits, 1).unsharded_gradient, 4u * (960 + 1920 + 2880));
-  EXPECT_EQ(peak_formula(strategy_named("shard_grad_op"), mesh, all_kept(), 1).unsharded_parameter, 4 * kPsi);
+  EXPECT_EQ(peak_formula(strategy_named("fsdp"), mesh, kUnits, {.prefetch = 0}).unsharded_parameter, 4u * (960 + 2880));
+  EXPECT_EQ(peak_formula(strategy_named("ddp"), mesh, kUnits, {}).unsharded_parameter, 0u);
+  EXPECT_EQ(peak_formula(strategy_named("zero2"), mesh, kUnits, {}).unsharded_parameter, 0u);
+  EXPECT_EQ(peak_formula(strategy_named("zero2"), mesh, kUnits, {}).unsharded_gradient, 4u * (960 + 1920 + 2880));
+  EXPECT_EQ(peak_formula(strategy_named("shard_grad_op"), mesh, all_kept(), {}).unsharded_parameter, 4 * kPsi);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace {
 
 using base::DType;
 using base::MemoryUse;
+using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
 using harness::TrainingSpec;
@@ -42,10 +43,6 @@ TrainingSpec spec_for(const Case& c, bool offload, harness::GuardedOptions devic
   spec.engine.offload_piece = 5001;  // several in a unit, at odd places
   spec.runtime = harness::make_guarded_device(device);
   return spec;
-}
-
-bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
-  return a.losses == b.losses && a.norms == b.norms && a.parameters == b.parameters && !a.parameters.empty();
 }
 
 class Offloaded : public testing::TestWithParam<Case> {};

@@ -12,6 +12,7 @@ namespace {
 
 using base::MemoryUse;
 using harness::engine_for;
+using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
 using harness::TrainingSpec;
@@ -36,16 +37,6 @@ TrainingSpec spec_for(const std::string& strategy, int ranks, const Case& c, con
   spec.engine.reduce_dtype = c.reduce;
   spec.engine.clip_norm = 0.5;
   return spec;
-}
-
-bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
-  if (a.losses != b.losses || a.norms != b.norms || a.parameters.size() != b.parameters.size()) return false;
-  for (const auto& [name, values] : a.parameters) {
-    const auto& other = b.parameters.at(name);
-    if (other.size() != values.size() || std::memcmp(values.data(), other.data(), values.size() * sizeof(float)) != 0)
-      return false;
-  }
-  return true;
 }
 
 class Precisions : public testing::TestWithParam<Case> {};
@@ -100,7 +91,7 @@ TEST_P(Precisions, CostsWhatTheTableSays) {
     for (const UnitSize& unit : record.unit_sizes) padded += static_cast<std::uint64_t>(unit.padded);
     const auto state =
         model_state_formula(spec.engine.strategy, record.mesh, static_cast<std::int64_t>(padded), 2, precision);
-    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 1, precision);
+    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, precision);
     for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
       EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
       EXPECT_LE(record.ledgers[rank].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter) << name;

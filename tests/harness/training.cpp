@@ -1,5 +1,6 @@
 #include "tests/harness/training.h"
 
+#include <cstring>
 #include <mutex>
 
 #include "plugins/decorators/decorate.h"
@@ -57,29 +58,16 @@ class Rank {
     return {};
   }
 
-  nn::Tensor forward_backward(int step) {
-    const int of_data = spec_.repeat_data > 0 ? step % spec_.repeat_data : step;
-    const TokenBatch batch = make_batch(context_, spec_, of_data, world_.rank());
-    nn::Tape tape;
-    nn::Tensor loss;
-    {
-      const nn::TapeScope recording(context_, &tape);
-      loss = model_->loss(batch.tokens, batch.targets);
-    }
-    tape.backward(loss);
-    return loss;
-  }
-
   void one_step(int step) {
     const HostWaits before = host_waits();
-    nn::Tensor loss;
+    std::vector<nn::Tensor> losses;
     try {
-      loss = forward_backward(step);
+      losses = forward_backward(step);
     } catch (const base::Error&) {
       if (!spec_.retry_failed_steps) throw;
       ++failed_steps_;
       engine_.reset();
-      loss = forward_backward(step);
+      losses = forward_backward(step);
     }
     if (spec_.after_backward) {
       context_.stream().synchronize();
@@ -88,7 +76,8 @@ class Rank {
     note_state();
     engine_.step(spec_.lr);
     waits_.push_back(host_waits() - before);
-    double mean = loss.item();
+    double mean = 0;
+    for (const nn::Tensor& loss : losses) mean += loss.item() / spec_.microbatches;
     const comm::View view = comm::view_of(&mean, 1);
     control_->all_reduce(view, view, comm::ReduceOp::avg()).wait();
     losses_.push_back(mean);
@@ -101,6 +90,27 @@ class Rank {
       first_ = engine_.traffic();
       first_offload_ = engine_.offload_bytes();
     }
+  }
+
+  std::vector<nn::Tensor> forward_backward(int step) {
+    std::vector<nn::Tensor> losses;
+    for (int microbatch = 0; microbatch < spec_.microbatches; ++microbatch)
+      losses.push_back(forward_backward(step, microbatch));
+    return losses;
+  }
+
+  nn::Tensor forward_backward(int step, int microbatch) {
+    engine_.set_last_backward(microbatch + 1 == spec_.microbatches);
+    const int of_data = spec_.repeat_data > 0 ? step % spec_.repeat_data : step;
+    const TokenBatch batch = make_batch(context_, spec_, of_data, world_.rank(), microbatch);
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context_, &tape);
+      loss = model_->loss(batch.tokens, batch.targets);
+    }
+    tape.backward(loss, 1.0 / spec_.microbatches);
+    return loss;
   }
 
   void note_state() {
@@ -160,15 +170,16 @@ class Rank {
 
 }  // namespace
 
-TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank) {
-  const int count = spec.global_batch / spec.ranks;
+TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank, int microbatch) {
+  const int count = spec.global_batch / spec.ranks / spec.microbatches;
+  const int first = (rank * spec.microbatches + microbatch) * count;
   const nn::Shape shape = {count, spec.seq_len};
   const auto ids = [&](int later) {
     nn::Tensor tensor = nn::Tensor::empty(context, shape, base::DType::i32);
     nn::upload(context, tensor.raw(), tensor.bytes(), [&](void* out) {
       for (int i = 0; i < count; ++i)
         for (int t = 0; t < spec.seq_len; ++t)
-          static_cast<std::int32_t*>(out)[i * spec.seq_len + t] = token(spec, step, rank * count + i, t + later);
+          static_cast<std::int32_t*>(out)[i * spec.seq_len + t] = token(spec, step, first + i, t + later);
     });
     return tensor;
   };
@@ -199,6 +210,36 @@ TrainingRecord train(const TrainingSpec& spec) {
   config.decorate = [&](auto world) { return decorators::decorate(std::move(world), spec.decorators); };
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) { Rank(spec, world, record, mutex).run(); });
   return record;
+}
+
+bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
+  const auto same = [](const auto& x, const auto& y) {
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0;
+  };
+  if (a.parameters.empty() || a.parameters.size() != b.parameters.size()) return false;
+  if (!same(a.losses, b.losses) || !same(a.norms, b.norms)) return false;
+  for (const auto& [name, values] : a.parameters) {
+    const auto other = b.parameters.find(name);
+    if (other == b.parameters.end() || !same(values, other->second)) return false;
+  }
+  return true;
+}
+
+namespace {
+
+fsdp::Volume per_step(const fsdp::EngineTraffic& traffic, std::uint64_t comm::MeterSnapshot::Line::*field, int steps) {
+  const auto count = static_cast<std::uint64_t>(steps);
+  return {traffic.all_gather.*field / count, traffic.reduce_scatter.*field / count, traffic.all_reduce.*field / count};
+}
+
+}  // namespace
+
+fsdp::Volume calls_per_step(const fsdp::EngineTraffic& traffic, int steps) {
+  return per_step(traffic, &comm::MeterSnapshot::Line::calls, steps);
+}
+
+fsdp::Volume bytes_per_step(const fsdp::EngineTraffic& traffic, int steps) {
+  return per_step(traffic, &comm::MeterSnapshot::Line::bytes_sent, steps);
 }
 
 }  // namespace tessera::harness

@@ -21,6 +21,7 @@ struct TrainingSpec {
   int first_step = 0;  ///< where data begins; steps before it were another run's
   int steps = 3;
   int global_batch = 12;
+  int microbatches = 1;
   int seq_len = 16;
   int repeat_data = 0;  ///< the data of so many steps over and over; 0: each step has its own
   int threads = 1;
@@ -62,13 +63,20 @@ struct TrainingRecord {
 
 TrainingRecord train(const TrainingSpec& spec);
 
+/// Losses, norms and final parameters; false where there are none.
+bool same_bits(const TrainingRecord& a, const TrainingRecord& b);
+
+/// What one step called or sent, on average over `steps`.
+fsdp::Volume calls_per_step(const fsdp::EngineTraffic& traffic, int steps);
+fsdp::Volume bytes_per_step(const fsdp::EngineTraffic& traffic, int steps);
+
 /// The engine's options for a strategy by name; everything else default.
 fsdp::EngineOptions engine_for(const std::string& strategy, const std::string& mesh = "");
 
-/// Token batch of a step: the same for every world size; rank's slice of the global batch.
+/// Token batch of a step: the same for every world size; a microbatch's slice of the rank's slice of the global batch.
 struct TokenBatch {
   nn::Tensor tokens, targets;
 };
-TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank);
+TokenBatch make_batch(nn::Context& context, const TrainingSpec& spec, int step, int rank, int microbatch = 0);
 
 }  // namespace tessera::harness

@@ -165,7 +165,7 @@ void encode(ThreadPool& pool, const EncodeArgs& a) {
     for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {
       alignas(64) float block[kBlock] = {};
       const T* in = static_cast<const T*>(a.in) + first;
-      for (std::size_t i = 0; i < count; ++i) block[i] = static_cast<float>(in[i]);
+      for (std::size_t i = 0; i < count; ++i) block[i] = a.factor * static_cast<float>(in[i]);
       if (a.error == nullptr) return encode_block(a, first, count, block, nullptr);
       alignas(64) float decoded[kBlock] = {};
       for (std::size_t i = 0; i < count; ++i) block[i] += a.error[first + i];

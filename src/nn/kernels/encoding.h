@@ -22,7 +22,8 @@ constexpr std::size_t encoded_bytes(Encoding encoding, std::size_t count) {
   return count + (count + kEncodingBlock - 1) / kEncodingBlock * sizeof(float);
 }
 
-/// in[count] -> out. With `error`, error[count] is added to the values first, and is then what rounding took off them.
+/// factor * in[count] -> out. With `error`, error[count] is added to these values first, and is then what rounding took
+/// off them.
 struct EncodeArgs {
   Encoding encoding = Encoding::bf16;
   const void* in = nullptr;
@@ -30,6 +31,7 @@ struct EncodeArgs {
   std::size_t count = 0;
   void* out = nullptr;  ///< aligned to 4 bytes
   float* error = nullptr;
+  float factor = 1;
 };
 
 /// out[count] = (source 0 + source 1 + ...) / divisor, added in f32 in this order and rounded to `to` once.

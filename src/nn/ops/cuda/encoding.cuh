@@ -20,10 +20,12 @@ struct EncodeBf16Body {
   const T* in;
   bf16* out;
   float* error;
+  float factor;
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
     for (int e = 0; e < n; ++e) {
-      const float value = error ? wide(in[i + e]) + error[i + e] : wide(in[i + e]);
+      const float given = factor * wide(in[i + e]);
+      const float value = error ? given + error[i + e] : given;
       out[i + e] = narrow<bf16>(value);
       if (error) error[i + e] = lost(value, wide(out[i + e]));
     }
@@ -32,11 +34,12 @@ struct EncodeBf16Body {
 
 /// A block of threads for each block of values.
 template <class T>
-TESSERA_KERNEL void quantize_kernel(const T* in, std::size_t count, float* scales, std::int8_t* out, float* error) {
+TESSERA_KERNEL void quantize_kernel(EncodeArgs a, float* scales, std::int8_t* out) {
   constexpr float kLevels = 127, kSmallest = 1e-30F;
   const std::size_t i = block_index() * kEncodingBlock + thread_index();
   float value = 0;
-  if (i < count) value = error ? wide(in[i]) + error[i] : wide(in[i]);
+  if (i < a.count) value = a.factor * wide(static_cast<const T*>(a.in)[i]);
+  if (i < a.count && a.error) value += a.error[i];
   // The largest magnitude by its bits: a NaN's are above an infinity's.
   const auto magnitude = static_cast<int>(bits_as<std::uint32_t>(value) & 0x7fffffffU);
   const float most = bits_as<float>(over_block(magnitude, Largest{}, shared_memory<int>()));
@@ -44,20 +47,21 @@ TESSERA_KERNEL void quantize_kernel(const T* in, std::size_t count, float* scale
   const float scale = usable ? most / kLevels : (most < kSmallest ? 0.0F : most - most);
   const float quantum = usable ? rintf(value * (kLevels / most)) : 0.0F;
   if (thread_index() == 0) scales[block_index()] = scale;
-  if (i >= count) return;
+  if (i >= a.count) return;
   out[i] = static_cast<std::int8_t>(quantum);
-  if (error) error[i] = lost(value, quantum * scale);
+  if (a.error) a.error[i] = lost(value, quantum * scale);
 }
 
 template <class T>
 void encode(NativeStream stream, const EncodeArgs& a) {
   const T* in = static_cast<const T*>(a.in);
   if (a.encoding == Encoding::bf16)
-    return for_elements<4>(stream, a.count, {a.in, a.out}, EncodeBf16Body<T>{in, static_cast<bf16*>(a.out), a.error});
+    return for_elements<4>(stream, a.count, {a.in, a.out},
+                           EncodeBf16Body<T>{in, static_cast<bf16*>(a.out), a.error, a.factor});
   const std::size_t blocks = divided_up(a.count, kEncodingBlock);
   auto* scales = static_cast<float*>(a.out);
-  launch(stream, {.blocks = blocks, .threads = kEncodingBlock, .shared = kReduceRoom<int>}, quantize_kernel<T>, in,
-         a.count, scales, reinterpret_cast<std::int8_t*>(scales + blocks), a.error);
+  launch(stream, {.blocks = blocks, .threads = kEncodingBlock, .shared = kReduceRoom<int>}, quantize_kernel<T>, a,
+         scales, reinterpret_cast<std::int8_t*>(scales + blocks));
 }
 
 template <class T>

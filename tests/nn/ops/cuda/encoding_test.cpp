@@ -102,7 +102,7 @@ std::vector<double> sums(DeviceKernels& k, Stream& stream, Encoding encoding, st
   Array<T> out = Array<T>::poisoned(count);
   for (std::size_t s = 0; s < kSources; ++s)
     k.encode(stream, {encoding, in.data() + s * count, dtype_of<T>, count,
-                      reinterpret_cast<std::byte*>(wire.data()) + s * bytes, error.data() + s * count});
+                      reinterpret_cast<std::byte*>(wire.data()) + s * bytes, error.data() + s * count, 0.5F});
   k.sum_encoded(stream, {encoding, wire.data(), bytes, kSources, 3.0F, out.data(), dtype_of<T>, count});
   return out.values() + error.values();
 }
@@ -125,8 +125,8 @@ void check_sums() {
       for (std::size_t s = 0; s < 3; ++s) {
         std::vector<double> part(count);
         for (std::size_t i = 0; i < count; ++i)
-          part[i] =
-              static_cast<double>(static_cast<float>(in[s * count + i]) + static_cast<float>(error[s * count + i]));
+          part[i] = static_cast<double>(0.5F * static_cast<float>(in[s * count + i]) +
+                                        static_cast<float>(error[s * count + i]));
         const auto decoded = there_and_back(devices.host.device_kernels(), devices.host.stream(), encoding, part);
         for (std::size_t i = 0; i < count; ++i) sum[i] += static_cast<float>(decoded[i]);
       }

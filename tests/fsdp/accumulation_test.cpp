@@ -1,0 +1,280 @@
+// Steps of several microbatches: the same bits under all strategies, and what each way of reducing costs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/guarded_device.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::DType;
+using base::MemoryUse;
+using harness::engine_for;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using testing::HasSubstr;
+
+constexpr int kMicrobatches = 3;
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, Accumulation accumulation, const std::string& mesh = "") {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.microbatches = kMicrobatches;
+  spec.global_batch = kMicrobatches * ranks;
+  spec.model.layers = 3;
+  spec.engine = engine_for(strategy, mesh);
+  spec.engine.strategy = with_accumulation(spec.engine.strategy, accumulation);
+  spec.engine.measure_norm = true;
+  return spec;
+}
+
+struct Precise {
+  DType compute = DType::f32;
+  std::optional<DType> reduce = {};
+};
+
+void set_precision(TrainingSpec& spec, const Precise& precision) {
+  spec.dtype = precision.compute;
+  spec.engine.reduce_dtype = precision.reduce;
+}
+
+constexpr Precise kPrecisions[] = {{}, {DType::bf16, DType::f32}, {DType::bf16, {}}};
+
+class Accumulated : public testing::TestWithParam<std::tuple<Accumulation, int>> {};
+INSTANTIATE_TEST_SUITE_P(Ways, Accumulated,
+                         testing::Combine(testing::Values(Accumulation::every, Accumulation::last),
+                                          testing::Values(1, 2, 3, 4)));
+
+TEST_P(Accumulated, EveryStrategyGivesTheSameBits) {
+  const auto [way, ranks] = GetParam();
+  for (const Precise& precision : kPrecisions) {
+    TrainingSpec spec = spec_for("ddp", ranks, way);
+    set_precision(spec, precision);
+    const TrainingRecord ddp = train(spec);
+    for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"}) {
+      const bool two_stages = std::string(name) == "hsdp";
+      if (two_stages && (ranks % 2 != 0 || (precision.compute != DType::f32 && !precision.reduce))) continue;
+      spec = spec_for(name, ranks, way);
+      set_precision(spec, precision);
+      spec.lazy_streams = true;
+      spec.engine.poison = true;
+      EXPECT_TRUE(same_bits(ddp, train(spec))) << name;
+    }
+  }
+}
+
+TEST(Accumulation, KeepingUnitsGatheredChangesNoBits) {
+  TrainingSpec spec = spec_for("fsdp", 2, Accumulation::last);
+  const TrainingRecord base = train(spec);
+  spec.engine.reshard_after_backward = false;
+  spec.engine.poison = true;
+  EXPECT_TRUE(same_bits(base, train(spec)));
+}
+
+/// As many sequences in one backward, by an optimizer that shows a wrong scale.
+TEST(Accumulation, EqualsOneLargeBatchToRounding) {
+  for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter}) {
+    TrainingSpec spec = spec_for("hsdp", 4, way, "2x2");
+    spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
+    spec.lr = 0.1;
+    spec.steps = 6;
+    const TrainingRecord accumulated = train(spec);
+    spec.microbatches = 1;
+    const TrainingRecord whole = train(spec);
+    for (std::size_t i = 0; i < whole.losses.size(); ++i) {
+      EXPECT_NEAR(accumulated.losses[i], whole.losses[i], 3e-6 * whole.losses[i]) << i;
+      EXPECT_NEAR(accumulated.norms[i], whole.norms[i], 1e-5 * whole.norms[i]) << i;
+    }
+  }
+}
+
+/// The control: a step that lost its first microbatch is not equal.
+TEST(Accumulation, ALostMicrobatchIsSeen) {
+  TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+  const TrainingRecord right = train(spec);
+  spec.after_backward = [](int, int, Engine&, nn::CausalModel& model) {
+    EXPECT_FALSE(model.parameters()[0]->gradient().bound());
+  };
+  EXPECT_TRUE(same_bits(right, train(spec)));
+  spec.microbatches = 1;
+  spec.global_batch /= kMicrobatches;
+  EXPECT_GT(std::abs(right.norms[0] - train(spec).norms[0]), 1e-3 * right.norms[0]);
+}
+
+// --- cost
+
+struct Case {
+  const char* strategy;
+  int ranks;
+  const char* mesh;
+};
+
+class AccumulationCost : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Strategies, AccumulationCost,
+                         testing::Values(Case{"ddp", 3, ""}, Case{"zero1", 2, ""}, Case{"zero2", 3, ""},
+                                         Case{"fsdp", 1, ""}, Case{"fsdp", 3, ""}, Case{"shard_grad_op", 2, ""},
+                                         Case{"hsdp", 4, "2x2"}, Case{"hsdp", 4, "4x1"}),
+                         [](const auto& test) {
+                           return std::string(test.param.strategy) + "_" + std::to_string(test.param.ranks) + "_" +
+                                  test.param.mesh;
+                         });
+
+void expect_formulas(const TrainingSpec& spec) {
+  const TrainingRecord record = train(spec);
+  const StepCourse course{.microbatches = spec.microbatches,
+                          .reshard_after_backward = spec.engine.reshard_after_backward};
+  const Precision precision = make_precision(spec.dtype, spec.engine.reduce_dtype);
+  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision, course);
+  const PeakBounds peak = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, course, precision);
+  for (const EngineTraffic& rank : record.later_by_rank) {
+    EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
+    EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
+  }
+  for (const base::Ledger::Snapshot& ledger : record.ledgers) {
+    EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_gradient), peak.unsharded_gradient);
+    EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_parameter), peak.unsharded_parameter);
+    EXPECT_EQ(ledger.now_of(MemoryUse::unsharded_gradient), 0u);
+  }
+}
+
+TEST_P(AccumulationCost, CallsBytesAndPeaksEqualTheFormula) {
+  for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
+    for (const std::optional<bool> reshard : {std::optional<bool>(), std::optional(true), std::optional(false)})
+      for (const bool after_backward : {true, false}) {
+        SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(way) << " reshard "
+                                        << (reshard ? (*reshard ? "true" : "false") : "default") << " after backward "
+                                        << after_backward);
+        TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, way, GetParam().mesh);
+        spec.steps = 2;
+        spec.engine.reshard_after_forward = reshard;
+        spec.engine.reshard_after_backward = after_backward;
+        expect_formulas(spec);
+        spec.dtype = DType::bf16;
+        spec.engine.reduce_dtype = DType::f32;
+        expect_formulas(spec);
+      }
+}
+
+/// The control: one more microbatch than the formula knows of is seen.
+TEST(Accumulation, OneMoreMicrobatchCostsMore) {
+  const TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+  const TrainingRecord record = train(spec);
+  const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {},
+                                             {.microbatches = kMicrobatches - 1});
+  EXPECT_NE(harness::bytes_per_step(record.later_by_rank[0], spec.steps - 1), formula.bytes);
+}
+
+TEST(Accumulation, ReducesWhenTheScheduleSays) {
+  using base::EventKind;
+  const auto reductions = [](Accumulation way) {
+    TrainingSpec spec = spec_for("hsdp", 4, way, "2x2");
+    const TrainingRecord record = train(spec);
+    return std::count_if(record.last_events.begin(), record.last_events.end(),
+                         [](const base::EventRecord& event) { return event.kind == EventKind::reduce_issue; });
+  };
+  const int units = 4;
+  EXPECT_EQ(reductions(Accumulation::every), 2 * units * kMicrobatches);
+  EXPECT_EQ(reductions(Accumulation::last), 2 * units);
+  EXPECT_EQ(reductions(Accumulation::scatter), units * kMicrobatches + units);
+}
+
+// --- shards in the host's memory
+
+TEST(Accumulation, WithOffloadGivesTheSameBits) {
+  for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
+    for (const char* name : {"zero2", "fsdp", "hsdp"})
+      for (const Precise& precision : {Precise{}, Precise{DType::bf16, DType::f32}}) {
+        TrainingSpec spec = spec_for(name, std::string(name) == "hsdp" ? 4 : 2, way);
+        spec.model.layers = 1;
+        spec.microbatches = 2;
+        spec.steps = 2;
+        set_precision(spec, precision);
+        const TrainingRecord host = train(spec);
+        spec.runtime = harness::make_guarded_device({.lazy = true});
+        spec.engine.poison = true;
+        spec.engine.cpu_offload = true;
+        EXPECT_TRUE(same_bits(host, train(spec))) << name;
+      }
+}
+
+// --- order
+
+void expect_refused(const std::function<void(Engine&, nn::CausalModel&)>& first, const std::string& what) {
+  TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+  spec.steps = 1;
+  spec.after_step = [&](int, int, Engine& engine, nn::CausalModel& model) {
+    try {
+      first(engine, model);
+      ADD_FAILURE() << "not refused: " << what;
+    } catch (const base::InvalidUsage& error) {
+      EXPECT_THAT(error.what(), HasSubstr(what));
+    }
+    engine.reset();
+  };
+  train(spec);
+}
+
+void one_backward(nn::CausalModel& model, int rank) {
+  const TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
+  const auto batch = harness::make_batch(model.context(), spec, 0, rank);
+  nn::Tape tape;
+  nn::Tensor loss;
+  {
+    const nn::TapeScope recording(model.context(), &tape);
+    loss = model.loss(batch.tokens, batch.targets);
+  }
+  tape.backward(loss);
+}
+
+TEST(Accumulation, CallsOutOfOrderAreNamed) {
+  expect_refused([](Engine& engine, nn::CausalModel&) { engine.step(1e-3); },
+                 "step: no backward of the whole model came before");
+  expect_refused(
+      [](Engine& engine, nn::CausalModel& model) {
+        engine.set_last_backward(false);
+        one_backward(model, 0);
+        engine.step(1e-3);
+      },
+      "step: the backwards so far were not the last");
+  expect_refused(
+      [](Engine& engine, nn::CausalModel& model) {
+        engine.set_last_backward(true);
+        one_backward(model, 0);
+        one_backward(model, 0);
+      },
+      "backward: this step's gradients are complete");
+}
+
+/// What a failed microbatch leaves behind is dropped with the step's earlier ones.
+TEST(Accumulation, AResetBetweenMicrobatchesLeavesNothing) {
+  for (const Accumulation way : {Accumulation::every, Accumulation::last}) {
+    TrainingSpec spec = spec_for("fsdp", 2, way);
+    const TrainingRecord undisturbed = train(spec);
+    spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
+      engine.set_last_backward(false);
+      one_backward(model, rank);
+      engine.reset();
+    };
+    EXPECT_TRUE(same_bits(undisturbed, train(spec)));
+  }
+}
+
+TEST(Accumulation, AScheduleThatCantBeIsRefused) {
+  Strategy odd = strategy_named("hsdp");
+  odd.sync[kShardAxis].when = Sync::When::step;  // and replicas every microbatch
+  TrainingSpec spec = spec_for("hsdp", 4, Accumulation::every, "2x2");
+  spec.engine.strategy = odd;
+  try {
+    train(spec);
+    FAIL();
+  } catch (const base::Unsupported& error) {
+    EXPECT_THAT(error.what(), HasSubstr("axis replicate every microbatch"));
+  }
+  EXPECT_THROW(parse_accumulation("sometimes"), base::InvalidUsage);
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

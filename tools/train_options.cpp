@@ -114,6 +114,12 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--mesh", o.mesh, "replicas x shards, for hsdp (default: 2 x ranks/2 on one host)")
       ->type_name("RxS");
   command
+      .add_option("--collectives", o.collectives,
+                  "what carries the collectives of every strategy: a plug-in (tessera info), or one for each "
+                  "collective, as all_gather=int8,reduce_scatter=bf16; for one strategy: fsdp+int8")
+      ->type_name("[COLLECTIVE=]PLUGIN")
+      ->delimiter(',');
+  command
       .add_option("--wrap", o.wrap,
                   "what is gathered together: none, block, size:N, or a list such as \"block;wte;ln_f\"")
       ->capture_default_str();
@@ -301,7 +307,9 @@ fsdp::StepCourse course_of(const TrainOptions& options) {
 
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
-  engine.strategy = fsdp::strategy_named(strategy);
+  std::string text = strategy;
+  for (const std::string& carrier : plan.options.collectives) text += "+" + carrier;
+  engine.strategy = fsdp::parse_strategy(text, engine.collectives);
   if (!plan.options.reduce_when.empty())
     engine.strategy =
         fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
@@ -311,6 +319,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   if (engine.mesh->size() != plan.ranks)
     throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
                        std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
+  fsdp::validate_collectives(engine.strategy, *engine.mesh, plan.precision, engine.collectives);
   engine.wrap = plan.options.wrap;
   engine.prefetch = plan.options.prefetch;
   engine.limit_gathers = plan.options.limit_all_gathers;

@@ -37,6 +37,7 @@ struct TrainOptions {
   std::uint64_t seed = 0;
   std::string strategy = "fsdp";        // train
   std::vector<std::string> strategies;  // compare; empty: all five that can run
+  std::vector<std::string> collectives;
   std::string mesh;
   std::string wrap = "block";
   std::optional<int> threads;

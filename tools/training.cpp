@@ -1,5 +1,7 @@
 #include "tools/training.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -115,7 +117,8 @@ class Training {
   void load() {
     if (!plan_.checkpoint.empty()) {
       fsdp::Checkpoint checkpoint(plan_.checkpoint);
-      fsdp::restore(engine_, checkpoint);
+      const fsdp::RestoreReport report = fsdp::restore(engine_, checkpoint);
+      if (world_.rank() == 0 && !report.dropped.empty()) fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
       if (scaler_) restore_scaler(checkpoint, *scaler_);
       return;
     }
@@ -246,9 +249,9 @@ class Training {
     return traffic;
   }
 
-  PerCollective formula_bytes() const {
-    const auto f = fsdp::communication_formula(engine_.strategy(), engine_.mesh(), engine_.unit_sizes(),
-                                               plan_.precision, course_of(plan_.options));
+  PerCollective formula_bytes(const fsdp::Strategy& strategy) const {
+    const auto f = fsdp::communication_formula(strategy, engine_.mesh(), engine_.unit_sizes(), plan_.precision,
+                                               course_of(plan_.options));
     PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
     bytes.control = engine_.control_formula_bytes();
     if (world_.size() > 1)
@@ -300,7 +303,10 @@ RunResult Training::summarize() {
     r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
   r.losses = losses_;
   r.calls_per_step = traffic.calls;
-  r.formula_bytes_per_step = formula_bytes();
+  r.formula_bytes_per_step = formula_bytes(engine_.strategy());
+  fsdp::Strategy plain = engine_.strategy();
+  plain.all_gather = plain.reduce_scatter = plain.all_reduce = "plain";
+  r.plain_bytes_per_step = formula_bytes(plain);
 
   std::vector<std::uint64_t> most(figures.size(), 0);
   for (const auto& rank : control_.gather_all(figures))

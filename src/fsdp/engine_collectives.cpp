@@ -16,7 +16,6 @@ struct Carrier {
   OpKind collective;
   const std::string& name;
   CollectivePlugin& plugin;
-  std::string title() const { return std::string(comm::name_of(collective)) + " by " + name; }
 };
 
 std::vector<Carrier> carriers(const Strategy& strategy, Fabric& fabric) {
@@ -25,42 +24,21 @@ std::vector<Carrier> carriers(const Strategy& strategy, Fabric& fabric) {
           {OpKind::all_reduce, strategy.all_reduce, *fabric.all_reduce}};
 }
 
-void require_fit(const Carrier& carrier, const CollectiveCapabilities& can, const PlannedTransfer& transfer,
-                 const std::string& strategy) {
-  if (!can.dtypes.empty() && std::find(can.dtypes.begin(), can.dtypes.end(), transfer.dtype) == can.dtypes.end()) {
-    std::string known;
-    for (const DType dtype : can.dtypes) known += " " + std::string(name_of(dtype));
-    throw Unsupported(carrier.title() + ": of " + std::string(name_of(transfer.dtype)) + " (" + transfer.name +
-                      "), and it takes" + known + "; choose another, or another precision");
-  }
-  if (can.whole && transfer.elements != transfer.flat->padded)
-    throw Unsupported(carrier.title() + ": needs whole flat parameters, and under strategy " + strategy + " " +
-                      transfer.name + " carries a shard of one; choose another");
-}
-
 }  // namespace
 
 void Engine::prepare_collectives() {
-  const Strategy& strategy = options_.strategy;
-  for (const Carrier& carrier : carriers(strategy, *fabric_)) {
-    const CollectiveCapabilities can = carrier.plugin.capabilities();
+  std::vector<Precision> precisions;
+  for (const auto& unit : units_)
+    for (const Precision& precision : unit->precisions())
+      if (std::find(precisions.begin(), precisions.end(), precision) == precisions.end())
+        precisions.push_back(precision);
+  for (const Precision& precision : precisions)
+    validate_collectives(options_.strategy, fabric_->mesh.shape(), precision, options_.collectives);
+  fabric_->exact_gathers = fabric_->all_gather->capabilities().exact;
+  for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) {
     std::vector<PlannedTransfer> transfers;
     for (const auto& unit : units_)
-      for (PlannedTransfer& transfer : unit->transfers_of(carrier.collective)) {
-        require_fit(carrier, can, transfer, strategy.name);
-        transfers.push_back(std::move(transfer));
-      }
-    if (carrier.collective == OpKind::all_gather) {
-      fabric_->exact_gathers = can.exact;
-      // [Note: gathers that round] They may write over parameters only where those are kept elsewhere: as f32 masters,
-      // or at rest. Here the owner would go on from its own values and the others from rounded ones; and were the
-      // owner's rounded too, updates smaller than the rounding would be lost.
-      for (const auto& unit : units_)
-        if (!can.exact && !fabric_->plan.gather_after_step.empty() && unit->updates_in_place())
-          throw InvalidUsage(carrier.title() + ": it rounds, and under strategy " + strategy.name +
-                             " the parameters that it gathers after the step are the only ones there are; use 16-bit "
-                             "precision, which keeps f32 masters, or a strategy that shards parameters at rest");
-    }
+      for (PlannedTransfer& transfer : unit->transfers_of(carrier.collective)) transfers.push_back(std::move(transfer));
     carrier.plugin.prepare({carrier.collective, model_.context(), *fabric_->buffers, transfers});
   }
 }

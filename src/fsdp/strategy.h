@@ -58,6 +58,19 @@ TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulat
 /// the strategy under our name. Throws InvalidUsage that lists the known ones.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
+class CollectiveRegistry;
+struct MeshShape;
+struct Precision;
+
+/// A strategy's name, and after each + what carries its collectives: "fsdp+int8" (those that have a plug-in int8),
+/// "fsdp+all_gather=int8+reduce_scatter=bf16". All of this is then its name. Throws InvalidUsage.
+TESSERA_API Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collectives);
+
+/// Throws InvalidUsage, naming collective and plug-in, where one that the strategy uses on this mesh can't carry what
+/// it would have to.
+TESSERA_API void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
+                                      const CollectiveRegistry& collectives);
+
 /// Everything sharded over all ranks: what an engine does unless told otherwise.
 TESSERA_API Strategy default_strategy();
 

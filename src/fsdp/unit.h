@@ -99,8 +99,8 @@ class TESSERA_API Unit {
 
   /// What a collective will carry of this unit in every step.
   std::vector<PlannedTransfer> transfers_of(comm::OpKind collective) const;
-  /// The optimizer updates the very values that all ranks compute with: no f32 masters beside them.
-  bool updates_in_place() const;
+  /// Of its trainable flat parameters, in their order.
+  std::vector<Precision> precisions() const;
 
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);

@@ -1,6 +1,4 @@
 // What the collectives of a unit will be, before the first: plug-ins make room for it.
-#include <algorithm>
-
 #include "tessera/fsdp/unit.h"
 
 namespace tessera::fsdp {
@@ -34,9 +32,11 @@ std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
   return planned;
 }
 
-bool Unit::updates_in_place() const {
-  return std::any_of(flats_.begin(), flats_.end(),
-                     [](const Flat& flat) { return flat.layout.trainable && !flat.masters; });
+std::vector<Precision> Unit::precisions() const {
+  std::vector<Precision> all;
+  for (const Flat& flat : flats_)
+    if (flat.layout.trainable) all.push_back(flat.precision);
+  return all;
 }
 
 }  // namespace tessera::fsdp

@@ -119,6 +119,11 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
                   "collective, as all_gather=int8,reduce_scatter=bf16; for one strategy: fsdp+int8")
       ->type_name("[COLLECTIVE=]PLUGIN")
       ->delimiter(',');
+  command.add_option("--sync-every", o.period.steps, "diloco, local_sgd: steps until the replicas meet (default 10)")
+      ->check(CLI::Range(1, 1 << 30));
+  command.add_option("--outer-lr", o.period.outer_learning_rate,
+                     "diloco, local_sgd: of the step that replicas take when they meet (default 0.7; 1)");
+  command.add_option("--outer-momentum", o.period.outer_momentum, "and its Nesterov momentum (default 0.9; 0)");
   command
       .add_option("--wrap", o.wrap,
                   "what is gathered together: none, block, size:N, or a list such as \"block;wte;ln_f\"")
@@ -246,6 +251,19 @@ void check_graphs(const TrainPlan& plan) {
   refuse(!o.trace.empty(), "what is replayed has no events for --trace; leave one of the two out");
 }
 
+/// Options of a period need a strategy that has one.
+void check_period(const TrainOptions& o) {
+  if (!o.period.steps && !o.period.outer_learning_rate && !o.period.outer_momentum) return;
+  std::vector<std::string> names = o.strategies;
+  if (names.empty()) names.push_back(o.strategy);
+  const fsdp::CollectiveRegistry registry = fsdp::CollectiveRegistry::built_in();
+  for (const std::string& name : names)
+    if (!fsdp::periodic_axis(fsdp::parse_strategy(name, registry)).empty()) return;
+  throw InvalidUsage(
+      "--sync-every, --outer-lr and --outer-momentum are of strategies whose replicas meet once in a "
+      "period: diloco or local_sgd");
+}
+
 }  // namespace
 
 void add_train_options(CLI::App& command, TrainOptions& options) {
@@ -278,6 +296,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
   if (options.graphs) check_graphs(plan);
+  check_period(options);
   nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
   optimizer.kind = nn::parse_optimizer(options.optimizer);
   optimizer.beta1 = options.betas.at(0);
@@ -310,6 +329,8 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   std::string text = strategy;
   for (const std::string& carrier : plan.options.collectives) text += "+" + carrier;
   engine.strategy = fsdp::parse_strategy(text, engine.collectives);
+  if (!fsdp::periodic_axis(engine.strategy).empty())
+    engine.strategy = fsdp::with_period(std::move(engine.strategy), plan.options.period);
   if (!plan.options.reduce_when.empty())
     engine.strategy =
         fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
@@ -333,6 +354,9 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.norm = norm_of(plan.options.norm_type);
   engine.scales_loss = plan.precision.compute == base::DType::f16;
   engine.reduce_dtype = plan.precision.reduce;
+  if (engine.scales_loss && !fsdp::periodic_axis(engine.strategy).empty())
+    throw InvalidUsage("--precision f16: under strategy " + engine.strategy.name +
+                       " replicas would skip different steps of a scaled loss; use bf16 or f32");
   return engine;
 }
 

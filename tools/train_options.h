@@ -38,6 +38,7 @@ struct TrainOptions {
   std::string strategy = "fsdp";        // train
   std::vector<std::string> strategies;  // compare; empty: all five that can run
   std::vector<std::string> collectives;
+  fsdp::Period period;
   std::string mesh;
   std::string wrap = "block";
   std::optional<int> threads;

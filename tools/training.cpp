@@ -93,6 +93,7 @@ class Training {
   TrainingOutcome finish() {
     TrainingOutcome outcome;
     outcome.result = summarize();
+    engine_.meet_replicas();  // with a period: what follows is of all of them
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);

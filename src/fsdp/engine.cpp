@@ -40,6 +40,9 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   Mesh mesh(world, std::move(shape));
   if (options_.cpu_offload) require_offload(context.runtime());
   Plan plan = make_plan(options_.strategy, mesh, options_.cpu_offload);
+  if (plan.periodic && options_.scales_loss)
+    throw Unsupported("strategy " + options_.strategy.name +
+                      " has a period: its replicas would skip different steps of a scaled loss; use bf16 or f32");
   const Strategy& strategy = options_.strategy;
   const CollectiveRegistry& registry = options_.collectives;
   fabric_.reset(new Fabric{.context = context,
@@ -67,7 +70,6 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
     };
   fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
   fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
-
   fabric_->buffers = std::make_unique<LeasePool>(context.ledger(), MemoryUse::communication, unbooked, poison);
 
   if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
@@ -264,7 +266,13 @@ void Engine::step(double learning_rate) {
     if (options_.clip_norm > 0 || options_.scales_loss)
       step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
   }
-  for (const auto& unit : units_) unit->update(options_.optimizer, step);
+  ahead_ = fabric_->plan.periodic.has_value();
+  const bool meets = ahead_ && steps_ % static_cast<std::uint64_t>(fabric_->plan.periodic->steps) == 0;
+  for (const auto& unit : units_) {
+    unit->update(options_.optimizer, step);
+    if (!meets) unit->publish_update();
+  }
+  if (meets) meet_replicas();
 }
 
 void Engine::set_loss_scale(double scale) {

@@ -106,6 +106,9 @@ class TESSERA_API Engine {
   /// After the last backward: waits for the reductions, clips, updates, and starts what must be gathered again.
   /// Throws InvalidUsage where no last backward of the whole model came before.
   void step(double learning_rate);
+  /// Where the strategy has a period: the replicas meet now, as they do by themselves at its end. No effect where they
+  /// have just met, or meet in every step. Collective.
+  void meet_replicas();
   /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
   void settle();
   bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.scales_loss; }
@@ -143,8 +146,9 @@ class TESSERA_API Engine {
   /// A graph has done what a last backward of the whole model does.
   void note_replayed() { gradients_ = Gradients::complete; }
 
-  /// What the collective plug-ins carry from step to step, named by collective: this rank's alone, f32, the device's,
-  /// in the order of the compute stream. Not collective.
+  /// What is this rank's alone, f32, the device's, in the order of the compute stream: what the collective plug-ins
+  /// carry from step to step, named by collective, and with a period the replica's parameters and states. Not
+  /// collective.
   std::vector<CollectivePlugin::State> carried();
   /// Sets all of it: `fill` writes the count of each for this rank. Empty: as at the beginning. Not collective.
   void fill_carried(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill);
@@ -211,6 +215,7 @@ class TESSERA_API Engine {
   };
   std::vector<Progress> progress_;
   std::vector<std::size_t> reducing_;  // oldest first
+  bool ahead_ = false;                 // replicas have gone steps since they met
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;

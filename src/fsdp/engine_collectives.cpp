@@ -1,4 +1,4 @@
-// Which plug-ins carry an engine's collectives, and whether they fit.
+// Which plug-ins carry an engine's collectives, and what there is of one rank alone.
 #include <algorithm>
 
 #include "tessera/fsdp/engine.h"
@@ -50,6 +50,9 @@ std::vector<CollectivePlugin::State> Engine::carried() {
       state.name = std::string(comm::name_of(carrier.collective)) + ":" + carrier.name + "/" + state.name;
       all.push_back(std::move(state));
     }
+  const std::size_t of_plugins = all.size();
+  for (const auto& unit : units_) unit->add_replica_state(all);
+  for (std::size_t i = of_plugins; i < all.size(); ++i) all[i].name = "replica/" + all[i].name;
   return all;
 }
 
@@ -63,13 +66,24 @@ void Engine::fill_carried(const std::function<void(const CollectivePlugin::State
   begin_values();
   if (!fill) {
     clear_carried();
+    for (const auto& unit : units_) unit->begin_period();
   } else {
     fabric_->compute().synchronize();  // the host may write over what the stream's work reads
     for (const CollectivePlugin::State& state : carried())
       nn::upload(model_.context(), state.data, state.count * sizeof(float),
                  [&](void* out) { fill(state, fabric_->mesh.rank(), static_cast<float*>(out)); });
+    for (const auto& unit : units_) unit->publish_replica_state();
   }
   publish_values();
+}
+
+void Engine::meet_replicas() {
+  if (!std::exchange(ahead_, false)) return;
+  for (const auto& unit : units_) unit->meet_issue();
+  for (const auto& unit : units_) {
+    unit->meet_finish();
+    unit->publish_update();
+  }
 }
 
 CollectiveStats Engine::collective_stats(OpKind collective) const {

@@ -14,8 +14,10 @@ void Engine::initialize(std::uint64_t seed) {
   for (const auto& unit : units_) {
     unit->initialize(seed);
     unit->clear_optimizer();
+    unit->begin_period();
   }
   clear_carried();
+  ahead_ = false;
   publish_values();
   set_steps(0);
 }
@@ -23,7 +25,10 @@ void Engine::initialize(std::uint64_t seed) {
 void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill,
                   const Wanted& wanted) {
   begin_values();
-  for (const auto& unit : units_) unit->fill(fill, wanted);
+  for (const auto& unit : units_) {
+    unit->fill(fill, wanted);
+    unit->begin_period();
+  }
   publish_values();
 }
 
@@ -43,6 +48,7 @@ void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped) {
     throw InvalidUsage(std::to_string(skipped) + " of " + std::to_string(steps) + " steps can't have been skipped");
   steps_ = steps;
   skipped_steps_ = skipped;
+  ahead_ = fabric_->plan.periodic && steps % static_cast<std::uint64_t>(fabric_->plan.periodic->steps) != 0;
 }
 
 int Engine::states() const { return nn::state_slots(options_.optimizer); }

@@ -47,9 +47,14 @@ class Costs {
       add(OpKind::reduce_scatter, strategy_.reduce_scatter, size(axis->size), times(axis->name));
       elements /= static_cast<std::uint64_t>(axis->size);
     }
-    for (const MeshAxis& axis : mesh_.axes)
-      if (axis.size > 1 && !strategy_.optimizer.contains(axis.name))
+    for (const MeshAxis& axis : mesh_.axes) {
+      if (axis.size == 1 || strategy_.optimizer.contains(axis.name)) continue;
+      if (axis.name == periodic_axis(strategy_)) {  // of f32 deltas
+        add(OpKind::all_reduce, strategy_.all_reduce, {elements, DType::f32, axis.size, unit.shapes}, 1);
+      } else {
         add(OpKind::all_reduce, strategy_.all_reduce, size(axis.size), times(axis.name));
+      }
+    }
   }
 
   void add_gathers(const UnitSize& unit) {
@@ -123,6 +128,11 @@ CommunicationFormula communication_formula(const Strategy& strategy, const MeshS
     costs.add_reductions(unit);
     costs.add_gathers(unit);
   }
+  if (const Axis axis = periodic_axis(strategy); !axis.empty()) {  // the mean over steps
+    const auto period = static_cast<std::uint64_t>(strategy.sync.at(axis).period);
+    costs.total.calls.all_reduce /= period;
+    costs.total.bytes.all_reduce /= period;
+  }
   return costs.total;
 }
 
@@ -131,7 +141,9 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
   const auto cut = [&](const Axes& axes, DType dtype) {
     return static_cast<std::uint64_t>(padded) * size_of(dtype) / static_cast<std::uint64_t>(parts(axes, mesh));
   };
-  const int values = slots + (precision.masters() ? 1 : 0);
+  int values = slots + (precision.masters() ? 1 : 0);
+  if (const Axis axis = periodic_axis(strategy); !axis.empty())  // where replicas met, and the outer momentum
+    values += strategy.sync.at(axis).outer.momentum > 0 ? 2 : 1;
   return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
           cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -18,13 +19,22 @@ inline const Axis kShardAxis = "shard";
 /// Over which axes a thing is sharded; empty: every rank holds all of it.
 using Axes = std::set<Axis>;
 
-/// What is exchanged over an axis, and when.
+/// What replicas that went their own way do with the mean of their ways: a step of SGD from where they met before. The
+/// default makes it their mean.
+struct OuterOptimizer {
+  double learning_rate = 1;
+  double momentum = 0;
+  bool nesterov = false;
+};
+
+/// What is exchanged over an axis, and when: gradients in every step, or parameter deltas after every `period` of them.
 struct Sync {
   enum class When : std::uint8_t { microbatch, step, period };
   enum class What : std::uint8_t { gradient, parameter_delta };
   When when = When::microbatch;
   What what = What::gradient;
-  int period = 1;
+  int period = 1;        ///< steps
+  OuterOptimizer outer;  ///< of parameter deltas
 };
 
 /// Derived by the engine: where the optimizer is sharded, gradients are reduce-scattered, elsewhere all-reduced; where
@@ -54,8 +64,19 @@ TESSERA_API Accumulation parse_accumulation(std::string_view name);
 /// The strategy with Sync::when of every axis set accordingly.
 TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulation);
 
-/// ddp zero1 zero2 fsdp hsdp shard_grad_op, or one of PyTorch's names (no_shard, full_shard, hybrid_shard), which gives
-/// the strategy under our name. Throws InvalidUsage that lists the known ones.
+/// The axis whose replicas meet once in a period, or "".
+TESSERA_API Axis periodic_axis(const Strategy& strategy);
+/// What may be set of it; nothing: as it is.
+struct Period {
+  std::optional<int> steps;
+  std::optional<double> outer_learning_rate;
+  std::optional<double> outer_momentum;
+};
+/// Throws InvalidUsage for a strategy without one.
+TESSERA_API Strategy with_period(Strategy strategy, const Period& period);
+
+/// ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or one of PyTorch's names (no_shard, full_shard,
+/// hybrid_shard), which gives the strategy under our name. Throws InvalidUsage that lists the known ones.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
 class CollectiveRegistry;

@@ -68,7 +68,7 @@ Use use_of(OpKind collective, const Strategy& strategy, const MeshShape& mesh, P
   if (collective == OpKind::all_gather)
     return {sharded, precision.compute, false, cuts(after_step, mesh) && !precision.masters()};
   if (collective == OpKind::reduce_scatter) return {sharded, precision.reduce, false, false};
-  return {cuts(replicated, mesh), precision.reduce, sharded, false};
+  return {cuts(replicated, mesh), periodic_axis(strategy).empty() ? precision.reduce : DType::f32, sharded, false};
 }
 
 }  // namespace

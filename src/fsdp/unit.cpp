@@ -83,6 +83,8 @@ void Unit::allocate(Flat& flat, int slots) {
   };
   for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_state());
   if (flat.precision.masters()) flat.masters = allocate_state();
+  if (plan.periodic) flat.anchor = allocate_state();
+  if (plan.periodic && plan.periodic->has_momentum()) flat.outer_momentum = allocate_state();
   flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized);
 }
 
@@ -202,6 +204,7 @@ void Unit::reset() {
     for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
     if (flat.full_gradient) flat.full_gradient.give_back(Event());
     if (flat.written_gradient) flat.written_gradient.give_back(Event());
+    if (flat.delta) flat.delta.give_back(Event());
     flat.shown = Buffer();
   }
   if (fabric_.plan.leases_parameters) {

@@ -104,6 +104,16 @@ class TESSERA_API Unit {
 
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
+  /// What the updates wrote comes before the next gathers; starts those that follow a step.
+  void publish_update();
+
+  // Replicas with a period.
+  void meet_issue();    ///< sends how far this one has come
+  void meet_finish();   ///< goes on from where all of them are to be
+  void begin_period();  ///< they are all here: from initial values, or others that are the same everywhere
+  /// All that a replica has of its own, and what it will meet the others with.
+  void add_replica_state(std::vector<CollectivePlugin::State>& all) const;
+  void publish_replica_state();  ///< it was written
   /// Device bytes for a piece of the optimizer's offloaded state, at most.
   std::size_t piece_bytes() const;
 
@@ -135,6 +145,9 @@ class TESSERA_API Unit {
     Buffer gradient;            // kept: this rank's part, or all
     std::vector<Buffer> state;  // of the optimizer: this rank's part
     Buffer masters;             // f32, beside 16-bit values: the optimizer's part
+    Buffer anchor;              // f32, with a period: where the replicas met, the optimizer's part
+    Buffer outer_momentum;      // ... and the outer optimizer's state, if it has some
+    Lease delta;                // between meet_issue() and meet_finish()
     Buffer shown;               // all in f32, between open_values and close_values
     Lease unsharded;            // parameters, between unshard and reshard
     Lease written_gradient;     // what a backward writes, where it is converted for the reduction
@@ -158,6 +171,10 @@ class TESSERA_API Unit {
       return full_gradient ? leased_gradient_of(element) : gradient_of(element);
     }
     void* value_of(std::int64_t element) const { return at(values.data(), layout.dtype, element - rest.begin); }
+    /// What the optimizer updates.
+    float* optimized_values() const {
+      return masters ? master_of(optimized.begin) : static_cast<float*>(value_of(optimized.begin));
+    }
     float* master_of(std::int64_t element) const { return f32_of(masters, element - optimized.begin); }
     static float* f32_of(const Buffer& buffer, std::int64_t element) {
       return static_cast<float*>(buffer.data()) + element;

@@ -22,6 +22,8 @@ std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
       continue;
     }
     if (!flat.layout.trainable) continue;
+    if (plan.periodic && plan.periodic->replicas > 1 && collective == OpKind::all_reduce)
+      add(flat, plan.periodic->axis, DType::f32, flat.optimized.count());
     std::int64_t elements = padded;
     for (const ReduceStage& stage : plan.reductions) {
       if (stage.scatter == (collective == OpKind::reduce_scatter))

@@ -18,7 +18,10 @@ void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& st
     }
   if (offload != nullptr) stored_ = offload->down().record();
   fabric_.recorder.end(span, stream);
-  fabric_.gather_stream->wait(stream.record());
+}
+
+void Unit::publish_update() {
+  fabric_.gather_stream->wait(fabric_.compute().record());
   gather_updated();
 }
 

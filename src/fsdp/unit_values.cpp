@@ -96,7 +96,9 @@ void Unit::visit_own(const std::function<void(const OwnRange&)>& visit) const {
                .data = data,
                .offloaded = with_host});
       };
-      if (flat.masters) {
+      if (flat.anchor) {  // the same for all replicas; what each has of its own is carried
+        show(-1, DType::f32, Flat::f32_of(flat.anchor, first - flat.optimized.begin), false);
+      } else if (flat.masters) {
         show(-1, DType::f32, flat.master_of(first), offloaded.optimizer);
       } else {
         show(-1, flat.layout.dtype, flat.value_of(first), offloaded.parameters);

@@ -84,8 +84,8 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(code, 0, (arguments, err))
         return out
 
-    def compare(self, *arguments, env=None):
-        out = self.run_tool("compare", "--steps", "3", "--json", self.path("c.json"), *arguments, env=env)
+    def compare(self, *arguments, env=None, steps=3):
+        out = self.run_tool("compare", "--steps", str(steps), "--json", self.path("c.json"), *arguments, env=env)
         with open(self.path("c.json")) as file:
             return json.load(file), out
 
@@ -160,6 +160,27 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(one["runs"][0]["final_parameters_hash"], two["runs"][0]["final_parameters_hash"])
         _, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--collectives", "int8")
         self.assertEqual(out.count("left out: all_gather by int8: it rounds"), 2, out)  # zero1 and zero2
+
+    def test_replicas_with_a_period_meet_and_cost_less(self):
+        comparison, out = self.compare("--model", "gpt-nano", "--ranks", "4", "--strategies", "ddp,diloco,local_sgd,diloco+int8", "--sync-every", "2",
+                                       steps=5)
+        ddp, diloco, local_sgd, int8 = comparison["runs"]
+        self.assertEqual(diloco["mesh"], [4, 1])
+        for run in (diloco, local_sgd):
+            self.assertEqual(run["wire_bytes_per_step"]["all_reduce"], ddp["wire_bytes_per_step"]["all_reduce"] // 2)
+            self.assertEqual(run["losses"][0], ddp["losses"][0])
+        for run in comparison["runs"]:
+            self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
+            self.assertLess(abs(run["losses"][-1] - ddp["losses"][-1]), 0.5)
+        self.assertLess(int8["wire_bytes_per_step"]["all_reduce"], diloco["wire_bytes_per_step"]["all_reduce"] / 3)
+        state = 4 * sum(unit["elements"] + unit["padding"] for unit in ddp["units"])
+        extra = [run["model_state_bytes"]["optimizer"] - ddp["model_state_bytes"]["optimizer"] for run in (diloco, local_sgd)]
+        self.assertEqual(extra, [2 * state, state])
+        arguments = ("train", "--model", "gpt-nano", "--ranks", "4", "--strategy", "diloco", "--mesh", "2x2", "--sync-every", "3")
+        whole = self.run_tool(*arguments, "--steps", "5").split()[-1]
+        self.run_tool(*arguments, "--steps", "2", "--save", self.path("d"))
+        self.assertEqual(self.run_tool(*arguments, "--steps", "5", "--resume", self.path("d")).split()[-1], whole)
+        self.assertNotEqual(self.run_tool(*arguments, "--steps", "5", "--outer-lr", "0.5").split()[-1], whole)
 
     def test_what_collectives_carry_is_saved_and_said_to_be_dropped(self):
         arguments = ("train", "--model", "gpt-nano", "--global-batch", "4", "--strategy", "ddp+powersgd")
@@ -330,6 +351,11 @@ class TrainingTest(unittest.TestCase):
             (["compare", "--strategies", "ddp,fdsp"], "zero1"),
             (["train", "--strategy", "fdsp"], "fsdp"),
             (["train", "--strategy", "fsdp+int9"], "powersgd"),
+            (["train", "--sync-every", "4"], "diloco"),
+            (["compare", "--outer-lr", "1"], "diloco"),
+            (["train", "--strategy", "diloco", "--outer-momentum", "1"], "momentum"),
+            (["train", "--strategy", "diloco", "--outer-lr", "0"], "a rate above 0"),
+            (["train", "--strategy", "diloco", "--precision", "f16"], "skip different steps"),
             (["train", "--collectives", "gather=int8"], "all_gather"),
             (["train", "--collectives", "all_gather=powersgd"], "known: bf16"),
             (["train", "--strategy", "zero1+int8"], "all_gather by int8: it rounds"),

@@ -8,10 +8,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/nn/checkpoint_hf.h"
 #include "tools/commands.h"
+#include "tools/model_files.h"
 #include "tools/output.h"
 #include "tools/saving.h"
 
@@ -72,21 +74,39 @@ int verify(const CheckpointCommand& options) {
   return 0;
 }
 
-/// One piece of a tensor at a time is in memory.
+/// Whole; nothing where everything was trained.
+std::optional<nn::AdapterMerge> adapters_in(fsdp::Checkpoint& checkpoint, const nn::ModelConfig& model) {
+  const std::optional<nn::LoraOptions> lora = lora_in(checkpoint.folder());
+  if (!lora) return std::nullopt;
+  nn::AdapterMerge merge(model, *lora);
+  std::vector<float> values;
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+    if (!nn::is_adapter(tensor.name)) continue;
+    values.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
+    checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, elements_of(tensor.shape)}, values.data());
+    merge.add(tensor.name, tensor.shape, values.data());
+  }
+  return merge;
+}
+
+/// One piece of a tensor at a time is in memory; adapters are merged.
 int export_folder(const CheckpointCommand& options) {
   constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
   fsdp::Checkpoint checkpoint(options.folder);
   const nn::ModelConfig model = model_in(options.folder);
   std::vector<nn::SafetensorsTensor> tensors;
-  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) tensors.push_back({tensor.name, tensor.shape});
+  const std::optional<nn::AdapterMerge> merge = adapters_in(checkpoint, model);
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors())
+    if (!nn::is_adapter(tensor.name)) tensors.push_back({tensor.name, tensor.shape});
   nn::HfFolderWriter writer(options.output, model, tensors);
   std::vector<float> values;
-  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+  for (const nn::SafetensorsTensor& tensor : tensors) {
     const std::int64_t count = elements_of(tensor.shape);
     for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
       const nn::ElementRange range{begin, std::min(count, begin + kAtOnce)};
       values.resize(static_cast<std::size_t>(range.count()));
       checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, range, values.data());
+      if (merge) merge->merge(tensor.name, range, values.data());
       writer.write(tensor.name, range, values.data());
     }
   }

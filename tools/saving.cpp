@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tessera/base/error.h"
+#include "tools/model_files.h"
 
 namespace tessera::tools {
 
@@ -33,6 +34,7 @@ fsdp::Attributes attributes_of(const TrainPlan& plan) {
   fsdp::Attributes attributes = data_attributes(plan);
   attributes["optimizer"] = plan.options.optimizer;
   attributes[kModel] = nn::config_json(plan.model);
+  if (plan.lora) attributes[kLoraAttribute] = lora_json_of(plan);
   return attributes;
 }
 

@@ -38,21 +38,21 @@ class JsonLines {
   std::ofstream file_;
 };
 
+/// A folder that is made, and where `file` can be written.
+void check_folder(const std::string& option, const std::string& folder, const std::string& file) {
+  if (folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw base::InvalidUsage(option + ": can't make '" + folder + "': " + error.message());
+  check_writable(option, folder + "/" + file);
+}
+
 void check_outputs(const TrainOptions& options) {
-  if (!options.save.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.save, error);
-    if (error) throw base::InvalidUsage("--save: can't make '" + options.save + "': " + error.message());
-    check_writable("--save", options.save + "/latest");
-  }
+  check_folder("--save", options.save, "latest");
   check_writable("--json", options.json);
   check_writable("--trace", options.trace);
-  if (!options.export_dir.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.export_dir, error);
-    if (error) throw base::InvalidUsage("--export: can't make '" + options.export_dir + "': " + error.message());
-    check_writable("--export", options.export_dir + "/config.json");
-  }
+  check_folder("--export", options.export_dir, "config.json");
+  check_folder("--export-adapter", options.export_adapter, "adapter_config.json");
 }
 
 void print_step(const StepReport& step, JsonLines& json) {
@@ -119,7 +119,11 @@ void add_train(Commands& commands) {
                    "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or PyTorch's name for one")
       ->capture_default_str();
   add_saving_options(*train_command, *options);
-  train_command->add_option("--export", options->export_dir, "write the trained model as a Hugging Face folder")
+  train_command
+      ->add_option("--export", options->export_dir,
+                   "write the trained model as a Hugging Face folder, with adapters merged")
+      ->type_name("DIR");
+  train_command->add_option("--export-adapter", options->export_adapter, "write the adapters as a PEFT folder")
       ->type_name("DIR");
   train_command->callback(
       [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });

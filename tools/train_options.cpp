@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "tessera/nn/models/causal_model.h"
 #include "tools/corpus.h"
 #include "tools/device.h"
+#include "tools/model_files.h"
 #include "tools/process.h"
 #include "tools/saving.h"
 
@@ -48,6 +50,23 @@ void add_model_options(CLI::App& command, TrainOptions& o) {
       ->check(CLI::IsMember({"bytes", "u16", "u32"}))
       ->capture_default_str();
   command.add_option("--init", o.init, "begin with the weights of a Hugging Face folder, which also gives the model")
+      ->type_name("DIR");
+}
+
+void add_adapter_options(CLI::App& command, TrainOptions& o) {
+  command
+      .add_option("--lora", o.lora,
+                  "train low-rank adapters of this rank (LoRA) on the model, which stays as it is; see --init")
+      ->type_name("RANK")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  command.add_option("--lora-alpha", o.lora_alpha, "adapters count alpha / rank (default: 8)")
+      ->check(CLI::PositiveNumber);
+  command
+      .add_option("--lora-targets", o.lora_targets,
+                  "which linear layers get adapters, by the end of their names (default: c_attn, or q_proj and v_proj)")
+      ->type_name("A,B")
+      ->delimiter(',');
+  command.add_option("--init-adapter", o.init_adapter, "begin with the adapters of a PEFT folder, beside --init")
       ->type_name("DIR");
 }
 
@@ -126,10 +145,16 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--outer-momentum", o.period.outer_momentum, "and its Nesterov momentum (default 0.9; 0)");
   command
       .add_option("--wrap", o.wrap,
-                  "what is gathered together: none, block, size:N, or a list such as \"block;wte;ln_f\"")
+                  "what is gathered together: none, block, size:N, type:CLASS, or a list such as \"block;wte;ln_f\"; "
+                  "tessera info --units shows what comes of it")
       ->capture_default_str();
   command.add_option("--prefetch", o.prefetch, "units gathered ahead of the one that computes")
       ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--backward-prefetch", o.backward_prefetch,
+                  "when a backward gathers the next unit: before it computes one (pre), or after (post)")
+      ->check(CLI::IsMember({"pre", "post"}))
       ->capture_default_str();
   command
       .add_option("--limit-all-gathers", o.limit_all_gathers,
@@ -139,12 +164,24 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       ->capture_default_str();
   command
       .add_option("--reshard-after-forward", o.reshard_after_forward,
-                  "true: all but the root; false: none; default: all but the root and the last unit")
-      ->check(CLI::IsMember({"true", "false"}));
+                  "true: all but the root; false: none; K: to K neighbours, which the backward gathers among; default: "
+                  "all but the root and the last unit")
+      ->type_name("true|false|K")
+      ->check([](const std::string& value) {
+        int ranks = 0;
+        const auto end = value.data() + value.size();
+        const auto [stop, error] = std::from_chars(value.data(), end, ranks);
+        const bool number = error == std::errc() && stop == end && ranks >= 1;
+        return value == "true" || value == "false" || number ? "" : "true, false or a number of ranks, not " + value;
+      });
   command
       .add_option("--reshard-after-backward", o.reshard_after_backward,
                   "with --accumulate: false keeps what a backward gathered for the next microbatch")
       ->check(CLI::IsMember({"true", "false"}));
+  command.add_flag(
+      "--checkpoint-activations", o.checkpoint_activations,
+      "blocks keep only their inputs, and compute the rest again in the backward: less memory, a third more "
+      "work, the same bits");
   command.add_flag("--cpu-offload", o.cpu_offload,
                    "what a strategy shards lies in the host's memory, and comes to the device when it is needed");
   command
@@ -186,11 +223,6 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
                          (checkpoint.empty() ? "--init " + o.init : "--resume " + o.resume) + "; leave --model out");
   }
   return config;
-}
-
-nn::kernels::Norm norm_of(const std::string& type) {
-  if (type == "inf") return nn::kernels::Norm::infinity;
-  return type == "1" ? nn::kernels::Norm::one : type == "3" ? nn::kernels::Norm::three : nn::kernels::Norm::two;
 }
 
 fsdp::Precision precision_of(const TrainOptions& o) {
@@ -251,23 +283,11 @@ void check_graphs(const TrainPlan& plan) {
   refuse(!o.trace.empty(), "what is replayed has no events for --trace; leave one of the two out");
 }
 
-/// Options of a period need a strategy that has one.
-void check_period(const TrainOptions& o) {
-  if (!o.period.steps && !o.period.outer_learning_rate && !o.period.outer_momentum) return;
-  std::vector<std::string> names = o.strategies;
-  if (names.empty()) names.push_back(o.strategy);
-  const fsdp::CollectiveRegistry registry = fsdp::CollectiveRegistry::built_in();
-  for (const std::string& name : names)
-    if (!fsdp::periodic_axis(fsdp::parse_strategy(name, registry)).empty()) return;
-  throw InvalidUsage(
-      "--sync-every, --outer-lr and --outer-momentum are of strategies whose replicas meet once in a "
-      "period: diloco or local_sgd");
-}
-
 }  // namespace
 
 void add_train_options(CLI::App& command, TrainOptions& options) {
   add_model_options(command, options);
+  add_adapter_options(command, options);
   add_loop_options(command, options);
   add_optimizer_options(command, options);
   add_sharding_options(command, options);
@@ -287,7 +307,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.threads = threads_of(options, ranks);
   plan.checkpoint = checkpoint_to_resume(options);
   plan.model = model_of(options, plan.checkpoint);
-  plan.parameters = nn::parameter_count(plan.model);
+  plan.lora = lora_of(options, plan.checkpoint, plan.model);
   plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
   if (plan.seq_len > plan.model.context)
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
@@ -304,10 +324,11 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   nn::validate(optimizer);
   open_files(plan);
   if (!plan.checkpoint.empty()) plan.first_step = check_resumed(plan);
-  // The wrapping is checked on the model without data: a wrong name must not wait for the ranks.
+  // Names are checked on the model without data: a wrong one must not wait for the ranks.
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
-  fsdp::make_units(*model, options.wrap);
+  fsdp::make_units(prepare(*model, plan), options.wrap);
+  for (const auto& parameter : model->parameters()) plan.parameters += parameter->count();
   return plan;
 }
 
@@ -316,48 +337,6 @@ void note_what_does_nothing(const TrainOptions& options) {
     fmt::print(stderr,
                "tessera: --cpu-offload does nothing with --device {}: ranks compute in the host's memory as it is\n",
                options.device);
-}
-
-fsdp::StepCourse course_of(const TrainOptions& options) {
-  return {.prefetch = options.prefetch,
-          .microbatches = static_cast<int>(options.accumulate),
-          .reshard_after_backward = options.reshard_after_backward != "false"};
-}
-
-fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
-  fsdp::EngineOptions engine;
-  std::string text = strategy;
-  for (const std::string& carrier : plan.options.collectives) text += "+" + carrier;
-  engine.strategy = fsdp::parse_strategy(text, engine.collectives);
-  if (!fsdp::periodic_axis(engine.strategy).empty())
-    engine.strategy = fsdp::with_period(std::move(engine.strategy), plan.options.period);
-  if (!plan.options.reduce_when.empty())
-    engine.strategy =
-        fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
-  engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty()
-                    ? fsdp::parse_mesh(plan.options.mesh)
-                    : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
-  if (engine.mesh->size() != plan.ranks)
-    throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
-                       std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
-  fsdp::validate_collectives(engine.strategy, *engine.mesh, plan.precision, engine.collectives);
-  engine.wrap = plan.options.wrap;
-  engine.prefetch = plan.options.prefetch;
-  engine.limit_gathers = plan.options.limit_all_gathers;
-  if (!plan.options.reshard_after_forward.empty())
-    engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
-  engine.cpu_offload = plan.options.cpu_offload;
-  if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
-  engine.optimizer = plan.options.optimizer_config;
-  engine.reshard_after_backward = plan.options.reshard_after_backward != "false";
-  engine.clip_norm = plan.options.clip_norm;
-  engine.norm = norm_of(plan.options.norm_type);
-  engine.scales_loss = plan.precision.compute == base::DType::f16;
-  engine.reduce_dtype = plan.precision.reduce;
-  if (engine.scales_loss && !fsdp::periodic_axis(engine.strategy).empty())
-    throw InvalidUsage("--precision f16: under strategy " + engine.strategy.name +
-                       " replicas would skip different steps of a scaled loss; use bf16 or f32");
-  return engine;
 }
 
 }  // namespace tessera::tools

@@ -9,6 +9,7 @@
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/data.h"
+#include "tessera/nn/lora.h"
 #include "tessera/nn/models/config.h"
 #include "tessera/nn/optimizer.h"
 #include "tessera/nn/schedule.h"
@@ -50,16 +51,23 @@ struct TrainOptions {
   std::string reduce_when;  // empty: every microbatch
   std::string reshard_after_backward;
   int prefetch = 1;
+  std::string backward_prefetch = "pre";
   int limit_all_gathers = 0;
   std::string reshard_after_forward;
   bool cpu_offload = false;
+  bool checkpoint_activations = false;
   bool graphs = false;
   std::string init;
+  std::optional<std::int64_t> lora;  // rank
+  std::optional<double> lora_alpha;
+  std::vector<std::string> lora_targets;
+  std::string init_adapter;
   std::string save;  // train
   std::optional<std::int64_t> save_every;
   std::optional<int> keep_last;
   std::string resume;
   std::string export_dir;
+  std::string export_adapter;  // train
   std::string eval;
   std::string json;
   std::string trace;
@@ -76,6 +84,7 @@ struct TrainPlan {
   int ranks = 1;
   int threads = 1;  ///< that compute, per rank
   nn::ModelConfig model;
+  std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
   std::int64_t seq_len = 0;
   std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
   std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval
@@ -95,6 +104,9 @@ fsdp::StepCourse course_of(const TrainOptions& options);
 
 /// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
 void note_what_does_nothing(const TrainOptions& options);
+
+/// Throws InvalidUsage where options of a period are given and no strategy that has one.
+void check_period(const TrainOptions& options);
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);

@@ -9,16 +9,15 @@
 #include <optional>
 
 #include "tessera/comm/host_exchange.h"
-#include "tessera/fsdp/checkpoint.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/fsdp/graphed_step.h"
-#include "tessera/nn/checkpoint_hf.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/device.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
+#include "tools/model_files.h"
 #include "tools/saving.h"
 
 namespace tessera::tools {
@@ -69,13 +68,13 @@ class Training {
                   .device = device_of_rank(plan.options.device)}),
         control_(*control_communicator_, context_.runtime()),
         model_(nn::make_model(context_, plan.model)),
-        engine_(in_precision(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
+        engine_(prepare(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
     if (plan.options.graphs) graphed_.emplace(context_, engine_);
     if (plan.precision.compute == base::DType::f16) scaler_.emplace(engine_);
-    load();
+    load_values(plan, engine_, scaler_ ? &*scaler_ : nullptr);
     if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_, scaler_ ? &*scaler_ : nullptr);
   }
 
@@ -97,7 +96,7 @@ class Training {
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
-    if (!plan_.options.export_dir.empty()) export_model();
+    export_folders(plan_, engine_, world_.rank());
     if (saving_) outcome.save_failure = saving_->failure();
     return outcome;
   }
@@ -107,31 +106,6 @@ class Training {
     fsdp::EngineOptions options = engine_options(plan, strategy);
     options.measure_norm = measure_norm;
     return options;
-  }
-
-  /// Before the engine gives the parameters memory.
-  static nn::CausalModel& in_precision(nn::CausalModel& model, const TrainPlan& plan) {
-    model.set_dtype(plan.precision.compute);
-    return model;
-  }
-
-  void load() {
-    if (!plan_.checkpoint.empty()) {
-      fsdp::Checkpoint checkpoint(plan_.checkpoint);
-      const fsdp::RestoreReport report = fsdp::restore(engine_, checkpoint);
-      if (world_.rank() == 0 && !report.dropped.empty()) fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
-      if (scaler_) restore_scaler(checkpoint, *scaler_);
-      return;
-    }
-    if (plan_.options.init.empty()) {
-      engine_.initialize(plan_.options.seed);
-      return;
-    }
-    nn::HfFolder folder(plan_.options.init);
-    folder.check(tensors());
-    engine_.fill([&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
-      folder.read(parameter.name(), range, out);
-    });
   }
 
   StepReport train_step(std::int64_t step) {
@@ -262,8 +236,6 @@ class Training {
 
   RunResult summarize();
   std::vector<EventRecord> gather_events();
-  std::vector<nn::SafetensorsTensor> tensors() const;
-  void export_model();
 
   const TrainPlan& plan_;
   comm::Communicator& world_;
@@ -299,7 +271,8 @@ RunResult Training::summarize() {
 
   RunResult r;
   r.strategy = engine_.strategy().name;
-  r.mesh = {engine_.mesh().size_of(fsdp::kReplicateAxis), engine_.mesh().size_of(fsdp::kShardAxis)};
+  const int replicas = engine_.mesh().size_of(fsdp::kReplicateAxis);
+  r.mesh = {replicas, engine_.mesh().size() / replicas};
   for (const auto& unit : engine_.units())
     r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
   r.losses = losses_;
@@ -357,21 +330,6 @@ std::vector<EventRecord> Training::gather_events() {
     position += count;
   }
   return events;
-}
-
-std::vector<nn::SafetensorsTensor> Training::tensors() const {
-  std::vector<nn::SafetensorsTensor> tensors;
-  for (const auto& parameter : model_->parameters()) tensors.push_back({parameter->name(), parameter->shape()});
-  return tensors;
-}
-
-void Training::export_model() {
-  std::optional<nn::HfFolderWriter> writer;
-  if (world_.rank() == 0) writer.emplace(plan_.options.export_dir, plan_.model, tensors());
-  engine_.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
-    if (writer) writer->write(parameter.name(), {0, parameter.count()}, values.data());
-  });
-  if (writer) writer->commit();
 }
 
 }  // namespace

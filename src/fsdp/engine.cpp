@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
 
 namespace tessera::fsdp {
@@ -21,42 +22,53 @@ void require_offload(const base::DeviceRuntime& runtime) {
                        " computes in the host's memory, so there is nothing to gain; leave it out");
 }
 
+/// What can be known before there are ranks to talk to, and the mesh.
+EngineOptions checked(EngineOptions options, int ranks) {
+  if (options.limit_gathers < 0)
+    throw InvalidUsage("limit_gathers: " + std::to_string(options.limit_gathers) + " units; 0 (no limit) or more");
+  if (options.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options.prefetch) + " units; 0 or more");
+  if (options.clip_norm < 0)
+    throw InvalidUsage("clip norm: " + std::to_string(options.clip_norm) + "; above 0, or 0 for none");
+  if (options.offload_piece < 1)
+    throw InvalidUsage("offload piece: " + std::to_string(options.offload_piece) + " parameters; 1 or more");
+  nn::validate(options.optimizer);
+  if (!options.mesh) options.mesh = default_mesh(options.strategy, ranks, ranks);
+  if (options.reshard_to == 0) return options;
+  if (options.reshard_after_forward)
+    throw InvalidUsage("reshard_to and reshard_after_forward: one of the two says what is resharded after forward");
+  const int shards = options.mesh->size_of(kShardAxis);
+  if (options.reshard_to < 1 || shards % options.reshard_to != 0)
+    throw InvalidUsage("reshard to " + std::to_string(options.reshard_to) + " ranks: must divide the " +
+                       std::to_string(shards) + " shards of the mesh");
+  if (options.reshard_to == 1 || options.reshard_to == shards) {
+    options.reshard_after_forward = options.reshard_to != 1;
+  } else {
+    options.mesh = in_groups(*options.mesh, options.reshard_to);
+    options.strategy = over_groups(std::move(options.strategy));
+  }
+  return options;
+}
+
 }  // namespace
 
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
-    : model_(model), options_(std::move(options)) {
-  if (options_.limit_gathers < 0)
-    throw InvalidUsage("limit_gathers: " + std::to_string(options_.limit_gathers) + " units; 0 (no limit) or more");
-  if (options_.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options_.prefetch) + " units; 0 or more");
-  if (options_.clip_norm < 0)
-    throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
-  if (options_.offload_piece < 1)
-    throw InvalidUsage("offload piece: " + std::to_string(options_.offload_piece) + " parameters; 1 or more");
-  nn::validate(options_.optimizer);
-  std::vector<UnitSpec> specs = make_units(model, options_.wrap);
-  MeshShape shape = options_.mesh ? *options_.mesh : default_mesh(options_.strategy, world.size(), world.size());
-
+    : model_(model), options_(checked(std::move(options), world.size())) {
+  std::vector<UnitSpec> specs = options_.wrap_by ? make_units(model, options_.wrap_by, options_.ignored)
+                                                 : make_units(model, options_.wrap, options_.ignored);
   nn::Context& context = model.context();
-  Mesh mesh(world, std::move(shape));
+  Mesh mesh(world, *options_.mesh);
   if (options_.cpu_offload) require_offload(context.runtime());
-  Plan plan = make_plan(options_.strategy, mesh, options_.cpu_offload);
-  if (plan.periodic && options_.scales_loss)
-    throw Unsupported("strategy " + options_.strategy.name +
-                      " has a period: its replicas would skip different steps of a scaled loss; use bf16 or f32");
-  const Strategy& strategy = options_.strategy;
-  const CollectiveRegistry& registry = options_.collectives;
   fabric_.reset(new Fabric{.context = context,
                            .mesh = std::move(mesh),
-                           .plan = std::move(plan),
                            .gather_stream = context.make_stream(),
                            .reduce_stream = context.make_stream(),
                            .poison_stream = options_.poison ? context.make_stream() : nullptr,
                            .parameters = nullptr,
                            .gradients = nullptr,
                            .buffers = nullptr,
-                           .all_gather = registry.make(OpKind::all_gather, strategy.all_gather),
-                           .reduce_scatter = registry.make(OpKind::reduce_scatter, strategy.reduce_scatter),
-                           .all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce),
+                           .all_gather = nullptr,
+                           .reduce_scatter = nullptr,
+                           .all_reduce = nullptr,
                            .recorder = Recorder(world.rank(), &context.runtime()),
                            .copier = Copier(context.runtime()),
                            .offload = nullptr,
@@ -73,10 +85,11 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   fabric_->buffers = std::make_unique<LeasePool>(context.ledger(), MemoryUse::communication, unbooked, poison);
 
   if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
-  const int slots = nn::state_slots(options_.optimizer);
-  for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
+  for (UnitSpec& spec : specs) add_unit(std::move(spec));
   progress_.resize(units_.size());
-  prepare_collectives();
+  make_collectives();
+  resolve_prefetch_order();
+  order_ = std::make_unique<OrderCheck>(world, context.runtime());
   decide_what_is_kept();
   if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
@@ -102,11 +115,33 @@ Engine::~Engine() {
     }
 }
 
+void Engine::add_unit(UnitSpec spec) {
+  std::optional<Strategy> own = options_.strategy_of ? options_.strategy_of(spec) : std::nullopt;
+  Strategy strategy = options_.strategy;
+  if (own) {
+    strategy = options_.mesh->size_of(kGroupAxis) > 1 ? over_groups(*std::move(own)) : *std::move(own);
+    for (const auto member : {&Strategy::all_gather, &Strategy::reduce_scatter, &Strategy::all_reduce})
+      if (strategy.*member != options_.strategy.*member)
+        throw InvalidUsage("unit " + spec.name + ": its strategy " + strategy.name + " has another collective (" +
+                           strategy.*member + ") than the engine's (" + options_.strategy.*member + ")");
+  }
+  Plan plan = make_plan(strategy, fabric_->mesh, options_.cpu_offload);
+  if (plan.periodic && options_.scales_loss)
+    throw Unsupported("strategy " + strategy.name +
+                      " has a period: its replicas would skip different steps of a scaled loss; use bf16 or f32");
+  if (periodic_axis(strategy) != periodic_axis(options_.strategy) || (own && plan.periodic))
+    throw Unsupported("unit " + spec.name + ": strategy " + strategy.name + " beside " + options_.strategy.name +
+                      ", and units whose replicas meet once in a period can't be mixed");
+  strategies_.push_back(std::move(strategy));
+  units_.push_back(
+      std::make_unique<Unit>(*fabric_, std::move(spec), std::move(plan), nn::state_slots(options_.optimizer)));
+}
+
 void Engine::decide_what_is_kept() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    bool kept = !fabric_->plan.sharded_after_forward || units_[i]->spec().is_root || i + 1 == units_.size();
-    if (fabric_->plan.sharded_after_forward && options_.reshard_after_forward)
-      kept = units_[i]->spec().is_root || !*options_.reshard_after_forward;
+    const bool sharded = units_[i]->plan().sharded_after_forward;
+    bool kept = !sharded || units_[i]->spec().is_root || i + 1 == units_.size();
+    if (sharded && options_.reshard_after_forward) kept = units_[i]->spec().is_root || !*options_.reshard_after_forward;
     units_[i]->set_kept_after_forward(kept);
   }
 }
@@ -120,10 +155,10 @@ void Engine::install_hooks() {
       nn::Hooks hooks;
       const bool is_root = module == &model_;
       root_is_unit = root_is_unit || is_root;
-      hooks.begin_forward = [this, i](nn::Phase) { begin_forward(i); };
-      hooks.end_forward = [this, i, module, is_root](nn::Phase) {
-        end_forward(i, *module);
-        if (is_root) end_root_forward();
+      hooks.begin_forward = [this, i](nn::Phase phase) { begin_forward(i, phase); };
+      hooks.end_forward = [this, i, module, is_root](nn::Phase phase) {
+        end_forward(i, *module, phase);
+        if (is_root && phase == nn::Phase::forward) end_root_forward();
       };
       hooks.begin_backward = [this, i] { begin_backward(i); };
       hooks.end_backward = [this, i, is_root] {
@@ -135,20 +170,80 @@ void Engine::install_hooks() {
   }
   if (root_is_unit) return;
   model_.set_hooks({.begin_forward = {},
-                    .end_forward = [this](nn::Phase) { end_root_forward(); },
+                    .end_forward =
+                        [this](nn::Phase phase) {
+                          if (phase == nn::Phase::forward) end_root_forward();
+                        },
                     .begin_backward = {},
                     .end_backward = [this] { end_root_backward(); }});
 }
 
-/// Units beside this one, in the direction of travel, are gathered while this one computes.
-void Engine::prefetch(std::size_t unit, int direction) {
+/// Units beside this one, in the direction of travel, are gathered while this one computes. What is computed again
+/// needs no unit whose backward is over.
+void Engine::prefetch(std::size_t unit, int direction, nn::Phase phase) {
+  const std::vector<std::size_t>& wanted = (direction > 0 ? ahead_forward_ : ahead_backward_)[unit];
+  for (const std::size_t index : wanted) gather_ahead(index, phase);
+  if (!wanted.empty()) return;
   for (int ahead = 1; ahead <= options_.prefetch; ++ahead) {
     const auto next = static_cast<std::ptrdiff_t>(unit) + direction * ahead;
     if (next < 0 || next >= static_cast<std::ptrdiff_t>(units_.size())) return;
-    Unit& unit_ahead = *units_[static_cast<std::size_t>(next)];
-    if (unit_ahead.gathered()) continue;
-    if (!may_gather_ahead(unit_ahead)) return;
-    unit_ahead.unshard_issue();
+    if (!gather_ahead(static_cast<std::size_t>(next), phase)) return;
+  }
+}
+
+/// False: there is no room for more.
+bool Engine::gather_ahead(std::size_t index, nn::Phase phase) {
+  Unit& unit = *units_[index];
+  if (unit.gathered() || (phase == nn::Phase::recompute && progress_[index].uses == 0)) return true;
+  if (!may_gather_ahead(unit)) return false;
+  order_->note(unit.name());
+  unit.unshard_issue();
+  return true;
+}
+
+void Engine::resolve_prefetch_order() {
+  std::map<std::string, std::size_t> numbers;
+  std::string known;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    numbers[units_[i]->name()] = i;
+    known += " " + units_[i]->name();
+  }
+  const auto number_of = [&](const std::string& name) {
+    const auto found = numbers.find(name);
+    if (found == numbers.end()) throw InvalidUsage("prefetch order: no unit '" + name + "'; there are" + known);
+    return found->second;
+  };
+  const auto resolve = [&](const std::map<std::string, std::vector<std::string>>& wanted) {
+    std::vector<std::vector<std::size_t>> resolved(units_.size());
+    for (const auto& [unit, ahead] : wanted)
+      for (const std::string& name : ahead) resolved[number_of(unit)].push_back(number_of(name));
+    return resolved;
+  };
+  ahead_forward_ = resolve(options_.prefetch_order.forward);
+  ahead_backward_ = resolve(options_.prefetch_order.backward);
+}
+
+/// Tells the other ranks what the last step did, before this one's first gather.
+void Engine::begin_step() {
+  if (std::exchange(in_step_, true)) return;
+  stop_where_ranks_differ([this] { order_->begin("step " + std::to_string(steps_ + 1)); });
+}
+
+void Engine::agree(const std::string& what) {
+  in_step_ = false;
+  stop_where_ranks_differ([&] { order_->agree(what); });
+}
+
+/// The others may be waiting for this rank, on any channel: they learn why nothing comes.
+template <class Check>
+void Engine::stop_where_ranks_differ(Check&& check) {
+  try {
+    check();
+  } catch (const base::Mismatch& error) {
+    for (const auto& [axis, channels] : fabric_->mesh.all_channels())
+      for (comm::Communicator* channel : {channels.gather.get(), channels.reduce.get(), channels.control.get()})
+        channel->abort(error.what());
+    throw;
   }
 }
 
@@ -156,7 +251,7 @@ bool Engine::may_gather_ahead(const Unit& unit) const {
   int count = 1;
   std::size_t bytes = unit.bytes();
   for (const auto& other : units_) {
-    if (!other->gathered() || other->spec().is_root) continue;
+    if (!other->plan().leases_parameters || !other->gathered() || other->spec().is_root) continue;
     ++count;
     bytes += other->bytes();
   }
@@ -164,27 +259,41 @@ bool Engine::may_gather_ahead(const Unit& unit) const {
          (options_.limit_gather_bytes == 0 || bytes <= options_.limit_gather_bytes);
 }
 
-void Engine::begin_forward(std::size_t index) {
+void Engine::begin_forward(std::size_t index, nn::Phase phase) {
   Unit& unit = *units_[index];
   Progress& progress = progress_[index];
-  if (model_.context().tape() != nullptr) ++progress.uses;
+  const bool again = phase == nn::Phase::recompute;
+  if (again) reshard_recomputed(index);
+  if (!again && model_.context().tape() != nullptr) ++progress.uses;
   ++progress.entered;
+  begin_step();
+  if (!unit.gathered()) order_->note(unit.name());
   unit.unshard_issue();
-  prefetch(index, +1);
+  prefetch(index, +1, phase);
   unit.unshard_wait();
   progress.spans.push_back(fabric_->recorder.begin(EventKind::forward, unit.name(), unit.bytes(), fabric_->compute()));
 }
 
-void Engine::end_forward(std::size_t index, nn::Module& module) {
+void Engine::end_forward(std::size_t index, nn::Module& module, nn::Phase phase) {
   Unit& unit = *units_[index];
   Progress& progress = progress_[index];
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
   if (unit.kept_after_forward() || &module == &model_) return;
   if (progress.entered >= unit.spec().modules.size()) {  // a unit of several modules stays until each was entered
-    unit.reshard();
     progress.entered = 0;
+    if (phase == nn::Phase::forward) {
+      unit.reshard(model_.context().tape() != nullptr);
+    } else if (progress.spans.empty()) {  // else it is used around this call, or in its backward
+      recomputed_.push_back(index);
+    }
   }
+}
+
+/// A unit that was computed again stays until the next one is, since the last one's backward is what comes then.
+void Engine::reshard_recomputed(std::size_t but) {
+  for (const std::size_t index : std::exchange(recomputed_, {}))
+    if (index != but) units_[index]->reshard(true);
 }
 
 void Engine::end_root_forward() {
@@ -198,9 +307,14 @@ void Engine::begin_backward(std::size_t index) {
     throw InvalidUsage(
         "backward: this step's gradients are complete; call step() first, or set_last_backward(false) before all "
         "backwards of a step but the last");
+  if (!std::exchange(orders_agreed_, true))  // once it is worth a wait: most often ranks differ from the beginning
+    stop_where_ranks_differ([this] { order_->agree("the first backward"); });
   Unit& unit = *units_[index];
+  std::erase(recomputed_, index);
+  progress_[index].entered = 0;
+  if (!unit.gathered()) order_->note(unit.name());
   unit.unshard_issue();
-  prefetch(index, -1);
+  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, nn::Phase::backward);
   unit.unshard_wait();
   if (unit.reducing()) finish_reductions();  // of the microbatch before: they had this forward to run in
   unit.begin_gradients();
@@ -212,6 +326,7 @@ void Engine::end_backward(std::size_t index) {
   Progress& progress = progress_[index];
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
+  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1, nn::Phase::backward);
   if (--progress.uses > 0) return;  // used again further down the tape
   reshard_after_backward(index);
   reduce(index);
@@ -225,6 +340,7 @@ void Engine::reduce(std::size_t index) {
   // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it
   // happens to be done, keeps the order of issue the same on every rank and two full gradients the most there are
   // (beside the root's).
+  order_->note(units_[index]->name());
   units_[index]->reduce_issue(last_backward_);
   continue_reductions();
   progress_[index].reduced = true;
@@ -244,62 +360,13 @@ void Engine::end_root_backward() {
   for (std::size_t i = units_.size(); i-- > 0;) {
     if (progress_[i].reduced) continue;
     // A unit that nothing used in this backward: the other ranks may have, so its zeros take part.
-    reshard_after_backward(i);
     reduce(i);
   }
+  // Also those that were gathered ahead for nothing: the step would leave them with what parameters were before.
+  for (std::size_t i = 0; i < units_.size(); ++i) reshard_after_backward(i);
   gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
   for (Progress& progress : progress_) progress = Progress{};
-}
-
-// --- step
-
-void Engine::step(double learning_rate) {
-  if (gradients_ != Gradients::complete)
-    throw InvalidUsage(gradients_ == Gradients::none
-                           ? "step: no backward of the whole model came before"
-                           : "step: the backwards so far were not the last; set_last_backward(true) before the last");
-  gradients_ = Gradients::none;
-  finish_reductions();
-  nn::OptimizerStep step{.number = ++steps_ - skipped_steps_, .learning_rate = learning_rate};
-  if (measures_norm()) {
-    compute_norm();
-    if (options_.clip_norm > 0 || options_.scales_loss)
-      step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
-  }
-  ahead_ = fabric_->plan.periodic.has_value();
-  const bool meets = ahead_ && steps_ % static_cast<std::uint64_t>(fabric_->plan.periodic->steps) == 0;
-  for (const auto& unit : units_) {
-    unit->update(options_.optimizer, step);
-    if (!meets) unit->publish_update();
-  }
-  if (meets) meet_replicas();
-}
-
-void Engine::set_loss_scale(double scale) {
-  if (!options_.scales_loss) throw InvalidUsage("set_loss_scale: set EngineOptions::scales_loss");
-  if (!(scale > 0) || !std::isfinite(scale))
-    throw InvalidUsage("loss scale: " + std::to_string(scale) + "; a finite number above 0");
-  loss_scale_ = scale;
-}
-
-void Engine::settle() {
-  for (const auto& unit : units_) unit->settle();
-  fabric_->join_offload();
-}
-
-void Engine::reserve_pieces() {
-  std::size_t most = 0;
-  for (const auto& unit : units_) most = std::max(most, unit->piece_bytes());
-  fabric_->offload->reserve(most);
-}
-
-void Engine::reset() {
-  for (const auto& unit : units_) unit->reset();
-  for (Progress& progress : progress_) progress = Progress{};
-  reducing_.clear();
-  clear_carried();
-  gradients_ = Gradients::none;
-  fabric_->recorder.take();
+  recomputed_.clear();
 }
 
 }  // namespace tessera::fsdp

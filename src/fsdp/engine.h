@@ -15,6 +15,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,26 +27,52 @@
 #include "tessera/fsdp/collective.h"
 #include "tessera/fsdp/formulas.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/plan.h"
 #include "tessera/fsdp/strategy.h"
+#include "tessera/fsdp/wrap.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/optimizer.h"
 
 namespace tessera::fsdp {
 
 struct Fabric;
+class OrderCheck;
 class Unit;
+
+/// When a backward gathers the next unit.
+enum class BackwardPrefetch : std::uint8_t {
+  pre,   ///< before a unit's backward is computed: more is gathered at a time, and gathers have longer
+  post,  ///< after it, before its gradients are reduced
+};
+
+/// Units to gather, in this order, when one begins; all by name. One that turns out to be needed otherwise is gathered
+/// when it is needed; one that isn't needed goes back unused.
+struct PrefetchOrder {
+  std::map<std::string, std::vector<std::string>> forward, backward;
+};
 
 struct EngineOptions {
   Strategy strategy = default_strategy();
   std::optional<MeshShape> mesh;  ///< nothing: default_mesh() for one host
   std::string wrap = "block";     ///< see make_units()
-  int prefetch = 1;               ///< units gathered ahead, forward and backward; 0: none
+  ChosenModules wrap_by;          ///< instead: a unit for each module that is chosen
+  /// Parameters that the engine leaves alone: it doesn't shard, reduce, update, show or save them. The program gives
+  /// them memory (Module::materialize of the module that has them) and does what is to be done.
+  IgnoredParameters ignored;
+  /// Another strategy for some units, on the same mesh and with the same collectives; nothing: `strategy`.
+  std::function<std::optional<Strategy>(const UnitSpec&)> strategy_of;
+  int prefetch = 1;  ///< units gathered ahead, forward and backward; 0: none
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
+  PrefetchOrder prefetch_order;  ///< for the units that it lists, instead of the neighbours
   /// No unit is gathered ahead where that would make more than so many, or so many bytes of them, that are gathered or
   /// on their way, the root apart. The one that computes counts, and is gathered in any case. 0: no limit.
   int limit_gathers = 0;
   std::size_t limit_gather_bytes = 0;
   /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
+  /// k: what is resharded after forward stays sharded over k neighbours only, so that the backward gathers among them;
+  /// it costs a k-th of the parameters. Divides the shards of the mesh. 0: over all.
+  int reshard_to = 0;
   /// false: between a step's backwards units stay gathered; the last one reshards them in any case.
   bool reshard_after_backward = true;
   nn::OptimizerConfig optimizer;
@@ -75,7 +102,16 @@ struct OwnRange {
   bool offloaded = false;  ///< `data` is the host's, and written
 };
 
-/// What one rank called and sent, by kind; `control` holds norms. Cumulative.
+/// A range of a parameter's gradient that this rank updates with, or of all where the optimizer is replicated.
+struct GradientRange {
+  const nn::Parameter& parameter;
+  nn::ElementRange range;
+  DType dtype = DType::f32;
+  void* data = nullptr;  ///< may be written; where the optimizer is replicated alike on every rank
+  bool offloaded = false;
+};
+
+/// What one rank called and sent, by kind; `control` holds norms and votes. Cumulative.
 struct TESSERA_API EngineTraffic {
   comm::MeterSnapshot::Line all_gather, reduce_scatter, all_reduce, control;
   EngineTraffic operator-(const EngineTraffic& earlier) const;
@@ -96,8 +132,26 @@ class TESSERA_API Engine {
   /// Values from somewhere else: `fill` is called for ranges of parameters and writes them to the
   /// host memory that it is given. Only of the parameters that are `wanted` (empty: all).
   using Wanted = std::function<bool(const nn::Parameter&)>;
-  void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill,
-            const Wanted& wanted = {});
+  using Fill = std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>;
+  void fill(const Fill& fill, const Wanted& wanted = {});
+
+  /// Initial values of the program's own for the parameters that it wants, ranges of them where they live; the others
+  /// as above.
+  void initialize(std::uint64_t seed, const Fill& own, const Wanted& wanted);
+  /// Values that rank `from` has: `fill` is called there only, for whole parameters. Needs memory of the host for a
+  /// unit.
+  void broadcast_from(int from, const Fill& fill, const Wanted& wanted = {});
+
+  /// After parameters began or ceased to require a gradient: lays out anew the units in which that is so, without
+  /// changing a value. What is trained from now on has an optimizer that begins here; of what is frozen it is dropped,
+  /// and of 16-bit parameters the masters. Between two steps; collective: throws Mismatch where the ranks don't agree.
+  void refresh();
+
+  /// Gradients as they are after the last backward, averaged over the ranks (and as often too large as loss_scale()
+  /// says), until step(). In memory of the device, in the order of its compute stream. What is written is what step()
+  /// clips and uses. Throws InvalidUsage without a last backward, Unsupported where the norm has been formed and the
+  /// gradients lie with the host.
+  void visit_gradients(const std::function<void(const GradientRange&)>& visitor);
 
   /// Whether the backwards from here on are the last of their step. Before it, gradients add up as the strategy says
   /// (Sync::when); give the loss a share of the step's, as in backward(loss, 1.0 / microbatches).
@@ -140,6 +194,8 @@ class TESSERA_API Engine {
   /// Of steps(): those that changed nothing; the optimizer doesn't count them.
   std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
+  /// Those of all units.
+  std::vector<std::shared_ptr<nn::Parameter>> parameters() const;
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;
@@ -165,11 +221,14 @@ class TESSERA_API Engine {
     std::int64_t padding = 0;   ///< beyond them: between parameters and at the end
     bool kept_after_forward = false;
     bool is_root = false;
+    Strategy strategy;
   };
   std::vector<UnitInfo> units() const;  ///< in forward order
   std::vector<UnitSize> unit_sizes() const;
+  /// That of most units, as it is laid over the mesh.
   const Strategy& strategy() const { return options_.strategy; }
   const MeshShape& mesh() const;
+  int rank() const;
   EngineTraffic traffic() const;
   /// Bytes that this engine's norms send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
@@ -180,8 +239,9 @@ class TESSERA_API Engine {
 
  private:
   void install_hooks();
-  void begin_forward(std::size_t unit);
-  void end_forward(std::size_t unit, nn::Module& module);
+  void begin_forward(std::size_t unit, nn::Phase phase);
+  void end_forward(std::size_t unit, nn::Module& module, nn::Phase phase);
+  void reshard_recomputed(std::size_t but);
   void begin_backward(std::size_t unit);
   void end_backward(std::size_t unit);
   void end_root_forward();
@@ -190,12 +250,22 @@ class TESSERA_API Engine {
   void continue_reductions();
   void finish_reductions();
   void reshard_after_backward(std::size_t unit);
-  void prefetch(std::size_t unit, int direction);
+  void prefetch(std::size_t unit, int direction, nn::Phase phase);
+  bool gather_ahead(std::size_t unit, nn::Phase phase);
+  void resolve_prefetch_order();
+  void begin_step();
+  void agree(const std::string& what);
+  template <class Check>
+  void stop_where_ranks_differ(Check&& check);
   bool may_gather_ahead(const Unit& unit) const;
+  void make_collectives();
   void prepare_collectives();
   void clear_carried();
+  /// Steps until replicas meet; 1 where they have no period.
+  std::uint64_t period() const;
   void reserve_pieces();
   void prepare_norm();
+  void add_unit(UnitSpec spec);
   void compute_norm();
   void decide_what_is_kept();
   /// Before values are written: what the last step left in flight comes first.
@@ -207,6 +277,7 @@ class TESSERA_API Engine {
   const EngineOptions options_;
   std::unique_ptr<Fabric> fabric_;
   std::vector<std::unique_ptr<Unit>> units_;  // in forward order
+  std::vector<Strategy> strategies_;          // of units_
   struct Progress {
     int uses = 0;             // forwards recorded on the tape whose backward has not ended
     std::size_t entered = 0;  // of the unit's modules, in this forward
@@ -214,11 +285,18 @@ class TESSERA_API Engine {
     std::vector<Recorder::Span> spans;
   };
   std::vector<Progress> progress_;
-  std::vector<std::size_t> reducing_;  // oldest first
-  bool ahead_ = false;                 // replicas have gone steps since they met
+  std::vector<std::vector<std::size_t>> ahead_forward_, ahead_backward_;  // by unit: what the program wants gathered
+  std::unique_ptr<OrderCheck> order_;
+  bool orders_agreed_ = false;           // those of the first forward
+  bool in_step_ = false;                 // something was gathered or reduced since the last one
+  bool norm_parts_stale_ = false;        // gradients may have been written since they were formed
+  std::vector<std::size_t> reducing_;    // oldest first
+  std::vector<std::size_t> recomputed_;  // whose backward has not begun
+  bool ahead_ = false;                   // replicas have gone steps since they met
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
+  std::vector<Plan::Cut> norm_cuts_;  // along which ranks have parts of the norm
   std::uint64_t steps_ = 0;
   std::uint64_t skipped_steps_ = 0;
   double loss_scale_ = 1;

@@ -27,13 +27,9 @@ std::vector<Carrier> carriers(const Strategy& strategy, Fabric& fabric) {
 }  // namespace
 
 void Engine::prepare_collectives() {
-  std::vector<Precision> precisions;
-  for (const auto& unit : units_)
-    for (const Precision& precision : unit->precisions())
-      if (std::find(precisions.begin(), precisions.end(), precision) == precisions.end())
-        precisions.push_back(precision);
-  for (const Precision& precision : precisions)
-    validate_collectives(options_.strategy, fabric_->mesh.shape(), precision, options_.collectives);
+  for (std::size_t i = 0; i < units_.size(); ++i)
+    for (const Precision& precision : units_[i]->precisions())
+      validate_collectives(strategies_[i], fabric_->mesh.shape(), precision, options_.collectives);
   fabric_->exact_gathers = fabric_->all_gather->capabilities().exact;
   for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) {
     std::vector<PlannedTransfer> transfers;
@@ -41,6 +37,15 @@ void Engine::prepare_collectives() {
       for (PlannedTransfer& transfer : unit->transfers_of(carrier.collective)) transfers.push_back(std::move(transfer));
     carrier.plugin.prepare({carrier.collective, model_.context(), *fabric_->buffers, transfers});
   }
+}
+
+void Engine::make_collectives() {
+  const Strategy& strategy = options_.strategy;
+  const CollectiveRegistry& registry = options_.collectives;
+  fabric_->all_gather = registry.make(OpKind::all_gather, strategy.all_gather);
+  fabric_->reduce_scatter = registry.make(OpKind::reduce_scatter, strategy.reduce_scatter);
+  fabric_->all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce);
+  prepare_collectives();
 }
 
 std::vector<CollectivePlugin::State> Engine::carried() {
@@ -75,15 +80,6 @@ void Engine::fill_carried(const std::function<void(const CollectivePlugin::State
     for (const auto& unit : units_) unit->publish_replica_state();
   }
   publish_values();
-}
-
-void Engine::meet_replicas() {
-  if (!std::exchange(ahead_, false)) return;
-  for (const auto& unit : units_) unit->meet_issue();
-  for (const auto& unit : units_) {
-    unit->meet_finish();
-    unit->publish_update();
-  }
 }
 
 CollectiveStats Engine::collective_stats(OpKind collective) const {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
 #include "tessera/nn/host_access.h"
 
@@ -22,8 +23,48 @@ void Engine::initialize(std::uint64_t seed) {
   set_steps(0);
 }
 
-void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill,
-                  const Wanted& wanted) {
+void Engine::initialize(std::uint64_t seed, const Fill& own, const Wanted& wanted) {
+  initialize(seed);
+  fill(own, wanted);
+}
+
+void Engine::broadcast_from(int from, const Fill& fill, const Wanted& wanted) {
+  comm::HostExchange& host = order_->host();
+  if (from < 0 || from >= host.size())
+    throw InvalidUsage("broadcast_from: rank " + std::to_string(from) + " of " + std::to_string(host.size()));
+  agree("broadcast_from rank " + std::to_string(from));
+  begin_values();
+  for (const auto& unit : units_) {
+    std::map<const nn::Parameter*, std::vector<float>> whole;
+    for (const auto& parameter : unit->spec().parameters) {
+      if (wanted && !wanted(*parameter)) continue;
+      std::vector<float>& values = whole[parameter.get()];
+      values.resize(static_cast<std::size_t>(parameter->count()));
+      if (host.rank() == from) fill(*parameter, {0, parameter->count()}, values.data());
+      if (host.size() == 1) continue;
+      const comm::View view = comm::view_of(values.data(), values.size());
+      host.exchange(view, view, [&](comm::ConstView in, comm::View out) {
+        return host.communicator().broadcast(in, out, from, {.label = parameter->name()});
+      });
+    }
+    unit->fill([&](const nn::Parameter& parameter, nn::ElementRange range,
+                   float* out) { std::copy_n(whole.at(&parameter).data() + range.begin, range.count(), out); },
+               wanted);
+  }
+  publish_values();
+}
+
+void Engine::visit_gradients(const std::function<void(const GradientRange&)>& visitor) {
+  if (gradients_ != Gradients::complete) throw InvalidUsage("visit_gradients: no last backward came before");
+  if (fabric_->offload && measures_norm())
+    throw Unsupported("visit_gradients: with cpu offload a norm is formed before gradients go to the host");
+  finish_reductions();
+  if (fabric_->offload) begin_values();
+  for (const auto& unit : units_) unit->visit_gradients(visitor);
+  norm_parts_stale_ = measures_norm();
+}
+
+void Engine::fill(const Fill& fill, const Wanted& wanted) {
   begin_values();
   for (const auto& unit : units_) {
     unit->fill(fill, wanted);
@@ -48,7 +89,7 @@ void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped) {
     throw InvalidUsage(std::to_string(skipped) + " of " + std::to_string(steps) + " steps can't have been skipped");
   steps_ = steps;
   skipped_steps_ = skipped;
-  ahead_ = fabric_->plan.periodic && steps % static_cast<std::uint64_t>(fabric_->plan.periodic->steps) != 0;
+  ahead_ = steps % period() != 0;
 }
 
 int Engine::states() const { return nn::state_slots(options_.optimizer); }
@@ -90,6 +131,12 @@ void Engine::visit(const Visitor& visitor) {
   if (open != nullptr) open->close_values();
 }
 
+std::vector<std::shared_ptr<nn::Parameter>> Engine::parameters() const {
+  std::vector<std::shared_ptr<nn::Parameter>> all;
+  for (const auto& unit : units_) all.insert(all.end(), unit->spec().parameters.begin(), unit->spec().parameters.end());
+  return all;
+}
+
 void Engine::require_graphable() const {
   const auto refuse = [](const std::string& why) { throw InvalidUsage("graphs: " + why); };
   if (fabric_->mesh.size() > 1)
@@ -102,21 +149,24 @@ void Engine::require_graphable() const {
 
 std::vector<Engine::UnitInfo> Engine::units() const {
   std::vector<UnitInfo> infos;
-  for (const auto& unit : units_)
-    infos.push_back(
-        {unit->name(), unit->elements(), unit->padding(), unit->kept_after_forward(), unit->spec().is_root});
+  for (std::size_t i = 0; i < units_.size(); ++i)
+    infos.push_back({units_[i]->name(), units_[i]->elements(), units_[i]->padding(), units_[i]->kept_after_forward(),
+                     units_[i]->spec().is_root, strategies_[i]});
   return infos;
 }
 
 std::vector<UnitSize> Engine::unit_sizes() const {
   std::vector<UnitSize> sizes;
   for (const auto& unit : units_) {
-    sizes.push_back({unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root});
-    for (const auto& parameter : unit->spec().parameters) sizes.back().shapes.push_back(parameter->shape());
+    sizes.push_back(
+        {unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root, unit->frozen()});
+    for (const auto& parameter : unit->spec().parameters)
+      if (parameter->tensor().requires_grad()) sizes.back().shapes.push_back(parameter->shape());
   }
   return sizes;
 }
 
+int Engine::rank() const { return fabric_->mesh.rank(); }
 const MeshShape& Engine::mesh() const { return fabric_->mesh.shape(); }
 std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes(); }
 OffloadBytes Engine::offload_bytes() const {
@@ -145,27 +195,32 @@ EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
 std::uint64_t Engine::control_formula_bytes() const {
   std::uint64_t bytes = 0;
   if (measures_norm())
-    for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts)
+    for (const Plan::Cut& cut : norm_cuts_)
       bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
+  bytes += order_->formula_bytes();
   return bytes;
 }
 
-/// A plug-in may carry a collective by operations of other kinds: what counts is whose channel they went over.
+/// A plug-in may carry a collective by operations of other kinds: what counts is whose channel they went over. Where
+/// units differ in what they do over an axis, reductions of the other kind are counted as what they are.
 EngineTraffic Engine::traffic() const {
   EngineTraffic traffic;
-  const auto all_of = [](const comm::Communicator& channel) {
-    const comm::MeterSnapshot meter = channel.meter();
-    return comm::MeterSnapshot::Line{meter.calls(), meter.bytes_sent()};
-  };
   for (const auto& [axis, channels] : fabric_->mesh.all_channels()) {
-    add(traffic.all_gather, all_of(*channels.gather));
+    const comm::MeterSnapshot gathers = channels.gather->meter();
+    add(traffic.all_gather, {gathers.calls(), gathers.bytes_sent()});
     bool scatters = false;
-    for (const ReduceStage& stage : fabric_->plan.reductions)
+    for (const ReduceStage& stage : units_.front()->plan().reductions)
       if (stage.axis == axis) scatters = stage.scatter;
-    add(scatters ? traffic.reduce_scatter : traffic.all_reduce, all_of(*channels.reduce));
+    const comm::MeterSnapshot reduce = channels.reduce->meter();
+    const comm::MeterSnapshot::Line other = reduce.of(scatters ? OpKind::all_reduce : OpKind::reduce_scatter);
+    add(scatters ? traffic.all_reduce : traffic.reduce_scatter, other);
+    add(scatters ? traffic.reduce_scatter : traffic.all_reduce,
+        difference({reduce.calls(), reduce.bytes_sent()}, other));
     const comm::MeterSnapshot control = channels.control->meter();
     add(traffic.control, {control.calls(), control.bytes_sent()});
   }
+  const comm::MeterSnapshot order = order_->host().communicator().meter();
+  add(traffic.control, {order.calls(), order.bytes_sent()});
   return traffic;
 }
 

@@ -23,11 +23,12 @@ std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepCo
   return once ? 1 : static_cast<std::uint64_t>(course.microbatches);
 }
 
-/// How often a step gathers a unit that is sharded at rest.
-std::uint64_t gathers_of(const UnitSize& unit, StepCourse course) {
+/// How often a step gathers a unit over an axis over which it is sharded at rest.
+std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const UnitSize& unit, StepCourse course) {
   const auto microbatches = static_cast<std::uint64_t>(course.microbatches);
   const std::uint64_t forwards = course.reshard_after_backward ? microbatches : 1;
-  return forwards + (unit.kept_after_forward ? 0 : microbatches);
+  const bool again = !unit.kept_after_forward && strategy.param_after_forward.contains(axis);
+  return forwards + (again ? microbatches : 0);
 }
 
 /// Costs of one strategy's collectives, summed over units.
@@ -39,7 +40,8 @@ class Costs {
 
   /// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
   void add_reductions(const UnitSize& unit) {
-    auto elements = static_cast<std::uint64_t>(unit.padded);
+    auto elements = static_cast<std::uint64_t>(unit.trained());
+    if (elements == 0) return;
     const auto size = [&](int ranks) { return CollectiveSize{elements, precision_.reduce, ranks, unit.shapes}; };
     const auto times = [&](const Axis& axis) { return reductions_over(axis, strategy_, course_); };
     for (auto axis = mesh_.axes.rbegin(); axis != mesh_.axes.rend(); ++axis) {
@@ -57,14 +59,23 @@ class Costs {
     }
   }
 
-  void add_gathers(const UnitSize& unit) {
-    auto elements = static_cast<std::uint64_t>(unit.padded);  // less where outer axes have already cut it
-    for (const MeshAxis& axis : mesh_.axes) {
-      if (axis.size == 1 || !strategy_.optimizer.contains(axis.name)) continue;
-      const bool at_rest = strategy_.param_at_rest.contains(axis.name);
-      add(OpKind::all_gather, strategy_.all_gather, {elements, precision_.compute, axis.size, unit.shapes},
-          at_rest ? gathers_of(unit, course_) : 1);
-      if (!at_rest) elements /= static_cast<std::uint64_t>(axis.size);
+  /// Of what a step changes, or of what it doesn't: before each forward and backward that doesn't find it, or once
+  /// after the step where parameters are replicated. Outer axes come first, so what an axis makes is still cut by those
+  /// inside it.
+  void add_gathers(const UnitSize& unit, std::int64_t elements, bool trained) {
+    if (elements == 0) return;
+    const auto axes = std::span(mesh_.axes);
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      const Axis& axis = axes[i].name;
+      const bool at_rest = strategy_.param_at_rest.contains(axis);
+      if (axes[i].size == 1 || !strategy_.optimizer.contains(axis) || !(at_rest || trained)) continue;
+      const Axes& cutting = at_rest ? strategy_.param_at_rest : strategy_.optimizer;
+      std::uint64_t cut = 1;
+      for (const MeshAxis& inner : axes.subspan(i + 1))
+        if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
+      add(OpKind::all_gather, strategy_.all_gather,
+          {static_cast<std::uint64_t>(elements) / cut, precision_.compute, axes[i].size, unit.shapes},
+          at_rest ? gathers_over(axis, strategy_, unit, course_) : 1);
     }
   }
 
@@ -85,6 +96,18 @@ class Costs {
   const StepCourse course_;
   const CollectiveRegistry& registry_;
 };
+
+/// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
+std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                              std::uint64_t element) {
+  const int after_forward = parts(strategy.param_after_forward, mesh);
+  if (after_forward == 1 || after_forward == parts(strategy.param_at_rest, mesh)) return 0;
+  std::uint64_t bytes = 0;
+  for (const UnitSize& unit : units)
+    if (!unit.kept_after_forward)
+      bytes += static_cast<std::uint64_t>(unit.padded) * element / static_cast<std::uint64_t>(after_forward);
+  return bytes;
+}
 
 /// Nothing is reduced before the last microbatch.
 bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
@@ -108,7 +131,7 @@ std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepCo
 std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Precision precision) {
   std::uint64_t all = 0, root = 0, largest = 0;
   for (const UnitSize& unit : units) {
-    const auto elements = static_cast<std::uint64_t>(unit.padded);
+    const auto elements = static_cast<std::uint64_t>(unit.trained());
     all += elements;
     (unit.is_root ? root : largest) = std::max(unit.is_root ? root : largest, elements);
   }
@@ -116,6 +139,37 @@ std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Preci
   const std::uint64_t held = leased ? all * reduce : 0;
   if (!precision.casts()) return held;
   return held + root * compute + std::max(largest * (compute + reduce), root * reduce);
+}
+
+/// Bytes of the root, and of the other units in forward order.
+struct Sizes {
+  std::uint64_t root = 0;
+  std::vector<std::uint64_t> inner;
+
+  /// The most of so many neighbours.
+  std::uint64_t window(std::size_t width) const {
+    std::uint64_t most = 0;
+    for (std::size_t i = 0; i < inner.size(); ++i) {
+      std::uint64_t sum = 0;
+      for (std::size_t j = i; j < std::min(i + width, inner.size()); ++j) sum += inner[j];
+      most = std::max(most, sum);
+    }
+    return most;
+  }
+};
+
+template <class Elements>
+Sizes sizes_of(std::span<const UnitSize> units, std::uint64_t element, Elements&& elements) {
+  Sizes sizes;
+  for (const UnitSize& unit : units) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(elements(unit)) * element;
+    if (unit.is_root) {
+      sizes.root += bytes;
+    } else {
+      sizes.inner.push_back(bytes);
+    }
+  }
+  return sizes;
 }
 
 }  // namespace
@@ -126,7 +180,8 @@ CommunicationFormula communication_formula(const Strategy& strategy, const MeshS
   Costs costs(strategy, mesh, precision, course, collectives);
   for (const UnitSize& unit : units) {
     costs.add_reductions(unit);
-    costs.add_gathers(unit);
+    costs.add_gathers(unit, unit.trained(), true);
+    costs.add_gathers(unit, unit.frozen, false);
   }
   if (const Axis axis = periodic_axis(strategy); !axis.empty()) {  // the mean over steps
     const auto period = static_cast<std::uint64_t>(strategy.sync.at(axis).period);
@@ -148,6 +203,15 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
           cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
 }
 
+ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                                    int slots, Precision precision) {
+  std::int64_t trained = 0, frozen = 0;
+  for (const UnitSize& unit : units) trained += unit.trained(), frozen += unit.frozen;
+  ModelStateBytes state = model_state_formula(strategy, mesh, trained, slots, precision);
+  state.parameter += model_state_formula(strategy, mesh, frozen, slots, precision).parameter;
+  return state;
+}
+
 ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes state) {
   const auto move = [&](const Axes& axes, std::uint64_t& bytes) {
     if (!axes.empty()) state.offloaded += std::exchange(bytes, 0);
@@ -162,10 +226,11 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
                              int slots, Precision precision) {
   OffloadBytes total;
   for (const UnitSize& unit : units) {
-    const ModelStateBytes state = model_state_formula(strategy, mesh, unit.padded, slots, precision);
+    const ModelStateBytes state = model_state_formula(strategy, mesh, unit.trained(), slots, precision);
+    const std::uint64_t frozen = model_state_formula(strategy, mesh, unit.frozen, slots, precision).parameter;
     if (!strategy.param_at_rest.empty()) {
-      total.to_device += state.parameter * (unit.kept_after_forward ? 1 : 2);  // for each gather
-      if (!precision.masters()) total.to_device += state.parameter;            // for the update
+      total.to_device += (state.parameter + frozen) * (unit.kept_after_forward ? 1 : 2);  // for each gather
+      if (!precision.masters()) total.to_device += state.parameter;                       // for the update
       total.to_host += state.parameter;
     }
     if (!strategy.gradient.empty()) {
@@ -181,32 +246,18 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                         StepCourse course, Precision precision) {
   const std::uint64_t element = size_of(precision.compute);
-  std::uint64_t root = 0;
-  std::vector<std::uint64_t> inner;
-  for (const UnitSize& unit : units) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(unit.padded) * element;
-    if (unit.is_root) {
-      root += bytes;
-    } else {
-      inner.push_back(bytes);
-    }
-  }
-  const auto window = [&](std::size_t width) {
-    std::uint64_t most = 0;
-    for (std::size_t i = 0; i < inner.size(); ++i) {
-      std::uint64_t sum = 0;
-      for (std::size_t j = i; j < std::min(i + width, inner.size()); ++j) sum += inner[j];
-      most = std::max(most, sum);
-    }
-    return most;
-  };
+  const Sizes parameters = sizes_of(units, element, [](const UnitSize& unit) { return unit.padded; });
+  const Sizes gradients = sizes_of(units, element, [](const UnitSize& unit) { return unit.trained(); });
+  const std::uint64_t root = gradients.root;
+  const std::vector<std::uint64_t>& inner = gradients.inner;
   const bool keeps_all =
       std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; }) ||
       (course.microbatches > 1 && !course.reshard_after_backward);
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter =
-        root + window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
+        secondary_parts(strategy, mesh, units, element) + parameters.root +
+        parameters.window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
   if (holds_gradients(strategy, mesh, course)) {
     bounds.unsharded_gradient = held_gradients(units, parts(strategy.gradient, mesh) > 1, precision);
     return bounds;
@@ -215,12 +266,12 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
   const bool sharded = parts(strategy.gradient, mesh) > 1 || (course.microbatches > 1 && mesh.size() > 1);
   const std::size_t behind = units_behind(strategy, mesh, course);
   if (!precision.casts()) {
-    if (sharded) bounds.unsharded_gradient = root + window(1 + behind);
+    if (sharded) bounds.unsharded_gradient = root + gradients.window(1 + behind);
     return bounds;
   }
   // A unit has both forms while it is cast; where the wide one is leased too, those before it are still reduced.
   const std::uint64_t wide = sharded ? size_of(precision.reduce) / element : 0;
-  const std::uint64_t largest = window(1);
+  const std::uint64_t largest = gradients.window(1);
   bounds.unsharded_gradient = std::max(root + (1 + wide) * largest, (1 + wide) * root);
   for (std::size_t i = 0; i < inner.size(); ++i) {
     std::uint64_t before = 0;

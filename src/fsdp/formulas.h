@@ -15,12 +15,14 @@
 
 namespace tessera::fsdp {
 
-/// One flat parameter.
+/// A unit: one flat parameter, or two where some of its parameters are frozen.
 struct UnitSize {
   std::int64_t padded = 0;  ///< elements
   bool kept_after_forward = false;
   bool is_root = false;
-  std::vector<nn::Shape> shapes = {};  ///< of its parameters
+  std::int64_t frozen = 0;             ///< of `padded`: those that get no gradients
+  std::vector<nn::Shape> shapes = {};  ///< of its parameters that are trained
+  std::int64_t trained() const { return padded - frozen; }
 };
 
 /// Per step (every one after the first) and rank.
@@ -55,10 +57,14 @@ struct ModelStateBytes {
   std::uint64_t offloaded = 0;  ///< in the host's memory
 };
 
-/// From the end of backward to the end of the optimizer step; `slots` is the optimizer's number of f32 values per
-/// parameter, to which masters are added where there are some.
+/// The state of `padded` elements that are trained, from the end of backward to the end of the optimizer step; `slots`
+/// is the optimizer's number of f32 values per parameter, to which masters are added where there are some.
 TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded,
                                                 int slots, Precision precision = {});
+
+/// The same of units with what is frozen in them.
+TESSERA_API ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh,
+                                                std::span<const UnitSize> units, int slots, Precision precision = {});
 
 /// The same with CPU offload: what the strategy shards is with the host.
 TESSERA_API ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes on_device);

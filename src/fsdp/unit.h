@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,7 +27,6 @@ namespace tessera::fsdp {
 struct Fabric {
   nn::Context& context;
   Mesh mesh;
-  Plan plan;
   std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
   std::unique_ptr<Stream> reduce_stream;
   std::unique_ptr<Stream> poison_stream;  ///< null: released buffers stay as they are
@@ -60,25 +60,28 @@ struct Fabric {
 /// Every verb only issues; nothing here makes the host wait.
 class TESSERA_API Unit {
  public:
-  Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots);
+  Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
   const std::string& name() const { return spec_.name; }
   const UnitSpec& spec() const { return spec_; }
+  const Plan& plan() const { return plan_; }
   bool kept_after_forward() const { return kept_after_forward_; }
   void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
   std::int64_t elements() const;
   std::int64_t padding() const;
-  std::size_t bytes() const;  ///< unsharded
-  bool casts() const;         ///< gradients are converted for their reduction
+  std::int64_t frozen() const;  ///< elements and padding of the parameters that get no gradient
+  std::size_t bytes() const;    ///< unsharded
+  bool casts() const;           ///< gradients are converted for their reduction
 
   // Parameters.
   bool gathered() const { return state_ != State::sharded; }  ///< or on its way; always where they are replicated
   void unshard_issue();                                       ///< no effect unless sharded
   void unshard_wait();  ///< after it, work on the compute stream may read the parameters
-  void reshard();       ///< no effect where they are replicated
-  void settle();        ///< waits for gathers that an optimizer step started
+  /// No effect where they are replicated. `for_backward`: a backward follows, for which the plan may keep something.
+  void reshard(bool for_backward = false);
+  void settle();  ///< waits for gathers that an optimizer step started
 
   // Gradients.
   void begin_gradients();  ///< memory for a backward; no effect where there is some
@@ -91,11 +94,18 @@ class TESSERA_API Unit {
 
   /// From now on a step's last reduction ends with this rank's parts of the norm: an f64 for each flat parameter and
   /// n-th of it. Slots of those that it doesn't hold are left as they are.
-  void add_norm_into(double* slots, nn::kernels::Norm norm) {
+  /// `cuts`: a rank adds what is its own along them.
+  void add_norm_into(double* slots, nn::kernels::Norm norm, std::vector<Plan::Cut> cuts) {
     norm_parts_ = slots;
     norm_ = norm;
+    norm_cuts_ = std::move(cuts);
   }
   std::size_t norm_slots() const;
+  /// Again, where gradients have been written since.
+  void find_norm_parts();
+
+  /// See Engine::visit_gradients(); after the reductions.
+  void visit_gradients(const std::function<void(const GradientRange&)>& visit);
 
   /// What a collective will carry of this unit in every step.
   std::vector<PlannedTransfer> transfers_of(comm::OpKind collective) const;
@@ -132,6 +142,11 @@ class TESSERA_API Unit {
   /// All elements in f32, in the device's memory, until close_values().
   const float* values_of(const nn::Parameter& parameter) const;
   void close_values();
+  /// Whether parameters began or ceased to require a gradient since it was laid out.
+  bool outdated() const;
+  /// Lays it out anew; values stay, and the optimizer's state of what is still trained. What is trained from now on has
+  /// an optimizer that begins after `steps` steps. Collective.
+  void rebuild(std::uint64_t steps);
   /// Zeroes the optimizer's state. Where it lies with the host, the engine has waited for whoever used it.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
@@ -150,6 +165,7 @@ class TESSERA_API Unit {
     Lease delta;                // between meet_issue() and meet_finish()
     Buffer shown;               // all in f32, between open_values and close_values
     Lease unsharded;            // parameters, between unshard and reshard
+    Lease secondary;            // ... and what a plan keeps of them between forward and backward
     Lease written_gradient;     // what a backward writes, where it is converted for the reduction
     Lease full_gradient;        // between the backward and the end of the first reduction stage
     Precision precision;
@@ -157,6 +173,7 @@ class TESSERA_API Unit {
     struct Run {
       ElementRange range;  // within the flat parameter
       bool decay;
+      std::uint64_t since;  // the step after which these began to be trained
     };
     std::vector<Run> runs;  // of equal weight decay, within `optimized`
     static std::byte* at(void* base, DType dtype, std::int64_t element) {
@@ -184,7 +201,11 @@ class TESSERA_API Unit {
   enum class State : std::uint8_t { sharded, gathering, ready };
   static constexpr std::size_t kIdle = static_cast<std::size_t>(-1);
 
-  void allocate(Flat& flat, int slots);
+  void lay_out();
+  void allocate(Flat& flat);
+  void gather_part(Flat& flat, const float* part);
+  using Whole = std::map<const nn::Parameter*, std::vector<std::vector<float>>>;  // values, then each state
+  Whole download_all();
   void bind_parameters(Flat& flat, void* base);
   void bind_gradients(Flat& flat, void* base, bool keep);
   bool reduces_in_lease() const;
@@ -192,10 +213,20 @@ class TESSERA_API Unit {
   void add_earlier_microbatches();
   void cast_gradients(Flat& flat);
   void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
-  void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
   void gather_exactly(Flat& flat);
+  /// Where a gather finds or leaves a part of a flat parameter.
+  struct Place {
+    Lease* lease = nullptr;
+    std::int64_t first = 0;  // the element that the lease begins with
+    void* of(const Flat& flat, std::int64_t element) const {
+      return Flat::at(lease->data(), flat.layout.dtype, element - first);
+    }
+  };
+  Place gathered_to(Flat& flat, std::size_t gathered);
+  void lease_for_gather(Flat& flat, Stream& stream);
   const void* part_to_gather(Flat& flat);
+  void gather(std::size_t already);
   void wait_for_gather();
   void store_gradients();
   void update_part(Flat& flat, const Flat::Run& part, const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
@@ -204,7 +235,6 @@ class TESSERA_API Unit {
   void write(bool offloaded, void* at, std::size_t bytes, const Produce& produce);
   void start_stage();
   void finish_reduction();
-  void find_norm_parts();
   comm::ReduceOp op_of(const ReduceStage& stage) const;
   void gather_updated();
   std::vector<Transfer> stage_transfers(const ReduceStage& stage);
@@ -212,6 +242,9 @@ class TESSERA_API Unit {
 
   Fabric& fabric_;
   const UnitSpec spec_;
+  const Plan plan_;
+  const int slots_;                                              // of the optimizer
+  std::map<const nn::Parameter*, std::uint64_t> trained_since_;  // else from the beginning
   std::vector<Flat> flats_;
   bool kept_after_forward_ = false;
   State state_ = State::sharded;
@@ -229,6 +262,7 @@ class TESSERA_API Unit {
   bool accumulated_ = false;  // ... and so is what is kept of them
   double* norm_parts_ = nullptr;
   nn::kernels::Norm norm_ = nn::kernels::Norm::two;
+  std::vector<Plan::Cut> norm_cuts_;
 };
 
 }  // namespace tessera::fsdp

@@ -6,7 +6,7 @@ namespace tessera::fsdp {
 using comm::OpKind;
 
 std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
-  const Plan& plan = fabric_.plan;
+  const Plan& plan = plan_;
   std::vector<PlannedTransfer> planned;
   const auto add = [&](const Flat& flat, const Axis& axis, DType dtype, std::int64_t elements) {
     std::string each = name() + "/" + axis;
@@ -16,7 +16,8 @@ std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
   for (const Flat& flat : flats_) {
     const std::int64_t padded = flat.layout.padded;
     if (collective == OpKind::all_gather) {
-      if (plan.gather_axis) add(flat, *plan.gather_axis, flat.layout.dtype, padded);
+      for (std::size_t i = 0; i < plan.gather_axes.size(); ++i)
+        add(flat, plan.gather_axes[i], flat.layout.dtype, plan.unsharded(padded, i + 1).count());
       for (std::size_t i = 0; flat.layout.trainable && i < plan.gather_after_step.size(); ++i)
         add(flat, plan.gather_after_step[i], flat.layout.dtype, plan.after_gathers(padded, i + 1).count());
       continue;

@@ -21,7 +21,7 @@ void Unit::meet_issue() {
     const comm::View view{delta, count, DType::f32, fabric_.device()};
     transfers.push_back({view, view, &flat.layout});
   }
-  const Plan::Periodic& period = *fabric_.plan.periodic;
+  const Plan::Periodic& period = *plan_.periodic;
   if (period.replicas == 1) return;
   Stream& reduce = *fabric_.reduce_stream;
   reduce.wait(stream.record());
@@ -39,7 +39,7 @@ void Unit::meet_finish() {
   const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_wait, name(), bytes(), stream);
   reductions_.wait_on(stream);
   fabric_.recorder.end(span, stream);
-  const OuterOptimizer& outer = fabric_.plan.periodic->outer;
+  const OuterOptimizer& outer = plan_.periodic->outer;
   const nn::OptimizerConfig config{.kind = nn::OptimizerConfig::Kind::sgd,
                                    .weight_decay = 0,
                                    .momentum = outer.momentum,

@@ -32,4 +32,15 @@ void Context::throw_unsupported(std::string_view op, DType dtype) const {
 TapeScope::TapeScope(Context& context, Tape* tape) : context_(context), previous_(std::exchange(context.tape_, tape)) {}
 TapeScope::~TapeScope() { context_.tape_ = previous_; }
 
+ForwardStateScope::ForwardStateScope(Context& context, const ForwardState& state)
+    : context_(context), previous_(context.forward_state()) {
+  context_.random_ = state.random;
+  context_.training_ = state.training;
+}
+
+ForwardStateScope::~ForwardStateScope() {
+  context_.random_ = previous_.random;
+  context_.training_ = previous_.training;
+}
+
 }  // namespace tessera::nn

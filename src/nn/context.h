@@ -20,6 +20,12 @@ struct RandomState {
   std::int64_t first_sample = 0;  ///< global index of the batch's first sequence
 };
 
+/// What a forward depends on besides its inputs.
+struct ForwardState {
+  RandomState random;
+  bool training = true;
+};
+
 struct ContextOptions {
   int threads = 1;
   std::shared_ptr<Ledger> ledger;  ///< null: one of its own
@@ -62,6 +68,9 @@ class TESSERA_API Context {
   bool training() const { return training_; }
   void set_training(bool training) { training_ = training; }
 
+  /// As it is now; ForwardStateScope brings it back.
+  ForwardState forward_state() const { return {random_, training_}; }
+
   /// Throws InvalidUsage "WHAT can't be part of a graph: WHY" while a Capture lives.
   void refuse_in_capture(std::string_view what, std::string_view why) const;
 
@@ -70,6 +79,7 @@ class TESSERA_API Context {
 
  private:
   friend class TapeScope;
+  friend class ForwardStateScope;
   friend class Capture;
   [[noreturn]] void throw_unsupported(std::string_view op, DType dtype) const;
   const std::shared_ptr<DeviceRuntime> runtime_;
@@ -96,6 +106,19 @@ class TESSERA_API TapeScope {
  private:
   Context& context_;
   Tape* const previous_;
+};
+
+/// Another moment's forward state for as long as it lives: what is computed again draws the same masks.
+class TESSERA_API ForwardStateScope {
+ public:
+  ForwardStateScope(Context& context, const ForwardState& state);
+  ~ForwardStateScope();
+  ForwardStateScope(const ForwardStateScope&) = delete;
+  ForwardStateScope& operator=(const ForwardStateScope&) = delete;
+
+ private:
+  Context& context_;
+  const ForwardState previous_;
 };
 
 /// Turns training off for as long as it lives: no dropout.

@@ -36,6 +36,14 @@ struct NormalFill {
   T* out = nullptr;
 };
 
+/// out = low + (high - low) * u, u in [0, 1); out[0] is element range.begin.
+template <class T>
+struct UniformFill {
+  StreamRange range;
+  kernels::Wide<T> low = 0, high = 1;
+  T* out = nullptr;
+};
+
 /// out[b, c, r] = in[b, r, c]
 template <class T>
 struct TransposeArgs {
@@ -52,6 +60,7 @@ class Kernels {
 
   virtual void fill(Stream& stream, T value, T* out, std::size_t count) = 0;
   virtual void fill_normal(Stream& stream, const NormalFill<T>& args) = 0;
+  virtual void fill_uniform(Stream& stream, const UniformFill<T>& args) = 0;
   virtual void assign(Stream& stream, const kernels::AssignArgs<T>& args) = 0;
   virtual void add(Stream& stream, const kernels::AddArgs<T>& args) = 0;
   virtual void scale(Stream& stream, const kernels::ScaleArgs<T>& args) = 0;

@@ -35,6 +35,9 @@ class HostKernels final : public Kernels<T> {
   void fill_normal(Stream& s, const NormalFill<T>& args) override {
     s.run([args] { nn::fill_normal(args.range, args.mean, args.deviation, args.out); });
   }
+  void fill_uniform(Stream& s, const UniformFill<T>& args) override {
+    s.run([args] { nn::fill_uniform(args.range, args.low, args.high, args.out); });
+  }
   void assign(Stream& s, const AssignArgs<T>& args) override {
     s.run([args, &pool = pool_] { kernels::assign<T>(pool, args.x, args.out, args.count, args.accumulate); });
   }

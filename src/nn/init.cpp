@@ -9,6 +9,8 @@
 namespace tessera::nn {
 
 void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range, float* out) {
+  const RandomRange drawn{name, seed, static_cast<std::uint64_t>(range.begin), static_cast<std::uint64_t>(range.end)};
+  const auto deviation = static_cast<float>(init.deviation);
   switch (init.kind) {
     case Init::Kind::zeros:
       std::fill_n(out, range.count(), 0.0F);
@@ -17,9 +19,9 @@ void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, E
       std::fill_n(out, range.count(), 1.0F);
       return;
     case Init::Kind::normal:
-      fill_normal({name, seed, static_cast<std::uint64_t>(range.begin), static_cast<std::uint64_t>(range.end)}, 0.0F,
-                  static_cast<float>(init.deviation), out);
-      return;
+      return fill_normal(drawn, 0.0F, deviation, out);
+    case Init::Kind::uniform:
+      return fill_uniform(drawn, -deviation, deviation, out);
   }
 }
 
@@ -30,6 +32,9 @@ void draw(Context& context, const InitialValues& values, T* out) {
   Kernels<T>& device = context.kernels<T>("init");
   const ElementRange& range = values.range;
   const auto number = [](float value) { return static_cast<T>(value); };
+  const auto deviation = static_cast<kernels::Wide<T>>(values.init.deviation);
+  const StreamRange drawn{tensor_stream(values.seed, values.name), static_cast<std::uint64_t>(range.begin),
+                          static_cast<std::uint64_t>(range.end)};
   switch (values.init.kind) {
     case Init::Kind::zeros:
     case Init::Kind::ones:
@@ -37,12 +42,9 @@ void draw(Context& context, const InitialValues& values, T* out) {
                   static_cast<std::size_t>(range.count()));
       return;
     case Init::Kind::normal:
-      device.fill_normal(context.stream(),
-                         {.range = {tensor_stream(values.seed, values.name), static_cast<std::uint64_t>(range.begin),
-                                    static_cast<std::uint64_t>(range.end)},
-                          .deviation = static_cast<kernels::Wide<T>>(values.init.deviation),
-                          .out = out});
-      return;
+      return device.fill_normal(context.stream(), {.range = drawn, .deviation = deviation, .out = out});
+    case Init::Kind::uniform:
+      return device.fill_uniform(context.stream(), {drawn, -deviation, deviation, out});
   }
 }
 

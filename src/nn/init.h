@@ -9,12 +9,13 @@
 namespace tessera::nn {
 
 struct Init {
-  enum class Kind : std::uint8_t { zeros, ones, normal };
+  enum class Kind : std::uint8_t { zeros, ones, normal, uniform };
   Kind kind = Kind::zeros;
-  double deviation = 0.0;
+  double deviation = 0.0;  ///< of uniform numbers: the most, which they stay below on both sides of zero
   static constexpr Init zeros() { return {Kind::zeros, 0.0}; }
   static constexpr Init ones() { return {Kind::ones, 0.0}; }
   static constexpr Init normal(double deviation) { return {Kind::normal, deviation}; }
+  static constexpr Init uniform(double most) { return {Kind::uniform, most}; }
 };
 
 /// Elements [begin, end) of a tensor.

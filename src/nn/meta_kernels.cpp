@@ -13,6 +13,7 @@ class MetaKernels final : public Kernels<T> {
   explicit MetaKernels(ThreadPool& pool) : pool_(pool) {}
   void fill(Stream&, T, T*, std::size_t) override {}
   void fill_normal(Stream&, const NormalFill<T>&) override {}
+  void fill_uniform(Stream&, const UniformFill<T>&) override {}
   void assign(Stream&, const kernels::AssignArgs<T>&) override {}
   void add(Stream&, const kernels::AddArgs<T>&) override {}
   void scale(Stream&, const kernels::ScaleArgs<T>&) override {}

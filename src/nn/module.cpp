@@ -77,7 +77,7 @@ Parameter& Module::tie_parameter(const Parameter& parameter, const Module& owner
 }
 
 void Module::adopt(std::string name, std::unique_ptr<Module> child) {
-  child->rename(name);
+  child->rename(path_.empty() ? name : path_ + "." + name);  // this module may have its place already
   children_.push_back(std::move(child));
 }
 
@@ -121,13 +121,28 @@ void Module::materialize(std::uint64_t seed) {
 }
 
 void Module::notify_forward_begins() {
-  if (Tape* tape = context_.tape()) tape->enter(*this);
-  if (hooks_.begin_forward) hooks_.begin_forward(Phase::forward);
+  Tape* const tape = context_.tape();
+  if (tape != nullptr) tape->enter(*this);
+  if (hooks_.begin_forward) hooks_.begin_forward(tape != nullptr ? tape->phase() : Phase::forward);
 }
 
 void Module::notify_forward_ends() {
-  if (hooks_.end_forward) hooks_.end_forward(Phase::forward);
-  if (Tape* tape = context_.tape()) tape->leave(*this);
+  Tape* const tape = context_.tape();
+  if (hooks_.end_forward) hooks_.end_forward(tape != nullptr ? tape->phase() : Phase::forward);
+  if (tape != nullptr) tape->leave(*this);
+}
+
+void Module::notify_recompute_begins() {
+  if (hooks_.begin_forward) hooks_.begin_forward(Phase::recompute);
+}
+
+void Module::notify_recompute_ends() {
+  if (hooks_.end_forward) hooks_.end_forward(Phase::recompute);
+}
+
+void Module::refuse_checkpoint() const {
+  throw InvalidUsage("checkpoint_activations: " + (path_.empty() ? "the root" : path_) +
+                     " doesn't return one tensor, or takes what can't be copied; checkpoint what is inside it");
 }
 
 void Module::notify_backward_begins() {

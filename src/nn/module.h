@@ -5,9 +5,12 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/init.h"
 #include "tessera/nn/tape.h"
 #include "tessera/nn/tensor.h"
@@ -35,9 +38,6 @@ class TESSERA_API Parameter {
   Init init_;
   Tensor tensor_;
 };
-
-/// In which walk a hook was called.
-enum class Phase : std::uint8_t { forward, recompute, backward };
 
 /// Called at a module's borders; any may be empty. `end_backward` of a module comes when all gradients that its
 /// operations in that call produce are written.
@@ -72,6 +72,11 @@ class TESSERA_API Module {
   bool is_block() const { return is_block_; }
   void mark_block() { is_block_ = true; }
 
+  /// Whether calls under a tape keep only their arguments, and compute again in the backward. For modules that are
+  /// called by the call operator and return one tensor; what is asked of a module inside such a one counts, too.
+  void checkpoint_activations(bool value) { checkpoints_ = value; }
+  bool checkpoints_activations() const { return checkpoints_; }
+
   void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
 
   /// What parameters, and with them activations and gradients, are made of from here on: f32 at first. Before they get
@@ -86,6 +91,9 @@ class TESSERA_API Module {
   void notify_forward_ends();
   void notify_backward_begins();
   void notify_backward_ends();
+  /// Around a call that is repeated inside this module's backward.
+  void notify_recompute_begins();
+  void notify_recompute_ends();
 
  protected:
   /// Constructs a child M(context, arguments...) named `name` (dots make a path: "h.0").
@@ -100,6 +108,9 @@ class TESSERA_API Module {
   /// Uses another module's parameter under this module too: a tied tensor.
   Parameter& tie_parameter(const Parameter& parameter, const Module& owner);
 
+  /// Throws: the call can't be repeated.
+  [[noreturn]] void refuse_checkpoint() const;
+
  private:
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename(const std::string& prefix);
@@ -113,6 +124,7 @@ class TESSERA_API Module {
   std::vector<Buffer> storage_;           // from materialize()
   Hooks hooks_;
   bool is_block_ = false;
+  bool checkpoints_ = false;
 };
 
 /// class Mlp : public Layer<Mlp> { ... Tensor forward(const Tensor& x); };  then  mlp(x)  calls forward between the
@@ -124,9 +136,34 @@ class Layer : public Module {
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     notify_forward_begins();
-    auto result = static_cast<Self*>(this)->forward(std::forward<Arguments>(arguments)...);
+    auto result = checkpoints_activations() ? call_checkpointed(std::forward<Arguments>(arguments)...)
+                                            : static_cast<Self*>(this)->forward(std::forward<Arguments>(arguments)...);
     notify_forward_ends();
     return result;
+  }
+
+ private:
+  template <class... Arguments>
+  auto call_checkpointed(Arguments&&... arguments) {
+    using Result = decltype(static_cast<Self*>(this)->forward(std::forward<Arguments>(arguments)...));
+    constexpr bool kept_by_copy = ((std::is_copy_constructible_v<std::decay_t<Arguments>> &&
+                                    std::is_same_v<std::decay_t<Arguments>, std::remove_cvref_t<Arguments>>)&&...);
+    if constexpr (std::is_same_v<Result, Tensor> && kept_by_copy) {
+      // Each call gets a copy, of the kind that the first caller gave: forward() may move from it.
+      return run_checkpointed(
+          context(),
+          [this, kept = std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...)] {
+            return std::apply(
+                [this](auto... copies) {
+                  return static_cast<Self*>(this)->forward(static_cast<Arguments&&>(copies)...);
+                },
+                kept);
+          },
+          this);
+    } else {
+      refuse_checkpoint();
+      return static_cast<Self*>(this)->forward(std::forward<Arguments>(arguments)...);
+    }
   }
 };
 

@@ -61,6 +61,18 @@ void NarrowKernels<T>::fill_normal(Stream& s, const NormalFill<T>& a) {
 }
 
 template <class T>
+void NarrowKernels<T>::fill_uniform(Stream& s, const UniformFill<T>& a) {
+  NarrowScratch<T> scratch(all_, memory_, s);
+  const std::size_t count = a.range.end - a.range.begin;
+  float* values = scratch.room(piece_of(count, 1));
+  in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
+    const std::uint64_t begin = a.range.begin + at;
+    wide().fill_uniform(s, {{a.range.stream, begin, begin + length}, a.low, a.high, values});
+    scratch.store(values, a.out + at, length);
+  });
+}
+
+template <class T>
 void NarrowKernels<T>::assign(Stream& s, const AssignArgs<T>& a) {
   NarrowScratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x, a.accumulate ? a.out : nullptr};

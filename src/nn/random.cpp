@@ -93,5 +93,7 @@ void fill_normal(const StreamRange& range, float mean, float std, float* out) { 
 void fill_normal(const StreamRange& range, double mean, double std, double* out) { fill_normal_as(range, mean, std, out); }
 void fill_uniform(const RandomRange& range, float from, float to, float* out) { fill_uniform_as(drawn(range), from, to, out); }
 void fill_uniform(const RandomRange& range, double from, double to, double* out) { fill_uniform_as(drawn(range), from, to, out); }
+void fill_uniform(const StreamRange& range, float from, float to, float* out) { fill_uniform_as(range, from, to, out); }
+void fill_uniform(const StreamRange& range, double from, double to, double* out) { fill_uniform_as(range, from, to, out); }
 
 }  // namespace tessera::nn

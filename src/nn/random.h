@@ -64,5 +64,7 @@ TESSERA_API void fill_normal(const StreamRange& range, double mean, double std, 
 /// out = low + (high - low) * u, u in [0, 1) with 24 bits
 TESSERA_API void fill_uniform(const RandomRange& range, float low, float high, float* out);
 TESSERA_API void fill_uniform(const RandomRange& range, double low, double high, double* out);
+TESSERA_API void fill_uniform(const StreamRange& range, float low, float high, float* out);
+TESSERA_API void fill_uniform(const StreamRange& range, double low, double high, double* out);
 
 }  // namespace tessera::nn

@@ -7,12 +7,21 @@ namespace tessera::nn {
 Tape::~Tape() = default;
 
 void Tape::record(std::string_view op, const Tensor& output, std::function<void()> backward) {
-  nodes_.push_back({Kind::operation, op, output.gradient(), std::move(backward), nullptr});
+  add({Kind::operation, op, output.gradient(), std::move(backward), nullptr});
 }
 
-void Tape::enter(Module& module) { nodes_.push_back({Kind::enter, {}, nullptr, nullptr, &module}); }
-void Tape::leave(Module& module) { nodes_.push_back({Kind::leave, {}, nullptr, nullptr, &module}); }
+void Tape::add(Node node) {
+  if (keep_ == Keep::nodes) nodes_.push_back(std::move(node));
+}
+
+void Tape::enter(Module& module) { add({Kind::enter, {}, nullptr, nullptr, &module}); }
+void Tape::leave(Module& module) { add({Kind::leave, {}, nullptr, nullptr, &module}); }
 void Tape::clear() { nodes_.clear(); }
+
+struct Tape::Emptied {
+  Tape& tape;
+  ~Emptied() { tape.clear(); }
+};
 
 void Tape::run(Node& node) {
   switch (node.kind) {
@@ -33,10 +42,7 @@ void Tape::run(Node& node) {
 void Tape::backward(const Tensor& loss, double seed) {
   if (loss.count() != 1)
     throw InvalidUsage("backward: the loss has shape " + to_string(loss.shape()) + ", not one element");
-  struct Emptied {
-    Tape& tape;
-    ~Emptied() { tape.clear(); }
-  } const emptied{*this};
+  const Emptied emptied{*this};
   if (nodes_.empty() || !loss.requires_grad())
     throw InvalidUsage(
         "backward: nothing was recorded for this loss; compute it inside a TapeScope, from tensors that require a "
@@ -48,6 +54,11 @@ void Tape::backward(const Tensor& loss, double seed) {
     const T value(static_cast<kernels::Wide<T>>(seed));
     start.context().kernels<T>("backward").fill(start.context().stream(), value, start.data<T>(), 1);
   });
+  walk();
+}
+
+void Tape::walk() {
+  const Emptied emptied{*this};
   while (!nodes_.empty()) {
     Node node = std::move(nodes_.back());
     nodes_.pop_back();

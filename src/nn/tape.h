@@ -5,6 +5,7 @@
 // that the backward of a module begins and ends.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -18,10 +19,16 @@ namespace tessera::nn {
 
 class Module;
 
+/// In which walk a hook was called.
+enum class Phase : std::uint8_t { forward, recompute, backward };
+
 /// Used by one thread. Tapes nest: a checkpointed region records its recomputation on a tape of its own.
 class TESSERA_API Tape {
  public:
-  Tape() = default;
+  /// `nothing`: marks what requires a gradient, as recording does, and drops every node.
+  enum class Keep : std::uint8_t { nodes, nothing };
+  /// `phase`: what hooks are told of the forwards that it records.
+  explicit Tape(Phase phase = Phase::forward, Keep keep = Keep::nodes) : phase_(phase), keep_(keep) {}
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
@@ -37,7 +44,10 @@ class TESSERA_API Tape {
   /// Gradients of everything that requires one, beginning with d(loss)/d(loss) = `seed`. Empties the tape, also when it
   /// throws.
   void backward(const Tensor& loss, double seed = 1.0);
+  /// The same, of everything whose gradient was written by others. Empties the tape, also when it throws.
+  void walk();
   void clear();
+  Phase phase() const { return phase_; }
   std::size_t size() const { return nodes_.size(); }
 
  private:
@@ -49,7 +59,11 @@ class TESSERA_API Tape {
     std::function<void()> backward;
     Module* module = nullptr;
   };
+  struct Emptied;
   void run(Node& node);
+  void add(Node node);
+  const Phase phase_;
+  const Keep keep_;
   std::vector<Node> nodes_;
 };
 

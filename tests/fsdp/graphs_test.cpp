@@ -40,7 +40,7 @@ class Alone {
   Alone(const TrainingSpec& spec, comm::Communicator& world)
       : spec_(spec),
         context_({.ledger = world.ledger(), .runtime = spec.runtime}),
-        model_(nn::make_model(context_, spec.model)),
+        model_(spec.make_model ? spec.make_model(context_) : nn::make_model(context_, spec.model)),
         engine_((model_->set_dtype(spec.dtype), *model_), world, spec.engine),
         batch_(harness::make_batch(context_, spec, 0, 0)) {
     engine_.initialize(0);
@@ -124,6 +124,17 @@ TEST(Graphs, OfOtherModelsAndTypesToo) {
       spec.dtype = dtype;
       EXPECT_EQ(train(spec, true), train(spec, false)) << model;
     }
+}
+
+TEST(Graphs, RecomputeWhatIsCheckpointed) {
+  TrainingSpec spec = spec_for("fsdp");
+  const Outcome plain = train(spec, false);
+  spec.make_model = [config = spec.model](nn::Context& context) {
+    auto model = nn::make_model(context, config);
+    nn::checkpoint_activations(*model);
+    return model;
+  };
+  EXPECT_EQ(train(spec, true), plain);
 }
 
 /// Records 1 + 2 in memory of the pool, lets others use what the pool then has, and replays.

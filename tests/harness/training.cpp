@@ -37,7 +37,7 @@ class Rank {
                   .device = {},
                   .runtime = spec.runtime}),
         control_(world.split(0, world.rank())),
-        model_(nn::make_model(context_, spec.model)),
+        model_(spec.make_model ? spec.make_model(context_) : nn::make_model(context_, spec.model)),
         engine_(in_dtype(*model_, spec.dtype), world, spec.engine) {
     engine_.initialize(spec.seed);
     if (spec.before_training) spec.before_training(engine_, *control_);
@@ -149,6 +149,7 @@ class Rank {
     record_.units = engine_.units();
     record_.unit_sizes = engine_.unit_sizes();
     record_.mesh = engine_.mesh();
+    record_.strategy = engine_.strategy();
   }
 
   const TrainingSpec& spec_;

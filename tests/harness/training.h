@@ -28,6 +28,8 @@ struct TrainingSpec {
   std::uint64_t seed = 0;
   double lr = 1e-2;
   base::DType dtype = base::DType::f32;  ///< of the model
+  /// Makes the model where `model` alone doesn't say enough.
+  std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model = {};
   bool lazy_streams = false;
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
   std::optional<bool> device_ipc = {};                ///< as comm::Config's
@@ -59,6 +61,7 @@ struct TrainingRecord {
   std::vector<fsdp::Engine::UnitInfo> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;
+  fsdp::Strategy strategy;  // as it is laid over the mesh
 };
 
 TrainingRecord train(const TrainingSpec& spec);

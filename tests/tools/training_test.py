@@ -114,6 +114,18 @@ class TrainingTest(unittest.TestCase):
             self.assertIn("end bitwise equal", out)
             self.check_costs(comparison)
 
+    def test_checkpointing_activations_changes_memory_alone(self):
+        for model in ("gpt-nano", "llama-nano"):
+            arguments = ("--model", model, "--ranks", "2", "--precision", "bf16", "--global-batch", "4")
+            plain, _ = self.compare(*arguments)
+            checkpointed, out = self.compare(*arguments, "--checkpoint-activations")
+            self.assertIn("activations", out)
+            for a, b in zip(plain["runs"], checkpointed["runs"], strict=True):
+                for same in ("strategy", "losses", "final_parameters_hash", "calls_per_step", "wire_bytes_per_step", "model_state_bytes"):
+                    self.assertEqual(a[same], b[same], a["strategy"])
+                self.assertLess(b["peak_bytes"]["activation"], a["peak_bytes"]["activation"])
+            self.check_costs(checkpointed, parameter=2, gradient=2, optimizer=12)
+
     def test_bf16_costs_what_the_table_says_and_all_strategies_agree(self):
         for arguments, gradient, alike in ((["--strategies", "ddp,zero1,zero2,fsdp"], 2, 1), (["--reduce-dtype", "f32"], 4, 1), ([], 2, 2)):
             comparison, _ = self.compare("--model", "gpt-nano", "--precision", "bf16", "--clip-norm", "0.5", *arguments)
@@ -302,7 +314,7 @@ class TrainingTest(unittest.TestCase):
         def options_of(command):
             _, out, _ = tool(command, "--help")
             return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", out))
-        of_one_run = {"--export", "--save", "--save-every", "--keep-last", "--resume"}
+        of_one_run = {"--export", "--export-adapter", "--save", "--save-every", "--keep-last", "--resume"}
         self.assertEqual(options_of("train") - of_one_run - options_of("compare"), set())
         self.assertEqual(options_of("compare") & of_one_run, set())
         for option in sorted(of_one_run):

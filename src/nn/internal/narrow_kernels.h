@@ -19,6 +19,7 @@ class NarrowKernels : public Kernels<T> {
 
   void fill(Stream& stream, T value, T* out, std::size_t count) override;
   void fill_normal(Stream& stream, const NormalFill<T>& args) override;
+  void fill_uniform(Stream& stream, const UniformFill<T>& args) override;
   void assign(Stream& stream, const kernels::AssignArgs<T>& args) override;
   void add(Stream& stream, const kernels::AddArgs<T>& args) override;
   void scale(Stream& stream, const kernels::ScaleArgs<T>& args) override;

@@ -14,6 +14,17 @@ struct LinearOptions {
   double deviation = 0.02;                               ///< of the normal initial weights; biases begin at zero
 };
 
+/// One factor of a low-rank adapter: y[..., rows] = x[..., columns] * W^T. Parameter: weight [rows, columns].
+class TESSERA_API AdapterFactor : public Layer<AdapterFactor> {
+ public:
+  AdapterFactor(Context& context, const Shape& shape, const Init& init)
+      : Layer(context), weight_(add_parameter("weight", shape, init)) {}
+  Tensor forward(const Tensor& x) { return ops::linear(x, weight_.tensor()); }
+
+ private:
+  Parameter& weight_;
+};
+
 /// y[..., out] = x[..., in] * W + b. Parameters: weight, bias.
 class TESSERA_API Linear : public Layer<Linear> {
  public:
@@ -22,12 +33,21 @@ class TESSERA_API Linear : public Layer<Linear> {
   Tensor forward(const Tensor& x, ops::Activation then);  ///< activation(then, y)
   const Parameter& weight() const { return weight_; }
 
+  /// From here on y += factor * (x A^T) B^T. Children: lora_A (weight [rank, in], uniform below 1 / sqrt(in), which is
+  /// PEFT's choice) and lora_B (weight [out, rank], zeros). Before an engine has the model. Throws InvalidUsage for a
+  /// rank below 1, and the second time.
+  void add_adapter(std::int64_t rank, double factor);
+
  private:
+  Tensor adapted(const Tensor& x, const Tensor& y);
   Tensor bias() const { return bias_ != nullptr ? bias_->tensor() : Tensor(); }
 
   const ops::WeightLayout layout_;
   Parameter& weight_;
   Parameter* const bias_;
+  const std::int64_t in_, out_;
+  AdapterFactor *lora_a_ = nullptr, *lora_b_ = nullptr;
+  double factor_ = 0;
 };
 
 /// The options of Hugging Face GPT-2's layer, whose weight is [in, out].

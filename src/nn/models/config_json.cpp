@@ -1,10 +1,6 @@
 // Hugging Face's config.json. Fields: transformers' GPT2Config and LlamaConfig, versions 4 and 5.
-#include <cmath>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
-
 #include "tessera/base/error.h"
+#include "tessera/nn/internal/json_fields.h"
 #include "tessera/nn/models/config.h"
 
 namespace tessera::nn {
@@ -12,61 +8,9 @@ namespace {
 
 using base::InvalidUsage;
 using Family = ModelConfig::Family;
-using Json = nlohmann::json;
+using internal::Fields;
+using internal::Json;
 using kernels::Activation;
-
-/// Typed access to a JSON object; every error names the file and the field.
-class Fields {
- public:
-  Fields(const Json& json, std::string origin) : json_(json), origin_(std::move(origin)) {}
-
-  [[noreturn]] void fail(const std::string& what) const { throw InvalidUsage(origin_ + ": " + what); }
-  bool has(const char* field) const { return json_.contains(field) && !json_.at(field).is_null(); }
-  const Json& at(const char* field) const { return json_.at(field); }
-
-  std::int64_t integer(const char* field) const {
-    if (!has(field)) fail(std::string("the field '") + field + "' is missing");
-    const Json& value = json_.at(field);
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > 1ULL << 62U))
-      fail(std::string("'") + field + "' is " + shown(value) + ", needs a whole number");
-    return value.get<std::int64_t>();
-  }
-  std::int64_t integer(const char* field, std::int64_t otherwise) const {
-    return has(field) ? integer(field) : otherwise;
-  }
-
-  double number(const char* field, double otherwise) const {
-    if (!has(field)) return otherwise;
-    const Json& value = json_.at(field);
-    if (!value.is_number() || !std::isfinite(value.get<double>()))
-      fail(std::string("'") + field + "' is " + shown(value) + ", needs a number");
-    return value.get<double>();
-  }
-  bool flag(const char* field, bool otherwise) const {
-    if (!has(field)) return otherwise;
-    const Json& value = json_.at(field);
-    if (!value.is_boolean()) fail(std::string("'") + field + "' is " + shown(value) + ", needs true or false");
-    return value.get<bool>();
-  }
-  std::string text(const char* field, const std::string& otherwise) const {
-    if (!has(field)) return otherwise;
-    const Json& value = json_.at(field);
-    if (!value.is_string()) fail(std::string("'") + field + "' is " + shown(value) + ", needs a string");
-    return value.get<std::string>();
-  }
-  /// Fields whose other values change the mathematics.
-  void only(const char* field, bool supported) const {
-    if (flag(field, supported) != supported)
-      fail(std::string("'") + field + ": " + shown(json_.at(field)) + "' is not supported");
-  }
-
- private:
-  static std::string shown(const Json& value) {
-    return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 80);
-  }
-  const Json& json_;
-  const std::string origin_;
-};
 
 Activation activation_of(const Fields& fields, const std::string& name) {
   if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return Activation::gelu_tanh;
@@ -150,14 +94,7 @@ void read_llama(const Fields& fields, ModelConfig& config) {
 }  // namespace
 
 ModelConfig parse_config(std::string_view text, const std::string& origin) {
-  if (text.size() > (1U << 20U))
-    throw InvalidUsage(origin + ": " + std::to_string(text.size()) + " bytes are too many for a config.json");
-  int deepest = 0;
-  const auto shallow = [&deepest](int depth, Json::parse_event_t, Json&) {
-    return (deepest = std::max(deepest, depth)) < 64;
-  };
-  const Json json = Json::parse(text, shallow, false);
-  if (!json.is_object() || deepest >= 64) throw InvalidUsage(origin + ": not a JSON object");
+  const Json json = internal::parse_object(text, origin);
   const Fields fields(json, origin);
   ModelConfig config;
   config.name = origin;
@@ -174,13 +111,7 @@ ModelConfig parse_config(std::string_view text, const std::string& origin) {
   return config;
 }
 
-ModelConfig read_config(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (file) text << file.rdbuf();
-  if (!file || text.fail()) throw InvalidUsage(path + ": can't be read");
-  return parse_config(text.str(), path);
-}
+ModelConfig read_config(const std::string& path) { return parse_config(internal::read_text(path), path); }
 
 std::string config_json(const ModelConfig& c) {
   nlohmann::ordered_json json;

@@ -29,6 +29,7 @@ class CudaKernels final : public Kernels<T> {
     for_elements<kVector<T>>(native_stream(s), count, {out}, FillBody<T>{value, out});
   }
   void fill_normal(Stream& s, const NormalFill<T>& args) override { cuda::fill_normal(native_stream(s), args); }
+  void fill_uniform(Stream& s, const UniformFill<T>& args) override { cuda::fill_uniform(native_stream(s), args); }
   void assign(Stream& s, const kernels::AssignArgs<T>& a) override {
     map(native_stream(s), a.count, MapBody<T, Same<Wide<T>>>{a.x, a.out, a.accumulate, {}});
   }

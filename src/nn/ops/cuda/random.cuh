@@ -78,22 +78,42 @@ TESSERA_DEVICE float normal_of(std::uint32_t word) {
   return bits_as<float>(bits_as<std::uint32_t>(value) ^ (word << 31));
 }
 
-/// A thread per block of four words; elements outside [begin, end) are skipped.
 template <class T>
-TESSERA_KERNEL void normal_kernel(NormalFill<T> a, PhiloxStream stream) {
+TESSERA_DEVICE T drawn(const NormalFill<T>& a, std::uint32_t word) {
+  return narrow<T>(a.mean + a.deviation * static_cast<Wide<T>>(normal_of(word)));
+}
+
+/// 24 bits of the word, which every type holds exactly.
+template <class T>
+TESSERA_DEVICE T drawn(const UniformFill<T>& a, std::uint32_t word) {
+  const Wide<T> u = static_cast<Wide<T>>(static_cast<std::int32_t>(word >> 8)) * static_cast<Wide<T>>(0x1p-24);
+  return narrow<T>(a.low + (a.high - a.low) * u);
+}
+
+/// A thread per block of four words; elements outside [begin, end) are skipped.
+template <class Fill>
+TESSERA_KERNEL void random_kernel(Fill a, PhiloxStream stream) {
   const std::uint64_t block = a.range.begin / 4 + block_index() * thread_count() + thread_index();
   const PhiloxBlock words = philox_block(stream, block);
   for (int e = 0; e < 4; ++e) {
     const std::uint64_t i = block * 4 + e;
     if (i < a.range.begin || i >= a.range.end) continue;
-    a.out[i - a.range.begin] = narrow<T>(a.mean + a.deviation * static_cast<Wide<T>>(normal_of(words.word[e])));
+    a.out[i - a.range.begin] = drawn(a, words.word[e]);
   }
+}
+template <class Fill>
+void fill_random(NativeStream stream, const Fill& args) {
+  if (args.range.begin >= args.range.end) return;
+  const std::uint64_t blocks = (args.range.end + 3) / 4 - args.range.begin / 4;
+  launch(stream, {.blocks = divided_up(blocks, 256)}, random_kernel<Fill>, args, philox_stream(args.range.stream));
 }
 template <class T>
 void fill_normal(NativeStream stream, const NormalFill<T>& args) {
-  if (args.range.begin >= args.range.end) return;
-  const std::uint64_t blocks = (args.range.end + 3) / 4 - args.range.begin / 4;
-  launch(stream, {.blocks = divided_up(blocks, 256)}, normal_kernel<T>, args, philox_stream(args.range.stream));
+  fill_random(stream, args);
+}
+template <class T>
+void fill_uniform(NativeStream stream, const UniformFill<T>& args) {
+  fill_random(stream, args);
 }
 
 /// What dropout does to a value: nothing where the probability is 0.

@@ -101,8 +101,10 @@ TYPED_TEST(CudaElements, DropoutAndNormalsAreTheHostsNumbers) {
         const RandomStream stream = dropout_stream(3, 9, "h.0", 5);
         k.dropout(s, {stream, 0.3, 3, 1001, in.data(), out.data(), false});
         k.dropout(s, {stream, 0.3, 3, 1001, in.data(), added.data(), true});
+        Array<U> uniform = Array<U>::poisoned(777);
         k.fill_normal(s, {{tensor_stream(4, "w"), 1021, 1798}, Wide<U>(0.5), Wide<U>(0.25), normal.data()});
-        return out.values() + added.values() + normal.values();
+        k.fill_uniform(s, {{tensor_stream(4, "w"), 1021, 1798}, Wide<U>(-0.3), Wide<U>(0.7), uniform.data()});
+        return out.values() + added.values() + normal.values() + uniform.values();
       },
       2);
 }

@@ -1,0 +1,75 @@
+#include "tessera/nn/activation_checkpoint.h"
+
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+namespace {
+
+struct Region {
+  Context& context;
+  std::function<Tensor()> call;
+  Module* module;
+  ForwardState state;
+};
+
+Tensor call_again(const Region& region, Tape& tape) {
+  const ForwardStateScope state(region.context, region.state);
+  const TapeScope recording(region.context, &tape);
+  if (region.module != nullptr) region.module->notify_recompute_begins();
+  Tensor y = region.call();
+  if (region.module != nullptr) region.module->notify_recompute_ends();
+  return y;
+}
+
+void backward(const Region& region, Gradient& dy) {
+  Tape tape(Phase::recompute);
+  {
+    const Tensor y = call_again(region, tape);
+    const Tensor from = dy.value();
+    if (y.shape() != from.shape() || y.dtype() != from.dtype())
+      throw InvalidUsage("checkpoint: the region returned " + to_string(from.shape()) + " " +
+                         std::string(name_of(from.dtype())) + ", and in the backward " + to_string(y.shape()) + " " +
+                         std::string(name_of(y.dtype())) + "; it must compute the same again");
+    y.gradient()->give(from);
+  }
+  dy.clear();  // one holder of its memory again, so that the first backward may run in place
+  tape.walk();
+}
+
+}  // namespace
+
+Tensor run_checkpointed(Context& context, std::function<Tensor()> region, Module* module) {
+  Tape* const tape = context.tape();
+  if (tape == nullptr) return region();
+  Tensor y;
+  {
+    // Marks what requires a gradient, and lets hooks know that a backward follows; keeps no node.
+    Tape forgetful(tape->phase(), Tape::Keep::nothing);
+    const TapeScope recording(context, &forgetful);
+    y = region();
+  }
+  if (!y.requires_grad()) return y;
+  // A handle of its own: `y` may be one that the region was given.
+  Tensor result = y.detached();
+  result.set_requires_grad(true);
+  tape->record("checkpoint", result,
+               [kept = Region{context, std::move(region), module, context.forward_state()}, dy = result.gradient()] {
+                 backward(kept, *dy);
+               });
+  return result;
+}
+
+int checkpoint_activations(Module& model, const std::function<bool(const Module&)>& which) {
+  int picked = 0;
+  for (Module* module : model.modules()) {
+    const bool pick = which ? which(*module) : module->is_block();
+    module->checkpoint_activations(pick);
+    picked += pick ? 1 : 0;
+  }
+  if (picked == 0)
+    throw InvalidUsage(which ? "checkpoint_activations: no module was picked"
+                             : "checkpoint_activations: the model has no blocks; say which modules to pick");
+  return picked;
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,54 @@
+// Folders of an adapter as Hugging Face's PEFT writes and reads them: adapter_config.json and
+// adapter_model.safetensors.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/nn/lora.h"
+#include "tessera/nn/safetensors.h"
+
+namespace tessera::nn {
+
+/// The text of an adapter_config.json; `base`: the name or path of the model that the adapter belongs to.
+TESSERA_API std::string lora_json(const LoraOptions& options, const ModelConfig& config, const std::string& base);
+/// Reads one. Throws InvalidUsage, with the field, for what is no plain LoRA; `origin` names the text in errors.
+/// Dropout on adapters is a choice of the training that wrote them, and is not read.
+TESSERA_API LoraOptions parse_lora(std::string_view text, const std::string& origin);
+
+/// An adapter's folder, opened for reading. Thread-safe.
+class TESSERA_API AdapterFolder {
+ public:
+  /// Throws InvalidUsage for what is missing or malformed.
+  explicit AdapterFolder(const std::string& folder);
+  const LoraOptions& options() const { return options_; }
+  /// `needed`: the adapters' parameters. Throws InvalidUsage that names what is missing, of another shape, or
+  /// unexpected.
+  void check(const std::vector<SafetensorsTensor>& needed) const;
+  /// Elements `range` of the parameter called `name`, as f32.
+  void read(std::string_view name, ElementRange range, float* out) const;
+
+ private:
+  const std::string folder_;
+  const LoraOptions options_;
+  const SafetensorsFile file_;
+  std::map<std::string, const SafetensorsEntry*, std::less<>> places_;  // by the parameter's name
+};
+
+/// Writes such a folder, which is made where it doesn't exist.
+class TESSERA_API AdapterFolderWriter {
+ public:
+  /// `tensors`: the adapters' parameters.
+  AdapterFolderWriter(const std::string& folder, std::string json, const ModelConfig& config,
+                      const std::vector<SafetensorsTensor>& tensors);
+  void write(std::string_view name, ElementRange range, const float* values);
+  /// Until then, what was in the folder before stays.
+  void commit();
+
+ private:
+  const std::string folder_, json_, prefix_;
+  SafetensorsWriter writer_;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,181 @@
+// A frozen model with adapters under the engine: what is trained, what it costs, and that it is saved.
+#include "tessera/nn/lora.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/fsdp/checkpoint.h"
+#include "tessera/nn/activation_checkpoint.h"
+#include "tests/harness/training.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::MemoryUse;
+using harness::engine_for;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using nn::test::error_of;
+
+constexpr int kSlots = 2;  // of AdamW
+
+std::unique_ptr<nn::CausalModel> adapted(nn::Context& context, const nn::ModelConfig& config) {
+  auto model = nn::make_model(context, config);
+  nn::add_lora(*model, {.rank = 4, .alpha = 8, .targets = nn::default_lora_targets(config)});
+  return model;
+}
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, const char* model = "gpt-nano") {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 2 * ranks;
+  spec.model = nn::preset(model);
+  spec.model.layers = 3;
+  spec.engine = engine_for(strategy);
+  if (spec.engine.strategy.two_axes)
+    spec.engine.mesh = parse_mesh(ranks % 2 == 0 ? "2x" + std::to_string(ranks / 2) : "1x" + std::to_string(ranks));
+  spec.engine.clip_norm = 0.5;
+  spec.make_model = [config = spec.model](nn::Context& context) { return adapted(context, config); };
+  return spec;
+}
+
+class Adapters : public testing::TestWithParam<std::tuple<const char*, int>> {};
+
+TEST_P(Adapters, EndWithTheSameBitsAndLeaveTheModelAsItWas) {
+  const auto& [strategy, ranks] = GetParam();
+  for (const char* model : {"gpt-nano", "llama-nano"})
+    for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
+      TrainingSpec ddp = spec_for("ddp", ranks, model), spec = spec_for(strategy, ranks, model);
+      ddp.dtype = spec.dtype = dtype;
+      if (dtype != base::DType::f32) ddp.engine.reduce_dtype = spec.engine.reduce_dtype = base::DType::f32;
+      spec.engine.poison = spec.lazy_streams = true;
+      const TrainingRecord expected = train(ddp), record = train(spec);
+      EXPECT_TRUE(same_bits(record, expected)) << model;
+      TrainingSpec untrained = spec_for(strategy, ranks, model);
+      untrained.dtype = dtype;
+      untrained.steps = 0;
+      const TrainingRecord before = train(untrained);
+      for (const auto& [name, values] : record.parameters)
+        EXPECT_EQ(values == before.parameters.at(name), !nn::is_adapter(name)) << name;
+    }
+}
+
+TEST_P(Adapters, CostWhatTheFormulasSay) {
+  const auto& [strategy, ranks] = GetParam();
+  const TrainingSpec spec = spec_for(strategy, ranks);
+  const TrainingRecord record = train(spec);
+  const CommunicationFormula formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);
+  for (const EngineTraffic& rank : record.later_by_rank) {
+    EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
+    EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
+  }
+  const ModelStateBytes state = model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kSlots);
+  for (const auto& rank : record.model_state)
+    EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
+  const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {});
+  for (const auto& ledger : record.ledgers) {
+    EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
+    EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
+  }
+  EXPECT_EQ(record.copied_bytes, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, Adapters,
+                         testing::Combine(testing::Values("ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"),
+                                          testing::Values(1, 2, 3, 4)),
+                         [](const auto& given) {
+                           return std::string(std::get<0>(given.param)) + "_" +
+                                  std::to_string(std::get<1>(given.param));
+                         });
+
+/// The negative control: the formulas of a model that is trained as a whole are others.
+TEST(AdapterCost, IsFarFromThatOfTrainingEverything) {
+  for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
+    const TrainingSpec spec = spec_for(strategy, 4);
+    const TrainingRecord record = train(spec);
+    std::vector<UnitSize> whole = record.unit_sizes;
+    for (UnitSize& unit : whole) {
+      EXPECT_GT(unit.frozen, 0);
+      EXPECT_EQ(unit.is_root, unit.trained() == 0);
+      unit.frozen = 0;
+    }
+    const auto cost = [&](const std::vector<UnitSize>& units) {
+      return communication_formula(spec.engine.strategy, record.mesh, units).bytes;
+    };
+    EXPECT_LT(20 * (cost(record.unit_sizes).reduce_scatter + cost(record.unit_sizes).all_reduce),
+              cost(whole).reduce_scatter + cost(whole).all_reduce);
+    const auto optimizer = [&](const std::vector<UnitSize>& units) {
+      return model_state_formula(spec.engine.strategy, record.mesh, units, kSlots).optimizer;
+    };
+    EXPECT_LT(20 * optimizer(record.unit_sizes), optimizer(whole));
+  }
+}
+
+TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
+  for (const char* strategy : {"ddp", "fsdp"}) {
+    TrainingSpec spec = spec_for(strategy, 2);
+    spec.global_batch = 8;
+    spec.microbatches = 2;
+    const TrainingRecord plain = train(spec);
+    spec.make_model = [config = spec.model](nn::Context& context) {
+      auto model = adapted(context, config);
+      nn::checkpoint_activations(*model);
+      return model;
+    };
+    const TrainingRecord record = train(spec);
+    EXPECT_TRUE(same_bits(record, plain)) << strategy;
+    EXPECT_LT(record.ledgers[0].peak_of(MemoryUse::activation), plain.ledgers[0].peak_of(MemoryUse::activation));
+  }
+}
+
+TEST(AdapterCheckpoints, AreReadAtAnyWorldSizeAndByTheSameModelOnly) {
+  const nn::test::TemporaryFolder folder;
+  const auto sized = [](const char* strategy, int ranks, int steps) {
+    TrainingSpec spec = spec_for(strategy, ranks);
+    spec.global_batch = 12;
+    spec.steps = steps;
+    return spec;
+  };
+  const auto saved = [&](const char* strategy, int ranks, const std::string& name) {
+    TrainingSpec spec = sized(strategy, ranks, 2);
+    std::vector<comm::Communicator*> controls(static_cast<std::size_t>(ranks));
+    spec.before_training = [&](Engine&, comm::Communicator& control) {
+      controls[static_cast<std::size_t>(control.rank())] = &control;
+    };
+    spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+      if (step != 1) return;
+      comm::HostExchange control(*controls[static_cast<std::size_t>(rank)], model.context().runtime());
+      CheckpointWriter(engine, control, {.folder = folder.path(name), .asynchronous = false}).save({});
+    };
+    return train(spec);
+  };
+  const auto resumed = [&](const char* strategy, int ranks, const std::string& name) {
+    TrainingSpec spec = sized(strategy, ranks, 2);
+    spec.first_step = 2;
+    spec.before_training = [&](Engine& engine, comm::Communicator&) {
+      engine.initialize(99);
+      Checkpoint checkpoint(folder.path(name));
+      restore(engine, checkpoint);
+    };
+    return train(spec);
+  };
+  for (const auto& [strategy, ranks] : {std::pair("fsdp", 3), std::pair("zero1", 2)}) {
+    const TrainingRecord record = saved(strategy, ranks, strategy);
+    for (const auto& [other, others] : {std::pair("ddp", 1), std::pair("fsdp", 4), std::pair("hsdp", 2)})
+      EXPECT_EQ(resumed(other, others, strategy).parameters, record.parameters) << other;
+  }
+  EXPECT_NE(train(sized("ddp", 1, 0)).parameters, resumed("ddp", 1, "fsdp").parameters) << "the control";
+  Checkpoint checkpoint(folder.path("fsdp"));
+  for (const CheckpointTensor& tensor : checkpoint.tensors())
+    EXPECT_EQ(tensor.states, nn::is_adapter(tensor.name) ? kSlots : 0) << tensor.name;
+  TrainingSpec plain = sized("ddp", 1, 0);
+  plain.make_model = {};
+  plain.before_training = [&](Engine& engine, comm::Communicator&) { restore(engine, checkpoint); };
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { train(plain); }), testing::HasSubstr("kept 0 values"));
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

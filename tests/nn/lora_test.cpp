@@ -1,0 +1,232 @@
+// Low-rank adapters: their mathematics, their names and first values as PEFT has them, and their files.
+#include "tessera/nn/lora.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "tessera/nn/adapter_hf.h"
+#include "tessera/nn/layers/linear.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tests/nn/ops/finite_differences.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::nn::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+Tensor parameter_named(Module& model, const std::string& name) {
+  for (const auto& parameter : model.parameters())
+    if (parameter->name() == name) return parameter->tensor();
+  throw std::runtime_error("no parameter " + name);
+}
+
+constexpr std::int64_t kIn = 5, kOut = 7, kRank = 2, kRows = 3;
+constexpr double kFactor = 0.75;
+
+/// A layer in double with normal numbers in every parameter.
+struct Adapted {
+  explicit Adapted(ops::WeightLayout layout) : layer(context, {.in = kIn, .out = kOut, .layout = layout}) {
+    layer.add_adapter(kRank, kFactor);
+    layer.set_dtype(DType::f64);
+    layer.materialize(0);
+    for (const auto& parameter : layer.parameters()) {
+      const Tensor tensor = parameter->tensor();
+      fill_normal({parameter->name(), 3, 0, static_cast<std::uint64_t>(tensor.count())}, 0.0, 1.0,
+                  tensor.data<double>());
+      inputs.push_back(tensor);
+    }
+    inputs.push_back(leaf(context, {kRows, kIn}, "x"));
+  }
+  Context context;
+  Linear layer;
+  std::vector<Tensor> inputs;  // weight, bias, lora_A, lora_B, x
+};
+
+/// y = x W + b + factor (x A^T) B^T by the definition.
+std::vector<double> by_definition(const Adapted& a, bool in_out) {
+  const auto at = [&](std::size_t which, std::int64_t i) { return a.inputs[which].data<double>()[i]; };
+  std::vector<double> y;
+  for (std::int64_t n = 0; n < kRows; ++n)
+    for (std::int64_t o = 0; o < kOut; ++o) {
+      double sum = at(1, o);
+      for (std::int64_t i = 0; i < kIn; ++i) sum += at(4, n * kIn + i) * at(0, in_out ? i * kOut + o : o * kIn + i);
+      for (std::int64_t r = 0; r < kRank; ++r) {
+        double low = 0;
+        for (std::int64_t i = 0; i < kIn; ++i) low += at(4, n * kIn + i) * at(2, r * kIn + i);
+        sum += kFactor * low * at(3, o * kRank + r);
+      }
+      y.push_back(sum);
+    }
+  return y;
+}
+
+TEST(Lora, AddsTheProductOfTheFactorsAndItsGradients) {
+  for (const bool in_out : {false, true}) {
+    Adapted a(in_out ? ops::WeightLayout::in_out : ops::WeightLayout::out_in);
+    const Tensor y = a.layer(a.inputs[4]);
+    const std::vector<double> expected = by_definition(a, in_out);
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(y.data<double>()[i], expected[i], 1e-12);
+    expect_gradients(
+        a.context, [&] { return weighted_sum(a.layer(a.inputs[4])); }, a.inputs, 1e-7);
+    expect_gradients(
+        a.context, [&] { return weighted_sum(a.layer(a.inputs[4], ops::Activation::gelu_tanh)); }, a.inputs, 1e-7);
+  }
+}
+
+TEST(Lora, BeginsWhereTheModelIsAndTrainsTheAdaptersAlone) {
+  for (const char* name : {"gpt-nano", "llama-nano"}) {
+    const ModelConfig config = preset(name);
+    Context context;
+    const auto plain = make_model(context, config), adapted = make_model(context, config);
+    const LoraOptions options{.rank = 4, .alpha = 8, .targets = default_lora_targets(config)};
+    EXPECT_EQ(add_lora(*adapted, options), static_cast<int>(2 * options.targets.size()));
+    for (CausalModel* model : {plain.get(), adapted.get()}) model->materialize(1);
+    const Tensor tokens = ids(context, {1, 4}, {1, 2, 3, 4});
+    EXPECT_EQ(plain->loss(tokens, tokens).item(), adapted->loss(tokens, tokens).item()) << "B is zero";
+    Tape tape;
+    {
+      const TapeScope scope(context, &tape);
+      tape.backward(adapted->loss(tokens, tokens));
+    }
+    for (const auto& parameter : adapted->parameters()) {
+      EXPECT_EQ(parameter->gradient().written(), is_adapter(parameter->name())) << parameter->name();
+      EXPECT_EQ(parameter->tensor().requires_grad(), is_adapter(parameter->name()));
+    }
+  }
+}
+
+TEST(Lora, HasPeftsNamesShapesAndFirstValues) {
+  Context context;
+  const auto model = make_model(context, preset("gpt-nano"));
+  add_lora(*model, {.rank = 4, .alpha = 8, .targets = {"c_attn"}});
+  model->materialize(0);
+  const Tensor a = parameter_named(*model, "h.1.attn.c_attn.lora_A.weight");
+  const Tensor b = parameter_named(*model, "h.1.attn.c_attn.lora_B.weight");
+  EXPECT_THAT(a.shape(), ElementsAre(4, 64));
+  EXPECT_THAT(b.shape(), ElementsAre(192, 4));
+  // kaiming_uniform_ with a = sqrt(5): below sqrt(6 / (1 + 5) / in), so a variance of 1 / (3 in).
+  double most = 0, squares = 0;
+  for (std::int64_t i = 0; i < a.count(); ++i) {
+    most = std::max(most, std::abs(static_cast<double>(a.data<float>()[i])));
+    squares += std::pow(a.data<float>()[i], 2);
+  }
+  EXPECT_LE(most, 1.0 / 8);
+  EXPECT_GT(most, 0.95 / 8);
+  EXPECT_NEAR(squares / static_cast<double>(a.count()), 1.0 / (3 * 64), 0.15 / (3 * 64));
+  for (std::int64_t i = 0; i < b.count(); ++i) EXPECT_EQ(b.data<float>()[i], 0.0F);
+}
+
+TEST(Lora, WhatMakesNoSenseIsRefused) {
+  Context context;
+  const auto refuses = [&](const LoraOptions& options) {
+    const auto model = make_model(context, preset("gpt-nano"));
+    return error_of<InvalidUsage>([&] { add_lora(*model, options); });
+  };
+  EXPECT_THAT(refuses({.rank = 0, .targets = {"c_attn"}}), HasSubstr("rank 0"));
+  EXPECT_THAT(refuses({.alpha = 0, .targets = {"c_attn"}}), HasSubstr("above 0"));
+  EXPECT_THAT(refuses({}), HasSubstr("no targets"));
+  EXPECT_THAT(refuses({.targets = {"c_attn", "attn"}}), HasSubstr("'attn' is the end of no linear layer's name"));
+  EXPECT_THAT(refuses({.targets = {"_attn"}}), HasSubstr("'_attn'")) << "whole parts of a name";
+  EXPECT_EQ(refuses({.targets = {"mlp.c_fc", "h.1.attn.c_proj"}}), "");
+  const auto model = make_model(context, preset("gpt-nano"));
+  add_lora(*model, {.targets = {"c_attn"}});
+  EXPECT_THAT(error_of<InvalidUsage>([&] { add_lora(*model, {.targets = {"c_attn"}}); }), HasSubstr("has one already"));
+}
+
+// --- merging and files
+
+/// The adapted layer in f32 against one with the merged weight.
+double merged_error(bool in_out, bool merge) {
+  ModelConfig config = preset(in_out ? "gpt-nano" : "llama-nano");
+  const LoraOptions options{.rank = kRank, .alpha = kFactor * kRank, .targets = {"any"}};
+  Context context;
+  const auto layout = in_out ? ops::WeightLayout::in_out : ops::WeightLayout::out_in;
+  Linear layer(context, {.in = kIn, .out = kOut, .bias = false, .layout = layout});
+  layer.add_adapter(kRank, options.factor());
+  layer.materialize(0);
+  AdapterMerge merging(config, options);
+  for (const auto& parameter : layer.parameters()) {
+    const Tensor tensor = parameter->tensor();
+    fill_normal({parameter->name(), 3, 0, static_cast<std::uint64_t>(tensor.count())}, 0.0F, 1.0F,
+                tensor.data<float>());
+    if (is_adapter("layer." + parameter->name()))
+      merging.add("layer." + parameter->name(), tensor.shape(), tensor.data<float>());
+  }
+  Tensor x = leaf(context, {kRows, kIn}, "x", DType::f32);
+  const Tensor expected = layer(x);
+  const Tensor weight = layer.weight().tensor();
+  if (merge)  // in pieces that begin anywhere
+    for (std::int64_t begin = 0; begin < weight.count(); begin += 4)
+      merging.merge("layer.weight", {begin, std::min(begin + 4, weight.count())}, weight.data<float>() + begin);
+  const Tensor y = ops::linear(x, weight, {}, layout);
+  double error = 0;
+  for (std::int64_t i = 0; i < y.count(); ++i)
+    error = std::max(error, std::abs(static_cast<double>(y.data<float>()[i]) - expected.data<float>()[i]));
+  return error;
+}
+
+TEST(Lora, MergedWeightsGiveTheAdaptedModelsResults) {
+  for (const bool in_out : {false, true}) {
+    EXPECT_LT(merged_error(in_out, true), 1e-5);
+    EXPECT_GT(merged_error(in_out, false), 0.1) << "the control";
+  }
+}
+
+TEST(AdapterFiles, AreReadBackAndHavePeftsKeys) {
+  const TemporaryFolder folder;
+  const ModelConfig config = preset("gpt-nano");
+  const LoraOptions options{.rank = 1, .alpha = 2.5, .targets = {"c_attn"}};
+  const std::string a = "h.0.attn.c_attn.lora_A.weight", b = "h.0.attn.c_attn.lora_B.weight";
+  const std::vector<SafetensorsTensor> tensors = {{a, {1, 3}}, {b, {2, 1}}};
+  const float values[] = {1, -2, 3, 4, 5};
+  AdapterFolderWriter writer(folder.path("x"), lora_json(options, config, "gpt2"), config, tensors);
+  writer.write(a, {0, 3}, values);
+  writer.write(b, {0, 2}, values + 3);
+  writer.commit();
+  EXPECT_NE(SafetensorsFile(folder.path("x/adapter_model.safetensors"))
+                .find("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"),
+            nullptr);
+  const AdapterFolder read(folder.path("x"));
+  EXPECT_EQ(read.options(), options);
+  read.check(tensors);
+  float out[2] = {};
+  read.read(a, {1, 3}, out);
+  EXPECT_THAT(out, ElementsAre(-2, 3));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { read.check({{a, {1, 3}}}); }), HasSubstr("lora_B.weight' is unexpected"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] {
+                read.check({{a, {1, 4}}, {b, {2, 1}}});
+              }),
+              HasSubstr("has shape [1, 3], needs [1, 4]"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] {
+                read.check({{a, {1, 3}}, {b, {2, 1}}, {"c", {1}}});
+              }),
+              HasSubstr("'c' is missing"));
+}
+
+TEST(AdapterFiles, WhatIsNoPlainLoraIsRefused) {
+  const auto parse = [](const std::string& more) {
+    return error_of<InvalidUsage>([&] {
+      parse_lora(
+          R"({"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj"])" + more + "}",
+          "a");
+    });
+  };
+  EXPECT_EQ(parse(R"(, "lora_dropout": 0.1, "modules_to_save": null, "rank_pattern": {}, "use_dora": false)"), "");
+  EXPECT_THAT(parse(R"(, "use_dora": true)"), HasSubstr("a: 'use_dora: true' is not supported"));
+  EXPECT_THAT(parse(R"(, "use_rslora": true)"), HasSubstr("use_rslora"));
+  EXPECT_THAT(parse(R"(, "bias": "all")"), HasSubstr("bias"));
+  EXPECT_THAT(parse(R"(, "modules_to_save": ["wte"])"), HasSubstr("modules_to_save"));
+  EXPECT_THAT(parse(R"(, "rank_pattern": {"q_proj": 2})"), HasSubstr("rank_pattern"));
+  EXPECT_THAT(error_of<InvalidUsage>([] { parse_lora(R"({"peft_type": "IA3"})", "a"); }),
+              HasSubstr("peft_type is 'IA3'"));
+  EXPECT_THAT(error_of<InvalidUsage>(
+                  [] { parse_lora(R"({"peft_type": "LORA", "r": 4, "target_modules": "all-linear"})", "a"); }),
+              HasSubstr("'target_modules' must be a list"));
+  EXPECT_THAT(error_of<InvalidUsage>([] { parse_lora("[]", "a"); }), HasSubstr("not a JSON object"));
+}
+
+}  // namespace
+}  // namespace tessera::nn::test

@@ -1,0 +1,128 @@
+"""Adapters (--lora) as a user trains, exports, reads back and merges them."""
+
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = None
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 60
+
+
+def tool(*arguments):
+    done = subprocess.run([TOOL, *map(str, arguments)], text=True, capture_output=True, timeout=100, env=os.environ)
+    return done.returncode, done.stdout, done.stderr
+
+
+def tensors(path):
+    """The f32 tensors of a safetensors file."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    values = data[8 + length:]
+    return {name: (entry["shape"], struct.unpack(f"<{(entry['data_offsets'][1] - entry['data_offsets'][0]) // 4}f", values[slice(*entry["data_offsets"])]))
+            for name, entry in header.items()}
+
+
+class LoraTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.text = self.folder / "text.txt"
+        self.text.write_text(TEXT)
+
+    def run_tool(self, command, *arguments, ranks=2):
+        common = ["--ranks", ranks, "--global-batch", "12", "--seq-len", "16", "--threads", "1", "--data", self.text]
+        code, out, err = tool(command, *common, *arguments)
+        self.assertEqual(code, 0, err)
+        return out
+
+    def eval_loss(self, *arguments, ranks=2):
+        self.run_tool("train", *arguments, "--eval", self.text, "--json", self.folder / "j", ranks=ranks)
+        lines = map(json.loads, (self.folder / "j").read_text().splitlines())
+        return next(line["eval_loss"] for line in lines if "eval_loss" in line)
+
+    def base(self, model="gpt-nano"):
+        self.run_tool("train", "--model", model, "--steps", "3", "--export", self.folder / "base")
+        return ["--init", self.folder / "base"]
+
+    def test_an_adapter_is_trained_exported_read_back_and_merged(self):
+        for model, prefix, layer, targets in (("gpt-nano", "base_model.model.transformer.", "h.0.attn.c_attn", ["c_attn"]),
+                                              ("llama-nano", "base_model.model.", "model.layers.0.self_attn.q_proj", ["q_proj", "v_proj"])):
+            init = self.base(model)
+            adapter, merged = self.folder / "adapter", self.folder / "merged"
+            loss = self.eval_loss(*init, "--lora", "4", "--lora-alpha", "16", "--lr", "1e-2", "--steps", "4", "--export-adapter", adapter, "--export", merged)
+            self.assertLess(loss, self.eval_loss(*init, "--steps", "0"))
+            config = json.loads((adapter / "adapter_config.json").read_text())
+            self.assertEqual((config["peft_type"], config["r"], config["lora_alpha"], config["target_modules"], config["fan_in_fan_out"]),
+                             ("LORA", 4, 16, targets, model == "gpt-nano"))
+            factors = tensors(adapter / "adapter_model.safetensors")
+            self.assertEqual(len(factors), 2 * 2 * len(targets))
+            self.assertIn(f"{prefix}{layer}.lora_A.weight", factors)
+            # The adapter beside its base is the trained model, to the bit, on other ranks to rounding; the merged one too.
+            self.assertEqual(self.eval_loss(*init, "--init-adapter", adapter, "--steps", "0"), loss)
+            self.assertAlmostEqual(self.eval_loss("--init", merged, "--steps", "0", ranks=3), loss, delta=1e-6)
+            # W + alpha / r B A, and nothing else has changed.
+            before, after = tensors(self.folder / "base" / "model.safetensors"), tensors(merged / "model.safetensors")
+            self.assertEqual(before.keys(), after.keys())
+            changed = {name for name in before if before[name] != after[name]}
+            self.assertEqual(changed, {f"{name[len(prefix):-len('.lora_A.weight')]}.weight" for name in factors if ".lora_A." in name})
+            (rank, width), a = factors[f"{prefix}{layer}.lora_A.weight"]
+            (out, _), b = factors[f"{prefix}{layer}.lora_B.weight"]
+            for i, o in ((0, 0), (3, out - 1), (width - 1, 5)):
+                at = i * out + o if model == "gpt-nano" else o * width + i
+                expected = before[f"{layer}.weight"][1][at] + 4 * sum(b[o * rank + r] * a[r * width + i] for r in range(rank))
+                self.assertAlmostEqual(after[f"{layer}.weight"][1][at], expected, delta=1e-6)
+
+    def test_checkpoints_keep_adapters_and_their_export_is_merged(self):
+        init = self.base()
+        saves, merged, again = self.folder / "saves", self.folder / "merged", self.folder / "again"
+        lora = [*init, "--lora", "2", "--lora-targets", "c_attn,mlp.c_proj"]
+        whole = self.run_tool("train", *lora, "--steps", "4").splitlines()[-1]
+        self.run_tool("train", *lora, "--steps", "2", "--save", saves, "--export", merged)
+        resumed = self.run_tool("train", "--resume", saves, "--steps", "4", "--strategy", "zero2").splitlines()[-1]
+        self.assertEqual(resumed, whole)
+        code, _, err = tool("checkpoint", "export", saves, "-o", again)
+        self.assertEqual(code, 0, err)
+        self.assertTrue(tensors(again / "model.safetensors") == tensors(merged / "model.safetensors"))
+        self.assertFalse(tensors(again / "model.safetensors") == tensors(self.folder / "base" / "model.safetensors"))
+        self.wrong("is not what is in --resume", "train", "--resume", saves, "--lora", "3", "--steps", "4", "--data", self.text)
+
+    def test_compare_counts_what_the_formulas_say(self):
+        self.run_tool("compare", "--model", "gpt-nano", "--lora", "4", "--clip-norm", "1", "--steps", "3", "--checkpoint-activations", "--json", self.folder / "c")
+        comparison = json.loads((self.folder / "c").read_text())
+        self.assertEqual(comparison["parameters"], 120576 + 2 * (4 * 64 + 4 * 192))
+        self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), 1)
+        for run in comparison["runs"]:
+            self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
+            self.assertEqual(sum(unit["elements"] for unit in run["units"]), comparison["parameters"])
+            self.assertLess(20 * run["model_state_bytes"]["optimizer"], 8 * comparison["parameters"])
+
+    def wrong(self, hint, *arguments):
+        code, _, err = tool(*arguments)
+        self.assertEqual((code, err.count("\n")), (2, 1), err)
+        self.assertIn(hint, err)
+
+    def test_mistakes_end_with_2_and_one_line(self):
+        init = self.base()
+        adapter = self.folder / "adapter"
+        self.run_tool("train", *init, "--lora", "4", "--steps", "0", "--export-adapter", adapter)
+        for hint, arguments in (("--lora-alpha needs adapters", ["--lora-alpha", "4"]), ("--lora-targets needs adapters", ["--lora-targets", "c_attn"]),
+                                ("--export-adapter needs adapters", ["--export-adapter", self.folder / "x"]),
+                                ("'q_proj' is the end of no linear layer", ["--lora", "4", "--lora-targets", "q_proj"]),
+                                ("--init-adapter needs --init", ["--init-adapter", adapter]),
+                                ("--lora 5 is not what is in --init-adapter", [*init, "--init-adapter", adapter, "--lora", "5"]),
+                                ("--lora-alpha 5 is not", [*init, "--init-adapter", adapter, "--lora-alpha", "5"]),
+                                ("--lora", ["--lora", "0"]), ("can't be read", [*init, "--init-adapter", self.folder / "nothing"])):
+            self.wrong(hint, "train", "--model", "gpt-nano", "--data", self.text, *arguments)
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

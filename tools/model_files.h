@@ -1,0 +1,37 @@
+// The model of a run: what it consists of, where its values come from, and the folders that are written of it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/gradient_scaler.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/train_options.h"
+
+namespace tessera::tools {
+
+/// The adapters that a run trains: of --init-adapter or the checkpoint it goes on from, else as --lora says; nothing
+/// where everything is trained. Throws InvalidUsage where these don't agree.
+std::optional<nn::LoraOptions> lora_of(const TrainOptions& options, const std::string& checkpoint,
+                                       const nn::ModelConfig& model);
+/// Of a checkpoint that train wrote.
+std::optional<nn::LoraOptions> lora_in(const std::string& checkpoint);
+
+/// Under which name a checkpoint keeps the adapters' rank, alpha and targets, and what it keeps: the text of PEFT's
+/// adapter_config.json.
+inline constexpr const char* kLoraAttribute = "lora";
+std::string lora_json_of(const TrainPlan& plan);
+
+/// Adapters, types and checkpointed activations as the plan says. Before an engine has the model.
+nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan);
+
+/// Values from the run's checkpoint, or drawn and then read from --init and --init-adapter. `scaler`:
+/// null where there is none. Collective.
+void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler);
+
+/// Writes --export (with adapters merged) and --export-adapter, on rank 0. Collective.
+void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank);
+
+}  // namespace tessera::tools

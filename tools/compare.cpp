@@ -37,18 +37,21 @@ std::vector<std::string> strategies_of(const CompareOptions& options, const Trai
   if (!options.strategies.empty()) {
     for (const std::string& name : options.strategies) {
       engine_options(plan, name);
-      chosen.push_back(fsdp::strategy_named(name).name);
+      chosen.push_back(fsdp::parse_strategy(name, fsdp::CollectiveRegistry::built_in()).name);
     }
     return chosen;
   }
+  std::string last_reason;
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
     try {
       engine_options(plan, name);
       chosen.push_back(name);
     } catch (const base::InvalidUsage& error) {
-      if (say) fmt::print("left out: {}\n", error.what());
+      last_reason = error.what();
+      if (say) fmt::print("left out: {}\n", last_reason);
     }
   }
+  if (chosen.empty()) throw base::InvalidUsage(last_reason);
   return chosen;
 }
 

@@ -61,6 +61,7 @@ ordered_json to_json(const RunResult& r) {
       {"calls_per_step", to_json(r.calls_per_step)},
       {"wire_bytes_per_step", to_json(r.wire_bytes_per_step)},
       {"formula_bytes_per_step", to_json(r.formula_bytes_per_step)},
+      {"plain_bytes_per_step", to_json(r.plain_bytes_per_step)},
       {"model_state_bytes",
        {{"parameter", r.model_state_bytes.parameter},
         {"gradient", r.model_state_bytes.gradient},
@@ -90,6 +91,8 @@ RunResult run_result_from_json(const ordered_json& json) {
   r.calls_per_step = per_collective(json.at("calls_per_step"));
   r.wire_bytes_per_step = per_collective(json.at("wire_bytes_per_step"));
   r.formula_bytes_per_step = per_collective(json.at("formula_bytes_per_step"));
+  r.plain_bytes_per_step = per_collective(
+      json.at(json.contains("plain_bytes_per_step") ? "plain_bytes_per_step" : "formula_bytes_per_step"));
   const ordered_json& state = json.at("model_state_bytes");
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));

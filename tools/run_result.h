@@ -49,6 +49,7 @@ struct RunResult {
   double exposed_communication_ms = 0;
   std::uint64_t copied_bytes_per_step = 0;
   PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
+  PerCollective plain_bytes_per_step;  ///< the formula, were all collectives carried by `plain`
   ModelState model_state_bytes;
   base::Ledger::Snapshot peak_bytes;
 };

@@ -116,7 +116,7 @@ void add_train(Commands& commands) {
   add_train_options(*train_command, *options);
   train_command
       ->add_option("--strategy", options->strategy,
-                   "ddp zero1 zero2 fsdp hsdp shard_grad_op, or PyTorch's name for one")
+                   "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or PyTorch's name for one")
       ->capture_default_str();
   add_saving_options(*train_command, *options);
   train_command

@@ -38,6 +38,8 @@ struct TrainOptions {
   std::uint64_t seed = 0;
   std::string strategy = "fsdp";        // train
   std::vector<std::string> strategies;  // compare; empty: all five that can run
+  std::vector<std::string> collectives;
+  fsdp::Period period;
   std::string mesh;
   std::string wrap = "block";
   std::optional<int> threads;
@@ -102,6 +104,9 @@ fsdp::StepCourse course_of(const TrainOptions& options);
 
 /// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
 void note_what_does_nothing(const TrainOptions& options);
+
+/// Throws InvalidUsage where options of a period are given and no strategy that has one.
+void check_period(const TrainOptions& options);
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);

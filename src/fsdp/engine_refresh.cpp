@@ -20,9 +20,17 @@ void Engine::refresh() {
       }
   agree(what);
   orders_agreed_ = false;
+  if (units_.front()->plan().periodic)
+    throw Unsupported("refresh: strategy " + options_.strategy.name +
+                      " has a period, whose replicas would lose what each has of its own");
   begin_values();
+  bool rebuilt = false;
   for (const auto& unit : units_)
-    if (unit->outdated()) unit->rebuild(steps_ - skipped_steps_);
+    if (unit->outdated()) {
+      unit->rebuild(steps_ - skipped_steps_);
+      rebuilt = true;
+    }
+  if (rebuilt) make_collectives();  // plug-ins know flat parameters that are gone; what they carried is, too
   if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
   publish_values();

@@ -45,6 +45,16 @@ struct Plan {
   };
   Offloaded offloaded;
 
+  /// Replicas that go their own way for `steps` steps, and then meet.
+  struct Periodic {
+    Axis axis;
+    int replicas = 1;
+    int steps = 1;
+    OuterOptimizer outer;
+    bool has_momentum() const { return outer.momentum > 0; }
+  };
+  std::optional<Periodic> periodic;
+
   struct Cut {
     Axis axis;
     int size = 1;

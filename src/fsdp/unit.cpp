@@ -90,6 +90,8 @@ void Unit::allocate(Flat& flat) {
   };
   for (int i = 0; i < slots_; ++i) flat.state.push_back(allocate_state());
   if (flat.precision.masters()) flat.masters = allocate_state();
+  if (plan_.periodic) flat.anchor = allocate_state();
+  if (plan_.periodic && plan_.periodic->has_momentum()) flat.outer_momentum = allocate_state();
   flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized, trained_since_);
 }
 
@@ -190,7 +192,8 @@ void Unit::gather(std::size_t already) {
       const void* const from = i == 0 ? parts[transfers.size()] : gathered_to(flat, i).of(flat, part.begin);
       transfers.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
                            {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
-                            dtype, fabric_.device()}});
+                            dtype, fabric_.device()},
+                           &flat.layout});
     }
     if (i > already) gathers_.wait_on(stream);  // the next axis gathers what this one completes
     gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(plan_.gather_axes[i]).gather,
@@ -247,6 +250,7 @@ void Unit::reset() {
     for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
     if (flat.full_gradient) flat.full_gradient.give_back(Event());
     if (flat.written_gradient) flat.written_gradient.give_back(Event());
+    if (flat.delta) flat.delta.give_back(Event());
     flat.shown = Buffer();
   }
   if (plan_.leases_parameters) {

@@ -196,6 +196,12 @@ class AllHostKernels final : public DeviceKernels {
   void convert(Stream& s, const ConvertArgs& args) override {
     s.run([args, &pool = pool_] { convert_on(pool, args); });
   }
+  void encode(Stream& s, const EncodeArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::encode(pool, args); });
+  }
+  void sum_encoded(Stream& s, const SumEncodedArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::sum_encoded(pool, args); });
+  }
 
  private:
   ThreadPool& pool_;

@@ -138,7 +138,9 @@ std::string lay_out(std::vector<Piece>& pieces) {
     piece.offset = end;
     end += piece.bytes();
     // A name says what it is, of which parameter, from which element on.
-    const std::string what = piece.what == Checkpoint::kValue ? "value" : "state" + std::to_string(piece.what);
+    const std::string what = piece.what == Checkpoint::kValue ? "value"
+                             : piece.what == kCarried         ? "carried"
+                                                              : "state" + std::to_string(piece.what);
     header[what + "/" + piece.tensor + "@" + std::to_string(piece.range.begin)] = {
         {"dtype", piece.dtype == DType::bf16  ? "BF16"
                   : piece.dtype == DType::f16 ? "F16"

@@ -29,7 +29,7 @@ std::string calls_and_bytes(std::uint64_t calls, std::uint64_t bytes) {
 Row row_of(const RunResult& r) {
   const auto bytes = [](std::uint64_t value) { return human_bytes(static_cast<double>(value)); };
   const auto& state = r.model_state_bytes;
-  return {r.strategy,
+  return {name_of(r),
           fmt::format("{}x{}", r.mesh[0], r.mesh[1]),
           r.losses.empty() ? "-" : fmt::format("{:.6f}", r.losses.back()),
           bytes(state.parameter),
@@ -102,7 +102,7 @@ std::string equality_statement(const Comparison& c) {
   std::string text;
   for (const auto& [hash, members] : groups) {
     std::string names;
-    for (const RunResult* run : members) names += (names.empty() ? "" : " ") + run->strategy;
+    for (const RunResult* run : members) names += (names.empty() ? "" : run->wrap.empty() ? " " : ", ") + name_of(*run);
     if (!text.empty()) text += "; ";
     text += members.size() == 1 ? names + " ends alone"
                                 : names + " end bitwise equal: the same losses and the same parameters";

@@ -3,6 +3,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/model_files.h"
+#include "tools/output.h"
 #include "tools/train_options.h"
 
 namespace tessera::tools {
@@ -84,6 +87,30 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
     throw InvalidUsage("--precision f16: under strategy " + engine.strategy.name +
                        " replicas would skip different steps of a scaled loss; use bf16 or f32");
   return engine;
+}
+
+std::string accumulation_note(const TrainPlan& plan, const std::string& strategy) {
+  if (plan.options.accumulate == 1) return "";
+  const fsdp::EngineOptions options = engine_options(plan, strategy);
+  nn::Context context;
+  const auto model = nn::make_model(context, plan.model);
+  prepare(*model, plan);
+  const auto units =
+      fsdp::planned_units(*model, options.wrap, options.strategy, *options.mesh, options.reshard_after_forward);
+  std::string note =
+      fmt::format("{} microbatches a step under {}, per rank:", plan.options.accumulate, options.strategy.name);
+  for (const char* way : {"every", "last", "scatter"}) {
+    const fsdp::Strategy reduced = fsdp::with_accumulation(options.strategy, fsdp::parse_accumulation(way));
+    const fsdp::StepCourse course = course_of(plan.options);
+    const auto sent =
+        fsdp::communication_formula(reduced, *options.mesh, units, plan.precision, course, options.collectives).bytes;
+    const auto peak = fsdp::peak_formula(reduced, *options.mesh, units, course, plan.precision);
+    note += fmt::format("{} --reduce-when {} sends {} and holds {} of full gradients",
+                        way == std::string("every") ? "" : ";", way,
+                        human_bytes(static_cast<double>(sent.all_gather + sent.reduce_scatter + sent.all_reduce)),
+                        human_bytes(static_cast<double>(peak.unsharded_gradient)));
+  }
+  return note;
 }
 
 }  // namespace tessera::tools

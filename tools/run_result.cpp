@@ -41,6 +41,8 @@ base::Ledger::Snapshot peak_from(const ordered_json& json) {
 
 }  // namespace
 
+std::string name_of(const RunResult& r) { return r.wrap.empty() ? r.strategy : r.strategy + " " + r.wrap; }
+
 ordered_json to_json(const RunResult& r) {
   ordered_json units = ordered_json::array();
   for (const RunResult::Unit& unit : r.units)
@@ -68,6 +70,7 @@ ordered_json to_json(const RunResult& r) {
         {"optimizer", r.model_state_bytes.optimizer}}},
       {"peak_bytes", to_json(r.peak_bytes)},
   };
+  if (!r.wrap.empty()) json["wrap"] = r.wrap;
   if (r.evaluation) {
     json["eval_loss"] = r.evaluation->loss;
     json["eval_tokens"] = r.evaluation->tokens;
@@ -78,6 +81,7 @@ ordered_json to_json(const RunResult& r) {
 RunResult run_result_from_json(const ordered_json& json) {
   RunResult r;
   r.strategy = json.at("strategy");
+  r.wrap = json.value("wrap", "");
   r.mesh = json.at("mesh");
   for (const ordered_json& unit : json.at("units"))
     r.units.push_back({unit.at("name"), unit.at("elements"), unit.at("padding"), unit.at("kept_after_forward")});

@@ -108,6 +108,9 @@ void note_what_does_nothing(const TrainOptions& options);
 /// Throws InvalidUsage where options of a period are given and no strategy that has one.
 void check_period(const TrainOptions& options);
 
+/// With --accumulate: one line with what each --reduce-when would send and hold, before anything is started; else "".
+std::string accumulation_note(const TrainPlan& plan, const std::string& strategy);
+
 /// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
 

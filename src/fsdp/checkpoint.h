@@ -73,7 +73,8 @@ class TESSERA_API CheckpointWriter {
 struct CheckpointTensor {
   std::string name;  ///< of the parameter
   nn::Shape shape;
-  int states = 0;  ///< of the optimizer's values for each element; 0: the parameter was frozen
+  int states = 0;                   ///< of the optimizer's values for each element; 0: the parameter was frozen
+  std::uint64_t trained_since = 0;  ///< the step after which it began to be trained
 };
 
 /// An open checkpoint. Ranges that are read are checked block by block; each thread needs one of its own.

@@ -139,9 +139,8 @@ void Engine::add_unit(UnitSpec spec) {
 
 void Engine::decide_what_is_kept() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    const bool sharded = units_[i]->plan().sharded_after_forward;
-    bool kept = !sharded || units_[i]->spec().is_root || i + 1 == units_.size();
-    if (sharded && options_.reshard_after_forward) kept = units_[i]->spec().is_root || !*options_.reshard_after_forward;
+    const bool kept = keeps_after_forward(units_[i]->plan().sharded_after_forward, units_[i]->spec().is_root,
+                                          i + 1 == units_.size(), options_.reshard_after_forward);
     units_[i]->set_kept_after_forward(kept);
   }
 }

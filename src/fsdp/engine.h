@@ -189,6 +189,10 @@ class TESSERA_API Engine {
                    const Wanted& wanted = {});
   /// How many there are for each element of a trainable parameter.
   int states() const;
+  /// The step after which a parameter began to be trained: 0, unless refresh() unfroze it. Its optimizer counts from
+  /// there.
+  std::uint64_t trained_since(const nn::Parameter& parameter) const;
+  void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
   /// As if so many steps had been done, of which some changed nothing: the next one is the number after.
   void set_steps(std::uint64_t steps, std::uint64_t skipped = 0);
   /// Of steps(): those that changed nothing; the optimizer doesn't count them.

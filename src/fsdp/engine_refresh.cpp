@@ -36,6 +36,27 @@ void Engine::refresh() {
   publish_values();
 }
 
+std::uint64_t Engine::trained_since(const nn::Parameter& parameter) const {
+  for (const auto& unit : units_)
+    if (const std::uint64_t step = unit->trained_since(parameter)) return step;
+  return 0;
+}
+
+void Engine::set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step) {
+  for (const auto& unit : units_) unit->set_trained_since(step);
+}
+
+std::uint64_t Unit::trained_since(const nn::Parameter& parameter) const {
+  const auto found = trained_since_.find(&parameter);
+  return found == trained_since_.end() ? 0 : found->second;
+}
+
+void Unit::set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step) {
+  for (const auto& parameter : spec_.parameters) trained_since_[parameter.get()] = step(*parameter);
+  for (Flat& flat : flats_)
+    if (flat.layout.trainable) find_runs(flat);
+}
+
 bool Unit::outdated() const {
   for (const Flat& flat : flats_)
     for (const FlatEntry& entry : flat.layout.entries)

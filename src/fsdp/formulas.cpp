@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/fsdp/flat.h"
+#include "tessera/fsdp/plan.h"
+#include "tessera/fsdp/wrap.h"
+
 namespace tessera::fsdp {
 
 using comm::OpKind;
@@ -173,6 +177,26 @@ Sizes sizes_of(std::span<const UnitSize> units, std::uint64_t element, Elements&
 }
 
 }  // namespace
+
+std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
+                                    const MeshShape& mesh, std::optional<bool> reshard_after_forward) {
+  const std::vector<UnitSpec> specs = make_units(model, wrap);
+  const bool sharded = parts(strategy.param_after_forward, mesh) > 1;
+  std::vector<UnitSize> sizes;
+  for (const UnitSpec& spec : specs) {
+    UnitSize& size = sizes.emplace_back();
+    size.is_root = spec.is_root;
+    size.kept_after_forward =
+        keeps_after_forward(sharded, spec.is_root, sizes.size() == specs.size(), reshard_after_forward);
+    for (const FlatLayout& layout : make_layouts(spec.parameters, mesh.size())) {
+      size.padded += layout.padded;
+      if (!layout.trainable) size.frozen += layout.padded;
+    }
+    for (const auto& parameter : spec.parameters)
+      if (parameter->tensor().requires_grad()) size.shapes.push_back(parameter->shape());
+  }
+  return sizes;
+}
 
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
                                            std::span<const UnitSize> units, Precision precision, StepCourse course,

@@ -25,6 +25,10 @@ struct UnitSize {
   std::int64_t trained() const { return padded - frozen; }
 };
 
+/// The units that an engine makes of a model, which needs no memory for it. Without secondary shards.
+TESSERA_API std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
+                                                const MeshShape& mesh, std::optional<bool> reshard_after_forward = {});
+
 /// Per step (every one after the first) and rank.
 struct Volume {
   std::uint64_t all_gather = 0;

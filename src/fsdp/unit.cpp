@@ -92,8 +92,10 @@ void Unit::allocate(Flat& flat) {
   if (flat.precision.masters()) flat.masters = allocate_state();
   if (plan_.periodic) flat.anchor = allocate_state();
   if (plan_.periodic && plan_.periodic->has_momentum()) flat.outer_momentum = allocate_state();
-  flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized, trained_since_);
+  find_runs(flat);
 }
+
+void Unit::find_runs(Flat& flat) { flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized, trained_since_); }
 
 std::int64_t Unit::elements() const {
   std::int64_t sum = 0;

@@ -147,6 +147,9 @@ class TESSERA_API Unit {
   /// Lays it out anew; values stay, and the optimizer's state of what is still trained. What is trained from now on has
   /// an optimizer that begins after `steps` steps. Collective.
   void rebuild(std::uint64_t steps);
+  /// See Engine::trained_since().
+  std::uint64_t trained_since(const nn::Parameter& parameter) const;
+  void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
   /// Zeroes the optimizer's state. Where it lies with the host, the engine has waited for whoever used it.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
@@ -203,6 +206,7 @@ class TESSERA_API Unit {
 
   void lay_out();
   void allocate(Flat& flat);
+  void find_runs(Flat& flat);
   void gather_part(Flat& flat, const float* part);
   using Whole = std::map<const nn::Parameter*, std::vector<std::vector<float>>>;  // values, then each state
   Whole download_all();

@@ -206,6 +206,27 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual((code, err.count("\n")), (0, 1), err)
         self.assertIn("they begin anew", err)
 
+    def test_wrappings_side_by_side_differ_in_cost_and_not_in_bits(self):
+        wraps = ["none", "block", "block;wpe;ln_f", "type:Mlp"]
+        comparison, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp,fsdp", "--wraps", ",".join(wraps))
+        self.assertEqual([(run["strategy"], run["wrap"]) for run in comparison["runs"]], [(s, w) for s in ("ddp", "fsdp") for w in wraps])
+        self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), 1)
+        self.assertEqual([len(run["units"]) for run in comparison["runs"][:4]], [1, 3, 5, 3])
+        self.assertEqual(len({run["peak_bytes"]["unsharded_parameter"] for run in comparison["runs"][4:]}), 4)
+        for run in comparison["runs"]:
+            self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], (run["strategy"], run["wrap"]))
+        self.assertIn("fsdp block;wpe;ln_f", out)
+        self.assertEqual(tool("compare", "--wraps", "block,nothing", "--model", "gpt-nano")[0], 2)
+        self.assertEqual(tool("compare", "--wraps", "block", "--wrap", "none", "--model", "gpt-nano")[0], 2)
+
+    def test_what_each_way_of_reducing_costs_is_said_before_the_run(self):
+        arguments = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--global-batch", "8", "--data", self.text]
+        code, _, err = tool(*arguments, "--accumulate", "2")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(err.count("--reduce-when"), 3)
+        self.assertIn("2 microbatches a step under fsdp, per rank: --reduce-when every sends", err)
+        self.assertEqual(tool(*arguments)[2], "")
+
     def test_the_hash_and_the_table_notice_a_difference(self):
         one, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
         two, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp", "--seed", "1")

@@ -106,7 +106,10 @@ std::string to_text(const Index& index) {
                        {"sequence", index.sequence}, {"strategy", index.strategy}, {"attributes", index.attributes}};
   json["tensors"] = ordered_json::array();
   for (const CheckpointTensor& tensor : index.tensors)
-    json["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"states", tensor.states}});
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"shape", tensor.shape},
+                               {"states", tensor.states},
+                               {"trained_since", tensor.trained_since}});
   json["manifests"] = index.manifests;
   json["xxh3"] = hash128(json.dump());
   return json.dump(1) + "\n";
@@ -126,7 +129,8 @@ Index parse_index(const std::string& text, const std::string& origin) {
                 .tensors = {},
                 .manifests = json.at("manifests")};
     for (const ordered_json& tensor : json.at("tensors"))
-      index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states")});
+      index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states"),
+                               tensor.value("trained_since", std::uint64_t{0})});
     return index;
   });
 }

@@ -88,6 +88,10 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
     engine.fill_carried({});
     return report;
   }
+  engine.set_trained_since([&](const nn::Parameter& parameter) {
+    const CheckpointTensor* const tensor = find(checkpoint, parameter.name());
+    return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;
+  });
   engine.fill_states([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
                          float* out) { checkpoint.read(parameter.name(), state, range, out); },
                      there);

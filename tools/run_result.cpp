@@ -49,7 +49,8 @@ ordered_json to_json(const RunResult& r) {
     units.push_back({{"name", unit.name},
                      {"elements", unit.elements},
                      {"padding", unit.padding},
-                     {"kept_after_forward", unit.kept_after_forward}});
+                     {"kept_after_forward", unit.kept_after_forward},
+                     {"peak_bytes", unit.peak_bytes}});
   ordered_json json = {
       {"strategy", r.strategy},
       {"mesh", r.mesh},
@@ -84,7 +85,8 @@ RunResult run_result_from_json(const ordered_json& json) {
   r.wrap = json.value("wrap", "");
   r.mesh = json.at("mesh");
   for (const ordered_json& unit : json.at("units"))
-    r.units.push_back({unit.at("name"), unit.at("elements"), unit.at("padding"), unit.at("kept_after_forward")});
+    r.units.push_back({unit.at("name"), unit.at("elements"), unit.at("padding"), unit.at("kept_after_forward"),
+                       unit.value("peak_bytes", std::uint64_t{0})});
   r.losses = json.at("losses").get<std::vector<double>>();
   r.final_parameters_hash = json.at("final_parameters_hash");
   r.step_ms_median = json.at("step_ms").at("median");

@@ -31,6 +31,7 @@ struct RunResult {
     std::int64_t elements = 0;
     std::int64_t padding = 0;
     bool kept_after_forward = false;
+    std::uint64_t peak_bytes = 0;
   };
   struct ModelState {
     std::uint64_t parameter = 0;

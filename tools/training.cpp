@@ -274,7 +274,7 @@ RunResult Training::summarize() {
   const int replicas = engine_.mesh().size_of(fsdp::kReplicateAxis);
   r.mesh = {replicas, engine_.mesh().size() / replicas};
   for (const auto& unit : engine_.units())
-    r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
+    r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
   r.losses = losses_;
   r.calls_per_step = traffic.calls;
   r.formula_bytes_per_step = formula_bytes(engine_.strategy());

@@ -226,6 +226,7 @@ class TESSERA_API Engine {
     bool kept_after_forward = false;
     bool is_root = false;
     Strategy strategy;
+    std::size_t peak_bytes = 0;  ///< so far, of what it leased: unsharded parameters and gradients
   };
   std::vector<UnitInfo> units() const;  ///< in forward order
   std::vector<UnitSize> unit_sizes() const;

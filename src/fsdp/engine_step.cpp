@@ -70,6 +70,7 @@ void Engine::reset() {
   recomputed_.clear();
   reducing_.clear();
   clear_carried();
+  order_->forget();
   gradients_ = Gradients::none;
   fabric_->recorder.take();
 }

@@ -151,7 +151,7 @@ std::vector<Engine::UnitInfo> Engine::units() const {
   std::vector<UnitInfo> infos;
   for (std::size_t i = 0; i < units_.size(); ++i)
     infos.push_back({units_[i]->name(), units_[i]->elements(), units_[i]->padding(), units_[i]->kept_after_forward(),
-                     units_[i]->spec().is_root, strategies_[i]});
+                     units_[i]->spec().is_root, strategies_[i], units_[i]->peak_bytes()});
   return infos;
 }
 

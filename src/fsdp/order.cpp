@@ -17,8 +17,14 @@ OrderCheck::OrderCheck(comm::Communicator& world, base::DeviceRuntime& runtime)
 
 void OrderCheck::note(std::string_view what) {
   hash_ = XXH3_64bits_withSeed(what.data(), what.size(), hash_ + 1);
+  if (noted_.size() > sizeof(Told::text)) return;
   noted_ += ' ';
   noted_ += what;
+}
+
+void OrderCheck::forget() {
+  hash_ = told_hash_;
+  noted_.clear();
 }
 
 OrderCheck::Told OrderCheck::take(const std::string& next) {
@@ -26,6 +32,7 @@ OrderCheck::Told OrderCheck::take(const std::string& next) {
   const std::string text = next + (noted_.empty() ? "" : ", after" + noted_);
   told.hash = XXH3_64bits_withSeed(text.data(), text.size(), hash_);
   std::copy_n(text.data(), std::min(text.size(), told.text.size() - 1), told.text.data());
+  told_hash_ = hash_;
   noted_.clear();
   return told;
 }

@@ -25,6 +25,8 @@ class TESSERA_API OrderCheck {
 
   /// Something was issued.
   void note(std::string_view what);
+  /// What was noted since the last time is forgotten: the program does it again.
+  void forget();
   /// Tells the others what was noted since the last time, on the way to `next`. Throws Mismatch where an earlier one of
   /// these is known to differ, with what each rank told.
   void begin(const std::string& next);
@@ -55,7 +57,8 @@ class TESSERA_API OrderCheck {
   std::unique_ptr<comm::Communicator> communicator_;
   comm::HostExchange host_;
   std::uint64_t hash_ = 0;
-  std::string noted_;
+  std::uint64_t told_hash_ = 0;                      // hash_ when the others were told last
+  std::string noted_;                                // as much as is told
   std::deque<std::unique_ptr<Exchange>> exchanges_;  // oldest first
 };
 

@@ -142,12 +142,22 @@ void Unit::unshard_issue() {
   Stream& first = offloaded ? fabric_.offload->up() : stream;
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
   if (!gathers_.empty()) gathers_.wait_on(stream);  // what the optimizer step left to gather on another axis
+  stream.wait(updated_);
   first.wait(stored_);
   const bool has_secondary = static_cast<bool>(flats_.front().secondary);
   for (Flat& flat : flats_) lease_for_gather(flat, first);
+  note_leases();
   gather(has_secondary ? plan_.rest_cuts.size() - plan_.forward_cuts.size() : 0);
   fabric_.recorder.end(span, stream);
   state_ = State::gathering;
+}
+
+void Unit::note_leases() {
+  std::size_t bytes = 0;
+  for (const Flat& flat : flats_)
+    for (const Lease* lease : {&flat.unsharded, &flat.secondary, &flat.written_gradient, &flat.full_gradient})
+      if (*lease) bytes += lease->bytes();
+  peak_bytes_ = std::max(peak_bytes_, bytes);
 }
 
 void Unit::lease_for_gather(Flat& flat, Stream& stream) {

@@ -73,6 +73,8 @@ class TESSERA_API Unit {
   std::int64_t padding() const;
   std::int64_t frozen() const;  ///< elements and padding of the parameters that get no gradient
   std::size_t bytes() const;    ///< unsharded
+  /// The most that it leased at a time: parameters and gradients, unsharded, in every form that they had.
+  std::size_t peak_bytes() const { return peak_bytes_; }
   bool casts() const;           ///< gradients are converted for their reduction
 
   // Parameters.
@@ -205,6 +207,7 @@ class TESSERA_API Unit {
   static constexpr std::size_t kIdle = static_cast<std::size_t>(-1);
 
   void lay_out();
+  void note_leases();
   void allocate(Flat& flat);
   void find_runs(Flat& flat);
   void gather_part(Flat& flat, const float* part);
@@ -255,6 +258,7 @@ class TESSERA_API Unit {
   Works gathers_;
   Works reductions_;
   Event loaded_;            // parameters have come from the host, where no gather follows
+  Event updated_;           // the optimizer has written: this unit's gather needs to wait for no other's
   Event stored_;            // what the optimizer wrote is with the host
   Event gradients_stored_;  // ... and what was reduced
   std::size_t stage_ = kIdle;
@@ -262,6 +266,7 @@ class TESSERA_API Unit {
   std::size_t stages_ = 0;                 // of this backward
   bool last_ = true;                       // this backward is the step's last one
   bool has_gradients_ = false;
+  std::size_t peak_bytes_ = 0;
   bool held_ = false;         // full gradients are the sum over this step's earlier microbatches
   bool accumulated_ = false;  // ... and so is what is kept of them
   double* norm_parts_ = nullptr;

@@ -36,6 +36,7 @@ void Unit::begin_gradients() {
     bind_gradients(flat, lease.data(), keep);
   }
   has_gradients_ = true;
+  note_leases();
 }
 
 /// What the backward wrote, in the type of the reduction: into the kept buffer, or a lease.
@@ -55,6 +56,7 @@ void Unit::cast_gradients(Flat& flat) {
     return;
   }
   if (reduces_in_lease()) flat.full_gradient = fabric_.gradients->acquire(flat.reduced_bytes(), name(), stream);
+  note_leases();
   convert_to(flat.reduced_gradient_of(0));
 }
 

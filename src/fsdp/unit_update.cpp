@@ -23,7 +23,7 @@ void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& st
 }
 
 void Unit::publish_update() {
-  fabric_.gather_stream->wait(fabric_.compute().record());
+  updated_ = fabric_.compute().record();
   gather_updated();
 }
 
@@ -82,6 +82,7 @@ void Unit::gather_updated() {
   const std::vector<Axis>& axes = plan_.gather_after_step;
   if (axes.empty()) return;
   Stream& stream = *fabric_.gather_stream;
+  stream.wait(updated_);
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
   for (std::size_t i = 0; i < axes.size(); ++i) {
     std::vector<Transfer> transfers;

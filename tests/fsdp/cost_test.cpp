@@ -60,7 +60,8 @@ TEST_P(Cost, PeaksStayWithinTheirBounds) {
     TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
     spec.engine.prefetch = prefetch;
     const TrainingRecord record = train(spec);
-    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {.prefetch = prefetch});
+    const PeakBounds bounds =
+        peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {.prefetch = prefetch});
     for (const auto& ledger : record.ledgers) {
       EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
       EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
@@ -94,6 +95,22 @@ TEST(CostOfOneRank, IsNoCollectiveAtAll) {
     const EngineTraffic& t = record.all_later;
     EXPECT_EQ(t.all_gather.calls + t.reduce_scatter.calls + t.all_reduce.calls + t.control.calls, 0u) << name;
     EXPECT_EQ(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter), 0u) << name;
+  }
+}
+
+TEST(CostOfAUnit, IsWhatItLeasesAtATime) {
+  for (const auto& [name, reduce, factor] : {std::tuple("ddp", false, 0), std::tuple("zero2", false, 1),
+                                             std::tuple("fsdp", false, 2), std::tuple("fsdp", true, 4)}) {
+    TrainingSpec spec = spec_for(name, 2);
+    if (reduce) spec.dtype = base::DType::bf16;
+    if (reduce) spec.engine.reduce_dtype = base::DType::f32;
+    // Parameters and gradients; in bf16 with f32 gradients both forms of the latter, and the parameters are back by
+    // then.
+    const std::size_t element = reduce ? 2 : 4;
+    for (const Engine::UnitInfo& unit : train(spec).units) {
+      const auto padded = static_cast<std::size_t>(unit.elements + unit.padding);
+      EXPECT_EQ(unit.peak_bytes, padded * (reduce ? 6 : element * static_cast<std::size_t>(factor))) << name;
+    }
   }
 }
 

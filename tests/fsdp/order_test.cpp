@@ -205,6 +205,23 @@ TEST(RanksThatDisagree, InAWayThatHangsAreNamedByTheDeadline) {
   }
 }
 
+/// Under strategies whose forward needs no other rank, one rank may do it again.
+TEST(RanksThatDisagree, DontWhereOneDoesAForwardAgain) {
+  const auto run = [](bool again) {
+    TrainingSpec spec = spec_for("ddp", 3);
+    spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+      if (!again || rank != 1) return;
+      const auto batch = harness::make_batch(model.context(), spec, step, rank);
+      nn::Tape tape;
+      const nn::TapeScope recording(model.context(), &tape);
+      model.loss(batch.tokens, batch.targets);
+      engine.reset();  // as after an exception in it
+    };
+    return train(spec);
+  };
+  EXPECT_TRUE(same_bits(run(false), run(true)));
+}
+
 TEST(RanksThatDisagree, AreNamedAtOnceInCheckedMode) {
   for (const char* backend : {"shm", "tcp"})
     for (const bool skips : {false, true}) {

@@ -108,5 +108,92 @@ TEST(Overlap, ZeroExposesTheLastReductionAndTheFirstGather) {
   EXPECT_LE(exposed_ms("zero2", 1), 1.15 * 2 * kCollective);
 }
 
+struct Peeked {
+  const float* last = nullptr;  // a value of the last unit, at rest
+  float before = 0;             // the step's update
+  bool everything = false;      // the control: waits for all that is in the queue
+  base::Stream* compute = nullptr;
+  int gathers = 0, updated = 0;
+};
+
+/// Runs what the root's gather comes after, and looks whether the last unit has been updated by then.
+class Peeking final : public CollectivePlugin {
+ public:
+  explicit Peeking(std::map<std::thread::id, Peeked>& peeked, std::mutex& mutex) : peeked_(peeked), mutex_(mutex) {}
+  Works run(const CollectiveCall& call) override {
+    const std::unique_lock lock(mutex_);
+    Peeked* const mine = &peeked_[std::this_thread::get_id()];
+    if (call.options.label == "root" && mine->last != nullptr) {
+      if (mine->everything) mine->compute->synchronize();
+      call.options.after->synchronize();
+      ++mine->gathers;
+      mine->updated += *mine->last != mine->before ? 1 : 0;
+    }
+    Works works;
+    for (const Transfer& t : call.transfers) works.add(call.channel.all_gather(t.in, t.out, call.options));
+    return works;
+  }
+
+ private:
+  std::map<std::thread::id, Peeked>& peeked_;
+  std::mutex& mutex_;
+};
+
+/// How often the last unit was updated before the first gather of the next step, of how many.
+std::pair<int, int> updated_before_the_first_gather(bool everything) {
+  std::map<std::thread::id, Peeked> peeked;
+  std::mutex mutex;
+  harness::TrainingSpec spec;
+  comm::Config config;
+  config.backend = "shm";
+  comm::run_threads(2, config, [&](comm::Communicator& world) {
+    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = base::make_lazy_stream});
+    const auto model = nn::make_model(context, spec.model);
+    EngineOptions options = harness::engine_for("fsdp");
+    options.collectives.add(comm::OpKind::all_gather, "peeking",
+                            [&] { return std::make_unique<Peeking>(peeked, mutex); });
+    options.strategy.all_gather = "peeking";
+    Engine engine(*model, world, options);
+    engine.initialize(0);
+    const auto forward_backward = [&](int step) {
+      const auto batch = harness::make_batch(context, spec, step, world.rank());
+      nn::Tape tape;
+      nn::Tensor loss;
+      {
+        const nn::TapeScope recording(context, &tape);
+        loss = model->loss(batch.tokens, batch.targets);
+      }
+      tape.backward(loss);
+    };
+    forward_backward(0);
+    context.stream().synchronize();
+    {
+      const std::lock_guard lock(mutex);
+      Peeked& mine = peeked[std::this_thread::get_id()];
+      mine.everything = everything;
+      mine.compute = &context.stream();
+      engine.visit_own([&](const OwnRange& own) {
+        if (own.parameter.name().starts_with("h.1.") && own.state < 0)
+          mine.last = static_cast<const float*>(own.data);
+      });
+      mine.before = *mine.last;
+    }
+    engine.step(1e-2);
+    forward_backward(1);
+  });
+  int updated = 0, gathers = 0;
+  for (const auto& [thread, mine] : peeked) {
+    updated += mine.updated;
+    gathers += mine.gathers;
+  }
+  return {updated, gathers};
+}
+
+/// The first gather of a step comes after the first unit's update only: it may run while the others are updated.
+TEST(Overlap, TheFirstGatherNeedsTheFirstUnitsUpdateOnly) {
+  EXPECT_EQ(updated_before_the_first_gather(false), std::pair(0, 2));
+  EXPECT_EQ(updated_before_the_first_gather(true), std::pair(2, 2));
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

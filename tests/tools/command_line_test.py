@@ -78,7 +78,7 @@ class CommandLineTest(unittest.TestCase):
     def test_info_lists_what_the_libraries_have(self):
         info = json.loads(tool("info", "--json")[1])
         self.assertGreaterEqual({backend["name"] for backend in info["backends"]}, {"shm"})
-        self.assertEqual(set(info["strategies"]), {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"})
+        self.assertEqual(set(info["strategies"]), {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op", "diloco", "local_sgd"})
         self.assertEqual(info["models"], ["gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b"])
         rows = {line.split()[0]: int(line.split()[1]) for line in tool("info", "--models")[1].splitlines()}
         self.assertEqual(rows, {"gpt-nano": 120576, "gpt-mini": 10844160, "gpt2": 124439808, "gpt2-xl": 1557611200,

@@ -121,8 +121,7 @@ class Peeking final : public CollectivePlugin {
  public:
   explicit Peeking(std::map<std::thread::id, Peeked>& peeked, std::mutex& mutex) : peeked_(peeked), mutex_(mutex) {}
   Works run(const CollectiveCall& call) override {
-    const std::unique_lock lock(mutex_);
-    Peeked* const mine = &peeked_[std::this_thread::get_id()];
+    Peeked* const mine = own();
     if (call.options.label == "root" && mine->last != nullptr) {
       if (mine->everything) mine->compute->synchronize();
       call.options.after->synchronize();
@@ -135,6 +134,10 @@ class Peeking final : public CollectivePlugin {
   }
 
  private:
+  Peeked* own() {
+    const std::lock_guard lock(mutex_);
+    return &peeked_[std::this_thread::get_id()];
+  }
   std::map<std::thread::id, Peeked>& peeked_;
   std::mutex& mutex_;
 };

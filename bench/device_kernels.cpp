@@ -316,7 +316,7 @@ class Bench {
          [&] { context_.kernels<float>("bench").adam_step(stream(), step); }});
     auto* sum = static_cast<double*>(keep.emplace_back(room(sizeof(double))).data());
     add({"gradient norm", 1, 0, static_cast<double>(count * sizeof(T)),
-         [&] { k<T>().sum_of_squares(stream(), gradient, count, sum); }});
+         [&] { k<T>().norm_part(stream(), kernels::Norm::two, gradient, count, sum); }});
   }
 
   const Sizes s_;

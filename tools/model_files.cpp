@@ -10,6 +10,7 @@
 #include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/adapter_hf.h"
 #include "tessera/nn/checkpoint_hf.h"
+#include "tools/saving.h"
 
 namespace tessera::tools {
 
@@ -83,10 +84,11 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
   return model;
 }
 
-void load_values(const TrainPlan& plan, fsdp::Engine& engine) {
+void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler) {
   if (!plan.checkpoint.empty()) {
     fsdp::Checkpoint checkpoint(plan.checkpoint);
     fsdp::restore(engine, checkpoint);
+    if (scaler != nullptr) restore_scaler(checkpoint, *scaler);
     return;
   }
   engine.initialize(plan.options.seed);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/train_options.h"
@@ -26,8 +27,9 @@ std::string lora_json_of(const TrainPlan& plan);
 /// Adapters, types and checkpointed activations as the plan says. Before an engine has the model.
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan);
 
-/// Values from the run's checkpoint, or drawn and then read from --init and --init-adapter. Collective.
-void load_values(const TrainPlan& plan, fsdp::Engine& engine);
+/// Values from the run's checkpoint, or drawn and then read from --init and --init-adapter. Collective. `scaler`: null
+/// where there is none.
+void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler);
 
 /// Writes --export (with adapters merged) and --export-adapter, on rank 0. Collective.
 void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include "tessera/base/error.h"
@@ -15,6 +16,9 @@ using base::InvalidUsage;
 namespace {
 
 constexpr const char* kModel = "model";
+constexpr const char* kLossScale = "loss-scale";
+constexpr const char* kGoodSteps = "loss-scale-good-steps";
+constexpr const char* kSkippedSteps = "loss-scale-skipped-steps";
 
 /// What decides which data comes next.
 fsdp::Attributes data_attributes(const TrainPlan& plan) {
@@ -95,11 +99,26 @@ std::int64_t check_resumed(const TrainPlan& plan) {
   return step;
 }
 
-Saving::Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& control)
+void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& scaler) {
+  const auto& saved = checkpoint.attributes();
+  const auto scale = saved.find(kLossScale);
+  if (scale == saved.end()) return;
+  const auto number = [&](const char* name) {  // a text that holds none is 0
+    const auto found = saved.find(name);
+    return found == saved.end() ? 0LL : std::strtoll(found->second.c_str(), nullptr, 10);
+  };
+  scaler.set_state({.scale = std::strtod(scale->second.c_str(), nullptr),
+                    .good_steps = number(kGoodSteps),
+                    .skipped_steps = static_cast<std::uint64_t>(number(kSkippedSteps))});
+}
+
+Saving::Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& control,
+               const fsdp::GradientScaler* scaler)
     : every_(plan.options.save_every.value_or(0)),
       last_(plan.options.steps),
       attributes_(attributes_of(plan)),
       rank_(control.rank()),
+      scaler_(scaler),
       writer_(engine, control, {.folder = plan.options.save, .keep_last = plan.options.keep_last.value_or(0)}) {}
 
 template <class Attempt>
@@ -117,7 +136,13 @@ void Saving::after_step(std::int64_t step) {
   if (step != last_ && (every_ == 0 || step % every_ != 0)) return;
   attempt([&] { writer_.finish(); });
   failure_.clear();
-  attempt([&] { writer_.save(attributes_); });
+  fsdp::Attributes attributes = attributes_;
+  if (scaler_ != nullptr) {
+    attributes[kLossScale] = fmt::format("{}", scaler_->state().scale);
+    attributes[kGoodSteps] = std::to_string(scaler_->state().good_steps);
+    attributes[kSkippedSteps] = std::to_string(scaler_->state().skipped_steps);
+  }
+  attempt([&] { writer_.save(attributes); });
 }
 
 void Saving::finish() {

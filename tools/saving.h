@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/fsdp/checkpoint.h"
+#include "tessera/fsdp/gradient_scaler.h"
 #include "tools/train_options.h"
 
 namespace tessera::tools {
@@ -18,10 +19,14 @@ nn::ModelConfig model_in(const std::string& checkpoint);
 /// The steps that were done. Throws InvalidUsage where the plan's data would not be what comes next.
 std::int64_t check_resumed(const TrainPlan& plan);
 
+/// The scaler goes on where the checkpoint's run was; from the beginning where that had none.
+void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& scaler);
+
 /// The checkpoints of a run. A save that fails is said on rank 0, and training goes on. Collective.
 class Saving {
  public:
-  Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& control);
+  /// `scaler`: null where there is none.
+  Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& control, const fsdp::GradientScaler* scaler);
   void after_step(std::int64_t step);
   /// Waits until the last step's is whole.
   void finish();
@@ -36,6 +41,7 @@ class Saving {
   const std::int64_t last_;
   const fsdp::Attributes attributes_;
   const int rank_;
+  const fsdp::GradientScaler* const scaler_;
   fsdp::CheckpointWriter writer_;
   std::string failure_;
 };

@@ -96,6 +96,19 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
       .add_option("--reduce-dtype", o.reduce_dtype,
                   "of gradients while they are reduced and kept: f32, or (default) as --precision")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  command
+      .add_option("--accumulate", o.accumulate,
+                  "microbatches in a step: each rank's part of the global batch in so many pieces")
+      ->check(CLI::Range(std::int64_t{1}, kMost))
+      ->capture_default_str();
+  command
+      .add_option("--reduce-when", o.reduce_when,
+                  "with --accumulate: gradients are reduced for every microbatch (default), after the last one, or "
+                  "scattered for every one and all-reduced over replicas after the last")
+      ->check(CLI::IsMember({"every", "last", "scatter"}));
+  command.add_option("--norm-type", o.norm_type, "of gradients, for --clip-norm and as it is shown")
+      ->check(CLI::IsMember({"1", "2", "3", "inf"}))
+      ->capture_default_str();
   command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: don't)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -134,6 +147,10 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
   command
       .add_option("--reshard-after-forward", o.reshard_after_forward,
                   "true: all but the root; false: none; default: all but the root and the last unit")
+      ->check(CLI::IsMember({"true", "false"}));
+  command
+      .add_option("--reshard-after-backward", o.reshard_after_backward,
+                  "with --accumulate: false keeps what a backward gathered for the next microbatch")
       ->check(CLI::IsMember({"true", "false"}));
   command.add_flag(
       "--checkpoint-activations", o.checkpoint_activations,
@@ -182,9 +199,12 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
   return config;
 }
 
+nn::kernels::Norm norm_of(const std::string& type) {
+  if (type == "inf") return nn::kernels::Norm::infinity;
+  return type == "1" ? nn::kernels::Norm::one : type == "3" ? nn::kernels::Norm::three : nn::kernels::Norm::two;
+}
+
 fsdp::Precision precision_of(const TrainOptions& o) {
-  if (o.precision == "f16")
-    throw InvalidUsage("--precision f16 needs a gradient scaler, which is not there yet; use bf16 or f32");
   std::optional<base::DType> reduce;
   if (!o.reduce_dtype.empty()) reduce = base::parse_dtype(o.reduce_dtype);
   if (reduce && *reduce != base::DType::f32 && o.reduce_dtype != o.precision)
@@ -211,6 +231,18 @@ void open_files(TrainPlan& plan) {
   }
 }
 
+void check_batch(const TrainOptions& o, int ranks) {
+  if (o.accumulate == 1)
+    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
+                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
+      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
+  const std::int64_t parts = ranks * o.accumulate;
+  if (o.global_batch % parts == 0) return;
+  throw InvalidUsage(
+      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
+                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
+}
+
 /// What a graph of a device can't hold, before anything is started.
 void check_graphs(const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
@@ -223,6 +255,8 @@ void check_graphs(const TrainPlan& plan) {
   refuse(plan.ranks > 1, std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1");
   refuse(m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,
          "the model has dropout, whose masks change with every step; set it to 0");
+  refuse(o.accumulate > 1, "--accumulate changes what a backward does with gradients; leave one of the two out");
+  refuse(o.precision == "f16", "the loss scale of f16 changes from step to step; use bf16");
   refuse(o.cpu_offload, "--cpu-offload brings parameters on another stream; leave one of the two out");
   refuse(plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients on the way; leave it out");
   refuse(!o.trace.empty(), "what is replayed has no events for --trace; leave one of the two out");
@@ -257,9 +291,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   if (plan.seq_len > plan.model.context)
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
                        std::to_string(plan.model.context));
-  if (options.global_batch % ranks != 0)
-    throw InvalidUsage("--global-batch " + std::to_string(options.global_batch) + " can't be split evenly over " +
-                       std::to_string(ranks) + " ranks; use a multiple of " + std::to_string(ranks));
+  check_batch(options, ranks);
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
   if (options.graphs) check_graphs(plan);
@@ -285,9 +317,18 @@ void note_what_does_nothing(const TrainOptions& options) {
                options.device);
 }
 
+fsdp::StepCourse course_of(const TrainOptions& options) {
+  return {.prefetch = options.prefetch,
+          .microbatches = static_cast<int>(options.accumulate),
+          .reshard_after_backward = options.reshard_after_backward != "false"};
+}
+
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
   engine.strategy = fsdp::strategy_named(strategy);
+  if (!plan.options.reduce_when.empty())
+    engine.strategy =
+        fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
   engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty()
                     ? fsdp::parse_mesh(plan.options.mesh)
                     : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
@@ -302,7 +343,10 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.cpu_offload = plan.options.cpu_offload;
   if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
   engine.optimizer = plan.options.optimizer_config;
+  engine.reshard_after_backward = plan.options.reshard_after_backward != "false";
   engine.clip_norm = plan.options.clip_norm;
+  engine.norm = norm_of(plan.options.norm_type);
+  engine.scales_loss = plan.precision.compute == base::DType::f16;
   engine.reduce_dtype = plan.precision.reduce;
   return engine;
 }

@@ -44,6 +44,10 @@ struct TrainOptions {
   std::string precision = "f32";
   std::string reduce_dtype;  // empty: as precision
   double clip_norm = 0;
+  std::string norm_type = "2";
+  std::int64_t accumulate = 1;
+  std::string reduce_when;  // empty: every microbatch
+  std::string reshard_after_backward;
   int prefetch = 1;
   int limit_all_gathers = 0;
   std::string reshard_after_forward;
@@ -91,6 +95,9 @@ struct TrainPlan {
 /// Reads the model and the data's head, and checks what each strategy needs of the world. Throws InvalidUsage: one line
 /// that says what to do.
 TrainPlan make_plan(const TrainOptions& options, int ranks);
+
+/// What of a step's course its cost depends on.
+fsdp::StepCourse course_of(const TrainOptions& options);
 
 /// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
 void note_what_does_nothing(const TrainOptions& options);

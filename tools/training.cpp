@@ -8,6 +8,7 @@
 
 #include "tessera/comm/host_exchange.h"
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/fsdp/graphed_step.h"
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
@@ -70,8 +71,9 @@ class Training {
       batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
                                                    plan.options.seed});
     if (plan.options.graphs) graphed_.emplace(context_, engine_);
-    load_values(plan, engine_);
-    if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_);
+    if (plan.precision.compute == base::DType::f16) scaler_.emplace(engine_);
+    load_values(plan, engine_, scaler_ ? &*scaler_ : nullptr);
+    if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_, scaler_ ? &*scaler_ : nullptr);
   }
 
   void train(const TrainingCallbacks& callbacks) {
@@ -105,12 +107,16 @@ class Training {
 
   StepReport train_step(std::int64_t step) {
     const std::int64_t start = base::host_time_ns();
-    const nn::Tensor loss = forward_backward(step);
+    const std::vector<nn::Tensor> losses = microbatches(step);
     note_model_state();
     const double rate = nn::learning_rate(plan_.schedule, step + 1);
     engine_.step(rate);
     note_model_state();
-    const double mean = mean_over_ranks(loss.item());  // the one wait of a step: what came before is all in the queue
+    double own = 0;
+    for (const nn::Tensor& loss : losses)  // the one wait of a step: what came before is all in the queue
+      own += loss.item() / static_cast<double>(losses.size());
+    const double mean = mean_over_ranks(own);
+    if (scaler_) scaler_->after_step();
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     note_times(ms);
@@ -120,9 +126,19 @@ class Training {
     return report;
   }
 
-  nn::Tensor forward_backward(std::int64_t step) {
-    const std::int64_t count = plan_.options.global_batch / world_.size();
-    const std::int64_t first = count * world_.rank();
+  /// Their losses.
+  std::vector<nn::Tensor> microbatches(std::int64_t step) {
+    std::vector<nn::Tensor> losses;
+    for (std::int64_t i = 0; i < plan_.options.accumulate; ++i) {
+      engine_.set_last_backward(i + 1 == plan_.options.accumulate);
+      losses.push_back(forward_backward(step, i));
+    }
+    return losses;
+  }
+
+  nn::Tensor forward_backward(std::int64_t step, std::int64_t microbatch) {
+    const std::int64_t count = plan_.options.global_batch / world_.size() / plan_.options.accumulate;
+    const std::int64_t first = count * (world_.rank() * plan_.options.accumulate + microbatch);
     const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
     context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
     if (!graphed_) return forward_backward(batch);
@@ -147,7 +163,8 @@ class Training {
       const nn::TapeScope recording(context_, &tape);
       loss = model_->loss(batch.tokens, batch.targets);
     }
-    tape.backward(loss);
+    const double scale = scaler_ ? scaler_->scale() : 1.0;
+    tape.backward(loss, scale / static_cast<double>(plan_.options.accumulate));
     return loss;
   }
 
@@ -205,8 +222,8 @@ class Training {
   }
 
   PerCollective formula_bytes() const {
-    const auto f =
-        fsdp::communication_formula(engine_.strategy(), engine_.mesh(), engine_.unit_sizes(), plan_.precision);
+    const auto f = fsdp::communication_formula(engine_.strategy(), engine_.mesh(), engine_.unit_sizes(),
+                                               plan_.precision, course_of(plan_.options));
     PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
     bytes.control = engine_.control_formula_bytes();
     if (world_.size() > 1)
@@ -226,6 +243,7 @@ class Training {
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::optional<nn::Batches> batches_;
+  std::optional<fsdp::GradientScaler> scaler_;  // of f16
   std::optional<Saving> saving_;
   std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
   std::optional<nn::TokenBatch> graphed_batch_;  // what it reads

@@ -1,6 +1,7 @@
 #include "tessera/fsdp/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "tessera/base/error.h"
@@ -274,12 +275,20 @@ void Engine::step(double learning_rate) {
                            : "step: the backwards so far were not the last; set_last_backward(true) before the last");
   gradients_ = Gradients::none;
   finish_reductions();
-  nn::OptimizerStep step{.number = ++steps_, .learning_rate = learning_rate};
+  nn::OptimizerStep step{.number = ++steps_ - skipped_steps_, .learning_rate = learning_rate};
   if (measures_norm()) {
     compute_norm();
-    if (options_.clip_norm > 0) step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
+    if (options_.clip_norm > 0 || options_.scales_loss)
+      step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
   }
   for (const auto& unit : units_) unit->update(options_.optimizer, step);
+}
+
+void Engine::set_loss_scale(double scale) {
+  if (!options_.scales_loss) throw InvalidUsage("set_loss_scale: set EngineOptions::scales_loss");
+  if (!(scale > 0) || !std::isfinite(scale))
+    throw InvalidUsage("loss scale: " + std::to_string(scale) + "; a finite number above 0");
+  loss_scale_ = scale;
 }
 
 void Engine::settle() {

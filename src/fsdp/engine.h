@@ -56,9 +56,12 @@ struct EngineOptions {
   bool cpu_offload = false;
   /// With cpu_offload: parameters that the optimizer updates at a time. The device has room for three such pieces.
   std::int64_t offload_piece = std::int64_t{1} << 20;
-  double clip_norm = 0;       ///< 0: no clipping
+  double clip_norm = 0;  ///< 0: no clipping
+  nn::kernels::Norm norm = nn::kernels::Norm::two;
   bool measure_norm = false;  ///< compute grad_norm() also without clipping
-  bool poison = false;        ///< fill released buffers with NaN
+  /// A step in which a gradient of any rank isn't finite changes nothing on any. For f16; see GradientScaler.
+  bool scales_loss = false;
+  bool poison = false;  ///< fill released buffers with NaN
   CollectiveRegistry collectives = CollectiveRegistry::built_in();
 };
 
@@ -105,8 +108,13 @@ class TESSERA_API Engine {
   void step(double learning_rate);
   /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
   void settle();
-  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm; }
-  /// Of the last step, over all ranks, before clipping. Waits. Throws InvalidUsage unless clipping or measure_norm.
+  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.scales_loss; }
+  /// Gradients are this many times too large from the next backward on, since the loss is; step() divides them. Throws
+  /// InvalidUsage without scales_loss.
+  void set_loss_scale(double scale);
+  double loss_scale() const { return loss_scale_; }
+  /// Of the last step, over all ranks, before clipping, and unscaled. Waits. Throws InvalidUsage unless one
+  /// of clip_norm, measure_norm and scales_loss is set.
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
 
@@ -124,8 +132,10 @@ class TESSERA_API Engine {
                    const Wanted& wanted = {});
   /// How many there are for each element of a trainable parameter.
   int states() const;
-  /// As if so many steps had been done: the next one is the number after.
-  void set_steps(std::uint64_t steps) { steps_ = steps; }
+  /// As if so many steps had been done, of which some changed nothing: the next one is the number after.
+  void set_steps(std::uint64_t steps, std::uint64_t skipped = 0);
+  /// Of steps(): those that changed nothing; the optimizer doesn't count them.
+  std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
@@ -192,10 +202,12 @@ class TESSERA_API Engine {
   std::vector<Progress> progress_;
   std::vector<std::size_t> reducing_;    // oldest first
   std::vector<std::size_t> recomputed_;  // whose backward has not begun
-  Buffer squares_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
-  Buffer norms_;    // f64: the slots' sums over the ranks, then the norm, then the factor
+  Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
+  Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
   std::uint64_t steps_ = 0;
+  std::uint64_t skipped_steps_ = 0;
+  double loss_scale_ = 1;
   bool last_backward_ = true;
   enum class Gradients : std::uint8_t { none, of_some, complete };  // of this step's microbatches
   Gradients gradients_ = Gradients::none;

@@ -16,7 +16,7 @@ void Engine::initialize(std::uint64_t seed) {
     unit->clear_optimizer();
   }
   publish_values();
-  steps_ = 0;
+  set_steps(0);
 }
 
 void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill,
@@ -35,6 +35,13 @@ void Engine::fill_states(const std::function<void(const nn::Parameter&, int stat
                          const Wanted& wanted) {
   begin_values();
   for (const auto& unit : units_) unit->fill_states(fill, wanted);
+}
+
+void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped) {
+  if (skipped > steps)
+    throw InvalidUsage(std::to_string(skipped) + " of " + std::to_string(steps) + " steps can't have been skipped");
+  steps_ = steps;
+  skipped_steps_ = skipped;
 }
 
 int Engine::states() const { return nn::state_slots(options_.optimizer); }

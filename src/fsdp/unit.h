@@ -88,10 +88,13 @@ class TESSERA_API Unit {
   /// Waits (on the compute stream) for the stage in flight and starts the next one, if there is one.
   void reduce_continue();
 
-  /// From now on every reduction ends with f64 sums of squares of this rank's part: one for each flat parameter and
-  /// n-th of it. Slots of parts that it doesn't hold are left as they are.
-  void sum_squares_into(double* slots) { squares_ = slots; }
-  std::size_t square_sum_slots() const;
+  /// From now on a step's last reduction ends with this rank's parts of the norm: an f64 for each flat parameter and
+  /// n-th of it. Slots of those that it doesn't hold are left as they are.
+  void add_norm_into(double* slots, nn::kernels::Norm norm) {
+    norm_parts_ = slots;
+    norm_ = norm;
+  }
+  std::size_t norm_slots() const;
 
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
@@ -177,7 +180,8 @@ class TESSERA_API Unit {
   void write(bool offloaded, void* at, std::size_t bytes, const Produce& produce);
   void start_stage();
   void finish_reduction();
-  void sum_squares();
+  void find_norm_parts();
+  comm::ReduceOp op_of(const ReduceStage& stage) const;
   void gather_updated();
   std::vector<Transfer> stage_transfers(const ReduceStage& stage);
   CollectivePlugin& plugin_for(const ReduceStage& stage);
@@ -199,7 +203,8 @@ class TESSERA_API Unit {
   bool has_gradients_ = false;
   bool held_ = false;         // full gradients are the sum over this step's earlier microbatches
   bool accumulated_ = false;  // ... and so is what is kept of them
-  double* squares_ = nullptr;
+  double* norm_parts_ = nullptr;
+  nn::kernels::Norm norm_ = nn::kernels::Norm::two;
 };
 
 }  // namespace tessera::fsdp

@@ -1,4 +1,6 @@
 // A unit's gradients: from where a backward writes them to what is kept of them.
+#include <algorithm>
+
 #include "tessera/fsdp/unit.h"
 #include "tessera/nn/ops/dispatch.h"
 
@@ -132,6 +134,15 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
   return transfers;
 }
 
+/// A sum, divided at the end of the last stage. Where gradients are reduced in f16, whose largest number is 65504,
+/// every stage divides what it adds: then no sum on the way is larger than the largest gradient.
+comm::ReduceOp Unit::op_of(const ReduceStage& stage) const {
+  const bool narrow = std::any_of(flats_.begin(), flats_.end(), [](const Flat& flat) {
+    return flat.layout.trainable && flat.precision.reduce == DType::f16;
+  });
+  return narrow ? comm::ReduceOp::premul_sum(1.0 / fabric_.mesh.shape().size_of(stage.axis)) : stage.op;
+}
+
 void Unit::start_stage() {
   const ReduceStage& stage = fabric_.plan.reductions[stage_];
   Stream& stream = *fabric_.reduce_stream;
@@ -139,7 +150,7 @@ void Unit::start_stage() {
   const std::vector<Transfer> transfers = stage_transfers(stage);
   reductions_ = plugin_for(stage).run({*fabric_.mesh.channels(stage.axis).reduce,
                                        transfers,
-                                       stage.op,
+                                       op_of(stage),
                                        {.after = &stream, .label = name()},
                                        fabric_.copier});
   fabric_.recorder.end(span, stream);
@@ -194,7 +205,7 @@ void Unit::add_earlier_microbatches() {
 void Unit::finish_reduction() {
   stage_ = kIdle;
   accumulated_ = !last_;
-  if (last_ && squares_ != nullptr) sum_squares();
+  if (last_ && norm_parts_ != nullptr) find_norm_parts();
   if (fabric_.plan.offloaded.gradients) store_gradients();
 }
 
@@ -214,16 +225,16 @@ void Unit::store_gradients() {
     if (flat.full_gradient) flat.full_gradient.give_back(gradients_stored_);
 }
 
-std::size_t Unit::square_sum_slots() const {
+std::size_t Unit::norm_slots() const {
   std::size_t slots = 0;
   for (const Flat& flat : flats_)
     if (flat.layout.trainable) slots += static_cast<std::size_t>(fabric_.mesh.size());
   return slots;
 }
 
-void Unit::sum_squares() {
+void Unit::find_norm_parts() {
   const int world = fabric_.mesh.size();
-  double* slot = squares_;
+  double* slot = norm_parts_;
   for (const Flat& flat : flats_) {
     if (!flat.layout.trainable) continue;
     const std::int64_t length = flat.layout.padded / world;
@@ -232,9 +243,9 @@ void Unit::sum_squares() {
       if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
       nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
         using T = decltype(zero);
-        fabric_.context.kernels<T>("norm").sum_of_squares(fabric_.compute(),
-                                                          static_cast<const T*>(flat.reduced_gradient_of(slice.begin)),
-                                                          static_cast<std::size_t>(length), slot);
+        fabric_.context.kernels<T>("norm").norm_part(fabric_.compute(), norm_,
+                                                     static_cast<const T*>(flat.reduced_gradient_of(slice.begin)),
+                                                     static_cast<std::size_t>(length), slot);
       });
     }
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 
@@ -63,8 +64,8 @@ class Kernels {
   virtual void add(Stream& stream, const kernels::AddArgs<T>& args) = 0;
   virtual void scale(Stream& stream, const kernels::ScaleArgs<T>& args) = 0;
   virtual void transpose(Stream& stream, const TransposeArgs<T>& args) = 0;
-  /// out[0] = the sum of x^2 in f64, in an order that depends on `count` only. Needs scratch.
-  virtual void sum_of_squares(Stream& stream, const T* x, std::size_t count, double* out) = 0;
+  /// out[0] = a part of the norm (kernels::norm_part). Needs scratch.
+  virtual void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) = 0;
 
   virtual void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) = 0;
   virtual void activation_backward(Stream& stream, kernels::Activation kind, const kernels::ActivationBackward<T>&) = 0;
@@ -98,12 +99,15 @@ class Kernels {
   virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;
 };
 
-/// squares[count] -> out[0] = sqrt(their sum, in order), out[1] = min(1, most / (out[0] + 1e-6)): what clips a
-/// gradient.
+/// parts[count] of a norm -> out[0] = the norm / loss_scale, out[1] = min(1, most / (out[0] + 1e-6)) / loss_scale: what
+/// unscales and clips a gradient; no `most`: 1 / loss_scale. Parts are added in order.
 struct ClipArgs {
-  const double* squares = nullptr;
+  kernels::Norm norm = kernels::Norm::two;
+  const double* parts = nullptr;
   std::size_t count = 0;
-  double most = 0;
+  std::optional<double> most = {};
+  double loss_scale = 1;
+  bool skips = false;  ///< where the norm isn't finite, out[1] is NaN, by which an optimizer changes nothing
   double* out = nullptr;
 };
 

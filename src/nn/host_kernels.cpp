@@ -46,8 +46,8 @@ class HostKernels final : public Kernels<T> {
   }
   void scale(Stream& s, const ScaleArgs<T>& args) override { launch(s, args, kernels::scale<T>); }
   void transpose(Stream& s, const TransposeArgs<T>& args) override { launch(s, args, transpose_on<T>); }
-  void sum_of_squares(Stream& s, const T* x, std::size_t count, double* out) override {
-    s.run([=, &pool = pool_] { *out = kernels::sum_of_squares<T>(pool, x, count); });
+  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
+    s.run([=, &pool = pool_] { *out = kernels::norm_part<T>(pool, norm, x, count); });
   }
 
   void activation_forward(Stream& s, const ActivationForward<T>& args) override {
@@ -145,6 +145,20 @@ class HostNarrowKernels final : public NarrowKernels<T> {
   ThreadPool& pool_;
 };
 
+double whole_norm(const ClipArgs& a) {
+  double total = 0;
+  for (std::size_t i = 0; i < a.count; ++i) {
+    const double part = a.parts[i];
+    if (a.norm != kernels::Norm::infinity) {
+      total += part;
+    } else if (part > total || std::isnan(part)) {
+      total = part;
+    }
+  }
+  if (a.norm == kernels::Norm::two) return std::sqrt(total);
+  return a.norm == kernels::Norm::three ? std::cbrt(total) : total;
+}
+
 void convert_on(ThreadPool& pool, const ConvertArgs& a) {
   const auto from = [&](auto zero) { return static_cast<const decltype(zero)*>(a.in); };
   const auto to = [&](auto zero) { return static_cast<decltype(zero)*>(a.out); };
@@ -172,12 +186,11 @@ class AllHostKernels final : public DeviceKernels {
   }
   void clip_factor(Stream& s, const ClipArgs& args) override {
     s.run([args] {
-      double sum = 0;
-      for (std::size_t i = 0; i < args.count; ++i) sum += args.squares[i];
-      const double norm = std::sqrt(sum);
+      const double norm = whole_norm(args) / args.loss_scale;
       args.out[0] = norm;
       // As torch.nn.utils.clip_grad_norm_: the small constant keeps the factor finite.
-      args.out[1] = std::min(1.0, args.most / (norm + 1e-6));
+      const double factor = args.most ? std::min(1.0, *args.most / (norm + 1e-6)) : 1.0;
+      args.out[1] = args.skips && !std::isfinite(norm) ? std::nan("") : factor / args.loss_scale;
     });
   }
   void convert(Stream& s, const ConvertArgs& args) override {

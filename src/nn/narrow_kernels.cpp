@@ -117,16 +117,22 @@ void NarrowKernels<T>::transpose(Stream& s, const TransposeArgs<T>& a) {
 }
 
 template <class T>
-void NarrowKernels<T>::sum_of_squares(Stream& s, const T* x, std::size_t count, double* out) {
+void NarrowKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) {
   NarrowScratch<T> scratch(all_, memory_, s);
-  float* in = scratch.room(piece_of(count, 1));
-  auto* sum = reinterpret_cast<double*>(scratch.room(2));
-  if (count == 0) return wide().sum_of_squares(s, in, 0, out);
+  const std::size_t piece = piece_of(count, 1);
+  float* in = scratch.room(piece);
+  if (count <= piece) {
+    scratch.load(x, in, count);
+    return wide().norm_part(s, norm, in, count, out);
+  }
+  const std::size_t pieces = (count + piece - 1) / piece;
+  auto* parts = reinterpret_cast<double*>(scratch.room(2 * pieces));
   in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
     scratch.load(x + at, in, length);
-    wide().sum_of_squares(s, in, length, at == 0 ? out : sum);
-    if (at > 0) all_.f64()->add(s, {out, sum, out, 1});
+    wide().norm_part(s, norm, in, length, parts + at / piece);
   });
+  const bool largest = norm == kernels::Norm::infinity;
+  all_.f64()->norm_part(s, largest ? norm : kernels::Norm::one, parts, pieces, out);  // none is negative
 }
 
 template <class T>

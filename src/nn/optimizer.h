@@ -39,7 +39,8 @@ inline constexpr int kMaxStateSlots = 3;
 struct OptimizerStep {
   std::uint64_t number = 1;  ///< 1 is the first
   double learning_rate = 1e-3;
-  /// Gradients are multiplied by *gradient_scale before use (clipping); read when the stream gets there. Null: 1.
+  /// Gradients are multiplied by *gradient_scale before use (clipping, unscaling); read when the stream gets there. Null:
+  /// 1. NaN: nothing is changed.
   const double* gradient_scale = nullptr;
 };
 

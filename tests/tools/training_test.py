@@ -133,6 +133,20 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), alike, arguments)
             self.check_costs(comparison, parameter=2, gradient=gradient, optimizer=12)
 
+    def test_microbatches_cost_what_the_formula_says_and_all_strategies_agree(self):
+        hashes = {}
+        for when, alike in (("every", 1), ("last", 1), ("scatter", 3)):
+            comparison, _ = self.compare("--model", "gpt-nano", "--accumulate", "3", "--reduce-when", when, "--clip-norm", "0.5")
+            # Scattered each and all-reduced at the last: ddp only all-reduces, hsdp does both, the others only scatter.
+            hashes[when] = [run["final_parameters_hash"] for run in comparison["runs"]]
+            self.assertEqual(len(set(hashes[when])), alike, when)
+            for run in comparison["runs"]:
+                self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], (when, run["strategy"]))
+        whole, _ = self.compare("--model", "gpt-nano", "--clip-norm", "0.5", "--strategies", "fsdp")
+        for a, b in zip(whole["runs"][0]["losses"], comparison["runs"][3]["losses"]):
+            self.assertAlmostEqual(a, b, delta=3e-5 * a)
+        self.assertNotEqual(hashes["every"][0], hashes["last"][0])
+
     def test_the_hash_and_the_table_notice_a_difference(self):
         one, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
         two, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp", "--seed", "1")
@@ -304,7 +318,10 @@ class TrainingTest(unittest.TestCase):
             (["train", "--betas", "0.9,1.5"], "beta"),
             (["train", "--init", self.path("nothing")], "nothing"),
             (["train", "--init", torn], "model.safetensors"),
-            (["train", "--precision", "f16"], "gradient scaler"),
+            (["train", "--reduce-when", "last"], "--accumulate"),
+            (["train", "--accumulate", "5"], "5 microbatches"),
+            (["train", "--accumulate", "0"], "--accumulate"),
+            (["train", "--norm-type", "4"], "--norm-type"),
             (["train", "--graphs"], "device cpu has none; use --device cuda"),
             (["compare", "--graphs"], "device cpu has none; use --device cuda"),
             (["train", "--precision", "int8"], "--precision"),

@@ -24,7 +24,7 @@ class NarrowKernels : public Kernels<T> {
   void add(Stream& stream, const kernels::AddArgs<T>& args) override;
   void scale(Stream& stream, const kernels::ScaleArgs<T>& args) override;
   void transpose(Stream& stream, const TransposeArgs<T>& args) override;
-  void sum_of_squares(Stream& stream, const T* x, std::size_t count, double* out) override;
+  void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) override;
 
   void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) override;
   void activation_backward(Stream& stream, kernels::Activation kind, const kernels::ActivationBackward<T>&) override;

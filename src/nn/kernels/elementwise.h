@@ -80,11 +80,15 @@ struct ColumnSumsArgs {
 template <class T>
 TESSERA_API void column_sums(ThreadPool& pool, const ColumnSumsArgs<T>& args);
 
-/// Sum of x and of x^2 in f64, in an order that depends on `count` only.
+/// Sum of x in f64, in an order that depends on `count` only.
 template <class T>
 TESSERA_API double sum(ThreadPool& pool, const T* x, std::size_t count);
+/// Which norm of a vector: (sum of |x|^p)^(1/p), or the largest |x|.
+enum class Norm : std::uint8_t { one, two, three, infinity };
+/// A part of a norm: the sum of |x|^p in f64, in an order that depends on `count` only; or the largest |x|, NaN where
+/// there is one. Parts make a whole by adding them, or by taking the largest.
 template <class T>
-TESSERA_API double sum_of_squares(ThreadPool& pool, const T* x, std::size_t count);
+TESSERA_API double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_t count);
 
 /// Element conversions as base/dtype.h defines them (to 16 bits: nearest even). Ranges must not overlap.
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::f16* out, std::size_t count);

@@ -37,8 +37,10 @@ struct Slot {
     return count == kLanes<T> ? load<T>(from + at) : load_part<T>(from + at, count);
   }
   HWY_INLINE void write(Vec<T> value, T* to) const {
-    if (count == kLanes<T>) store<T>(value, to + at);
-    else store_part<T>(value, to + at, count);
+    if (count == kLanes<T>)
+      store<T>(value, to + at);
+    else
+      store_part<T>(value, to + at, count);
   }
 };
 
@@ -161,6 +163,7 @@ void run_narrow(const Step& step, std::size_t begin, std::size_t end, Kernel ker
 template <class T, template <class> class Step>
 void run_tiles(ThreadPool& pool, Step<T> step, void (*kernel)(const Step<T>&)) {
   if (step.grad_scale_at != nullptr) step.grad_scale = *step.grad_scale_at;
+  if (std::isnan(step.grad_scale)) return;  // gradients that are not finite: nothing changes
   for_tiles(pool, step.count, kElementTile, [&](std::size_t begin, std::size_t end) {
     if constexpr (sizeof(T) == sizeof(float)) {
       if (step.narrow.dtype == base::DType::f16) return run_narrow<base::f16>(step, begin, end, kernel);

@@ -31,7 +31,7 @@ struct SgdStep {
   bool maximize = false;
   bool first_step = false;  ///< the buffer is set to the gradient instead of read (PyTorch's first step; dampening 0)
   double grad_scale = 1;
-  const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale
+  const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
   NarrowStep narrow;
 };
 template <class T>
@@ -53,7 +53,7 @@ struct AdamStep {
   bool decoupled = true;  ///< true: AdamW (parameter *= 1 - lr * decay); false: Adam (decay added to the gradient)
   bool maximize = false;
   double grad_scale = 1;
-  const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale
+  const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
   NarrowStep narrow;
 };
 template <class T>

@@ -1,4 +1,7 @@
-// sum and sum_of_squares of elementwise.h.
+// sum and norm_part of elementwise.h.
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <tuple>
 #include <vector>
 
@@ -17,7 +20,7 @@ namespace tessera::nn::kernels {
 template <class T>
 struct ReduceTable {
   double (*sum)(const T*, std::size_t);
-  double (*sum_of_squares)(const T*, std::size_t);
+  std::array<double (*)(const T*, std::size_t), 4> norms;  // as Norm counts them
 };
 using ReduceTables = std::tuple<ReduceTable<float>, ReduceTable<double>>;
 }  // namespace tessera::nn::kernels
@@ -27,9 +30,10 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::nn::kernels::HWY_NAMESPACE {
 namespace {
 
-/// Sum of f(x) over f64 copies of x. The copies of 32 elements pass through L1, which costs less than the reading of x.
+/// step(...) over f64 copies of x, in as many lanes as a sum has. The copies of 32 elements pass through L1, which
+/// costs less than the reading of x.
 template <class T, class Step>
-HWY_INLINE double sum_with(const T* x, std::size_t count, Step step) {
+HWY_INLINE Sum<double> over_lanes(const T* x, std::size_t count, Step step) {
   constexpr std::size_t kGroup = 512;
   static_assert(kGroup % kSumLanes == 0);
   Sum<double> sum;
@@ -44,21 +48,43 @@ HWY_INLINE double sum_with(const T* x, std::size_t count, Step step) {
       reduce<double>(n, one, static_cast<const double*>(wide));
     }
   }
-  return sum.total();
+  return sum;
 }
 
 template <class T>
 double sum(const T* x, std::size_t count) {
-  return sum_with<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::Add(s, v); });
+  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::Add(s, v); }).total();
+}
+template <class T>
+double sum_of_magnitudes(const T* x, std::size_t count) {
+  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::Add(s, hn::Abs(v)); }).total();
 }
 template <class T>
 double sum_of_squares(const T* x, std::size_t count) {
-  return sum_with<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::MulAdd(v, v, s); });
+  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::MulAdd(v, v, s); }).total();
+}
+template <class T>
+double sum_of_cubes(const T* x, std::size_t count) {
+  return over_lanes<T>(x, count,
+                       [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::MulAdd(hn::Mul(v, v), hn::Abs(v), s); })
+      .total();
+}
+template <class T>
+double largest_magnitude(const T* x, std::size_t count) {
+  const auto larger = [](Vec<double> s, Vec<double> v) HWY_ATTR {
+    const auto magnitude = hn::Abs(v);
+    return hn::IfThenElse(hn::Or(hn::Gt(magnitude, s), hn::IsNaN(v)), magnitude, s);
+  };
+  return over_lanes<T>(x, count, larger).largest();
+}
+
+template <class T>
+constexpr ReduceTable<T> reduce_table() {
+  return {&sum<T>, {&sum_of_magnitudes<T>, &sum_of_squares<T>, &sum_of_cubes<T>, &largest_magnitude<T>}};
 }
 
 const ReduceTables* reduce_tables() {
-  static constexpr ReduceTables tables{ReduceTable<float>{&sum<float>, &sum_of_squares<float>},
-                                       ReduceTable<double>{&sum<double>, &sum_of_squares<double>}};
+  static constexpr ReduceTables tables{reduce_table<float>(), reduce_table<double>()};
   return &tables;
 }
 
@@ -72,14 +98,24 @@ HWY_EXPORT(reduce_tables);
 namespace {
 
 template <class T>
-double reduce_tiles(ThreadPool& pool, const T* x, std::size_t count, double (*kernel)(const T*, std::size_t)) {
+std::vector<double> tile_parts(ThreadPool& pool, const T* x, std::size_t count,
+                               double (*kernel)(const T*, std::size_t)) {
   std::vector<double> part(tiles_of(count, kElementTile));
-  for_tiles(pool, count, kElementTile, [&](std::size_t begin, std::size_t end) {
-    part[begin / kElementTile] = kernel(x + begin, end - begin);
-  });
+  for_tiles(pool, count, kElementTile,
+            [&](std::size_t begin, std::size_t end) { part[begin / kElementTile] = kernel(x + begin, end - begin); });
+  return part;
+}
+
+double total_of(const std::vector<double>& parts) {
   double total = 0;
-  for (const double value : part) total += value;
+  for (const double value : parts) total += value;
   return total;
+}
+
+double largest_of(const std::vector<double>& parts) {
+  double largest = 0;
+  for (const double value : parts) largest = std::isnan(value) || value > largest ? value : largest;
+  return largest;
 }
 
 template <class T>
@@ -90,17 +126,18 @@ const ReduceTable<T>& kernels() {
 
 template <class T>
 double sum(ThreadPool& pool, const T* x, std::size_t count) {
-  return reduce_tiles<T>(pool, x, count, kernels<T>().sum);
+  return total_of(tile_parts<T>(pool, x, count, kernels<T>().sum));
 }
 template <class T>
-double sum_of_squares(ThreadPool& pool, const T* x, std::size_t count) {
-  return reduce_tiles<T>(pool, x, count, kernels<T>().sum_of_squares);
+double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_t count) {
+  const auto parts = tile_parts<T>(pool, x, count, kernels<T>().norms[static_cast<std::size_t>(norm)]);
+  return norm == Norm::infinity ? largest_of(parts) : total_of(parts);
 }
 
 template double sum<float>(ThreadPool&, const float*, std::size_t);
 template double sum<double>(ThreadPool&, const double*, std::size_t);
-template double sum_of_squares<float>(ThreadPool&, const float*, std::size_t);
-template double sum_of_squares<double>(ThreadPool&, const double*, std::size_t);
+template double norm_part<float>(ThreadPool&, Norm, const float*, std::size_t);
+template double norm_part<double>(ThreadPool&, Norm, const double*, std::size_t);
 
 }  // namespace tessera::nn::kernels
 #endif  // HWY_ONCE

@@ -94,6 +94,14 @@ struct Sum {
       for (std::size_t i = 0; i < half; ++i) lane[i] += lane[i + half];
     return lane[0];
   }
+  /// NaN where a lane is.
+  HWY_INLINE T largest() const {
+    alignas(64) T lane[kSumLanes];
+    for (std::size_t p = 0; p < kParts; ++p) hn::Store(part[p], Tag<T>(), lane + p * kLanes<T>);
+    T most = lane[0];
+    for (const T value : lane) most = value > most || value != value ? value : most;
+    return most;
+  }
 };
 
 /// Calls step(lanes p, vectors...) over the inputs in groups of kSumLanes; the last group is padded with zeros.

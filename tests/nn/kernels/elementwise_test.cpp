@@ -12,10 +12,14 @@ const Activation kActivations[] = {Activation::relu, Activation::gelu_tanh, Acti
 
 double reference(Activation kind, double x) {
   switch (kind) {
-    case Activation::relu: return x > 0 ? x : 0;
-    case Activation::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    case Activation::gelu_erf: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
-    case Activation::silu: return x / (1 + std::exp(-x));
+    case Activation::relu:
+      return x > 0 ? x : 0;
+    case Activation::gelu_tanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::gelu_erf:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::silu:
+      return x / (1 + std::exp(-x));
   }
   return NAN;
 }
@@ -32,9 +36,11 @@ TEST(Activation, ForwardAgainstTheLibrary) {
     activation_forward(pool, kind, x.data(), y.data(), x.size());
     activation_forward(pool, kind, xf.data(), yf.data(), x.size());
     for (std::size_t i = 0; i < x.size(); ++i) {
-      EXPECT_NEAR(y[i], reference(kind, x[i]), 4e-15 * std::max(1.0, std::abs(x[i]))) << static_cast<int>(kind) << " " << x[i];
+      EXPECT_NEAR(y[i], reference(kind, x[i]), 4e-15 * std::max(1.0, std::abs(x[i])))
+          << static_cast<int>(kind) << " " << x[i];
       const double xi = static_cast<double>(xf[i]);
-      EXPECT_NEAR(yf[i], reference(kind, xi), 3e-7 * std::max(1.0, std::abs(xi))) << static_cast<int>(kind) << " " << xi;
+      EXPECT_NEAR(yf[i], reference(kind, xi), 3e-7 * std::max(1.0, std::abs(xi)))
+          << static_cast<int>(kind) << " " << xi;
     }
   }
 }
@@ -63,7 +69,8 @@ TEST(Activation, GradientsAgainstDifferences) {
 TEST(Swiglu, GradientsAgainstDifferences) {
   ThreadPool pool;
   for (const std::size_t n : kCounts) {
-    std::vector<double> gate = random_vector<double>(n, 1, 2), up = random_vector<double>(n, 2), dy = random_vector<double>(n, 3);
+    std::vector<double> gate = random_vector<double>(n, 1, 2), up = random_vector<double>(n, 2),
+                        dy = random_vector<double>(n, 3);
     std::vector<double> y(n), dgate(n, NAN), dup(n, NAN);
     const auto loss = [&] {
       swiglu_forward(pool, gate.data(), up.data(), y.data(), n);
@@ -109,12 +116,17 @@ template <class T>
 void expect_all_placeless() {
   ThreadPool pool;
   for (const Activation kind : kActivations) {
-    EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { activation_forward(pool, kind, x, y, n); })) << "forward";
-    EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { activation_backward<T>(pool, kind, {x, x, y, n, false}); })) << "backward";
+    EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { activation_forward(pool, kind, x, y, n); }))
+        << "forward";
+    EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) {
+      activation_backward<T>(pool, kind, {x, x, y, n, false});
+    })) << "backward";
   }
   EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { swiglu_forward(pool, x, x, y, n); })) << "swiglu";
   EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { add(pool, x, x, y, n); })) << "add";
-  EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) { scale<T>(pool, {x, T(0.3), y, n, false}); })) << "scale";
+  EXPECT_TRUE(placeless<T>([&](const T* x, T* y, std::size_t n) {
+    scale<T>(pool, {x, T(0.3), y, n, false});
+  })) << "scale";
 }
 TEST(Elementwise, AnElementsBitsDoNotDependOnItsPlace) {
   expect_all_placeless<float>();
@@ -176,22 +188,47 @@ TEST(Elementwise, RowsAndColumns) {
 TEST(Elementwise, SumsAreExactEnoughAndIndependentOfThreads) {
   const std::size_t n = 100003;
   const std::vector<float> x = random_vector<float>(n, 4);
-  long double exact = 0, squares = 0;
+  const std::vector<double> xd = cast<double>(x);
+  long double exact = 0, powers[4] = {};
   for (const float v : x) {
+    const long double m = std::abs(static_cast<long double>(v));
     exact += v;
-    squares += static_cast<long double>(v) * v;
+    powers[0] += m;
+    powers[1] += m * m;
+    powers[2] += m * m * m;
+    powers[3] = std::max(powers[3], m);
   }
   ThreadPool one(1);
-  const double s = sum(one, x.data(), n), q = sum_of_squares(one, x.data(), n);
+  const double s = sum(one, x.data(), n);
   EXPECT_NEAR(s, static_cast<double>(exact), 1e-9);
-  EXPECT_NEAR(q, static_cast<double>(squares), 1e-8);
   for (const std::size_t threads : {2, 3}) {
     ThreadPool pool(threads);
     EXPECT_EQ(sum(pool, x.data(), n), s);
-    EXPECT_EQ(sum_of_squares(pool, x.data(), n), q);
   }
-  std::vector<double> xd = cast<double>(x);
-  EXPECT_EQ(sum_of_squares(one, xd.data(), n), q);
+  for (const Norm norm : {Norm::one, Norm::two, Norm::three, Norm::infinity}) {
+    const double part = norm_part(one, norm, x.data(), n);
+    const auto expected = static_cast<double>(powers[static_cast<int>(norm)]);
+    EXPECT_NEAR(part, expected, 1e-13 * expected);
+    EXPECT_EQ(norm_part(one, norm, xd.data(), n), part);
+    for (const std::size_t threads : {2, 3}) {
+      ThreadPool pool(threads);
+      EXPECT_EQ(norm_part(pool, norm, x.data(), n), part);
+    }
+  }
+}
+
+TEST(Elementwise, ANumberThatIsNotFiniteShowsInEveryNorm) {
+  ThreadPool pool(2);
+  for (const float bad : {NAN, INFINITY, -INFINITY})
+    for (const std::size_t at : {0U, 7U, 70001U})
+      for (const Norm norm : {Norm::one, Norm::two, Norm::three, Norm::infinity}) {
+        std::vector<float> x(100003, 1.0F);
+        EXPECT_TRUE(std::isfinite(norm_part(pool, norm, x.data(), x.size())));
+        x[at] = bad;
+        const double part = norm_part(pool, norm, x.data(), x.size());
+        EXPECT_EQ(std::isnan(part), std::isnan(bad));
+        EXPECT_FALSE(std::isfinite(part));
+      }
 }
 
 TEST(Convert, SixteenBits) {

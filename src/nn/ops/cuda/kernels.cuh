@@ -39,9 +39,9 @@ class CudaKernels final : public Kernels<T> {
     map(native_stream(s), a.count, MapBody<T, Times<Wide<T>>>{a.x, a.out, a.accumulate, {a.factor}});
   }
   void transpose(Stream& s, const TransposeArgs<T>& args) override { cuda::transpose(native_stream(s), args); }
-  void sum_of_squares(Stream& s, const T* x, std::size_t count, double* out) override {
-    const Buffer scratch = get(squares_scratch(count));
-    cuda::sum_of_squares(native_stream(s), x, count, static_cast<double*>(scratch.data()), out);
+  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
+    const Buffer scratch = get(norm_scratch(count));
+    cuda::norm_part(native_stream(s), norm, x, count, static_cast<double*>(scratch.data()), out);
   }
 
   void activation_forward(Stream& s, const kernels::ActivationForward<T>& args) override {

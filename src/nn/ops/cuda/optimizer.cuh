@@ -44,6 +44,7 @@ struct AdamBody {
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
     const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
+    if (factor != factor) return;  // gradients that are not finite: nothing changes
     const T scale = static_cast<T>(maximize ? -factor : factor);
     Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), m = load<n>(static_cast<const T*>(first) + i);
     Pack<T, n> v = load<n>(static_cast<const T*>(second) + i), most = {};
@@ -109,6 +110,7 @@ struct SgdBody {
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
     const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
+    if (factor != factor) return;  // gradients that are not finite: nothing changes
     const T scale = static_cast<T>(maximize ? -factor : factor);
     Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), kept = {};
     if (buffer && !first_step) kept = load<n>(static_cast<const T*>(buffer) + i);
@@ -154,17 +156,31 @@ void sgd_step(NativeStream stream, const kernels::SgdStep<T>& a) {
 }
 
 /// One thread adds in order: there are a few numbers per unit, and every strategy must add them alike.
-TESSERA_PLAIN_KERNEL void clip_kernel(ClipArgs a) {
+struct ClipNumbers {
+  kernels::Norm norm;
+  const double* parts;
+  std::size_t count;
+  bool clips;
+  double most, loss_scale;
+  bool skips;
+  double* out;
+};
+TESSERA_PLAIN_KERNEL void clip_kernel(ClipNumbers a) {
   if (thread_index() != 0) return;
-  double sum = 0;
-  for (std::size_t i = 0; i < a.count; ++i) sum += a.squares[i];
-  const double norm = root(sum);
+  const bool largest = a.norm == kernels::Norm::infinity;
+  double norm = 0;
+  for (std::size_t i = 0; i < a.count; ++i) norm = largest ? LargestOrNaN{}(norm, a.parts[i]) : norm + a.parts[i];
+  if (a.norm == kernels::Norm::two) norm = root(norm);
+  if (a.norm == kernels::Norm::three) norm = cube_root(norm);
+  norm /= a.loss_scale;
   a.out[0] = norm;
-  const double factor = a.most / (norm + 1e-6);
-  a.out[1] = factor < 1.0 ? factor : 1.0;
+  const double factor = a.clips ? a.most / (norm + 1e-6) : 1.0;
+  a.out[1] = (factor < 1.0 ? factor : 1.0) / a.loss_scale;
+  if (a.skips && !(norm - norm == 0)) a.out[1] = norm - norm;  // NaN
 }
 inline void clip_factor(NativeStream stream, const ClipArgs& a) {
-  launch(stream, {.blocks = 1, .threads = 32}, clip_kernel, a);
+  launch(stream, {.blocks = 1, .threads = 32}, clip_kernel,
+         ClipNumbers{a.norm, a.parts, a.count, a.most.has_value(), a.most.value_or(0), a.loss_scale, a.skips, a.out});
 }
 
 }  // namespace tessera::nn::cuda

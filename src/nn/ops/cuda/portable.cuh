@@ -140,6 +140,7 @@ TESSERA_DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
 TESSERA_DEVICE double fused(double a, double b, double c) { return fma(a, b, c); }
 TESSERA_DEVICE float root(float x) { return sqrtf(x); }
 TESSERA_DEVICE double root(double x) { return sqrt(x); }
+TESSERA_DEVICE double cube_root(double x) { return cbrt(x); }
 template <class T>
 TESSERA_BOTH T larger(T a, T b) {
   return a > b ? a : b;

@@ -45,38 +45,62 @@ TESSERA_DEVICE W over_block(W value, Operation operation, W* room) {
 template <class W>
 inline constexpr std::size_t kReduceRoom = kWarp * sizeof(W);
 
-/// sum of x[i]^2 over one tile of kSquaresTile elements, in f64.
-inline constexpr std::size_t kSquaresTile = 16384;
-template <class T>
-TESSERA_KERNEL void squares_kernel(const T* x, std::size_t count, double* tiles) {
-  const std::size_t begin = block_index() * kSquaresTile;
-  const std::size_t end = smaller(count, begin + kSquaresTile);
-  double sum = 0;
-  for (std::size_t i = begin + thread_index(); i < end; i += thread_count()) {
-    const double value = static_cast<double>(wide(x[i]));
-    sum = fused(value, value, sum);
+/// Infinity's parts are combined by the largest, which NaN is; the others by adding.
+struct LargestOrNaN {
+  TESSERA_DEVICE double operator()(double a, double b) const { return b > a || b != b ? b : a; }
+};
+template <class Operation>
+TESSERA_DEVICE double over_threads(const double* in, std::size_t count, Operation operation) {
+  double total = 0;
+  for (std::size_t i = thread_index(); i < count; i += thread_count()) total = operation(total, in[i]);
+  return over_block(total, operation, shared_memory<double>());
+}
+
+/// One element more in a part of a norm.
+TESSERA_DEVICE double add_to_norm(kernels::Norm norm, double part, double value) {
+  const double magnitude = value < 0 ? -value : value;
+  switch (norm) {
+    case kernels::Norm::one:
+      return part + magnitude;
+    case kernels::Norm::two:
+      return fused(value, value, part);
+    case kernels::Norm::three:
+      return fused(value * value, magnitude, part);
+    default:
+      return LargestOrNaN{}(part, magnitude);
   }
-  sum = over_block(sum, Add{}, shared_memory<double>());
-  if (thread_index() == 0) tiles[block_index()] = sum;
 }
 
-/// out[0] = the sum of in[count], by one block: each thread every 256th, then over the block.
-TESSERA_PLAIN_KERNEL void total_kernel(const double* in, std::size_t count, double* out) {
-  double sum = 0;
-  for (std::size_t i = thread_index(); i < count; i += thread_count()) sum += in[i];
-  sum = over_block(sum, Add{}, shared_memory<double>());
-  if (thread_index() == 0) out[0] = sum;
-}
-
-inline std::size_t squares_scratch(std::size_t count) { return divided_up(count, kSquaresTile) * sizeof(double); }
-
-/// `scratch`: squares_scratch(count) bytes.
+/// A part of a norm: of one tile of kNormTile elements, in f64.
+inline constexpr std::size_t kNormTile = 16384;
 template <class T>
-void sum_of_squares(NativeStream stream, const T* x, std::size_t count, double* scratch, double* out) {
-  const std::size_t tiles = divided_up(count, kSquaresTile);
-  launch(stream, {.blocks = tiles, .threads = 256, .shared = kReduceRoom<double>}, squares_kernel<T>, x, count,
+TESSERA_KERNEL void norm_kernel(kernels::Norm norm, const T* x, std::size_t count, double* tiles) {
+  const std::size_t begin = block_index() * kNormTile;
+  const std::size_t end = smaller(count, begin + kNormTile);
+  double part = 0;
+  for (std::size_t i = begin + thread_index(); i < end; i += thread_count())
+    part = add_to_norm(norm, part, static_cast<double>(wide(x[i])));
+  part = norm == kernels::Norm::infinity ? over_block(part, LargestOrNaN{}, shared_memory<double>())
+                                         : over_block(part, Add{}, shared_memory<double>());
+  if (thread_index() == 0) tiles[block_index()] = part;
+}
+
+/// out[0] = the parts in[count] together, by one block: each thread every 256th, then over the block.
+TESSERA_PLAIN_KERNEL void norm_total_kernel(kernels::Norm norm, const double* in, std::size_t count, double* out) {
+  const double total =
+      norm == kernels::Norm::infinity ? over_threads(in, count, LargestOrNaN{}) : over_threads(in, count, Add{});
+  if (thread_index() == 0) out[0] = total;
+}
+
+inline std::size_t norm_scratch(std::size_t count) { return divided_up(count, kNormTile) * sizeof(double); }
+
+/// `scratch`: norm_scratch(count) bytes.
+template <class T>
+void norm_part(NativeStream stream, kernels::Norm norm, const T* x, std::size_t count, double* scratch, double* out) {
+  const std::size_t tiles = divided_up(count, kNormTile);
+  launch(stream, {.blocks = tiles, .threads = 256, .shared = kReduceRoom<double>}, norm_kernel<T>, norm, x, count,
          scratch);
-  launch(stream, {.blocks = 1, .threads = 256, .shared = kReduceRoom<double>}, total_kernel,
+  launch(stream, {.blocks = 1, .threads = 256, .shared = kReduceRoom<double>}, norm_total_kernel, norm,
          static_cast<const double*>(scratch), tiles, out);
 }
 

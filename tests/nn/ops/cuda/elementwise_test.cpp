@@ -248,10 +248,27 @@ TEST(CudaElements, PositionsAndClipping) {
     Array<std::int32_t> out(std::vector<double>(35, -1));
     k.positions(stream, out.data(), 35, 7);
     for (int i = 0; i < 35; ++i) EXPECT_EQ(out.values()[static_cast<std::size_t>(i)], i % 7);
-    Array<double> squares({1, 3, 5, 0, 0});
-    k.clip_factor(stream, {squares.data(), 3, 1.5, squares.data() + 3});
-    EXPECT_EQ(squares.values()[3], 3.0);
-    EXPECT_EQ(squares.values()[4], 1.5 / (3.0 + 1e-6));
+    using kernels::Norm;
+    const auto clip = [&](ClipArgs args, std::vector<double> values) {
+      Array<double> parts(std::move(values));
+      args.parts = parts.data();
+      args.count = 3;
+      args.out = parts.data() + 3;
+      k.clip_factor(stream, args);
+      return std::pair(parts.values()[3], parts.values()[4]);
+    };
+    EXPECT_EQ(clip({.most = 1.5}, {1, 3, 5, 0, 0}), std::pair(3.0, 1.5 / (3.0 + 1e-6)));
+    EXPECT_EQ(clip({.most = 4}, {1, 3, 5, 0, 0}), std::pair(3.0, 1.0));
+    EXPECT_EQ(clip({}, {1, 3, 5, 0, 0}), std::pair(3.0, 1.0));
+    EXPECT_EQ(clip({.norm = Norm::one}, {1, 3, 5, 0, 0}).first, 9.0);
+    EXPECT_NEAR(clip({.norm = Norm::three}, {1, 2, 5, 0, 0}).first, 2.0, 1e-15);
+    EXPECT_EQ(clip({.norm = Norm::infinity}, {1, 7, 5, 0, 0}).first, 7.0);
+    EXPECT_EQ(clip({.most = 1.5, .loss_scale = 2}, {16, 15, 5, 0, 0}), std::pair(3.0, 1.5 / (3.0 + 1e-6) / 2));
+    for (const double bad : {static_cast<double>(INFINITY), static_cast<double>(NAN)})
+      for (const Norm norm : {Norm::one, Norm::two, Norm::three, Norm::infinity}) {
+        EXPECT_TRUE(std::isnan(clip({.norm = norm, .skips = true}, {1, bad, 5, 0, 0}).second));
+        EXPECT_EQ(clip({.norm = norm}, {1, bad, 5, 0, 0}).second, 1.0);  // nobody asked
+      }
   };
   devices.on_device(check);
   check(devices.host.device_kernels(), devices.host.stream());

@@ -151,26 +151,43 @@ TEST(CudaRowsOnly, WhatTheHostWouldRefuseBecomesNan) {
 
 #endif
 
-TYPED_TEST(CudaRows, SumOfSquares) {
+TYPED_TEST(CudaRows, PartsOfNorms) {
   using T = TypeParam;
-  for (const std::size_t count : {0U, 1U, 255U, 16384U, 40001U}) {
-    const auto x = numbers<T>("x", count);
-    double expected = 0;
-    for (const double v : x) expected += v * v;
-    std::vector<double> sums;
-    for (int order = 0; order < kThreadOrders; ++order) {
-      set_thread_order(order);
-      Devices().on_device([&](DeviceKernels& k, Stream& stream) {
-        Array<T> in(x);
-        Array<double> out({NAN});
-        k.of<T>()->sum_of_squares(stream, in.data(), count, out.data());
-        sums.push_back(out.values()[0]);
-      });
+  using kernels::Norm;
+  for (const Norm norm : {Norm::one, Norm::two, Norm::three, Norm::infinity})
+    for (const std::size_t count : {0U, 1U, 255U, 16384U, 40001U}) {
+      const auto x = numbers<T>("x", count);
+      double powers[4] = {};
+      for (const double v : x) {
+        powers[0] += std::abs(v);
+        powers[1] += v * v;
+        powers[2] += std::abs(v * v * v);
+        powers[3] = std::max(powers[3], std::abs(v));
+      }
+      std::vector<double> parts;
+      const auto part_of = [&](const std::vector<double>& values) {
+        double part = 0;
+        Devices().on_device([&](DeviceKernels& k, Stream& stream) {
+          Array<T> in(values);
+          Array<double> out({NAN});
+          k.of<T>()->norm_part(stream, norm, in.data(), count, out.data());
+          part = out.values()[0];
+        });
+        return part;
+      };
+      for (int order = 0; order < kThreadOrders; ++order) {
+        set_thread_order(order);
+        parts.push_back(part_of(x));
+      }
+      set_thread_order(0);
+      const double expected = powers[static_cast<int>(norm)];
+      EXPECT_NEAR(parts[0], expected, 1e-12 * (1 + expected));
+      for (const double part : parts) EXPECT_EQ(part, parts[0]);
+      if (count == 0) continue;
+      auto bad = x;
+      bad[count / 2] = NAN;
+      EXPECT_TRUE(std::isnan(part_of(bad)));
     }
-    set_thread_order(0);
-    EXPECT_NEAR(sums[0], expected, 1e-12 * (1 + expected));
-    for (const double sum : sums) EXPECT_EQ(sum, sums[0]);
-  }
 }
 
 TYPED_TEST(CudaRows, LinearWithItsBias) {

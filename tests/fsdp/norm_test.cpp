@@ -1,0 +1,266 @@
+// Norms of gradients, clipping by them, and the loss scale of f16.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tessera/fsdp/gradient_scaler.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::DType;
+using harness::engine_for;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using nn::kernels::Norm;
+using testing::HasSubstr;
+
+constexpr Norm kNorms[] = {Norm::one, Norm::two, Norm::three, Norm::infinity};
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, Norm norm, double clip) {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 12;
+  spec.model.layers = 1;
+  spec.engine = engine_for(strategy);
+  spec.engine.norm = norm;
+  spec.engine.clip_norm = clip;
+  spec.engine.measure_norm = true;
+  return spec;
+}
+
+/// From the whole gradients of one rank, in double.
+double norm_of(nn::CausalModel& model, Norm norm) {
+  double total = 0;
+  for (const auto& parameter : model.parameters()) {
+    const nn::Tensor& gradient = parameter->gradient().value();
+    for (std::int64_t i = 0; i < gradient.count(); ++i) {
+      const double magnitude = std::abs(static_cast<double>(gradient.data<float>()[i]));
+      if (norm == Norm::one) total += magnitude;
+      if (norm == Norm::two) total += magnitude * magnitude;
+      if (norm == Norm::three) total += magnitude * magnitude * magnitude;
+      if (norm == Norm::infinity) total = std::max(total, magnitude);
+    }
+  }
+  if (norm == Norm::two) return std::sqrt(total);
+  return norm == Norm::three ? std::cbrt(total) : total;
+}
+
+TEST(Norms, AreThoseOfTheWholeGradient) {
+  for (const Norm norm : kNorms) {
+    TrainingSpec spec = spec_for("ddp", 1, norm, 0);
+    std::vector<double> expected;
+    nn::Context context;
+    const auto model = nn::make_model(context, spec.model);
+    model->materialize(spec.seed);
+    const auto batch = harness::make_batch(context, spec, 0, 0);
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context, &tape);
+      loss = model->loss(batch.tokens, batch.targets);
+    }
+    tape.backward(loss);
+    const double whole = norm_of(*model, norm);
+    EXPECT_NEAR(train(spec).norms[0], whole, 1e-9 * whole) << static_cast<int>(norm);
+    for (const char* strategy : {"zero2", "fsdp"}) {
+      spec = spec_for(strategy, 3, norm, 0);  // to the rounding of sums over three ranks
+      EXPECT_NEAR(train(spec).norms[0], whole, 1e-5 * whole) << strategy << static_cast<int>(norm);
+    }
+  }
+}
+
+TEST(Norms, ClipTheSameUnderEveryStrategy) {
+  for (const Norm norm : kNorms)
+    for (const int ranks : {2, 3, 4}) {
+      const double clip = 0.5 * train(spec_for("ddp", ranks, norm, 0)).norms[0];
+      const TrainingRecord ddp = train(spec_for("ddp", ranks, norm, clip));
+      for (const char* name : {"zero1", "zero2", "fsdp", "hsdp"}) {
+        if (std::string(name) == "hsdp" && ranks % 2 != 0) continue;
+        EXPECT_TRUE(same_bits(ddp, train(spec_for(name, ranks, norm, clip)))) << name << static_cast<int>(norm);
+      }
+      // The control: another norm clips otherwise.
+      EXPECT_FALSE(same_bits(ddp, train(spec_for("ddp", ranks, norm == Norm::one ? Norm::two : Norm::one, clip))));
+    }
+}
+
+TEST(Norms, TakeOneReductionPerShardedAxis) {
+  for (const Norm norm : kNorms)
+    for (const auto& [name, ranks, calls] :
+         {std::tuple("ddp", 3, 0U), std::tuple("zero1", 2, 1U), std::tuple("fsdp", 3, 1U), std::tuple("hsdp", 4, 1U)}) {
+      const TrainingSpec spec = spec_for(name, ranks, norm, 0.5);
+      for (const EngineTraffic& rank : train(spec).later_by_rank)
+        EXPECT_EQ(rank.control.calls, calls * static_cast<unsigned>(spec.steps - 1)) << name;
+    }
+}
+
+// --- the loss scale
+
+/// Trains in f16 with a scaler; `spoil`: the step in which one rank's loss gets infinite.
+struct Scaled {
+  std::vector<bool> done;
+  std::vector<double> scales, losses;
+  std::map<std::string, std::vector<float>> before, after;  // parameters around the spoiled step
+  std::uint64_t skipped = 0;
+};
+
+std::map<std::string, std::vector<float>> values_of(Engine& engine) {
+  std::map<std::string, std::vector<float>> values;
+  engine.visit([&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
+  return values;
+}
+
+Scaled train_scaled(const std::string& strategy, int ranks, int spoil, GradientScaler::Options options) {
+  Scaled scaled;
+  comm::Config config;
+  config.backend = "shm";
+  config.timeout = std::chrono::seconds(60);
+  TrainingSpec spec = spec_for(strategy, ranks, Norm::two, 0);
+  comm::run_threads(ranks, config, [&](comm::Communicator& world) {
+    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    const auto model = nn::make_model(context, spec.model);
+    model->set_dtype(DType::f16);
+    spec.engine.scales_loss = true;
+    Engine engine(*model, world, spec.engine);
+    engine.initialize(spec.seed);
+    GradientScaler scaler(engine, options);
+    const bool first = world.rank() == 0;
+    for (int step = 0; step < 6; ++step) {
+      const auto batch = harness::make_batch(context, spec, step, world.rank());
+      nn::Tape tape;
+      nn::Tensor loss;
+      {
+        const nn::TapeScope recording(context, &tape);
+        loss = model->loss(batch.tokens, batch.targets);
+      }
+      const bool spoils = step == spoil && world.rank() == ranks - 1;
+      tape.backward(loss, spoils ? std::numeric_limits<double>::infinity() : scaler.scale());
+      if (step == spoil) {
+        const auto values = values_of(engine);
+        if (first) scaled.before = values;
+      }
+      engine.step(1e-2);
+      const bool done = scaler.after_step();
+      if (step == spoil) {
+        const auto values = values_of(engine);
+        if (first) scaled.after = values;
+      }
+      if (!first) continue;
+      scaled.done.push_back(done);
+      scaled.scales.push_back(scaler.scale());
+      scaled.losses.push_back(loss.item());
+    }
+    if (first) scaled.skipped = engine.skipped_steps();
+  });
+  return scaled;
+}
+
+/// Adds, whatever it is asked to do.
+class SumsFirst final : public CollectivePlugin {
+ public:
+  explicit SumsFirst(comm::OpKind kind) : kind_(kind) {}
+  Works run(const CollectiveCall& call) override {
+    Works works;
+    for (const Transfer& t : call.transfers)
+      works.add(kind_ == comm::OpKind::all_reduce
+                    ? call.channel.all_reduce(t.in, t.out, comm::ReduceOp::sum(), call.options)
+                    : call.channel.reduce_scatter(t.in, t.out, comm::ReduceOp::sum(), call.options));
+    return works;
+  }
+
+ private:
+  const comm::OpKind kind_;
+};
+
+TEST(GradientScaling, OneRanksInfinityMakesAllSkipAndBackOff) {
+  for (const auto& [name, ranks] : {std::pair("ddp", 2), std::pair("zero1", 2), std::pair("zero2", 3),
+                                    std::pair("fsdp", 4), std::pair("hsdp", 4)}) {
+    const Scaled scaled = train_scaled(name, ranks, 2, {.initial = 1024});
+    EXPECT_THAT(scaled.done, testing::ElementsAre(true, true, false, true, true, true)) << name;
+    EXPECT_THAT(scaled.scales, testing::ElementsAre(1024, 1024, 512, 512, 512, 512)) << name;
+    EXPECT_EQ(scaled.before, scaled.after) << name;
+    EXPECT_EQ(scaled.skipped, 1U) << name;
+    // The control: a step that isn't spoiled changes them.
+    const Scaled whole = train_scaled(name, ranks, -1, {.initial = 1024});
+    EXPECT_THAT(whole.done, testing::Each(true));
+    EXPECT_LT(whole.losses.back(), whole.losses.front());
+  }
+}
+
+TEST(GradientScaling, ScalesOfPowersOfTwoChangeOnlyWhatVanishes) {
+  const Scaled small = train_scaled("fsdp", 2, -1, {.initial = 1024}),
+               large = train_scaled("fsdp", 2, -1, {.initial = 4096});
+  for (std::size_t i = 0; i < small.losses.size(); ++i) EXPECT_NEAR(small.losses[i], large.losses[i], 2e-3);
+}
+
+TEST(GradientScaling, GrowsAfterGoodStepsInARow) {
+  const Scaled scaled = train_scaled("fsdp", 2, 2, {.initial = 1024, .interval = 2});
+  EXPECT_THAT(scaled.scales, testing::ElementsAre(1024, 2048, 1024, 1024, 2048, 2048));
+}
+
+TEST(GradientScaling, IsRefusedWhereItMakesNoSense) {
+  TrainingSpec spec = spec_for("fsdp", 1, Norm::two, 0);
+  spec.before_training = [](Engine& engine, comm::Communicator&) {
+    EXPECT_THROW(engine.set_loss_scale(2), base::InvalidUsage);
+    EXPECT_THROW(GradientScaler{engine}, base::InvalidUsage);
+  };
+  train(spec);
+  spec.engine.scales_loss = true;
+  spec.before_training = [](Engine& engine, comm::Communicator&) {
+    EXPECT_THROW(engine.set_loss_scale(0), base::InvalidUsage);
+    EXPECT_THROW(engine.set_loss_scale(INFINITY), base::InvalidUsage);
+    EXPECT_THROW(GradientScaler(engine, {.growth = 0.5}), base::InvalidUsage);
+  };
+  train(spec);
+}
+
+/// The largest gradient of one backward in which every rank sees the same batch, not finite where one of them isn't.
+double largest_gradient(const std::string& strategy, int ranks, double scale, const std::string& reducer) {
+  TrainingSpec spec = spec_for(strategy, ranks, Norm::infinity, 0);
+  spec.ranks = 1;  // whose batch all see
+  spec.engine.scales_loss = true;
+  double largest = 0;
+  comm::Config config;
+  config.backend = "shm";
+  comm::run_threads(ranks, config, [&](comm::Communicator& world) {
+    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    const auto model = nn::make_model(context, spec.model);
+    model->set_dtype(DType::f16);
+    EngineOptions options = spec.engine;
+    for (const auto kind : {comm::OpKind::reduce_scatter, comm::OpKind::all_reduce})
+      options.collectives.add(kind, "sums_first", [kind] { return std::make_unique<SumsFirst>(kind); });
+    options.strategy.reduce_scatter = options.strategy.all_reduce = reducer;
+    Engine engine(*model, world, options);
+    engine.initialize(0);
+    engine.set_loss_scale(scale);
+    const auto batch = harness::make_batch(context, spec, 0, 0);
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context, &tape);
+      loss = model->loss(batch.tokens, batch.targets);
+    }
+    tape.backward(loss, scale);
+    engine.step(0);
+    const double norm = engine.grad_norm();
+    if (world.rank() == 0) largest = norm * scale;
+  });
+  return largest;
+}
+
+/// Four gradients of 40000 make more than an f16 can hold; their mean doesn't.
+TEST(GradientScaling, AveragesThatFitDontOverflowOnTheWay) {
+  const double scale = 40000 / largest_gradient("ddp", 1, 1, "plain");
+  for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
+    EXPECT_NEAR(largest_gradient(name, 4, scale, "plain"), 40000, 400) << name;
+    // The control: sums that are divided only at the end.
+    EXPECT_FALSE(std::isfinite(largest_gradient(name, 4, scale, "sums_first"))) << name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -6,6 +6,7 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/activation_checkpoint.h"
+#include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -128,6 +129,24 @@ TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
     const TrainingRecord record = train(spec);
     EXPECT_TRUE(same_bits(record, plain)) << strategy;
     EXPECT_LT(record.ledgers[0].peak_of(MemoryUse::activation), plain.ledgers[0].peak_of(MemoryUse::activation));
+  }
+}
+
+/// What is frozen comes to the device for gathers, and never goes back.
+TEST(AdapterTraining, WithShardsInTheHostsMemoryMovesWhatTheFormulaSays) {
+  for (const auto& [strategy, ranks] : {std::pair("zero2", 2), std::pair("fsdp", 1), std::pair("fsdp", 2)}) {
+    TrainingSpec spec = spec_for(strategy, ranks);
+    spec.engine.poison = true;
+    spec.runtime = harness::make_guarded_device({.lazy = true});
+    const TrainingRecord plain = train(spec);
+    spec.engine.cpu_offload = true;
+    const TrainingRecord record = train(spec);
+    EXPECT_TRUE(same_bits(record, plain)) << strategy;
+    const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
+    OffloadBytes formula = offload_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kSlots);
+    formula.to_device *= steps;
+    formula.to_host *= steps;
+    EXPECT_EQ(record.later_offload, formula) << strategy;
   }
 }
 

@@ -27,8 +27,8 @@ std::string lora_json_of(const TrainPlan& plan);
 /// Adapters, types and checkpointed activations as the plan says. Before an engine has the model.
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan);
 
-/// Values from the run's checkpoint, or drawn and then read from --init and --init-adapter. Collective. `scaler`: null
-/// where there is none.
+/// Values from the run's checkpoint, or drawn and then read from --init and --init-adapter. `scaler`:
+/// null where there is none. Collective.
 void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler);
 
 /// Writes --export (with adapters merged) and --export-adapter, on rank 0. Collective.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <thread>
@@ -146,8 +147,16 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       ->capture_default_str();
   command
       .add_option("--reshard-after-forward", o.reshard_after_forward,
-                  "true: all but the root; false: none; default: all but the root and the last unit")
-      ->check(CLI::IsMember({"true", "false"}));
+                  "true: all but the root; false: none; K: to K neighbours, which the backward gathers among; default: "
+                  "all but the root and the last unit")
+      ->type_name("true|false|K")
+      ->check([](const std::string& value) {
+        int ranks = 0;
+        const auto end = value.data() + value.size();
+        const auto [stop, error] = std::from_chars(value.data(), end, ranks);
+        const bool number = error == std::errc() && stop == end && ranks >= 1;
+        return value == "true" || value == "false" || number ? "" : "true, false or a number of ranks, not " + value;
+      });
   command
       .add_option("--reshard-after-backward", o.reshard_after_backward,
                   "with --accumulate: false keeps what a backward gathered for the next microbatch")
@@ -323,6 +332,23 @@ fsdp::StepCourse course_of(const TrainOptions& options) {
           .reshard_after_backward = options.reshard_after_backward != "false"};
 }
 
+namespace {
+
+void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& value) {
+  if (value.empty()) return;
+  if (value == "true" || value == "false") {
+    engine.reshard_after_forward = value == "true";
+    return;
+  }
+  const int shards = engine.mesh->size_of(fsdp::kShardAxis);
+  engine.reshard_to = std::stoi(value);
+  if (shards % engine.reshard_to != 0)
+    throw InvalidUsage(fmt::format("--reshard-after-forward {}: must divide the {} shards of --strategy {}", value,
+                                   shards, engine.strategy.name));
+}
+
+}  // namespace
+
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
   fsdp::EngineOptions engine;
   engine.strategy = fsdp::strategy_named(strategy);
@@ -338,8 +364,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.wrap = plan.options.wrap;
   engine.prefetch = plan.options.prefetch;
   engine.limit_gathers = plan.options.limit_all_gathers;
-  if (!plan.options.reshard_after_forward.empty())
-    engine.reshard_after_forward = plan.options.reshard_after_forward == "true";
+  set_reshard_after_forward(engine, plan.options.reshard_after_forward);
   engine.cpu_offload = plan.options.cpu_offload;
   if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
   engine.optimizer = plan.options.optimizer_config;

@@ -268,7 +268,8 @@ RunResult Training::summarize() {
 
   RunResult r;
   r.strategy = engine_.strategy().name;
-  r.mesh = {engine_.mesh().size_of(fsdp::kReplicateAxis), engine_.mesh().size_of(fsdp::kShardAxis)};
+  const int replicas = engine_.mesh().size_of(fsdp::kReplicateAxis);
+  r.mesh = {replicas, engine_.mesh().size() / replicas};
   for (const auto& unit : engine_.units())
     r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
   r.losses = losses_;

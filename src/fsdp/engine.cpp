@@ -21,30 +21,45 @@ void require_offload(const base::DeviceRuntime& runtime) {
                        " computes in the host's memory, so there is nothing to gain; leave it out");
 }
 
+/// What can be known before there are ranks to talk to, and the mesh.
+EngineOptions checked(EngineOptions options, int ranks) {
+  if (options.limit_gathers < 0)
+    throw InvalidUsage("limit_gathers: " + std::to_string(options.limit_gathers) + " units; 0 (no limit) or more");
+  if (options.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options.prefetch) + " units; 0 or more");
+  if (options.clip_norm < 0)
+    throw InvalidUsage("clip norm: " + std::to_string(options.clip_norm) + "; above 0, or 0 for none");
+  if (options.offload_piece < 1)
+    throw InvalidUsage("offload piece: " + std::to_string(options.offload_piece) + " parameters; 1 or more");
+  nn::validate(options.optimizer);
+  if (!options.mesh) options.mesh = default_mesh(options.strategy, ranks, ranks);
+  if (options.reshard_to == 0) return options;
+  if (options.reshard_after_forward)
+    throw InvalidUsage("reshard_to and reshard_after_forward: one of the two says what is resharded after forward");
+  const int shards = options.mesh->size_of(kShardAxis);
+  if (options.reshard_to < 1 || shards % options.reshard_to != 0)
+    throw InvalidUsage("reshard to " + std::to_string(options.reshard_to) + " ranks: must divide the " +
+                       std::to_string(shards) + " shards of the mesh");
+  if (options.reshard_to == 1 || options.reshard_to == shards) {
+    options.reshard_after_forward = options.reshard_to != 1;
+  } else {
+    options.mesh = in_groups(*options.mesh, options.reshard_to);
+    options.strategy = over_groups(std::move(options.strategy));
+  }
+  return options;
+}
+
 }  // namespace
 
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
-    : model_(model), options_(std::move(options)) {
-  if (options_.limit_gathers < 0)
-    throw InvalidUsage("limit_gathers: " + std::to_string(options_.limit_gathers) + " units; 0 (no limit) or more");
-  if (options_.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options_.prefetch) + " units; 0 or more");
-  if (options_.clip_norm < 0)
-    throw InvalidUsage("clip norm: " + std::to_string(options_.clip_norm) + "; above 0, or 0 for none");
-  if (options_.offload_piece < 1)
-    throw InvalidUsage("offload piece: " + std::to_string(options_.offload_piece) + " parameters; 1 or more");
-  nn::validate(options_.optimizer);
+    : model_(model), options_(checked(std::move(options), world.size())) {
   std::vector<UnitSpec> specs = make_units(model, options_.wrap);
-  MeshShape shape = options_.mesh ? *options_.mesh : default_mesh(options_.strategy, world.size(), world.size());
-
   nn::Context& context = model.context();
-  Mesh mesh(world, std::move(shape));
+  Mesh mesh(world, *options_.mesh);
   if (options_.cpu_offload) require_offload(context.runtime());
-  Plan plan = make_plan(options_.strategy, mesh, options_.cpu_offload);
   const Strategy& strategy = options_.strategy;
   const CollectiveRegistry& registry = options_.collectives;
   fabric_.reset(new Fabric{.context = context,
                            .mesh = std::move(mesh),
-                           .plan = std::move(plan),
                            .all_gather = registry.make(OpKind::all_gather, strategy.all_gather),
                            .reduce_scatter = registry.make(OpKind::reduce_scatter, strategy.reduce_scatter),
                            .all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce),
@@ -68,8 +83,7 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
 
   if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
-  const int slots = nn::state_slots(options_.optimizer);
-  for (UnitSpec& spec : specs) units_.push_back(std::make_unique<Unit>(*fabric_, std::move(spec), slots));
+  for (UnitSpec& spec : specs) add_unit(std::move(spec));
   progress_.resize(units_.size());
   decide_what_is_kept();
   if (options_.cpu_offload) reserve_pieces();
@@ -96,11 +110,27 @@ Engine::~Engine() {
     }
 }
 
+void Engine::add_unit(UnitSpec spec) {
+  std::optional<Strategy> own = options_.strategy_of ? options_.strategy_of(spec) : std::nullopt;
+  Strategy strategy = options_.strategy;
+  if (own) {
+    strategy = options_.mesh->size_of(kGroupAxis) > 1 ? over_groups(*std::move(own)) : *std::move(own);
+    for (const auto member : {&Strategy::all_gather, &Strategy::reduce_scatter, &Strategy::all_reduce})
+      if (strategy.*member != options_.strategy.*member)
+        throw InvalidUsage("unit " + spec.name + ": its strategy " + strategy.name + " has another collective (" +
+                           strategy.*member + ") than the engine's (" + options_.strategy.*member + ")");
+  }
+  Plan plan = make_plan(strategy, fabric_->mesh, options_.cpu_offload);
+  strategies_.push_back(std::move(strategy));
+  units_.push_back(
+      std::make_unique<Unit>(*fabric_, std::move(spec), std::move(plan), nn::state_slots(options_.optimizer)));
+}
+
 void Engine::decide_what_is_kept() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    bool kept = !fabric_->plan.sharded_after_forward || units_[i]->spec().is_root || i + 1 == units_.size();
-    if (fabric_->plan.sharded_after_forward && options_.reshard_after_forward)
-      kept = units_[i]->spec().is_root || !*options_.reshard_after_forward;
+    const bool sharded = units_[i]->plan().sharded_after_forward;
+    bool kept = !sharded || units_[i]->spec().is_root || i + 1 == units_.size();
+    if (sharded && options_.reshard_after_forward) kept = units_[i]->spec().is_root || !*options_.reshard_after_forward;
     units_[i]->set_kept_after_forward(kept);
   }
 }
@@ -156,7 +186,7 @@ bool Engine::may_gather_ahead(const Unit& unit) const {
   int count = 1;
   std::size_t bytes = unit.bytes();
   for (const auto& other : units_) {
-    if (!other->gathered() || other->spec().is_root) continue;
+    if (!other->plan().leases_parameters || !other->gathered() || other->spec().is_root) continue;
     ++count;
     bytes += other->bytes();
   }
@@ -186,7 +216,7 @@ void Engine::end_forward(std::size_t index, nn::Module& module, nn::Phase phase)
   if (progress.entered >= unit.spec().modules.size()) {  // a unit of several modules stays until each was entered
     progress.entered = 0;
     if (phase == nn::Phase::forward) {
-      unit.reshard();
+      unit.reshard(model_.context().tape() != nullptr);
     } else if (progress.spans.empty()) {  // else it is used around this call, or in its backward
       recomputed_.push_back(index);
     }
@@ -196,7 +226,7 @@ void Engine::end_forward(std::size_t index, nn::Module& module, nn::Phase phase)
 /// A unit that was computed again stays until the next one is, since the last one's backward is what comes then.
 void Engine::reshard_recomputed(std::size_t but) {
   for (const std::size_t index : std::exchange(recomputed_, {}))
-    if (index != but) units_[index]->reshard();
+    if (index != but) units_[index]->reshard(true);
 }
 
 void Engine::end_root_forward() {

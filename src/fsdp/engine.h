@@ -26,7 +26,9 @@
 #include "tessera/fsdp/collective.h"
 #include "tessera/fsdp/formulas.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/plan.h"
 #include "tessera/fsdp/strategy.h"
+#include "tessera/fsdp/wrap.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/optimizer.h"
 
@@ -39,13 +41,18 @@ struct EngineOptions {
   Strategy strategy = default_strategy();
   std::optional<MeshShape> mesh;  ///< nothing: default_mesh() for one host
   std::string wrap = "block";     ///< see make_units()
-  int prefetch = 1;               ///< units gathered ahead, forward and backward; 0: none
+  /// Another strategy for some units, on the same mesh and with the same collectives; nothing: `strategy`.
+  std::function<std::optional<Strategy>(const UnitSpec&)> strategy_of;
+  int prefetch = 1;  ///< units gathered ahead, forward and backward; 0: none
   /// No unit is gathered ahead where that would make more than so many, or so many bytes of them, that are gathered or
   /// on their way, the root apart. The one that computes counts, and is gathered in any case. 0: no limit.
   int limit_gathers = 0;
   std::size_t limit_gather_bytes = 0;
   /// Nothing: the root and the last unit stay gathered between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
+  /// k: what is resharded after forward stays sharded over k neighbours only, so that the backward gathers among them;
+  /// it costs a k-th of the parameters. Divides the shards of the mesh. 0: over all.
+  int reshard_to = 0;
   /// false: between a step's backwards units stay gathered; the last one reshards them in any case.
   bool reshard_after_backward = true;
   nn::OptimizerConfig optimizer;
@@ -152,9 +159,11 @@ class TESSERA_API Engine {
     std::int64_t padding = 0;   ///< beyond them: between parameters and at the end
     bool kept_after_forward = false;
     bool is_root = false;
+    Strategy strategy;
   };
   std::vector<UnitInfo> units() const;  ///< in forward order
   std::vector<UnitSize> unit_sizes() const;
+  /// That of most units, as it is laid over the mesh.
   const Strategy& strategy() const { return options_.strategy; }
   const MeshShape& mesh() const;
   EngineTraffic traffic() const;
@@ -182,6 +191,7 @@ class TESSERA_API Engine {
   bool may_gather_ahead(const Unit& unit) const;
   void reserve_pieces();
   void prepare_norm();
+  void add_unit(UnitSpec spec);
   void compute_norm();
   void decide_what_is_kept();
   /// Before values are written: what the last step left in flight comes first.
@@ -193,6 +203,7 @@ class TESSERA_API Engine {
   const EngineOptions options_;
   std::unique_ptr<Fabric> fabric_;
   std::vector<std::unique_ptr<Unit>> units_;  // in forward order
+  std::vector<Strategy> strategies_;          // of units_
   struct Progress {
     int uses = 0;             // forwards recorded on the tape whose backward has not ended
     std::size_t entered = 0;  // of the unit's modules, in this forward
@@ -205,6 +216,7 @@ class TESSERA_API Engine {
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
+  std::vector<Plan::Cut> norm_cuts_;  // along which ranks have parts of the norm
   std::uint64_t steps_ = 0;
   std::uint64_t skipped_steps_ = 0;
   double loss_scale_ = 1;

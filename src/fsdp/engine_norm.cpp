@@ -6,6 +6,10 @@
 namespace tessera::fsdp {
 
 void Engine::prepare_norm() {
+  Axes axes;
+  for (const auto& unit : units_)
+    for (const Plan::Cut& cut : unit->plan().optimizer_cuts) axes.insert(cut.axis);
+  norm_cuts_ = cuts_of(axes, fabric_->mesh);
   nn::MemoryPool& memory = model_.context().memory();
   for (const auto& unit : units_) norm_slots_ += unit->norm_slots();
   norm_parts_ = memory.allocate(norm_slots_ * sizeof(double), MemoryUse::other);
@@ -13,20 +17,21 @@ void Engine::prepare_norm() {
   fabric_->zero(fabric_->compute(), norm_parts_.data(), norm_parts_.bytes());
   auto* slots = static_cast<double*>(norm_parts_.data());
   for (const auto& unit : units_) {
-    unit->add_norm_into(slots, options_.norm);
+    unit->add_norm_into(slots, options_.norm, norm_cuts_);
     slots += unit->norm_slots();
   }
 }
 
 /// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each
 /// slice gives one f64 part of the norm, and all are added in slice order. A rank fills the slices that it holds, when
-/// their reduction is done, and the others stay zero; where the optimizer is sharded, one all_reduce per axis adds
-/// those zeros. So every strategy adds the same numbers in the same order.
+/// their reduction is done, and the others stay zero; where an optimizer is sharded, one all_reduce per axis adds those
+/// zeros, and of units whose gradients all ranks have each rank fills its own slices. So every strategy adds the same
+/// numbers in the same order.
 void Engine::compute_norm() {
   Stream& stream = fabric_->compute();
   auto* const totals = static_cast<double*>(norms_.data());
   const void* parts = norm_parts_.data();
-  for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts) {
+  for (const Plan::Cut& cut : norm_cuts_) {
     comm::Communicator& control = *fabric_->mesh.channels(cut.axis).control;
     control
         .all_reduce({parts, norm_slots_, DType::f64, fabric_->device()},

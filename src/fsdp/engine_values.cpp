@@ -95,9 +95,9 @@ void Engine::require_graphable() const {
 
 std::vector<Engine::UnitInfo> Engine::units() const {
   std::vector<UnitInfo> infos;
-  for (const auto& unit : units_)
-    infos.push_back(
-        {unit->name(), unit->elements(), unit->padding(), unit->kept_after_forward(), unit->spec().is_root});
+  for (std::size_t i = 0; i < units_.size(); ++i)
+    infos.push_back({units_[i]->name(), units_[i]->elements(), units_[i]->padding(), units_[i]->kept_after_forward(),
+                     units_[i]->spec().is_root, strategies_[i]});
   return infos;
 }
 
@@ -137,7 +137,7 @@ EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
 std::uint64_t Engine::control_formula_bytes() const {
   std::uint64_t bytes = 0;
   if (measures_norm())
-    for (const Plan::Cut& cut : fabric_->plan.optimizer_cuts)
+    for (const Plan::Cut& cut : norm_cuts_)
       bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
   return bytes;
 }

@@ -43,11 +43,12 @@ void add_reductions(const Strategy& strategy, const MeshShape& mesh, std::uint64
   }
 }
 
-/// How often a step gathers a unit that is sharded at rest.
-std::uint64_t gathers_of(const UnitSize& unit, StepCourse course) {
+/// How often a step gathers a unit over an axis over which it is sharded at rest.
+std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const UnitSize& unit, StepCourse course) {
   const auto microbatches = static_cast<std::uint64_t>(course.microbatches);
   const std::uint64_t forwards = course.reshard_after_backward ? microbatches : 1;
-  return forwards + (unit.kept_after_forward ? 0 : microbatches);
+  const bool again = !unit.kept_after_forward && strategy.param_after_forward.contains(axis);
+  return forwards + (again ? microbatches : 0);
 }
 
 /// A flat parameter's bytes, and whether a step changes them.
@@ -56,18 +57,35 @@ struct Gathered {
   bool trained = true;
 };
 
+/// Before each forward and backward that doesn't find them, or once after the step where parameters are replicated.
+/// Outer axes come first, so what an axis makes is still cut by those inside it.
 void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, Gathered part,
                  StepCourse course, CommunicationFormula& total) {
-  std::uint64_t above = 1;  // how far outer axes have already cut what this axis gathers
-  for (const MeshAxis& axis : mesh.axes) {
-    const bool sharded = strategy.optimizer.contains(axis.name);
-    const bool at_rest = strategy.param_at_rest.contains(axis.name);
-    if (axis.size == 1 || !sharded || !(at_rest || part.trained)) continue;
-    const std::uint64_t times = at_rest ? gathers_of(unit, course) : 1;
+  const auto axes = std::span(mesh.axes);
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    const Axis& axis = axes[i].name;
+    const bool at_rest = strategy.param_at_rest.contains(axis);
+    if (axes[i].size == 1 || !strategy.optimizer.contains(axis) || !(at_rest || part.trained)) continue;
+    const Axes& cutting = at_rest ? strategy.param_at_rest : strategy.optimizer;
+    std::uint64_t cut = 1;
+    for (const MeshAxis& inner : axes.subspan(i + 1))
+      if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
+    const std::uint64_t times = at_rest ? gathers_over(axis, strategy, unit, course) : 1;
     total.calls.all_gather += times;
-    total.bytes.all_gather += times * others_part(part.bytes / above, axis.size);
-    if (!at_rest) above *= static_cast<std::uint64_t>(axis.size);
+    total.bytes.all_gather += times * others_part(part.bytes / cut, axes[i].size);
   }
+}
+
+/// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
+std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                              std::uint64_t element) {
+  const int after_forward = parts(strategy.param_after_forward, mesh);
+  if (after_forward == 1 || after_forward == parts(strategy.param_at_rest, mesh)) return 0;
+  std::uint64_t bytes = 0;
+  for (const UnitSize& unit : units)
+    if (!unit.kept_after_forward)
+      bytes += static_cast<std::uint64_t>(unit.padded) * element / static_cast<std::uint64_t>(after_forward);
+  return bytes;
 }
 
 /// Nothing is reduced before the last microbatch.
@@ -210,7 +228,8 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter =
-        parameters.root + parameters.window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
+        secondary_parts(strategy, mesh, units, element) + parameters.root +
+        parameters.window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
   if (holds_gradients(strategy, mesh, course)) {
     bounds.unsharded_gradient = held_gradients(units, parts(strategy.gradient, mesh) > 1, precision);
     return bounds;

@@ -62,6 +62,15 @@ Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(s
   }
 }
 
+MeshShape in_groups(const MeshShape& mesh, int shards) {
+  MeshShape grouped;
+  for (const MeshAxis& axis : mesh.axes) {
+    if (axis.name == kShardAxis) grouped.axes.push_back({kGroupAxis, axis.size / shards});
+    grouped.axes.push_back({axis.name, axis.name == kShardAxis ? shards : axis.size});
+  }
+  return grouped;
+}
+
 int Mesh::coordinate(const Axis& name) const {
   int rest = rank();
   for (auto it = shape_.axes.rbegin(); it != shape_.axes.rend(); ++it) {

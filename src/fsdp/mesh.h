@@ -31,6 +31,9 @@ TESSERA_API MeshShape parse_mesh(std::string_view text);
 /// several. Throws InvalidUsage where ranks can't be divided so. One rank is 1 x 1.
 TESSERA_API MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host);
 
+/// The mesh with its shards in groups of so many neighbours: replicate x group x shard. Must divide them.
+TESSERA_API MeshShape in_groups(const MeshShape& mesh, int shards);
+
 /// The communicators of one axis. Two channels carry gathers and reductions, so that neither queues behind the other;
 /// each has one issue order, the same on every rank. `control` is for norms and votes.
 struct AxisChannels {

@@ -6,21 +6,13 @@ namespace tessera::fsdp {
 namespace {
 
 /// `inside` false: of the mesh's other axes.
-std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh, bool inside = true) {
+std::vector<Plan::Cut> cuts_along(const Axes& axes, const Mesh& mesh, bool inside) {
   std::vector<Plan::Cut> cuts;
   const auto& all = mesh.shape().axes;
   for (auto axis = all.rbegin(); axis != all.rend(); ++axis)
     if (axis->size > 1 && axes.contains(axis->name) == inside)
       cuts.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
   return cuts;
-}
-
-ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts) {
-  for (const Plan::Cut& cut : cuts) {
-    const std::int64_t part = range.count() / cut.size;
-    range = {range.begin + part * cut.coordinate, range.begin + part * (cut.coordinate + 1)};
-  }
-  return range;
 }
 
 Plan::Offloaded offloaded_by(const Strategy& strategy) {
@@ -47,14 +39,31 @@ std::size_t reduced_each(const Plan& plan, const Strategy& strategy) {
   return static_cast<std::size_t>(first - plan.reductions.begin());
 }
 
-void require_one(const std::vector<Plan::Cut>& cuts, const Strategy& strategy, std::string_view what) {
-  if (cuts.size() > 1)
-    throw Unsupported("strategy " + strategy.name + ": " + std::string(what) + " sharded over more than one axis");
+/// What stays after forward is what the first gathers make: they undo the innermost cuts last.
+void require_secondary(const Plan& plan, const Strategy& strategy) {
+  for (std::size_t i = 0; i < plan.forward_cuts.size(); ++i)
+    if (plan.forward_cuts[i].axis != plan.rest_cuts[i].axis)
+      throw Unsupported("strategy " + strategy.name +
+                        ": after forward parameters can stay sharded over inner axes of " + "the mesh, not over " +
+                        plan.forward_cuts[i].axis + " without " + plan.rest_cuts[i].axis);
 }
 
 }  // namespace
 
+ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts) {
+  for (const Plan::Cut& cut : cuts) {
+    const std::int64_t part = range.count() / cut.size;
+    range = {range.begin + part * cut.coordinate, range.begin + part * (cut.coordinate + 1)};
+  }
+  return range;
+}
+
+std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh) { return cuts_along(axes, mesh, true); }
+
 ElementRange Plan::rest(std::int64_t padded) const { return narrow({0, padded}, rest_cuts); }
+ElementRange Plan::unsharded(std::int64_t padded, std::size_t gathered) const {
+  return narrow({0, padded}, std::span(rest_cuts).first(rest_cuts.size() - gathered));
+}
 ElementRange Plan::kept_gradient(std::int64_t padded) const { return narrow({0, padded}, gradient_cuts); }
 ElementRange Plan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_cuts); }
 
@@ -72,22 +81,24 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
   plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
   plan.gradient_cuts = cuts_of(strategy.gradient, mesh);
   plan.optimizer_cuts = cuts_of(strategy.optimizer, mesh);
-  plan.rest_copies = cuts_of(strategy.param_at_rest, mesh, false);
-  plan.optimizer_copies = cuts_of(strategy.optimizer, mesh, false);
-  require_one(plan.rest_cuts, strategy, "parameters");
-  require_one(plan.gradient_cuts, strategy, "gradients");
+  plan.rest_copies = cuts_along(strategy.param_at_rest, mesh, false);
+  plan.optimizer_copies = cuts_along(strategy.optimizer, mesh, false);
+  plan.forward_cuts = cuts_of(strategy.param_after_forward, mesh);
+  require_secondary(plan, strategy);
 
   if (!plan.rest_cuts.empty()) {
-    plan.gather_axis = plan.rest_cuts[0].axis;
-    plan.sharded_after_forward = strategy.param_after_forward.contains(*plan.gather_axis);
+    for (auto cut = plan.rest_cuts.rbegin(); cut != plan.rest_cuts.rend(); ++cut) plan.gather_axes.push_back(cut->axis);
+    plan.sharded_after_forward = !plan.forward_cuts.empty();
+    plan.keeps_secondary = plan.sharded_after_forward && plan.forward_cuts.size() < plan.rest_cuts.size();
   } else if (plan.offloaded.parameters) {
     plan.sharded_after_forward = !strategy.param_after_forward.empty();
   }
-  plan.leases_parameters = plan.gather_axis || plan.offloaded.parameters;
+  plan.leases_parameters = !plan.gather_axes.empty() || plan.offloaded.parameters;
   plan.gradient_sharded = !plan.gradient_cuts.empty() || plan.offloaded.gradients;
   for (const Plan::Cut& cut : plan.optimizer_cuts) {
+    // Only the last cut leaves what is kept; and where that is with the host, it goes there from the lease.
     const bool to_kept =
-        strategy.gradient.contains(cut.axis) && !plan.offloaded.gradients;  // else it goes from the lease
+        !plan.gradient_cuts.empty() && cut.axis == plan.gradient_cuts.back().axis && !plan.offloaded.gradients;
     plan.reductions.push_back({cut.axis, true, to_kept, comm::ReduceOp::sum()});
   }
   for (const MeshAxis& axis : mesh.shape().axes)

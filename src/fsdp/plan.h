@@ -1,7 +1,7 @@
 // A strategy laid over a mesh: what each unit must do, with names and axes resolved.
 #pragma once
 
-#include <optional>
+#include <span>
 #include <vector>
 
 #include "tessera/fsdp/flat.h"
@@ -20,16 +20,20 @@ struct ReduceStage {
 
 /// Axes of length 1 are gone: they need no collective. The same on every rank, but for `coordinates`.
 struct Plan {
-  std::optional<Axis> gather_axis;     ///< parameters at rest are sharded over this axis
+  std::vector<Axis> gather_axes;       ///< over which parameters at rest are sharded, in the order of their gathers
   bool sharded_after_forward = false;  ///< and again after forward (but for the root and the last unit)
-  bool leases_parameters = false;      ///< what computes is not what is at rest: units are unsharded into leases
-  bool gradient_sharded = false;       ///< full gradients are leased, a part is kept
+  /// ... over fewer axes: what the first gathers have made stays until the backward, which does the others only.
+  bool keeps_secondary = false;
+  bool leases_parameters = false;  ///< what computes is not what is at rest: units are unsharded into leases
+  bool gradient_sharded = false;   ///< full gradients are leased, a part is kept
   std::vector<ReduceStage> reductions;
   std::size_t reduced_each = 0;         ///< so many of them run for every microbatch, the others after the last one
-  std::vector<Axis> gather_after_step;  ///< innermost first: parameters are replicated, the optimizer is sharded
+  std::vector<Axis> gather_after_step;  ///< outermost first: parameters are replicated, the optimizer is sharded
 
   /// This rank's part of a flat parameter of `padded` elements, when sharded over these axes.
   ElementRange rest(std::int64_t padded) const;
+  /// The part that is whole after the first `gathered` of gather_axes.
+  ElementRange unsharded(std::int64_t padded, std::size_t gathered) const;
   ElementRange kept_gradient(std::int64_t padded) const;
   ElementRange optimizer(std::int64_t padded) const;
   /// The part that is whole again after the first `gathered` axes of gather_after_step were gathered.
@@ -46,14 +50,20 @@ struct Plan {
     int size = 1;
     int coordinate = 0;
   };
-  std::vector<Cut> rest_cuts, gradient_cuts, optimizer_cuts;  ///< in the order in which they narrow
-  std::vector<Cut> rest_copies, optimizer_copies;             ///< the other axes: ranks that hold the same
+  std::vector<Cut> rest_cuts, forward_cuts, gradient_cuts, optimizer_cuts;  ///< in the order in which they narrow
+  std::vector<Cut> rest_copies, optimizer_copies;  ///< the other axes: ranks that hold the same
 
   /// An n-th of a flat parameter that this rank holds and stands for: those of all ranks are the whole, each element
   /// once. Of what the optimizer changes, and of what stays as it is.
   ElementRange own(std::int64_t padded) const;
   ElementRange own_frozen(std::int64_t padded) const;
 };
+
+/// [0, padded) of a flat parameter, narrowed by each cut.
+ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts);
+
+/// How a mesh cuts along these axes, innermost first; axes of length 1 don't.
+std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh);
 
 /// `cpu_offload`: what the strategy shards lies in the host's memory, also on a mesh of one rank. Throws InvalidUsage
 /// or Unsupported where the strategy doesn't fit the mesh, or has nothing to offload.

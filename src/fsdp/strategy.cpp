@@ -61,6 +61,14 @@ Strategy strategy_named(std::string_view name) {
 
 Strategy default_strategy() { return strategy_named("fsdp"); }
 
+Strategy over_groups(Strategy strategy) {
+  for (Axes* axes : {&strategy.param_at_rest, &strategy.gradient, &strategy.optimizer})
+    if (axes->contains(kShardAxis)) axes->insert(kGroupAxis);
+  if (const auto sync = strategy.sync.find(kShardAxis); sync != strategy.sync.end())
+    strategy.sync[kGroupAxis] = sync->second;
+  return strategy;
+}
+
 Accumulation parse_accumulation(std::string_view name) {
   if (name == "every") return Accumulation::every;
   if (name == "last") return Accumulation::last;

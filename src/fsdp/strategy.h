@@ -15,6 +15,8 @@ namespace tessera::fsdp {
 using Axis = std::string;
 inline const Axis kReplicateAxis = "replicate";
 inline const Axis kShardAxis = "shard";
+/// Groups of shards, where parameters are resharded to neighbours only: the mesh is replicate x group x shard then.
+inline const Axis kGroupAxis = "group";
 /// Over which axes a thing is sharded; empty: every rank holds all of it.
 using Axes = std::set<Axis>;
 
@@ -53,6 +55,10 @@ enum class Accumulation : std::uint8_t {
 TESSERA_API Accumulation parse_accumulation(std::string_view name);
 /// The strategy with Sync::when of every axis set accordingly.
 TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulation);
+
+/// The strategy on a mesh whose shards are cut into groups: what it shards over `shard` is sharded over both axes, but
+/// after forward over the inner one only.
+TESSERA_API Strategy over_groups(Strategy strategy);
 
 /// ddp zero1 zero2 fsdp hsdp shard_grad_op, or one of PyTorch's names (no_shard, full_shard, hybrid_shard), which gives
 /// the strategy under our name. Throws InvalidUsage that lists the known ones.

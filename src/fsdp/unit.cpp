@@ -47,14 +47,15 @@ void Fabric::join_offload() {
   compute().wait(offload->down().record());
 }
 
-Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric), spec_(std::move(spec)) {
+Unit::Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots)
+    : fabric_(fabric), spec_(std::move(spec)), plan_(std::move(plan)) {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric.mesh.size())) {
     Flat& flat = flats_.emplace_back();
     flat.precision = make_precision(layout.dtype, fabric.reduce_dtype);
     flat.layout = std::move(layout);
     allocate(flat, optimizer_slots);
   }
-  if (fabric_.plan.leases_parameters) {
+  if (plan_.leases_parameters) {
     reshard();
   } else {
     for (Flat& flat : flats_) bind_parameters(flat, flat.values.data());
@@ -63,11 +64,10 @@ Unit::Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots) : fabric_(fabric)
 }
 
 void Unit::allocate(Flat& flat, int slots) {
-  const Plan& plan = fabric_.plan;
   const std::int64_t padded = flat.layout.padded;
-  flat.rest = plan.rest(padded);
-  flat.kept = plan.kept_gradient(padded);
-  flat.optimized = plan.optimizer(padded);
+  flat.rest = plan_.rest(padded);
+  flat.kept = plan_.kept_gradient(padded);
+  flat.optimized = plan_.optimizer(padded);
   const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryUse use, bool offloaded) {
     const std::size_t bytes = static_cast<std::size_t>(range.count()) * size_of(dtype);
     if (offloaded) return fabric_.offload->allocate(bytes);
@@ -75,11 +75,11 @@ void Unit::allocate(Flat& flat, int slots) {
     fabric_.zero(fabric_.compute(), buffer.data(), buffer.bytes());
     return buffer;
   };
-  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter, plan.offloaded.parameters);
+  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter, plan_.offloaded.parameters);
   if (!flat.layout.trainable) return;
-  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient, plan.offloaded.gradients);
+  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient, plan_.offloaded.gradients);
   const auto allocate_state = [&] {
-    return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer, plan.offloaded.optimizer);
+    return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer, plan_.offloaded.optimizer);
   };
   for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_state());
   if (flat.precision.masters()) flat.masters = allocate_state();
@@ -127,40 +127,71 @@ void Unit::bind_parameters(Flat& flat, void* base) {
 void Unit::unshard_issue() {
   if (state_ != State::sharded) return;
   Stream& stream = *fabric_.gather_stream;
-  const bool offloaded = fabric_.plan.offloaded.parameters;
+  const bool offloaded = plan_.offloaded.parameters;
   Stream& first = offloaded ? fabric_.offload->up() : stream;
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
   if (!gathers_.empty()) gathers_.wait_on(stream);  // what the optimizer step left to gather on another axis
   first.wait(stored_);
-  std::vector<Transfer> transfers;
-  for (Flat& flat : flats_) {
-    flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), first);
-    const auto part = static_cast<std::size_t>(flat.rest.count());
-    const auto whole = static_cast<std::size_t>(flat.layout.padded);
-    transfers.push_back({{part_to_gather(flat), part, flat.layout.dtype, fabric_.device()},
-                         {flat.unsharded.data(), whole, flat.layout.dtype, fabric_.device()}});
+  const bool has_secondary = static_cast<bool>(flats_.front().secondary);
+  for (Flat& flat : flats_) lease_for_gather(flat, first);
+  gather(has_secondary ? plan_.rest_cuts.size() - plan_.forward_cuts.size() : 0);
+  fabric_.recorder.end(span, stream);
+  state_ = State::gathering;
+}
+
+void Unit::lease_for_gather(Flat& flat, Stream& stream) {
+  flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), stream);
+  if (!plan_.keeps_secondary || kept_after_forward_ || flat.secondary) return;
+  const ElementRange part = narrow({0, flat.layout.padded}, plan_.forward_cuts);
+  flat.secondary =
+      fabric_.parameters->acquire(static_cast<std::size_t>(part.count()) * size_of(flat.layout.dtype), name(), stream);
+}
+
+/// After so many gathers: in its place in the whole, or where it stays for the backward.
+Unit::Place Unit::gathered_to(Flat& flat, std::size_t gathered) {
+  const bool whole = gathered == plan_.rest_cuts.size();
+  if (whole || !flat.secondary || gathered > plan_.rest_cuts.size() - plan_.forward_cuts.size())
+    return {&flat.unsharded, 0};
+  return {&flat.secondary, narrow({0, flat.layout.padded}, plan_.forward_cuts).begin};
+}
+
+/// At rest; or, from the host's memory, in its place in the first result: that gather is in place then.
+const void* Unit::part_to_gather(Flat& flat) {
+  if (!plan_.offloaded.parameters) return flat.values.data();
+  void* const place = gathered_to(flat, std::min<std::size_t>(1, plan_.rest_cuts.size())).of(flat, flat.rest.begin);
+  fabric_.copier.upload(fabric_.offload->up(), place, flat.values.data(), flat.values.bytes());
+  return place;
+}
+
+/// Over one axis after the other, the first `already` of which are done.
+void Unit::gather(std::size_t already) {
+  Stream& stream = *fabric_.gather_stream;
+  std::vector<const void*> parts;
+  if (already == 0) {
+    for (Flat& flat : flats_) parts.push_back(part_to_gather(flat));
+    if (plan_.offloaded.parameters) {
+      loaded_ = fabric_.offload->up().record();
+      stream.wait(loaded_);
+    }
   }
-  if (offloaded) {
-    loaded_ = first.record();
-    stream.wait(loaded_);
-  }
-  if (fabric_.plan.gather_axis) {
-    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(*fabric_.plan.gather_axis).gather,
+  for (std::size_t i = already; i < plan_.gather_axes.size(); ++i) {
+    std::vector<Transfer> transfers;
+    for (Flat& flat : flats_) {
+      const ElementRange part = plan_.unsharded(flat.layout.padded, i);
+      const ElementRange whole = plan_.unsharded(flat.layout.padded, i + 1);
+      const DType dtype = flat.layout.dtype;
+      const void* const from = i == 0 ? parts[transfers.size()] : gathered_to(flat, i).of(flat, part.begin);
+      transfers.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
+                           {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
+                            dtype, fabric_.device()}});
+    }
+    if (i > already) gathers_.wait_on(stream);  // the next axis gathers what this one completes
+    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(plan_.gather_axes[i]).gather,
                                         transfers,
                                         {},
                                         {.after = &stream, .label = name()},
                                         fabric_.copier});
   }
-  fabric_.recorder.end(span, stream);
-  state_ = State::gathering;
-}
-
-/// At rest; or, from the host's memory, in its place in the result: the gather is in place then.
-const void* Unit::part_to_gather(Flat& flat) {
-  if (!fabric_.plan.offloaded.parameters) return flat.values.data();
-  void* const place = Flat::at(flat.unsharded.data(), flat.layout.dtype, flat.rest.begin);
-  fabric_.copier.upload(fabric_.offload->up(), place, flat.values.data(), flat.values.bytes());
-  return place;
 }
 
 void Unit::wait_for_gather() {
@@ -181,12 +212,12 @@ void Unit::unshard_wait() {
 }
 
 void Unit::settle() {
-  if (state_ == State::gathering && !fabric_.plan.leases_parameters) unshard_wait();
+  if (state_ == State::gathering && !plan_.leases_parameters) unshard_wait();
   if (!gathers_.empty()) gathers_.wait_on(fabric_.compute());
 }
 
-void Unit::reshard() {
-  if (!fabric_.plan.leases_parameters) return;
+void Unit::reshard(bool for_backward) {
+  if (!plan_.leases_parameters) return;
   if (state_ == State::gathering) wait_for_gather();  // nothing used it, but its memory goes to the next
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
@@ -194,6 +225,7 @@ void Unit::reshard() {
       tensor.unbind("unit " + name() + " is resharded");
     }
     if (flat.unsharded) flat.unsharded.give_back(fabric_.compute().record());
+    if (flat.secondary && !for_backward) flat.secondary.give_back(fabric_.compute().record());
   }
   if (state_ == State::ready) fabric_.recorder.mark(EventKind::reshard, name(), bytes(), fabric_.compute());
   state_ = State::sharded;
@@ -210,7 +242,7 @@ void Unit::reset() {
     if (flat.written_gradient) flat.written_gradient.give_back(Event());
     flat.shown = Buffer();
   }
-  if (fabric_.plan.leases_parameters) {
+  if (plan_.leases_parameters) {
     state_ = State::gathering;  // whatever it was: reshard() returns the lease
     reshard();
   } else {

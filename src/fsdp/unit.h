@@ -26,7 +26,6 @@ namespace tessera::fsdp {
 struct Fabric {
   nn::Context& context;
   Mesh mesh;
-  Plan plan;
   std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;
   std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
   std::unique_ptr<Stream> reduce_stream;
@@ -58,12 +57,13 @@ struct Fabric {
 /// Every verb only issues; nothing here makes the host wait.
 class TESSERA_API Unit {
  public:
-  Unit(Fabric& fabric, UnitSpec spec, int optimizer_slots);
+  Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
   const std::string& name() const { return spec_.name; }
   const UnitSpec& spec() const { return spec_; }
+  const Plan& plan() const { return plan_; }
   bool kept_after_forward() const { return kept_after_forward_; }
   void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
   std::int64_t elements() const;
@@ -76,8 +76,9 @@ class TESSERA_API Unit {
   bool gathered() const { return state_ != State::sharded; }  ///< or on its way; always where they are replicated
   void unshard_issue();                                       ///< no effect unless sharded
   void unshard_wait();  ///< after it, work on the compute stream may read the parameters
-  void reshard();       ///< no effect where they are replicated
-  void settle();        ///< waits for gathers that an optimizer step started
+  /// No effect where they are replicated. `for_backward`: a backward follows, for which the plan may keep something.
+  void reshard(bool for_backward = false);
+  void settle();  ///< waits for gathers that an optimizer step started
 
   // Gradients.
   void begin_gradients();  ///< memory for a backward; no effect where there is some
@@ -90,9 +91,11 @@ class TESSERA_API Unit {
 
   /// From now on a step's last reduction ends with this rank's parts of the norm: an f64 for each flat parameter and
   /// n-th of it. Slots of those that it doesn't hold are left as they are.
-  void add_norm_into(double* slots, nn::kernels::Norm norm) {
+  /// `cuts`: a rank adds what is its own along them.
+  void add_norm_into(double* slots, nn::kernels::Norm norm, std::vector<Plan::Cut> cuts) {
     norm_parts_ = slots;
     norm_ = norm;
+    norm_cuts_ = std::move(cuts);
   }
   std::size_t norm_slots() const;
 
@@ -131,6 +134,7 @@ class TESSERA_API Unit {
     Buffer masters;             // f32, beside 16-bit values: the optimizer's part
     Buffer shown;               // all in f32, between open_values and close_values
     Lease unsharded;            // parameters, between unshard and reshard
+    Lease secondary;            // ... and what a plan keeps of them between forward and backward
     Lease written_gradient;     // what a backward writes, where it is converted for the reduction
     Lease full_gradient;        // between the backward and the end of the first reduction stage
     Precision precision;
@@ -171,7 +175,18 @@ class TESSERA_API Unit {
   void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
   void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
+  /// Where a gather finds or leaves a part of a flat parameter.
+  struct Place {
+    Lease* lease = nullptr;
+    std::int64_t first = 0;  // the element that the lease begins with
+    void* of(const Flat& flat, std::int64_t element) const {
+      return Flat::at(lease->data(), flat.layout.dtype, element - first);
+    }
+  };
+  Place gathered_to(Flat& flat, std::size_t gathered);
+  void lease_for_gather(Flat& flat, Stream& stream);
   const void* part_to_gather(Flat& flat);
+  void gather(std::size_t already);
   void wait_for_gather();
   void store_gradients();
   void update_part(Flat& flat, const Flat::Run& part, const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
@@ -188,6 +203,7 @@ class TESSERA_API Unit {
 
   Fabric& fabric_;
   const UnitSpec spec_;
+  const Plan plan_;
   std::vector<Flat> flats_;
   bool kept_after_forward_ = false;
   State state_ = State::sharded;
@@ -205,6 +221,7 @@ class TESSERA_API Unit {
   bool accumulated_ = false;  // ... and so is what is kept of them
   double* norm_parts_ = nullptr;
   nn::kernels::Norm norm_ = nn::kernels::Norm::two;
+  std::vector<Plan::Cut> norm_cuts_;
 };
 
 }  // namespace tessera::fsdp

@@ -12,7 +12,7 @@ void Unit::bind_gradients(Flat& flat, void* base, bool keep) {
 }
 
 /// Else in what is kept, which is free for it: all of it is kept, and holds nothing yet.
-bool Unit::reduces_in_lease() const { return fabric_.plan.gradient_sharded || accumulated_; }
+bool Unit::reduces_in_lease() const { return plan_.gradient_sharded || accumulated_; }
 
 void Unit::begin_gradients() {
   if (has_gradients_) return;
@@ -82,7 +82,7 @@ void Unit::end_writing(Flat& flat) {
 
 void Unit::reduce_issue(bool last) {
   last_ = last;
-  stages_ = last ? fabric_.plan.reductions.size() : fabric_.plan.reduced_each;
+  stages_ = last ? plan_.reductions.size() : plan_.reduced_each;
   if (!last && stages_ == 0 && !has_gradients_) return;  // nothing used it, and nobody waits for its zeros
   begin_gradients();
   stage_input_.clear();
@@ -144,7 +144,7 @@ comm::ReduceOp Unit::op_of(const ReduceStage& stage) const {
 }
 
 void Unit::start_stage() {
-  const ReduceStage& stage = fabric_.plan.reductions[stage_];
+  const ReduceStage& stage = plan_.reductions[stage_];
   Stream& stream = *fabric_.reduce_stream;
   const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_issue, name(), bytes(), stream);
   const std::vector<Transfer> transfers = stage_transfers(stage);
@@ -162,11 +162,11 @@ void Unit::reduce_continue() {
   const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_wait, name(), bytes(), stream);
   reductions_.wait_on(stream);
   fabric_.recorder.end(span, stream);
-  if (fabric_.plan.reductions[stage_].to_kept && !accumulated_)
+  if (plan_.reductions[stage_].to_kept && !accumulated_)
     for (Flat& flat : flats_)
       if (flat.full_gradient) flat.full_gradient.give_back(stream.record());
   ++stage_;
-  if (accumulated_ && stage_ == fabric_.plan.reduced_each) add_earlier_microbatches();
+  if (accumulated_ && stage_ == plan_.reduced_each) add_earlier_microbatches();
   if (stage_ == stages_) {
     finish_reduction();
   } else {
@@ -186,7 +186,7 @@ void Unit::add_earlier_microbatches() {
     const auto count = static_cast<std::size_t>(range.count());
     void* const kept = flat.gradient_of(range.begin);
     void* const leased = flat.leased_gradient_of(range.begin);
-    if (!fabric_.plan.offloaded.gradients) {
+    if (!plan_.offloaded.gradients) {
       add_gradients(flat, leased, kept, count);
       flat.full_gradient.give_back(stream.record());
       continue;
@@ -206,7 +206,7 @@ void Unit::finish_reduction() {
   stage_ = kIdle;
   accumulated_ = !last_;
   if (last_ && norm_parts_ != nullptr) find_norm_parts();
-  if (fabric_.plan.offloaded.gradients) store_gradients();
+  if (plan_.offloaded.gradients) store_gradients();
 }
 
 /// This rank's part goes from the lease to the host. The step before is done with the host's copy: what the compute
@@ -238,9 +238,10 @@ void Unit::find_norm_parts() {
   for (const Flat& flat : flats_) {
     if (!flat.layout.trainable) continue;
     const std::int64_t length = flat.layout.padded / world;
+    const ElementRange own = narrow({0, flat.layout.padded}, norm_cuts_);
     for (int i = 0; i < world; ++i, ++slot) {
       const ElementRange slice = {length * i, length * (i + 1)};
-      if (slice.begin < flat.optimized.begin || slice.end > flat.optimized.end) continue;
+      if (slice.begin < own.begin || slice.end > own.end) continue;
       nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
         using T = decltype(zero);
         fabric_.context.kernels<T>("norm").norm_part(fabric_.compute(), norm_,

@@ -34,7 +34,7 @@ void Unit::update_part(Flat& flat, const Flat::Run& part, const nn::OptimizerCon
 
 /// Where the update finds and leaves what belongs to a part: at rest, or in a piece on the device.
 nn::OptimizerRange Unit::optimizer_range(Flat& flat, const Flat::Run& part) {
-  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
+  const Plan::Offloaded& offloaded = plan_.offloaded;
   const std::int64_t first = part.range.begin;
   const auto count = static_cast<std::size_t>(part.range.count());
   const auto updated = [&](void* at, bool with_host) {
@@ -74,7 +74,7 @@ std::size_t Unit::piece_bytes() const {
 }
 
 void Unit::gather_updated() {
-  const std::vector<Axis>& axes = fabric_.plan.gather_after_step;
+  const std::vector<Axis>& axes = plan_.gather_after_step;
   if (axes.empty()) return;
   Stream& stream = *fabric_.gather_stream;
   const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
@@ -82,8 +82,8 @@ void Unit::gather_updated() {
     std::vector<Transfer> transfers;
     for (Flat& flat : flats_) {
       if (!flat.layout.trainable) continue;
-      const ElementRange part = fabric_.plan.after_gathers(flat.layout.padded, i);
-      const ElementRange whole = fabric_.plan.after_gathers(flat.layout.padded, i + 1);
+      const ElementRange part = plan_.after_gathers(flat.layout.padded, i);
+      const ElementRange whole = plan_.after_gathers(flat.layout.padded, i + 1);
       const auto view = [&](ElementRange range) {
         return comm::View{flat.value_of(range.begin), static_cast<std::size_t>(range.count()), flat.layout.dtype,
                           fabric_.device()};
@@ -95,13 +95,13 @@ void Unit::gather_updated() {
         {*fabric_.mesh.channels(axes[i]).gather, transfers, {}, {.after = &stream, .label = name()}, fabric_.copier});
   }
   fabric_.recorder.end(span, stream);
-  state_ = fabric_.plan.leases_parameters ? State::sharded : State::gathering;
+  state_ = plan_.leases_parameters ? State::sharded : State::gathering;
 }
 
 void Unit::clear_optimizer() {
   for (Flat& flat : flats_)
     for (Buffer& state : flat.state) {
-      if (fabric_.plan.offloaded.optimizer) {
+      if (plan_.offloaded.optimizer) {
         std::fill_n(state.bytes_at(0), state.bytes(), std::byte{0});
       } else {
         fabric_.zero(fabric_.compute(), state.data(), state.bytes());

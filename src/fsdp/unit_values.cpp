@@ -25,7 +25,7 @@ void Unit::write(bool offloaded, void* at, std::size_t bytes, const Produce& pro
 }
 
 void Unit::initialize(std::uint64_t seed) {
-  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
+  const Plan::Offloaded& offloaded = plan_.offloaded;
   for (Flat& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
       const auto draw = [&](bool with_host, ElementRange range, DType dtype, void* at) {
@@ -47,7 +47,7 @@ void Unit::initialize(std::uint64_t seed) {
 void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
   nn::Context& context = fabric_.context;
   Stream& stream = fabric_.compute();
-  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
+  const Plan::Offloaded& offloaded = plan_.offloaded;
   stream.synchronize();  // the host may write over what the stream's work reads
   for (Flat& flat : flats_) {
     const bool narrow = flat.layout.dtype != DType::f32;
@@ -80,10 +80,10 @@ void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
 }
 
 void Unit::visit_own(const std::function<void(const OwnRange&)>& visit) const {
-  const Plan::Offloaded& offloaded = fabric_.plan.offloaded;
+  const Plan::Offloaded& offloaded = plan_.offloaded;
   for (const Flat& flat : flats_) {
     const std::int64_t padded = flat.layout.padded;
-    const ElementRange own = flat.layout.trainable ? fabric_.plan.own(padded) : fabric_.plan.own_frozen(padded);
+    const ElementRange own = flat.layout.trainable ? plan_.own(padded) : plan_.own_frozen(padded);
     for (const FlatEntry& entry : flat.layout.entries) {
       const ElementRange range = within(entry, own);
       if (range.count() == 0) continue;
@@ -120,7 +120,7 @@ void Unit::fill_states(const std::function<void(const nn::Parameter&, int, Eleme
         const auto write = [&](void* out) {
           fill(*entry.parameter, static_cast<int>(i), range, static_cast<float*>(out));
         };
-        if (fabric_.plan.offloaded.optimizer) {
+        if (plan_.offloaded.optimizer) {
           write(to);
         } else {
           nn::upload(fabric_.context, to, length(range) * sizeof(float), write);
@@ -131,30 +131,29 @@ void Unit::fill_states(const std::function<void(const nn::Parameter&, int, Eleme
 /// Over the control channels, whatever carries parameters: that may round.
 void Unit::gather_masters(Flat& flat) {
   Stream& stream = fabric_.compute();
-  const Plan& plan = fabric_.plan;
   const std::int64_t padded = flat.layout.padded;
   const auto view = [&](ElementRange range) {
     return comm::View{Flat::f32_of(flat.shown, range.begin), length(range), DType::f32, fabric_.device()};
   };
   float* const own = Flat::f32_of(flat.shown, flat.optimized.begin);
   const float* const masters = flat.master_of(flat.optimized.begin);
-  if (plan.offloaded.optimizer) {
+  if (plan_.offloaded.optimizer) {
     fabric_.copier.upload(stream, own, masters, length(flat.optimized) * sizeof(float));
   } else {
     fabric_.context.kernels<float>("values").assign(stream, {masters, own, length(flat.optimized), false});
   }
-  for (std::size_t i = 0; i < plan.optimizer_cuts.size(); ++i) {  // innermost first
-    const Plan::Cut& cut = plan.optimizer_cuts[plan.optimizer_cuts.size() - 1 - i];
+  for (std::size_t i = 0; i < plan_.optimizer_cuts.size(); ++i) {  // innermost first
+    const Plan::Cut& cut = plan_.optimizer_cuts[plan_.optimizer_cuts.size() - 1 - i];
     fabric_.mesh.channels(cut.axis)
         .control
-        ->all_gather(view(plan.after_gathers(padded, i)), view(plan.after_gathers(padded, i + 1)),
+        ->all_gather(view(plan_.after_gathers(padded, i)), view(plan_.after_gathers(padded, i + 1)),
                      {.after = &stream, .label = name()})
         .wait_on(stream);
   }
 }
 
 void Unit::widen_parameters(Flat& flat) {
-  const void* from = fabric_.plan.leases_parameters ? flat.unsharded.data() : flat.values.data();
+  const void* from = plan_.leases_parameters ? flat.unsharded.data() : flat.values.data();
   fabric_.context.device_kernels().convert(
       fabric_.compute(), {from, flat.layout.dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
 }

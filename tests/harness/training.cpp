@@ -134,6 +134,7 @@ class Rank {
     record_.units = engine_.units();
     record_.unit_sizes = engine_.unit_sizes();
     record_.mesh = engine_.mesh();
+    record_.strategy = engine_.strategy();
   }
 
   const TrainingSpec& spec_;

@@ -57,6 +57,7 @@ struct TrainingRecord {
   std::vector<fsdp::Engine::UnitInfo> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;
+  fsdp::Strategy strategy;  // as it is laid over the mesh
 };
 
 TrainingRecord train(const TrainingSpec& spec);

@@ -1,0 +1,206 @@
+// Strategies side by side in one model, and units that are resharded to neighbours only.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/guarded_device.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::DType;
+using base::MemoryUse;
+using harness::engine_for;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using testing::HasSubstr;
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string& mesh = "") {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 2 * ranks;
+  spec.model.layers = 4;
+  spec.engine = engine_for(strategy, mesh);
+  spec.engine.clip_norm = 0.5;
+  return spec;
+}
+
+/// Every unit by another strategy, as often as there are some.
+TrainingSpec mixed_spec(int ranks, const std::vector<std::string>& names) {
+  TrainingSpec spec = spec_for("fsdp", ranks);
+  spec.engine.strategy_of = [names](const UnitSpec& unit) -> std::optional<Strategy> {
+    if (unit.is_root) return strategy_named(names[0]);
+    const std::size_t number = unit.name.back() - '0';
+    return strategy_named(names[number % names.size()]);
+  };
+  return spec;
+}
+
+const std::vector<std::string> kAll = {"ddp", "fsdp", "zero1", "zero2", "shard_grad_op"};
+
+TEST(MixedStrategies, GiveTheBitsOfEachAlone) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const TrainingRecord ddp = train(spec_for("ddp", ranks));
+    for (const auto& names : {kAll, {"fsdp", "ddp"}, {"ddp", "fsdp"}, {"zero2", "ddp", "fsdp"}}) {
+      TrainingSpec spec = mixed_spec(ranks, names);
+      spec.lazy_streams = true;
+      spec.engine.poison = true;
+      EXPECT_TRUE(same_bits(ddp, train(spec))) << ranks << names[0] << names[1];
+    }
+  }
+}
+
+/// Each unit costs what its own strategy costs.
+TEST(MixedStrategies, CostTheSumOfTheirFormulas) {
+  const TrainingSpec spec = mixed_spec(3, kAll);
+  const TrainingRecord record = train(spec);
+  CommunicationFormula sum;
+  ModelStateBytes state;
+  for (std::size_t i = 0; i < record.units.size(); ++i) {
+    const Strategy& strategy = record.units[i].strategy;
+    const auto unit = std::span(record.unit_sizes).subspan(i, 1);
+    const CommunicationFormula one = communication_formula(strategy, record.mesh, unit);
+    for (const auto member : {&Volume::all_gather, &Volume::reduce_scatter, &Volume::all_reduce}) {
+      sum.calls.*member += one.calls.*member;
+      sum.bytes.*member += one.bytes.*member;
+    }
+    const ModelStateBytes bytes = model_state_formula(strategy, record.mesh, unit[0].padded, 2);
+    state.parameter += bytes.parameter;
+    state.gradient += bytes.gradient;
+    state.optimizer += bytes.optimizer;
+  }
+  for (const EngineTraffic& rank : record.later_by_rank) {
+    EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), sum.calls);
+    EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), sum.bytes);
+  }
+  for (const auto& bytes : record.model_state)
+    EXPECT_EQ(bytes, (std::array{state.parameter, state.gradient, state.optimizer}));
+  // The control: none of them alone costs that.
+  for (const std::string& name : kAll)
+    EXPECT_NE(communication_formula(strategy_named(name), record.mesh, record.unit_sizes).bytes, sum.bytes) << name;
+}
+
+TEST(MixedStrategies, WithOtherCollectivesAreRefused) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.engine.strategy_of = [](const UnitSpec&) {
+    Strategy other = strategy_named("ddp");
+    other.all_reduce = "another";
+    return std::optional(other);
+  };
+  try {
+    train(spec);
+    FAIL();
+  } catch (const base::InvalidUsage& error) {
+    EXPECT_THAT(error.what(), HasSubstr("unit root: its strategy ddp has another collective (another)"));
+  }
+}
+
+// --- resharding to neighbours
+
+struct Case {
+  const char* strategy;
+  int ranks;
+  const char* mesh;
+  int to;
+};
+
+class ReshardTo : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, ReshardTo,
+                         testing::Values(Case{"fsdp", 4, "", 2}, Case{"fsdp", 4, "", 1}, Case{"fsdp", 4, "", 4},
+                                         Case{"fsdp", 8, "", 2}, Case{"fsdp", 8, "", 4}, Case{"hsdp", 8, "2x4", 2},
+                                         Case{"shard_grad_op", 4, "", 2}, Case{"zero1", 4, "", 2},
+                                         Case{"zero2", 4, "", 2}),
+                         [](const auto& test) {
+                           return std::string(test.param.strategy) + "_" + std::to_string(test.param.ranks) + "_to_" +
+                                  std::to_string(test.param.to);
+                         });
+
+TEST_P(ReshardTo, GivesTheSameBits) {
+  TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
+  const TrainingRecord over_all = train(spec);
+  spec.engine.reshard_to = GetParam().to;
+  spec.engine.poison = true;
+  spec.lazy_streams = true;
+  EXPECT_TRUE(same_bits(over_all, train(spec)));
+}
+
+TEST_P(ReshardTo, CostsWhatTheFormulaSays) {
+  for (const int microbatches : {1, 2}) {
+    TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
+    spec.microbatches = microbatches;
+    spec.engine.clip_norm = 0;
+    spec.engine.reshard_to = GetParam().to;
+    const TrainingRecord record = train(spec);
+    const StepCourse course{.microbatches = microbatches};
+    const auto formula = communication_formula(record.strategy, record.mesh, record.unit_sizes, {}, course);
+    const PeakBounds peak = peak_formula(record.strategy, record.mesh, record.unit_sizes, course);
+    for (const EngineTraffic& rank : record.later_by_rank) {
+      EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
+      EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
+    }
+    for (const base::Ledger::Snapshot& ledger : record.ledgers)
+      EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_parameter), peak.unsharded_parameter);
+  }
+}
+
+/// What hpZ is for: a backward's gathers stay among neighbours.
+TEST(ReshardTo, MovesNoMoreBytesInForwardAndFewerInBackward) {
+  TrainingSpec spec = spec_for("fsdp", 4);
+  spec.steps = 2;
+  const std::uint64_t over_all = train(spec).all_later.all_gather.bytes_sent;
+  spec.engine.reshard_to = 2;
+  const TrainingRecord record = train(spec);
+  std::uint64_t whole = 0, again = 0;
+  for (const UnitSize& unit : record.unit_sizes) {
+    whole += static_cast<std::uint64_t>(unit.padded) * 4;
+    if (!unit.kept_after_forward) again += static_cast<std::uint64_t>(unit.padded) * 4;
+  }
+  EXPECT_EQ(over_all, whole / 4 * 3 + again / 4 * 3);
+  EXPECT_EQ(record.all_later.all_gather.bytes_sent, whole / 4 * 3 + again / 2);
+}
+
+TEST(ReshardTo, GoesWithOffloadAndSixteenBits) {
+  TrainingSpec spec = spec_for("fsdp", 4);
+  spec.model.layers = 2;
+  spec.steps = 2;
+  spec.dtype = DType::bf16;
+  spec.engine.reduce_dtype = DType::f32;
+  const TrainingRecord host = train(spec);
+  spec.engine.reshard_to = 2;
+  spec.runtime = harness::make_guarded_device({.lazy = true});
+  spec.engine.cpu_offload = true;
+  EXPECT_TRUE(same_bits(host, train(spec)));
+}
+
+TEST(ReshardTo, RefusesWhatCantBe) {
+  const auto refused = [](const std::function<void(EngineOptions&)>& set, const std::string& what) {
+    TrainingSpec spec = spec_for("fsdp", 4);
+    set(spec.engine);
+    try {
+      train(spec);
+      ADD_FAILURE() << "not refused: " << what;
+    } catch (const base::Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(what));
+    }
+  };
+  refused([](EngineOptions& options) { options.reshard_to = 3; }, "must divide the 4 shards");
+  refused([](EngineOptions& options) { options.reshard_to = -1; }, "must divide the 4 shards");
+  refused(
+      [](EngineOptions& options) {
+        options.reshard_to = 2;
+        options.reshard_after_forward = true;
+      },
+      "one of the two");
+  refused(
+      [](EngineOptions& options) {
+        options.mesh = MeshShape{{{kGroupAxis, 2}, {kShardAxis, 2}}};
+        options.strategy = over_groups(options.strategy);
+        options.strategy.param_after_forward = {kGroupAxis};
+      },
+      "can stay sharded over inner axes");
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -3,6 +3,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "tessera/fsdp/flat.h"
+#include "tessera/fsdp/wrap.h"
+#include "tessera/nn/models/causal_model.h"
 #include "tools/catalog.h"
 #include "tools/commands.h"
 #include "tools/version.h"
@@ -14,6 +17,10 @@ struct InfoOptions {
   bool json = false;
   bool env = false;
   bool models = false;
+  bool units = false;
+  std::string model = "gpt-mini";
+  std::string wrap = "block";
+  int ranks = 4;
 };
 
 /// The value of a variable as it may be shown.
@@ -93,7 +100,39 @@ void print_all(const Catalog& all) {
   std::printf("More: tessera info --env, --models, --json\n");
 }
 
+double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
+
+/// What a wrapping makes of a model: what is gathered together, and what for nothing.
+void print_units(const InfoOptions& options) {
+  nn::Context context;
+  const auto model = nn::make_model(context, nn::find_config(options.model));
+  std::string better = options.wrap;
+  const auto units = fsdp::make_units(*model, options.wrap);
+  std::printf("%-20s %14s %12s %12s\n", "unit", "parameters", "padding", "MB in f32");
+  for (const fsdp::UnitSpec& unit : units) {
+    std::int64_t elements = 0, padded = 0;
+    for (const fsdp::FlatLayout& layout : fsdp::make_layouts(unit.parameters, options.ranks)) {
+      elements += layout.elements;
+      padded += layout.padded;
+    }
+    std::printf("%-20s %14lld %12lld %12.2f\n", unit.name.c_str(), static_cast<long long>(elements),
+                static_cast<long long>(padded - elements), mb(4 * padded));
+    if (!unit.is_root) continue;
+    for (const fsdp::NeedlesslyHeld& held : fsdp::needlessly_held(*model, unit)) {
+      std::printf("  %-18s %14lld %12s %12.2f  only this module uses it, but the root holds it for the whole step\n",
+                  held.module->path().c_str(), static_cast<long long>(held.elements), "", mb(4 * held.elements));
+      better += (better == "none" ? "" : ";") + held.module->path();
+    }
+  }
+  if (better != options.wrap && options.wrap != "none" && !options.wrap.starts_with("size:"))
+    std::printf("--wrap \"%s\" gathers these when they are used.\n", better.c_str());
+}
+
 int run_info(const InfoOptions& options) {
+  if (options.units) {
+    print_units(options);
+    return 0;
+  }
   const Catalog all = catalog();
   if (options.json) {
     std::printf("%s\n", to_json(all).dump(2).c_str());
@@ -114,6 +153,15 @@ void add_info(Commands& commands) {
   info->add_flag("--json", options->json, "everything, for programs");
   info->add_flag("--env", options->env, "the environment variables with their defaults");
   info->add_flag("--models", options->models, "the model presets");
+  CLI::Option* const units = info->add_flag("--units", options->units, "what a wrapping makes of a model");
+  info->add_option("--model", options->model, "for --units: a preset or a Hugging Face config.json")
+      ->needs(units)
+      ->capture_default_str();
+  info->add_option("--wrap", options->wrap, "for --units: as train has it")->needs(units)->capture_default_str();
+  info->add_option("--ranks", options->ranks, "for --units: padding is to multiples of 8 x ranks")
+      ->needs(units)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   info->callback([&commands, options] { commands.chosen = [options] { return run_info(*options); }; });
 }
 

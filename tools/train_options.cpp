@@ -134,10 +134,16 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       ->type_name("RxS");
   command
       .add_option("--wrap", o.wrap,
-                  "what is gathered together: none, block, size:N, or a list such as \"block;wte;ln_f\"")
+                  "what is gathered together: none, block, size:N, type:CLASS, or a list such as \"block;wte;ln_f\"; "
+                  "tessera info --units shows what comes of it")
       ->capture_default_str();
   command.add_option("--prefetch", o.prefetch, "units gathered ahead of the one that computes")
       ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--backward-prefetch", o.backward_prefetch,
+                  "when a backward gathers the next unit: before it computes one (pre), or after (post)")
+      ->check(CLI::IsMember({"pre", "post"}))
       ->capture_default_str();
   command
       .add_option("--limit-all-gathers", o.limit_all_gathers,
@@ -363,6 +369,8 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
                        std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
   engine.wrap = plan.options.wrap;
   engine.prefetch = plan.options.prefetch;
+  engine.backward_prefetch =
+      plan.options.backward_prefetch == "post" ? fsdp::BackwardPrefetch::post : fsdp::BackwardPrefetch::pre;
   engine.limit_gathers = plan.options.limit_all_gathers;
   set_reshard_after_forward(engine, plan.options.reshard_after_forward);
   engine.cpu_offload = plan.options.cpu_offload;

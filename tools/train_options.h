@@ -49,6 +49,7 @@ struct TrainOptions {
   std::string reduce_when;  // empty: every microbatch
   std::string reshard_after_backward;
   int prefetch = 1;
+  std::string backward_prefetch = "pre";
   int limit_all_gathers = 0;
   std::string reshard_after_forward;
   bool cpu_offload = false;

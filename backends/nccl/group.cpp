@@ -67,7 +67,7 @@ Op::What Group::describe_call(const Call& call) {
           .sequence = message ? 0 : called_->fetch_add(1) + 1,
           .timeout = call.timeout,
           .label = std::string(call.label),
-          .signature = checked ? signature(call, size()) : ""};
+          .signature = checked ? checked_signature(call, size()) : ""};
 }
 
 /// Grows: what operations in flight use stays.

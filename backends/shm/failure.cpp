@@ -72,6 +72,8 @@ void Group::check_mismatch(const Op& op) {
     if (slot.kind == OpKind::broadcast || slot.kind == OpKind::reduce || slot.kind == OpKind::gather ||
         slot.kind == OpKind::scatter)
       table += " root " + std::to_string(slot.root);
+    // A slot has no room for the others' labels, which checked mode compares.
+    if (k == rank_ && !op.call.label.empty()) table += " (" + std::string(op.call.label) + ")";
   }
   throw Mismatch(table);
 }

@@ -88,6 +88,7 @@ Work Group::start(const Call& call, bool internal) {
     if (op.symmetric && !internal) last_algorithm_ = kSymmetric;
     op.sequence = ++sequence_;
     op.fingerprint = op.make_fingerprint();
+    if (host_->options().check) op.fingerprint ^= std::hash<std::string_view>{}(call.label);
   }
   submit(op);
   return launch(op);

@@ -71,4 +71,10 @@ std::string signature(const Call& call, int ranks) {
   return text;
 }
 
+std::string checked_signature(const Call& call, int ranks) {
+  std::string text = signature(call, ranks);
+  if (!call.label.empty()) text += " (" + std::string(call.label) + ")";
+  return text;
+}
+
 }  // namespace tessera::comm

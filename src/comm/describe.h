@@ -28,5 +28,7 @@ TESSERA_API std::size_t part_count(const Call& call, int ranks);
 
 /// "all_reduce of 12 f32 sum", "broadcast of 12 f32 root 3": what must be equal on all ranks.
 TESSERA_API std::string signature(const Call& call, int ranks);
+/// The same with the label, "all_gather of 12 f32 (layer.3)": what checked mode compares.
+TESSERA_API std::string checked_signature(const Call& call, int ranks);
 
 }  // namespace tessera::comm

@@ -5,6 +5,12 @@
 
 namespace tessera::comm {
 
+bool finished(Work& work) {
+  if (!work.done()) return false;
+  work.wait();
+  return true;
+}
+
 bool HostExchange::takes_host_memory() const {
   const std::vector<MemoryKind>& kinds = communicator_.capabilities().memory;
   return std::find(kinds.begin(), kinds.end(), MemoryKind::host) != kinds.end();

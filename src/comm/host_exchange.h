@@ -11,6 +11,9 @@
 
 namespace tessera::comm {
 
+/// True when it is finished; throws what went wrong. Never waits.
+TESSERA_API bool finished(Work& work);
+
 /// Collectives on the host's memory over any communicator. Used by one thread. Every call is collective and waits;
 /// errors are the communicator's.
 class TESSERA_API HostExchange {
@@ -28,6 +31,7 @@ class TESSERA_API HostExchange {
 
   /// Runs it. `in` and `out` are the host's; what `run` is given may be copies of theirs in the device.
   void exchange(ConstView in, View out, const Exchange& run);
+  bool takes_host_memory() const;  ///< else exchange() goes through the device
   /// The same, always on copies in the device.
   void exchange_through_device(ConstView in, View out, const Exchange& run);
   /// In place.
@@ -52,7 +56,6 @@ class TESSERA_API HostExchange {
   }
 
  private:
-  bool takes_host_memory() const;
   void make_room(std::size_t bytes);
 
   Communicator& communicator_;

@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
 
 namespace tessera::fsdp {
@@ -52,7 +53,8 @@ EngineOptions checked(EngineOptions options, int ranks) {
 
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(checked(std::move(options), world.size())) {
-  std::vector<UnitSpec> specs = make_units(model, options_.wrap);
+  std::vector<UnitSpec> specs = options_.wrap_by ? make_units(model, options_.wrap_by, options_.ignored)
+                                                 : make_units(model, options_.wrap, options_.ignored);
   nn::Context& context = model.context();
   Mesh mesh(world, *options_.mesh);
   if (options_.cpu_offload) require_offload(context.runtime());
@@ -85,6 +87,8 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
   for (UnitSpec& spec : specs) add_unit(std::move(spec));
   progress_.resize(units_.size());
+  resolve_prefetch_order();
+  order_ = std::make_unique<OrderCheck>(world, context.runtime());
   decide_what_is_kept();
   if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
@@ -170,15 +174,69 @@ void Engine::install_hooks() {
 /// Units beside this one, in the direction of travel, are gathered while this one computes. What is computed again
 /// needs no unit whose backward is over.
 void Engine::prefetch(std::size_t unit, int direction, nn::Phase phase) {
+  const std::vector<std::size_t>& wanted = (direction > 0 ? ahead_forward_ : ahead_backward_)[unit];
+  for (const std::size_t index : wanted) gather_ahead(index, phase);
+  if (!wanted.empty()) return;
   for (int ahead = 1; ahead <= options_.prefetch; ++ahead) {
     const auto next = static_cast<std::ptrdiff_t>(unit) + direction * ahead;
     if (next < 0 || next >= static_cast<std::ptrdiff_t>(units_.size())) return;
-    const auto index = static_cast<std::size_t>(next);
-    Unit& unit_ahead = *units_[index];
-    if (unit_ahead.gathered()) continue;
-    if (phase == nn::Phase::recompute && progress_[index].uses == 0) continue;
-    if (!may_gather_ahead(unit_ahead)) return;
-    unit_ahead.unshard_issue();
+    if (!gather_ahead(static_cast<std::size_t>(next), phase)) return;
+  }
+}
+
+/// False: there is no room for more.
+bool Engine::gather_ahead(std::size_t index, nn::Phase phase) {
+  Unit& unit = *units_[index];
+  if (unit.gathered() || (phase == nn::Phase::recompute && progress_[index].uses == 0)) return true;
+  if (!may_gather_ahead(unit)) return false;
+  order_->note(unit.name());
+  unit.unshard_issue();
+  return true;
+}
+
+void Engine::resolve_prefetch_order() {
+  std::map<std::string, std::size_t> numbers;
+  std::string known;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    numbers[units_[i]->name()] = i;
+    known += " " + units_[i]->name();
+  }
+  const auto number_of = [&](const std::string& name) {
+    const auto found = numbers.find(name);
+    if (found == numbers.end()) throw InvalidUsage("prefetch order: no unit '" + name + "'; there are" + known);
+    return found->second;
+  };
+  const auto resolve = [&](const std::map<std::string, std::vector<std::string>>& wanted) {
+    std::vector<std::vector<std::size_t>> resolved(units_.size());
+    for (const auto& [unit, ahead] : wanted)
+      for (const std::string& name : ahead) resolved[number_of(unit)].push_back(number_of(name));
+    return resolved;
+  };
+  ahead_forward_ = resolve(options_.prefetch_order.forward);
+  ahead_backward_ = resolve(options_.prefetch_order.backward);
+}
+
+/// Tells the other ranks what the last step did, before this one's first gather.
+void Engine::begin_step() {
+  if (std::exchange(in_step_, true)) return;
+  stop_where_ranks_differ([this] { order_->begin("step " + std::to_string(steps_ + 1)); });
+}
+
+void Engine::agree(const std::string& what) {
+  in_step_ = false;
+  stop_where_ranks_differ([&] { order_->agree(what); });
+}
+
+/// The others may be waiting for this rank, on any channel: they learn why nothing comes.
+template <class Check>
+void Engine::stop_where_ranks_differ(Check&& check) {
+  try {
+    check();
+  } catch (const base::Mismatch& error) {
+    for (const auto& [axis, channels] : fabric_->mesh.all_channels())
+      for (comm::Communicator* channel : {channels.gather.get(), channels.reduce.get(), channels.control.get()})
+        channel->abort(error.what());
+    throw;
   }
 }
 
@@ -201,6 +259,8 @@ void Engine::begin_forward(std::size_t index, nn::Phase phase) {
   if (again) reshard_recomputed(index);
   if (!again && model_.context().tape() != nullptr) ++progress.uses;
   ++progress.entered;
+  begin_step();
+  if (!unit.gathered()) order_->note(unit.name());
   unit.unshard_issue();
   prefetch(index, +1, phase);
   unit.unshard_wait();
@@ -240,11 +300,14 @@ void Engine::begin_backward(std::size_t index) {
     throw InvalidUsage(
         "backward: this step's gradients are complete; call step() first, or set_last_backward(false) before all "
         "backwards of a step but the last");
+  if (!std::exchange(orders_agreed_, true))  // once it is worth a wait: most often ranks differ from the beginning
+    stop_where_ranks_differ([this] { order_->agree("the first backward"); });
   Unit& unit = *units_[index];
   std::erase(recomputed_, index);
   progress_[index].entered = 0;
+  if (!unit.gathered()) order_->note(unit.name());
   unit.unshard_issue();
-  prefetch(index, -1, nn::Phase::backward);
+  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, nn::Phase::backward);
   unit.unshard_wait();
   if (unit.reducing()) finish_reductions();  // of the microbatch before: they had this forward to run in
   unit.begin_gradients();
@@ -256,6 +319,7 @@ void Engine::end_backward(std::size_t index) {
   Progress& progress = progress_[index];
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
+  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1, nn::Phase::backward);
   if (--progress.uses > 0) return;  // used again further down the tape
   reshard_after_backward(index);
   reduce(index);
@@ -269,6 +333,7 @@ void Engine::reduce(std::size_t index) {
   // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it
   // happens to be done, keeps the order of issue the same on every rank and two full gradients the most there are
   // (beside the root's).
+  order_->note(units_[index]->name());
   units_[index]->reduce_issue(last_backward_);
   continue_reductions();
   progress_[index].reduced = true;
@@ -288,9 +353,10 @@ void Engine::end_root_backward() {
   for (std::size_t i = units_.size(); i-- > 0;) {
     if (progress_[i].reduced) continue;
     // A unit that nothing used in this backward: the other ranks may have, so its zeros take part.
-    reshard_after_backward(i);
     reduce(i);
   }
+  // Also those that were gathered ahead for nothing: the step would leave them with what parameters were before.
+  for (std::size_t i = 0; i < units_.size(); ++i) reshard_after_backward(i);
   gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
   for (Progress& progress : progress_) progress = Progress{};
   recomputed_.clear();
@@ -304,6 +370,7 @@ void Engine::step(double learning_rate) {
                            ? "step: no backward of the whole model came before"
                            : "step: the backwards so far were not the last; set_last_backward(true) before the last");
   gradients_ = Gradients::none;
+  in_step_ = false;
   finish_reductions();
   nn::OptimizerStep step{.number = ++steps_ - skipped_steps_, .learning_rate = learning_rate};
   if (measures_norm()) {

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -35,15 +36,34 @@
 namespace tessera::fsdp {
 
 struct Fabric;
+class OrderCheck;
 class Unit;
+
+/// When a backward gathers the next unit.
+enum class BackwardPrefetch : std::uint8_t {
+  pre,   ///< before a unit's backward is computed: more is gathered at a time, and gathers have longer
+  post,  ///< after it, before its gradients are reduced
+};
+
+/// Units to gather, in this order, when one begins; all by name. One that turns out to be needed otherwise is gathered
+/// when it is needed; one that isn't needed goes back unused.
+struct PrefetchOrder {
+  std::map<std::string, std::vector<std::string>> forward, backward;
+};
 
 struct EngineOptions {
   Strategy strategy = default_strategy();
   std::optional<MeshShape> mesh;  ///< nothing: default_mesh() for one host
   std::string wrap = "block";     ///< see make_units()
+  ChosenModules wrap_by;          ///< instead: a unit for each module that is chosen
+  /// Parameters that the engine leaves alone: it doesn't shard, reduce, update, show or save them. The program gives
+  /// them memory (Module::materialize of the module that has them) and does what is to be done.
+  IgnoredParameters ignored;
   /// Another strategy for some units, on the same mesh and with the same collectives; nothing: `strategy`.
   std::function<std::optional<Strategy>(const UnitSpec&)> strategy_of;
   int prefetch = 1;  ///< units gathered ahead, forward and backward; 0: none
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
+  PrefetchOrder prefetch_order;  ///< for the units that it lists, instead of the neighbours
   /// No unit is gathered ahead where that would make more than so many, or so many bytes of them, that are gathered or
   /// on their way, the root apart. The one that computes counts, and is gathered in any case. 0: no limit.
   int limit_gathers = 0;
@@ -82,7 +102,16 @@ struct OwnRange {
   bool offloaded = false;  ///< `data` is the host's, and written
 };
 
-/// What one rank called and sent, by kind; `control` holds norms. Cumulative.
+/// A range of a parameter's gradient that this rank updates with, or of all where the optimizer is replicated.
+struct GradientRange {
+  const nn::Parameter& parameter;
+  nn::ElementRange range;
+  DType dtype = DType::f32;
+  void* data = nullptr;  ///< may be written; where the optimizer is replicated alike on every rank
+  bool offloaded = false;
+};
+
+/// What one rank called and sent, by kind; `control` holds norms and votes. Cumulative.
 struct TESSERA_API EngineTraffic {
   comm::MeterSnapshot::Line all_gather, reduce_scatter, all_reduce, control;
   EngineTraffic operator-(const EngineTraffic& earlier) const;
@@ -103,8 +132,26 @@ class TESSERA_API Engine {
   /// Values from somewhere else: `fill` is called for ranges of parameters and writes them to the
   /// host memory that it is given. Only of the parameters that are `wanted` (empty: all).
   using Wanted = std::function<bool(const nn::Parameter&)>;
-  void fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>& fill,
-            const Wanted& wanted = {});
+  using Fill = std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>;
+  void fill(const Fill& fill, const Wanted& wanted = {});
+
+  /// Initial values of the program's own for the parameters that it wants, ranges of them where they live; the others
+  /// as above.
+  void initialize(std::uint64_t seed, const Fill& own, const Wanted& wanted);
+  /// Values that rank `from` has: `fill` is called there only, for whole parameters. Needs memory of the host for a
+  /// unit.
+  void broadcast_from(int from, const Fill& fill, const Wanted& wanted = {});
+
+  /// After parameters began or ceased to require a gradient: lays out anew the units in which that is so, without
+  /// changing a value. What is trained from now on has an optimizer that begins here; of what is frozen it is dropped,
+  /// and of 16-bit parameters the masters. Between two steps; collective: throws Mismatch where the ranks don't agree.
+  void refresh();
+
+  /// Gradients as they are after the last backward, averaged over the ranks (and as often too large as loss_scale()
+  /// says), until step(). In memory of the device, in the order of its compute stream. What is written is what step()
+  /// clips and uses. Throws InvalidUsage without a last backward, Unsupported where the norm has been formed and the
+  /// gradients lie with the host.
+  void visit_gradients(const std::function<void(const GradientRange&)>& visitor);
 
   /// Whether the backwards from here on are the last of their step. Before it, gradients add up as the strategy says
   /// (Sync::when); give the loss a share of the step's, as in backward(loss, 1.0 / microbatches).
@@ -144,6 +191,8 @@ class TESSERA_API Engine {
   /// Of steps(): those that changed nothing; the optimizer doesn't count them.
   std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
+  /// Those of all units.
+  std::vector<std::shared_ptr<nn::Parameter>> parameters() const;
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;
@@ -188,6 +237,12 @@ class TESSERA_API Engine {
   void finish_reductions();
   void reshard_after_backward(std::size_t unit);
   void prefetch(std::size_t unit, int direction, nn::Phase phase);
+  bool gather_ahead(std::size_t unit, nn::Phase phase);
+  void resolve_prefetch_order();
+  void begin_step();
+  void agree(const std::string& what);
+  template <class Check>
+  void stop_where_ranks_differ(Check&& check);
   bool may_gather_ahead(const Unit& unit) const;
   void reserve_pieces();
   void prepare_norm();
@@ -211,6 +266,11 @@ class TESSERA_API Engine {
     std::vector<Recorder::Span> spans;
   };
   std::vector<Progress> progress_;
+  std::vector<std::vector<std::size_t>> ahead_forward_, ahead_backward_;  // by unit: what the program wants gathered
+  std::unique_ptr<OrderCheck> order_;
+  bool orders_agreed_ = false;           // those of the first forward
+  bool in_step_ = false;                 // something was gathered or reduced since the last one
+  bool norm_parts_stale_ = false;        // gradients may have been written since they were formed
   std::vector<std::size_t> reducing_;    // oldest first
   std::vector<std::size_t> recomputed_;  // whose backward has not begun
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold

@@ -1,4 +1,6 @@
 // The gradient's norm over all ranks, and the factor that clips by it.
+#include <utility>
+
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/unit.h"
 #include "tessera/nn/host_access.h"
@@ -11,6 +13,7 @@ void Engine::prepare_norm() {
     for (const Plan::Cut& cut : unit->plan().optimizer_cuts) axes.insert(cut.axis);
   norm_cuts_ = cuts_of(axes, fabric_->mesh);
   nn::MemoryPool& memory = model_.context().memory();
+  norm_slots_ = 0;
   for (const auto& unit : units_) norm_slots_ += unit->norm_slots();
   norm_parts_ = memory.allocate(norm_slots_ * sizeof(double), MemoryUse::other);
   norms_ = memory.allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
@@ -28,6 +31,8 @@ void Engine::prepare_norm() {
 /// zeros, and of units whose gradients all ranks have each rank fills its own slices. So every strategy adds the same
 /// numbers in the same order.
 void Engine::compute_norm() {
+  if (std::exchange(norm_parts_stale_, false))
+    for (const auto& unit : units_) unit->find_norm_parts();
   Stream& stream = fabric_->compute();
   auto* const totals = static_cast<double*>(norms_.data());
   const void* parts = norm_parts_.data();

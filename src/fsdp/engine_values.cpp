@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
 #include "tessera/nn/host_access.h"
 
@@ -19,8 +20,48 @@ void Engine::initialize(std::uint64_t seed) {
   set_steps(0);
 }
 
-void Engine::fill(const std::function<void(const nn::Parameter&, nn::ElementRange, float*)>& fill,
-                  const Wanted& wanted) {
+void Engine::initialize(std::uint64_t seed, const Fill& own, const Wanted& wanted) {
+  initialize(seed);
+  fill(own, wanted);
+}
+
+void Engine::broadcast_from(int from, const Fill& fill, const Wanted& wanted) {
+  comm::HostExchange& host = order_->host();
+  if (from < 0 || from >= host.size())
+    throw InvalidUsage("broadcast_from: rank " + std::to_string(from) + " of " + std::to_string(host.size()));
+  agree("broadcast_from rank " + std::to_string(from));
+  begin_values();
+  for (const auto& unit : units_) {
+    std::map<const nn::Parameter*, std::vector<float>> whole;
+    for (const auto& parameter : unit->spec().parameters) {
+      if (wanted && !wanted(*parameter)) continue;
+      std::vector<float>& values = whole[parameter.get()];
+      values.resize(static_cast<std::size_t>(parameter->count()));
+      if (host.rank() == from) fill(*parameter, {0, parameter->count()}, values.data());
+      if (host.size() == 1) continue;
+      const comm::View view = comm::view_of(values.data(), values.size());
+      host.exchange(view, view, [&](comm::ConstView in, comm::View out) {
+        return host.communicator().broadcast(in, out, from, {.label = parameter->name()});
+      });
+    }
+    unit->fill([&](const nn::Parameter& parameter, nn::ElementRange range,
+                   float* out) { std::copy_n(whole.at(&parameter).data() + range.begin, range.count(), out); },
+               wanted);
+  }
+  publish_values();
+}
+
+void Engine::visit_gradients(const std::function<void(const GradientRange&)>& visitor) {
+  if (gradients_ != Gradients::complete) throw InvalidUsage("visit_gradients: no last backward came before");
+  if (fabric_->offload && measures_norm())
+    throw Unsupported("visit_gradients: with cpu offload a norm is formed before gradients go to the host");
+  finish_reductions();
+  if (fabric_->offload) begin_values();
+  for (const auto& unit : units_) unit->visit_gradients(visitor);
+  norm_parts_stale_ = measures_norm();
+}
+
+void Engine::fill(const Fill& fill, const Wanted& wanted) {
   begin_values();
   for (const auto& unit : units_) unit->fill(fill, wanted);
   publish_values();
@@ -83,6 +124,12 @@ void Engine::visit(const Visitor& visitor) {
   if (open != nullptr) open->close_values();
 }
 
+std::vector<std::shared_ptr<nn::Parameter>> Engine::parameters() const {
+  std::vector<std::shared_ptr<nn::Parameter>> all;
+  for (const auto& unit : units_) all.insert(all.end(), unit->spec().parameters.begin(), unit->spec().parameters.end());
+  return all;
+}
+
 void Engine::require_graphable() const {
   const auto refuse = [](const std::string& why) { throw InvalidUsage("graphs: " + why); };
   if (fabric_->mesh.size() > 1)
@@ -139,6 +186,7 @@ std::uint64_t Engine::control_formula_bytes() const {
   if (measures_norm())
     for (const Plan::Cut& cut : norm_cuts_)
       bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
+  bytes += order_->formula_bytes();
   return bytes;
 }
 
@@ -154,6 +202,8 @@ EngineTraffic Engine::traffic() const {
     const comm::MeterSnapshot control = channels.control->meter();
     add(traffic.control, {control.calls(), control.bytes_sent()});
   }
+  const comm::MeterSnapshot order = order_->host().communicator().meter();
+  add(traffic.control, {order.calls(), order.bytes_sent()});
   return traffic;
 }
 

@@ -5,19 +5,22 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Runs of equal weight decay inside `range`; padding joins the run before it (it is zero and stays zero).
+/// Runs of equal weight decay and age inside `range`; padding joins the run before it (it is zero and stays zero).
 template <class Run>
-std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range) {
+std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range,
+                         const std::map<const nn::Parameter*, std::uint64_t>& trained_since) {
   std::vector<Run> runs;
   for (const FlatEntry& entry : layout.entries) {
     const std::int64_t begin = std::max(range.begin, entry.offset);
     const std::int64_t end = std::min(range.end, entry.end());
     if (begin >= end) continue;
     const bool decay = entry.parameter->decays();
-    if (!runs.empty() && runs.back().decay == decay) {
+    const auto found = trained_since.find(entry.parameter.get());
+    const std::uint64_t since = found == trained_since.end() ? 0 : found->second;
+    if (!runs.empty() && runs.back().decay == decay && runs.back().since == since) {
       runs.back().range.end = end;
     } else {
-      runs.push_back({{begin, end}, decay});
+      runs.push_back({{begin, end}, decay, since});
     }
   }
   return runs;
@@ -48,12 +51,16 @@ void Fabric::join_offload() {
 }
 
 Unit::Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots)
-    : fabric_(fabric), spec_(std::move(spec)), plan_(std::move(plan)) {
-  for (FlatLayout& layout : make_layouts(spec_.parameters, fabric.mesh.size())) {
+    : fabric_(fabric), spec_(std::move(spec)), plan_(std::move(plan)), slots_(optimizer_slots) {
+  lay_out();
+}
+
+void Unit::lay_out() {
+  for (FlatLayout& layout : make_layouts(spec_.parameters, fabric_.mesh.size())) {
     Flat& flat = flats_.emplace_back();
-    flat.precision = make_precision(layout.dtype, fabric.reduce_dtype);
+    flat.precision = make_precision(layout.dtype, fabric_.reduce_dtype);
     flat.layout = std::move(layout);
-    allocate(flat, optimizer_slots);
+    allocate(flat);
   }
   if (plan_.leases_parameters) {
     reshard();
@@ -63,7 +70,7 @@ Unit::Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots)
   }
 }
 
-void Unit::allocate(Flat& flat, int slots) {
+void Unit::allocate(Flat& flat) {
   const std::int64_t padded = flat.layout.padded;
   flat.rest = plan_.rest(padded);
   flat.kept = plan_.kept_gradient(padded);
@@ -81,9 +88,9 @@ void Unit::allocate(Flat& flat, int slots) {
   const auto allocate_state = [&] {
     return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer, plan_.offloaded.optimizer);
   };
-  for (int i = 0; i < slots; ++i) flat.state.push_back(allocate_state());
+  for (int i = 0; i < slots_; ++i) flat.state.push_back(allocate_state());
   if (flat.precision.masters()) flat.masters = allocate_state();
-  flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized);
+  flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized, trained_since_);
 }
 
 std::int64_t Unit::elements() const {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -98,6 +99,11 @@ class TESSERA_API Unit {
     norm_cuts_ = std::move(cuts);
   }
   std::size_t norm_slots() const;
+  /// Again, where gradients have been written since.
+  void find_norm_parts();
+
+  /// See Engine::visit_gradients(); after the reductions.
+  void visit_gradients(const std::function<void(const GradientRange&)>& visit);
 
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
@@ -119,6 +125,11 @@ class TESSERA_API Unit {
   /// All elements in f32, in the device's memory, until close_values().
   const float* values_of(const nn::Parameter& parameter) const;
   void close_values();
+  /// Whether parameters began or ceased to require a gradient since it was laid out.
+  bool outdated() const;
+  /// Lays it out anew; values stay, and the optimizer's state of what is still trained. What is trained from now on has
+  /// an optimizer that begins after `steps` steps. Collective.
+  void rebuild(std::uint64_t steps);
   /// Zeroes the optimizer's state. Where it lies with the host, the engine has waited for whoever used it.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
@@ -142,6 +153,7 @@ class TESSERA_API Unit {
     struct Run {
       ElementRange range;  // within the flat parameter
       bool decay;
+      std::uint64_t since;  // the step after which these began to be trained
     };
     std::vector<Run> runs;  // of equal weight decay, within `optimized`
     static std::byte* at(void* base, DType dtype, std::int64_t element) {
@@ -165,7 +177,11 @@ class TESSERA_API Unit {
   enum class State : std::uint8_t { sharded, gathering, ready };
   static constexpr std::size_t kIdle = static_cast<std::size_t>(-1);
 
-  void allocate(Flat& flat, int slots);
+  void lay_out();
+  void allocate(Flat& flat);
+  void gather_part(Flat& flat, const float* part);
+  using Whole = std::map<const nn::Parameter*, std::vector<std::vector<float>>>;  // values, then each state
+  Whole download_all();
   void bind_parameters(Flat& flat, void* base);
   void bind_gradients(Flat& flat, void* base, bool keep);
   bool reduces_in_lease() const;
@@ -173,7 +189,6 @@ class TESSERA_API Unit {
   void add_earlier_microbatches();
   void cast_gradients(Flat& flat);
   void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
-  void gather_masters(Flat& flat);
   void widen_parameters(Flat& flat);
   /// Where a gather finds or leaves a part of a flat parameter.
   struct Place {
@@ -195,7 +210,6 @@ class TESSERA_API Unit {
   void write(bool offloaded, void* at, std::size_t bytes, const Produce& produce);
   void start_stage();
   void finish_reduction();
-  void find_norm_parts();
   comm::ReduceOp op_of(const ReduceStage& stage) const;
   void gather_updated();
   std::vector<Transfer> stage_transfers(const ReduceStage& stage);
@@ -204,6 +218,8 @@ class TESSERA_API Unit {
   Fabric& fabric_;
   const UnitSpec spec_;
   const Plan plan_;
+  const int slots_;                                              // of the optimizer
+  std::map<const nn::Parameter*, std::uint64_t> trained_since_;  // else from the beginning
   std::vector<Flat> flats_;
   bool kept_after_forward_ = false;
   State state_ = State::sharded;

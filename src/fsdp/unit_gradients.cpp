@@ -225,6 +225,21 @@ void Unit::store_gradients() {
     if (flat.full_gradient) flat.full_gradient.give_back(gradients_stored_);
 }
 
+void Unit::visit_gradients(const std::function<void(const GradientRange&)>& visit) {
+  for (Flat& flat : flats_) {
+    if (!flat.layout.trainable) continue;
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const ElementRange range = within(entry, flat.optimized);
+      if (range.count() == 0) continue;
+      visit({.parameter = *entry.parameter,
+             .range = range,
+             .dtype = flat.precision.reduce,
+             .data = flat.gradient_of(entry.offset + range.begin),
+             .offloaded = plan_.offloaded.gradients});
+    }
+  }
+}
+
 std::size_t Unit::norm_slots() const {
   std::size_t slots = 0;
   for (const Flat& flat : flats_)

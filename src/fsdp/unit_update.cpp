@@ -12,9 +12,11 @@ void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& st
   if (offload != nullptr) offload->up().wait(gradients_stored_);
   for (Flat& flat : flats_)
     for (const Flat::Run& run : flat.runs) {
+      nn::OptimizerStep own = step;
+      own.number -= run.since;
       const std::int64_t most = offload == nullptr ? run.range.count() : fabric_.offload_piece;
       for (std::int64_t begin = run.range.begin; begin < run.range.end; begin += most)
-        update_part(flat, {{begin, std::min(begin + most, run.range.end)}, run.decay}, config, step);
+        update_part(flat, {{begin, std::min(begin + most, run.range.end)}, run.decay, run.since}, config, own);
     }
   if (offload != nullptr) stored_ = offload->down().record();
   fabric_.recorder.end(span, stream);

@@ -128,19 +128,19 @@ void Unit::fill_states(const std::function<void(const nn::Parameter&, int, Eleme
       }
 }
 
-/// Over the control channels, whatever carries parameters: that may round.
-void Unit::gather_masters(Flat& flat) {
+/// The optimizer's part of something, whole, into what is shown. Over the control channels, whatever carries
+/// parameters: that may round.
+void Unit::gather_part(Flat& flat, const float* part) {
   Stream& stream = fabric_.compute();
   const std::int64_t padded = flat.layout.padded;
   const auto view = [&](ElementRange range) {
     return comm::View{Flat::f32_of(flat.shown, range.begin), length(range), DType::f32, fabric_.device()};
   };
   float* const own = Flat::f32_of(flat.shown, flat.optimized.begin);
-  const float* const masters = flat.master_of(flat.optimized.begin);
   if (plan_.offloaded.optimizer) {
-    fabric_.copier.upload(stream, own, masters, length(flat.optimized) * sizeof(float));
+    fabric_.copier.upload(stream, own, part, length(flat.optimized) * sizeof(float));
   } else {
-    fabric_.context.kernels<float>("values").assign(stream, {masters, own, length(flat.optimized), false});
+    fabric_.context.kernels<float>("values").assign(stream, {part, own, length(flat.optimized), false});
   }
   for (std::size_t i = 0; i < plan_.optimizer_cuts.size(); ++i) {  // innermost first
     const Plan::Cut& cut = plan_.optimizer_cuts[plan_.optimizer_cuts.size() - 1 - i];
@@ -166,7 +166,7 @@ void Unit::open_values() {
     if (flat.layout.dtype == DType::f32) continue;
     flat.shown = fabric_.allocate(length({0, flat.layout.padded}) * sizeof(float), MemoryUse::other);
     if (flat.masters) {
-      gather_masters(flat);
+      gather_part(flat, flat.master_of(flat.optimized.begin));
     } else {
       widen_parameters(flat);
     }

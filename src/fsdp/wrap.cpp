@@ -1,8 +1,12 @@
 #include "tessera/fsdp/wrap.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
+#include <typeinfo>
 
 #include "tessera/base/parse.h"
 
@@ -28,6 +32,21 @@ void add_blocks(Module& model, std::vector<Group>& groups) {
     if (module->is_block()) groups.push_back({module});
 }
 
+/// Throws InvalidUsage that lists the types there are.
+void add_type(Module& model, std::string_view type, std::vector<Group>& groups) {
+  const std::size_t before = groups.size();
+  std::set<std::string> known;
+  for (Module* module : model.modules()) {
+    if (module == &model) continue;
+    known.insert(type_name(*module));
+    if (type_name(*module) == type) groups.push_back({module});
+  }
+  if (groups.size() > before) return;
+  std::string list;
+  for (const std::string& name : known) list += " " + name;
+  throw InvalidUsage("--wrap type:" + std::string(type) + ": the model has no module of that class; it has" + list);
+}
+
 /// Bottom-up: a module becomes a unit when what is left in it is large enough. Returns the count left over.
 std::int64_t add_by_size(Module& module, std::int64_t least, bool is_root, std::vector<Group>& groups) {
   std::int64_t left = 0;
@@ -50,6 +69,10 @@ std::vector<Group> groups_of(Module& model, std::string_view spec) {
   for (const std::string_view part : split(spec, ';')) {
     if (part == "block") {
       add_blocks(model, groups);
+      continue;
+    }
+    if (part.starts_with("type:")) {
+      add_type(model, part.substr(5), groups);
       continue;
     }
     Group group;
@@ -78,10 +101,7 @@ std::map<const Parameter*, std::set<const Module*>> owners_of(Module& model) {
   return owners;
 }
 
-}  // namespace
-
-std::vector<UnitSpec> make_units(Module& model, std::string_view spec) {
-  std::vector<Group> groups = groups_of(model, spec);
+std::vector<UnitSpec> units_of(Module& model, const std::vector<Group>& groups, const IgnoredParameters& ignored) {
   const std::vector<Module*> order = model.modules();
   const auto position = [&](const Module* module) {
     return std::find(order.begin(), order.end(), module) - order.begin();
@@ -95,6 +115,8 @@ std::vector<UnitSpec> make_units(Module& model, std::string_view spec) {
 
   const auto owners = owners_of(model);
   std::set<const Parameter*> taken;
+  for (const auto& parameter : model.parameters())
+    if (ignored && ignored(*parameter)) taken.insert(parameter.get());
   std::set<const Module*> named;
   std::vector<UnitSpec> units;
   for (const std::size_t index : by_depth) {
@@ -122,8 +144,43 @@ std::vector<UnitSpec> make_units(Module& model, std::string_view spec) {
   for (const auto& parameter : model.parameters())
     if (!taken.contains(parameter.get())) root.parameters.push_back(parameter);
   if (!root.parameters.empty()) units.insert(units.begin(), std::move(root));
-  if (units.empty()) throw InvalidUsage("the model has no parameters");
+  if (units.empty()) throw InvalidUsage("the model has no parameters, or all are ignored");
   return units;
+}
+
+}  // namespace
+
+std::vector<UnitSpec> make_units(Module& model, std::string_view spec, const IgnoredParameters& ignored) {
+  return units_of(model, groups_of(model, spec), ignored);
+}
+
+std::vector<UnitSpec> make_units(Module& model, const ChosenModules& chosen, const IgnoredParameters& ignored) {
+  std::vector<Group> groups;
+  for (Module* module : model.modules())
+    if (module != &model && chosen(*module)) groups.push_back({module});
+  return units_of(model, groups, ignored);
+}
+
+std::string type_name(const nn::Module& module) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> whole(
+      abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, &status), &std::free);
+  const std::string name = status == 0 ? whole.get() : typeid(module).name();
+  const std::size_t colon = name.rfind(':');
+  return colon == std::string::npos ? name : name.substr(colon + 1);
+}
+
+std::vector<NeedlesslyHeld> needlessly_held(Module& model, const UnitSpec& unit) {
+  const auto owners = owners_of(model);
+  std::vector<NeedlesslyHeld> held;
+  for (const auto& parameter : unit.parameters) {
+    const auto& uses = owners.at(parameter.get());
+    const Module* const only = *uses.begin();
+    if (uses.size() > 1 || only == unit.modules.front()) continue;
+    if (held.empty() || held.back().module != only) held.push_back({only, 0});
+    held.back().elements += parameter->count();
+  }
+  return held;
 }
 
 }  // namespace tessera::fsdp

@@ -1,6 +1,7 @@
 // How a model is cut vertically into units.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,10 +21,28 @@ struct UnitSpec {
 };
 
 /// SPEC: "none" (one unit), "block" (each block), "size:N" (a module with at least N parameters that are not yet in a
-/// unit inside it), or a list: ';' between units, '+' joins modules, "block" inside it stands for all blocks:
-/// "block;wte;ln_f+lm_head". Units come in forward order: the root first (if it holds parameters), then in order of
-/// registration. A tied parameter belongs to the lowest module that holds all its uses; in practice the root. Throws
-/// InvalidUsage for a spec that names nothing.
-TESSERA_API std::vector<UnitSpec> make_units(nn::Module& model, std::string_view spec);
+/// unit inside it), "type:NAME" (each module of that class, see type_name()), or a list: ';' between units, '+'
+/// joins modules, "block" and "type:NAME" inside it stand for all of them: "block;wte;ln_f+lm_head". Units come in
+/// forward order: the root first (if it holds parameters), then in order of registration. A tied parameter belongs to
+/// the lowest module that holds all its uses; in practice the root. Throws InvalidUsage for a spec that names nothing.
+/// Parameters that are `ignored` (empty: none) are in no unit.
+using IgnoredParameters = std::function<bool(const nn::Parameter&)>;
+TESSERA_API std::vector<UnitSpec> make_units(nn::Module& model, std::string_view spec,
+                                             const IgnoredParameters& ignored = {});
+/// The same with a unit for each module, the root apart, that is chosen.
+using ChosenModules = std::function<bool(const nn::Module&)>;
+TESSERA_API std::vector<UnitSpec> make_units(nn::Module& model, const ChosenModules& chosen,
+                                             const IgnoredParameters& ignored = {});
+
+/// Name of its class, without namespaces: "Linear".
+TESSERA_API std::string type_name(const nn::Module& module);
+
+/// What gathering a unit that is kept for the whole step holds for nothing: its parameters that one module inside it
+/// alone uses, which could be a unit of its own.
+struct NeedlesslyHeld {
+  const nn::Module* module = nullptr;
+  std::int64_t elements = 0;
+};
+TESSERA_API std::vector<NeedlesslyHeld> needlessly_held(nn::Module& model, const UnitSpec& unit);
 
 }  // namespace tessera::fsdp

@@ -86,6 +86,53 @@ TEST(Wrap, SizeCountsOnlyWhatNoInnerUnitHas) {
   EXPECT_THAT(names(make_units(model, "size:1000")), ElementsAre("root"));
 }
 
+TEST(Wrap, ByTypeOfModule) {
+  nn::Context context;
+  Model model(context);
+  EXPECT_EQ(type_name(model.h0), "Block");
+  EXPECT_THAT(names(make_units(model, "type:Block")), ElementsAre("root", "h.0", "h.1"));
+  // Inside a block's unit its leaves are units of their own, and nothing is left for it.
+  EXPECT_THAT(names(make_units(model, "block;type:Leaf")),
+              ElementsAre("root", "h.0.norm", "h.0.fc", "h.1.norm", "h.1.fc", "ln_f"));
+  try {
+    make_units(model, "type:Attention");
+    FAIL();
+  } catch (const InvalidUsage& error) {
+    EXPECT_THAT(error.what(), HasSubstr("no module of that class; it has Block Leaf"));
+  }
+}
+
+TEST(Wrap, ByTheProgramsOwnChoice) {
+  nn::Context context;
+  Model model(context);
+  const auto units =
+      make_units(model, [](const nn::Module& module) { return module.path() == "h.1" || module.path() == "h.0.fc"; });
+  EXPECT_THAT(names(units), ElementsAre("root", "h.0.fc", "h.1"));
+  EXPECT_THAT(parameters(units[0]), ElementsAre("wte.weight", "h.0.norm.weight", "ln_f.weight"));
+}
+
+TEST(Wrap, WhatIsIgnoredIsInNoUnit) {
+  nn::Context context;
+  Model model(context);
+  const auto is_norm = [](const nn::Parameter& parameter) { return parameter.shape().size() == 1; };
+  const auto units = make_units(model, "block;ln_f", is_norm);
+  ASSERT_THAT(names(units), ElementsAre("root", "h.0", "h.1"));  // ln_f has nothing left
+  for (const UnitSpec& unit : units)
+    for (const auto& parameter : unit.parameters) EXPECT_FALSE(is_norm(*parameter)) << parameter->name();
+  EXPECT_THROW(make_units(model, "block", [](const nn::Parameter&) { return true; }), InvalidUsage);
+}
+
+TEST(Wrap, SaysWhatTheRootHoldsForNothing) {
+  nn::Context context;
+  Model model(context);
+  const auto units = make_units(model, "block");
+  const auto held = needlessly_held(model, units[0]);
+  ASSERT_EQ(held.size(), 1U);  // wte is the head's too
+  EXPECT_EQ(held[0].module, &model.ln_f);
+  EXPECT_EQ(held[0].elements, 5);
+  EXPECT_TRUE(needlessly_held(model, make_units(model, "block;ln_f")[0]).empty());
+}
+
 TEST(Wrap, AListJoinsModulesAndATiedTensorStaysWithTheRoot) {
   nn::Context context;
   Model model(context);

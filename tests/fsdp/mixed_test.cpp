@@ -82,6 +82,49 @@ TEST(MixedStrategies, CostTheSumOfTheirFormulas) {
     EXPECT_NE(communication_formula(strategy_named(name), record.mesh, record.unit_sizes).bytes, sum.bytes) << name;
 }
 
+/// As PyTorch's ignored modules, and its tests of DDP(A) + FSDP(B): what the engine leaves alone is the program's.
+TEST(Ignored, ModulesAreTheProgramsOwn) {
+  for (const char* name : {"ddp", "fsdp"}) {
+    const TrainingSpec spec = spec_for(name, 2);
+    comm::Config config;
+    config.backend = "shm";
+    comm::run_threads(2, config, [&](comm::Communicator& world) {
+      nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+      const auto model = nn::make_model(context, spec.model);
+      nn::Module& own = model->find("h.1.mlp");
+      own.materialize(5);
+      EngineOptions options = spec.engine;
+      options.ignored = [](const nn::Parameter& parameter) { return parameter.name().starts_with("h.1.mlp."); };
+      Engine engine(*model, world, options);
+      engine.initialize(0);
+      EXPECT_EQ(engine.parameters().size() + own.parameters().size(), model->parameters().size());
+      nn::Optimizer optimizer(own, {});
+      const std::vector<float> before(own.parameters()[0]->tensor().data<float>(),
+                                      own.parameters()[0]->tensor().data<float>() + 64);
+      const auto batch = harness::make_batch(context, spec, 0, world.rank());
+      nn::Tape tape;
+      nn::Tensor loss;
+      {
+        const nn::TapeScope recording(context, &tape);
+        loss = model->loss(batch.tokens, batch.targets);
+      }
+      tape.backward(loss);
+      engine.step(1e-3);
+      // Nobody has reduced this gradient: the ranks' are those of their own batches.
+      std::vector<float> gradient(2);
+      const float mine = own.parameters()[0]->gradient().value().data<float>()[3];
+      world.all_gather({&mine, 1, DType::f32, {}}, {gradient.data(), 2, DType::f32, {}}).wait();
+      EXPECT_NE(gradient[0], gradient[1]);
+      EXPECT_TRUE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
+      optimizer.step(1e-3);
+      EXPECT_FALSE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
+      engine.visit([](const nn::Parameter& parameter, std::span<const float>) {
+        EXPECT_FALSE(parameter.name().starts_with("h.1.mlp.")) << parameter.name();
+      });
+    });
+  }
+}
+
 TEST(MixedStrategies, WithOtherCollectivesAreRefused) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.engine.strategy_of = [](const UnitSpec&) {

@@ -102,7 +102,7 @@ Work Group::start(const Call& call, bool internal) {
     op.take(std::move(schedule));
     if (native) op.turn = ++native_called_;
     called_->store(sequence_);
-    if (world_->options().check && !internal) op.called = signature(call, size());
+    if (world_->options().check && !internal) op.called = checked_signature(call, size());
   }
   op.internal = internal;
   submit(op);

@@ -26,7 +26,7 @@ const CheckpointTensor* find(const Checkpoint& checkpoint, const std::string& na
 RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const RestoreOptions& options) {
   RestoreReport report;
   std::vector<std::string> names;
-  for (const auto& parameter : engine.model().parameters()) {
+  for (const auto& parameter : engine.parameters()) {
     names.push_back(parameter->name());
     const CheckpointTensor* tensor = find(checkpoint, parameter->name());
     if (tensor == nullptr) {

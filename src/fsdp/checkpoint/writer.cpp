@@ -38,7 +38,7 @@ std::vector<checkpoint::Piece> pieces_of(Engine& engine) {
 
 std::vector<CheckpointTensor> tensors_of(Engine& engine) {
   std::vector<CheckpointTensor> tensors;
-  for (const auto& parameter : engine.model().parameters())
+  for (const auto& parameter : engine.parameters())
     tensors.push_back(
         {parameter->name(), parameter->shape(), parameter->tensor().requires_grad() ? engine.states() : 0});
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });

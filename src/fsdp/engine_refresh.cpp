@@ -1,0 +1,80 @@
+// Parameters that begin or cease to be trained between two steps: their units are laid out anew.
+#include <algorithm>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/order.h"
+#include "tessera/fsdp/unit.h"
+#include "tessera/nn/host_access.h"
+
+namespace tessera::fsdp {
+
+void Engine::refresh() {
+  if (gradients_ != Gradients::none)
+    throw InvalidUsage("refresh: between a backward and its step; call step() or reset() first");
+  std::string what = "refresh with nothing frozen";
+  for (const auto& unit : units_)
+    for (const auto& parameter : unit->spec().parameters)
+      if (!parameter->tensor().requires_grad()) {
+        if (what.ends_with("nothing frozen")) what = "refresh with frozen";
+        what += " " + parameter->name();
+      }
+  agree(what);
+  orders_agreed_ = false;
+  begin_values();
+  for (const auto& unit : units_)
+    if (unit->outdated()) unit->rebuild(steps_ - skipped_steps_);
+  if (options_.cpu_offload) reserve_pieces();
+  if (measures_norm()) prepare_norm();
+  publish_values();
+}
+
+bool Unit::outdated() const {
+  for (const Flat& flat : flats_)
+    for (const FlatEntry& entry : flat.layout.entries)
+      if (entry.parameter->tensor().requires_grad() != flat.layout.trainable) return true;
+  return false;
+}
+
+/// Values and states of every parameter, whole, in the host's memory.
+Unit::Whole Unit::download_all() {
+  Whole whole;
+  const auto download = [&](const nn::Parameter& parameter, const float* from) {
+    std::vector<float>& to = whole[&parameter].emplace_back(static_cast<std::size_t>(parameter.count()));
+    nn::download(fabric_.context, from, to.size() * sizeof(float),
+                 [&](const void* values) { std::copy_n(static_cast<const float*>(values), to.size(), to.data()); });
+  };
+  open_values();
+  for (const auto& parameter : spec_.parameters) download(*parameter, values_of(*parameter));
+  close_values();
+  for (Flat& flat : flats_) {
+    flat.shown = fabric_.allocate(static_cast<std::size_t>(flat.layout.padded) * sizeof(float), MemoryUse::other);
+    for (const Buffer& state : flat.state) {
+      gather_part(flat, Flat::f32_of(state, 0));
+      for (const FlatEntry& entry : flat.layout.entries)
+        download(*entry.parameter, Flat::f32_of(flat.shown, entry.offset));
+    }
+    flat.shown = Buffer();
+  }
+  return whole;
+}
+
+void Unit::rebuild(std::uint64_t steps) {
+  const Whole whole = download_all();
+  for (const Flat& flat : flats_)
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const nn::Parameter* const parameter = entry.parameter.get();
+      if (parameter->tensor().requires_grad() && !flat.layout.trainable) trained_since_[parameter] = steps;
+    }
+  flats_.clear();
+  state_ = State::sharded;
+  lay_out();
+  const auto copy = [&](const nn::Parameter& parameter, std::size_t what, ElementRange range, float* out) {
+    std::copy_n(whole.at(&parameter)[what].data() + range.begin, range.count(), out);
+  };
+  fill([&](const nn::Parameter& parameter, ElementRange range, float* out) { copy(parameter, 0, range, out); }, {});
+  fill_states([&](const nn::Parameter& parameter, int state, ElementRange range,
+                  float* out) { copy(parameter, static_cast<std::size_t>(state) + 1, range, out); },
+              [&](const nn::Parameter& parameter) { return whole.at(&parameter).size() > 1; });
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,80 @@
+#include "tessera/fsdp/order.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera::fsdp {
+namespace {
+
+comm::View bytes_of(void* data, std::size_t bytes) { return {data, bytes, DType::u8, {}}; }
+
+}  // namespace
+
+OrderCheck::OrderCheck(comm::Communicator& world, base::DeviceRuntime& runtime)
+    : communicator_(world.split(0, world.rank())), host_(*communicator_, runtime) {}
+
+void OrderCheck::note(std::string_view what) {
+  hash_ = XXH3_64bits_withSeed(what.data(), what.size(), hash_ + 1);
+  noted_ += ' ';
+  noted_ += what;
+}
+
+OrderCheck::Told OrderCheck::take(const std::string& next) {
+  Told told;
+  const std::string text = next + (noted_.empty() ? "" : ", after" + noted_);
+  told.hash = XXH3_64bits_withSeed(text.data(), text.size(), hash_);
+  std::copy_n(text.data(), std::min(text.size(), told.text.size() - 1), told.text.data());
+  noted_.clear();
+  return told;
+}
+
+void OrderCheck::begin(const std::string& next) {
+  check();
+  const Told mine = take(next);
+  // Where a device's memory is all that the ranks can exchange, it would take a wait; agree() still finds them out.
+  if (communicator_->size() == 1 || !host_.takes_host_memory()) return;
+  auto& exchange = exchanges_.emplace_back(std::make_unique<Exchange>());
+  exchange->mine = mine;
+  exchange->all.resize(static_cast<std::size_t>(communicator_->size()));
+  exchange->work = communicator_->all_gather(bytes_of(&exchange->mine, sizeof(Told)),
+                                             bytes_of(exchange->all.data(), exchange->all.size() * sizeof(Told)),
+                                             {.label = "order"});
+}
+
+void OrderCheck::check() {
+  while (!exchanges_.empty() && comm::finished(exchanges_.front()->work)) {
+    const std::unique_ptr<Exchange> oldest = std::move(exchanges_.front());
+    exchanges_.pop_front();
+    for (const Told& told : oldest->all)
+      if (told != oldest->mine) fail(oldest->all);
+  }
+}
+
+std::uint64_t OrderCheck::formula_bytes() const {
+  if (communicator_->size() == 1 || !host_.takes_host_memory()) return 0;
+  return comm::direct_bytes_sent(comm::OpKind::all_gather, sizeof(Told), 1, communicator_->size(), 0);
+}
+
+void OrderCheck::agree(const std::string& next) {
+  check();
+  Told mine = take(next);
+  if (communicator_->size() == 1) return;
+  std::vector<Told> all(static_cast<std::size_t>(communicator_->size()));
+  host_.exchange(
+      bytes_of(&mine, sizeof(Told)), bytes_of(all.data(), all.size() * sizeof(Told)),
+      [&](comm::ConstView in, comm::View out) { return communicator_->all_gather(in, out, {.label = "order"}); });
+  for (const Told& told : all)
+    if (told != mine) fail(all);
+}
+
+void OrderCheck::fail(const std::vector<Told>& all) {
+  std::string text = "the ranks don't do the same:";
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    text += (rank == 0 ? " rank " : "; rank ") + std::to_string(rank) + ": " + all[rank].text.data();
+  communicator_->abort(text);  // what is still on its way is not waited for
+  throw base::Mismatch(text);
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,62 @@
+// Whether all ranks run the same units in the same order, which their collectives rely on.
+//
+// Ranks that gather equal units in another order get each other's parameters, and nothing else would notice. So each
+// rank keeps a hash of what it issued, and at the beginning of a step tells it to the others; nobody waits for it. A
+// rank that left out a collective is found by the communicator's own deadline, which names unit and rank.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/host_exchange.h"
+#include "tessera/fsdp/types.h"
+
+namespace tessera::fsdp {
+
+/// One rank's; used by the engine's thread. Every rank calls begin() and agree() alike.
+class TESSERA_API OrderCheck {
+ public:
+  /// Collective. `world` outlives it.
+  OrderCheck(comm::Communicator& world, base::DeviceRuntime& runtime);
+
+  /// Something was issued.
+  void note(std::string_view what);
+  /// Tells the others what was noted since the last time, on the way to `next`. Throws Mismatch where an earlier one of
+  /// these is known to differ, with what each rank told.
+  void begin(const std::string& next);
+  /// The same, but waits for what the others tell: afterwards all ranks are known to have called it with this text.
+  void agree(const std::string& next);
+  /// Throws Mismatch as begin() does.
+  void check();
+  /// Bytes that a rank sends for one begin().
+  std::uint64_t formula_bytes() const;
+  /// Of all ranks, for what else they must tell each other.
+  comm::HostExchange& host() { return host_; }
+
+ private:
+  struct Told {
+    std::uint64_t hash = 0;
+    std::array<char, 248> text = {};
+    friend bool operator==(const Told&, const Told&) = default;
+  };
+  /// On its way.
+  struct Exchange {
+    Told mine;
+    std::vector<Told> all;
+    comm::Work work;
+  };
+  Told take(const std::string& next);
+  [[noreturn]] void fail(const std::vector<Told>& all);
+
+  std::unique_ptr<comm::Communicator> communicator_;
+  comm::HostExchange host_;
+  std::uint64_t hash_ = 0;
+  std::string noted_;
+  std::deque<std::unique_ptr<Exchange>> exchanges_;  // oldest first
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,222 @@
+// In which order units are gathered, as the program wishes; and ranks that disagree about it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/nn/layers/linear.h"
+#include "tessera/nn/ops/cross_entropy.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::EventKind;
+using base::EventRecord;
+using harness::engine_for;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TrainingSpec spec_for(const std::string& strategy, int ranks = 2) {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 2 * ranks;
+  spec.model.layers = 3;
+  spec.engine = engine_for(strategy);
+  return spec;
+}
+
+std::vector<std::string> order(const TrainingRecord& record, std::initializer_list<EventKind> kinds) {
+  std::vector<std::string> out;
+  for (const EventRecord& event : record.last_events)
+    if (std::find(kinds.begin(), kinds.end(), event.kind) != kinds.end())
+      out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
+  return out;
+}
+
+TEST(PrefetchOrder, BackwardMayGatherAfterTheComputation) {
+  TrainingSpec spec = spec_for("fsdp");
+  const TrainingRecord pre = train(spec);
+  spec.engine.backward_prefetch = BackwardPrefetch::post;
+  const TrainingRecord post = train(spec);
+  EXPECT_THAT(order(post, {EventKind::unshard_issue, EventKind::backward, EventKind::reduce_issue}),
+              ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_issue h.1", "unshard_issue h.2",  //
+                          "backward root", "backward h.2", "unshard_issue h.1", "reduce_issue h.2",             //
+                          "backward h.1", "unshard_issue h.0", "reduce_issue h.1",                              //
+                          "backward h.0", "reduce_issue h.0", "reduce_issue root"));
+  EXPECT_TRUE(same_bits(pre, post));
+}
+
+TEST(PrefetchOrder, MayBeTheProgramsOwn) {
+  TrainingSpec spec = spec_for("fsdp");
+  const TrainingRecord neighbours = train(spec);
+  spec.engine.prefetch_order.forward = {{"root", {"h.0", "h.1"}}, {"h.0", {"h.2"}}};
+  spec.engine.prefetch_order.backward = {{"h.2", {"h.0", "h.1"}}};
+  spec.engine.poison = true;
+  const TrainingRecord own = train(spec);
+  EXPECT_THAT(order(own, {EventKind::unshard_issue, EventKind::forward, EventKind::backward}),
+              ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_issue h.1", "forward root",
+                          "unshard_issue h.2", "forward h.0", "forward h.1", "forward h.2",  //
+                          "backward root", "unshard_issue h.0", "unshard_issue h.1", "backward h.2", "backward h.1",
+                          "backward h.0"));
+  EXPECT_TRUE(same_bits(neighbours, own));
+}
+
+/// What isn't needed goes back, and what is needed without having been asked for is gathered then.
+TEST(PrefetchOrder, AWrongOneCostsTimeOnly) {
+  TrainingSpec spec = spec_for("fsdp");
+  const TrainingRecord right = train(spec);
+  spec.engine.prefetch_order.forward = {{"h.1", {"h.0"}}};
+  spec.engine.prefetch_order.backward = {{"h.1", {"h.2"}}, {"h.0", {"h.1"}}};
+  spec.engine.poison = true;
+  const TrainingRecord wrong = train(spec);
+  EXPECT_TRUE(same_bits(right, wrong));
+  EXPECT_GT(wrong.all_later.all_gather.calls, right.all_later.all_gather.calls);
+  for (const auto& ledger : wrong.ledgers) EXPECT_EQ(ledger.now_of(base::MemoryUse::unsharded_parameter), 0U);
+}
+
+TEST(PrefetchOrder, NamesUnits) {
+  TrainingSpec spec = spec_for("fsdp");
+  spec.engine.prefetch_order.forward = {{"h.0", {"h.7"}}};
+  try {
+    train(spec);
+    FAIL();
+  } catch (const base::InvalidUsage& error) {
+    EXPECT_THAT(error.what(), HasSubstr("no unit 'h.7'; there are root h.0 h.1 h.2"));
+  }
+}
+
+// --- ranks that disagree
+
+/// Two layers of the same shape; which one comes first is up to the rank.
+class TwoWays final : public nn::Layer<TwoWays> {
+ public:
+  explicit TwoWays(nn::Context& context)
+      : Layer(context),
+        a_(add<nn::Linear>("a", nn::LinearOptions{.in = 8, .out = 8})),
+        b_(add<nn::Linear>("b", nn::LinearOptions{.in = 8, .out = 8})) {}
+  nn::Tensor forward(const nn::Tensor& x, bool swapped, bool skips) {
+    if (skips) return a_(x);
+    return swapped ? a_(b_(x)) : b_(a_(x));
+  }
+
+ private:
+  nn::Linear &a_, &b_;
+};
+
+struct Disagreement {
+  std::string strategy;
+  std::string backend = "shm";
+  bool swaps = false;
+  bool skips = false;
+  int from = 1;  ///< step
+  bool checked = false;
+};
+
+struct Said {
+  std::vector<std::string> by_rank;
+  int steps = 0;  // that the first rank got done
+  double seconds = 0;
+};
+
+Said run_two_ways(const Disagreement& how) {
+  Said said;
+  said.by_rank.resize(2);
+  comm::Config config;
+  config.backend = how.backend;
+  config.timeout = std::chrono::seconds(3);
+  config.check = how.checked;
+  const auto start = std::chrono::steady_clock::now();
+  comm::run_threads(2, config, [&](comm::Communicator& world) {
+    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    TwoWays model(context);
+    EngineOptions options = engine_for(how.strategy);
+    options.wrap = "a;b";
+    try {
+      Engine engine(model, world, options);
+      engine.initialize(0);
+      for (int step = 0; step < 4; ++step) {
+        const bool other = world.rank() == 1 && step >= how.from;
+        nn::Tape tape;
+        nn::Tensor loss;
+        {
+          const nn::TapeScope recording(context, &tape);
+          const nn::Tensor x = nn::Tensor::zeros(context, {4, 8}, base::DType::f32);
+          const nn::Tensor targets = nn::Tensor::zeros(context, {4}, base::DType::i32);
+          loss = nn::ops::cross_entropy(model(x, how.swaps && other, how.skips && other), targets);
+        }
+        tape.backward(loss);
+        engine.step(1e-3);
+        if (world.rank() == 0) ++said.steps;
+      }
+    } catch (const base::Error& error) {
+      said.by_rank[static_cast<std::size_t>(world.rank())] = std::string(error.kind()) + ": " + error.what();
+    }
+  });
+  said.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return said;
+}
+
+constexpr const char* kDifferent = "the ranks don't do the same: rank 0: ";
+
+TEST(RanksThatDisagree, FromTheBeginningAreNamedBeforeTheFirstBackward) {
+  for (const char* backend : {"shm", "tcp"})
+    for (const char* strategy : {"fsdp", "shard_grad_op"}) {
+      const Said said = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true, .from = 0});
+      EXPECT_EQ(said.steps, 0);
+      EXPECT_LT(said.seconds, 2);
+      for (const std::string& text : said.by_rank) {
+        EXPECT_THAT(
+            text,
+            HasSubstr(kDifferent + std::string("the first backward, after a b; rank 1: the first backward, after b a")))
+            << backend;
+      }
+    }
+}
+
+TEST(RanksThatDisagree, LaterAreNamedAtTheNextStep) {
+  for (const char* backend : {"shm", "tcp"})
+    for (const char* strategy : {"ddp", "zero1", "zero2"}) {
+      const Said said = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true});
+      EXPECT_LT(said.steps, 4) << strategy;
+      EXPECT_LT(said.seconds, 2) << strategy;
+      for (const std::string& text : said.by_rank) {
+        EXPECT_THAT(text, HasSubstr(kDifferent + std::string("step 3, after"))) << backend << strategy;
+      }
+      // The control: as long as they agree, nobody complains.
+      const Said agreed = run_two_ways({.strategy = strategy, .backend = backend});
+      EXPECT_EQ(agreed.steps, 4);
+      EXPECT_THAT(agreed.by_rank, testing::Each(""));
+    }
+}
+
+/// A gather that another rank doesn't call never ends; the deadline names unit, operation and rank.
+TEST(RanksThatDisagree, InAWayThatHangsAreNamedByTheDeadline) {
+  for (const auto& how :
+       {Disagreement{.strategy = "fsdp", .swaps = true}, Disagreement{.strategy = "fsdp", .skips = true},
+        Disagreement{.strategy = "ddp", .skips = true},
+        Disagreement{.strategy = "fsdp", .backend = "tcp", .skips = true}}) {
+    const Said said = run_two_ways(how);
+    EXPECT_LT(said.seconds, 15);
+    for (const std::string& text : said.by_rank)
+      EXPECT_THAT(text, testing::AnyOf(HasSubstr(kDifferent), HasSubstr("(a)"), HasSubstr("(b)"))) << how.strategy;
+  }
+}
+
+TEST(RanksThatDisagree, AreNamedAtOnceInCheckedMode) {
+  for (const char* backend : {"shm", "tcp"})
+    for (const bool skips : {false, true}) {
+      const Said said =
+          run_two_ways({.strategy = "fsdp", .backend = backend, .swaps = !skips, .skips = skips, .checked = true});
+      EXPECT_LT(said.seconds, 2);
+      for (const std::string& text : said.by_rank) {
+        EXPECT_THAT(text, HasSubstr("Mismatch: ")) << backend;
+        EXPECT_THAT(text, testing::AnyOf(HasSubstr("(a)"), HasSubstr("(b)"), HasSubstr(kDifferent))) << backend;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

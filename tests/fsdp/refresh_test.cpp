@@ -1,0 +1,422 @@
+// Parameters frozen and trained again between steps, gradients by name, and values from one rank.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/guarded_device.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using base::DType;
+using base::MemoryUse;
+using harness::engine_for;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using testing::HasSubstr;
+
+TrainingSpec spec_for(const std::string& strategy, int ranks) {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 2 * ranks;
+  spec.model.layers = 2;
+  spec.steps = 5;
+  spec.engine = engine_for(strategy);
+  spec.engine.measure_norm = true;
+  return spec;
+}
+
+const char* const kStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
+
+bool is_attention(const nn::Parameter& parameter) { return parameter.name().find(".attn.") != std::string::npos; }
+
+void freeze(nn::Module& model, bool frozen, const std::function<bool(const nn::Parameter&)>& which = is_attention) {
+  for (const auto& parameter : model.parameters()) {
+    nn::Tensor tensor = parameter->tensor();
+    if (which(*parameter)) tensor.set_requires_grad(!frozen);
+  }
+}
+
+using Values = std::map<std::string, std::vector<float>>;
+
+Values values_of(Engine& engine) {
+  Values values;
+  engine.visit([&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
+  return values;
+}
+
+/// This rank's part of the optimizer's state, by name and place.
+std::map<std::string, float> states_of(Engine& engine) {
+  std::map<std::string, float> states;
+  engine.visit_own([&](const OwnRange& own) {
+    if (own.state < 0) return;
+    for (std::int64_t i = 0; i < own.range.count(); i += 13)
+      states[own.parameter.name() + "/" + std::to_string(own.state) + "/" + std::to_string(own.range.begin + i)] =
+          static_cast<const float*>(own.data)[i];
+  });
+  return states;
+}
+
+// --- frozen from the beginning
+
+class FrozenModel : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, FrozenModel, testing::Values(1, 2, 3, 4));
+
+TEST_P(FrozenModel, TrainsTheRestWithTheSameBits) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::optional<TrainingRecord> first;
+    for (const char* name : kStrategies) {
+      if (std::string(name) == "hsdp" && GetParam() % 2 != 0) continue;
+      TrainingSpec spec = spec_for(name, GetParam());
+      spec.dtype = dtype;
+      if (dtype != DType::f32) spec.engine.reduce_dtype = DType::f32;
+      spec.lazy_streams = true;
+      spec.engine.poison = true;
+      spec.before_training = [](Engine& engine, comm::Communicator&) {
+        freeze(engine.model(), true);
+        engine.refresh();
+      };
+      const TrainingRecord record = train(spec);
+      if (!first) first = record;
+      EXPECT_TRUE(same_bits(*first, record)) << name;
+    }
+  }
+}
+
+TEST(Frozen, StaysAsItIsAndCostsNoGradient) {
+  for (const char* name : {"ddp", "zero2", "fsdp"}) {
+    TrainingSpec spec = spec_for(name, 2);
+    Values before, after;
+    std::int64_t frozen = 0;
+    spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+      freeze(engine.model(), true);
+      engine.refresh();
+      const Values values = values_of(engine);
+      if (control.rank() == 0) before = values;
+      if (control.rank() == 0)
+        for (const UnitSize& unit : engine.unit_sizes()) frozen += unit.frozen;
+    };
+    spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel&) {
+      const Values values = values_of(engine);
+      if (rank == 0) after = values;
+    };
+    const TrainingRecord record = train(spec);
+    int kept = 0;
+    for (const auto& [parameter, values] : before) {
+      const bool attention = parameter.find(".attn.") != std::string::npos;
+      EXPECT_EQ(values == after.at(parameter), attention) << parameter;
+      kept += attention ? 1 : 0;
+    }
+    EXPECT_EQ(kept, 8);
+    std::int64_t padded = 0;
+    for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
+    EXPECT_GT(frozen, 0);
+    const auto state = model_state_formula(spec.engine.strategy, record.mesh, padded - frozen, 2);
+    for (const auto& bytes : record.model_state) {
+      EXPECT_EQ(bytes[1], state.gradient) << name;
+      EXPECT_EQ(bytes[2], state.optimizer) << name;
+    }
+  }
+}
+
+// --- between steps
+
+/// Nothing is asked to change, so nothing does.
+TEST(Refresh, KeepsValuesAndStatesBitwise) {
+  for (const char* name : kStrategies)
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      TrainingSpec spec = spec_for(name, 2);
+      spec.dtype = dtype;
+      spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel& model) {
+        if (step != 1) return;
+        const Values values = values_of(engine);
+        const auto states = states_of(engine);
+        EXPECT_FALSE(states.empty());
+        freeze(model, true);
+        engine.refresh();
+        // 16-bit parameters that are frozen have no masters any more: those that are trained must not have changed.
+        for (const auto& [parameter, now] : values_of(engine))
+          if (dtype == DType::f32 || parameter.find(".attn.") == std::string::npos) {
+            EXPECT_EQ(now, values.at(parameter)) << name << parameter;
+          }
+        // Shards begin elsewhere now, so of each rank's places only some are the same.
+        int same = 0;
+        for (const auto& [place, value] : states_of(engine)) {
+          EXPECT_EQ(place.find(".attn."), std::string::npos);
+          const auto before = states.find(place);
+          if (before == states.end()) continue;
+          EXPECT_EQ(value, before->second) << place;
+          ++same;
+        }
+        EXPECT_GT(same, 100);
+      };
+      train(spec);
+    }
+}
+
+/// One rank holds all of it, so a run with refreshes is what one with a mask on the gradients is.
+TEST(Refresh, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
+  const auto run = [](const std::string& name, int ranks) {
+    TrainingSpec spec = spec_for(name, ranks);
+    spec.global_batch = 12;
+    spec.steps = 6;
+    spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
+      if (step == 1) freeze(model, true);
+      if (step == 3) freeze(model, false);
+      if (step == 1 || step == 3) engine.refresh();
+    };
+    return train(spec);
+  };
+  for (const int ranks : {2, 3, 4}) {
+    const TrainingRecord ddp = run("ddp", ranks);
+    for (const char* name : kStrategies)
+      if (std::string(name) != "hsdp" || ranks % 2 == 0) {
+        EXPECT_TRUE(same_bits(ddp, run(name, ranks))) << name;
+      }
+    TrainingSpec control = spec_for("ddp", ranks);
+    control.global_batch = 12;
+    control.steps = 6;
+    EXPECT_FALSE(same_bits(ddp, train(control)));
+  }
+}
+
+/// Adam's correction for the first steps counts from when a parameter began to be trained: its first update is lr, as
+/// in PyTorch, where each parameter has a step of its own.
+TEST(Refresh, AnOptimizerBeginsWhereTrainingDoes) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.engine.optimizer = {.kind = nn::OptimizerConfig::Kind::adam, .weight_decay = 0};
+  spec.lr = 1e-3;
+  spec.steps = 4;
+  spec.before_training = [](Engine& engine, comm::Communicator&) {
+    freeze(engine.model(), true);
+    engine.refresh();
+  };
+  std::map<int, Values> values;
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step == 2) freeze(model, false);
+    if (step == 2) engine.refresh();
+    Values now = values_of(engine);
+    if (rank == 0) values[step] = std::move(now);
+  };
+  train(spec);
+  int moved = 0;
+  for (const auto& [parameter, after] : values[3]) {
+    if (parameter.find(".attn.c_proj.weight") == std::string::npos) continue;
+    const std::vector<float>& before = values[2].at(parameter);
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      const double step = std::abs(static_cast<double>(after[i]) - before[i]);
+      EXPECT_LT(step, 1.01e-3);
+      moved += step > 0.9e-3 ? 1 : 0;
+    }
+    EXPECT_GT(moved, static_cast<int>(after.size()) / 2);  // all but those with tiny gradients
+  }
+  EXPECT_GT(moved, 0);
+}
+
+TEST(Refresh, OnAGuardedDeviceWithOffloadToo) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.model.layers = 1;
+  spec.steps = 3;
+  spec.engine.measure_norm = false;
+  spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
+    if (step > 1) return;
+    freeze(model, step == 0);
+    engine.refresh();
+  };
+  const TrainingRecord host = train(spec);
+  for (const bool offload : {false, true}) {
+    spec.runtime = harness::make_guarded_device({.lazy = true});
+    spec.engine.cpu_offload = offload;
+    EXPECT_TRUE(same_bits(host, train(spec))) << offload;
+  }
+}
+
+TEST(Refresh, CalledByOneRankOnlyIsAMismatchOnAll) {
+  for (const char* name : {"ddp", "fsdp"}) {
+    TrainingSpec spec = spec_for(name, 3);
+    std::mutex mutex;
+    std::map<int, std::string> said;
+    comm::Config config;
+    config.backend = "shm";
+    config.timeout = std::chrono::seconds(20);
+    comm::run_threads(3, config, [&](comm::Communicator& world) {
+      nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+      const auto model = nn::make_model(context, spec.model);
+      Engine engine(*model, world, spec.engine);
+      engine.initialize(0);
+      const auto one_step = [&](int step) {
+        const auto batch = harness::make_batch(context, spec, step, world.rank());
+        nn::Tape tape;
+        nn::Tensor loss;
+        {
+          const nn::TapeScope recording(context, &tape);
+          loss = model->loss(batch.tokens, batch.targets);
+        }
+        tape.backward(loss);
+        engine.step(1e-3);
+      };
+      one_step(0);
+      try {
+        if (world.rank() == 1) engine.refresh();
+        for (int step = 1; step < 4; ++step) one_step(step);
+      } catch (const base::Error& error) {
+        const std::lock_guard lock(mutex);
+        said[world.rank()] = std::string(error.kind()) + ": " + error.what();
+      }
+    });
+    ASSERT_EQ(said.size(), 3U) << name;
+    EXPECT_THAT(said[1], HasSubstr("Mismatch: the ranks don't do the same: rank 0: step 2"));
+    for (const auto& [rank, text] : said) {
+      EXPECT_THAT(text, HasSubstr("the ranks don't do the same"));
+      EXPECT_THAT(text, HasSubstr("rank 1: refresh with nothing frozen"));
+    }
+  }
+}
+
+TEST(Refresh, OfDifferentParametersIsAMismatch) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.before_training = [](Engine& engine, comm::Communicator& control) {
+    if (control.rank() == 1) freeze(engine.model(), true);
+    try {
+      engine.refresh();
+      ADD_FAILURE();
+    } catch (const base::Mismatch& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 0: refresh with nothing frozen; rank 1: refresh with frozen h.0.attn"));
+    }
+    throw 1;  // nothing goes on from here
+  };
+  EXPECT_THROW(train(spec), int);
+}
+
+TEST(Refresh, BetweenBackwardAndStepIsRefused) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.after_backward = [](int, int, Engine& engine, nn::CausalModel&) {
+    EXPECT_THROW(engine.refresh(), base::InvalidUsage);
+  };
+  train(spec);
+}
+
+// --- gradients by name
+
+/// Under plain SGD a parameter whose gradient is written moves by just that.
+TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
+  for (const char* name : kStrategies) {
+    TrainingSpec spec = spec_for(name, 2);
+    spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
+    spec.engine.optimizer.weight_decay = 0;
+    spec.steps = 1;
+    spec.lr = 0.5;
+    spec.engine.norm = nn::kernels::Norm::infinity;
+    Values before, after, seen;
+    std::mutex mutex;
+    spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+      const Values values = values_of(engine);
+      if (control.rank() == 0) before = values;
+    };
+    spec.after_backward = [&](int, int, Engine& engine, nn::CausalModel&) {
+      engine.visit_gradients([&](const GradientRange& gradient) {
+        auto* values = static_cast<float*>(gradient.data);
+        const std::lock_guard lock(mutex);
+        std::vector<float>& whole = seen[gradient.parameter.name()];
+        whole.resize(static_cast<std::size_t>(gradient.parameter.count()));
+        if (gradient.parameter.name() == "h.0.mlp.c_fc.weight") std::fill_n(values, gradient.range.count(), 1000.0F);
+        std::copy_n(values, gradient.range.count(), whole.begin() + gradient.range.begin);
+      });
+    };
+    spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel&) {
+      const Values values = values_of(engine);
+      if (rank == 0) after = values;
+    };
+    const TrainingRecord record = train(spec);
+    EXPECT_EQ(record.norms[0], 1000.0) << name;  // the norm is of what was written
+    EXPECT_EQ(seen.size(), before.size());
+    for (const auto& [parameter, values] : after)
+      for (std::size_t i = 0; i < values.size(); i += 7)
+        EXPECT_EQ(values[i], std::fma(-0.5F, seen.at(parameter)[i], before.at(parameter)[i])) << name << parameter;
+  }
+}
+
+TEST(Gradients, AreThereOnlyBetweenBackwardAndStep) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.after_step = [](int, int, Engine& engine, nn::CausalModel&) {
+    EXPECT_THROW(engine.visit_gradients([](const GradientRange&) {}), base::InvalidUsage);
+  };
+  train(spec);
+}
+
+// --- values
+
+TEST(BroadcastFrom, GivesEveryRankTheValuesOfOne) {
+  for (const char* name : kStrategies)
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      TrainingSpec spec = spec_for(name, 4);
+      spec.steps = 1;
+      spec.dtype = dtype;
+      spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+        engine.broadcast_from(2, [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+          EXPECT_EQ(control.rank(), 2);
+          EXPECT_EQ(range.count(), parameter.count());
+          for (std::int64_t i = 0; i < range.count(); ++i)
+            out[i] = static_cast<float>(parameter.name().size()) + 1e-3F * static_cast<float>(i % 1000);
+        });
+        for (const auto& [parameter, values] : values_of(engine))
+          for (std::size_t i = 0; i < values.size(); ++i)
+            ASSERT_EQ(values[i], static_cast<float>(parameter.size()) + 1e-3F * static_cast<float>(i % 1000))
+                << name << parameter;
+        EXPECT_THROW(engine.broadcast_from(4, {}), base::InvalidUsage);
+      };
+      train(spec);
+    }
+}
+
+/// A part of the parameters by the program, the others by their Init; each rank only the ranges that it holds.
+TEST(Initialising, MayBeTheProgramsOwn) {
+  TrainingSpec spec = spec_for("fsdp", 4);
+  spec.steps = 1;
+  std::atomic<std::int64_t> filled{0};
+  std::int64_t attention = 0;
+  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+    engine.initialize(7);
+    const Values drawn = values_of(engine);
+    engine.initialize(
+        7,
+        [&](const nn::Parameter&, nn::ElementRange range, float* out) {
+          filled += range.count();
+          std::fill_n(out, range.count(), 0.25F);
+        },
+        is_attention);
+    for (const auto& [parameter, values] : values_of(engine)) {
+      if (parameter.find(".attn.") == std::string::npos) {
+        EXPECT_EQ(values, drawn.at(parameter)) << parameter;
+        continue;
+      }
+      EXPECT_THAT(values, testing::Each(0.25F));
+      if (control.rank() == 0) attention += static_cast<std::int64_t>(values.size());
+    }
+  };
+  train(spec);
+  EXPECT_EQ(filled.load(), attention);
+}
+
+/// The model itself has no memory: an engine gives each rank its shard, and a unit while values are drawn or shown.
+TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
+  TrainingSpec spec = spec_for("fsdp", 4);
+  spec.model.layers = 8;
+  spec.steps = 0;
+  std::vector<std::uint64_t> peaks(4);
+  std::uint64_t whole = 0;
+  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+    const auto ledger = engine.model().context().ledger().snapshot();
+    peaks[static_cast<std::size_t>(control.rank())] =
+        ledger.peak_of(MemoryUse::parameter) + ledger.peak_of(MemoryUse::unsharded_parameter);
+    if (control.rank() == 0)
+      for (const UnitSize& unit : engine.unit_sizes()) whole += static_cast<std::uint64_t>(unit.padded) * 4;
+  };
+  train(spec);
+  for (const std::uint64_t peak : peaks) EXPECT_EQ(peak, whole / 4);
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -44,7 +44,10 @@ Unit::Whole Unit::download_all() {
                  [&](const void* values) { std::copy_n(static_cast<const float*>(values), to.size(), to.data()); });
   };
   open_values();
-  for (const auto& parameter : spec_.parameters) download(*parameter, values_of(*parameter));
+  for (const auto& parameter : spec_.parameters)
+    download_values(*parameter, [&](std::span<const float> values) {
+      whole[parameter.get()].emplace_back(values.begin(), values.end());
+    });
   close_values();
   for (Flat& flat : flats_) {
     flat.shown = fabric_.allocate(static_cast<std::size_t>(flat.layout.padded) * sizeof(float), MemoryUse::other);

@@ -76,18 +76,6 @@ void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize
   }
 }
 
-/// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
-std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                              std::uint64_t element) {
-  const int after_forward = parts(strategy.param_after_forward, mesh);
-  if (after_forward == 1 || after_forward == parts(strategy.param_at_rest, mesh)) return 0;
-  std::uint64_t bytes = 0;
-  for (const UnitSize& unit : units)
-    if (!unit.kept_after_forward)
-      bytes += static_cast<std::uint64_t>(unit.padded) * element / static_cast<std::uint64_t>(after_forward);
-  return bytes;
-}
-
 /// Nothing is reduced before the last microbatch.
 bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
   if (course.microbatches == 1) return false;
@@ -120,6 +108,26 @@ std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Preci
   return held + root * compute + std::max(largest * (compute + reduce), root * reduce);
 }
 
+std::uint64_t frozen_bytes(const UnitSize& unit, Precision precision) {
+  return static_cast<std::uint64_t>(unit.frozen - unit.bytes) * size_of(precision.compute) +
+         static_cast<std::uint64_t>(unit.bytes);
+}
+
+std::uint64_t parameter_bytes(const UnitSize& unit, Precision precision) {
+  return static_cast<std::uint64_t>(unit.trained()) * size_of(precision.compute) + frozen_bytes(unit, precision);
+}
+
+/// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
+std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                              Precision precision) {
+  const int after_forward = parts(strategy.param_after_forward, mesh);
+  if (after_forward == 1 || after_forward == parts(strategy.param_at_rest, mesh)) return 0;
+  std::uint64_t bytes = 0;
+  for (const UnitSize& unit : units)
+    if (!unit.kept_after_forward) bytes += parameter_bytes(unit, precision) / static_cast<std::uint64_t>(after_forward);
+  return bytes;
+}
+
 /// Bytes of the root, and of the other units in forward order.
 struct Sizes {
   std::uint64_t root = 0;
@@ -137,11 +145,11 @@ struct Sizes {
   }
 };
 
-template <class Elements>
-Sizes sizes_of(std::span<const UnitSize> units, std::uint64_t element, Elements&& elements) {
+template <class BytesOf>
+Sizes sizes_of(std::span<const UnitSize> units, BytesOf&& bytes_of) {
   Sizes sizes;
   for (const UnitSize& unit : units) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(elements(unit)) * element;
+    const std::uint64_t bytes = bytes_of(unit);
     if (unit.is_root) {
       sizes.root += bytes;
     } else {
@@ -157,10 +165,12 @@ CommunicationFormula communication_formula(const Strategy& strategy, const MeshS
                                            std::span<const UnitSize> units, Precision precision, StepCourse course) {
   CommunicationFormula total;
   for (const UnitSize& unit : units) {
-    const auto trained = static_cast<std::uint64_t>(unit.trained()), frozen = static_cast<std::uint64_t>(unit.frozen);
+    const auto trained = static_cast<std::uint64_t>(unit.trained()), bytes = static_cast<std::uint64_t>(unit.bytes);
+    const std::uint64_t frozen = static_cast<std::uint64_t>(unit.frozen) - bytes;
     if (trained > 0) add_reductions(strategy, mesh, trained * size_of(precision.reduce), course, total);
     if (trained > 0) add_gathers(strategy, mesh, unit, {trained * size_of(precision.compute), true}, course, total);
     if (frozen > 0) add_gathers(strategy, mesh, unit, {frozen * size_of(precision.compute), false}, course, total);
+    if (bytes > 0) add_gathers(strategy, mesh, unit, {bytes, false}, course, total);
   }
   return total;
 }
@@ -177,10 +187,11 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
 
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                                     int slots, Precision precision) {
-  std::int64_t trained = 0, frozen = 0;
-  for (const UnitSize& unit : units) trained += unit.trained(), frozen += unit.frozen;
+  std::int64_t trained = 0;
+  std::uint64_t frozen = 0;
+  for (const UnitSize& unit : units) trained += unit.trained(), frozen += frozen_bytes(unit, precision);
   ModelStateBytes state = model_state_formula(strategy, mesh, trained, slots, precision);
-  state.parameter += model_state_formula(strategy, mesh, frozen, slots, precision).parameter;
+  state.parameter += frozen / static_cast<std::uint64_t>(parts(strategy.param_at_rest, mesh));
   return state;
 }
 
@@ -199,7 +210,8 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
   OffloadBytes total;
   for (const UnitSize& unit : units) {
     const ModelStateBytes state = model_state_formula(strategy, mesh, unit.trained(), slots, precision);
-    const std::uint64_t frozen = model_state_formula(strategy, mesh, unit.frozen, slots, precision).parameter;
+    const std::uint64_t frozen =
+        frozen_bytes(unit, precision) / static_cast<std::uint64_t>(parts(strategy.param_at_rest, mesh));
     if (!strategy.param_at_rest.empty()) {
       total.to_device += (state.parameter + frozen) * (unit.kept_after_forward ? 1 : 2);  // for each gather
       if (!precision.masters()) total.to_device += state.parameter;                       // for the update
@@ -218,8 +230,9 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                         StepCourse course, Precision precision) {
   const std::uint64_t element = size_of(precision.compute);
-  const Sizes parameters = sizes_of(units, element, [](const UnitSize& unit) { return unit.padded; });
-  const Sizes gradients = sizes_of(units, element, [](const UnitSize& unit) { return unit.trained(); });
+  const Sizes parameters = sizes_of(units, [&](const UnitSize& unit) { return parameter_bytes(unit, precision); });
+  const Sizes gradients =
+      sizes_of(units, [&](const UnitSize& unit) { return static_cast<std::uint64_t>(unit.trained()) * element; });
   const std::uint64_t root = gradients.root;
   const std::vector<std::uint64_t>& inner = gradients.inner;
   const bool keeps_all =
@@ -228,7 +241,7 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter =
-        secondary_parts(strategy, mesh, units, element) + parameters.root +
+        secondary_parts(strategy, mesh, units, precision) + parameters.root +
         parameters.window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
   if (holds_gradients(strategy, mesh, course)) {
     bounds.unsharded_gradient = held_gradients(units, parts(strategy.gradient, mesh) > 1, precision);

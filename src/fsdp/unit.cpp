@@ -58,7 +58,7 @@ Unit::Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots)
 void Unit::lay_out() {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric_.mesh.size())) {
     Flat& flat = flats_.emplace_back();
-    flat.precision = make_precision(layout.dtype, fabric_.reduce_dtype);
+    if (layout.trainable) flat.precision = make_precision(layout.dtype, fabric_.reduce_dtype);
     flat.layout = std::move(layout);
     allocate(flat);
   }
@@ -109,6 +109,13 @@ std::int64_t Unit::frozen() const {
   std::int64_t sum = 0;
   for (const Flat& flat : flats_)
     if (!flat.layout.trainable) sum += flat.layout.padded;
+  return sum;
+}
+
+std::int64_t Unit::encoded() const {
+  std::int64_t sum = 0;
+  for (const Flat& flat : flats_)
+    if (flat.layout.dtype == DType::u8) sum += flat.layout.padded;
   return sum;
 }
 

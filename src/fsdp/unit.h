@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -69,9 +70,10 @@ class TESSERA_API Unit {
   void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
   std::int64_t elements() const;
   std::int64_t padding() const;
-  std::int64_t frozen() const;  ///< elements and padding of the parameters that get no gradient
-  std::size_t bytes() const;    ///< unsharded
-  bool casts() const;           ///< gradients are converted for their reduction
+  std::int64_t frozen() const;   ///< elements and padding of the parameters that get no gradient
+  std::int64_t encoded() const;  ///< of these, the bytes of encodings
+  std::size_t bytes() const;     ///< unsharded
+  bool casts() const;            ///< gradients are converted for their reduction
 
   // Parameters.
   bool gathered() const { return state_ != State::sharded; }  ///< or on its way; always where they are replicated
@@ -120,10 +122,12 @@ class TESSERA_API Unit {
   void visit_own(const std::function<void(const OwnRange&)>& visit) const;
   void fill_states(const std::function<void(const nn::Parameter&, int, ElementRange, float*)>& fill,
                    const Engine::Wanted& wanted);
-  /// Makes value_of() work: gathers the masters, or where there are none the parameters. Collective.
+  /// Makes download_values() work: gathers the masters, or where there are none the parameters. Collective.
   void open_values();
-  /// All elements in f32, in the device's memory, until close_values().
-  const float* values_of(const nn::Parameter& parameter) const;
+  /// Shows all elements in f32, of an encoding the bytes as numbers, in the host's memory, during the call. Until
+  /// close_values(). Waits.
+  using Values = std::function<void(std::span<const float> values)>;
+  void download_values(const nn::Parameter& parameter, const Values& show);
   void close_values();
   /// Whether parameters began or ceased to require a gradient since it was laid out.
   bool outdated() const;
@@ -189,6 +193,7 @@ class TESSERA_API Unit {
   void add_earlier_microbatches();
   void cast_gradients(Flat& flat);
   void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
+  void fill_bytes(const nn::Parameter& parameter, ElementRange range, const Fill& fill, void* at);
   void widen_parameters(Flat& flat);
   /// Where a gather finds or leaves a part of a flat parameter.
   struct Place {

@@ -120,6 +120,14 @@ struct ConvertArgs {
   std::size_t count = 0;
 };
 
+/// An encoding of nf4.h -> its `count` values, of any floating type.
+struct DecodeArgs {
+  const void* encoded = nullptr;
+  std::int64_t count = 0;
+  void* out = nullptr;
+  DType dtype = DType::f32;
+};
+
 /// What a device offers; made for one context and used by its thread.
 class TESSERA_API DeviceKernels {
  public:
@@ -135,6 +143,8 @@ class TESSERA_API DeviceKernels {
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
   virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;
   virtual void convert(Stream& stream, const ConvertArgs& args) = 0;
+  /// Throws Unsupported, naming it, where the device has no kernel for it.
+  virtual void decode_nf4(Stream& stream, const DecodeArgs& args);
 
   template <class T>
   Kernels<T>* of() {

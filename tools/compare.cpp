@@ -28,7 +28,9 @@ using nlohmann::ordered_json;
 constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
 
 struct CompareOptions : TrainOptions {
-  std::string only;  ///< set in the ranks: the strategy that this process runs
+  std::vector<std::string> wraps;  ///< empty: --wrap's alone
+  std::string only;                ///< set in the ranks: the strategy that this process runs
+  std::string only_wrap;           ///< ... and its wrapping, of several
 };
 
 /// Strategies to run. Under the default list one that can't run here is left out, with a line that says so.
@@ -37,18 +39,21 @@ std::vector<std::string> strategies_of(const CompareOptions& options, const Trai
   if (!options.strategies.empty()) {
     for (const std::string& name : options.strategies) {
       engine_options(plan, name);
-      chosen.push_back(fsdp::strategy_named(name).name);
+      chosen.push_back(fsdp::parse_strategy(name, fsdp::CollectiveRegistry::built_in()).name);
     }
     return chosen;
   }
+  std::string last_reason;
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
     try {
       engine_options(plan, name);
       chosen.push_back(name);
     } catch (const base::InvalidUsage& error) {
-      if (say) fmt::print("left out: {}\n", error.what());
+      last_reason = error.what();
+      if (say) fmt::print("left out: {}\n", last_reason);
     }
   }
+  if (chosen.empty()) throw base::InvalidUsage(last_reason);
   return chosen;
 }
 
@@ -116,9 +121,11 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
 }
 
 /// Starts fresh ranks for one strategy. Returns the exit code; 0 fills `run`.
-int run_in_processes(const Commands& commands, const TrainPlan& plan, const std::string& strategy, OneRun& run) {
+int run_in_processes(const Commands& commands, const CompareOptions& options, const TrainPlan& plan,
+                     const std::string& strategy, OneRun& run) {
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", strategy});
+  if (!options.wraps.empty()) arguments.insert(arguments.end(), {"--only-wrap", plan.options.wrap});
   LaunchPlan launch_plan = plan_for_training(plan, std::move(arguments));
   ProgressLine progress;
   launch_plan.on_output = [&](int, std::string_view line) {
@@ -140,6 +147,13 @@ int run_in_processes(const Commands& commands, const TrainPlan& plan, const std:
   return launch(launch_plan);
 }
 
+/// Without what a file's name can't have.
+std::string trace_name(const RunResult& run) {
+  std::string name = run.strategy;
+  for (const char c : run.wrap.empty() ? "" : "." + run.wrap) name += c == '/' || c == ';' ? '_' : c;
+  return name;
+}
+
 void write_outputs(const CompareOptions& options, const Comparison& comparison,
                    const std::vector<std::string>& traces) {
   fmt::print("{}{}\n", comparison_table(comparison), equality_statement(comparison));
@@ -148,12 +162,27 @@ void write_outputs(const CompareOptions& options, const Comparison& comparison,
   if (options.trace.empty()) return;
   if (traces.size() == 1) return write_file(options.trace, traces[0]);
   for (std::size_t i = 0; i < traces.size(); ++i)
-    write_file(options.trace + "." + comparison.runs[i].strategy + ".json", traces[i]);
+    write_file(options.trace + "." + trace_name(comparison.runs[i]) + ".json", traces[i]);
+}
+
+/// One for each wrapping.
+std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
+  std::vector<std::string> wraps = options.wraps;
+  if (!options.only_wrap.empty()) wraps = {options.only_wrap};
+  if (wraps.empty()) wraps = {options.wrap};
+  std::vector<TrainPlan> plans;
+  for (const std::string& wrap : wraps) {
+    TrainOptions one = options;
+    one.wrap = wrap;
+    plans.push_back(make_plan(one, ranks));
+  }
+  return plans;
 }
 
 int compare(const Commands& commands, const CompareOptions& options) {
   const int ranks = world_size(options.ranks);
-  const TrainPlan plan = make_plan(options, ranks);
+  const std::vector<TrainPlan> plans = plans_of(options, ranks);
+  const TrainPlan& plan = plans.front();
   if (options.steps < 1) throw base::InvalidUsage("--steps 0: a comparison needs at least one step");
   if (!options.only.empty()) return run_as_child(plan, options);
 
@@ -172,18 +201,20 @@ int compare(const Commands& commands, const CompareOptions& options) {
                         .ranks = ranks,
                         .steps = options.steps};
   std::vector<std::string> traces;
-  for (const std::string& strategy : strategies) {
-    OneRun run;
-    if (spawn || ranks == 1) {
-      const int code = run_in_processes(commands, plan, strategy, run);
-      if (code != 0) return code;
-    } else {
-      run = run_here(plan, strategy, static_cast<int>(comparison.runs.size()), {});
+  for (const std::string& strategy : strategies)
+    for (const TrainPlan& wrapped : plans) {
+      OneRun run;
+      if (spawn || ranks == 1) {
+        const int code = run_in_processes(commands, options, wrapped, strategy, run);
+        if (code != 0) return code;
+      } else {
+        run = run_here(wrapped, strategy, static_cast<int>(comparison.runs.size()), {});
+      }
+      if (!options.wraps.empty()) run.result.wrap = wrapped.options.wrap;
+      comparison.backend = std::move(run.backend);  // the same for all of them
+      comparison.runs.push_back(std::move(run.result));
+      traces.push_back(std::move(run.trace));
     }
-    comparison.backend = std::move(run.backend);  // the same for all of them
-    comparison.runs.push_back(std::move(run.result));
-    traces.push_back(std::move(run.trace));
-  }
   if (first) write_outputs(options, comparison, traces);
   return 0;
 }
@@ -200,7 +231,14 @@ void add_compare(Commands& commands) {
       ->type_name("A,B")
       ->delimiter(',');
   command->add_option("--report", options->report, "write a page with pictures")->type_name("FILE.html");
+  command
+      ->add_option("--wraps", options->wraps,
+                   "wrappings, each as --wrap has it: every strategy is run with each of them")
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->excludes("--wrap");
   command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
+  command->add_option("--only-wrap", options->only_wrap)->group("");
   command->callback(
       [&commands, options] { commands.chosen = [&commands, options] { return compare(commands, *options); }; });
 }

@@ -20,6 +20,8 @@ namespace {
 
 using Row = std::vector<std::string>;
 
+std::uint64_t sum_of(const PerCollective& bytes) { return bytes.all_gather + bytes.reduce_scatter + bytes.all_reduce; }
+
 std::string calls_and_bytes(std::uint64_t calls, std::uint64_t bytes) {
   return calls == 0 ? "-" : fmt::format("{} / {}", calls, human_bytes(static_cast<double>(bytes)));
 }
@@ -27,7 +29,7 @@ std::string calls_and_bytes(std::uint64_t calls, std::uint64_t bytes) {
 Row row_of(const RunResult& r) {
   const auto bytes = [](std::uint64_t value) { return human_bytes(static_cast<double>(value)); };
   const auto& state = r.model_state_bytes;
-  return {r.strategy,
+  return {name_of(r),
           fmt::format("{}x{}", r.mesh[0], r.mesh[1]),
           r.losses.empty() ? "-" : fmt::format("{:.6f}", r.losses.back()),
           bytes(state.parameter),
@@ -54,6 +56,16 @@ std::string comparison_table(const Comparison& c) {
     rows[0].push_back("with the host");
     for (std::size_t i = 0; i < c.runs.size(); ++i)
       rows[i + 1].push_back(human_bytes(static_cast<double>(offloaded(c.runs[i]))));
+  }
+  const auto compresses = [](const RunResult& run) {
+    return sum_of(run.formula_bytes_per_step) != sum_of(run.plain_bytes_per_step);
+  };
+  if (std::any_of(c.runs.begin(), c.runs.end(), compresses)) {
+    rows[0].insert(rows[0].end(), {"all bytes", "formula", "plain"});
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      for (const PerCollective* bytes :
+           {&c.runs[i].wire_bytes_per_step, &c.runs[i].formula_bytes_per_step, &c.runs[i].plain_bytes_per_step})
+        rows[i + 1].push_back(human_bytes(static_cast<double>(sum_of(*bytes))));
   }
   if (!c.runs.empty() && c.runs[0].evaluation) {
     rows[0].push_back("eval loss");
@@ -90,7 +102,7 @@ std::string equality_statement(const Comparison& c) {
   std::string text;
   for (const auto& [hash, members] : groups) {
     std::string names;
-    for (const RunResult* run : members) names += (names.empty() ? "" : " ") + run->strategy;
+    for (const RunResult* run : members) names += (names.empty() ? "" : run->wrap.empty() ? " " : ", ") + name_of(*run);
     if (!text.empty()) text += "; ";
     text += members.size() == 1 ? names + " ends alone"
                                 : names + " end bitwise equal: the same losses and the same parameters";

@@ -151,7 +151,8 @@ nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
 void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler) {
   if (!plan.checkpoint.empty()) {
     fsdp::Checkpoint checkpoint(plan.checkpoint);
-    fsdp::restore(engine, checkpoint);
+    const fsdp::RestoreReport report = fsdp::restore(engine, checkpoint);
+    if (engine.rank() == 0 && !report.dropped.empty()) fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
     if (scaler != nullptr) restore_scaler(checkpoint, *scaler);
     return;
   }

@@ -41,6 +41,8 @@ base::Ledger::Snapshot peak_from(const ordered_json& json) {
 
 }  // namespace
 
+std::string name_of(const RunResult& r) { return r.wrap.empty() ? r.strategy : r.strategy + " " + r.wrap; }
+
 ordered_json to_json(const RunResult& r) {
   ordered_json units = ordered_json::array();
   for (const RunResult::Unit& unit : r.units)
@@ -61,12 +63,14 @@ ordered_json to_json(const RunResult& r) {
       {"calls_per_step", to_json(r.calls_per_step)},
       {"wire_bytes_per_step", to_json(r.wire_bytes_per_step)},
       {"formula_bytes_per_step", to_json(r.formula_bytes_per_step)},
+      {"plain_bytes_per_step", to_json(r.plain_bytes_per_step)},
       {"model_state_bytes",
        {{"parameter", r.model_state_bytes.parameter},
         {"gradient", r.model_state_bytes.gradient},
         {"optimizer", r.model_state_bytes.optimizer}}},
       {"peak_bytes", to_json(r.peak_bytes)},
   };
+  if (!r.wrap.empty()) json["wrap"] = r.wrap;
   if (r.evaluation) {
     json["eval_loss"] = r.evaluation->loss;
     json["eval_tokens"] = r.evaluation->tokens;
@@ -77,6 +81,7 @@ ordered_json to_json(const RunResult& r) {
 RunResult run_result_from_json(const ordered_json& json) {
   RunResult r;
   r.strategy = json.at("strategy");
+  r.wrap = json.value("wrap", "");
   r.mesh = json.at("mesh");
   for (const ordered_json& unit : json.at("units"))
     r.units.push_back({unit.at("name"), unit.at("elements"), unit.at("padding"), unit.at("kept_after_forward")});
@@ -90,6 +95,8 @@ RunResult run_result_from_json(const ordered_json& json) {
   r.calls_per_step = per_collective(json.at("calls_per_step"));
   r.wire_bytes_per_step = per_collective(json.at("wire_bytes_per_step"));
   r.formula_bytes_per_step = per_collective(json.at("formula_bytes_per_step"));
+  r.plain_bytes_per_step = per_collective(
+      json.at(json.contains("plain_bytes_per_step") ? "plain_bytes_per_step" : "formula_bytes_per_step"));
   const ordered_json& state = json.at("model_state_bytes");
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));

@@ -38,6 +38,7 @@ struct RunResult {
     std::uint64_t optimizer = 0;
   };
   std::string strategy;
+  std::string wrap;  ///< where several are compared
   std::array<int, 2> mesh = {1, 1};
   std::vector<Unit> units;
   std::vector<double> losses;
@@ -49,9 +50,13 @@ struct RunResult {
   double exposed_communication_ms = 0;
   std::uint64_t copied_bytes_per_step = 0;
   PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
+  PerCollective plain_bytes_per_step;  ///< the formula, were all collectives carried by `plain`
   ModelState model_state_bytes;
   base::Ledger::Snapshot peak_bytes;
 };
+
+/// The strategy, with the wrapping where several are compared.
+std::string name_of(const RunResult& result);
 
 nlohmann::ordered_json to_json(const RunResult& result);
 RunResult run_result_from_json(const nlohmann::ordered_json& json);

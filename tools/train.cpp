@@ -101,7 +101,11 @@ int train(const Commands& commands, const TrainOptions& options) {
   engine_options(plan, options.strategy);
   if (spawn || comm::resolve_launch().rank == 0) {
     check_outputs(options);
-    if (comm_variable("TESSERA_LAUNCHER") != "tessera") note_what_does_nothing(options);  // else it has been said
+    if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else it has been said
+      note_what_does_nothing(options);
+      if (const std::string note = accumulation_note(plan, options.strategy); !note.empty())
+        fmt::print(stderr, "tessera: {}\n", note);
+    }
   }
   if (!spawn) return train_as_rank(plan);
   note_if_alone_under_a_launcher(ranks);
@@ -116,7 +120,7 @@ void add_train(Commands& commands) {
   add_train_options(*train_command, *options);
   train_command
       ->add_option("--strategy", options->strategy,
-                   "ddp zero1 zero2 fsdp hsdp shard_grad_op, or PyTorch's name for one")
+                   "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or PyTorch's name for one")
       ->capture_default_str();
   add_saving_options(*train_command, *options);
   train_command

@@ -137,6 +137,17 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--mesh", o.mesh, "replicas x shards, for hsdp (default: 2 x ranks/2 on one host)")
       ->type_name("RxS");
   command
+      .add_option("--collectives", o.collectives,
+                  "what carries the collectives of every strategy: a plug-in (tessera info), or one for each "
+                  "collective, as all_gather=int8,reduce_scatter=bf16; for one strategy: fsdp+int8")
+      ->type_name("[COLLECTIVE=]PLUGIN")
+      ->delimiter(',');
+  command.add_option("--sync-every", o.period.steps, "diloco, local_sgd: steps until the replicas meet (default 10)")
+      ->check(CLI::Range(1, 1 << 30));
+  command.add_option("--outer-lr", o.period.outer_learning_rate,
+                     "diloco, local_sgd: of the step that replicas take when they meet (default 0.7; 1)");
+  command.add_option("--outer-momentum", o.period.outer_momentum, "and its Nesterov momentum (default 0.9; 0)");
+  command
       .add_option("--wrap", o.wrap,
                   "what is gathered together: none, block, size:N, type:CLASS, or a list such as \"block;wte;ln_f\"; "
                   "tessera info --units shows what comes of it")
@@ -216,11 +227,6 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
                          (checkpoint.empty() ? "--init " + o.init : "--resume " + o.resume) + "; leave --model out");
   }
   return config;
-}
-
-nn::kernels::Norm norm_of(const std::string& type) {
-  if (type == "inf") return nn::kernels::Norm::infinity;
-  return type == "1" ? nn::kernels::Norm::one : type == "3" ? nn::kernels::Norm::three : nn::kernels::Norm::two;
 }
 
 fsdp::Precision precision_of(const TrainOptions& o) {
@@ -315,6 +321,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
   if (options.graphs) check_graphs(plan);
+  check_period(options);
   nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
   optimizer.kind = nn::parse_optimizer(options.optimizer);
   optimizer.beta1 = options.betas.at(0);
@@ -337,58 +344,6 @@ void note_what_does_nothing(const TrainOptions& options) {
     fmt::print(stderr,
                "tessera: --cpu-offload does nothing with --device {}: ranks compute in the host's memory as it is\n",
                options.device);
-}
-
-fsdp::StepCourse course_of(const TrainOptions& options) {
-  return {.prefetch = options.prefetch,
-          .microbatches = static_cast<int>(options.accumulate),
-          .reshard_after_backward = options.reshard_after_backward != "false"};
-}
-
-namespace {
-
-void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& value) {
-  if (value.empty()) return;
-  if (value == "true" || value == "false") {
-    engine.reshard_after_forward = value == "true";
-    return;
-  }
-  const int shards = engine.mesh->size_of(fsdp::kShardAxis);
-  engine.reshard_to = std::stoi(value);
-  if (shards % engine.reshard_to != 0)
-    throw InvalidUsage(fmt::format("--reshard-after-forward {}: must divide the {} shards of --strategy {}", value,
-                                   shards, engine.strategy.name));
-}
-
-}  // namespace
-
-fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
-  fsdp::EngineOptions engine;
-  engine.strategy = fsdp::strategy_named(strategy);
-  if (!plan.options.reduce_when.empty())
-    engine.strategy =
-        fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
-  engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty()
-                    ? fsdp::parse_mesh(plan.options.mesh)
-                    : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
-  if (engine.mesh->size() != plan.ranks)
-    throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
-                       std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
-  engine.wrap = plan.options.wrap;
-  engine.prefetch = plan.options.prefetch;
-  engine.backward_prefetch =
-      plan.options.backward_prefetch == "post" ? fsdp::BackwardPrefetch::post : fsdp::BackwardPrefetch::pre;
-  engine.limit_gathers = plan.options.limit_all_gathers;
-  set_reshard_after_forward(engine, plan.options.reshard_after_forward);
-  engine.cpu_offload = plan.options.cpu_offload;
-  if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
-  engine.optimizer = plan.options.optimizer_config;
-  engine.reshard_after_backward = plan.options.reshard_after_backward != "false";
-  engine.clip_norm = plan.options.clip_norm;
-  engine.norm = norm_of(plan.options.norm_type);
-  engine.scales_loss = plan.precision.compute == base::DType::f16;
-  engine.reduce_dtype = plan.precision.reduce;
-  return engine;
 }
 
 }  // namespace tessera::tools

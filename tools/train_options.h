@@ -38,6 +38,8 @@ struct TrainOptions {
   std::uint64_t seed = 0;
   std::string strategy = "fsdp";        // train
   std::vector<std::string> strategies;  // compare; empty: all five that can run
+  std::vector<std::string> collectives;
+  fsdp::Period period;
   std::string mesh;
   std::string wrap = "block";
   std::optional<int> threads;
@@ -104,6 +106,12 @@ fsdp::StepCourse course_of(const TrainOptions& options);
 
 /// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
 void note_what_does_nothing(const TrainOptions& options);
+
+/// Throws InvalidUsage where options of a period are given and no strategy that has one.
+void check_period(const TrainOptions& options);
+
+/// With --accumulate: one line with what each --reduce-when would send and hold, before anything is started; else "".
+std::string accumulation_note(const TrainPlan& plan, const std::string& strategy);
 
 /// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);

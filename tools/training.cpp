@@ -1,5 +1,7 @@
 #include "tools/training.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -90,6 +92,7 @@ class Training {
   TrainingOutcome finish() {
     TrainingOutcome outcome;
     outcome.result = summarize();
+    engine_.meet_replicas();  // with a period: what follows is of all of them
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
@@ -221,9 +224,9 @@ class Training {
     return traffic;
   }
 
-  PerCollective formula_bytes() const {
-    const auto f = fsdp::communication_formula(engine_.strategy(), engine_.mesh(), engine_.unit_sizes(),
-                                               plan_.precision, course_of(plan_.options));
+  PerCollective formula_bytes(const fsdp::Strategy& strategy) const {
+    const auto f = fsdp::communication_formula(strategy, engine_.mesh(), engine_.unit_sizes(), plan_.precision,
+                                               course_of(plan_.options));
     PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
     bytes.control = engine_.control_formula_bytes();
     if (world_.size() > 1)
@@ -274,7 +277,10 @@ RunResult Training::summarize() {
     r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward});
   r.losses = losses_;
   r.calls_per_step = traffic.calls;
-  r.formula_bytes_per_step = formula_bytes();
+  r.formula_bytes_per_step = formula_bytes(engine_.strategy());
+  fsdp::Strategy plain = engine_.strategy();
+  plain.all_gather = plain.reduce_scatter = plain.all_reduce = "plain";
+  r.plain_bytes_per_step = formula_bytes(plain);
 
   std::vector<std::uint64_t> most(figures.size(), 0);
   for (const auto& rank : control_.gather_all(figures))

@@ -4,7 +4,7 @@
 //
 //   rank-R.safetensors   the ranges that rank R wrote: parameters (f32 masters where there are such) and the
 //   optimizer's
-//                        state, an n-th of all of it
+//                        state, an n-th of all of it; and what the rank's collective plug-ins carry over
 //   rank-R.json          which ranges lie where, and an XXH3 of every 64 KiB block of that file
 //   index.json           what is saved, by whom, the program's own attributes, and a hash of each rank's list
 //
@@ -73,7 +73,8 @@ class TESSERA_API CheckpointWriter {
 struct CheckpointTensor {
   std::string name;  ///< of the parameter
   nn::Shape shape;
-  int states = 0;  ///< of the optimizer's values for each element; 0: the parameter was frozen
+  int states = 0;                   ///< of the optimizer's values for each element; 0: the parameter was frozen
+  std::uint64_t trained_since = 0;  ///< the step after which it began to be trained
 };
 
 /// An open checkpoint. Ranges that are read are checked block by block; each thread needs one of its own.
@@ -96,6 +97,15 @@ class TESSERA_API Checkpoint {
   /// Elements `range` of a parameter (kValue) or of one of the optimizer's states of it, as f32. Throws InvalidUsage
   /// that names file and tensor where a block's hash differs.
   void read(const std::string& tensor, int what, nn::ElementRange range, float* out);
+  /// What the collective plug-ins of a rank that wrote it carried over, as Engine::carried() names it.
+  struct Carried {
+    std::string name;
+    std::size_t count = 0;
+    auto operator<=>(const Carried&) const = default;
+  };
+  std::vector<Carried> carried(int rank) const;  ///< in byte order of the names
+  /// One of those. Throws InvalidUsage as read().
+  void read_carried(int rank, const std::string& name, float* out);
   /// Bytes of data read so far, whole blocks.
   std::uint64_t bytes_read() const;
   /// Reads everything and compares every hash; one line for each file and block that differs.
@@ -111,10 +121,12 @@ struct RestoreOptions {
   bool strict = true;     ///< false: what only one of model and checkpoint has stays as it is
 };
 
-/// What a restore that isn't strict left out.
+/// What a restore that isn't strict left out, and what one can't bring back.
 struct RestoreReport {
   std::vector<std::string> missing;     ///< in the checkpoint
   std::vector<std::string> unexpected;  ///< there, but not in the model
+  /// One line where what collective plug-ins carried over was of another world, strategy or plug-in: they begin anew.
+  std::string dropped;
 };
 
 /// Sets the engine's parameters, optimizer and steps(). Every rank reads the ranges that it needs. Collective. Throws

@@ -1,14 +1,47 @@
 #include "tessera/fsdp/collective.h"
 
+#include <algorithm>
+
+#include "tessera/fsdp/builtin.h"
+
 namespace tessera::fsdp {
 
 using comm::OpKind;
 
 CollectivePlugin::~CollectivePlugin() = default;
 
-void Works::wait_on(Stream& stream) {
+bool CollectiveCapabilities::carries_encodings() const {
+  return exact && (dtypes.empty() || std::find(dtypes.begin(), dtypes.end(), DType::u8) != dtypes.end());
+}
+
+bool Works::advance(Stream& stream) {
   for (comm::Work& work : works_) work.wait_on(stream);
   works_.clear();
+  const Next next = std::exchange(next_, nullptr);
+  if (!next) return false;
+  *this = next(stream);
+  return !empty();
+}
+
+void Works::wait_on(Stream& stream) {
+  while (advance(stream)) {
+  }
+}
+
+comm::Work start_plain(OpKind collective, const CollectiveCall& call, const Transfer& transfer) {
+  switch (collective) {
+    case OpKind::all_gather:
+      return call.channel.all_gather(transfer.in, transfer.out, call.options);
+    case OpKind::reduce_scatter:
+      return call.channel.reduce_scatter(transfer.in, transfer.out, call.op, call.options);
+    default:
+      return call.channel.all_reduce(transfer.in, transfer.out, call.op, call.options);
+  }
+}
+
+std::uint64_t plain_bytes(OpKind collective, const Transfer& transfer, int ranks) {
+  const std::size_t elements = std::max(transfer.in.count, transfer.out.count);
+  return comm::direct_bytes_sent(collective, elements, size_of(transfer.in.dtype), ranks, 0);
 }
 
 namespace {
@@ -18,23 +51,22 @@ class Plain final : public CollectivePlugin {
   explicit Plain(OpKind kind) : kind_(kind) {}
   Works run(const CollectiveCall& call) override {
     Works works;
-    for (const Transfer& transfer : call.transfers) works.add(start(call, transfer));
+    for (const Transfer& transfer : call.transfers) {
+      works.add(start_plain(kind_, call, transfer));
+      stats_.raw += plain_bytes(kind_, transfer, call.channel.size());
+    }
+    stats_.sent = stats_.raw;
     return works;
   }
 
  private:
-  comm::Work start(const CollectiveCall& call, const Transfer& transfer) const {
-    switch (kind_) {
-      case OpKind::all_gather:
-        return call.channel.all_gather(transfer.in, transfer.out, call.options);
-      case OpKind::reduce_scatter:
-        return call.channel.reduce_scatter(transfer.in, transfer.out, call.op, call.options);
-      default:
-        return call.channel.all_reduce(transfer.in, transfer.out, call.op, call.options);
-    }
-  }
   const OpKind kind_;
 };
+
+/// Flat parameters are multiples of the number of ranks: every rank sends the same.
+CollectiveCost plain_cost(OpKind kind, const CollectiveSize& size) {
+  return {1, comm::direct_bytes_sent(kind, size.elements, size_of(size.dtype), size.ranks, 0)};
+}
 
 }  // namespace
 
@@ -42,26 +74,40 @@ CollectiveRegistry CollectiveRegistry::built_in() {
   CollectiveRegistry registry;
   for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce})
     registry.add(kind, "plain", [kind] { return std::make_unique<Plain>(kind); });
+  add_built_in_collectives(registry);
   return registry;
 }
 
-void CollectiveRegistry::add(OpKind collective, std::string name, Make make) {
-  makers_[{collective, std::move(name)}] = std::move(make);
+void CollectiveRegistry::add(OpKind collective, std::string name, Make make, Cost cost) {
+  if (!cost) cost = [collective](const CollectiveSize& size) { return plain_cost(collective, size); };
+  entries_[{collective, std::move(name)}] = {std::move(make), std::move(cost)};
 }
 
-std::unique_ptr<CollectivePlugin> CollectiveRegistry::make(OpKind collective, std::string_view name) const {
-  const auto found = makers_.find({collective, std::string(name)});
-  if (found != makers_.end()) return found->second();
+const CollectiveRegistry::Entry& CollectiveRegistry::find(OpKind collective, std::string_view name) const {
+  const auto found = entries_.find({collective, std::string(name)});
+  if (found != entries_.end()) return found->second;
   std::string known;
-  for (const auto& [key, unused] : makers_)
+  for (const auto& [key, unused] : entries_)
     if (key.first == collective) known += (known.empty() ? "" : " ") + key.second;
   throw InvalidUsage("no plug-in '" + std::string(name) + "' for " + std::string(comm::name_of(collective)) +
                      "; known: " + known);
 }
 
+std::unique_ptr<CollectivePlugin> CollectiveRegistry::make(OpKind collective, std::string_view name) const {
+  return find(collective, name).make();
+}
+
+CollectiveCost CollectiveRegistry::cost(OpKind collective, std::string_view name, const CollectiveSize& size) const {
+  return find(collective, name).cost(size);
+}
+
+bool CollectiveRegistry::has(OpKind collective, std::string_view name) const {
+  return entries_.contains({collective, std::string(name)});
+}
+
 std::vector<std::string> CollectiveRegistry::names() const {
   std::vector<std::string> names;
-  for (const auto& [key, unused] : makers_) names.push_back(std::string(comm::name_of(key.first)) + ":" + key.second);
+  for (const auto& [key, unused] : entries_) names.push_back(std::string(comm::name_of(key.first)) + ":" + key.second);
   return names;
 }
 

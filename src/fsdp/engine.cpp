@@ -58,18 +58,17 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   nn::Context& context = model.context();
   Mesh mesh(world, *options_.mesh);
   if (options_.cpu_offload) require_offload(context.runtime());
-  const Strategy& strategy = options_.strategy;
-  const CollectiveRegistry& registry = options_.collectives;
   fabric_.reset(new Fabric{.context = context,
                            .mesh = std::move(mesh),
-                           .all_gather = registry.make(OpKind::all_gather, strategy.all_gather),
-                           .reduce_scatter = registry.make(OpKind::reduce_scatter, strategy.reduce_scatter),
-                           .all_reduce = registry.make(OpKind::all_reduce, strategy.all_reduce),
                            .gather_stream = context.make_stream(),
                            .reduce_stream = context.make_stream(),
                            .poison_stream = options_.poison ? context.make_stream() : nullptr,
                            .parameters = nullptr,
                            .gradients = nullptr,
+                           .buffers = nullptr,
+                           .all_gather = nullptr,
+                           .reduce_scatter = nullptr,
+                           .all_reduce = nullptr,
                            .recorder = Recorder(world.rank(), &context.runtime()),
                            .copier = Copier(context.runtime()),
                            .offload = nullptr,
@@ -83,10 +82,12 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
     };
   fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
   fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
+  fabric_->buffers = std::make_unique<LeasePool>(context.ledger(), MemoryUse::communication, unbooked, poison);
 
   if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
   for (UnitSpec& spec : specs) add_unit(std::move(spec));
   progress_.resize(units_.size());
+  make_collectives();
   resolve_prefetch_order();
   order_ = std::make_unique<OrderCheck>(world, context.runtime());
   decide_what_is_kept();
@@ -125,6 +126,12 @@ void Engine::add_unit(UnitSpec spec) {
                            strategy.*member + ") than the engine's (" + options_.strategy.*member + ")");
   }
   Plan plan = make_plan(strategy, fabric_->mesh, options_.cpu_offload);
+  if (plan.periodic && options_.scales_loss)
+    throw Unsupported("strategy " + strategy.name +
+                      " has a period: its replicas would skip different steps of a scaled loss; use bf16 or f32");
+  if (periodic_axis(strategy) != periodic_axis(options_.strategy) || (own && plan.periodic))
+    throw Unsupported("unit " + spec.name + ": strategy " + strategy.name + " beside " + options_.strategy.name +
+                      ", and units whose replicas meet once in a period can't be mixed");
   strategies_.push_back(std::move(strategy));
   units_.push_back(
       std::make_unique<Unit>(*fabric_, std::move(spec), std::move(plan), nn::state_slots(options_.optimizer)));
@@ -132,9 +139,8 @@ void Engine::add_unit(UnitSpec spec) {
 
 void Engine::decide_what_is_kept() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    const bool sharded = units_[i]->plan().sharded_after_forward;
-    bool kept = !sharded || units_[i]->spec().is_root || i + 1 == units_.size();
-    if (sharded && options_.reshard_after_forward) kept = units_[i]->spec().is_root || !*options_.reshard_after_forward;
+    const bool kept = keeps_after_forward(units_[i]->plan().sharded_after_forward, units_[i]->spec().is_root,
+                                          i + 1 == units_.size(), options_.reshard_after_forward);
     units_[i]->set_kept_after_forward(kept);
   }
 }
@@ -360,52 +366,6 @@ void Engine::end_root_backward() {
   gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
   for (Progress& progress : progress_) progress = Progress{};
   recomputed_.clear();
-}
-
-// --- step
-
-void Engine::step(double learning_rate) {
-  if (gradients_ != Gradients::complete)
-    throw InvalidUsage(gradients_ == Gradients::none
-                           ? "step: no backward of the whole model came before"
-                           : "step: the backwards so far were not the last; set_last_backward(true) before the last");
-  gradients_ = Gradients::none;
-  in_step_ = false;
-  finish_reductions();
-  nn::OptimizerStep step{.number = ++steps_ - skipped_steps_, .learning_rate = learning_rate};
-  if (measures_norm()) {
-    compute_norm();
-    if (options_.clip_norm > 0 || options_.scales_loss)
-      step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
-  }
-  for (const auto& unit : units_) unit->update(options_.optimizer, step);
-}
-
-void Engine::set_loss_scale(double scale) {
-  if (!options_.scales_loss) throw InvalidUsage("set_loss_scale: set EngineOptions::scales_loss");
-  if (!(scale > 0) || !std::isfinite(scale))
-    throw InvalidUsage("loss scale: " + std::to_string(scale) + "; a finite number above 0");
-  loss_scale_ = scale;
-}
-
-void Engine::settle() {
-  for (const auto& unit : units_) unit->settle();
-  fabric_->join_offload();
-}
-
-void Engine::reserve_pieces() {
-  std::size_t most = 0;
-  for (const auto& unit : units_) most = std::max(most, unit->piece_bytes());
-  fabric_->offload->reserve(most);
-}
-
-void Engine::reset() {
-  for (const auto& unit : units_) unit->reset();
-  for (Progress& progress : progress_) progress = Progress{};
-  recomputed_.clear();
-  reducing_.clear();
-  gradients_ = Gradients::none;
-  fabric_->recorder.take();
 }
 
 }  // namespace tessera::fsdp

@@ -160,6 +160,9 @@ class TESSERA_API Engine {
   /// After the last backward: waits for the reductions, clips, updates, and starts what must be gathered again.
   /// Throws InvalidUsage where no last backward of the whole model came before.
   void step(double learning_rate);
+  /// Where the strategy has a period: the replicas meet now, as they do by themselves at its end. No effect where they
+  /// have just met, or meet in every step. Collective.
+  void meet_replicas();
   /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
   void settle();
   bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.scales_loss; }
@@ -187,6 +190,10 @@ class TESSERA_API Engine {
                    const Wanted& wanted = {});
   /// How many there are for each element of a trainable parameter.
   int states() const;
+  /// The step after which a parameter began to be trained: 0, unless refresh() unfroze it. Its optimizer counts from
+  /// there.
+  std::uint64_t trained_since(const nn::Parameter& parameter) const;
+  void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
   /// As if so many steps had been done, of which some changed nothing: the next one is the number after.
   void set_steps(std::uint64_t steps, std::uint64_t skipped = 0);
   /// Of steps(): those that changed nothing; the optimizer doesn't count them.
@@ -200,7 +207,17 @@ class TESSERA_API Engine {
   /// A graph has done what a last backward of the whole model does.
   void note_replayed() { gradients_ = Gradients::complete; }
 
-  /// Drops a half-done step after an exception; parameters and optimizer are as they were before it.
+  /// What is this rank's alone, f32, the device's, in the order of the compute stream: what the collective plug-ins
+  /// carry from step to step, named by collective, and with a period the replica's parameters and states. Not
+  /// collective.
+  std::vector<CollectivePlugin::State> carried();
+  /// Sets all of it: `fill` writes the count of each for this rank. Empty: as at the beginning. Not collective.
+  void fill_carried(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill);
+  /// Of this rank, for one collective.
+  CollectiveStats collective_stats(comm::OpKind collective) const;
+
+  /// Drops a half-done step after an exception, and what the collective plug-ins carried over; parameters and optimizer
+  /// are as they were before it.
   void reset();
 
   struct UnitInfo {
@@ -216,6 +233,7 @@ class TESSERA_API Engine {
   /// That of most units, as it is laid over the mesh.
   const Strategy& strategy() const { return options_.strategy; }
   const MeshShape& mesh() const;
+  int rank() const;
   EngineTraffic traffic() const;
   /// Bytes that this engine's norms send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
@@ -245,6 +263,11 @@ class TESSERA_API Engine {
   template <class Check>
   void stop_where_ranks_differ(Check&& check);
   bool may_gather_ahead(const Unit& unit) const;
+  void make_collectives();
+  void prepare_collectives();
+  void clear_carried();
+  /// Steps until replicas meet; 1 where they have no period.
+  std::uint64_t period() const;
   void reserve_pieces();
   void prepare_norm();
   void add_unit(UnitSpec spec);
@@ -274,6 +297,7 @@ class TESSERA_API Engine {
   bool norm_parts_stale_ = false;        // gradients may have been written since they were formed
   std::vector<std::size_t> reducing_;    // oldest first
   std::vector<std::size_t> recomputed_;  // whose backward has not begun
+  bool ahead_ = false;                   // replicas have gone steps since they met
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;

@@ -14,18 +14,51 @@ void Engine::refresh() {
   std::string what = "refresh with nothing frozen";
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters)
-      if (!parameter->tensor().requires_grad()) {
+      if (parameter->tensor().requires_grad()) {
+        if (parameter->dtype() == DType::u8)
+          throw InvalidUsage("refresh: " + parameter->name() +
+                             " is an encoding, which can't be trained; leave it without requires_grad");
+      } else {
         if (what.ends_with("nothing frozen")) what = "refresh with frozen";
         what += " " + parameter->name();
       }
   agree(what);
   orders_agreed_ = false;
+  if (units_.front()->plan().periodic)
+    throw Unsupported("refresh: strategy " + options_.strategy.name +
+                      " has a period, whose replicas would lose what each has of its own");
   begin_values();
+  bool rebuilt = false;
   for (const auto& unit : units_)
-    if (unit->outdated()) unit->rebuild(steps_ - skipped_steps_);
+    if (unit->outdated()) {
+      unit->rebuild(steps_ - skipped_steps_);
+      rebuilt = true;
+    }
+  if (rebuilt) make_collectives();  // plug-ins know flat parameters that are gone; what they carried is, too
   if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
   publish_values();
+}
+
+std::uint64_t Engine::trained_since(const nn::Parameter& parameter) const {
+  for (const auto& unit : units_)
+    if (const std::uint64_t step = unit->trained_since(parameter)) return step;
+  return 0;
+}
+
+void Engine::set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step) {
+  for (const auto& unit : units_) unit->set_trained_since(step);
+}
+
+std::uint64_t Unit::trained_since(const nn::Parameter& parameter) const {
+  const auto found = trained_since_.find(&parameter);
+  return found == trained_since_.end() ? 0 : found->second;
+}
+
+void Unit::set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step) {
+  for (const auto& parameter : spec_.parameters) trained_since_[parameter.get()] = step(*parameter);
+  for (Flat& flat : flats_)
+    if (flat.layout.trainable) find_runs(flat);
 }
 
 bool Unit::outdated() const {
@@ -50,6 +83,7 @@ Unit::Whole Unit::download_all() {
     });
   close_values();
   for (Flat& flat : flats_) {
+    if (flat.state.empty()) continue;
     flat.shown = fabric_.allocate(static_cast<std::size_t>(flat.layout.padded) * sizeof(float), MemoryUse::other);
     for (const Buffer& state : flat.state) {
       gather_part(flat, Flat::f32_of(state, 0));

@@ -15,7 +15,10 @@ void Engine::initialize(std::uint64_t seed) {
   for (const auto& unit : units_) {
     unit->initialize(seed);
     unit->clear_optimizer();
+    unit->begin_period();
   }
+  clear_carried();
+  ahead_ = false;
   publish_values();
   set_steps(0);
 }
@@ -63,7 +66,10 @@ void Engine::visit_gradients(const std::function<void(const GradientRange&)>& vi
 
 void Engine::fill(const Fill& fill, const Wanted& wanted) {
   begin_values();
-  for (const auto& unit : units_) unit->fill(fill, wanted);
+  for (const auto& unit : units_) {
+    unit->fill(fill, wanted);
+    unit->begin_period();
+  }
   publish_values();
 }
 
@@ -83,6 +89,7 @@ void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped) {
     throw InvalidUsage(std::to_string(skipped) + " of " + std::to_string(steps) + " steps can't have been skipped");
   steps_ = steps;
   skipped_steps_ = skipped;
+  ahead_ = steps % period() != 0;
 }
 
 int Engine::states() const { return nn::state_slots(options_.optimizer); }
@@ -147,12 +154,16 @@ std::vector<Engine::UnitInfo> Engine::units() const {
 
 std::vector<UnitSize> Engine::unit_sizes() const {
   std::vector<UnitSize> sizes;
-  for (const auto& unit : units_)
+  for (const auto& unit : units_) {
     sizes.push_back({unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root,
                      unit->frozen(), unit->encoded()});
+    for (const auto& parameter : unit->spec().parameters)
+      if (parameter->tensor().requires_grad()) sizes.back().shapes.push_back(parameter->shape());
+  }
   return sizes;
 }
 
+int Engine::rank() const { return fabric_->mesh.rank(); }
 const MeshShape& Engine::mesh() const { return fabric_->mesh.shape(); }
 std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes(); }
 OffloadBytes Engine::offload_bytes() const {
@@ -187,15 +198,21 @@ std::uint64_t Engine::control_formula_bytes() const {
   return bytes;
 }
 
+/// A plug-in may carry a collective by operations of other kinds: what counts is whose channel they went over. Where
+/// units differ in what they do over an axis, reductions of the other kind are counted as what they are.
 EngineTraffic Engine::traffic() const {
   EngineTraffic traffic;
   for (const auto& [axis, channels] : fabric_->mesh.all_channels()) {
-    for (const comm::Communicator* channel : {channels.gather.get(), channels.reduce.get()}) {
-      const comm::MeterSnapshot meter = channel->meter();
-      add(traffic.all_gather, meter.of(OpKind::all_gather));
-      add(traffic.reduce_scatter, meter.of(OpKind::reduce_scatter));
-      add(traffic.all_reduce, meter.of(OpKind::all_reduce));
-    }
+    const comm::MeterSnapshot gathers = channels.gather->meter();
+    add(traffic.all_gather, {gathers.calls(), gathers.bytes_sent()});
+    bool scatters = false;
+    for (const ReduceStage& stage : units_.front()->plan().reductions)
+      if (stage.axis == axis) scatters = stage.scatter;
+    const comm::MeterSnapshot reduce = channels.reduce->meter();
+    const comm::MeterSnapshot::Line other = reduce.of(scatters ? OpKind::all_reduce : OpKind::reduce_scatter);
+    add(scatters ? traffic.all_reduce : traffic.reduce_scatter, other);
+    add(scatters ? traffic.reduce_scatter : traffic.all_reduce,
+        difference({reduce.calls(), reduce.bytes_sent()}, other));
     const comm::MeterSnapshot control = channels.control->meter();
     add(traffic.control, {control.calls(), control.bytes_sent()});
   }

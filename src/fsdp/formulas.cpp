@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <utility>
 
-namespace tessera::fsdp {
-namespace {
+#include "tessera/fsdp/flat.h"
+#include "tessera/fsdp/plan.h"
+#include "tessera/fsdp/wrap.h"
 
-/// (k-1)/k of `bytes`; exact, since every flat parameter is a multiple of the world size.
-std::uint64_t others_part(std::uint64_t bytes, int k) {
-  return bytes / static_cast<std::uint64_t>(k) * static_cast<std::uint64_t>(k - 1);
-}
+namespace tessera::fsdp {
+
+using comm::OpKind;
+
+namespace {
 
 int parts(const Axes& axes, const MeshShape& mesh) {
   int count = 1;
@@ -25,24 +27,6 @@ std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepCo
   return once ? 1 : static_cast<std::uint64_t>(course.microbatches);
 }
 
-/// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
-void add_reductions(const Strategy& strategy, const MeshShape& mesh, std::uint64_t bytes, StepCourse course,
-                    CommunicationFormula& total) {
-  for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); ++axis) {
-    if (axis->size == 1 || !strategy.optimizer.contains(axis->name)) continue;
-    const std::uint64_t times = reductions_over(axis->name, strategy, course);
-    total.calls.reduce_scatter += times;
-    total.bytes.reduce_scatter += times * others_part(bytes, axis->size);
-    bytes /= static_cast<std::uint64_t>(axis->size);
-  }
-  for (const MeshAxis& axis : mesh.axes) {
-    if (axis.size == 1 || strategy.optimizer.contains(axis.name)) continue;
-    const std::uint64_t times = reductions_over(axis.name, strategy, course);
-    total.calls.all_reduce += times;
-    total.bytes.all_reduce += times * 2 * others_part(bytes, axis.size);
-  }
-}
-
 /// How often a step gathers a unit over an axis over which it is sharded at rest.
 std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const UnitSize& unit, StepCourse course) {
   const auto microbatches = static_cast<std::uint64_t>(course.microbatches);
@@ -51,30 +35,80 @@ std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const Uni
   return forwards + (again ? microbatches : 0);
 }
 
-/// A flat parameter's bytes, and whether a step changes them.
+/// A flat parameter, and whether a step changes it.
 struct Gathered {
-  std::uint64_t bytes = 0;
-  bool trained = true;
+  std::int64_t elements = 0;
+  DType dtype = DType::f32;
+  bool trained = false;
 };
 
-/// Before each forward and backward that doesn't find them, or once after the step where parameters are replicated.
-/// Outer axes come first, so what an axis makes is still cut by those inside it.
-void add_gathers(const Strategy& strategy, const MeshShape& mesh, const UnitSize& unit, Gathered part,
-                 StepCourse course, CommunicationFormula& total) {
-  const auto axes = std::span(mesh.axes);
-  for (std::size_t i = 0; i < axes.size(); ++i) {
-    const Axis& axis = axes[i].name;
-    const bool at_rest = strategy.param_at_rest.contains(axis);
-    if (axes[i].size == 1 || !strategy.optimizer.contains(axis) || !(at_rest || part.trained)) continue;
-    const Axes& cutting = at_rest ? strategy.param_at_rest : strategy.optimizer;
-    std::uint64_t cut = 1;
-    for (const MeshAxis& inner : axes.subspan(i + 1))
-      if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
-    const std::uint64_t times = at_rest ? gathers_over(axis, strategy, unit, course) : 1;
-    total.calls.all_gather += times;
-    total.bytes.all_gather += times * others_part(part.bytes / cut, axes[i].size);
+/// Costs of one strategy's collectives, summed over units.
+class Costs {
+ public:
+  Costs(const Strategy& strategy, const MeshShape& mesh, Precision precision, StepCourse course,
+        const CollectiveRegistry& registry)
+      : strategy_(strategy), mesh_(mesh), precision_(precision), course_(course), registry_(registry) {}
+
+  /// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
+  void add_reductions(const UnitSize& unit) {
+    auto elements = static_cast<std::uint64_t>(unit.trained());
+    if (elements == 0) return;
+    const auto size = [&](int ranks) { return CollectiveSize{elements, precision_.reduce, ranks, unit.shapes}; };
+    const auto times = [&](const Axis& axis) { return reductions_over(axis, strategy_, course_); };
+    for (auto axis = mesh_.axes.rbegin(); axis != mesh_.axes.rend(); ++axis) {
+      if (axis->size == 1 || !strategy_.optimizer.contains(axis->name)) continue;
+      add(OpKind::reduce_scatter, strategy_.reduce_scatter, size(axis->size), times(axis->name));
+      elements /= static_cast<std::uint64_t>(axis->size);
+    }
+    for (const MeshAxis& axis : mesh_.axes) {
+      if (axis.size == 1 || strategy_.optimizer.contains(axis.name)) continue;
+      if (axis.name == periodic_axis(strategy_)) {  // of f32 deltas
+        add(OpKind::all_reduce, strategy_.all_reduce, {elements, DType::f32, axis.size, unit.shapes}, 1);
+      } else {
+        add(OpKind::all_reduce, strategy_.all_reduce, size(axis.size), times(axis.name));
+      }
+    }
   }
-}
+
+  /// Of what a step changes, or of what it doesn't: before each forward and backward that doesn't find it, or once
+  /// after the step where parameters are replicated. Outer axes come first, so what an axis makes is still cut by those
+  /// inside it.
+  void add_gathers(const UnitSize& unit, const Gathered& part) {
+    if (part.elements == 0) return;
+    const bool by_plain = part.dtype == DType::u8 &&
+                          !registry_.make(OpKind::all_gather, strategy_.all_gather)->capabilities().carries_encodings();
+    const auto axes = std::span(mesh_.axes);
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      const Axis& axis = axes[i].name;
+      const bool at_rest = strategy_.param_at_rest.contains(axis);
+      if (axes[i].size == 1 || !strategy_.optimizer.contains(axis) || !(at_rest || part.trained)) continue;
+      const Axes& cutting = at_rest ? strategy_.param_at_rest : strategy_.optimizer;
+      std::uint64_t cut = 1;
+      for (const MeshAxis& inner : axes.subspan(i + 1))
+        if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
+      add(OpKind::all_gather, by_plain ? "plain" : strategy_.all_gather,
+          {static_cast<std::uint64_t>(part.elements) / cut, part.dtype, axes[i].size, unit.shapes},
+          at_rest ? gathers_over(axis, strategy_, unit, course_) : 1);
+    }
+  }
+
+  CommunicationFormula total;
+
+ private:
+  void add(OpKind collective, const std::string& plugin, const CollectiveSize& size, std::uint64_t times) {
+    const CollectiveCost cost = registry_.cost(collective, plugin, size);
+    const auto field = collective == OpKind::all_gather       ? &Volume::all_gather
+                       : collective == OpKind::reduce_scatter ? &Volume::reduce_scatter
+                                                              : &Volume::all_reduce;
+    total.calls.*field += times * cost.calls;
+    total.bytes.*field += times * cost.bytes;
+  }
+  const Strategy& strategy_;
+  const MeshShape& mesh_;
+  const Precision precision_;
+  const StepCourse course_;
+  const CollectiveRegistry& registry_;
+};
 
 /// Nothing is reduced before the last microbatch.
 bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
@@ -161,18 +195,43 @@ Sizes sizes_of(std::span<const UnitSize> units, BytesOf&& bytes_of) {
 
 }  // namespace
 
-CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                           std::span<const UnitSize> units, Precision precision, StepCourse course) {
-  CommunicationFormula total;
-  for (const UnitSize& unit : units) {
-    const auto trained = static_cast<std::uint64_t>(unit.trained()), bytes = static_cast<std::uint64_t>(unit.bytes);
-    const std::uint64_t frozen = static_cast<std::uint64_t>(unit.frozen) - bytes;
-    if (trained > 0) add_reductions(strategy, mesh, trained * size_of(precision.reduce), course, total);
-    if (trained > 0) add_gathers(strategy, mesh, unit, {trained * size_of(precision.compute), true}, course, total);
-    if (frozen > 0) add_gathers(strategy, mesh, unit, {frozen * size_of(precision.compute), false}, course, total);
-    if (bytes > 0) add_gathers(strategy, mesh, unit, {bytes, false}, course, total);
+std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
+                                    const MeshShape& mesh, std::optional<bool> reshard_after_forward) {
+  const std::vector<UnitSpec> specs = make_units(model, wrap);
+  const bool sharded = parts(strategy.param_after_forward, mesh) > 1;
+  std::vector<UnitSize> sizes;
+  for (const UnitSpec& spec : specs) {
+    UnitSize& size = sizes.emplace_back();
+    size.is_root = spec.is_root;
+    size.kept_after_forward =
+        keeps_after_forward(sharded, spec.is_root, sizes.size() == specs.size(), reshard_after_forward);
+    for (const FlatLayout& layout : make_layouts(spec.parameters, mesh.size())) {
+      size.padded += layout.padded;
+      if (!layout.trainable) size.frozen += layout.padded;
+      if (layout.dtype == DType::u8) size.bytes += layout.padded;
+    }
+    for (const auto& parameter : spec.parameters)
+      if (parameter->tensor().requires_grad()) size.shapes.push_back(parameter->shape());
   }
-  return total;
+  return sizes;
+}
+
+CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
+                                           std::span<const UnitSize> units, Precision precision, StepCourse course,
+                                           const CollectiveRegistry& collectives) {
+  Costs costs(strategy, mesh, precision, course, collectives);
+  for (const UnitSize& unit : units) {
+    costs.add_reductions(unit);
+    costs.add_gathers(unit, {unit.trained(), precision.compute, true});
+    costs.add_gathers(unit, {unit.frozen - unit.bytes, precision.compute});
+    costs.add_gathers(unit, {unit.bytes, DType::u8});
+  }
+  if (const Axis axis = periodic_axis(strategy); !axis.empty()) {  // the mean over steps
+    const auto period = static_cast<std::uint64_t>(strategy.sync.at(axis).period);
+    costs.total.calls.all_reduce /= period;
+    costs.total.bytes.all_reduce /= period;
+  }
+  return costs.total;
 }
 
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::int64_t padded, int slots,
@@ -180,7 +239,9 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
   const auto cut = [&](const Axes& axes, DType dtype) {
     return static_cast<std::uint64_t>(padded) * size_of(dtype) / static_cast<std::uint64_t>(parts(axes, mesh));
   };
-  const int values = slots + (precision.masters() ? 1 : 0);
+  int values = slots + (precision.masters() ? 1 : 0);
+  if (const Axis axis = periodic_axis(strategy); !axis.empty())  // where replicas met, and the outer momentum
+    values += strategy.sync.at(axis).outer.momentum > 0 ? 2 : 1;
   return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
           cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
 }

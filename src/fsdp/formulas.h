@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "tessera/fsdp/collective.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/strategy.h"
@@ -19,10 +20,15 @@ struct UnitSize {
   std::int64_t padded = 0;  ///< elements
   bool kept_after_forward = false;
   bool is_root = false;
-  std::int64_t frozen = 0;  ///< of `padded`: those that get no gradients
-  std::int64_t bytes = 0;   ///< of `frozen`: those that are one byte each, an encoding's
+  std::int64_t frozen = 0;             ///< of `padded`: those that get no gradients
+  std::int64_t bytes = 0;              ///< of `frozen`: those that are one byte each, an encoding's
+  std::vector<nn::Shape> shapes = {};  ///< of its parameters that are trained
   std::int64_t trained() const { return padded - frozen; }
 };
+
+/// The units that an engine makes of a model, which needs no memory for it. Without secondary shards.
+TESSERA_API std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
+                                                const MeshShape& mesh, std::optional<bool> reshard_after_forward = {});
 
 /// Per step (every one after the first) and rank.
 struct Volume {
@@ -44,10 +50,10 @@ struct CommunicationFormula {
   Volume bytes;  ///< sent by one rank
 };
 
-/// `units` in forward order.
-TESSERA_API CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                                       std::span<const UnitSize> units, Precision precision = {},
-                                                       StepCourse course = {});
+/// `units` in forward order; the plug-ins that the strategy names are those of `collectives`.
+TESSERA_API CommunicationFormula communication_formula(
+    const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, Precision precision = {},
+    StepCourse course = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
 
 struct ModelStateBytes {
   std::uint64_t parameter = 0;

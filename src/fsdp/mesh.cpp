@@ -30,6 +30,7 @@ MeshShape parse_mesh(std::string_view text) {
 
 MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host) {
   if (!strategy.two_axes || ranks == 1) return MeshShape::grid(1, ranks);
+  if (!periodic_axis(strategy).empty()) return MeshShape::grid(ranks, 1);
   if (ranks_per_host >= 1 && ranks_per_host < ranks) {
     if (ranks % ranks_per_host == 0) return MeshShape::grid(ranks / ranks_per_host, ranks_per_host);
     throw InvalidUsage(strategy.name + ": " + std::to_string(ranks) + " ranks are not a multiple of the " +

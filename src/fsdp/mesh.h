@@ -28,7 +28,8 @@ struct TESSERA_API MeshShape {
 TESSERA_API MeshShape parse_mesh(std::string_view text);
 
 /// What --mesh defaults to: for one-axis strategies 1 x ranks; else 2 x ranks/2 on one host, hosts x ranks per host on
-/// several. Throws InvalidUsage where ranks can't be divided so. One rank is 1 x 1.
+/// several, and ranks x 1 for replicas that meet once in a period. Throws InvalidUsage where ranks can't be divided so.
+/// One rank is 1 x 1.
 TESSERA_API MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host);
 
 /// The mesh with its shards in groups of so many neighbours: replicate x group x shard. Must divide them.

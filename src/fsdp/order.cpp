@@ -54,7 +54,8 @@ void OrderCheck::check() {
 
 std::uint64_t OrderCheck::formula_bytes() const {
   if (communicator_->size() == 1 || !host_.takes_host_memory()) return 0;
-  return comm::direct_bytes_sent(comm::OpKind::all_gather, sizeof(Told), 1, communicator_->size(), 0);
+  const auto ranks = static_cast<std::uint64_t>(communicator_->size());
+  return comm::direct_bytes_sent(comm::OpKind::all_gather, ranks * sizeof(Told), 1, communicator_->size(), 0);
 }
 
 void OrderCheck::agree(const std::string& next) {

@@ -39,6 +39,13 @@ std::size_t reduced_each(const Plan& plan, const Strategy& strategy) {
   return static_cast<std::size_t>(first - plan.reductions.begin());
 }
 
+std::optional<Plan::Periodic> periodic_of(const Strategy& strategy, const Mesh& mesh) {
+  const Axis axis = periodic_axis(strategy);
+  if (axis.empty()) return std::nullopt;
+  const Sync& sync = strategy.sync.at(axis);
+  return Plan::Periodic{axis, mesh.shape().size_of(axis), sync.period, sync.outer};
+}
+
 /// What stays after forward is what the first gathers make: they undo the innermost cuts last.
 void require_secondary(const Plan& plan, const Strategy& strategy) {
   for (std::size_t i = 0; i < plan.forward_cuts.size(); ++i)
@@ -85,6 +92,11 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
   plan.optimizer_copies = cuts_along(strategy.optimizer, mesh, false);
   plan.forward_cuts = cuts_of(strategy.param_after_forward, mesh);
   require_secondary(plan, strategy);
+  plan.periodic = periodic_of(strategy, mesh);
+  const int replicas_apart = plan.periodic ? plan.periodic->replicas : 1;
+  const auto is_periodic = [&](const Axis& axis) { return plan.periodic && plan.periodic->axis == axis; };
+  if (plan.periodic && cpu_offload)
+    throw Unsupported("cpu offload: strategy " + strategy.name + " has a period, whose state stays on the device");
 
   if (!plan.rest_cuts.empty()) {
     for (auto cut = plan.rest_cuts.rbegin(); cut != plan.rest_cuts.rend(); ++cut) plan.gather_axes.push_back(cut->axis);
@@ -102,9 +114,9 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
     plan.reductions.push_back({cut.axis, true, to_kept, comm::ReduceOp::sum()});
   }
   for (const MeshAxis& axis : mesh.shape().axes)
-    if (axis.size > 1 && !strategy.optimizer.contains(axis.name))
+    if (axis.size > 1 && !strategy.optimizer.contains(axis.name) && !is_periodic(axis.name))
       plan.reductions.push_back({axis.name, false, false, comm::ReduceOp::sum()});
-  if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size());
+  if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size() / replicas_apart);
   plan.reduced_each = reduced_each(plan, strategy);
   for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)
     if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);

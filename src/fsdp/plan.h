@@ -1,6 +1,7 @@
 // A strategy laid over a mesh: what each unit must do, with names and axes resolved.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -45,6 +46,16 @@ struct Plan {
   };
   Offloaded offloaded;
 
+  /// Replicas that go their own way for `steps` steps, and then meet.
+  struct Periodic {
+    Axis axis;
+    int replicas = 1;
+    int steps = 1;
+    OuterOptimizer outer;
+    bool has_momentum() const { return outer.momentum > 0; }
+  };
+  std::optional<Periodic> periodic;
+
   struct Cut {
     Axis axis;
     int size = 1;
@@ -58,6 +69,12 @@ struct Plan {
   ElementRange own(std::int64_t padded) const;
   ElementRange own_frozen(std::int64_t padded) const;
 };
+
+/// Whether a unit stays gathered between forward and backward. `resharded`: what the program says, if it does.
+inline bool keeps_after_forward(bool sharded_after_forward, bool is_root, bool is_last, std::optional<bool> resharded) {
+  if (!sharded_after_forward) return true;
+  return is_root || (resharded ? !*resharded : is_last);
+}
 
 /// [0, padded) of a flat parameter, narrowed by each cut.
 ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts);

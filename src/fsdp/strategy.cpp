@@ -5,6 +5,19 @@
 namespace tessera::fsdp {
 namespace {
 
+/// Shards within a replica; replicas meet after every 10 steps.
+Strategy periodic(std::string name, const OuterOptimizer& outer) {
+  const Axes shard = {kShardAxis};
+  const Sync sync{.when = Sync::When::period, .what = Sync::What::parameter_delta, .period = 10, .outer = outer};
+  return {.name = std::move(name),
+          .param_at_rest = shard,
+          .param_after_forward = shard,
+          .gradient = shard,
+          .optimizer = shard,
+          .sync = {{kReplicateAxis, sync}},
+          .two_axes = true};
+}
+
 std::vector<Strategy> presets() {
   const Axes none;
   const Axes shard = {kShardAxis};
@@ -24,6 +37,8 @@ std::vector<Strategy> presets() {
        .param_after_forward = none,
        .gradient = shard,
        .optimizer = shard},
+      periodic("diloco", {.learning_rate = 0.7, .momentum = 0.9, .nesterov = true}),
+      periodic("local_sgd", {}),
   };
 }
 
@@ -45,7 +60,41 @@ void require_subset(const Axes& inner, const Axes& outer, const std::string& nam
       throw InvalidUsage("strategy " + name + ": " + std::string(rule) + " (axis " + axis + ")");
 }
 
+void validate_sync(const Strategy& s, const Axis& axis, const Sync& sync) {
+  const std::string what = "strategy " + s.name + ": axis " + axis;
+  const bool periodic = sync.when == Sync::When::period;
+  if (periodic != (sync.what == Sync::What::parameter_delta))
+    throw Unsupported(what + ": gradients are exchanged every microbatch or step, parameter deltas once in a period");
+  if (!periodic) return;
+  if (s.optimizer.contains(axis)) throw InvalidUsage(what + " is sharded, and only replicas may have a period");
+  if (s.param_at_rest != s.optimizer)
+    throw Unsupported(what + " has a period: parameters must be sharded as the optimizer is");
+  if (sync.period < 1) throw InvalidUsage(what + ": a period of " + std::to_string(sync.period) + " steps; 1 or more");
+  if (!(sync.outer.learning_rate > 0) || !(sync.outer.momentum >= 0 && sync.outer.momentum < 1))
+    throw InvalidUsage(what + ": outer learning rate " + std::to_string(sync.outer.learning_rate) + ", momentum " +
+                       std::to_string(sync.outer.momentum) + "; a rate above 0, a momentum from 0 to below 1");
+}
+
 }  // namespace
+
+Axis periodic_axis(const Strategy& strategy) {
+  for (const auto& [axis, sync] : strategy.sync)
+    if (sync.when == Sync::When::period) return axis;
+  return "";
+}
+
+Strategy with_period(Strategy strategy, const Period& period) {
+  const Axis axis = periodic_axis(strategy);
+  if (axis.empty())
+    throw InvalidUsage("strategy " + strategy.name + " exchanges gradients in every step and has no period to set");
+  Sync& sync = strategy.sync.at(axis);
+  sync.period = period.steps.value_or(sync.period);
+  sync.outer.learning_rate = period.outer_learning_rate.value_or(sync.outer.learning_rate);
+  sync.outer.momentum = period.outer_momentum.value_or(sync.outer.momentum);
+  sync.outer.nesterov = sync.outer.nesterov && sync.outer.momentum > 0;
+  validate(strategy);
+  return strategy;
+}
 
 Strategy strategy_named(std::string_view name) {
   for (const auto& entry : kAliases)
@@ -78,6 +127,7 @@ Accumulation parse_accumulation(std::string_view name) {
 
 Strategy with_accumulation(Strategy strategy, Accumulation accumulation) {
   for (const Axis& axis : {kReplicateAxis, kShardAxis}) {
+    if (axis == periodic_axis(strategy)) continue;
     const bool scattered = strategy.optimizer.contains(axis);
     const bool waits = accumulation == Accumulation::last || (accumulation == Accumulation::scatter && !scattered);
     strategy.sync[axis].when = waits ? Sync::When::step : Sync::When::microbatch;
@@ -97,10 +147,7 @@ void validate(const Strategy& s) {
   require_subset(s.param_at_rest, s.optimizer, s.name, "where parameters are sharded, the optimizer must be too");
   require_subset(s.param_at_rest, s.gradient, s.name, "where parameters are sharded, gradients must be too");
   require_subset(s.gradient, s.optimizer, s.name, "where gradients are sharded, the optimizer must be too");
-  for (const auto& [axis, sync] : s.sync)
-    if (sync.when == Sync::When::period || sync.what != Sync::What::gradient)
-      throw Unsupported("strategy " + s.name + ": axis " + axis +
-                        " wants a period or deltas; gradients every microbatch or step are supported");
+  for (const auto& [axis, sync] : s.sync) validate_sync(s, axis, sync);
 }
 
 void require_offloadable(const Strategy& s) {

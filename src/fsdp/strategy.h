@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -20,13 +21,22 @@ inline const Axis kGroupAxis = "group";
 /// Over which axes a thing is sharded; empty: every rank holds all of it.
 using Axes = std::set<Axis>;
 
-/// What is exchanged over an axis, and when.
+/// What replicas that went their own way do with the mean of their ways: a step of SGD from where they met before. The
+/// default makes it their mean.
+struct OuterOptimizer {
+  double learning_rate = 1;
+  double momentum = 0;
+  bool nesterov = false;
+};
+
+/// What is exchanged over an axis, and when: gradients in every step, or parameter deltas after every `period` of them.
 struct Sync {
   enum class When : std::uint8_t { microbatch, step, period };
   enum class What : std::uint8_t { gradient, parameter_delta };
   When when = When::microbatch;
   What what = What::gradient;
-  int period = 1;
+  int period = 1;        ///< steps
+  OuterOptimizer outer;  ///< of parameter deltas
 };
 
 /// Derived by the engine: where the optimizer is sharded, gradients are reduce-scattered, elsewhere all-reduced; where
@@ -56,13 +66,37 @@ TESSERA_API Accumulation parse_accumulation(std::string_view name);
 /// The strategy with Sync::when of every axis set accordingly.
 TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulation);
 
+/// The axis whose replicas meet once in a period, or "".
+TESSERA_API Axis periodic_axis(const Strategy& strategy);
+/// What may be set of it; nothing: as it is.
+struct Period {
+  std::optional<int> steps;
+  std::optional<double> outer_learning_rate;
+  std::optional<double> outer_momentum;
+};
+/// Throws InvalidUsage for a strategy without one.
+TESSERA_API Strategy with_period(Strategy strategy, const Period& period);
+
 /// The strategy on a mesh whose shards are cut into groups: what it shards over `shard` is sharded over both axes, but
 /// after forward over the inner one only.
 TESSERA_API Strategy over_groups(Strategy strategy);
 
-/// ddp zero1 zero2 fsdp hsdp shard_grad_op, or one of PyTorch's names (no_shard, full_shard, hybrid_shard), which gives
-/// the strategy under our name. Throws InvalidUsage that lists the known ones.
+/// ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or one of PyTorch's names (no_shard, full_shard,
+/// hybrid_shard), which gives the strategy under our name. Throws InvalidUsage that lists the known ones.
 TESSERA_API Strategy strategy_named(std::string_view name);
+
+class CollectiveRegistry;
+struct MeshShape;
+struct Precision;
+
+/// A strategy's name, and after each + what carries its collectives: "fsdp+int8" (those that have a plug-in int8),
+/// "fsdp+all_gather=int8+reduce_scatter=bf16". All of this is then its name. Throws InvalidUsage.
+TESSERA_API Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collectives);
+
+/// Throws InvalidUsage, naming collective and plug-in, where one that the strategy uses on this mesh can't carry what
+/// it would have to.
+TESSERA_API void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
+                                      const CollectiveRegistry& collectives);
 
 /// Everything sharded over all ranks: what an engine does unless told otherwise.
 TESSERA_API Strategy default_strategy();

@@ -90,8 +90,12 @@ void Unit::allocate(Flat& flat) {
   };
   for (int i = 0; i < slots_; ++i) flat.state.push_back(allocate_state());
   if (flat.precision.masters()) flat.masters = allocate_state();
-  flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized, trained_since_);
+  if (plan_.periodic) flat.anchor = allocate_state();
+  if (plan_.periodic && plan_.periodic->has_momentum()) flat.outer_momentum = allocate_state();
+  find_runs(flat);
 }
+
+void Unit::find_runs(Flat& flat) { flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized, trained_since_); }
 
 std::int64_t Unit::elements() const {
   std::int64_t sum = 0;
@@ -115,7 +119,7 @@ std::int64_t Unit::frozen() const {
 std::int64_t Unit::encoded() const {
   std::int64_t sum = 0;
   for (const Flat& flat : flats_)
-    if (flat.layout.dtype == DType::u8) sum += flat.layout.padded;
+    if (flat.encoded()) sum += flat.layout.padded;
   return sum;
 }
 
@@ -189,22 +193,27 @@ void Unit::gather(std::size_t already) {
     }
   }
   for (std::size_t i = already; i < plan_.gather_axes.size(); ++i) {
-    std::vector<Transfer> transfers;
+    std::vector<Transfer> transfers, encodings;
     for (Flat& flat : flats_) {
       const ElementRange part = plan_.unsharded(flat.layout.padded, i);
       const ElementRange whole = plan_.unsharded(flat.layout.padded, i + 1);
       const DType dtype = flat.layout.dtype;
-      const void* const from = i == 0 ? parts[transfers.size()] : gathered_to(flat, i).of(flat, part.begin);
-      transfers.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
-                           {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
-                            dtype, fabric_.device()}});
+      const void* const from =
+          i == 0 ? parts[static_cast<std::size_t>(&flat - flats_.data())] : gathered_to(flat, i).of(flat, part.begin);
+      std::vector<Transfer>& carried = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
+      carried.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
+                         {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
+                          dtype, fabric_.device()},
+                         &flat.layout});
     }
     if (i > already) gathers_.wait_on(stream);  // the next axis gathers what this one completes
-    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(plan_.gather_axes[i]).gather,
-                                        transfers,
-                                        {},
-                                        {.after = &stream, .label = name()},
-                                        fabric_.copier});
+    const CollectiveCall call{*fabric_.mesh.channels(plan_.gather_axes[i]).gather,
+                              transfers,
+                              {},
+                              {.after = &stream, .label = name()},
+                              fabric_.copier};
+    gathers_ = transfers.empty() ? Works() : fabric_.all_gather->run(call);
+    for (const Transfer& encoding : encodings) gathers_.add(start_plain(comm::OpKind::all_gather, call, encoding));
   }
 }
 
@@ -254,6 +263,7 @@ void Unit::reset() {
     for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
     if (flat.full_gradient) flat.full_gradient.give_back(Event());
     if (flat.written_gradient) flat.written_gradient.give_back(Event());
+    if (flat.delta) flat.delta.give_back(Event());
     flat.shown = Buffer();
   }
   if (plan_.leases_parameters) {

@@ -28,12 +28,15 @@ namespace tessera::fsdp {
 struct Fabric {
   nn::Context& context;
   Mesh mesh;
-  std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;
   std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
   std::unique_ptr<Stream> reduce_stream;
   std::unique_ptr<Stream> poison_stream;  ///< null: released buffers stay as they are
   std::unique_ptr<LeasePool> parameters;  ///< unsharded
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
+  std::unique_ptr<LeasePool> buffers;     ///< of collective plug-ins
+  std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;  ///< gone before their buffers
+  bool exact_gathers = true;      ///< what is gathered has the bits of the parameters at rest
+  bool carries_encodings = true;  ///< ... and encodings are among it; else they go as `plain` does
   Recorder recorder;
   Copier copier;
   std::unique_ptr<Offload> offload;  ///< null: everything is on the device
@@ -107,8 +110,23 @@ class TESSERA_API Unit {
   /// See Engine::visit_gradients(); after the reductions.
   void visit_gradients(const std::function<void(const GradientRange&)>& visit);
 
+  /// What a collective will carry of this unit in every step.
+  std::vector<PlannedTransfer> transfers_of(comm::OpKind collective) const;
+  /// Of its trainable flat parameters, in their order.
+  std::vector<Precision> precisions() const;
+
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
+  /// What the updates wrote comes before the next gathers; starts those that follow a step.
+  void publish_update();
+
+  // Replicas with a period.
+  void meet_issue();    ///< sends how far this one has come
+  void meet_finish();   ///< goes on from where all of them are to be
+  void begin_period();  ///< they are all here: from initial values, or others that are the same everywhere
+  /// All that a replica has of its own, and what it will meet the others with.
+  void add_replica_state(std::vector<CollectivePlugin::State>& all) const;
+  void publish_replica_state();  ///< it was written
   /// Device bytes for a piece of the optimizer's offloaded state, at most.
   std::size_t piece_bytes() const;
 
@@ -134,6 +152,9 @@ class TESSERA_API Unit {
   /// Lays it out anew; values stay, and the optimizer's state of what is still trained. What is trained from now on has
   /// an optimizer that begins after `steps` steps. Collective.
   void rebuild(std::uint64_t steps);
+  /// See Engine::trained_since().
+  std::uint64_t trained_since(const nn::Parameter& parameter) const;
+  void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
   /// Zeroes the optimizer's state. Where it lies with the host, the engine has waited for whoever used it.
   void clear_optimizer();
   /// Drops what is in flight, after an error.
@@ -147,7 +168,10 @@ class TESSERA_API Unit {
     Buffer gradient;            // kept: this rank's part, or all
     std::vector<Buffer> state;  // of the optimizer: this rank's part
     Buffer masters;             // f32, beside 16-bit values: the optimizer's part
-    Buffer shown;               // all in f32, between open_values and close_values
+    Buffer anchor;              // f32, with a period: where the replicas met, the optimizer's part
+    Buffer outer_momentum;      // ... and the outer optimizer's state, if it has some
+    Lease delta;                // between meet_issue() and meet_finish()
+    Buffer shown;               // all in f32, or an encoding's bytes, between open_values and close_values
     Lease unsharded;            // parameters, between unshard and reshard
     Lease secondary;            // ... and what a plan keeps of them between forward and backward
     Lease written_gradient;     // what a backward writes, where it is converted for the reduction
@@ -160,6 +184,7 @@ class TESSERA_API Unit {
       std::uint64_t since;  // the step after which these began to be trained
     };
     std::vector<Run> runs;  // of equal weight decay, within `optimized`
+    bool encoded() const { return layout.dtype == DType::u8; }
     static std::byte* at(void* base, DType dtype, std::int64_t element) {
       return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(size_of(dtype));
     }
@@ -172,6 +197,10 @@ class TESSERA_API Unit {
       return full_gradient ? leased_gradient_of(element) : gradient_of(element);
     }
     void* value_of(std::int64_t element) const { return at(values.data(), layout.dtype, element - rest.begin); }
+    /// What the optimizer updates.
+    float* optimized_values() const {
+      return masters ? master_of(optimized.begin) : static_cast<float*>(value_of(optimized.begin));
+    }
     float* master_of(std::int64_t element) const { return f32_of(masters, element - optimized.begin); }
     static float* f32_of(const Buffer& buffer, std::int64_t element) {
       return static_cast<float*>(buffer.data()) + element;
@@ -183,6 +212,7 @@ class TESSERA_API Unit {
 
   void lay_out();
   void allocate(Flat& flat);
+  void find_runs(Flat& flat);
   void gather_part(Flat& flat, const float* part);
   using Whole = std::map<const nn::Parameter*, std::vector<std::vector<float>>>;  // values, then each state
   Whole download_all();
@@ -195,6 +225,7 @@ class TESSERA_API Unit {
   void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
   void fill_bytes(const nn::Parameter& parameter, ElementRange range, const Fill& fill, void* at);
   void widen_parameters(Flat& flat);
+  void gather_exactly(Flat& flat);
   /// Where a gather finds or leaves a part of a flat parameter.
   struct Place {
     Lease* lease = nullptr;

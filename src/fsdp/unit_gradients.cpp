@@ -129,7 +129,8 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
       to = in_place ? flat.leased_gradient_of(begin) : flat.gradient_of(begin);
     }
     const DType dtype = flat.precision.reduce;
-    transfers.push_back({{from, count, dtype, fabric_.device()}, {to, out_count, dtype, fabric_.device()}});
+    transfers.push_back(
+        {{from, count, dtype, fabric_.device()}, {to, out_count, dtype, fabric_.device()}, &flat.layout});
   }
   return transfers;
 }
@@ -160,8 +161,9 @@ void Unit::reduce_continue() {
   if (!reducing()) return;
   Stream& stream = fabric_.compute();
   const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_wait, name(), bytes(), stream);
-  reductions_.wait_on(stream);
+  const bool more = reductions_.advance(stream);
   fabric_.recorder.end(span, stream);
+  if (more) return;
   if (plan_.reductions[stage_].to_kept && !accumulated_)
     for (Flat& flat : flats_)
       if (flat.full_gradient) flat.full_gradient.give_back(stream.record());

@@ -20,7 +20,10 @@ void Unit::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& st
     }
   if (offload != nullptr) stored_ = offload->down().record();
   fabric_.recorder.end(span, stream);
-  fabric_.gather_stream->wait(stream.record());
+}
+
+void Unit::publish_update() {
+  fabric_.gather_stream->wait(fabric_.compute().record());
   gather_updated();
 }
 
@@ -90,7 +93,7 @@ void Unit::gather_updated() {
         return comm::View{flat.value_of(range.begin), static_cast<std::size_t>(range.count()), flat.layout.dtype,
                           fabric_.device()};
       };
-      transfers.push_back({view(part), view(whole)});
+      transfers.push_back({view(part), view(whole), &flat.layout});
     }
     if (i > 0) gathers_.wait_on(stream);  // an outer axis gathers what the inner one has completed
     gathers_ = fabric_.all_gather->run(

@@ -67,7 +67,7 @@ void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
       const ElementRange range = within(entry, flat.rest);
       if (range.count() == 0 || (wanted && !wanted(*entry.parameter))) continue;
       const std::int64_t first = entry.offset + range.begin;
-      if (flat.layout.dtype == DType::u8) {
+      if (flat.encoded()) {
         fill_bytes(*entry.parameter, range, fill, flat.value_of(first));
         continue;
       }
@@ -112,7 +112,9 @@ void Unit::visit_own(const std::function<void(const OwnRange&)>& visit) const {
                .data = data,
                .offloaded = with_host});
       };
-      if (flat.masters) {
+      if (flat.anchor) {  // the same for all replicas; what each has of its own is carried
+        show(-1, DType::f32, Flat::f32_of(flat.anchor, first - flat.optimized.begin), false);
+      } else if (flat.masters) {
         show(-1, DType::f32, flat.master_of(first), offloaded.optimizer);
       } else {
         show(-1, flat.layout.dtype, flat.value_of(first), offloaded.parameters);
@@ -174,12 +176,45 @@ void Unit::widen_parameters(Flat& flat) {
       fabric_.compute(), {from, flat.layout.dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
 }
 
+/// As gather_part, of parameters at rest.
+void Unit::gather_exactly(Flat& flat) {
+  Stream& stream = fabric_.compute();
+  const DType dtype = flat.layout.dtype;
+  Buffer whole = fabric_.allocate(flat.layout.bytes(), MemoryUse::other);
+  const void* part = flat.values.data();
+  if (plan_.offloaded.parameters) {
+    void* const place = Flat::at(whole.data(), dtype, flat.rest.begin);
+    fabric_.copier.upload(stream, place, part, flat.values.bytes());
+    part = place;
+  }
+  for (std::size_t i = 0; i < plan_.gather_axes.size(); ++i) {
+    const ElementRange from = plan_.unsharded(flat.layout.padded, i), to = plan_.unsharded(flat.layout.padded, i + 1);
+    if (i > 0) part = Flat::at(whole.data(), dtype, from.begin);
+    fabric_.mesh.channels(plan_.gather_axes[i])
+        .control
+        ->all_gather({part, length(from), dtype, fabric_.device()},
+                     {Flat::at(whole.data(), dtype, to.begin), length(to), dtype, fabric_.device()},
+                     {.after = &stream, .label = name()})
+        .wait_on(stream);
+  }
+  if (dtype == DType::f32 || flat.encoded()) {
+    flat.shown = std::move(whole);
+    return;
+  }
+  flat.shown = fabric_.allocate(length({0, flat.layout.padded}) * sizeof(float), MemoryUse::other);
+  fabric_.context.device_kernels().convert(
+      stream, {whole.data(), dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
+  stream.hold(std::make_shared<Buffer>(std::move(whole)));
+}
+
 void Unit::open_values() {
+  const bool exact = fabric_.exact_gathers || plan_.gather_axes.empty();
   bool gathers = false;
-  for (const Flat& flat : flats_) gathers = gathers || !flat.masters;
+  for (const Flat& flat : flats_) gathers = gathers || (exact && !flat.masters);
   if (gathers) unshard_wait();
   for (Flat& flat : flats_) {
-    if (flat.layout.dtype == DType::f32 || flat.layout.dtype == DType::u8) continue;
+    if (!exact && !flat.masters) gather_exactly(flat);
+    if (flat.layout.dtype == DType::f32 || flat.encoded() || flat.shown) continue;
     flat.shown = fabric_.allocate(length({0, flat.layout.padded}) * sizeof(float), MemoryUse::other);
     if (flat.masters) {
       gather_part(flat, flat.master_of(flat.optimized.begin));
@@ -191,21 +226,19 @@ void Unit::open_values() {
 
 void Unit::download_values(const nn::Parameter& parameter, const Values& show) {
   const auto count = static_cast<std::size_t>(parameter.count());
-  if (parameter.dtype() == DType::u8) {  // an encoding's bytes, as numbers
-    std::vector<float> numbers(count);
-    nn::download(fabric_.context, parameter.tensor().raw(), count, [&](const void* bytes) {
-      const auto* from = static_cast<const std::uint8_t*>(bytes);
-      std::copy(from, from + count, numbers.begin());
-    });
-    return show(numbers);
-  }
   const void* values = nullptr;
+  bool encoded = false;
   for (const Flat& flat : flats_)
-    for (const FlatEntry& entry : flat.layout.entries)
-      if (entry.parameter.get() == &parameter && flat.shown) values = Flat::f32_of(flat.shown, entry.offset);
-  if (values == nullptr) values = parameter.tensor().data<float>();
-  nn::download(fabric_.context, values, count * sizeof(float), [&](const void* from) {
-    show({static_cast<const float*>(from), count});
+    for (const FlatEntry& entry : flat.layout.entries) {
+      if (entry.parameter.get() != &parameter) continue;
+      encoded = flat.encoded();
+      const DType dtype = encoded ? flat.layout.dtype : DType::f32;
+      values = flat.shown ? Flat::at(flat.shown.data(), dtype, entry.offset) : parameter.tensor().raw();
+    }
+  nn::download(fabric_.context, values, count * (encoded ? 1 : sizeof(float)), [&](const void* from) {
+    if (!encoded) return show({static_cast<const float*>(from), count});
+    const auto* const bytes = static_cast<const std::uint8_t*>(from);
+    show(std::vector<float>(bytes, bytes + count));
   });
 }
 

@@ -17,6 +17,7 @@
 #include "tessera/nn/kernels/dropout.h"
 #include "tessera/nn/kernels/elementwise.h"
 #include "tessera/nn/kernels/embedding.h"
+#include "tessera/nn/kernels/encoding.h"
 #include "tessera/nn/kernels/gemm.h"
 #include "tessera/nn/kernels/norm.h"
 #include "tessera/nn/kernels/optimizer.h"
@@ -143,6 +144,8 @@ class TESSERA_API DeviceKernels {
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
   virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;
   virtual void convert(Stream& stream, const ConvertArgs& args) = 0;
+  virtual void encode(Stream& stream, const kernels::EncodeArgs& args) = 0;
+  virtual void sum_encoded(Stream& stream, const kernels::SumEncodedArgs& args) = 0;
   /// Throws Unsupported, naming it, where the device has no kernel for it.
   virtual void decode_nf4(Stream& stream, const DecodeArgs& args);
 

@@ -213,6 +213,12 @@ class AllHostKernels final : public DeviceKernels {
     ops::for_floating("nf4", args.dtype,
                       [&](auto zero) { s.run([args, &pool = pool_] { decode_on<decltype(zero)>(pool, args); }); });
   }
+  void encode(Stream& s, const EncodeArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::encode(pool, args); });
+  }
+  void sum_encoded(Stream& s, const SumEncodedArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::sum_encoded(pool, args); });
+  }
 
  private:
   ThreadPool& pool_;

@@ -70,6 +70,8 @@ class AllMetaKernels final : public DeviceKernels {
   void clip_factor(Stream&, const ClipArgs&) override {}
   void decode_nf4(Stream&, const DecodeArgs&) override {}
   void convert(Stream&, const ConvertArgs&) override {}
+  void encode(Stream&, const kernels::EncodeArgs&) override {}
+  void sum_encoded(Stream&, const kernels::SumEncodedArgs&) override {}
 
  private:
   MetaKernels<float> f32_;

@@ -61,8 +61,14 @@ class Rank {
   void one_step(int step) {
     const HostWaits before = host_waits();
     std::vector<nn::Tensor> losses;
-    for (int microbatch = 0; microbatch < spec_.microbatches; ++microbatch)
-      losses.push_back(forward_backward(step, microbatch));
+    try {
+      losses = forward_backward(step);
+    } catch (const base::Error&) {
+      if (!spec_.retry_failed_steps) throw;
+      ++failed_steps_;
+      engine_.reset();
+      losses = forward_backward(step);
+    }
     if (spec_.after_backward) {
       context_.stream().synchronize();
       spec_.after_backward(world_.rank(), step, engine_, *model_);
@@ -86,9 +92,17 @@ class Rank {
     }
   }
 
+  std::vector<nn::Tensor> forward_backward(int step) {
+    std::vector<nn::Tensor> losses;
+    for (int microbatch = 0; microbatch < spec_.microbatches; ++microbatch)
+      losses.push_back(forward_backward(step, microbatch));
+    return losses;
+  }
+
   nn::Tensor forward_backward(int step, int microbatch) {
     engine_.set_last_backward(microbatch + 1 == spec_.microbatches);
-    const TokenBatch batch = make_batch(context_, spec_, step, world_.rank(), microbatch);
+    const int of_data = spec_.repeat_data > 0 ? step % spec_.repeat_data : step;
+    const TokenBatch batch = make_batch(context_, spec_, of_data, world_.rank(), microbatch);
     nn::Tape tape;
     nn::Tensor loss;
     {
@@ -130,6 +144,7 @@ class Rank {
     record_.all_later = later;
     record_.last_events = events_;
     record_.copied_bytes = copied;
+    record_.failed_steps = failed_steps_;
     record_.later_offload = {offload.to_device - first_offload_.to_device, offload.to_host - first_offload_.to_host};
     record_.units = engine_.units();
     record_.unit_sizes = engine_.unit_sizes();
@@ -149,6 +164,7 @@ class Rank {
   std::vector<base::EventRecord> events_;
   std::array<std::uint64_t, 3> state_{};
   std::vector<HostWaits> waits_;
+  int failed_steps_ = 0;
   fsdp::EngineTraffic first_;
   fsdp::OffloadBytes first_offload_;
 };
@@ -187,7 +203,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   record.waits.resize(ranks);
   std::mutex mutex;
   comm::Config config;
-  config.backend = "shm";
+  config.backend = spec.backend;
   config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
   config.timeout = std::chrono::seconds(60);
   config.device = spec.runtime;

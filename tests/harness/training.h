@@ -17,11 +17,13 @@ namespace tessera::harness {
 struct TrainingSpec {
   nn::ModelConfig model = nn::preset("gpt-nano");
   int ranks = 2;
+  std::string backend = "shm";
   int first_step = 0;  ///< where data begins; steps before it were another run's
   int steps = 3;
   int global_batch = 12;
   int microbatches = 1;
   int seq_len = 16;
+  int repeat_data = 0;  ///< the data of so many steps over and over; 0: each step has its own
   int threads = 1;
   std::uint64_t seed = 0;
   double lr = 1e-2;
@@ -32,7 +34,8 @@ struct TrainingSpec {
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
   std::optional<bool> device_ipc = {};                ///< as comm::Config's
   fsdp::EngineOptions engine = {};
-  std::string decorators = {};  ///< around every rank's communicators; see plugins/decorators/decorate.h
+  bool retry_failed_steps = false;  ///< after Engine::reset(), where forward or backward throws on every rank
+  std::string decorators = {};      ///< around every rank's communicators; see plugins/decorators/decorate.h
   /// Called on every rank when the engine has its initial values. `control` is of all ranks, for whatever the test
   /// wants.
   std::function<void(fsdp::Engine& engine, comm::Communicator& control)> before_training;
@@ -53,6 +56,7 @@ struct TrainingRecord {
   std::vector<std::vector<HostWaits>>
       waits;                         // by rank and step: of the thread that trains, from the batch to the update
   std::uint64_t copied_bytes = 0;    // rank 0
+  int failed_steps = 0;              // that rank 0 tried again
   fsdp::OffloadBytes later_offload;  // rank 0, after the first step
   std::vector<fsdp::Engine::UnitInfo> units;
   std::vector<fsdp::UnitSize> unit_sizes;

@@ -84,8 +84,8 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(code, 0, (arguments, err))
         return out
 
-    def compare(self, *arguments, env=None):
-        out = self.run_tool("compare", "--steps", "3", "--json", self.path("c.json"), *arguments, env=env)
+    def compare(self, *arguments, env=None, steps=3):
+        out = self.run_tool("compare", "--steps", str(steps), "--json", self.path("c.json"), *arguments, env=env)
         with open(self.path("c.json")) as file:
             return json.load(file), out
 
@@ -146,6 +146,86 @@ class TrainingTest(unittest.TestCase):
         for a, b in zip(whole["runs"][0]["losses"], comparison["runs"][3]["losses"]):
             self.assertAlmostEqual(a, b, delta=3e-5 * a)
         self.assertNotEqual(hashes["every"][0], hashes["last"][0])
+
+    def test_collectives_that_compress_cost_what_their_formulas_say(self):
+        for backend, ranks in (("shm", 2), ("shm", 3), ("tcp", 4)):
+            strategies = "ddp,ddp+int8,ddp+powersgd,zero2+reduce_scatter=int8_feedback,fsdp,fsdp+bf16,fsdp+all_gather=int8"
+            comparison, out = self.compare("--model", "gpt-nano", "--ranks", str(ranks), "--backend", backend, "--strategies", strategies)
+            names = strategies.split(",")
+            runs = {run["strategy"]: run for run in comparison["runs"]}
+            self.assertEqual([run["strategy"] for run in comparison["runs"]], names)
+            for run in comparison["runs"]:
+                self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
+                saves = sum(run["plain_bytes_per_step"].values()) - sum(run["wire_bytes_per_step"].values())
+                self.assertEqual(saves > 0, "+" in run["strategy"], run["strategy"])
+                loss = runs["ddp"]["losses"][-1]
+                self.assertLess(abs(run["losses"][-1] - loss), 0.05)
+            part = [(unit["elements"] + unit["padding"]) // ranks for unit in runs["ddp"]["units"]]
+            int8 = sum(count + 4 * -(-count // 256) for count in part) * (ranks - 1)
+            self.assertEqual(runs["ddp+int8"]["wire_bytes_per_step"]["all_reduce"], 2 * int8)
+            self.assertEqual(runs["zero2+reduce_scatter=int8_feedback"]["wire_bytes_per_step"]["reduce_scatter"], int8)
+            self.assertEqual(2 * runs["fsdp+bf16"]["wire_bytes_per_step"]["all_gather"], runs["fsdp"]["wire_bytes_per_step"]["all_gather"])
+            self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), len(names) - 1)  # ddp and fsdp are one
+            self.assertIn("formula", out)
+        one, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp+int8")
+        two, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp", "--collectives", "int8")
+        self.assertEqual(one["runs"][0]["final_parameters_hash"], two["runs"][0]["final_parameters_hash"])
+        _, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--collectives", "int8")
+        self.assertEqual(out.count("left out: all_gather by int8: it rounds"), 2, out)  # zero1 and zero2
+
+    def test_replicas_with_a_period_meet_and_cost_less(self):
+        comparison, out = self.compare("--model", "gpt-nano", "--ranks", "4", "--strategies", "ddp,diloco,local_sgd,diloco+int8", "--sync-every", "2",
+                                       steps=5)
+        ddp, diloco, local_sgd, int8 = comparison["runs"]
+        self.assertEqual(diloco["mesh"], [4, 1])
+        for run in (diloco, local_sgd):
+            self.assertEqual(run["wire_bytes_per_step"]["all_reduce"], ddp["wire_bytes_per_step"]["all_reduce"] // 2)
+            self.assertEqual(run["losses"][0], ddp["losses"][0])
+        for run in comparison["runs"]:
+            self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
+            self.assertLess(abs(run["losses"][-1] - ddp["losses"][-1]), 0.5)
+        self.assertLess(int8["wire_bytes_per_step"]["all_reduce"], diloco["wire_bytes_per_step"]["all_reduce"] / 3)
+        state = 4 * sum(unit["elements"] + unit["padding"] for unit in ddp["units"])
+        extra = [run["model_state_bytes"]["optimizer"] - ddp["model_state_bytes"]["optimizer"] for run in (diloco, local_sgd)]
+        self.assertEqual(extra, [2 * state, state])
+        arguments = ("train", "--model", "gpt-nano", "--ranks", "4", "--strategy", "diloco", "--mesh", "2x2", "--sync-every", "3")
+        whole = self.run_tool(*arguments, "--steps", "5").split()[-1]
+        self.run_tool(*arguments, "--steps", "2", "--save", self.path("d"))
+        self.assertEqual(self.run_tool(*arguments, "--steps", "5", "--resume", self.path("d")).split()[-1], whole)
+        self.assertNotEqual(self.run_tool(*arguments, "--steps", "5", "--outer-lr", "0.5").split()[-1], whole)
+
+    def test_what_collectives_carry_is_saved_and_said_to_be_dropped(self):
+        arguments = ("train", "--model", "gpt-nano", "--global-batch", "4", "--strategy", "ddp+powersgd")
+        hashes = []
+        for steps in ((["--steps", "4"],), (["--steps", "2", "--save", self.path("s")], ["--steps", "4", "--resume", self.path("s")])):
+            for more in steps:
+                out = self.run_tool(*arguments, "--ranks", "2", *more)
+            hashes.append(out.split()[-1])
+        self.assertEqual(hashes[0], hashes[1])
+        code, _, err = tool(*arguments, "--ranks", "4", "--steps", "4", "--resume", self.path("s"), "--data", self.text)
+        self.assertEqual((code, err.count("\n")), (0, 1), err)
+        self.assertIn("they begin anew", err)
+
+    def test_wrappings_side_by_side_differ_in_cost_and_not_in_bits(self):
+        wraps = ["none", "block", "block;wpe;ln_f", "type:Mlp"]
+        comparison, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp,fsdp", "--wraps", ",".join(wraps))
+        self.assertEqual([(run["strategy"], run["wrap"]) for run in comparison["runs"]], [(s, w) for s in ("ddp", "fsdp") for w in wraps])
+        self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), 1)
+        self.assertEqual([len(run["units"]) for run in comparison["runs"][:4]], [1, 3, 5, 3])
+        self.assertEqual(len({run["peak_bytes"]["unsharded_parameter"] for run in comparison["runs"][4:]}), 4)
+        for run in comparison["runs"]:
+            self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], (run["strategy"], run["wrap"]))
+        self.assertIn("fsdp block;wpe;ln_f", out)
+        self.assertEqual(tool("compare", "--wraps", "block,nothing", "--model", "gpt-nano")[0], 2)
+        self.assertEqual(tool("compare", "--wraps", "block", "--wrap", "none", "--model", "gpt-nano")[0], 2)
+
+    def test_what_each_way_of_reducing_costs_is_said_before_the_run(self):
+        arguments = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--global-batch", "8", "--data", self.text]
+        code, _, err = tool(*arguments, "--accumulate", "2")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(err.count("--reduce-when"), 3)
+        self.assertIn("2 microbatches a step under fsdp, per rank: --reduce-when every sends", err)
+        self.assertEqual(tool(*arguments)[2], "")
 
     def test_the_hash_and_the_table_notice_a_difference(self):
         one, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "ddp")
@@ -303,6 +383,18 @@ class TrainingTest(unittest.TestCase):
             (["compare", "--model", "gpt-huge"], "gpt-nano"),
             (["compare", "--strategies", "ddp,fdsp"], "zero1"),
             (["train", "--strategy", "fdsp"], "fsdp"),
+            (["train", "--strategy", "fsdp+int9"], "powersgd"),
+            (["train", "--sync-every", "4"], "diloco"),
+            (["compare", "--outer-lr", "1"], "diloco"),
+            (["train", "--strategy", "diloco", "--outer-momentum", "1"], "momentum"),
+            (["train", "--strategy", "diloco", "--outer-lr", "0"], "a rate above 0"),
+            (["train", "--strategy", "diloco", "--precision", "f16"], "skip different steps"),
+            (["train", "--collectives", "gather=int8"], "all_gather"),
+            (["train", "--collectives", "all_gather=powersgd"], "known: bf16"),
+            (["train", "--strategy", "zero1+int8"], "all_gather by int8: it rounds"),
+            (["train", "--strategy", "hsdp+powersgd"], "all_reduce by powersgd: needs whole flat parameters"),
+            (["train", "--strategy", "ddp+powersgd", "--precision", "bf16"], "it takes f32"),
+            (["compare", "--collectives", "all_gather=powersgd"], "known: bf16"),
             (["train", "--backend", "carrier-pigeon"], "shm"),
             (["train", "--ranks", "5"], "multiple of 5"),
             (["train", "--data", "/no/such/file"], "/no/such/file"),

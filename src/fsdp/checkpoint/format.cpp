@@ -106,7 +106,10 @@ std::string to_text(const Index& index) {
                        {"sequence", index.sequence}, {"strategy", index.strategy}, {"attributes", index.attributes}};
   json["tensors"] = ordered_json::array();
   for (const CheckpointTensor& tensor : index.tensors)
-    json["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"states", tensor.states}});
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"shape", tensor.shape},
+                               {"states", tensor.states},
+                               {"trained_since", tensor.trained_since}});
   json["manifests"] = index.manifests;
   json["xxh3"] = hash128(json.dump());
   return json.dump(1) + "\n";
@@ -126,7 +129,8 @@ Index parse_index(const std::string& text, const std::string& origin) {
                 .tensors = {},
                 .manifests = json.at("manifests")};
     for (const ordered_json& tensor : json.at("tensors"))
-      index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states")});
+      index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states"),
+                               tensor.value("trained_since", std::uint64_t{0})});
     return index;
   });
 }
@@ -138,7 +142,9 @@ std::string lay_out(std::vector<Piece>& pieces) {
     piece.offset = end;
     end += piece.bytes();
     // A name says what it is, of which parameter, from which element on.
-    const std::string what = piece.what == Checkpoint::kValue ? "value" : "state" + std::to_string(piece.what);
+    const std::string what = piece.what == Checkpoint::kValue ? "value"
+                             : piece.what == kCarried         ? "carried"
+                                                              : "state" + std::to_string(piece.what);
     header[what + "/" + piece.tensor + "@" + std::to_string(piece.range.begin)] = {
         {"dtype", piece.dtype == DType::bf16  ? "BF16"
                   : piece.dtype == DType::f16 ? "F16"

@@ -140,7 +140,8 @@ Checkpoint::Checkpoint(const std::string& folder) : state_(std::make_unique<Stat
     const Manifest& manifest = s.manifests[rank];
     s.files.push_back(
         std::make_unique<DataFile>(s.folder + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
-    for (const Piece& piece : manifest.pieces) s.places[{piece.tensor, piece.what}].push_back({rank, &piece});
+    for (const Piece& piece : manifest.pieces)
+      if (piece.what != checkpoint::kCarried) s.places[{piece.tensor, piece.what}].push_back({rank, &piece});
   }
   for (auto& [what, places] : s.places)
     std::sort(places.begin(), places.end(),
@@ -207,6 +208,23 @@ void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange rang
   if (next < range.end)
     throw InvalidUsage(folder() + ": element " + std::to_string(next) + " of " +
                        (what == kValue ? "" : "the optimizer's state of ") + "'" + tensor + "' is not there");
+}
+
+std::vector<Checkpoint::Carried> Checkpoint::carried(int rank) const {
+  std::vector<Carried> all;
+  for (const Piece& piece : state_->manifests.at(static_cast<std::size_t>(rank)).pieces)
+    if (piece.what == checkpoint::kCarried)
+      all.push_back({piece.tensor, static_cast<std::size_t>(piece.range.count())});
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+void Checkpoint::read_carried(int rank, const std::string& name, float* out) {
+  const auto file = static_cast<std::size_t>(rank);
+  for (const Piece& piece : state_->manifests.at(file).pieces)
+    if (piece.what == checkpoint::kCarried && piece.tensor == name)
+      return state_->read({file, &piece}, piece.range, out);
+  throw InvalidUsage(folder() + ": rank " + std::to_string(rank) + " carried no '" + name + "'");
 }
 
 std::vector<std::string> Checkpoint::verify() {

@@ -52,6 +52,30 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
   throw InvalidUsage(text);
 }
 
+/// What plug-ins carry is each rank's own: it comes back where every rank finds what it had, else all begin anew.
+std::string restore_carried(Engine& engine, Checkpoint& checkpoint) {
+  std::vector<Checkpoint::Carried> expected;
+  for (const CollectivePlugin::State& state : engine.carried()) expected.push_back({state.name, state.count});
+  std::sort(expected.begin(), expected.end());
+  const int ranks = engine.mesh().size();
+  bool fits = checkpoint.ranks() == ranks, has_some = false;
+  for (int rank = 0; rank < checkpoint.ranks(); ++rank) {
+    const std::vector<Checkpoint::Carried> found = checkpoint.carried(rank);
+    has_some = has_some || !found.empty();
+    fits = fits && found == expected;
+  }
+  if (!fits) {
+    engine.fill_carried({});
+    if (expected.empty() && !has_some) return "";
+    return checkpoint.folder() + ": what collectives carry from step to step is not there for this world, strategy " +
+           "and choice of collectives; they begin anew";
+  }
+  engine.fill_carried([&](const CollectivePlugin::State& state, int rank, float* out) {
+    checkpoint.read_carried(rank, state.name, out);
+  });
+  return "";
+}
+
 }  // namespace
 
 RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options) {
@@ -60,10 +84,18 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
   engine.fill([&](const nn::Parameter& parameter, nn::ElementRange range,
                   float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
               there);
-  if (!options.optimizer) return report;
+  if (!options.optimizer) {
+    engine.fill_carried({});
+    return report;
+  }
+  engine.set_trained_since([&](const nn::Parameter& parameter) {
+    const CheckpointTensor* const tensor = find(checkpoint, parameter.name());
+    return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;
+  });
   engine.fill_states([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
                          float* out) { checkpoint.read(parameter.name(), state, range, out); },
                      there);
+  report.dropped = restore_carried(engine, checkpoint);
   engine.set_steps(checkpoint.step());
   return report;
 }

@@ -28,19 +28,32 @@ void remove_step(const fs::path& path) {
   fs::remove_all(away);
 }
 
+/// function(piece, data, whether that is the host's) for all that this rank writes, always in the same order.
+template <class Function>
+void for_pieces(Engine& engine, const Function& function) {
+  engine.visit_own([&](const OwnRange& own) {
+    function(
+        checkpoint::Piece{.tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype},
+        own.data, own.offloaded);
+  });
+  for (const CollectivePlugin::State& state : engine.carried())
+    function(
+        checkpoint::Piece{
+            .tensor = state.name, .what = checkpoint::kCarried, .range = {0, static_cast<std::int64_t>(state.count)}},
+        state.data, false);
+}
+
 std::vector<checkpoint::Piece> pieces_of(Engine& engine) {
   std::vector<checkpoint::Piece> pieces;
-  engine.visit_own([&](const OwnRange& own) {
-    pieces.push_back({.tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype});
-  });
+  for_pieces(engine, [&](checkpoint::Piece piece, const void*, bool) { pieces.push_back(std::move(piece)); });
   return pieces;
 }
 
 std::vector<CheckpointTensor> tensors_of(Engine& engine) {
   std::vector<CheckpointTensor> tensors;
   for (const auto& parameter : engine.parameters())
-    tensors.push_back(
-        {parameter->name(), parameter->shape(), parameter->tensor().requires_grad() ? engine.states() : 0});
+    tensors.push_back({parameter->name(), parameter->shape(), parameter->tensor().requires_grad() ? engine.states() : 0,
+                       engine.trained_since(*parameter)});
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return tensors;
 }
@@ -93,15 +106,15 @@ class CheckpointWriter::Save {
   void copy(Engine& engine) {
     const bool on_host = engine.model().context().runtime().host_accessible();
     engine.model().context().stream().synchronize();  // what the state is to be is written
-    engine.visit_own([&](const OwnRange& own) {
-      const auto* data = static_cast<const std::byte*>(own.data);
-      std::size_t left = static_cast<std::size_t>(own.range.count()) * size_of(own.dtype);
+    for_pieces(engine, [&](const checkpoint::Piece& piece, const void* at, bool offloaded) {
+      const auto* data = static_cast<const std::byte*>(at);
+      std::size_t left = piece.bytes();
       // Who waits for the file changes nothing meanwhile.
-      if (!options_.asynchronous && (on_host || own.offloaded)) return file_->append_lasting({data, left});
+      if (!options_.asynchronous && (on_host || offloaded)) return file_->append_lasting({data, left});
       while (left > 0) {
         const std::size_t bytes = std::min(left, ShardFile::kChunk);
         const auto append = [&](const void* from) { file_->append(static_cast<const std::byte*>(from), bytes); };
-        if (own.offloaded) {
+        if (offloaded) {
           append(data);
         } else {
           nn::download(engine.model().context(), data, bytes, append);

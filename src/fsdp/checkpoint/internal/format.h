@@ -14,6 +14,8 @@ inline constexpr const char* kPartial = ".partial";
 inline constexpr const char* kOld = ".old";  ///< of a step that is being replaced: whole
 inline constexpr const char* kIndex = "index.json";
 
+inline constexpr int kCarried = -2;  ///< Piece::what of what the rank's collective plug-ins carry; the name is theirs
+
 /// A range of a tensor in a rank's file.
 struct Piece {
   std::string tensor;

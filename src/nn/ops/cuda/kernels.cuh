@@ -8,6 +8,7 @@
 #include "tessera/nn/ops/cuda/attention.cuh"
 #include "tessera/nn/ops/cuda/cross_entropy.cuh"
 #include "tessera/nn/ops/cuda/embedding.cuh"
+#include "tessera/nn/ops/cuda/encoding.cuh"
 #include "tessera/nn/ops/cuda/norm.cuh"
 #include "tessera/nn/ops/cuda/optimizer.cuh"
 #include "tessera/nn/ops/cuda/products.cuh"
@@ -172,6 +173,20 @@ class AllCudaKernels final : public DeviceKernels {
     if (is(DType::bf16, DType::f16)) return cuda::convert<bf16, f16>(stream, a);
     throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
                       " on cuda");
+  }
+  void encode(Stream& s, const EncodeArgs& a) override {
+    const NativeStream stream = native_stream(s);
+    if (a.from == DType::f32) return cuda::encode<float>(stream, a);
+    if (a.from == DType::f16) return cuda::encode<f16>(stream, a);
+    if (a.from == DType::bf16) return cuda::encode<bf16>(stream, a);
+    throw Unsupported("encode: no kernel for " + std::string(name_of(a.from)) + " on cuda");
+  }
+  void sum_encoded(Stream& s, const SumEncodedArgs& a) override {
+    const NativeStream stream = native_stream(s);
+    if (a.to == DType::f32) return cuda::sum_encoded<float>(stream, a);
+    if (a.to == DType::f16) return cuda::sum_encoded<f16>(stream, a);
+    if (a.to == DType::bf16) return cuda::sum_encoded<bf16>(stream, a);
+    throw Unsupported("sum_encoded: no kernel for " + std::string(name_of(a.to)) + " on cuda");
   }
 
  private:

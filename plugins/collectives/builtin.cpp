@@ -1,0 +1,32 @@
+// What the library has beside `plain`, by name.
+#include "tessera/fsdp/builtin.h"
+#include "plugins/collectives/encoded.h"
+#include "plugins/collectives/powersgd.h"
+
+namespace tessera::fsdp {
+
+using collectives::Encoded;
+using collectives::EncodedOptions;
+using collectives::Encoding;
+using collectives::PowerSgd;
+using comm::OpKind;
+
+void add_built_in_collectives(CollectiveRegistry& registry) {
+  const auto add_encoded = [&](const char* name, const EncodedOptions& options) {
+    registry.add(
+        options.collective, name, [options] { return std::make_unique<Encoded>(options); },
+        [options](const CollectiveSize& size) { return encoded_cost(options, size); });
+  };
+  for (const OpKind collective : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce}) {
+    add_encoded("bf16", {collective, Encoding::bf16});
+    add_encoded("int8", {collective, Encoding::int8});
+    if (collective != OpKind::all_gather) add_encoded("int8_feedback", {collective, Encoding::int8, true});
+  }
+  for (const auto& [name, rank] : {std::pair("powersgd", 4), std::pair("powersgd1", 1), std::pair("powersgd2", 2),
+                                   std::pair("powersgd8", 8), std::pair("powersgd16", 16)})
+    registry.add(
+        OpKind::all_reduce, name, [name = name, rank = rank] { return std::make_unique<PowerSgd>(name, rank); },
+        [rank = rank](const CollectiveSize& size) { return collectives::powersgd_cost(rank, size); });
+}
+
+}  // namespace tessera::fsdp

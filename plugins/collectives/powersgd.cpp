@@ -1,0 +1,281 @@
+#include "plugins/collectives/powersgd.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/base/error.h"
+
+namespace tessera::collectives {
+
+using base::Buffer;
+using base::DType;
+using base::Stream;
+using comm::OpKind;
+using comm::ReduceOp;
+using fsdp::CollectiveCall;
+using fsdp::Lease;
+using fsdp::Transfer;
+using fsdp::Works;
+
+namespace {
+
+/// A matrix [rows, columns], or a parameter that travels whole (rank 0), and where its numbers are.
+struct Piece {
+  std::size_t rows = 0, columns = 0;
+  std::size_t rank = 0;
+  std::size_t p = 0;  // in the first message: P, or the parameter
+  std::size_t q = 0;  // in the second: Q^T
+  std::size_t error = 0;
+  std::size_t count() const { return rows * columns; }
+};
+
+/// What is sent for a flat parameter: lengths are the same multiple for every rank.
+struct Packing {
+  std::vector<Piece> pieces;
+  std::size_t first = 0, first_used = 0;
+  std::size_t second = 0, second_used = 0;
+  std::size_t errors = 0;
+};
+
+Piece piece_of(const nn::Shape& shape, std::size_t rank) {
+  Piece piece{.rows = 1, .columns = 1};
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    (i == 0 ? piece.rows : piece.columns) *= static_cast<std::size_t>(shape[i]);
+  rank = std::min({rank, piece.rows, piece.columns});
+  if (rank * (piece.rows + piece.columns) < piece.count()) piece.rank = rank;
+  return piece;
+}
+
+Packing pack(std::span<const nn::Shape> shapes, int rank, int ranks) {
+  Packing packing;
+  for (const nn::Shape& shape : shapes) {
+    Piece piece = piece_of(shape, static_cast<std::size_t>(rank));
+    piece.p = packing.first_used;
+    piece.q = packing.second_used;
+    piece.error = packing.errors;
+    packing.first_used += piece.rank > 0 ? piece.rank * piece.rows : piece.count();
+    packing.second_used += piece.rank * piece.columns;
+    if (piece.rank > 0) packing.errors += piece.count();
+    packing.pieces.push_back(piece);
+  }
+  const auto round_up = [multiple = static_cast<std::size_t>(ranks) * 8](std::size_t count) {
+    return (count + multiple - 1) / multiple * multiple;
+  };
+  packing.first = round_up(packing.first_used);
+  packing.second = round_up(packing.second_used);
+  return packing;
+}
+
+/// Columns of p[rows, rank] become orthonormal. One that depends on those before it says nothing: another takes its
+/// place, drawn from its number, so that a direction that was lost (of a gradient that was zero) can come back.
+void orthonormalize(float* p, std::size_t rows, std::size_t rank) {
+  constexpr double kDependent = 1e-6;
+  std::vector<float> fresh;
+  for (std::size_t column = 0; column < rank; ++column) {
+    const auto dot = [&](std::size_t a, std::size_t b) {
+      double sum = 0;
+      for (std::size_t i = 0; i < rows; ++i) sum += static_cast<double>(p[i * rank + a]) * p[i * rank + b];
+      return sum;
+    };
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      const double before = std::sqrt(dot(column, column));
+      for (int pass = 0; pass < 2; ++pass)  // the second takes off what rounding left
+        for (std::size_t other = 0; other < column; ++other) {
+          const double along = dot(column, other);
+          for (std::size_t i = 0; i < rows; ++i)
+            p[i * rank + column] = static_cast<float>(p[i * rank + column] - along * p[i * rank + other]);
+        }
+      const double norm = std::sqrt(dot(column, column));
+      if (std::isnan(norm) || std::isinf(norm)) return;  // of such a gradient nothing can be made: it shows
+      if (norm > kDependent * before) {
+        for (std::size_t i = 0; i < rows; ++i) p[i * rank + column] = static_cast<float>(p[i * rank + column] / norm);
+        break;
+      }
+      fresh.resize(rows);
+      nn::fill_normal({"fresh", static_cast<std::uint64_t>(attempt), column * rows, (column + 1) * rows}, 0.0F, 1.0F,
+                      fresh.data());
+      for (std::size_t i = 0; i < rows; ++i) p[i * rank + column] = fresh[i];
+    }
+  }
+}
+
+/// What of the result is a rank's own share, in units of its matrix.
+double share_of(const ReduceOp& op, int ranks) {
+  if (op.kind == ReduceOp::Kind::sum) return 1.0 / ranks;
+  if (op.kind == ReduceOp::Kind::avg) return op.scalar == 0 ? 1.0 : op.scalar / ranks;
+  throw base::Unsupported("powersgd adds and averages; " + std::string(comm::name_of(op.kind)) + " needs plain");
+}
+
+}  // namespace
+
+/// From step to step, of one flat parameter.
+struct PowerSgd::Carried {
+  std::string name;
+  Packing packing;
+  Buffer errors;  // of all matrices; M while a step is under way
+  Lease q;        // Q^T of all matrices: the second message
+  float* error(const Piece& piece) const { return static_cast<float*>(errors.data()) + piece.error; }
+  float* q_of(const Piece& piece) const { return static_cast<float*>(q.data()) + piece.q; }
+};
+
+struct PowerSgd::Flight {
+  comm::Communicator& channel;
+  const Transfer transfer;
+  const ReduceOp op;
+  comm::OpOptions options;
+  fsdp::Copier& copier;
+  const Carried& carried;
+  Lease first;
+  float* p(const Piece& piece) const { return static_cast<float*>(first.data()) + piece.p; }
+  float* gradient(std::size_t entry) const {
+    return static_cast<float*>(transfer.out.data) + transfer.flat->entries[entry].offset;
+  }
+  comm::View view(void* data, std::size_t count) const { return {data, count, DType::f32, transfer.out.device}; }
+  nn::kernels::LinearShape shape(const Piece& piece) const {
+    return {.rows = piece.rows, .in = piece.columns, .out = piece.rank};
+  }
+};
+
+PowerSgd::PowerSgd(std::string name, int rank, bool feedback)
+    : name_(std::move(name)), rank_(rank), feedback_(feedback) {}
+PowerSgd::~PowerSgd() = default;
+
+fsdp::CollectiveCapabilities PowerSgd::capabilities() const {
+  return {.exact = false, .linear = false, .whole = true, .carries_state = true, .dtypes = {DType::f32}};
+}
+
+void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
+  context_ = &setup.context;
+  buffers_ = &setup.buffers;
+  if (!setup.transfers.empty() && context_->device().type != base::DeviceType::cpu)
+    throw base::Unsupported(name_ + ": has no kernels for device " + base::name_of(context_->device()) +
+                            "; choose another collective, or --device cpu");
+  for (const fsdp::PlannedTransfer& transfer : setup.transfers) {
+    std::vector<nn::Shape> shapes;
+    for (const fsdp::FlatEntry& entry : transfer.flat->entries) shapes.push_back(entry.parameter->shape());
+    Carried carried{.name = transfer.name, .packing = pack(shapes, rank_, transfer.ranks)};
+    carried.errors =
+        context_->memory().allocate(carried.packing.errors * sizeof(float), base::MemoryUse::communication);
+    carried.q = buffers_->acquire(carried.packing.second * sizeof(float), transfer.name, context_->stream());
+    carried_.emplace(transfer.flat, std::move(carried));
+  }
+  clear_state(context_->stream());
+}
+
+Works PowerSgd::run(const CollectiveCall& call) {
+  std::vector<std::shared_ptr<Flight>> flights;
+  Works works;  // before the flights in destruction: their memory is in use until then
+  Stream& stream = *call.options.after;
+  nn::Kernels<float>& kernels = context_->kernels<float>(name_);
+  for (const Transfer& transfer : call.transfers) {
+    if (transfer.in.data != transfer.out.data) throw base::InvalidUsage(name_ + ": reduces in place");
+    share_of(call.op, call.channel.size());  // says what it can't do before anything is sent
+    const Carried& carried = carried_.at(transfer.flat);
+    const Packing& packing = carried.packing;
+    auto flight =
+        std::make_shared<Flight>(Flight{call.channel, transfer, call.op, call.options, call.copier, carried, Lease()});
+    flight->first = buffers_->acquire(packing.first * sizeof(float), std::string(call.options.label), stream);
+    for (std::size_t i = 0; i < packing.pieces.size(); ++i) {
+      const Piece& piece = packing.pieces[i];
+      if (piece.rank == 0) {
+        call.copier.copy(stream, flight->p(piece), flight->gradient(i), piece.count() * sizeof(float));
+        continue;
+      }
+      float* const m = carried.error(piece);
+      kernels.assign(stream, {flight->gradient(i), m, piece.count(), feedback_});
+      kernels.linear_forward(
+          stream, {.shape = flight->shape(piece), .x = m, .weight = carried.q_of(piece), .y = flight->p(piece)});
+    }
+    context_->runtime().fill(stream, static_cast<float*>(flight->first.data()) + packing.first_used, 0,
+                             (packing.first - packing.first_used) * sizeof(float));
+    const comm::View first = flight->view(flight->first.data(), packing.first);
+    works.add(call.channel.all_reduce(first, first, call.op, call.options));
+    stats_.raw += plain_bytes(OpKind::all_reduce, transfer, call.channel.size());
+    for (const std::size_t count : {packing.first, packing.second})
+      stats_.sent += comm::direct_bytes_sent(OpKind::all_reduce, count, sizeof(float), call.channel.size(), 0);
+    flights.push_back(std::move(flight));
+  }
+  works.then([this, flights](Stream& then) {
+    Works second;
+    for (const auto& flight : flights) sum_q(*flight, then, second);
+    second.then([this, flights](Stream& last) {
+      for (const auto& flight : flights) finish(*flight, last);
+      return Works();
+    });
+    return second;
+  });
+  return works;
+}
+
+/// P is there; Q of the matrices that it was made of.
+void PowerSgd::sum_q(Flight& flight, Stream& stream, Works& works) {
+  const Packing& packing = flight.carried.packing;
+  if (packing.second == 0) return;
+  nn::Kernels<float>& kernels = context_->kernels<float>(name_);
+  for (const Piece& piece : packing.pieces) {
+    if (piece.rank == 0) continue;
+    float* const p = flight.p(piece);
+    stream.run([p, rows = piece.rows, rank = piece.rank] { orthonormalize(p, rows, rank); });
+    kernels.linear_backward(stream, {.shape = flight.shape(piece),
+                                     .x = flight.carried.error(piece),
+                                     .dy = p,
+                                     .dweight = flight.carried.q_of(piece)});
+  }
+  const comm::View second = flight.view(flight.carried.q.data(), packing.second);
+  flight.options.after = &stream;
+  works.add(flight.channel.all_reduce(second, second, flight.op, flight.options));
+}
+
+/// P and Q are there: their product is the result, and what it isn't is kept.
+void PowerSgd::finish(Flight& flight, Stream& stream) {
+  nn::Kernels<float>& kernels = context_->kernels<float>(name_);
+  const double share = share_of(flight.op, flight.channel.size());
+  const Packing& packing = flight.carried.packing;
+  for (std::size_t i = 0; i < packing.pieces.size(); ++i) {
+    const Piece& piece = packing.pieces[i];
+    float* const out = flight.gradient(i);
+    if (piece.rank == 0) {
+      flight.copier.copy(stream, out, flight.p(piece), piece.count() * sizeof(float));
+      continue;
+    }
+    kernels.linear_backward(
+        stream, {.shape = flight.shape(piece), .weight = flight.carried.q_of(piece), .dy = flight.p(piece), .dx = out});
+    if (feedback_)
+      kernels.scale(stream, {out, static_cast<float>(-share), flight.carried.error(piece), piece.count(), true});
+  }
+  flight.first.give_back(stream.record());
+}
+
+std::vector<fsdp::CollectivePlugin::State> PowerSgd::state() {
+  std::vector<State> all;
+  for (const auto& [flat, carried] : carried_) {
+    if (carried.packing.second == 0) continue;
+    all.push_back({carried.name + "/q", static_cast<float*>(carried.q.data()), carried.packing.second});
+    if (feedback_)
+      all.push_back({carried.name + "/error", static_cast<float*>(carried.errors.data()), carried.packing.errors});
+  }
+  return all;
+}
+
+void PowerSgd::clear_state(Stream& stream) {
+  for (const auto& [flat, carried] : carried_) {
+    context_->runtime().fill(stream, carried.errors.data(), 0, carried.errors.bytes());
+    context_->runtime().fill(stream, carried.q.data(), 0, carried.q.bytes());
+    for (std::size_t i = 0; i < carried.packing.pieces.size(); ++i) {
+      const Piece& piece = carried.packing.pieces[i];
+      const std::string& parameter = flat->entries[i].parameter->name();  // any beginning does, the same on every rank
+      const nn::StreamRange numbers{nn::tensor_stream(0, parameter), 0, piece.rank * piece.columns};
+      context_->kernels<float>(name_).fill_normal(stream, {numbers, 0.0F, 1.0F, carried.q_of(piece)});
+    }
+  }
+}
+
+fsdp::CollectiveCost powersgd_cost(int rank, const fsdp::CollectiveSize& size) {
+  const Packing packing = pack(size.shapes, rank, size.ranks);
+  const auto bytes = [&](std::size_t count) {
+    return comm::direct_bytes_sent(OpKind::all_reduce, count, sizeof(float), size.ranks, 0);
+  };
+  return {packing.second == 0 ? 1U : 2U, bytes(packing.first) + bytes(packing.second)};
+}
+
+}  // namespace tessera::collectives

@@ -1,0 +1,10 @@
+// The collective plug-ins that the build puts into the library beside `plain`: plugins/collectives.
+#pragma once
+
+#include "tessera/fsdp/collective.h"
+
+namespace tessera::fsdp {
+
+void add_built_in_collectives(CollectiveRegistry& registry);
+
+}  // namespace tessera::fsdp

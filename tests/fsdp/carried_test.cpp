@@ -1,0 +1,119 @@
+// What collective plug-ins carry from step to step is saved with the rest: resumed is uninterrupted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tessera/fsdp/checkpoint.h"
+#include "tests/harness/training.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using harness::engine_for;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using nn::test::TemporaryFolder;
+using testing::HasSubstr;
+
+struct Case {
+  const char* strategy;
+  int ranks;
+  const char* reduce_scatter;
+  const char* all_reduce;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.strategy << " on " << c.ranks << " ranks"; }
+};
+
+TrainingSpec spec_for(const Case& c) {
+  TrainingSpec spec;
+  spec.ranks = c.ranks;
+  spec.steps = 5;
+  spec.global_batch = 12;
+  spec.engine = engine_for(c.strategy);
+  spec.engine.strategy.reduce_scatter = c.reduce_scatter;
+  spec.engine.strategy.all_reduce = c.all_reduce;
+  return spec;
+}
+
+/// Saves after the second step.
+TrainingSpec saving(TrainingSpec spec, const std::string& folder) {
+  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
+  auto mutex = std::make_shared<std::mutex>();
+  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(*mutex);
+    (*controls)[control.rank()] = &control;
+  };
+  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step != 1) return;
+    comm::HostExchange control(*controls->at(rank), model.context().runtime());
+    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = true});
+    writer.save({});
+    writer.finish();
+  };
+  return spec;
+}
+
+struct Resumed {
+  TrainingRecord record;
+  std::string dropped;
+};
+
+Resumed resume(TrainingSpec spec, const std::string& folder, bool forget = false) {
+  Resumed resumed;
+  std::mutex mutex;
+  spec.first_step = 2;
+  spec.seed += 1;  // other initial values: all must come from the checkpoint
+  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+    Checkpoint checkpoint(folder);
+    const RestoreReport report = restore(engine, checkpoint);
+    EXPECT_TRUE(checkpoint.verify().empty());
+    if (forget) engine.fill_carried({});
+    const std::lock_guard lock(mutex);
+    if (control.rank() == 0) resumed.dropped = report.dropped;
+  };
+  resumed.record = train(spec);
+  return resumed;
+}
+
+class Carried : public testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(Plugins, Carried,
+                         testing::Values(Case{"ddp", 2, "plain", "powersgd"}, Case{"ddp", 3, "plain", "int8_feedback"},
+                                         Case{"fsdp", 2, "int8_feedback", "plain"},
+                                         Case{"hsdp", 4, "int8_feedback", "int8_feedback"}),
+                         [](const auto& test) {
+                           return std::string(test.param.strategy) + "_" + test.param.reduce_scatter + "_" +
+                                  test.param.all_reduce;
+                         });
+
+TEST_P(Carried, ComesBackWithACheckpoint) {
+  const TemporaryFolder folder;
+  const TrainingSpec spec = spec_for(GetParam());
+  const TrainingRecord whole = train(saving(spec, folder.path()));
+  const Resumed resumed = resume(spec, folder.path());
+  EXPECT_EQ(resumed.dropped, "");
+  EXPECT_EQ(resumed.record.parameters, whole.parameters);
+  // The negative control: without it the bits are others.
+  EXPECT_NE(resume(spec, folder.path(), true).record.parameters, whole.parameters);
+}
+
+TEST_P(Carried, IsDroppedWithALineWhereItDoesNotFit) {
+  const TemporaryFolder folder;
+  train(saving(spec_for(GetParam()), folder.path()));
+  Case fewer = GetParam();
+  fewer.ranks = fewer.ranks == 2 ? 4 : 2;
+  EXPECT_THAT(resume(spec_for(fewer), folder.path()).dropped, HasSubstr("they begin anew"));
+  const Case plain{GetParam().strategy, GetParam().ranks, "plain", "plain"};
+  EXPECT_THAT(resume(spec_for(plain), folder.path()).dropped, HasSubstr("they begin anew"));
+}
+
+TEST(CarriedByNothing, IsNothingToSpeakOf) {
+  const TemporaryFolder folder;
+  train(saving(spec_for({"fsdp", 2, "plain", "plain"}), folder.path()));
+  EXPECT_EQ(resume(spec_for({"fsdp", 3, "int8", "plain"}), folder.path()).dropped, "");
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

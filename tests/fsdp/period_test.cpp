@@ -1,0 +1,275 @@
+// Replicas that go their own way for a period of steps, and then meet.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "tessera/fsdp/checkpoint.h"
+#include "tests/harness/training.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using nn::test::TemporaryFolder;
+using testing::HasSubstr;
+using Values = std::map<std::string, std::vector<float>>;
+
+TrainingSpec spec_for(const std::string& strategy, const std::string& mesh, int steps_apart, int steps) {
+  TrainingSpec spec;
+  spec.engine.strategy = with_period(strategy_named(strategy), {.steps = steps_apart});
+  spec.engine.mesh = parse_mesh(mesh);
+  spec.ranks = spec.engine.mesh->size();
+  spec.global_batch = 12;
+  spec.steps = steps;
+  return spec;
+}
+
+TrainingSpec with_sgd(TrainingSpec spec) {
+  spec.engine.optimizer = {.kind = nn::OptimizerConfig::Kind::sgd};
+  spec.lr = 0.1;
+  return spec;
+}
+
+/// What every rank shows after every step: [step][rank].
+std::vector<std::vector<Values>> shown(TrainingSpec spec, bool meet_at_the_end = false) {
+  std::mutex mutex;
+  std::vector<std::vector<Values>> all(static_cast<std::size_t>(spec.steps),
+                                       std::vector<Values>(static_cast<std::size_t>(spec.ranks)));
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
+    if (meet_at_the_end && step + 1 == spec.steps) engine.meet_replicas();
+    Values mine;
+    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+      mine[parameter.name()].assign(values.begin(), values.end());
+    });
+    const std::lock_guard lock(mutex);
+    all[static_cast<std::size_t>(step)][static_cast<std::size_t>(rank)] = std::move(mine);
+  };
+  train(spec);
+  return all;
+}
+
+double distance(const Values& a, const Values& b) {
+  double most = 0;
+  for (const auto& [name, values] : a)
+    for (std::size_t i = 0; i < values.size(); ++i)
+      most = std::max(most, std::abs(static_cast<double>(values[i]) - b.at(name)[i]));
+  return most;
+}
+
+bool all_equal(const std::vector<Values>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](const Values& v) { return v == ranks[0] && !v.empty(); });
+}
+
+struct Case {
+  const char* strategy;
+  const char* mesh;
+  base::DType dtype = base::DType::f32;
+  const char* all_reduce = "plain";
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.strategy << " " << c.mesh; }
+};
+
+class Periods : public testing::TestWithParam<Case> {
+ protected:
+  static TrainingSpec spec(int steps_apart, int steps) {
+    TrainingSpec spec = spec_for(GetParam().strategy, GetParam().mesh, steps_apart, steps);
+    spec.dtype = GetParam().dtype;
+    spec.engine.strategy.all_reduce = GetParam().all_reduce;
+    return spec;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Strategies, Periods,
+                         testing::Values(Case{"diloco", "2x1"}, Case{"diloco", "2x2"}, Case{"local_sgd", "3x1"},
+                                         Case{"local_sgd", "1x2"}, Case{"diloco", "2x1", base::DType::bf16},
+                                         Case{"diloco", "3x1", base::DType::f32, "int8_feedback"},
+                                         Case{"diloco", "2x1", base::DType::f32, "powersgd"},
+                                         Case{"local_sgd", "3x2", base::DType::bf16, "int8"}),
+                         [](const auto& test) {
+                           const Case& c = test.param;
+                           return std::string(c.strategy) + c.mesh + "_" + std::string(base::name_of(c.dtype)) + "_" +
+                                  c.all_reduce;
+                         });
+
+TEST_P(Periods, EndWithEqualParametersAndDifferWithin) {
+  const auto steps = shown(spec(2, 5), true);
+  const bool alone = GetParam().mesh[0] == '1';
+  for (const std::size_t met : {1U, 3U, 4U}) EXPECT_TRUE(all_equal(steps[met])) << met;
+  for (const std::size_t within : {0U, 2U}) EXPECT_EQ(all_equal(steps[within]), alone) << within;
+}
+
+TEST_P(Periods, CostWhatTheFormulaSays) {
+  const TrainingSpec given = spec(2, 5);
+  const TrainingRecord record = train(given);
+  const Precision precision = make_precision(GetParam().dtype, {});
+  const auto formula = communication_formula(given.engine.strategy, record.mesh, record.unit_sizes, precision);
+  std::int64_t padded = 0;
+  for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
+  const ModelStateBytes memory = model_state_formula(given.engine.strategy, record.mesh, padded, 2, precision);
+  for (std::size_t rank = 0; rank < record.later_by_rank.size(); ++rank) {
+    const EngineTraffic& later = record.later_by_rank[rank];  // of four steps, with two meetings
+    EXPECT_EQ(later.all_gather.bytes_sent, 4 * formula.bytes.all_gather);
+    EXPECT_EQ(later.reduce_scatter.bytes_sent, 4 * formula.bytes.reduce_scatter);
+    EXPECT_NEAR(static_cast<double>(later.all_reduce.bytes_sent), 4.0 * static_cast<double>(formula.bytes.all_reduce),
+                4);
+    EXPECT_EQ(later.all_reduce.calls / 4, formula.calls.all_reduce);
+    EXPECT_EQ(record.model_state[rank][2], memory.optimizer);
+  }
+  EXPECT_EQ(record.copied_bytes > 0, std::string(GetParam().all_reduce) == "powersgd");
+  if (std::string(GetParam().all_reduce) != "plain") return;
+  const auto replicas = static_cast<std::uint64_t>(record.mesh.size_of(kReplicateAxis));
+  const auto shards = static_cast<std::uint64_t>(record.mesh.size_of(kShardAxis));
+  const std::uint64_t whole = static_cast<std::uint64_t>(padded) / shards * 4;
+  EXPECT_EQ(formula.bytes.all_reduce, 2 * (whole / replicas * (replicas - 1)) / 2) << "2 c(R) b Psi / S / H";
+}
+
+TEST_P(Periods, LazyStreamsGiveTheSameBits) {
+  TrainingSpec given = spec(2, 5);
+  given.engine.clip_norm = 0.5;
+  given.engine.poison = true;
+  const TrainingRecord eager = train(given);
+  given.lazy_streams = true;
+  EXPECT_TRUE(same_bits(eager, train(given)));
+}
+
+/// Meeting after every step, as the mean, is averaging gradients where the inner step is a plain one.
+TEST(LocalSgd, OfOneStepAveragesGradients) {
+  TrainingSpec ddp = with_sgd(spec_for("local_sgd", "4x1", 1, 5));
+  ddp.engine.strategy = strategy_named("ddp");
+  ddp.engine.mesh = MeshShape::grid(1, 4);
+  const Values averaged = train(ddp).parameters;
+  EXPECT_LT(distance(train(with_sgd(spec_for("local_sgd", "4x1", 1, 5))).parameters, averaged), 6e-7)
+      << "5 steps, each within an ulp of values up to 1";
+  // The negative controls: seldom, and with another outer step.
+  EXPECT_GT(distance(train(with_sgd(spec_for("local_sgd", "4x1", 5, 5))).parameters, averaged), 2e-5);
+  EXPECT_GT(distance(train(with_sgd(spec_for("diloco", "4x1", 1, 5))).parameters, averaged), 2e-5);
+}
+
+/// theta - lr (1 + momentum) (theta - mean), after the first period.
+TEST(DiLoCo, TakesTheOuterStepOfItsPaper) {
+  const auto start = shown([] {
+    TrainingSpec spec = spec_for("diloco", "3x1", 100, 1);
+    spec.lr = 1e-30;
+    return spec;
+  }());
+  const auto apart = shown(spec_for("diloco", "3x1", 100, 3));
+  const auto met = shown(spec_for("diloco", "3x1", 3, 3));
+  double worst = 0, moved = 0;
+  for (const auto& [name, theta] : start[0][0])
+    for (std::size_t i = 0; i < theta.size(); ++i) {
+      double mean = 0;
+      for (const Values& replica : apart[2]) mean += static_cast<double>(replica.at(name)[i]) / 3;
+      const double expected = theta[i] - 0.7 * 1.9 * (theta[i] - mean);
+      worst = std::max(worst, std::abs(met[2][0].at(name)[i] - expected));
+      moved = std::max(moved, std::abs(theta[i] - mean));
+    }
+  EXPECT_LT(worst, 1e-6);
+  EXPECT_GT(moved, 1e-2);
+}
+
+TEST(Period, ClippingAndNormsAreEachReplicasOwn) {
+  TrainingSpec spec = spec_for("diloco", "2x2", 2, 4);
+  spec.engine.clip_norm = 0.5;
+  const TrainingRecord record = train(spec);
+  EXPECT_THAT(record.norms, testing::Each(testing::Gt(0.5)));
+  EXPECT_TRUE(all_equal(shown(spec)[3]));
+}
+
+TEST(Period, WhatCannotBeIsRefused) {
+  const auto refusal = [](const std::function<void(TrainingSpec&)>& spoil) -> std::string {
+    TrainingSpec spec = spec_for("diloco", "2x1", 2, 1);
+    spoil(spec);
+    try {
+      train(spec);
+    } catch (const base::Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto sync = [](TrainingSpec& spec) -> Sync& { return spec.engine.strategy.sync.at(kReplicateAxis); };
+  EXPECT_EQ(refusal([](TrainingSpec&) {}), "");
+  EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).period = 0; }), HasSubstr("a period of 0 steps"));
+  EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).outer.momentum = 1; }), HasSubstr("momentum"));
+  EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).what = Sync::What::gradient; }), HasSubstr("once in a period"));
+  EXPECT_THAT(refusal([&](TrainingSpec& s) { s.engine.scales_loss = true; }), HasSubstr("skip different steps"));
+  EXPECT_THAT(
+      refusal([](TrainingSpec& s) { s.engine.strategy.sync[kShardAxis] = s.engine.strategy.sync[kReplicateAxis]; }),
+      HasSubstr("only replicas"));
+  EXPECT_THROW(with_period(strategy_named("ddp"), {}), base::InvalidUsage);
+  TrainingSpec offloaded = spec_for("diloco", "2x1", 2, 1);
+  offloaded.runtime = harness::make_guarded_device({});
+  offloaded.engine.cpu_offload = true;
+  EXPECT_THROW(train(offloaded), base::Unsupported);
+}
+
+TEST(Period, ADevicesMemoryIsNotTouchedByTheHost) {
+  TrainingSpec spec = spec_for("diloco", "2x2", 2, 4);
+  const TrainingRecord host = train(spec);
+  spec.runtime = harness::make_guarded_device({.lazy = true});
+  EXPECT_TRUE(same_bits(host, train(spec)));
+}
+
+// --- checkpoints within a period
+
+TrainingSpec saving(TrainingSpec spec, const std::string& folder) {
+  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
+  auto mutex = std::make_shared<std::mutex>();
+  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(*mutex);
+    (*controls)[control.rank()] = &control;
+  };
+  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step != 3) return;
+    comm::HostExchange control(*controls->at(rank), model.context().runtime());
+    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = false});
+    writer.save({});
+  };
+  return spec;
+}
+
+TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string* dropped, bool forget = false) {
+  spec.first_step = 4;
+  spec.seed += 1;  // other initial values: all must come from the checkpoint
+  spec.before_training = [=](Engine& engine, comm::Communicator& control) {
+    Checkpoint checkpoint(folder);
+    const RestoreReport report = restore(engine, checkpoint);
+    if (forget) engine.fill_carried({});
+    if (control.rank() == 0) *dropped = report.dropped;
+  };
+  return spec;
+}
+
+TEST_P(Periods, GoOnFromACheckpointWithin) {
+  const TemporaryFolder folder;
+  std::string dropped;
+  const TrainingSpec given = spec(3, 8);  // saved after 4 steps, met after 3 and 6
+  const TrainingRecord whole = train(saving(given, folder.path()));
+  EXPECT_EQ(train(resuming(given, folder.path(), &dropped)).parameters, whole.parameters);
+  EXPECT_EQ(dropped, "");
+  // The negative control: from where they met last.
+  EXPECT_NE(train(resuming(given, folder.path(), &dropped, true)).parameters, whole.parameters);
+}
+
+TEST(PeriodicCheckpoints, OtherWorldsBeginWhereTheReplicasMetLast) {
+  const TemporaryFolder folder;
+  std::string dropped;
+  const auto steps = shown(spec_for("diloco", "2x1", 3, 3));
+  train(saving(spec_for("diloco", "2x1", 3, 5), folder.path()));
+  for (const char* strategy : {"ddp", "diloco"}) {
+    TrainingSpec other = spec_for("diloco", "4x1", 3, 4);
+    if (std::string(strategy) == "ddp") {
+      other.engine.strategy = strategy_named("ddp");
+      other.engine.mesh = MeshShape::grid(1, 4);
+    }
+    EXPECT_EQ(train(resuming(other, folder.path(), &dropped)).parameters, steps[2][0]) << strategy;
+    EXPECT_THAT(dropped, HasSubstr("begin anew"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

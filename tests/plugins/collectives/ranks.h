@@ -1,0 +1,128 @@
+// A plug-in between ranks that are threads, without an engine around it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "tessera/comm/context.h"
+#include "tessera/fsdp/collective.h"
+
+namespace tessera::collectives {
+
+using comm::OpKind;
+using comm::ReduceOp;
+using fsdp::CollectivePlugin;
+using fsdp::FlatLayout;
+
+/// One flat parameter that has these parameters.
+inline FlatLayout layout_of(nn::Context& context, const std::vector<nn::Shape>& shapes, int ranks) {
+  std::vector<std::shared_ptr<nn::Parameter>> parameters;
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    parameters.push_back(
+        std::make_shared<nn::Parameter>(context, "p" + std::to_string(i), shapes[i], nn::Init::zeros()));
+  return fsdp::make_layouts(parameters, ranks).at(0);
+}
+
+inline std::vector<float> normals(const std::string& name, std::size_t count) {
+  std::vector<float> values(count);
+  nn::fill_normal({name, 0, 0, count}, 0.0F, 1.0F, values.data());
+  return values;
+}
+
+struct World {
+  int ranks = 2;
+  std::string backend = "shm";
+  bool lazy = false;
+};
+
+/// A rank with a plug-in that carries `collective` of one flat parameter.
+class Bench {
+ public:
+  Bench(comm::Communicator& channel, const World& world, OpKind collective, const std::vector<nn::Shape>& shapes,
+        std::unique_ptr<CollectivePlugin> plugin)
+      : channel_(channel),
+        collective_(collective),
+        context_({.threads = 1,
+                  .ledger = channel.ledger(),
+                  .memory = {},
+                  .make_stream = world.lazy ? base::make_lazy_stream : nullptr,
+                  .device = {},
+                  .runtime = nullptr}),
+        start_(context_.make_stream()),
+        buffers_(
+            context_.ledger(), base::MemoryUse::communication,
+            [&](std::size_t bytes) { return channel.allocate(bytes, comm::MemoryKind::host, std::nullopt); },
+            [this](const base::Event& released, void* data, std::size_t bytes) {  // who reads too late reads NaN
+              start_->wait(released);
+              context_.runtime().fill(*start_, data, 0xFF, bytes);
+              return start_->record();
+            }),
+        copier_(context_.runtime()),
+        layout_(layout_of(context_, shapes, channel.size())),
+        plugin_(std::move(plugin)) {
+    const std::vector<fsdp::PlannedTransfer> planned = {
+        {"unit", &layout_, base::DType::f32, layout_.padded, channel.size()}};
+    plugin_->prepare({collective, context_, buffers_, planned});
+    context_.stream().synchronize();
+  }
+
+  std::size_t padded() const { return static_cast<std::size_t>(layout_.padded); }
+  const FlatLayout& layout() const { return layout_; }
+  CollectivePlugin& plugin() { return *plugin_; }
+  comm::Communicator& channel() { return channel_; }
+  nn::Context& context() { return context_; }
+  std::uint64_t copied() const { return copier_.copied_bytes(); }
+
+  /// `in` is this rank's; gives the result. all_reduce is in place.
+  std::vector<float> run(const std::vector<float>& in, ReduceOp op = ReduceOp::sum()) {
+    const auto ranks = static_cast<std::size_t>(channel_.size());
+    std::vector<float> out(in);
+    if (collective_ == OpKind::all_gather) out.assign(in.size() * ranks, NAN);
+    if (collective_ == OpKind::reduce_scatter) out.assign(in.size() / ranks, NAN);
+    const bool in_place = collective_ == OpKind::all_reduce;
+    const std::vector<fsdp::Transfer> transfers = {
+        {comm::view_of(in_place ? out.data() : const_cast<float*>(in.data()), in.size()),
+         comm::view_of(out.data(), out.size()), &layout_}};
+    fsdp::Works works = plugin_->run({channel_, transfers, op, {.after = start_.get(), .label = "unit"}, copier_});
+    works.wait_on(context_.stream());
+    context_.stream().synchronize();
+    return out;
+  }
+
+ private:
+  comm::Communicator& channel_;
+  const OpKind collective_;
+  nn::Context context_;
+  const std::unique_ptr<base::Stream> start_;
+  fsdp::LeasePool buffers_;
+  fsdp::Copier copier_;
+  FlatLayout layout_;
+  const std::unique_ptr<CollectivePlugin> plugin_;
+};
+
+/// body(bench) on every rank; what it returns, by rank.
+using Results = std::vector<std::vector<float>>;
+template <class Make>
+Results on_ranks(const World& world, OpKind collective, const std::vector<nn::Shape>& shapes, const Make& make,
+                 const std::function<std::vector<float>(Bench&)>& body) {
+  Results results(static_cast<std::size_t>(world.ranks));
+  comm::Config config;
+  config.backend = world.backend;
+  config.timeout = std::chrono::seconds(60);
+  config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
+  comm::run_threads(world.ranks, config, [&](comm::Communicator& channel) {
+    Bench bench(channel, world, collective, shapes, make());
+    results[static_cast<std::size_t>(channel.rank())] = body(bench);
+  });
+  return results;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace tessera::collectives

@@ -1,76 +1,20 @@
 // What PyTorch's own tests of FSDP2 assert, as properties of this engine, over shared memory and over sockets. Each
-// test is named after its property; the files beside this one look closer, with the controls.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+// test is named after its property; the files beside this one look closer, with the controls. P01 to P09.
 #include <cmath>
 
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/ops/arithmetic.h"
 #include "tessera/nn/ops/cross_entropy.h"
-#include "tests/harness/training.h"
+#include "tests/fsdp/acceptance.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using base::DType;
-using base::EventKind;
-using base::MemoryUse;
-using harness::engine_for;
-using harness::same_bits;
-using harness::train;
-using harness::TrainingRecord;
-using harness::TrainingSpec;
-using testing::HasSubstr;
-
-const std::vector<std::string> kStrategies = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
-
-class Acceptance : public testing::TestWithParam<std::tuple<std::string, int>> {
- protected:
-  std::string backend() const { return std::get<0>(GetParam()); }
-  int ranks() const { return std::get<1>(GetParam()); }
-
-  TrainingSpec spec(const std::string& strategy) const {
-    TrainingSpec spec;
-    spec.backend = backend();
-    spec.ranks = ranks();
-    spec.global_batch = 2 * ranks();
-    spec.model.layers = 3;
-    spec.engine = engine_for(strategy);
-    spec.engine.measure_norm = true;
-    return spec;
-  }
-  /// Those that this world has a mesh for.
-  std::vector<std::string> strategies() const {
-    std::vector<std::string> names = kStrategies;
-    if (ranks() % 2 != 0) names.pop_back();
-    return names;
-  }
-};
-
-INSTANTIATE_TEST_SUITE_P(Worlds, Acceptance,
-                         testing::Combine(testing::Values("shm", "tcp"), testing::Values(1, 2, 3, 4)),
-                         [](const auto& test) {
-                           return std::get<0>(test.param) + "_" + std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, Acceptance, acceptance_worlds(), acceptance_name);
 
 class AcceptanceOfSeven : public Acceptance {};
 INSTANTIATE_TEST_SUITE_P(Worlds, AcceptanceOfSeven, testing::Combine(testing::Values("shm", "tcp"), testing::Values(7)),
                          [](const auto& test) { return std::get<0>(test.param); });
-
-/// Sizes that no world divides.
-nn::ModelConfig odd_model() {
-  nn::ModelConfig model = nn::preset("gpt-nano");
-  model.name = "odd";
-  model.layers = 3;
-  model.width = 36;
-  model.heads = model.kv_heads = 3;
-  model.head_dim = 12;
-  model.hidden = 4 * 36;
-  model.vocabulary = 257;
-  model.context = 17;
-  return model;
-}
 
 void expect_parity(TrainingSpec spec, const std::vector<std::string>& strategies, const std::string& decorators = "") {
   spec.model = odd_model();
@@ -270,174 +214,6 @@ TEST_P(Acceptance, P09_ClippingByAnyNormTakesOneReductionPerAxis) {
       EXPECT_EQ(record.all_later.control.calls, (orders + norms) * static_cast<unsigned>(one.steps - 1)) << name;
     }
   }
-}
-
-/// Which types are sent.
-class Typed final : public CollectivePlugin {
- public:
-  Typed(comm::OpKind kind, std::set<std::pair<comm::OpKind, DType>>& seen, std::mutex& mutex)
-      : kind_(kind), seen_(seen), mutex_(mutex) {}
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& t : call.transfers) {
-      {
-        const std::lock_guard lock(mutex_);
-        seen_.insert({kind_, t.in.dtype});
-      }
-      works.add(kind_ == comm::OpKind::all_gather ? call.channel.all_gather(t.in, t.out, call.options)
-                                                  : call.channel.reduce_scatter(t.in, t.out, call.op, call.options));
-    }
-    return works;
-  }
-
- private:
-  const comm::OpKind kind_;
-  std::set<std::pair<comm::OpKind, DType>>& seen_;
-  std::mutex& mutex_;
-};
-
-TEST_P(Acceptance, P10_MixedPrecisionSendsTheTypesThatWereAskedFor) {
-  if (ranks() == 1) return;  // nothing is sent: P15
-  for (const std::optional<DType> reduce : {std::optional<DType>(), std::optional(DType::f32)}) {
-    std::set<std::pair<comm::OpKind, DType>> seen;
-    std::mutex mutex;
-    TrainingSpec one = spec("fsdp");
-    one.dtype = DType::bf16;
-    one.engine.reduce_dtype = reduce;
-    for (const auto kind : {comm::OpKind::all_gather, comm::OpKind::reduce_scatter})
-      one.engine.collectives.add(kind, "typed", [&, kind] { return std::make_unique<Typed>(kind, seen, mutex); });
-    one.engine.strategy.all_gather = one.engine.strategy.reduce_scatter = "typed";
-    train(one);
-    EXPECT_THAT(seen,
-                testing::UnorderedElementsAre(std::pair(comm::OpKind::all_gather, DType::bf16),
-                                              std::pair(comm::OpKind::reduce_scatter, reduce.value_or(DType::bf16))));
-  }
-}
-
-TEST_P(Acceptance, P11_OneRanksInfinityMakesAllSkip) {
-  for (const std::string& name : strategies()) {
-    TrainingSpec one = spec(name);
-    one.steps = 2;
-    one.engine.scales_loss = true;
-    std::mutex mutex;
-    std::set<bool> done;
-    one.after_backward = [](int, int step, Engine& engine, nn::CausalModel&) {
-      if (step != 1) return;
-      engine.visit_gradients([](const GradientRange& gradient) {  // on the ranks that hold that element
-        if (gradient.parameter.name() == "h.2.mlp.c_fc.weight" && gradient.range.begin == 0)
-          static_cast<float*>(gradient.data)[0] = INFINITY;
-      });
-    };
-    std::map<std::string, std::vector<float>> before, after;
-    one.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
-      auto& values = step == 0 ? before : after;
-      engine.visit([&](const nn::Parameter& p, std::span<const float> v) {
-        if (rank == 0) values[p.name()].assign(v.begin(), v.end());
-      });
-      const std::lock_guard lock(mutex);
-      if (step == 1) done.insert(std::isfinite(engine.grad_norm()));
-    };
-    train(one);
-    EXPECT_THAT(done, testing::ElementsAre(false)) << name;
-    EXPECT_TRUE(!before.empty() && before == after) << name;
-  }
-}
-
-// P12: checkpoint_test.cpp, and tests/tools/checkpoint_faults.
-
-TEST_P(Acceptance, P13_AnExceptionLeavesTheEngineUsable) {
-  for (const std::string& name : strategies()) {
-    TrainingSpec one = spec(name);
-    const TrainingRecord undisturbed = train(one);
-    one.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
-      struct Thrown {};
-      const auto batch = harness::make_batch(model.context(), one, step, rank);
-      nn::Tape tape;
-      const nn::TapeScope recording(model.context(), &tape);
-      const nn::Tensor loss = model.loss(batch.tokens, batch.targets);
-      tape.record("throws", loss, [] { throw Thrown{}; });
-      EXPECT_THROW(tape.backward(loss), Thrown);
-      engine.reset();
-    };
-    EXPECT_TRUE(same_bits(undisturbed, train(one))) << name;
-  }
-}
-
-// P14: order_test.cpp.
-
-TEST_P(Acceptance, P15_OneRankCallsNoCollective) {
-  if (ranks() > 1) return;
-  for (const std::string& name : kStrategies) {
-    TrainingSpec one = spec(name);
-    one.engine.clip_norm = 1;
-    const EngineTraffic t = train(one).all_later;
-    EXPECT_EQ(t.all_gather.calls + t.reduce_scatter.calls + t.all_reduce.calls + t.control.calls, 0U) << name;
-  }
-}
-
-/// reduce_scatter by all_reduce: each rank uses its slice.
-class Lowered final : public CollectivePlugin {
- public:
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& t : call.transfers) {
-      const comm::View whole{const_cast<void*>(t.in.data), t.in.count, t.in.dtype, t.in.device};
-      works.add(call.channel.all_reduce(t.in, whole, call.op, call.options));
-    }
-    return works;
-  }
-};
-
-TEST_P(Acceptance, P16_WhatATransportLacksIsLoweredByAPlugInOrRefusedByName) {
-  TrainingSpec one = spec("zero1");
-  const TrainingRecord plain = train(one);
-  one.engine.collectives.add(comm::OpKind::reduce_scatter, "lowered", [] { return std::make_unique<Lowered>(); });
-  one.engine.strategy.reduce_scatter = "lowered";
-  const TrainingRecord lowered = train(one);
-  EXPECT_TRUE(same_bits(plain, lowered));
-  EXPECT_EQ(lowered.all_later.all_reduce.bytes_sent, 2 * plain.all_later.reduce_scatter.bytes_sent);
-  one.engine.strategy.reduce_scatter = "nothing";
-  try {
-    train(one);
-    FAIL();
-  } catch (const base::InvalidUsage& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("nothing"), HasSubstr("lowered"), HasSubstr("plain")));
-  }
-}
-
-TEST_P(Acceptance, P17_OverlappedAndSerialRunsHaveTheSameBits) {
-  for (const std::string& name : strategies()) {
-    TrainingSpec one = spec(name);
-    const TrainingRecord overlapped = train(one);
-    one.engine.prefetch = 0;
-    one.engine.limit_gathers = 1;
-    one.after_backward = [](int, int, Engine& engine, nn::CausalModel& model) {  // waits for everything in flight
-      engine.settle();
-      model.context().stream().synchronize();
-    };
-    EXPECT_TRUE(same_bits(overlapped, train(one))) << name;
-  }
-}
-
-TEST_P(Acceptance, P18_NothingReadsWhatWasGivenBack) {
-  for (const std::string& name : strategies()) {
-    TrainingSpec one = spec(name);
-    const TrainingRecord plain = train(one);
-    one.engine.poison = true;
-    one.lazy_streams = true;
-    EXPECT_TRUE(same_bits(plain, train(one))) << name;
-  }
-}
-
-// P19 asks for the planner.
-
-TEST_P(Acceptance, P20_StrategiesMayBeMixedInOneModel) {
-  const TrainingRecord ddp = train(spec("ddp"));
-  TrainingSpec one = spec("fsdp");
-  one.engine.strategy_of = [](const UnitSpec& unit) {
-    return unit.name == "h.1" ? std::optional(strategy_named("ddp")) : std::nullopt;
-  };
-  EXPECT_TRUE(same_bits(ddp, train(one)));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
@@ -107,6 +109,41 @@ TEST_P(Carried, IsDroppedWithALineWhereItDoesNotFit) {
   EXPECT_THAT(resume(spec_for(fewer), folder.path()).dropped, HasSubstr("they begin anew"));
   const Case plain{GetParam().strategy, GetParam().ranks, "plain", "plain"};
   EXPECT_THAT(resume(spec_for(plain), folder.path()).dropped, HasSubstr("they begin anew"));
+}
+
+/// A refresh lays flat parameters out anew, and plug-ins begin anew with them.
+TEST_P(Carried, BeginsAnewAfterARefresh) {
+  std::mutex mutex;
+  std::vector<std::map<std::string, std::vector<float>>> by_rank(static_cast<std::size_t>(GetParam().ranks));
+  TrainingSpec spec = spec_for(GetParam());
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step == 1) {
+      for (const auto& parameter : model.parameters()) {
+        nn::Tensor tensor = parameter->tensor();
+        if (parameter->name().find("attn") != std::string::npos) tensor.set_requires_grad(false);
+      }
+      engine.refresh();
+      std::size_t carried = 0, not_zero = 0;
+      for (const CollectivePlugin::State& state : engine.carried()) {
+        if (state.name.find("error") == std::string::npos) continue;
+        carried += state.count;
+        not_zero += static_cast<std::size_t>(
+            std::count_if(state.data, state.data + state.count, [](float value) { return value != 0; }));
+      }
+      EXPECT_GT(carried, 0U);
+      EXPECT_EQ(not_zero, 0U);
+    }
+    if (step != 4) return;
+    std::map<std::string, std::vector<float>> mine;
+    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+      mine[parameter.name()].assign(values.begin(), values.end());
+    });
+    const std::lock_guard lock(mutex);
+    by_rank[static_cast<std::size_t>(rank)] = std::move(mine);
+  };
+  const TrainingRecord record = train(spec);
+  EXPECT_TRUE(std::isfinite(record.losses.back()));
+  for (const auto& mine : by_rank) EXPECT_EQ(mine, by_rank[0]);
 }
 
 TEST(CarriedByNothing, IsNothingToSpeakOf) {

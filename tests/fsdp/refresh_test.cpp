@@ -1,9 +1,13 @@
-// Parameters frozen and trained again between steps, gradients by name, and values from one rank.
+// Parameters that are frozen, and trained again, between steps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <mutex>
+
+#include "tessera/fsdp/checkpoint.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
+#include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -215,6 +219,42 @@ TEST(Refresh, AnOptimizerBeginsWhereTrainingDoes) {
   EXPECT_GT(moved, 0);
 }
 
+/// Also in a run that goes on from a checkpoint.
+TEST(Refresh, ARunThatGoesOnKnowsWhereOptimizersBegan) {
+  const nn::test::TemporaryFolder folder;
+  TrainingSpec spec = spec_for("fsdp", 2);
+  std::mutex mutex;
+  std::map<int, std::unique_ptr<comm::Communicator>> controls;
+  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+    freeze(engine.model(), true);
+    engine.refresh();
+    auto own = control.split(0, control.rank());
+    const std::lock_guard lock(mutex);
+    controls[control.rank()] = std::move(own);
+  };
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step == 1) freeze(model, false);
+    if (step == 1) engine.refresh();
+    if (step == 2) {
+      comm::HostExchange control(*controls.at(rank), model.context().runtime());
+      CheckpointWriter(engine, control, {.folder = folder.path(), .asynchronous = false}).save({});
+    }
+    if (step == 4) controls.at(rank).reset();
+  };
+  const TrainingRecord whole = train(spec);
+  TrainingSpec resumed = spec_for("fsdp", 2);
+  resumed.first_step = 3;
+  resumed.seed = 9;
+  for (const bool forgets : {false, true}) {
+    resumed.before_training = [&](Engine& engine, comm::Communicator&) {
+      Checkpoint checkpoint(folder.path());
+      restore(engine, checkpoint);
+      if (forgets) engine.set_trained_since([](const nn::Parameter&) { return std::uint64_t{0}; });
+    };
+    EXPECT_EQ(train(resumed).parameters == whole.parameters, !forgets);  // the control is not equal
+  }
+}
+
 TEST(Refresh, OnAGuardedDeviceWithOffloadToo) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.model.layers = 1;
@@ -296,126 +336,6 @@ TEST(Refresh, BetweenBackwardAndStepIsRefused) {
     EXPECT_THROW(engine.refresh(), base::InvalidUsage);
   };
   train(spec);
-}
-
-// --- gradients by name
-
-/// Under plain SGD a parameter whose gradient is written moves by just that.
-TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
-  for (const char* name : kStrategies) {
-    TrainingSpec spec = spec_for(name, 2);
-    spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
-    spec.engine.optimizer.weight_decay = 0;
-    spec.steps = 1;
-    spec.lr = 0.5;
-    spec.engine.norm = nn::kernels::Norm::infinity;
-    Values before, after, seen;
-    std::mutex mutex;
-    spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-      const Values values = values_of(engine);
-      if (control.rank() == 0) before = values;
-    };
-    spec.after_backward = [&](int, int, Engine& engine, nn::CausalModel&) {
-      engine.visit_gradients([&](const GradientRange& gradient) {
-        auto* values = static_cast<float*>(gradient.data);
-        const std::lock_guard lock(mutex);
-        std::vector<float>& whole = seen[gradient.parameter.name()];
-        whole.resize(static_cast<std::size_t>(gradient.parameter.count()));
-        if (gradient.parameter.name() == "h.0.mlp.c_fc.weight") std::fill_n(values, gradient.range.count(), 1000.0F);
-        std::copy_n(values, gradient.range.count(), whole.begin() + gradient.range.begin);
-      });
-    };
-    spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel&) {
-      const Values values = values_of(engine);
-      if (rank == 0) after = values;
-    };
-    const TrainingRecord record = train(spec);
-    EXPECT_EQ(record.norms[0], 1000.0) << name;  // the norm is of what was written
-    EXPECT_EQ(seen.size(), before.size());
-    for (const auto& [parameter, values] : after)
-      for (std::size_t i = 0; i < values.size(); i += 7)
-        EXPECT_EQ(values[i], std::fma(-0.5F, seen.at(parameter)[i], before.at(parameter)[i])) << name << parameter;
-  }
-}
-
-TEST(Gradients, AreThereOnlyBetweenBackwardAndStep) {
-  TrainingSpec spec = spec_for("fsdp", 2);
-  spec.after_step = [](int, int, Engine& engine, nn::CausalModel&) {
-    EXPECT_THROW(engine.visit_gradients([](const GradientRange&) {}), base::InvalidUsage);
-  };
-  train(spec);
-}
-
-// --- values
-
-TEST(BroadcastFrom, GivesEveryRankTheValuesOfOne) {
-  for (const char* name : kStrategies)
-    for (const DType dtype : {DType::f32, DType::bf16}) {
-      TrainingSpec spec = spec_for(name, 4);
-      spec.steps = 1;
-      spec.dtype = dtype;
-      spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-        engine.broadcast_from(2, [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
-          EXPECT_EQ(control.rank(), 2);
-          EXPECT_EQ(range.count(), parameter.count());
-          for (std::int64_t i = 0; i < range.count(); ++i)
-            out[i] = static_cast<float>(parameter.name().size()) + 1e-3F * static_cast<float>(i % 1000);
-        });
-        for (const auto& [parameter, values] : values_of(engine))
-          for (std::size_t i = 0; i < values.size(); ++i)
-            ASSERT_EQ(values[i], static_cast<float>(parameter.size()) + 1e-3F * static_cast<float>(i % 1000))
-                << name << parameter;
-        EXPECT_THROW(engine.broadcast_from(4, {}), base::InvalidUsage);
-      };
-      train(spec);
-    }
-}
-
-/// A part of the parameters by the program, the others by their Init; each rank only the ranges that it holds.
-TEST(Initialising, MayBeTheProgramsOwn) {
-  TrainingSpec spec = spec_for("fsdp", 4);
-  spec.steps = 1;
-  std::atomic<std::int64_t> filled{0};
-  std::int64_t attention = 0;
-  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-    engine.initialize(7);
-    const Values drawn = values_of(engine);
-    engine.initialize(
-        7,
-        [&](const nn::Parameter&, nn::ElementRange range, float* out) {
-          filled += range.count();
-          std::fill_n(out, range.count(), 0.25F);
-        },
-        is_attention);
-    for (const auto& [parameter, values] : values_of(engine)) {
-      if (parameter.find(".attn.") == std::string::npos) {
-        EXPECT_EQ(values, drawn.at(parameter)) << parameter;
-        continue;
-      }
-      EXPECT_THAT(values, testing::Each(0.25F));
-      if (control.rank() == 0) attention += static_cast<std::int64_t>(values.size());
-    }
-  };
-  train(spec);
-  EXPECT_EQ(filled.load(), attention);
-}
-
-/// The model itself has no memory: an engine gives each rank its shard, and a unit while values are drawn or shown.
-TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
-  TrainingSpec spec = spec_for("fsdp", 4);
-  spec.model.layers = 8;
-  spec.steps = 0;
-  std::vector<std::uint64_t> peaks(4);
-  std::uint64_t whole = 0;
-  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-    const auto ledger = engine.model().context().ledger().snapshot();
-    peaks[static_cast<std::size_t>(control.rank())] =
-        ledger.peak_of(MemoryUse::parameter) + ledger.peak_of(MemoryUse::unsharded_parameter);
-    if (control.rank() == 0)
-      for (const UnitSize& unit : engine.unit_sizes()) whole += static_cast<std::uint64_t>(unit.padded) * 4;
-  };
-  train(spec);
-  for (const std::uint64_t peak : peaks) EXPECT_EQ(peak, whole / 4);
 }
 
 }  // namespace

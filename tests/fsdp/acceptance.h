@@ -1,0 +1,70 @@
+// What the two halves of the acceptance list share: each property over shared memory and over sockets, on several
+// worlds.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+
+using base::DType;
+using base::EventKind;
+using base::MemoryUse;
+using harness::engine_for;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using testing::HasSubstr;
+
+inline const std::vector<std::string> kStrategies = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
+
+class Acceptance : public testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  std::string backend() const { return std::get<0>(GetParam()); }
+  int ranks() const { return std::get<1>(GetParam()); }
+
+  TrainingSpec spec(const std::string& strategy) const {
+    TrainingSpec spec;
+    spec.backend = backend();
+    spec.ranks = ranks();
+    spec.global_batch = 2 * ranks();
+    spec.model.layers = 3;
+    spec.engine = engine_for(strategy);
+    spec.engine.measure_norm = true;
+    return spec;
+  }
+  /// Those that this world has a mesh for.
+  std::vector<std::string> strategies() const {
+    std::vector<std::string> names = kStrategies;
+    if (ranks() % 2 != 0) names.pop_back();
+    return names;
+  }
+};
+
+/// Sizes that no world divides.
+inline nn::ModelConfig odd_model() {
+  nn::ModelConfig model = nn::preset("gpt-nano");
+  model.name = "odd";
+  model.layers = 3;
+  model.width = 36;
+  model.heads = model.kv_heads = 3;
+  model.head_dim = 12;
+  model.hidden = 4 * 36;
+  model.vocabulary = 257;
+  model.context = 17;
+  return model;
+}
+
+inline auto acceptance_worlds() { return testing::Combine(testing::Values("shm", "tcp"), testing::Values(1, 2, 3, 4)); }
+
+inline std::string acceptance_name(const testing::TestParamInfo<std::tuple<std::string, int>>& test) {
+  return std::get<0>(test.param) + "_" + std::to_string(std::get<1>(test.param));
+}
+
+}  // namespace tessera::fsdp

@@ -94,18 +94,30 @@ int export_folder(const CheckpointCommand& options) {
   constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
   fsdp::Checkpoint checkpoint(options.folder);
   const nn::ModelConfig model = model_in(options.folder);
-  std::vector<nn::SafetensorsTensor> tensors;
+  const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);
   const std::optional<nn::AdapterMerge> merge = adapters_in(checkpoint, model);
-  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors())
-    if (!nn::is_adapter(tensor.name)) tensors.push_back({tensor.name, tensor.shape});
+  const bool quantized = quantized_in(options.folder);
   nn::HfFolderWriter writer(options.output, model, tensors);
-  std::vector<float> values;
-  for (const nn::SafetensorsTensor& tensor : tensors) {
-    const std::int64_t count = elements_of(tensor.shape);
+  std::vector<float> values, numbers;
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+    if (nn::is_adapter(tensor.name)) continue;
+    const auto found =
+        std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == tensor.name; });
+    if (found == tensors.end()) throw base::InvalidUsage(options.folder + ": '" + tensor.name + "' is not the model's");
+    const bool encoded = quantized && found->shape != tensor.shape;  // read whole: any part needs what stands before
+    if (encoded) {
+      numbers.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
+      checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, elements_of(tensor.shape)}, numbers.data());
+    }
+    const std::int64_t count = elements_of(found->shape);
     for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
       const nn::ElementRange range{begin, std::min(count, begin + kAtOnce)};
       values.resize(static_cast<std::size_t>(range.count()));
-      checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, range, values.data());
+      if (encoded) {
+        decode_numbers(numbers, found->shape, range, values.data());
+      } else {
+        checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, range, values.data());
+      }
       if (merge) merge->merge(tensor.name, range, values.data());
       writer.write(tensor.name, range, values.data());
     }

@@ -10,6 +10,7 @@
 #include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/adapter_hf.h"
 #include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/nf4.h"
 #include "tools/saving.h"
 
 namespace tessera::tools {
@@ -18,12 +19,38 @@ using base::InvalidUsage;
 
 namespace {
 
-std::vector<nn::SafetensorsTensor> tensors_of(const nn::Module& model, bool adapters) {
+std::vector<nn::SafetensorsTensor> adapter_tensors(const nn::Module& model) {
   std::vector<nn::SafetensorsTensor> tensors;
   for (const auto& parameter : model.parameters())
-    if (nn::is_adapter(parameter->name()) == adapters) tensors.push_back({parameter->name(), parameter->shape()});
+    if (nn::is_adapter(parameter->name())) tensors.push_back({parameter->name(), parameter->shape()});
   return tensors;
 }
+
+/// Encodes whole tensors of a folder, one at a time, for whoever asks for parts of them.
+class Encoder {
+ public:
+  Encoder(const nn::HfFolder& folder, const nn::ModelConfig& config) : folder_(folder) {
+    for (const nn::SafetensorsTensor& tensor : dense_tensors(config)) counts_[tensor.name] = nn::count_of(tensor.shape);
+  }
+  /// Bytes `range` of the tensor's encoding, as numbers.
+  void read(const std::string& name, nn::ElementRange range, float* out) {
+    if (name != name_) {
+      std::vector<float> values(static_cast<std::size_t>(counts_.at(name)));
+      folder_.read(name, {0, counts_.at(name)}, values.data());
+      bytes_.resize(nn::nf4_bytes(counts_.at(name)));
+      nn::encode_nf4(values, bytes_.data());
+      name_ = name;
+    }
+    for (std::int64_t i = range.begin; i < range.end; ++i)
+      out[i - range.begin] = std::to_integer<std::uint8_t>(bytes_[static_cast<std::size_t>(i)]);
+  }
+
+ private:
+  const nn::HfFolder& folder_;
+  std::map<std::string, std::int64_t> counts_;
+  std::string name_;
+  std::vector<std::byte> bytes_;
+};
 
 /// What the command line says of adapters whose rank, alpha and targets are in `origin`.
 void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& there, const std::string& origin) {
@@ -77,7 +104,44 @@ std::optional<nn::LoraOptions> lora_of(const TrainOptions& o, const std::string&
   return std::nullopt;
 }
 
+std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config) {
+  nn::Context context;
+  std::vector<nn::SafetensorsTensor> tensors;
+  for (const auto& parameter : nn::make_model(context, config)->parameters())
+    tensors.push_back({parameter->name(), parameter->shape()});
+  return tensors;
+}
+
+void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out) {
+  std::vector<std::byte> bytes(numbers.size());
+  std::transform(numbers.begin(), numbers.end(), bytes.begin(),
+                 [](float number) { return static_cast<std::byte>(static_cast<std::uint8_t>(number)); });
+  nn::decode_nf4(bytes.data(), nn::count_of(shape), range, out);
+}
+
+bool quantized_in(const std::string& folder) {
+  const fsdp::Checkpoint checkpoint(folder);
+  const auto found = checkpoint.attributes().find(kQuantizeAttribute);
+  if (found == checkpoint.attributes().end()) return false;
+  if (found->second != kNf4) throw InvalidUsage(folder + ": weights in '" + found->second + "'; there is: nf4");
+  return true;
+}
+
+bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool adapters) {
+  const bool quantized = checkpoint.empty() ? !o.quantize.empty() : quantized_in(checkpoint);
+  if (!quantized && !o.quantize.empty())
+    throw InvalidUsage("--quantize is not what is in --resume " + o.resume + "; leave it out");
+  if (!quantized) return false;
+  if (checkpoint.empty() && o.init.empty())
+    throw InvalidUsage("--quantize needs --init, the model whose weights are kept in 4 bits");
+  if (!adapters) throw InvalidUsage("--quantize: weights in 4 bits can't be trained; train adapters with --lora RANK");
+  if (base::parse_device(o.device).type != base::DeviceType::cpu)
+    throw InvalidUsage("--quantize nf4: device " + o.device + " has no kernel for it yet; use --device cpu");
+  return true;
+}
+
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
+  if (plan.quantized) nn::quantize_nf4(model);
   if (plan.lora) nn::add_lora(model, *plan.lora);
   model.set_dtype(plan.precision.compute);
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
@@ -93,14 +157,23 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
     return;
   }
   engine.initialize(plan.options.seed);
-  const auto fill_from = [&](const auto& folder, bool adapters) {
-    folder.check(tensors_of(engine.model(), adapters));
-    engine.fill([&](const nn::Parameter& parameter, nn::ElementRange range,
-                    float* out) { folder.read(parameter.name(), range, out); },
-                [&](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()) == adapters; });
-  };
-  if (!plan.options.init.empty()) fill_from(nn::HfFolder(plan.options.init), false);
-  if (!plan.options.init_adapter.empty()) fill_from(nn::AdapterFolder(plan.options.init_adapter), true);
+  if (!plan.options.init.empty()) {
+    const nn::HfFolder folder(plan.options.init);
+    folder.check(dense_tensors(plan.model));
+    Encoder encoder(folder, plan.model);
+    engine.fill(
+        [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+          if (parameter.dtype() == base::DType::u8) return encoder.read(parameter.name(), range, out);
+          folder.read(parameter.name(), range, out);
+        },
+        [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
+  }
+  if (plan.options.init_adapter.empty()) return;
+  const nn::AdapterFolder adapters(plan.options.init_adapter);
+  adapters.check(adapter_tensors(engine.model()));
+  engine.fill([&](const nn::Parameter& parameter, nn::ElementRange range,
+                  float* out) { adapters.read(parameter.name(), range, out); },
+              [](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
 }
 
 namespace {
@@ -109,19 +182,26 @@ struct Writers {
   std::optional<nn::HfFolderWriter> model;
   std::optional<nn::AdapterFolderWriter> adapter;
   std::optional<nn::AdapterMerge> merge;
+  std::map<std::string, nn::Shape> shapes;  // of the model's folder
 
   /// Parameters come in byte order of their names: a layer's lora_A and lora_B before its weight.
   void write(const nn::Parameter& parameter, std::span<const float> values) {
     const std::string& name = parameter.name();
-    const nn::ElementRange all{0, parameter.count()};
     if (nn::is_adapter(name)) {
+      const nn::ElementRange all{0, parameter.count()};
       if (merge) merge->add(name, parameter.shape(), values.data());
       if (adapter) adapter->write(name, all, values.data());
       return;
     }
     if (!model) return;
+    const nn::ElementRange all{0, nn::count_of(shapes.at(name))};
     if (!merge) return model->write(name, all, values.data());
-    std::vector<float> merged(values.begin(), values.end());
+    std::vector<float> merged(static_cast<std::size_t>(all.end));
+    if (parameter.dtype() == base::DType::u8) {
+      decode_numbers(values, shapes.at(name), all, merged.data());
+    } else {
+      std::copy(values.begin(), values.end(), merged.begin());
+    }
     merge->merge(name, all, merged.data());
     model->write(name, all, merged.data());
   }
@@ -135,11 +215,13 @@ void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
   Writers writers;
   if (rank == 0) {
     if (!o.export_dir.empty()) {
-      writers.model.emplace(o.export_dir, plan.model, tensors_of(engine.model(), false));
+      const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(plan.model);
+      writers.model.emplace(o.export_dir, plan.model, tensors);
+      for (const nn::SafetensorsTensor& tensor : tensors) writers.shapes[tensor.name] = tensor.shape;
       if (plan.lora) writers.merge.emplace(plan.model, *plan.lora);
     }
     if (!o.export_adapter.empty())
-      writers.adapter.emplace(o.export_adapter, lora_json_of(plan), plan.model, tensors_of(engine.model(), true));
+      writers.adapter.emplace(o.export_adapter, lora_json_of(plan), plan.model, adapter_tensors(engine.model()));
   }
   engine.visit(
       [&](const nn::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });

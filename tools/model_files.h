@@ -2,12 +2,15 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/gradient_scaler.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/safetensors.h"
 #include "tools/train_options.h"
 
 namespace tessera::tools {
@@ -18,6 +21,17 @@ std::optional<nn::LoraOptions> lora_of(const TrainOptions& options, const std::s
                                        const nn::ModelConfig& model);
 /// Of a checkpoint that train wrote.
 std::optional<nn::LoraOptions> lora_in(const std::string& checkpoint);
+
+/// Whether the model's linear weights are in NF4: by --quantize, or as in the checkpoint. Throws InvalidUsage where
+/// that can't be.
+bool quantized_of(const TrainOptions& options, const std::string& checkpoint, bool adapters);
+bool quantized_in(const std::string& checkpoint);
+inline constexpr const char *kQuantizeAttribute = "quantize", *kNf4 = "nf4";
+
+/// The parameters of a model as its folders have them: without adapters, nothing encoded.
+std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config);
+/// The bytes that an engine or a checkpoint shows as numbers, decoded; `range` of the tensor's elements.
+void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out);
 
 /// Under which name a checkpoint keeps the adapters' rank, alpha and targets, and what it keeps: the text of PEFT's
 /// adapter_config.json.

@@ -35,6 +35,7 @@ fsdp::Attributes attributes_of(const TrainPlan& plan) {
   attributes["optimizer"] = plan.options.optimizer;
   attributes[kModel] = nn::config_json(plan.model);
   if (plan.lora) attributes[kLoraAttribute] = lora_json_of(plan);
+  if (plan.quantized) attributes[kQuantizeAttribute] = kNf4;
   return attributes;
 }
 

@@ -66,6 +66,10 @@ void add_adapter_options(CLI::App& command, TrainOptions& o) {
                   "which linear layers get adapters, by the end of their names (default: c_attn, or q_proj and v_proj)")
       ->type_name("A,B")
       ->delimiter(',');
+  command
+      .add_option("--quantize", o.quantize,
+                  "with --lora: keep the model's linear weights in 4 bits (QLoRA), at rest and when they are gathered")
+      ->check(CLI::IsMember({"nf4"}));
   command.add_option("--init-adapter", o.init_adapter, "begin with the adapters of a PEFT folder, beside --init")
       ->type_name("DIR");
 }
@@ -308,6 +312,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   plan.checkpoint = checkpoint_to_resume(options);
   plan.model = model_of(options, plan.checkpoint);
   plan.lora = lora_of(options, plan.checkpoint, plan.model);
+  plan.quantized = quantized_of(options, plan.checkpoint, plan.lora.has_value());
   plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
   if (plan.seq_len > plan.model.context)
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
@@ -328,7 +333,9 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
   fsdp::make_units(prepare(*model, plan), options.wrap);
-  for (const auto& parameter : model->parameters()) plan.parameters += parameter->count();
+  plan.parameters = nn::parameter_count(plan.model);
+  for (const auto& parameter : model->parameters())
+    if (nn::is_adapter(parameter->name())) plan.parameters += parameter->count();
   return plan;
 }
 

@@ -61,6 +61,7 @@ struct TrainOptions {
   std::optional<std::int64_t> lora;  // rank
   std::optional<double> lora_alpha;
   std::vector<std::string> lora_targets;
+  std::string quantize;
   std::string init_adapter;
   std::string save;  // train
   std::optional<std::int64_t> save_every;
@@ -85,6 +86,7 @@ struct TrainPlan {
   int threads = 1;  ///< that compute, per rank
   nn::ModelConfig model;
   std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
+  bool quantized = false;               ///< the weights of linear layers are in NF4
   std::int64_t seq_len = 0;
   std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
   std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval

@@ -1,5 +1,7 @@
 #include "tessera/fsdp/collective.h"
 
+#include <algorithm>
+
 #include "tessera/fsdp/builtin.h"
 
 namespace tessera::fsdp {
@@ -7,6 +9,10 @@ namespace tessera::fsdp {
 using comm::OpKind;
 
 CollectivePlugin::~CollectivePlugin() = default;
+
+bool CollectiveCapabilities::carries_encodings() const {
+  return exact && (dtypes.empty() || std::find(dtypes.begin(), dtypes.end(), DType::u8) != dtypes.end());
+}
 
 bool Works::advance(Stream& stream) {
   for (comm::Work& work : works_) work.wait_on(stream);

@@ -69,6 +69,8 @@ struct CollectiveCapabilities {
   bool deterministic = true;   ///< the same input gives the same bits
   bool carries_state = false;  ///< from step to step; see state()
   std::vector<DType> dtypes;   ///< of the data; empty: any
+  /// Encodings are bytes, each bit of which counts: where this is false they are gathered by `plain`.
+  TESSERA_API bool carries_encodings() const;
 };
 
 /// A flat parameter that an instance will carry, in every step.

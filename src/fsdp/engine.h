@@ -175,8 +175,9 @@ class TESSERA_API Engine {
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
 
-  /// Shows every parameter whole, in byte order of the names, on every rank; of 16-bit ones the f32 masters. The data
-  /// is in host memory and valid during the call. Waits.
+  /// Shows every parameter whole, in byte order of the names, on every rank; of 16-bit ones the f32 masters, of
+  /// encodings the bytes, as numbers (so do fill() and checkpoints). The data is in host memory and valid during the
+  /// call. Waits.
   using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   void visit(const Visitor& visitor);
 

@@ -30,7 +30,9 @@ void Engine::prepare_collectives() {
   for (std::size_t i = 0; i < units_.size(); ++i)
     for (const Precision& precision : units_[i]->precisions())
       validate_collectives(strategies_[i], fabric_->mesh.shape(), precision, options_.collectives);
-  fabric_->exact_gathers = fabric_->all_gather->capabilities().exact;
+  const CollectiveCapabilities gathers = fabric_->all_gather->capabilities();
+  fabric_->exact_gathers = gathers.exact;
+  fabric_->carries_encodings = gathers.carries_encodings();
   for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) {
     std::vector<PlannedTransfer> transfers;
     for (const auto& unit : units_)

@@ -14,7 +14,11 @@ void Engine::refresh() {
   std::string what = "refresh with nothing frozen";
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters)
-      if (!parameter->tensor().requires_grad()) {
+      if (parameter->tensor().requires_grad()) {
+        if (parameter->dtype() == DType::u8)
+          throw InvalidUsage("refresh: " + parameter->name() +
+                             " is an encoding, which can't be trained; leave it without requires_grad");
+      } else {
         if (what.ends_with("nothing frozen")) what = "refresh with frozen";
         what += " " + parameter->name();
       }
@@ -73,9 +77,13 @@ Unit::Whole Unit::download_all() {
                  [&](const void* values) { std::copy_n(static_cast<const float*>(values), to.size(), to.data()); });
   };
   open_values();
-  for (const auto& parameter : spec_.parameters) download(*parameter, values_of(*parameter));
+  for (const auto& parameter : spec_.parameters)
+    download_values(*parameter, [&](std::span<const float> values) {
+      whole[parameter.get()].emplace_back(values.begin(), values.end());
+    });
   close_values();
   for (Flat& flat : flats_) {
+    if (flat.state.empty()) continue;
     flat.shown = fabric_.allocate(static_cast<std::size_t>(flat.layout.padded) * sizeof(float), MemoryUse::other);
     for (const Buffer& state : flat.state) {
       gather_part(flat, Flat::f32_of(state, 0));

@@ -123,10 +123,7 @@ void Engine::visit(const Visitor& visitor) {
       open = item.unit;
       open->open_values();
     }
-    const auto count = static_cast<std::size_t>(item.parameter->count());
-    nn::download(model_.context(), open->values_of(*item.parameter), count * sizeof(float), [&](const void* values) {
-      visitor(*item.parameter, {static_cast<const float*>(values), count});
-    });
+    open->download_values(*item.parameter, [&](std::span<const float> values) { visitor(*item.parameter, values); });
   }
   if (open != nullptr) open->close_values();
 }
@@ -158,8 +155,8 @@ std::vector<Engine::UnitInfo> Engine::units() const {
 std::vector<UnitSize> Engine::unit_sizes() const {
   std::vector<UnitSize> sizes;
   for (const auto& unit : units_) {
-    sizes.push_back(
-        {unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root, unit->frozen()});
+    sizes.push_back({unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root,
+                     unit->frozen(), unit->encoded()});
     for (const auto& parameter : unit->spec().parameters)
       if (parameter->tensor().requires_grad()) sizes.back().shapes.push_back(parameter->shape());
   }

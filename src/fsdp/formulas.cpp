@@ -35,6 +35,13 @@ std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const Uni
   return forwards + (again ? microbatches : 0);
 }
 
+/// A flat parameter, and whether a step changes it.
+struct Gathered {
+  std::int64_t elements = 0;
+  DType dtype = DType::f32;
+  bool trained = false;
+};
+
 /// Costs of one strategy's collectives, summed over units.
 class Costs {
  public:
@@ -66,19 +73,21 @@ class Costs {
   /// Of what a step changes, or of what it doesn't: before each forward and backward that doesn't find it, or once
   /// after the step where parameters are replicated. Outer axes come first, so what an axis makes is still cut by those
   /// inside it.
-  void add_gathers(const UnitSize& unit, std::int64_t elements, bool trained) {
-    if (elements == 0) return;
+  void add_gathers(const UnitSize& unit, const Gathered& part) {
+    if (part.elements == 0) return;
+    const bool by_plain = part.dtype == DType::u8 &&
+                          !registry_.make(OpKind::all_gather, strategy_.all_gather)->capabilities().carries_encodings();
     const auto axes = std::span(mesh_.axes);
     for (std::size_t i = 0; i < axes.size(); ++i) {
       const Axis& axis = axes[i].name;
       const bool at_rest = strategy_.param_at_rest.contains(axis);
-      if (axes[i].size == 1 || !strategy_.optimizer.contains(axis) || !(at_rest || trained)) continue;
+      if (axes[i].size == 1 || !strategy_.optimizer.contains(axis) || !(at_rest || part.trained)) continue;
       const Axes& cutting = at_rest ? strategy_.param_at_rest : strategy_.optimizer;
       std::uint64_t cut = 1;
       for (const MeshAxis& inner : axes.subspan(i + 1))
         if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
-      add(OpKind::all_gather, strategy_.all_gather,
-          {static_cast<std::uint64_t>(elements) / cut, precision_.compute, axes[i].size, unit.shapes},
+      add(OpKind::all_gather, by_plain ? "plain" : strategy_.all_gather,
+          {static_cast<std::uint64_t>(part.elements) / cut, part.dtype, axes[i].size, unit.shapes},
           at_rest ? gathers_over(axis, strategy_, unit, course_) : 1);
     }
   }
@@ -100,18 +109,6 @@ class Costs {
   const StepCourse course_;
   const CollectiveRegistry& registry_;
 };
-
-/// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
-std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                              std::uint64_t element) {
-  const int after_forward = parts(strategy.param_after_forward, mesh);
-  if (after_forward == 1 || after_forward == parts(strategy.param_at_rest, mesh)) return 0;
-  std::uint64_t bytes = 0;
-  for (const UnitSize& unit : units)
-    if (!unit.kept_after_forward)
-      bytes += static_cast<std::uint64_t>(unit.padded) * element / static_cast<std::uint64_t>(after_forward);
-  return bytes;
-}
 
 /// Nothing is reduced before the last microbatch.
 bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
@@ -145,6 +142,26 @@ std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Preci
   return held + root * compute + std::max(largest * (compute + reduce), root * reduce);
 }
 
+std::uint64_t frozen_bytes(const UnitSize& unit, Precision precision) {
+  return static_cast<std::uint64_t>(unit.frozen - unit.bytes) * size_of(precision.compute) +
+         static_cast<std::uint64_t>(unit.bytes);
+}
+
+std::uint64_t parameter_bytes(const UnitSize& unit, Precision precision) {
+  return static_cast<std::uint64_t>(unit.trained()) * size_of(precision.compute) + frozen_bytes(unit, precision);
+}
+
+/// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
+std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
+                              Precision precision) {
+  const int after_forward = parts(strategy.param_after_forward, mesh);
+  if (after_forward == 1 || after_forward == parts(strategy.param_at_rest, mesh)) return 0;
+  std::uint64_t bytes = 0;
+  for (const UnitSize& unit : units)
+    if (!unit.kept_after_forward) bytes += parameter_bytes(unit, precision) / static_cast<std::uint64_t>(after_forward);
+  return bytes;
+}
+
 /// Bytes of the root, and of the other units in forward order.
 struct Sizes {
   std::uint64_t root = 0;
@@ -162,11 +179,11 @@ struct Sizes {
   }
 };
 
-template <class Elements>
-Sizes sizes_of(std::span<const UnitSize> units, std::uint64_t element, Elements&& elements) {
+template <class BytesOf>
+Sizes sizes_of(std::span<const UnitSize> units, BytesOf&& bytes_of) {
   Sizes sizes;
   for (const UnitSize& unit : units) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(elements(unit)) * element;
+    const std::uint64_t bytes = bytes_of(unit);
     if (unit.is_root) {
       sizes.root += bytes;
     } else {
@@ -191,6 +208,7 @@ std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, co
     for (const FlatLayout& layout : make_layouts(spec.parameters, mesh.size())) {
       size.padded += layout.padded;
       if (!layout.trainable) size.frozen += layout.padded;
+      if (layout.dtype == DType::u8) size.bytes += layout.padded;
     }
     for (const auto& parameter : spec.parameters)
       if (parameter->tensor().requires_grad()) size.shapes.push_back(parameter->shape());
@@ -204,8 +222,9 @@ CommunicationFormula communication_formula(const Strategy& strategy, const MeshS
   Costs costs(strategy, mesh, precision, course, collectives);
   for (const UnitSize& unit : units) {
     costs.add_reductions(unit);
-    costs.add_gathers(unit, unit.trained(), true);
-    costs.add_gathers(unit, unit.frozen, false);
+    costs.add_gathers(unit, {unit.trained(), precision.compute, true});
+    costs.add_gathers(unit, {unit.frozen - unit.bytes, precision.compute});
+    costs.add_gathers(unit, {unit.bytes, DType::u8});
   }
   if (const Axis axis = periodic_axis(strategy); !axis.empty()) {  // the mean over steps
     const auto period = static_cast<std::uint64_t>(strategy.sync.at(axis).period);
@@ -229,10 +248,11 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
 
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                                     int slots, Precision precision) {
-  std::int64_t trained = 0, frozen = 0;
-  for (const UnitSize& unit : units) trained += unit.trained(), frozen += unit.frozen;
+  std::int64_t trained = 0;
+  std::uint64_t frozen = 0;
+  for (const UnitSize& unit : units) trained += unit.trained(), frozen += frozen_bytes(unit, precision);
   ModelStateBytes state = model_state_formula(strategy, mesh, trained, slots, precision);
-  state.parameter += model_state_formula(strategy, mesh, frozen, slots, precision).parameter;
+  state.parameter += frozen / static_cast<std::uint64_t>(parts(strategy.param_at_rest, mesh));
   return state;
 }
 
@@ -251,7 +271,8 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
   OffloadBytes total;
   for (const UnitSize& unit : units) {
     const ModelStateBytes state = model_state_formula(strategy, mesh, unit.trained(), slots, precision);
-    const std::uint64_t frozen = model_state_formula(strategy, mesh, unit.frozen, slots, precision).parameter;
+    const std::uint64_t frozen =
+        frozen_bytes(unit, precision) / static_cast<std::uint64_t>(parts(strategy.param_at_rest, mesh));
     if (!strategy.param_at_rest.empty()) {
       total.to_device += (state.parameter + frozen) * (unit.kept_after_forward ? 1 : 2);  // for each gather
       if (!precision.masters()) total.to_device += state.parameter;                       // for the update
@@ -270,8 +291,9 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                         StepCourse course, Precision precision) {
   const std::uint64_t element = size_of(precision.compute);
-  const Sizes parameters = sizes_of(units, element, [](const UnitSize& unit) { return unit.padded; });
-  const Sizes gradients = sizes_of(units, element, [](const UnitSize& unit) { return unit.trained(); });
+  const Sizes parameters = sizes_of(units, [&](const UnitSize& unit) { return parameter_bytes(unit, precision); });
+  const Sizes gradients =
+      sizes_of(units, [&](const UnitSize& unit) { return static_cast<std::uint64_t>(unit.trained()) * element; });
   const std::uint64_t root = gradients.root;
   const std::vector<std::uint64_t>& inner = gradients.inner;
   const bool keeps_all =
@@ -280,7 +302,7 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter =
-        secondary_parts(strategy, mesh, units, element) + parameters.root +
+        secondary_parts(strategy, mesh, units, precision) + parameters.root +
         parameters.window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
   if (holds_gradients(strategy, mesh, course)) {
     bounds.unsharded_gradient = held_gradients(units, parts(strategy.gradient, mesh) > 1, precision);

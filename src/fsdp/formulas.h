@@ -15,12 +15,13 @@
 
 namespace tessera::fsdp {
 
-/// A unit: one flat parameter, or two where some of its parameters are frozen.
+/// A unit: a flat parameter for what is trained, one for what is frozen, and one for what is encoded.
 struct UnitSize {
   std::int64_t padded = 0;  ///< elements
   bool kept_after_forward = false;
   bool is_root = false;
   std::int64_t frozen = 0;             ///< of `padded`: those that get no gradients
+  std::int64_t bytes = 0;              ///< of `frozen`: those that are one byte each, an encoding's
   std::vector<nn::Shape> shapes = {};  ///< of its parameters that are trained
   std::int64_t trained() const { return padded - frozen; }
 };

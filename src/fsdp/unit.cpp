@@ -58,7 +58,7 @@ Unit::Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots)
 void Unit::lay_out() {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric_.mesh.size())) {
     Flat& flat = flats_.emplace_back();
-    flat.precision = make_precision(layout.dtype, fabric_.reduce_dtype);
+    if (layout.trainable) flat.precision = make_precision(layout.dtype, fabric_.reduce_dtype);
     flat.layout = std::move(layout);
     allocate(flat);
   }
@@ -113,6 +113,13 @@ std::int64_t Unit::frozen() const {
   std::int64_t sum = 0;
   for (const Flat& flat : flats_)
     if (!flat.layout.trainable) sum += flat.layout.padded;
+  return sum;
+}
+
+std::int64_t Unit::encoded() const {
+  std::int64_t sum = 0;
+  for (const Flat& flat : flats_)
+    if (flat.encoded()) sum += flat.layout.padded;
   return sum;
 }
 
@@ -196,23 +203,27 @@ void Unit::gather(std::size_t already) {
     }
   }
   for (std::size_t i = already; i < plan_.gather_axes.size(); ++i) {
-    std::vector<Transfer> transfers;
+    std::vector<Transfer> transfers, encodings;
     for (Flat& flat : flats_) {
       const ElementRange part = plan_.unsharded(flat.layout.padded, i);
       const ElementRange whole = plan_.unsharded(flat.layout.padded, i + 1);
       const DType dtype = flat.layout.dtype;
-      const void* const from = i == 0 ? parts[transfers.size()] : gathered_to(flat, i).of(flat, part.begin);
-      transfers.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
-                           {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
-                            dtype, fabric_.device()},
-                           &flat.layout});
+      const void* const from =
+          i == 0 ? parts[static_cast<std::size_t>(&flat - flats_.data())] : gathered_to(flat, i).of(flat, part.begin);
+      std::vector<Transfer>& carried = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
+      carried.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
+                         {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
+                          dtype, fabric_.device()},
+                         &flat.layout});
     }
     if (i > already) gathers_.wait_on(stream);  // the next axis gathers what this one completes
-    gathers_ = fabric_.all_gather->run({*fabric_.mesh.channels(plan_.gather_axes[i]).gather,
-                                        transfers,
-                                        {},
-                                        {.after = &stream, .label = name()},
-                                        fabric_.copier});
+    const CollectiveCall call{*fabric_.mesh.channels(plan_.gather_axes[i]).gather,
+                              transfers,
+                              {},
+                              {.after = &stream, .label = name()},
+                              fabric_.copier};
+    gathers_ = transfers.empty() ? Works() : fabric_.all_gather->run(call);
+    for (const Transfer& encoding : encodings) gathers_.add(start_plain(comm::OpKind::all_gather, call, encoding));
   }
 }
 

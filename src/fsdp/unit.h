@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct Fabric {
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
   std::unique_ptr<LeasePool> buffers;     ///< of collective plug-ins
   std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;  ///< gone before their buffers
-  bool exact_gathers = true;  ///< what is gathered has the bits of the parameters at rest
+  bool exact_gathers = true;      ///< what is gathered has the bits of the parameters at rest
+  bool carries_encodings = true;  ///< ... and encodings are among it; else they go as `plain` does
   Recorder recorder;
   Copier copier;
   std::unique_ptr<Offload> offload;  ///< null: everything is on the device
@@ -71,11 +73,12 @@ class TESSERA_API Unit {
   void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
   std::int64_t elements() const;
   std::int64_t padding() const;
-  std::int64_t frozen() const;  ///< elements and padding of the parameters that get no gradient
-  std::size_t bytes() const;    ///< unsharded
+  std::int64_t frozen() const;   ///< elements and padding of the parameters that get no gradient
+  std::int64_t encoded() const;  ///< of these, the bytes of encodings
+  std::size_t bytes() const;     ///< unsharded
   /// The most that it leased at a time: parameters and gradients, unsharded, in every form that they had.
   std::size_t peak_bytes() const { return peak_bytes_; }
-  bool casts() const;           ///< gradients are converted for their reduction
+  bool casts() const;  ///< gradients are converted for their reduction
 
   // Parameters.
   bool gathered() const { return state_ != State::sharded; }  ///< or on its way; always where they are replicated
@@ -139,10 +142,12 @@ class TESSERA_API Unit {
   void visit_own(const std::function<void(const OwnRange&)>& visit) const;
   void fill_states(const std::function<void(const nn::Parameter&, int, ElementRange, float*)>& fill,
                    const Engine::Wanted& wanted);
-  /// Makes value_of() work: gathers the masters, or where there are none the parameters. Collective.
+  /// Makes download_values() work: gathers the masters, or where there are none the parameters. Collective.
   void open_values();
-  /// All elements in f32, in the device's memory, until close_values().
-  const float* values_of(const nn::Parameter& parameter) const;
+  /// Shows all elements in f32, of an encoding the bytes as numbers, in the host's memory, during the call. Until
+  /// close_values(). Waits.
+  using Values = std::function<void(std::span<const float> values)>;
+  void download_values(const nn::Parameter& parameter, const Values& show);
   void close_values();
   /// Whether parameters began or ceased to require a gradient since it was laid out.
   bool outdated() const;
@@ -168,7 +173,7 @@ class TESSERA_API Unit {
     Buffer anchor;              // f32, with a period: where the replicas met, the optimizer's part
     Buffer outer_momentum;      // ... and the outer optimizer's state, if it has some
     Lease delta;                // between meet_issue() and meet_finish()
-    Buffer shown;               // all in f32, between open_values and close_values
+    Buffer shown;               // all in f32, or an encoding's bytes, between open_values and close_values
     Lease unsharded;            // parameters, between unshard and reshard
     Lease secondary;            // ... and what a plan keeps of them between forward and backward
     Lease written_gradient;     // what a backward writes, where it is converted for the reduction
@@ -181,6 +186,7 @@ class TESSERA_API Unit {
       std::uint64_t since;  // the step after which these began to be trained
     };
     std::vector<Run> runs;  // of equal weight decay, within `optimized`
+    bool encoded() const { return layout.dtype == DType::u8; }
     static std::byte* at(void* base, DType dtype, std::int64_t element) {
       return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(size_of(dtype));
     }
@@ -220,6 +226,7 @@ class TESSERA_API Unit {
   void add_earlier_microbatches();
   void cast_gradients(Flat& flat);
   void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
+  void fill_bytes(const nn::Parameter& parameter, ElementRange range, const Fill& fill, void* at);
   void widen_parameters(Flat& flat);
   void gather_exactly(Flat& flat);
   /// Where a gather finds or leaves a part of a flat parameter.

@@ -16,6 +16,7 @@ std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
   for (const Flat& flat : flats_) {
     const std::int64_t padded = flat.layout.padded;
     if (collective == OpKind::all_gather) {
+      if (flat.encoded() && !fabric_.carries_encodings) continue;
       for (std::size_t i = 0; i < plan.gather_axes.size(); ++i)
         add(flat, plan.gather_axes[i], flat.layout.dtype, plan.unsharded(padded, i + 1).count());
       for (std::size_t i = 0; flat.layout.trainable && i < plan.gather_after_step.size(); ++i)

@@ -44,6 +44,18 @@ void Unit::initialize(std::uint64_t seed) {
   }
 }
 
+/// An encoding's bytes come as numbers, as all values do.
+void Unit::fill_bytes(const nn::Parameter& parameter, ElementRange range, const Fill& fill, void* at) {
+  std::vector<float> numbers(length(range));
+  fill(parameter, range, numbers.data());
+  const auto narrow = [&](void* out) {
+    std::transform(numbers.begin(), numbers.end(), static_cast<std::uint8_t*>(out),
+                   [](float number) { return static_cast<std::uint8_t>(number); });
+  };
+  if (plan_.offloaded.parameters) return narrow(at);
+  nn::upload(fabric_.context, at, length(range), narrow);
+}
+
 void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
   nn::Context& context = fabric_.context;
   Stream& stream = fabric_.compute();
@@ -55,6 +67,10 @@ void Unit::fill(const Fill& fill, const Engine::Wanted& wanted) {
       const ElementRange range = within(entry, flat.rest);
       if (range.count() == 0 || (wanted && !wanted(*entry.parameter))) continue;
       const std::int64_t first = entry.offset + range.begin;
+      if (flat.encoded()) {
+        fill_bytes(*entry.parameter, range, fill, flat.value_of(first));
+        continue;
+      }
       if (offloaded.parameters && !narrow) {
         fill(*entry.parameter, range, static_cast<float*>(flat.value_of(first)));
         continue;
@@ -181,7 +197,7 @@ void Unit::gather_exactly(Flat& flat) {
                      {.after = &stream, .label = name()})
         .wait_on(stream);
   }
-  if (dtype == DType::f32) {
+  if (dtype == DType::f32 || flat.encoded()) {
     flat.shown = std::move(whole);
     return;
   }
@@ -198,7 +214,7 @@ void Unit::open_values() {
   if (gathers) unshard_wait();
   for (Flat& flat : flats_) {
     if (!exact && !flat.masters) gather_exactly(flat);
-    if (flat.layout.dtype == DType::f32 || flat.shown) continue;
+    if (flat.layout.dtype == DType::f32 || flat.encoded() || flat.shown) continue;
     flat.shown = fabric_.allocate(length({0, flat.layout.padded}) * sizeof(float), MemoryUse::other);
     if (flat.masters) {
       gather_part(flat, flat.master_of(flat.optimized.begin));
@@ -208,11 +224,22 @@ void Unit::open_values() {
   }
 }
 
-const float* Unit::values_of(const nn::Parameter& parameter) const {
+void Unit::download_values(const nn::Parameter& parameter, const Values& show) {
+  const auto count = static_cast<std::size_t>(parameter.count());
+  const void* values = nullptr;
+  bool encoded = false;
   for (const Flat& flat : flats_)
-    for (const FlatEntry& entry : flat.layout.entries)
-      if (entry.parameter.get() == &parameter && flat.shown) return Flat::f32_of(flat.shown, entry.offset);
-  return parameter.tensor().data<float>();
+    for (const FlatEntry& entry : flat.layout.entries) {
+      if (entry.parameter.get() != &parameter) continue;
+      encoded = flat.encoded();
+      const DType dtype = encoded ? flat.layout.dtype : DType::f32;
+      values = flat.shown ? Flat::at(flat.shown.data(), dtype, entry.offset) : parameter.tensor().raw();
+    }
+  nn::download(fabric_.context, values, count * (encoded ? 1 : sizeof(float)), [&](const void* from) {
+    if (!encoded) return show({static_cast<const float*>(from), count});
+    const auto* const bytes = static_cast<const std::uint8_t*>(from);
+    show(std::vector<float>(bytes, bytes + count));
+  });
 }
 
 void Unit::close_values() {

@@ -1,5 +1,6 @@
 #include "tessera/nn/adapter_hf.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 

@@ -121,6 +121,14 @@ struct ConvertArgs {
   std::size_t count = 0;
 };
 
+/// An encoding of nf4.h -> its `count` values, of any floating type.
+struct DecodeArgs {
+  const void* encoded = nullptr;
+  std::int64_t count = 0;
+  void* out = nullptr;
+  DType dtype = DType::f32;
+};
+
 /// What a device offers; made for one context and used by its thread.
 class TESSERA_API DeviceKernels {
  public:
@@ -138,6 +146,8 @@ class TESSERA_API DeviceKernels {
   virtual void convert(Stream& stream, const ConvertArgs& args) = 0;
   virtual void encode(Stream& stream, const kernels::EncodeArgs& args) = 0;
   virtual void sum_encoded(Stream& stream, const kernels::SumEncodedArgs& args) = 0;
+  /// Throws Unsupported, naming it, where the device has no kernel for it.
+  virtual void decode_nf4(Stream& stream, const DecodeArgs& args);
 
   template <class T>
   Kernels<T>* of() {

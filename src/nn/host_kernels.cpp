@@ -7,12 +7,25 @@
 #include "tessera/nn/device_kernels.h"
 #include "tessera/nn/internal/narrow_kernels.h"
 #include "tessera/nn/kernels/tiles.h"
+#include "tessera/nn/nf4.h"
+#include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn {
 
 using namespace kernels;  // NOLINT: this file is their table
 
 namespace {
+
+template <class T>
+void decode_on(ThreadPool& pool, const DecodeArgs& args) {
+  constexpr std::int64_t kTile = 4096;
+  pool.parallel_for(static_cast<std::size_t>((args.count + kTile - 1) / kTile), [&](std::size_t tile) {
+    const std::int64_t begin = static_cast<std::int64_t>(tile) * kTile, end = std::min(begin + kTile, args.count);
+    float values[kTile];
+    nn::decode_nf4(static_cast<const std::byte*>(args.encoded), args.count, {begin, end}, values);
+    for (std::int64_t i = begin; i < end; ++i) static_cast<T*>(args.out)[i] = static_cast<T>(values[i - begin]);
+  });
+}
 
 template <class T>
 void transpose_on(ThreadPool& pool, const TransposeArgs<T>& args) {
@@ -196,6 +209,10 @@ class AllHostKernels final : public DeviceKernels {
   void convert(Stream& s, const ConvertArgs& args) override {
     s.run([args, &pool = pool_] { convert_on(pool, args); });
   }
+  void decode_nf4(Stream& s, const DecodeArgs& args) override {
+    ops::for_floating("nf4", args.dtype,
+                      [&](auto zero) { s.run([args, &pool = pool_] { decode_on<decltype(zero)>(pool, args); }); });
+  }
   void encode(Stream& s, const EncodeArgs& args) override {
     s.run([args, &pool = pool_] { kernels::encode(pool, args); });
   }
@@ -214,6 +231,10 @@ class AllHostKernels final : public DeviceKernels {
 }  // namespace
 
 DeviceKernels::~DeviceKernels() = default;
+
+void DeviceKernels::decode_nf4(Stream&, const DecodeArgs&) {
+  throw Unsupported("nf4: no kernel on this device; use --device cpu, or leave --quantize out");
+}
 
 std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources) {
   return std::make_unique<AllHostKernels>(resources);

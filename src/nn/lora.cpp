@@ -26,6 +26,16 @@ std::vector<std::string> default_lora_targets(const ModelConfig& config) {
   return {"q_proj", "v_proj"};
 }
 
+int quantize_nf4(Module& model) {
+  int quantized = 0;
+  for (Module* module : model.modules())
+    if (auto* linear = dynamic_cast<Linear*>(module)) {
+      linear->quantize();
+      ++quantized;
+    }
+  return quantized;
+}
+
 bool is_adapter(std::string_view name) { return name.ends_with(kA) || name.ends_with(kB); }
 
 int add_lora(Module& model, const LoraOptions& options) {

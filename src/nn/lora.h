@@ -31,6 +31,9 @@ TESSERA_API std::vector<std::string> default_lora_targets(const ModelConfig& con
 /// rank or alpha is not above 0.
 TESSERA_API int add_lora(Module& model, const LoraOptions& options);
 
+/// QLoRA: keeps the weights of all linear layers in NF4 (Linear::quantize()). Returns how many there are.
+TESSERA_API int quantize_nf4(Module& model);
+
 /// Whether a parameter of this name belongs to an adapter.
 TESSERA_API bool is_adapter(std::string_view name);
 

@@ -68,6 +68,7 @@ class AllMetaKernels final : public DeviceKernels {
   Kernels<bf16>* brain() override { return &brain_; }
   void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
   void clip_factor(Stream&, const ClipArgs&) override {}
+  void decode_nf4(Stream&, const DecodeArgs&) override {}
   void convert(Stream&, const ConvertArgs&) override {}
   void encode(Stream&, const kernels::EncodeArgs&) override {}
   void sum_encoded(Stream&, const kernels::SumEncodedArgs&) override {}

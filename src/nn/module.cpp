@@ -86,15 +86,15 @@ void Module::rename(const std::string& prefix) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (local_names_[i].empty()) continue;
     Parameter& parameter = *parameters_[i];
-    remake(parameter, prefix + "." + parameter.name_, parameter.dtype());
+    remake(parameter, prefix + "." + parameter.name_, parameter.shape(), parameter.dtype());
   }
   for (const auto& child : children_) child->rename(prefix);
 }
 
 /// A handle's name and type are fixed: a new one takes its place.
-void Module::remake(Parameter& parameter, std::string name, DType dtype) {
+void Module::remake(Parameter& parameter, std::string name, Shape shape, DType dtype) {
   const bool trainable = parameter.tensor_.requires_grad();
-  parameter.tensor_ = Tensor::unbound(context_, parameter.shape(), dtype, name);
+  parameter.tensor_ = Tensor::unbound(context_, std::move(shape), dtype, name);
   parameter.name_ = std::move(name);
   parameter.tensor_.set_requires_grad(trainable);
   parameter.tensor_.gradient()->set_use(MemoryUse::gradient);
@@ -106,8 +106,16 @@ void Module::set_dtype(DType dtype) {
   for (const auto& parameter : parameters()) {
     if (parameter->tensor().bound())
       throw InvalidUsage("set_dtype: " + parameter->name() + " has memory already; choose the type first");
-    remake(*parameter, parameter->name(), dtype);
+    if (is_floating(parameter->dtype())) remake(*parameter, parameter->name(), parameter->shape(), dtype);
   }
+}
+
+void Module::encode_parameter(Parameter& parameter, std::int64_t bytes) {
+  if (parameter.tensor().bound())
+    throw InvalidUsage("encode: " + parameter.name() + " has memory already; choose the encoding first");
+  parameter.tensor_.set_requires_grad(false);
+  parameter.init_ = Init::zeros();
+  remake(parameter, parameter.name(), {bytes}, DType::u8);
 }
 
 void Module::materialize(std::uint64_t seed) {

@@ -108,13 +108,16 @@ class TESSERA_API Module {
   /// Uses another module's parameter under this module too: a tied tensor.
   Parameter& tie_parameter(const Parameter& parameter, const Module& owner);
 
+  /// From here on the parameter is frozen and made of so many bytes, whose meaning its module knows; they begin as
+  /// zeros. set_dtype() leaves it so. Throws InvalidUsage where it has memory already.
+  void encode_parameter(Parameter& parameter, std::int64_t bytes);
   /// Throws: the call can't be repeated.
   [[noreturn]] void refuse_checkpoint() const;
 
  private:
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename(const std::string& prefix);
-  void remake(Parameter& parameter, std::string name, DType dtype);
+  void remake(Parameter& parameter, std::string name, Shape shape, DType dtype);
 
   Context& context_;
   std::string path_;

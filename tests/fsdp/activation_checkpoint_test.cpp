@@ -137,6 +137,16 @@ TEST(CheckpointedUnits, EachButTheLastInsideARegionIsGatheredOnceMore) {
   }
 }
 
+/// Of the two gathers of a unit, over groups and inside one, only the second is done again: what the first has made
+/// stays until the backward, also when the unit was computed again.
+TEST(CheckpointedUnits, GatherAmongNeighboursWhereThatIsWhatForwardLeft) {
+  TrainingSpec spec = spec_for("fsdp", 4);
+  spec.engine.reshard_to = 2;
+  spec.engine.poison = true;
+  EXPECT_EQ(further_gathers(checkpointed(spec), spec, "blocks"), 0);
+  EXPECT_EQ(further_gathers(checkpointed(spec, [](const nn::Module& m) { return m.path().empty(); }), spec, "root"), 2);
+}
+
 enum class Kind : std::uint8_t {
   plain,
   checkpointed,

@@ -6,41 +6,24 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/activation_checkpoint.h"
+#include "tests/fsdp/adapters.h"
+#include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
 namespace {
 
+using adapters::adapted;
+using adapters::kSlots;
+using adapters::quantized;
+using adapters::spec_for;
 using base::MemoryUse;
-using harness::engine_for;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
 using harness::TrainingSpec;
 using nn::test::error_of;
-
-constexpr int kSlots = 2;  // of AdamW
-
-std::unique_ptr<nn::CausalModel> adapted(nn::Context& context, const nn::ModelConfig& config) {
-  auto model = nn::make_model(context, config);
-  nn::add_lora(*model, {.rank = 4, .alpha = 8, .targets = nn::default_lora_targets(config)});
-  return model;
-}
-
-TrainingSpec spec_for(const std::string& strategy, int ranks, const char* model = "gpt-nano") {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model = nn::preset(model);
-  spec.model.layers = 3;
-  spec.engine = engine_for(strategy);
-  if (spec.engine.strategy.two_axes)
-    spec.engine.mesh = parse_mesh(ranks % 2 == 0 ? "2x" + std::to_string(ranks / 2) : "1x" + std::to_string(ranks));
-  spec.engine.clip_norm = 0.5;
-  spec.make_model = [config = spec.model](nn::Context& context) { return adapted(context, config); };
-  return spec;
-}
 
 class Adapters : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
@@ -91,6 +74,42 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Adapters,
                                   std::to_string(std::get<1>(given.param));
                          });
 
+TEST_P(Adapters, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
+  const auto& [strategy, ranks] = GetParam();
+  for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
+    TrainingSpec ddp = quantized(spec_for("ddp", ranks)), spec = quantized(spec_for(strategy, ranks));
+    ddp.dtype = spec.dtype = dtype;
+    if (dtype != base::DType::f32) ddp.engine.reduce_dtype = spec.engine.reduce_dtype = base::DType::f32;
+    spec.engine.poison = spec.lazy_streams = true;
+    const TrainingRecord record = train(spec);
+    EXPECT_TRUE(same_bits(record, train(ddp))) << strategy;
+    const Precision precision = make_precision(dtype, spec.engine.reduce_dtype);
+    const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision);
+    for (const EngineTraffic& rank : record.later_by_rank) {
+      EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
+      EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
+    }
+    const ModelStateBytes state =
+        model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kSlots, precision);
+    for (const auto& rank : record.model_state)
+      EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
+    const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, precision);
+    for (const auto& ledger : record.ledgers)
+      EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
+    for (const UnitSize& unit : record.unit_sizes) EXPECT_EQ(unit.bytes == 0, unit.is_root);
+  }
+}
+
+/// 4 bits a weight, 8 for 64 of them, 32 for each tensor and for 16384: in a block of width 64, four tensors.
+TEST(AdapterCost, OfAQuantizedBlockIsThatOfThePaper) {
+  const TrainingRecord record = train(quantized(spec_for("fsdp", 2)));
+  const std::int64_t weights = 12 * 64 * 64;
+  EXPECT_EQ(record.unit_sizes.at(1).bytes, weights / 2 + weights / 64 + 4 * (4 + 4));
+  const TrainingRecord dense = train(spec_for("fsdp", 2));
+  EXPECT_NE(record.losses, dense.losses) << "rounded weights are others";
+  EXPECT_NEAR(record.losses[0], dense.losses[0], 0.05 * dense.losses[0]);
+}
+
 /// The negative control: the formulas of a model that is trained as a whole are others.
 TEST(AdapterCost, IsFarFromThatOfTrainingEverything) {
   for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
@@ -115,13 +134,15 @@ TEST(AdapterCost, IsFarFromThatOfTrainingEverything) {
 }
 
 TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
-  for (const char* strategy : {"ddp", "fsdp"}) {
+  for (const auto& [strategy, four_bits] :
+       {std::pair("ddp", false), std::pair("fsdp", false), std::pair("fsdp", true)}) {
     TrainingSpec spec = spec_for(strategy, 2);
+    if (four_bits) spec = quantized(spec);
     spec.global_batch = 8;
     spec.microbatches = 2;
     const TrainingRecord plain = train(spec);
-    spec.make_model = [config = spec.model](nn::Context& context) {
-      auto model = adapted(context, config);
+    spec.make_model = [make = spec.make_model](nn::Context& context) {
+      auto model = make(context);
       nn::checkpoint_activations(*model);
       return model;
     };
@@ -131,10 +152,39 @@ TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
   }
 }
 
-TEST(AdapterCheckpoints, AreReadAtAnyWorldSizeAndByTheSameModelOnly) {
+/// What is frozen comes to the device for gathers, and never goes back.
+TEST(AdapterTraining, WithShardsInTheHostsMemoryMovesWhatTheFormulaSays) {
+  for (const auto& [strategy, ranks] : {std::pair("zero2", 2), std::pair("fsdp", 1), std::pair("fsdp", 2)}) {
+    TrainingSpec spec = spec_for(strategy, ranks);
+    spec.engine.poison = true;
+    spec.runtime = harness::make_guarded_device({.lazy = true});
+    const TrainingRecord plain = train(spec);
+    spec.engine.cpu_offload = true;
+    const TrainingRecord record = train(spec);
+    EXPECT_TRUE(same_bits(record, plain)) << strategy;
+    const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
+    OffloadBytes formula = offload_formula(spec.engine.strategy, record.mesh, record.unit_sizes, kSlots);
+    formula.to_device *= steps;
+    formula.to_host *= steps;
+    EXPECT_EQ(record.later_offload, formula) << strategy;
+  }
+}
+
+TEST(AdapterTraining, InFourBitsHasTheSameBitsOnADeviceTheHostCantReach) {
+  TrainingSpec spec = quantized(spec_for("fsdp", 2));
+  const TrainingRecord host = train(spec);
+  spec.runtime = harness::make_guarded_device({.lazy = true});
+  EXPECT_TRUE(same_bits(train(spec), host));
+}
+
+class AdapterCheckpoints : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Quantized, AdapterCheckpoints, testing::Bool());
+
+TEST_P(AdapterCheckpoints, AreReadAtAnyWorldSizeAndByTheSameModelOnly) {
   const nn::test::TemporaryFolder folder;
   const auto sized = [](const char* strategy, int ranks, int steps) {
     TrainingSpec spec = spec_for(strategy, ranks);
+    if (GetParam()) spec = quantized(spec);
     spec.global_batch = 12;
     spec.steps = steps;
     return spec;
@@ -142,7 +192,8 @@ TEST(AdapterCheckpoints, AreReadAtAnyWorldSizeAndByTheSameModelOnly) {
   const auto saved = [&](const char* strategy, int ranks, const std::string& name) {
     TrainingSpec spec = sized(strategy, ranks, 2);
     std::vector<comm::Communicator*> controls(static_cast<std::size_t>(ranks));
-    spec.before_training = [&](Engine&, comm::Communicator& control) {
+    spec.before_training = [&, fill = spec.before_training](Engine& engine, comm::Communicator& control) {
+      if (fill) fill(engine, control);
       controls[static_cast<std::size_t>(control.rank())] = &control;
     };
     spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {

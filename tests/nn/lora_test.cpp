@@ -8,6 +8,8 @@
 #include "tessera/nn/adapter_hf.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/nf4.h"
+#include "tessera/nn/ops/arithmetic.h"
 #include "tests/nn/ops/finite_differences.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -134,6 +136,59 @@ TEST(Lora, WhatMakesNoSenseIsRefused) {
   const auto model = make_model(context, preset("gpt-nano"));
   add_lora(*model, {.targets = {"c_attn"}});
   EXPECT_THAT(error_of<InvalidUsage>([&] { add_lora(*model, {.targets = {"c_attn"}}); }), HasSubstr("has one already"));
+}
+
+/// A quantized layer with adapters in double, and the dense weight that its bytes stand for.
+TEST(Lora, OnAQuantizedWeightIsLoraOnWhatItIsDecodedTo) {
+  for (const bool in_out : {false, true}) {
+    Context context;
+    const auto layout = in_out ? ops::WeightLayout::in_out : ops::WeightLayout::out_in;
+    Linear layer(context, {.in = kIn, .out = kOut, .layout = layout});
+    layer.quantize();
+    layer.add_adapter(kRank, kFactor);
+    layer.set_dtype(DType::f64);
+    layer.materialize(0);
+    const Tensor weight = layer.weight().tensor();
+    EXPECT_EQ(weight.dtype(), DType::u8);
+    EXPECT_EQ(weight.count(), static_cast<std::int64_t>(nf4_bytes(kIn * kOut)));
+    std::vector<float> values(kIn * kOut);
+    fill_normal({"w", 3, 0, values.size()}, 0.0F, 1.0F, values.data());
+    auto* const bytes = static_cast<std::byte*>(weight.raw());
+    encode_nf4(values, bytes);
+    decode_nf4(bytes, kIn * kOut, {0, kIn * kOut}, values.data());
+    Tensor dense = Tensor::empty(context, layer.weight_shape(), DType::f64);
+    std::copy(values.begin(), values.end(), dense.data<double>());
+
+    const Tensor x = leaf(context, {kRows, kIn}, "x");
+    std::vector<Tensor> trained = {x};
+    for (const auto& parameter : layer.parameters())
+      if (is_adapter("l." + parameter->name())) trained.push_back(parameter->tensor());
+    ASSERT_EQ(trained.size(), 3U);
+    const Tensor bias = layer.own_parameters().at(1)->tensor();
+    const auto by_hand = [&](const Tensor& from) {
+      const Tensor low = ops::linear(ops::linear(from, trained[1]), trained[2]);
+      return ops::add(ops::linear(from, dense, bias, layout), ops::scale(low, kFactor));
+    };
+    const Tensor y = layer(x), expected = by_hand(x);
+    for (std::int64_t i = 0; i < y.count(); ++i) EXPECT_EQ(y.data<double>()[i], expected.data<double>()[i]);
+    expect_gradients(
+        context, [&] { return weighted_sum(layer(x)); }, trained, 1e-7);
+    expect_gradients(
+        context, [&] { return weighted_sum(layer(x, ops::Activation::relu)); }, trained, 1e-7);
+    bytes[nf4_bytes(kIn * kOut) - 2] ^= std::byte{0x17};  // the control: other codes
+    const Tensor other = layer(x);
+    EXPECT_FALSE(std::equal(y.data<double>(), y.data<double>() + y.count(), other.data<double>()));
+  }
+}
+
+TEST(Lora, AQuantizedModelHasItsLinearWeightsInBytesAlone) {
+  Context context;
+  const auto model = make_model(context, preset("llama-nano"));
+  EXPECT_EQ(quantize_nf4(*model), 2 * 7);
+  model->set_dtype(DType::bf16);
+  for (const auto& parameter : model->parameters())
+    EXPECT_EQ(parameter->dtype() == DType::u8, parameter->name().find("_proj") != std::string::npos);
+  EXPECT_THAT(error_of<InvalidUsage>([&] { quantize_nf4(*model); }), HasSubstr("quantized already"));
 }
 
 // --- merging and files

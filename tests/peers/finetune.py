@@ -52,13 +52,13 @@ def run(tool, kind, extra):
         make(kind).save_pretrained(begin, safe_serialization=True)
         common = [tool, "train", "--data", text, "--seq-len", str(SEQ), "--global-batch", "24", "--wrap", "block", "--strategy", "fsdp",
                   "--precision", "bf16", "--clip-norm", "1", "--accumulate", "2", "--steps", "40", "--lr", "3e-3", "--save", saves, *extra]
-        first = subprocess.Popen([*common, "--init", begin, "--save-every", "5", "--ranks", "2"], stdout=subprocess.PIPE, text=True)
+        first = subprocess.Popen([*common, "--init", begin, "--save-every", "5", "--ranks", "2"], stdout=subprocess.PIPE, text=True,
+                                 start_new_session=True)
         for line in first.stdout:
             if line.startswith("step 17 "):
-                first.send_signal(signal.SIGKILL)
+                os.killpg(first.pid, signal.SIGKILL)  # the tool and its ranks
                 break
         first.wait()
-        subprocess.run(["pkill", "-9", "-f", saves], check=False)
         out = subprocess.run([*common, "--resume", saves, "--ranks", "3", "--export", end, "--eval", text], capture_output=True, text=True)
         assert out.returncode == 0, out.stdout + out.stderr
         lines = out.stdout.splitlines()

@@ -94,7 +94,27 @@ class LoraTest(unittest.TestCase):
         self.assertFalse(tensors(again / "model.safetensors") == tensors(self.folder / "base" / "model.safetensors"))
         self.wrong("is not what is in --resume", "train", "--resume", saves, "--lora", "3", "--steps", "4", "--data", self.text)
 
+    def test_a_model_in_four_bits_is_fine_tuned_saved_and_merged(self):
+        init = self.base()
+        saves, merged, again = self.folder / "saves", self.folder / "merged", self.folder / "again"
+        options = [*init, "--lora", "4", "--quantize", "nf4", "--lr", "1e-2"]
+        before = self.eval_loss(*options, "--steps", "0")
+        self.assertAlmostEqual(before, self.eval_loss(*init, "--steps", "0"), delta=0.1)
+        whole = self.eval_loss(*options, "--steps", "4", "--export", merged)
+        self.assertLess(whole, before)
+        self.run_tool("train", *options, "--steps", "2", "--save", saves)
+        self.assertEqual(self.eval_loss("--resume", saves, "--steps", "4", "--lr", "1e-2", "--strategy", "zero2", "--save", saves), whole)
+        self.assertAlmostEqual(self.eval_loss("--init", merged, "--steps", "0"), whole, delta=1e-5)
+        code, _, err = tool("checkpoint", "export", saves, "-o", again)
+        self.assertEqual(code, 0, err)
+        self.assertTrue(tensors(again / "model.safetensors") == tensors(merged / "model.safetensors"))
+        for hint, arguments in (("--quantize needs --init", ["--lora", "4", "--quantize", "nf4"]), ("train adapters with --lora", [*init, "--quantize", "nf4"])):
+            self.wrong(hint, "train", "--model", "gpt-nano", "--data", self.text, *arguments)
+
     def test_compare_counts_what_the_formulas_say(self):
+        self.run_tool("compare", *self.base(), "--lora", "4", "--quantize", "nf4", "--steps", "3", "--json", self.folder / "q")
+        for run in json.loads((self.folder / "q").read_text())["runs"]:
+            self.assertEqual(run["wire_bytes_per_step"], run["formula_bytes_per_step"], run["strategy"])
         self.run_tool("compare", "--model", "gpt-nano", "--lora", "4", "--clip-norm", "1", "--steps", "3", "--checkpoint-activations", "--json", self.folder / "c")
         comparison = json.loads((self.folder / "c").read_text())
         self.assertEqual(comparison["parameters"], 120576 + 2 * (4 * 64 + 4 * 192))

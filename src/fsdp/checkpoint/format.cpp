@@ -148,6 +148,7 @@ std::string lay_out(std::vector<Piece>& pieces) {
     header[what + "/" + piece.tensor + "@" + std::to_string(piece.range.begin)] = {
         {"dtype", piece.dtype == DType::bf16  ? "BF16"
                   : piece.dtype == DType::f16 ? "F16"
+                  : piece.dtype == DType::u8  ? "U8"
                                               : "F32"},
         {"shape", {piece.range.count()}},
         {"data_offsets", {piece.offset, end}}};

@@ -84,6 +84,10 @@ class DataFile {
 };
 
 void widen(DType dtype, const std::vector<std::byte>& from, float* out) {
+  if (dtype == DType::u8) {
+    std::transform(from.begin(), from.end(), out, [](std::byte b) { return std::to_integer<std::uint8_t>(b); });
+    return;
+  }
   for (std::size_t i = 0; i < from.size() / 2; ++i) {
     const auto bits = static_cast<std::uint16_t>(std::to_integer<unsigned>(from[2 * i]) |
                                                  std::to_integer<unsigned>(from[2 * i + 1]) << 8);

@@ -1,6 +1,7 @@
 // Small JSON files of other programs: read whole, with errors that name the file and the field.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -2,12 +2,13 @@
 
 #include <cmath>
 
+#include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/arithmetic.h"
 
 namespace tessera::nn {
 namespace {
 
-Shape weight_shape(const LinearOptions& options) {
+Shape shape_of_weight(const LinearOptions& options) {
   if (options.in < 1 || options.out < 1)
     throw InvalidUsage("linear: " + std::to_string(options.in) + " inputs and " + std::to_string(options.out) +
                        " outputs; both must be 1 or more");
@@ -20,10 +21,22 @@ Shape weight_shape(const LinearOptions& options) {
 Linear::Linear(Context& context, const LinearOptions& options)
     : Layer(context),
       layout_(options.layout),
-      weight_(add_parameter("weight", weight_shape(options), Init::normal(options.deviation))),
+      weight_(add_parameter("weight", shape_of_weight(options), Init::normal(options.deviation))),
       bias_(options.bias ? &add_parameter("bias", {options.out}, Init::zeros()) : nullptr),
       in_(options.in),
-      out_(options.out) {}
+      out_(options.out),
+      weight_shape_(weight_.shape()) {}
+
+void Linear::quantize() {
+  if (quantized_) throw InvalidUsage("quantize: " + path() + " is quantized already");
+  encode_parameter(weight_, static_cast<std::int64_t>(nf4_bytes(count_of(weight_shape_))));
+  quantized_ = true;
+}
+
+Tensor Linear::product(const Tensor& x) const {
+  if (quantized_) return ops::linear(x, ops::Nf4Weight{weight_.tensor(), weight_shape_, layout_}, bias());
+  return ops::linear(x, weight_.tensor(), bias(), layout_);
+}
 
 void Linear::add_adapter(std::int64_t rank, double factor) {
   if (lora_a_ != nullptr) throw InvalidUsage("adapter: " + path() + " has one already");
@@ -38,12 +51,12 @@ Tensor Linear::adapted(const Tensor& x, const Tensor& y) {
 }
 
 Tensor Linear::forward(const Tensor& x) {
-  const Tensor y = ops::linear(x, weight_.tensor(), bias(), layout_);
+  const Tensor y = product(x);
   return lora_a_ != nullptr ? adapted(x, y) : y;
 }
 
 Tensor Linear::forward(const Tensor& x, ops::Activation then) {
-  if (lora_a_ != nullptr) return ops::activation(then, forward(x));
+  if (lora_a_ != nullptr || quantized_) return ops::activation(then, forward(x));
   return ops::activated_linear(then, x, weight_.tensor(), bias(), layout_);
 }
 

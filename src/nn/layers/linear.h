@@ -38,7 +38,14 @@ class TESSERA_API Linear : public Layer<Linear> {
   /// rank below 1, and the second time.
   void add_adapter(std::int64_t rank, double factor);
 
+  /// Keeps the weight frozen in NF4, as bytes (nf4.h), and decodes it for each product. Before an engine has the model,
+  /// and before set_dtype().
+  void quantize();
+  bool quantized() const { return quantized_; }
+  const Shape& weight_shape() const { return weight_shape_; }  ///< also where the parameter is an encoding
+
  private:
+  Tensor product(const Tensor& x) const;
   Tensor adapted(const Tensor& x, const Tensor& y);
   Tensor bias() const { return bias_ != nullptr ? bias_->tensor() : Tensor(); }
 
@@ -46,6 +53,8 @@ class TESSERA_API Linear : public Layer<Linear> {
   Parameter& weight_;
   Parameter* const bias_;
   const std::int64_t in_, out_;
+  const Shape weight_shape_;
+  bool quantized_ = false;
   AdapterFactor *lora_a_ = nullptr, *lora_b_ = nullptr;
   double factor_ = 0;
 };

@@ -1,5 +1,6 @@
 #include "tessera/nn/ops/linear.h"
 
+#include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/dispatch.h"
 
 namespace tessera::nn::ops {
@@ -40,10 +41,23 @@ void forward(const Forward& f) {
   f.y.context().kernels<T>("linear").linear_forward(f.y.context().stream(), args);
 }
 
+Tensor decoded(const Nf4Weight& weight, DType dtype) {
+  const Tensor& encoded = weight.encoded;
+  if (encoded.dtype() != DType::u8 || encoded.requires_grad() ||
+      encoded.count() != static_cast<std::int64_t>(nf4_bytes(count_of(weight.shape))))
+    throw InvalidUsage("linear: " + encoded.name() + to_string(encoded.shape()) + " is no frozen NF4 encoding of " +
+                       to_string(weight.shape));
+  Context& context = encoded.context();
+  Tensor out = Tensor::empty(context, weight.shape, dtype);
+  context.device_kernels().decode_nf4(context.stream(), {encoded.raw(), out.count(), out.raw(), dtype});
+  return out;
+}
+
 struct Saved {
   kernels::LinearShape shape;
   Tensor x;       // empty where the weight wants no gradient
-  Tensor weight;  // the handle: read only when the backward runs
+  Tensor weight;  // the handle: read only when the backward runs; empty where it is encoded
+  Nf4Weight encoded;
   std::shared_ptr<Gradient> dx, dweight, dbias, dy;
 };
 
@@ -54,14 +68,17 @@ void backward(const Saved& saved) {
   args.dy = saved.dy->value().data<T>();
   args.x = data_or_null<T>(saved.x);
   const Destination<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
-  if (saved.dx) args.weight = saved.weight.data<T>();
+  Tensor weight = saved.weight;
+  if (saved.dx && !weight) weight = decoded(saved.encoded, dtype_of<T>);
+  if (saved.dx) args.weight = weight.data<T>();
   args.dx = dx.data;
   args.dweight = dweight.data;
   args.dbias = dbias.data;
   args.accumulate_dx = dx.accumulate;
   args.accumulate_dweight = dweight.accumulate;
   args.accumulate_dbias = dbias.accumulate;
-  saved.weight.context().kernels<T>("linear").linear_backward(saved.weight.context().stream(), args);
+  Context& context = saved.dy->value().context();
+  context.kernels<T>("linear").linear_backward(context.stream(), args);
 }
 
 Forward prepare(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
@@ -72,15 +89,19 @@ Forward prepare(const Tensor& x, const Tensor& weight, const Tensor& bias, Weigh
   return f;
 }
 
-void run(Forward& f) {
+void run(Forward& f, const Nf4Weight& encoded = {}) {
   for_floating("linear", f.x.dtype(), [&](auto zero) { forward<decltype(zero)>(f); });
   if (Tape* tape = recording({f.x, f.weight, f.bias}, f.y)) {
-    Saved saved{f.shape,           f.weight.requires_grad() ? f.x : Tensor(),
-                f.weight,          slot_of(f.x),
-                slot_of(f.weight), slot_of(f.bias),
+    Saved saved{f.shape,
+                f.weight.requires_grad() ? f.x : Tensor(),
+                encoded.encoded ? Tensor() : f.weight,
+                encoded,
+                slot_of(f.x),
+                slot_of(f.weight),
+                slot_of(f.bias),
                 f.y.gradient()};
     tape->record("linear", f.y, [saved = std::move(saved)] {
-      for_floating("linear", saved.weight.dtype(), [&](auto zero) { backward<decltype(zero)>(saved); });
+      for_floating("linear", saved.dy->value().dtype(), [&](auto zero) { backward<decltype(zero)>(saved); });
     });
   }
 }
@@ -90,6 +111,12 @@ void run(Forward& f) {
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   Forward f = prepare(x, weight, bias, layout);
   run(f);
+  return f.y;
+}
+
+Tensor linear(const Tensor& x, const Nf4Weight& weight, const Tensor& bias) {
+  Forward f = prepare(x, decoded(weight, x.dtype()), bias, weight.layout);
+  run(f, weight);
   return f.y;
 }
 

@@ -1,0 +1,112 @@
+#include "tessera/nn/nf4.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nn {
+
+// Quantiles of the normal distribution: 8 from 1/2 down to the tail below zero, 9 above, with zero in both, over the
+// largest. The tail is the mean of 1 / (2 * 15) and 1 / (2 * 16); tests/nn/nf4_test.cpp derives them.
+const std::array<float, 16> kNf4Levels = {
+    -1.0F,       -0.69619280F, -0.52507305F, -0.39491749F, -0.28444138F, -0.18477343F, -0.09105004F, 0.0F,
+    0.07958030F, 0.16093020F,  0.24611230F,  0.33791524F,  0.44070983F,  0.56261700F,  0.72295684F,  1.0F};
+
+namespace {
+
+std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Where the parts of an encoding begin, in bytes.
+struct Parts {
+  explicit Parts(std::int64_t count)
+      : blocks(divided_up(count, kNf4Block)),
+        scale_blocks(divided_up(blocks, kNf4ScaleBlock)),
+        scales(sizeof(float) * static_cast<std::size_t>(1 + scale_blocks)),
+        codes(scales + static_cast<std::size_t>(blocks)),
+        end(codes + static_cast<std::size_t>(divided_up(count, 2))) {}
+  const std::int64_t blocks, scale_blocks;
+  const std::size_t scales, codes, end;
+};
+
+float f32_at(const std::byte* encoded, std::int64_t index) {
+  float value = 0;
+  std::memcpy(&value, encoded + static_cast<std::size_t>(index) * sizeof(float), sizeof(float));
+  return value;
+}
+
+/// The scale that a block's values are multiplied by. Its rounding may not make it negative.
+float scale_of(const std::byte* encoded, const Parts& parts, std::int64_t block) {
+  const float step = f32_at(encoded, 1 + block / kNf4ScaleBlock);
+  const auto code = static_cast<std::int8_t>(encoded[parts.scales + static_cast<std::size_t>(block)]);
+  return std::max(f32_at(encoded, 0) + step * static_cast<float>(code), 0.0F);
+}
+
+std::vector<float> largest_of_blocks(std::span<const float> values) {
+  std::vector<float> largest(static_cast<std::size_t>(divided_up(static_cast<std::int64_t>(values.size()), kNf4Block)));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i]))
+      throw base::InvalidUsage("nf4: value " + std::to_string(i) + " is " + std::to_string(values[i]) +
+                               "; all must be finite");
+    float& most = largest[i / static_cast<std::size_t>(kNf4Block)];
+    most = std::max(most, std::abs(values[i]));
+  }
+  return largest;
+}
+
+void encode_scales(const std::vector<float>& largest, const Parts& parts, std::byte* out) {
+  double sum = 0;
+  for (const float value : largest) sum += value;
+  const auto mean = static_cast<float>(largest.empty() ? 0.0 : sum / static_cast<double>(largest.size()));
+  std::memcpy(out, &mean, sizeof(mean));
+  for (std::int64_t group = 0; group < parts.scale_blocks; ++group) {
+    const auto first = static_cast<std::size_t>(group * kNf4ScaleBlock);
+    const std::size_t end = std::min(first + static_cast<std::size_t>(kNf4ScaleBlock), largest.size());
+    float most = 0;
+    for (std::size_t i = first; i < end; ++i) most = std::max(most, std::abs(largest[i] - mean));
+    const float step = most / 127.0F;
+    std::memcpy(out + sizeof(float) * static_cast<std::size_t>(1 + group), &step, sizeof(step));
+    for (std::size_t i = first; i < end; ++i) {
+      const float code = step > 0 ? std::nearbyint((largest[i] - mean) / step) : 0.0F;
+      out[parts.scales + i] = static_cast<std::byte>(static_cast<std::int8_t>(std::clamp(code, -127.0F, 127.0F)));
+    }
+  }
+}
+
+unsigned nearest_level(float x) {
+  unsigned code = 0;
+  while (code < 15 && x > (kNf4Levels[code] + kNf4Levels[code + 1]) / 2) ++code;
+  return code;
+}
+
+}  // namespace
+
+std::size_t nf4_bytes(std::int64_t count) { return Parts(count).end; }
+
+void encode_nf4(std::span<const float> values, std::byte* out) {
+  const Parts parts(static_cast<std::int64_t>(values.size()));
+  encode_scales(largest_of_blocks(values), parts, out);
+  std::fill(out + parts.codes, out + parts.end, std::byte{0});
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float scale = scale_of(out, parts, static_cast<std::int64_t>(i) / kNf4Block);
+    const unsigned code = nearest_level(scale > 0 ? values[i] / scale : 0.0F);
+    out[parts.codes + i / 2] |= static_cast<std::byte>(code << (i % 2 * 4));
+  }
+}
+
+void decode_nf4(const std::byte* encoded, std::int64_t count, ElementRange range, float* out) {
+  const Parts parts(count);
+  for (std::int64_t i = range.begin; i < range.end;) {
+    const float scale = scale_of(encoded, parts, i / kNf4Block);
+    const std::int64_t end = std::min(range.end, (i / kNf4Block + 1) * kNf4Block);
+    for (; i < end; ++i) {
+      const auto pair = std::to_integer<unsigned>(encoded[parts.codes + static_cast<std::size_t>(i / 2)]);
+      out[i - range.begin] = scale * kNf4Levels[(pair >> (i % 2 * 4)) & 15U];
+    }
+  }
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,177 @@
+// Weights in four bits where parameters are rounded on the way, laid out anew, or only planned: their bytes stay.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/fsdp/adapters.h"
+#include "tests/harness/guarded_device.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using adapters::quantized;
+using adapters::spec_for;
+using base::DType;
+using comm::OpKind;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using nn::test::error_of;
+using testing::HasSubstr;
+
+using Values = std::map<std::string, std::vector<float>>;
+
+Values encodings_of(Engine& engine) {
+  Values values;
+  engine.visit([&](const nn::Parameter& p, std::span<const float> v) {
+    if (p.dtype() == DType::u8) values[p.name()].assign(v.begin(), v.end());
+  });
+  return values;
+}
+
+/// Of what a run ends with.
+Values encodings_of(const TrainingRecord& record, const Values& like) {
+  Values values;
+  for (const auto& [name, unused] : like) values[name] = record.parameters.at(name);
+  return values;
+}
+
+Values encodings_at_the_beginning() {
+  TrainingSpec spec = quantized(spec_for("ddp", 1));
+  spec.steps = 0;
+  Values values;
+  spec.before_training = [&, fill = spec.before_training](Engine& engine, comm::Communicator& control) {
+    fill(engine, control);
+    values = encodings_of(engine);
+  };
+  train(spec);
+  return values;
+}
+
+TEST(CompressedGathers, LeaveEncodingsToPlainAndCostWhatTheFormulaSays) {
+  const Values encodings = encodings_at_the_beginning();
+  ASSERT_EQ(encodings.size(), 12U) << "four in each block";
+  for (const auto& [strategy, ranks] : {std::pair("fsdp", 2), std::pair("fsdp", 3), std::pair("hsdp", 4)})
+    for (const char* carrier : {"int8", "bf16"}) {
+      TrainingSpec spec = quantized(spec_for(strategy, ranks));
+      spec.engine.strategy.all_gather = carrier;
+      spec.engine.poison = spec.lazy_streams = true;
+      const TrainingRecord record = train(spec);
+      EXPECT_EQ(encodings_of(record, encodings), encodings) << strategy << carrier;
+      const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);
+      for (const EngineTraffic& rank : record.later_by_rank) {
+        EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls) << strategy << carrier;
+        EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes) << strategy << carrier;
+      }
+      spec.engine.strategy.all_gather = "plain";
+      EXPECT_FALSE(same_bits(record, train(spec))) << "the rest is rounded";
+    }
+}
+
+/// Changes a byte of every encoding that it is given, and says of itself what it is told.
+class Damaging final : public CollectivePlugin {
+ public:
+  explicit Damaging(CollectiveCapabilities capabilities) : capabilities_(std::move(capabilities)) {}
+  CollectiveCapabilities capabilities() const override { return capabilities_; }
+  Works run(const CollectiveCall& call) override {
+    Works works;
+    for (const Transfer& transfer : call.transfers) works.add(start_plain(OpKind::all_gather, call, transfer));
+    works.then([transfers = std::vector<Transfer>(call.transfers.begin(), call.transfers.end())](Stream& stream) {
+      for (const Transfer& transfer : transfers)
+        if (transfer.out.dtype == DType::u8)
+          stream.run([out = static_cast<std::uint8_t*>(transfer.out.data)] { *out ^= 0xFF; });
+      return Works();
+    });
+    return works;
+  }
+
+ private:
+  const CollectiveCapabilities capabilities_;
+};
+
+/// The negative control is the plug-in that says that it is exact and takes anything: it is given them.
+TEST(CompressedGathers, GiveEncodingsOnlyToWhoKeepsEveryBit) {
+  TrainingSpec spec = quantized(spec_for("fsdp", 2));
+  const TrainingRecord plain = train(spec);
+  const auto with = [&](CollectiveCapabilities capabilities) {
+    spec.engine.collectives.add(OpKind::all_gather, "damaging",
+                                [capabilities] { return std::make_unique<Damaging>(capabilities); });
+    spec.engine.strategy.all_gather = "damaging";
+    return train(spec);
+  };
+  EXPECT_TRUE(same_bits(with({.exact = false}), plain));
+  EXPECT_TRUE(same_bits(with({.dtypes = {DType::f32}}), plain));
+  EXPECT_FALSE(same_bits(with({}), plain));
+}
+
+/// A unit's adapters are frozen and trained again, and with them its encodings are laid out anew.
+TEST(RefreshedUnits, KeepTheirEncodingsBitForBit) {
+  const Values encodings = encodings_at_the_beginning();
+  const auto run = [&](TrainingSpec spec, bool refreshes) {
+    spec.steps = 4;
+    spec.global_batch = 12;
+    spec.engine.clip_norm = 0;
+    spec.after_step = [&, refreshes](int, int step, Engine& engine, nn::CausalModel& model) {
+      if (!refreshes || step > 1) return;
+      for (const auto& parameter : model.parameters()) {
+        nn::Tensor tensor = parameter->tensor();
+        if (nn::is_adapter(parameter->name()) && parameter->name().find("h.1.") != std::string::npos)
+          tensor.set_requires_grad(step == 1);
+      }
+      engine.refresh();
+      EXPECT_EQ(encodings_of(engine), encodings);
+    };
+    return train(spec);
+  };
+  const TrainingRecord ddp = run(quantized(spec_for("ddp", 2)), true);
+  EXPECT_FALSE(same_bits(ddp, run(quantized(spec_for("ddp", 2)), false))) << "the control";
+  TrainingSpec compressed = quantized(spec_for("fsdp", 2));
+  compressed.engine.strategy.all_gather = "int8";
+  EXPECT_EQ(encodings_of(run(compressed, true), encodings), encodings);
+  for (const char* strategy : {"zero2", "fsdp", "hsdp"})
+    EXPECT_TRUE(same_bits(run(quantized(spec_for(strategy, 2)), true), ddp)) << strategy;
+  TrainingSpec offloaded = quantized(spec_for("fsdp", 2));
+  offloaded.runtime = harness::make_guarded_device({.lazy = true});
+  offloaded.engine.cpu_offload = true;
+  EXPECT_TRUE(same_bits(run(offloaded, true), ddp)) << "with shards in the host's memory";
+}
+
+TEST(RefreshedUnits, RefuseToTrainAnEncoding) {
+  TrainingSpec spec = quantized(spec_for("fsdp", 2));
+  spec.after_step = [](int, int, Engine& engine, nn::CausalModel& model) {
+    std::string name;
+    for (const auto& parameter : model.parameters()) {
+      if (parameter->dtype() != DType::u8 || !name.empty()) continue;
+      name = parameter->name();
+      nn::Tensor tensor = parameter->tensor();
+      tensor.set_requires_grad(true);
+      EXPECT_THAT(error_of<base::InvalidUsage>([&] { engine.refresh(); }),
+                  HasSubstr("refresh: " + name + " is an encoding, which can't be trained"));
+      tensor.set_requires_grad(false);
+    }
+    EXPECT_FALSE(name.empty());
+    engine.refresh();
+  };
+  EXPECT_FALSE(train(spec).parameters.empty());
+}
+
+TEST(PlannedUnits, CountEncodingsAsTheEngineDoes) {
+  for (const char* strategy : {"ddp", "fsdp"}) {
+    const TrainingSpec spec = quantized(spec_for(strategy, 3));
+    const TrainingRecord record = train(spec);
+    nn::Context context;
+    const auto model = spec.make_model(context);
+    const std::vector<UnitSize> planned = planned_units(*model, "block", spec.engine.strategy, record.mesh);
+    ASSERT_EQ(planned.size(), record.unit_sizes.size());
+    for (std::size_t i = 0; i < planned.size(); ++i) {
+      EXPECT_EQ(planned[i].bytes, record.unit_sizes[i].bytes);
+      EXPECT_EQ(planned[i].frozen, record.unit_sizes[i].frozen);
+      EXPECT_EQ(planned[i].padded, record.unit_sizes[i].padded);
+      EXPECT_EQ(planned[i].bytes == 0, planned[i].is_root);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -215,7 +215,7 @@ TrainingRecord train(const TrainingSpec& spec) {
 
 bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
   const auto same = [](const auto& x, const auto& y) {
-    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0;
+    return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0);
   };
   if (a.parameters.empty() || a.parameters.size() != b.parameters.size()) return false;
   if (!same(a.losses, b.losses) || !same(a.norms, b.norms)) return false;

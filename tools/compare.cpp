@@ -184,6 +184,9 @@ int compare(const Commands& commands, const CompareOptions& options) {
   const std::vector<TrainPlan> plans = plans_of(options, ranks);
   const TrainPlan& plan = plans.front();
   if (options.steps < 1) throw base::InvalidUsage("--steps 0: a comparison needs at least one step");
+  if (options.norm_type != "2" && options.clip_norm == 0)
+    throw base::InvalidUsage("--norm-type " + options.norm_type +
+                             ": a comparison shows no norms; give --clip-norm too");
   if (!options.only.empty()) return run_as_child(plan, options);
 
   const bool spawn = must_spawn(ranks);

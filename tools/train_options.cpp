@@ -318,6 +318,9 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
                        std::to_string(plan.model.context));
   check_batch(options, ranks);
+  if (options.backward_prefetch == "post" && options.prefetch == 0)
+    throw InvalidUsage(
+        "--backward-prefetch post with --prefetch 0: nothing is gathered ahead; leave one of the two out");
   plan.schedule = schedule_of(options);
   plan.precision = precision_of(options);
   if (options.graphs) check_graphs(plan);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/fsdp/odd_model.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -46,20 +47,6 @@ class Acceptance : public testing::TestWithParam<std::tuple<std::string, int>> {
     return names;
   }
 };
-
-/// Sizes that no world divides.
-inline nn::ModelConfig odd_model() {
-  nn::ModelConfig model = nn::preset("gpt-nano");
-  model.name = "odd";
-  model.layers = 3;
-  model.width = 36;
-  model.heads = model.kv_heads = 3;
-  model.head_dim = 12;
-  model.hidden = 4 * 36;
-  model.vocabulary = 257;
-  model.context = 17;
-  return model;
-}
 
 inline auto acceptance_worlds() { return testing::Combine(testing::Values("shm", "tcp"), testing::Values(1, 2, 3, 4)); }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tests/fsdp/odd_model.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -22,20 +23,6 @@ TrainingSpec spec_for(const std::string& strategy, int ranks) {
   spec.global_batch = 60 / 12 * ranks;
   spec.engine = engine_for(strategy);
   return spec;
-}
-
-/// Width 36 in 3 heads, 5 blocks' worth of odd sizes, a vocabulary that no rank count divides.
-nn::ModelConfig odd_model() {
-  nn::ModelConfig model = nn::preset("gpt-nano");
-  model.name = "odd";
-  model.layers = 3;
-  model.width = 36;
-  model.heads = model.kv_heads = 3;
-  model.head_dim = 12;
-  model.hidden = 4 * 36;
-  model.vocabulary = 257;
-  model.context = 17;
-  return model;
 }
 
 class Equality : public testing::TestWithParam<int> {};

@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
+#include "tests/fsdp/small_training.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
@@ -21,34 +21,11 @@ using harness::TrainingRecord;
 using harness::TrainingSpec;
 using testing::HasSubstr;
 
-TrainingSpec spec_for(const std::string& strategy, int ranks) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model.layers = 2;
-  spec.steps = 5;
-  spec.engine = engine_for(strategy);
-  spec.engine.measure_norm = true;
-  return spec;
-}
-
-const char* const kStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
-
-bool is_attention(const nn::Parameter& parameter) { return parameter.name().find(".attn.") != std::string::npos; }
-
 void freeze(nn::Module& model, bool frozen, const std::function<bool(const nn::Parameter&)>& which = is_attention) {
   for (const auto& parameter : model.parameters()) {
     nn::Tensor tensor = parameter->tensor();
     if (which(*parameter)) tensor.set_requires_grad(!frozen);
   }
-}
-
-using Values = std::map<std::string, std::vector<float>>;
-
-Values values_of(Engine& engine) {
-  Values values;
-  engine.visit([&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
-  return values;
 }
 
 /// This rank's part of the optimizer's state, by name and place.

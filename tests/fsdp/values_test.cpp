@@ -5,7 +5,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "tests/harness/training.h"
+#include "tests/fsdp/small_training.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -16,29 +16,6 @@ using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
 using harness::TrainingSpec;
-
-TrainingSpec spec_for(const std::string& strategy, int ranks) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.global_batch = 2 * ranks;
-  spec.model.layers = 2;
-  spec.steps = 5;
-  spec.engine = engine_for(strategy);
-  spec.engine.measure_norm = true;
-  return spec;
-}
-
-const char* const kStrategies[] = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
-
-bool is_attention(const nn::Parameter& parameter) { return parameter.name().find(".attn.") != std::string::npos; }
-
-using Values = std::map<std::string, std::vector<float>>;
-
-Values values_of(Engine& engine) {
-  Values values;
-  engine.visit([&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
-  return values;
-}
 
 // --- gradients by name
 

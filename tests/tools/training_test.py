@@ -414,6 +414,8 @@ class TrainingTest(unittest.TestCase):
             (["train", "--accumulate", "5"], "5 microbatches"),
             (["train", "--accumulate", "0"], "--accumulate"),
             (["train", "--norm-type", "4"], "--norm-type"),
+            (["compare", "--norm-type", "inf"], "give --clip-norm too"),
+            (["train", "--backward-prefetch", "post", "--prefetch", "0"], "leave one of the two out"),
             (["train", "--graphs"], "device cpu has none; use --device cuda"),
             (["compare", "--graphs"], "device cpu has none; use --device cuda"),
             (["train", "--precision", "int8"], "--precision"),

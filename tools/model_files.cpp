@@ -138,12 +138,21 @@ bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool ada
   if (base::parse_device(o.device).type != base::DeviceType::cpu)
     throw InvalidUsage("--quantize nf4: device " + o.device + " has no kernel for it yet; use --device cpu");
   return true;
+void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules) {
+  if (!f32_modules.empty() && dtype == base::DType::f32)
+    throw InvalidUsage("--f32-modules needs --precision bf16 or f16: the whole model is of f32");
+  model.set_dtype(dtype);
+  for (const std::string& item : f32_modules)
+    for (nn::Module* module : fsdp::modules_named(model, item, "--f32-modules")) module->set_dtype(base::DType::f32);
+  model.require_dtypes_that_fit();
+}
+
 }
 
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
   if (plan.quantized) nn::quantize_nf4(model);
   if (plan.lora) nn::add_lora(model, *plan.lora);
-  model.set_dtype(plan.precision.compute);
+  set_dtypes(model, plan.precision.compute, plan.options.f32_modules);
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
   return model;
 }

@@ -38,6 +38,10 @@ void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::
 inline constexpr const char* kLoraAttribute = "lora";
 std::string lora_json_of(const TrainPlan& plan);
 
+/// --precision and --f32-modules. Throws InvalidUsage for a name that means nothing, or modules that share a parameter
+/// and would differ.
+void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules);
+
 /// Adapters, types and checkpointed activations as the plan says. Before an engine has the model.
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan);
 

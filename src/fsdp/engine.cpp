@@ -54,6 +54,7 @@ EngineOptions checked(EngineOptions options, int ranks) {
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(checked(std::move(options), world.size())) {
   std::vector<UnitSpec> specs = options_.wrap_by ? make_units(model, options_.wrap_by, options_.ignored)
+  model.require_dtypes_that_fit();
                                                  : make_units(model, options_.wrap, options_.ignored);
   nn::Context& context = model.context();
   Mesh mesh(world, *options_.mesh);

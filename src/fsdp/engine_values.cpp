@@ -155,10 +155,10 @@ std::vector<Engine::UnitInfo> Engine::units() const {
 std::vector<UnitSize> Engine::unit_sizes() const {
   std::vector<UnitSize> sizes;
   for (const auto& unit : units_) {
-    sizes.push_back({unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root,
-                     unit->frozen(), unit->encoded()});
-    for (const auto& parameter : unit->spec().parameters)
-      if (parameter->tensor().requires_grad()) sizes.back().shapes.push_back(parameter->shape());
+    UnitSize& size = sizes.emplace_back();
+    size.kept_after_forward = unit->kept_after_forward();
+    size.is_root = unit->spec().is_root;
+    for (const FlatLayout* layout : unit->layouts()) add_flat(size, *layout, model_.dtype(), options_.reduce_dtype);
   }
   return sizes;
 }

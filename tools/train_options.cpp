@@ -100,7 +100,7 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
   command
       .add_option("--f32-modules", o.f32_modules,
                   "with --precision bf16 or f16: modules that stay in f32, by path or type:CLASS, such as "
-                  "type:LayerNorm,lm_head; what they are called with is cast, and what they return is cast back")
+                  "type:RMSNorm,lm_head; what they are called with is cast, and what they return is cast back")
       ->type_name("LIST")
       ->delimiter(',');
   command

@@ -164,9 +164,11 @@ void Module::require_dtypes_that_fit() const {
   const DType own = dtype();
   for (const auto& parameter : parameters_)
     if (is_floating(parameter->dtype()) && parameter->dtype() != own)
-      throw InvalidUsage((path_.empty() ? "the root" : path_) + " is of " + std::string(name_of(own)) + ", and " +
-                         parameter->name() + ", which it shares with another module, of " +
-                         std::string(name_of(parameter->dtype())) + "; give both modules the same dtype");
+      throw InvalidUsage((path_.empty() ? "the root" : path_) + " is of " + std::string(name_of(own)) +
+                         ", and its parameter " + parameter->name() + " of " +
+                         std::string(name_of(parameter->dtype())) +
+                         ": modules that share one need the same dtype, and what is added to a model comes before "
+                         "set_dtype()");
   if (is_border() && (own == DType::f64 || parent_->dtype() == DType::f64))
     throw InvalidUsage(path_ + " is of " + std::string(name_of(own)) + " inside " +
                        std::string(name_of(parent_->dtype())) + ": f64 is cast to nothing else; use one dtype");

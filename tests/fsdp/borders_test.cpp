@@ -261,7 +261,8 @@ TEST_P(Mixed, CheckpointsAreOfF32ValuesAndReadWithAnyChoiceOfDtypes) {
 
 TEST(MixedUnits, WithATiedParameterOfTwoDtypesAreRefusedBeforeAnyMemory) {
   TrainingSpec spec = spec_for("fsdp", 1, {"", DType::bf16, {{"lm_head", DType::f32}}, {}});
-  EXPECT_THAT(error_of<base::InvalidUsage>([&] { train(spec); }), testing::HasSubstr("wte is of bf16, and wte.weight"));
+  EXPECT_THAT(error_of<base::InvalidUsage>([&] { train(spec); }),
+              testing::HasSubstr("wte is of bf16, and its parameter wte.weight"));
 }
 
 }  // namespace

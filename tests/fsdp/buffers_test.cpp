@@ -154,6 +154,29 @@ TEST(Statistics, HaveTheSameBitsOnLateStreamsAndWhereTheHostCantReachThem) {
   }
 }
 
+/// What is written to them on the compute stream is what is sent, though it runs late.
+TEST(Statistics, AreSentAfterWhatWasWritten) {
+  TrainingSpec spec = shared(statistics_spec("fsdp", 3));
+  spec.lazy_streams = true;
+  spec.steps = 0;
+  spec.before_training = [spec](Engine& engine, comm::Communicator& control) {
+    nn::Context& context = engine.model().context();
+    for (const auto& buffer : engine.buffers())
+      if (buffer->name() == "last.count")
+        context.kernels<float>("test").fill(context.stream(), static_cast<float>(5 + control.rank()),
+                                            buffer->tensor().data<float>(), 1);
+    const auto batch = harness::make_batch(context, spec, 0, control.rank());
+    {
+      nn::Tape tape;
+      const nn::TapeScope recording(context, &tape);
+      dynamic_cast<nn::CausalModel&>(engine.model()).loss(batch.tokens, batch.targets);
+    }
+    EXPECT_EQ(floats(buffers_of(engine).at("last.count")), std::vector<float>{5 + 1}) << control.rank();
+    engine.reset();
+  };
+  train(spec);
+}
+
 TEST(Statistics, StayInF32InsideAModelOf16Bits) {
   TrainingSpec spec = shared(statistics_spec("fsdp", 2, kFeedsBack));
   spec.dtype = DType::bf16;

@@ -122,6 +122,7 @@ struct Capabilities {
   std::string backend;
   std::vector<DType> dtypes;         ///< that every operation takes
   std::vector<MemoryKind> memory;    ///< that allocate() gives
+  bool moves_nothing = false;        ///< takes memory of device meta, which has no data: a simulation
   bool shares_memory = false;        ///< all ranks are on one host, and map each other's memory
   bool splits_share_memory = false;  ///< there may be such communicators among those split from it
   bool deterministic = true;         ///< sums follow the tree of DESIGN section 3: the same bits everywhere

@@ -58,10 +58,10 @@ class SlowModel final : public nn::Layer<SlowModel> {
 };
 
 /// Of the best step of some, on the rank that waited longest: machines that run tests are busy.
-double exposed_ms(const std::string& strategy, int prefetch) {
+double exposed_ms(const std::string& backend, const std::string& strategy, int prefetch) {
   std::vector<double> best(2, 1e9);
   comm::Config config;
-  config.backend = "shm";
+  config.backend = backend;
   config.decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:20ms"); };
   comm::run_threads(2, config, [&](comm::Communicator& world) {
     nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
@@ -93,19 +93,29 @@ double exposed_ms(const std::string& strategy, int prefetch) {
 
 constexpr double kCollective = 20;  // ms
 
-TEST(Overlap, FsdpExposesTheFirstGatherAndTheLastReductionOnly) {
-  EXPECT_LE(exposed_ms("fsdp", 1), 1.15 * 2 * kCollective);
+/// Acceptance item 6, over shared memory and over sockets.
+class OverlapOver : public testing::TestWithParam<std::string> {
+ protected:
+  static double exposed(const std::string& strategy, int prefetch) {
+    return exposed_ms(GetParam(), strategy, prefetch);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, OverlapOver, testing::Values("shm", "tcp"),
+                         [](const auto& test) { return test.param; });
+
+TEST_P(OverlapOver, P06_FsdpExposesTheFirstGatherAndTheLastReductionOnly) {
+  EXPECT_LE(exposed("fsdp", 1), 1.15 * 2 * kCollective);
   // The control: without prefetch every gather is exposed, of forward and of backward but for the last unit's.
-  EXPECT_GE(exposed_ms("fsdp", 0), (2 * kLayers - 1 + 1) * kCollective * 0.95);
+  EXPECT_GE(exposed("fsdp", 0), (2 * kLayers - 1 + 1) * kCollective * 0.95);
 }
 
-TEST(Overlap, DdpExposesTheLastReductionOnly) { EXPECT_LE(exposed_ms("ddp", 1), 1.15 * kCollective); }
+TEST_P(OverlapOver, P06_DdpExposesTheLastReductionOnly) { EXPECT_LE(exposed("ddp", 1), 1.15 * kCollective); }
 
 /// After the step each unit's parameters are gathered, in the order of the next forward: the first of them is waited
 /// for.
-TEST(Overlap, ZeroExposesTheLastReductionAndTheFirstGather) {
-  EXPECT_LE(exposed_ms("zero1", 1), 1.15 * 2 * kCollective);
-  EXPECT_LE(exposed_ms("zero2", 1), 1.15 * 2 * kCollective);
+TEST_P(OverlapOver, P06_ZeroExposesTheLastReductionAndTheFirstGather) {
+  EXPECT_LE(exposed("zero1", 1), 1.15 * 2 * kCollective);
+  EXPECT_LE(exposed("zero2", 1), 1.15 * 2 * kCollective);
 }
 
 struct Peeked {
@@ -176,8 +186,7 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
       mine.everything = everything;
       mine.compute = &context.stream();
       engine.visit_own([&](const OwnRange& own) {
-        if (own.parameter.name().starts_with("h.1.") && own.state < 0)
-          mine.last = static_cast<const float*>(own.data);
+        if (own.parameter.name().starts_with("h.1.") && own.state < 0) mine.last = static_cast<const float*>(own.data);
       });
       mine.before = *mine.last;
     }

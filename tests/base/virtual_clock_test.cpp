@@ -1,0 +1,94 @@
+#include "tessera/base/virtual_clock.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/time_table.h"
+
+namespace tessera::base {
+namespace {
+
+TEST(VirtualClock, StreamsOfTheHostAreOneAfterTheOther) {
+  VirtualClock clock(VirtualClock::Machine::host);
+  const auto a = clock.make_stream(), b = clock.make_stream();
+  clock.advance(*a, 10);
+  clock.advance(*b, 5);
+  EXPECT_EQ(clock.time_of(*a), 15);
+  EXPECT_EQ(clock.time_of(*b), 15);
+  EXPECT_EQ(clock.host_time(), 15);
+}
+
+TEST(VirtualClock, StreamsOfADeviceGoOnByThemselves) {
+  VirtualClock clock(VirtualClock::Machine::device);
+  const auto a = clock.make_stream(), b = clock.make_stream();
+  clock.advance(*a, 10);
+  clock.advance(*b, 4);
+  EXPECT_EQ(clock.time_of(*a), 10);
+  EXPECT_EQ(clock.time_of(*b), 4);
+  EXPECT_EQ(clock.host_time(), 0);  // it has only issued
+
+  const Event reached = a->record();
+  EXPECT_FALSE(reached.done());
+  b->wait(reached);
+  clock.advance(*b, 1);
+  EXPECT_EQ(clock.time_of(*b), 11);
+  EXPECT_EQ(b->record().time_ns() - reached.time_ns(), 1);
+
+  reached.wait();  // the host; what is issued now can't begin before
+  EXPECT_TRUE(reached.done());
+  const auto c = clock.make_stream();
+  clock.advance(*c, 2);
+  EXPECT_EQ(clock.time_of(*c), 12);
+}
+
+TEST(VirtualClock, WorkRunsAtOnce) {
+  VirtualClock clock(VirtualClock::Machine::device);
+  const auto stream = clock.make_stream();
+  bool ran = false;
+  stream->run([&] { ran = true; });
+  EXPECT_TRUE(ran);
+  EXPECT_EQ(clock.time_of(*stream), 0);  // nobody said that it takes any
+}
+
+TEST(VirtualClock, RefusesAnothersStream) {
+  VirtualClock clock(VirtualClock::Machine::host), other(VirtualClock::Machine::host);
+  const auto theirs = other.make_stream();
+  const auto real = make_immediate_stream();
+  EXPECT_FALSE(clock.made(*theirs));
+  EXPECT_THROW(clock.advance(*theirs, 1), InvalidUsage);
+  EXPECT_THROW(clock.advance(*real, 1), InvalidUsage);
+}
+
+TEST(TimeTable, IsALineBetweenMedians) {
+  TimeTable table;
+  for (const double seconds : {1.0, 9.0, 2.0}) table.add(10, seconds);
+  table.add(20, 4);
+  EXPECT_DOUBLE_EQ(table.at(10), 2);
+  EXPECT_DOUBLE_EQ(table.at(15), 3);
+  EXPECT_DOUBLE_EQ(table.at(20), 4);
+  EXPECT_DOUBLE_EQ(table.at(40), 8);  // as the last two go on
+  EXPECT_DOUBLE_EQ(table.at(5), 1);   // in proportion
+}
+
+TEST(TimeTable, NeverFalls) {
+  TimeTable table;
+  table.add(1, 3);
+  table.add(2, 1);  // noise
+  table.add(3, 5);
+  EXPECT_DOUBLE_EQ(table.at(1), 3);
+  EXPECT_DOUBLE_EQ(table.at(2), 3);
+  EXPECT_DOUBLE_EQ(table.at(2.5), 4);
+  EXPECT_DOUBLE_EQ(TimeTable().at(7), 0);
+}
+
+TEST(TimeTable, RefusesWhatIsNoTime) {
+  TimeTable table;
+  EXPECT_THROW(table.add(-1, 1), InvalidUsage);
+  EXPECT_THROW(table.add(1, -1), InvalidUsage);
+  EXPECT_THROW(table.add(1, 1.0 / 0.0), InvalidUsage);
+  EXPECT_TRUE(table.empty());
+}
+
+}  // namespace
+}  // namespace tessera::base

@@ -45,11 +45,18 @@ int inspect(const CheckpointCommand& options) {
              checkpoint.strategy());
   fmt::print("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
              states);
+  if (!checkpoint.buffers().empty()) fmt::print("{} buffers\n", checkpoint.buffers().size());
+  ordered_json buffers = ordered_json::array();
+  for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
+    buffers.push_back({{"name", buffer.name}, {"shape", buffer.shape}, {"dtype", base::name_of(buffer.dtype)}});
   for (const auto& [name, value] : checkpoint.attributes())
     if (value.find('\n') == std::string::npos) fmt::print("{}: {}\n", name, value);
-  if (options.tensors)
+  if (options.tensors) {
     for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors())
       fmt::print("{} [{}]\n", tensor.name, fmt::join(tensor.shape, ", "));
+    for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
+      fmt::print("{} [{}] {}, a buffer\n", buffer.name, fmt::join(buffer.shape, ", "), base::name_of(buffer.dtype));
+  }
   if (!options.json.empty())
     write_file(options.json, ordered_json{{"folder", checkpoint.folder()},
                                           {"step", checkpoint.step()},
@@ -57,7 +64,8 @@ int inspect(const CheckpointCommand& options) {
                                           {"strategy", checkpoint.strategy()},
                                           {"attributes", checkpoint.attributes()},
                                           {"parameters", parameters},
-                                          {"tensors", tensors}}
+                                          {"tensors", tensors},
+                                          {"buffers", buffers}}
                                      .dump(1) +
                                  "\n");
   return 0;
@@ -121,6 +129,12 @@ int export_folder(const CheckpointCommand& options) {
       if (merge) merge->merge(tensor.name, range, values.data());
       writer.write(tensor.name, range, values.data());
     }
+  }
+  std::vector<std::byte> whole;
+  for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers()) {
+    whole.resize(static_cast<std::size_t>(elements_of(buffer.shape)) * base::size_of(buffer.dtype));
+    checkpoint.read_buffer(buffer.name, whole.data());
+    writer.write_whole(buffer.name, whole.data());
   }
   writer.commit();
   fmt::print("{}: {} tensors of step {}\n", options.output, tensors.size(), checkpoint.step());

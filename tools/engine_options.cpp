@@ -70,6 +70,8 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
                        std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
   fsdp::validate(engine.strategy, *engine.mesh);
   fsdp::validate_collectives(engine.strategy, *engine.mesh, plan.precision, engine.collectives);
+  if (!plan.options.f32_modules.empty())
+    fsdp::validate_collectives(engine.strategy, *engine.mesh, {}, engine.collectives);
   engine.wrap = plan.options.wrap;
   engine.prefetch = plan.options.prefetch;
   engine.backward_prefetch =
@@ -83,7 +85,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.clip_norm = plan.options.clip_norm;
   engine.norm = norm_of(plan.options.norm_type);
   engine.scales_loss = plan.precision.compute == base::DType::f16;
-  engine.reduce_dtype = plan.precision.reduce;
+  if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;
   if (engine.scales_loss && !fsdp::periodic_axis(engine.strategy).empty())
     throw InvalidUsage("--precision f16: under strategy " + engine.strategy.name +
                        " replicas would skip different steps of a scaled loss; use bf16 or f32");

@@ -8,6 +8,7 @@
 #include "tessera/nn/models/causal_model.h"
 #include "tools/catalog.h"
 #include "tools/commands.h"
+#include "tools/model_files.h"
 #include "tools/version.h"
 
 namespace tessera::tools {
@@ -21,6 +22,8 @@ struct InfoOptions {
   std::string model = "gpt-mini";
   std::string wrap = "block";
   int ranks = 4;
+  std::string precision = "f32";
+  std::vector<std::string> f32_modules;
 };
 
 /// The value of a variable as it may be shown.
@@ -106,21 +109,24 @@ double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 void print_units(const InfoOptions& options) {
   nn::Context context;
   const auto model = nn::make_model(context, nn::find_config(options.model));
+  set_dtypes(*model, base::parse_dtype(options.precision), options.f32_modules);
   std::string better = options.wrap;
   const auto units = fsdp::make_units(*model, options.wrap);
-  std::printf("%-20s %14s %12s %12s\n", "unit", "parameters", "padding", "MB in f32");
+  std::printf("%-20s %14s %12s %12s\n", "unit", "parameters", "padding", "MB");
   for (const fsdp::UnitSpec& unit : units) {
-    std::int64_t elements = 0, padded = 0;
+    std::int64_t elements = 0, padded = 0, bytes = 0;
     for (const fsdp::FlatLayout& layout : fsdp::make_layouts(unit.parameters, options.ranks)) {
       elements += layout.elements;
       padded += layout.padded;
+      bytes += static_cast<std::int64_t>(layout.bytes());
     }
     std::printf("%-20s %14lld %12lld %12.2f\n", unit.name.c_str(), static_cast<long long>(elements),
-                static_cast<long long>(padded - elements), mb(4 * padded));
+                static_cast<long long>(padded - elements), mb(bytes));
     if (!unit.is_root) continue;
     for (const fsdp::NeedlesslyHeld& held : fsdp::needlessly_held(*model, unit)) {
       std::printf("  %-18s %14lld %12s %12.2f  only this module uses it, but the root holds it for the whole step\n",
-                  held.module->path().c_str(), static_cast<long long>(held.elements), "", mb(4 * held.elements));
+                  held.module->path().c_str(), static_cast<long long>(held.elements), "",
+                  mb(held.elements * static_cast<std::int64_t>(base::size_of(held.module->dtype()))));
       better += (better == "none" ? "" : ";") + held.module->path();
     }
   }
@@ -162,6 +168,14 @@ void add_info(Commands& commands) {
       ->needs(units)
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  info->add_option("--precision", options->precision, "for --units: as train has it")
+      ->needs(units)
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->capture_default_str();
+  info->add_option("--f32-modules", options->f32_modules, "for --units: as train has it")
+      ->needs(units)
+      ->type_name("LIST")
+      ->delimiter(',');
   info->callback([&commands, options] { commands.chosen = [options] { return run_info(*options); }; });
 }
 

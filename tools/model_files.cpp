@@ -10,6 +10,7 @@
 #include "tessera/nn/activation_checkpoint.h"
 #include "tessera/nn/adapter_hf.h"
 #include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/host_access.h"
 #include "tessera/nn/nf4.h"
 #include "tools/saving.h"
 
@@ -106,10 +107,7 @@ std::optional<nn::LoraOptions> lora_of(const TrainOptions& o, const std::string&
 
 std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config) {
   nn::Context context;
-  std::vector<nn::SafetensorsTensor> tensors;
-  for (const auto& parameter : nn::make_model(context, config)->parameters())
-    tensors.push_back({parameter->name(), parameter->shape()});
-  return tensors;
+  return nn::saved_tensors(*nn::make_model(context, config));
 }
 
 void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out) {
@@ -138,10 +136,19 @@ bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool ada
   return true;
 }
 
+void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules) {
+  if (!f32_modules.empty() && dtype == base::DType::f32)
+    throw InvalidUsage("--f32-modules needs --precision bf16 or f16: the whole model is of f32");
+  model.set_dtype(dtype);
+  for (const std::string& item : f32_modules)
+    for (nn::Module* module : fsdp::modules_named(model, item, "--f32-modules")) module->set_dtype(base::DType::f32);
+  model.require_dtypes_that_fit();
+}
+
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
   if (plan.quantized) nn::quantize_nf4(model);
   if (plan.lora) nn::add_lora(model, *plan.lora);
-  model.set_dtype(plan.precision.compute);
+  set_dtypes(model, plan.precision.compute, plan.options.f32_modules);
   if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
   return model;
 }
@@ -165,6 +172,9 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
           folder.read(parameter.name(), range, out);
         },
         [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
+    engine.fill_buffers(
+        [&](const nn::ModuleBuffer& buffer, void* out) { folder.read_whole(buffer.name(), buffer.dtype(), out); },
+        [](const nn::ModuleBuffer& buffer) { return buffer.persistent(); });
   }
   if (plan.options.init_adapter.empty()) return;
   const nn::AdapterFolder adapters(plan.options.init_adapter);
@@ -223,7 +233,13 @@ void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
   }
   engine.visit(
       [&](const nn::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });
-  if (writers.model) writers.model->commit();
+  if (writers.model) {
+    for (const auto& buffer : engine.buffers())
+      if (buffer->persistent())
+        nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(),
+                     [&](const void* values) { writers.model->write_whole(buffer->name(), values); });
+    writers.model->commit();
+  }
   if (writers.adapter) writers.adapter->commit();
 }
 

@@ -28,7 +28,7 @@ bool quantized_of(const TrainOptions& options, const std::string& checkpoint, bo
 bool quantized_in(const std::string& checkpoint);
 inline constexpr const char *kQuantizeAttribute = "quantize", *kNf4 = "nf4";
 
-/// The parameters of a model as its folders have them: without adapters, nothing encoded.
+/// What a model's folders have: without adapters, nothing encoded.
 std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config);
 /// The bytes that an engine or a checkpoint shows as numbers, decoded; `range` of the tensor's elements.
 void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out);
@@ -37,6 +37,10 @@ void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::
 /// adapter_config.json.
 inline constexpr const char* kLoraAttribute = "lora";
 std::string lora_json_of(const TrainPlan& plan);
+
+/// --precision and --f32-modules. Throws InvalidUsage for a name that means nothing, or modules that share a parameter
+/// and would differ.
+void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules);
 
 /// Adapters, types and checkpointed activations as the plan says. Before an engine has the model.
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan);

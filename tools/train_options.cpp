@@ -98,6 +98,12 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
   command
+      .add_option("--f32-modules", o.f32_modules,
+                  "with --precision bf16 or f16: modules that stay in f32, by path or type:CLASS, such as "
+                  "type:LayerNorm,lm_head; what they are called with is cast, and what they return is cast back")
+      ->type_name("LIST")
+      ->delimiter(',');
+  command
       .add_option("--reduce-dtype", o.reduce_dtype,
                   "of gradients while they are reduced and kept: f32, or (default) as --precision")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));

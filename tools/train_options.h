@@ -44,6 +44,7 @@ struct TrainOptions {
   std::string wrap = "block";
   std::optional<int> threads;
   std::string precision = "f32";
+  std::vector<std::string> f32_modules;
   std::string reduce_dtype;  // empty: as precision
   double clip_norm = 0;
   std::string norm_type = "2";

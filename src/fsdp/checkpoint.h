@@ -4,7 +4,8 @@
 //
 //   rank-R.safetensors   the ranges that rank R wrote: parameters (f32 masters where there are such) and the
 //   optimizer's
-//                        state, an n-th of all of it; and what the rank's collective plug-ins carry over
+//                        state, an n-th of all of it; and what the rank's collective plug-ins carry over. Rank 0's
+//                        has its persistent buffers, too
 //   rank-R.json          which ranges lie where, and an XXH3 of every 64 KiB block of that file
 //   index.json           what is saved, by whom, the program's own attributes, and a hash of each rank's list
 //
@@ -77,6 +78,13 @@ struct CheckpointTensor {
   std::uint64_t trained_since = 0;  ///< the step after which it began to be trained
 };
 
+/// A persistent buffer of a module, as rank 0 had it.
+struct CheckpointBuffer {
+  std::string name;
+  nn::Shape shape;
+  DType dtype = DType::f32;
+};
+
 /// An open checkpoint. Ranges that are read are checked block by block; each thread needs one of its own.
 class TESSERA_API Checkpoint {
  public:
@@ -92,11 +100,14 @@ class TESSERA_API Checkpoint {
   const std::string& strategy() const;
   const Attributes& attributes() const;
   const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of their names
+  const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise
 
   static constexpr int kValue = -1;
   /// Elements `range` of a parameter (kValue) or of one of the optimizer's states of it, as f32. Throws InvalidUsage
   /// that names file and tensor where a block's hash differs.
   void read(const std::string& tensor, int what, nn::ElementRange range, float* out);
+  /// All of a buffer, as it is. Throws InvalidUsage as read().
+  void read_buffer(const std::string& name, void* out);
   /// What the collective plug-ins of a rank that wrote it carried over, as Engine::carried() names it.
   struct Carried {
     std::string name;
@@ -121,7 +132,7 @@ struct RestoreOptions {
   bool strict = true;     ///< false: what only one of model and checkpoint has stays as it is
 };
 
-/// What a restore that isn't strict left out, and what one can't bring back.
+/// What a restore that isn't strict left out, parameters and buffers by name, and what one can't bring back.
 struct RestoreReport {
   std::vector<std::string> missing;     ///< in the checkpoint
   std::vector<std::string> unexpected;  ///< there, but not in the model
@@ -129,7 +140,8 @@ struct RestoreReport {
   std::string dropped;
 };
 
-/// Sets the engine's parameters, optimizer and steps(). Every rank reads the ranges that it needs. Collective. Throws
+/// Sets the engine's parameters, persistent buffers (of every rank, whoever speaks later), optimizer and steps(). Every
+/// rank reads the ranges that it needs. Collective. Throws
 /// InvalidUsage that names what is missing, unexpected, of another shape or of another optimizer; the engine is then as
 /// it was. A block that turns out to be damaged is InvalidUsage too, but leaves the engine half restored.
 TESSERA_API RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options = {});

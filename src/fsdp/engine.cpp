@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/buffers.h"
 #include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
 
@@ -53,6 +54,7 @@ EngineOptions checked(EngineOptions options, int ranks) {
 
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(checked(std::move(options), world.size())) {
+  model.require_dtypes_that_fit();
   std::vector<UnitSpec> specs = options_.wrap_by ? make_units(model, options_.wrap_by, options_.ignored)
                                                  : make_units(model, options_.wrap, options_.ignored);
   nn::Context& context = model.context();
@@ -89,6 +91,7 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
   progress_.resize(units_.size());
   make_collectives();
   resolve_prefetch_order();
+  buffers_ = std::make_unique<BufferStore>(model, *fabric_);
   order_ = std::make_unique<OrderCheck>(world, context.runtime());
   decide_what_is_kept();
   if (options_.cpu_offload) reserve_pieces();
@@ -129,6 +132,9 @@ void Engine::add_unit(UnitSpec spec) {
   if (plan.periodic && options_.scales_loss)
     throw Unsupported("strategy " + strategy.name +
                       " has a period: its replicas would skip different steps of a scaled loss; use bf16 or f32");
+  if (plan.periodic && options_.buffers != Buffers::own)
+    throw Unsupported("strategy " + strategy.name +
+                      " has a period, between whose ends replicas are alone; leave buffers each rank's own");
   if (periodic_axis(strategy) != periodic_axis(options_.strategy) || (own && plan.periodic))
     throw Unsupported("unit " + spec.name + ": strategy " + strategy.name + " beside " + options_.strategy.name +
                       ", and units whose replicas meet once in a period can't be mixed");
@@ -168,7 +174,7 @@ void Engine::install_hooks() {
     }
   }
   if (root_is_unit) return;
-  model_.set_hooks({.begin_forward = {},
+  model_.set_hooks({.begin_forward = [this](nn::Phase phase) { share_buffers(phase); },
                     .end_forward =
                         [this](nn::Phase phase) {
                           if (phase == nn::Phase::forward) end_root_forward();
@@ -228,6 +234,12 @@ void Engine::begin_step() {
   stop_where_ranks_differ([this] { order_->begin("step " + std::to_string(steps_ + 1)); });
 }
 
+/// Where they are rank 0's: before the first forward of a step that a backward follows.
+void Engine::share_buffers(nn::Phase phase) {
+  if (options_.buffers == Buffers::own || phase != nn::Phase::forward || model_.context().tape() == nullptr) return;
+  if (!std::exchange(buffers_shared_, true)) buffers_->broadcast(0);
+}
+
 void Engine::agree(const std::string& what) {
   in_step_ = false;
   stop_where_ranks_differ([&] { order_->agree(what); });
@@ -266,6 +278,7 @@ void Engine::begin_forward(std::size_t index, nn::Phase phase) {
   if (!again && model_.context().tape() != nullptr) ++progress.uses;
   ++progress.entered;
   begin_step();
+  share_buffers(phase);
   if (!unit.gathered()) order_->note(unit.name());
   unit.unshard_issue();
   prefetch(index, +1, phase);

@@ -36,6 +36,7 @@
 namespace tessera::fsdp {
 
 struct Fabric;
+class BufferStore;
 class OrderCheck;
 class Unit;
 
@@ -43,6 +44,12 @@ class Unit;
 enum class BackwardPrefetch : std::uint8_t {
   pre,   ///< before a unit's backward is computed: more is gathered at a time, and gathers have longer
   post,  ///< after it, before its gradients are reduced
+};
+
+/// Whose values a model's buffers have; every rank has all of them, whatever the strategy.
+enum class Buffers : std::uint8_t {
+  own,         ///< each rank's
+  first_rank,  ///< rank 0's: broadcast before each step's first forward under a tape
 };
 
 /// Units to gather, in this order, when one begins; all by name. One that turns out to be needed otherwise is gathered
@@ -88,6 +95,7 @@ struct EngineOptions {
   bool measure_norm = false;  ///< compute grad_norm() also without clipping
   /// A step in which a gradient of any rank isn't finite changes nothing on any. For f16; see GradientScaler.
   bool scales_loss = false;
+  Buffers buffers = Buffers::own;
   bool poison = false;  ///< fill released buffers with NaN
   CollectiveRegistry collectives = CollectiveRegistry::built_in();
 };
@@ -114,6 +122,7 @@ struct GradientRange {
 /// What one rank called and sent, by kind; `control` holds norms and votes. Cumulative.
 struct TESSERA_API EngineTraffic {
   comm::MeterSnapshot::Line all_gather, reduce_scatter, all_reduce, control;
+  comm::MeterSnapshot::Line broadcast;  ///< of buffers
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };
 
@@ -127,7 +136,7 @@ class TESSERA_API Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Initial values from the parameters' Init, each rank its own part; clears the optimizer.
+  /// Initial values from the parameters' and buffers' Init, each rank its own part; clears the optimizer.
   void initialize(std::uint64_t seed);
   /// Values from somewhere else: `fill` is called for ranges of parameters and writes them to the
   /// host memory that it is given. Only of the parameters that are `wanted` (empty: all).
@@ -138,8 +147,8 @@ class TESSERA_API Engine {
   /// Initial values of the program's own for the parameters that it wants, ranges of them where they live; the others
   /// as above.
   void initialize(std::uint64_t seed, const Fill& own, const Wanted& wanted);
-  /// Values that rank `from` has: `fill` is called there only, for whole parameters. Needs memory of the host for a
-  /// unit.
+  /// Values that rank `from` has: `fill` is called there only, for whole parameters; buffers get what they hold there.
+  /// Needs memory of the host for a unit.
   void broadcast_from(int from, const Fill& fill, const Wanted& wanted = {});
 
   /// After parameters began or ceased to require a gradient: lays out anew the units in which that is so, without
@@ -201,6 +210,12 @@ class TESSERA_API Engine {
   nn::Module& model() { return model_; }
   /// Those of all units.
   std::vector<std::shared_ptr<nn::Parameter>> parameters() const;
+  /// Of the whole model. Their memory is the engine's; nothing of them is sharded or reduced.
+  const std::vector<std::shared_ptr<nn::ModuleBuffer>>& buffers() const;
+  /// Sets buffers of this rank: `fill` writes all of one to the host memory that it is given. Only of those that are
+  /// `wanted` (empty: all). Not collective.
+  void fill_buffers(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
+                    const std::function<bool(const nn::ModuleBuffer&)>& wanted = {});
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;
@@ -217,7 +232,7 @@ class TESSERA_API Engine {
   CollectiveStats collective_stats(comm::OpKind collective) const;
 
   /// Drops a half-done step after an exception, and what the collective plug-ins carried over; parameters and optimizer
-  /// are as they were before it.
+  /// are as they were before it, buffers as its forward left them.
   void reset();
 
   struct UnitInfo {
@@ -238,6 +253,8 @@ class TESSERA_API Engine {
   EngineTraffic traffic() const;
   /// Bytes that this engine's norms send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
+  /// ... and what this rank sends per step, in one call, where buffers are rank 0's (EngineTraffic::broadcast).
+  std::uint64_t buffer_formula_bytes() const;
   std::uint64_t copied_bytes() const;
   /// Between this rank's device and its shards in the host's memory. Cumulative.
   OffloadBytes offload_bytes() const;
@@ -260,6 +277,7 @@ class TESSERA_API Engine {
   bool gather_ahead(std::size_t unit, nn::Phase phase);
   void resolve_prefetch_order();
   void begin_step();
+  void share_buffers(nn::Phase phase);
   void agree(const std::string& what);
   template <class Check>
   void stop_where_ranks_differ(Check&& check);
@@ -292,9 +310,11 @@ class TESSERA_API Engine {
   };
   std::vector<Progress> progress_;
   std::vector<std::vector<std::size_t>> ahead_forward_, ahead_backward_;  // by unit: what the program wants gathered
+  std::unique_ptr<BufferStore> buffers_;
   std::unique_ptr<OrderCheck> order_;
   bool orders_agreed_ = false;           // those of the first forward
   bool in_step_ = false;                 // something was gathered or reduced since the last one
+  bool buffers_shared_ = false;          // in this step
   bool norm_parts_stale_ = false;        // gradients may have been written since they were formed
   std::vector<std::size_t> reducing_;    // oldest first
   std::vector<std::size_t> recomputed_;  // whose backward has not begun

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/buffers.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
@@ -15,7 +16,7 @@ void Engine::step(double learning_rate) {
                            ? "step: no backward of the whole model came before"
                            : "step: the backwards so far were not the last; set_last_backward(true) before the last");
   gradients_ = Gradients::none;
-  in_step_ = false;
+  in_step_ = buffers_shared_ = false;
   finish_reductions();
   nn::OptimizerStep step{.number = ++steps_ - skipped_steps_, .learning_rate = learning_rate};
   if (measures_norm()) {
@@ -71,6 +72,7 @@ void Engine::reset() {
   reducing_.clear();
   clear_carried();
   order_->forget();
+  buffers_shared_ = false;
   gradients_ = Gradients::none;
   fabric_->recorder.take();
 }

@@ -1,6 +1,7 @@
 // Values into and out of an engine, and the figures it keeps.
 #include <algorithm>
 
+#include "tessera/fsdp/buffers.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
@@ -17,6 +18,7 @@ void Engine::initialize(std::uint64_t seed) {
     unit->clear_optimizer();
     unit->begin_period();
   }
+  buffers_->initialize(seed);
   clear_carried();
   ahead_ = false;
   publish_values();
@@ -43,15 +45,24 @@ void Engine::broadcast_from(int from, const Fill& fill, const Wanted& wanted) {
       if (host.rank() == from) fill(*parameter, {0, parameter->count()}, values.data());
       if (host.size() == 1) continue;
       const comm::View view = comm::view_of(values.data(), values.size());
-      host.exchange(view, view, [&](comm::ConstView in, comm::View out) {
-        return host.communicator().broadcast(in, out, from, {.label = parameter->name()});
+      host.exchange(view, view, [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
+        options.label = parameter->name();
+        return host.communicator().broadcast(in, out, from, options);
       });
     }
     unit->fill([&](const nn::Parameter& parameter, nn::ElementRange range,
                    float* out) { std::copy_n(whole.at(&parameter).data() + range.begin, range.count(), out); },
                wanted);
   }
+  buffers_->broadcast(from);
   publish_values();
+}
+
+const std::vector<std::shared_ptr<nn::ModuleBuffer>>& Engine::buffers() const { return buffers_->all(); }
+
+void Engine::fill_buffers(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
+                          const std::function<bool(const nn::ModuleBuffer&)>& wanted) {
+  buffers_->fill(fill, wanted);
 }
 
 void Engine::visit_gradients(const std::function<void(const GradientRange&)>& visitor) {
@@ -155,10 +166,10 @@ std::vector<Engine::UnitInfo> Engine::units() const {
 std::vector<UnitSize> Engine::unit_sizes() const {
   std::vector<UnitSize> sizes;
   for (const auto& unit : units_) {
-    sizes.push_back({unit->elements() + unit->padding(), unit->kept_after_forward(), unit->spec().is_root,
-                     unit->frozen(), unit->encoded()});
-    for (const auto& parameter : unit->spec().parameters)
-      if (parameter->tensor().requires_grad()) sizes.back().shapes.push_back(parameter->shape());
+    UnitSize& size = sizes.emplace_back();
+    size.kept_after_forward = unit->kept_after_forward();
+    size.is_root = unit->spec().is_root;
+    for (const FlatLayout* layout : unit->layouts()) add_flat(size, *layout, model_.dtype(), options_.reduce_dtype);
   }
   return sizes;
 }
@@ -186,7 +197,8 @@ comm::MeterSnapshot::Line difference(const comm::MeterSnapshot::Line& a, const c
 
 EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
   return {difference(all_gather, earlier.all_gather), difference(reduce_scatter, earlier.reduce_scatter),
-          difference(all_reduce, earlier.all_reduce), difference(control, earlier.control)};
+          difference(all_reduce, earlier.all_reduce), difference(control, earlier.control),
+          difference(broadcast, earlier.broadcast)};
 }
 
 std::uint64_t Engine::control_formula_bytes() const {
@@ -196,6 +208,10 @@ std::uint64_t Engine::control_formula_bytes() const {
       bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
   bytes += order_->formula_bytes();
   return bytes;
+}
+
+std::uint64_t Engine::buffer_formula_bytes() const {
+  return options_.buffers == Buffers::own ? 0 : buffers_->formula_bytes();
 }
 
 /// A plug-in may carry a collective by operations of other kinds: what counts is whose channel they went over. Where
@@ -218,6 +234,7 @@ EngineTraffic Engine::traffic() const {
   }
   const comm::MeterSnapshot order = order_->host().communicator().meter();
   add(traffic.control, {order.calls(), order.bytes_sent()});
+  traffic.broadcast = buffers_->traffic();
   return traffic;
 }
 

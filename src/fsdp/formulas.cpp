@@ -1,6 +1,7 @@
 #include "tessera/fsdp/formulas.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "tessera/fsdp/flat.h"
@@ -36,24 +37,43 @@ std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const Uni
 }
 
 /// A flat parameter, and whether a step changes it.
-struct Gathered {
+struct Part {
   std::int64_t elements = 0;
-  DType dtype = DType::f32;
+  Precision precision;
   bool trained = false;
+  std::span<const nn::Shape> shapes = {};
+
+  std::uint64_t values() const { return of(precision.compute); }
+  std::uint64_t of(DType dtype) const { return static_cast<std::uint64_t>(elements) * size_of(dtype); }
 };
+
+/// `precision`: of those that have the model's dtype.
+std::vector<Part> parts_of(const UnitSize& unit, Precision precision) {
+  std::vector<Part> parts;
+  const auto add = [&](const Part& part) {
+    if (part.elements > 0) parts.push_back(part);
+  };
+  add({unit.trained(), precision, true, unit.shapes});
+  add({unit.frozen - unit.bytes, precision, false, {}});
+  add({unit.bytes, {DType::u8, DType::u8}, false, {}});
+  for (const OtherFlat& other : unit.others) {
+    const DType reduce = precision.casts() ? precision.reduce : other.precision.reduce;
+    add({other.padded, {other.precision.compute, reduce}, other.trained, other.shapes});
+  }
+  return parts;
+}
 
 /// Costs of one strategy's collectives, summed over units.
 class Costs {
  public:
-  Costs(const Strategy& strategy, const MeshShape& mesh, Precision precision, StepCourse course,
-        const CollectiveRegistry& registry)
-      : strategy_(strategy), mesh_(mesh), precision_(precision), course_(course), registry_(registry) {}
+  Costs(const Strategy& strategy, const MeshShape& mesh, StepCourse course, const CollectiveRegistry& registry)
+      : strategy_(strategy), mesh_(mesh), course_(course), registry_(registry) {}
 
   /// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
-  void add_reductions(const UnitSize& unit) {
-    auto elements = static_cast<std::uint64_t>(unit.trained());
-    if (elements == 0) return;
-    const auto size = [&](int ranks) { return CollectiveSize{elements, precision_.reduce, ranks, unit.shapes}; };
+  void add_reductions(const Part& part) {
+    if (!part.trained) return;
+    auto elements = static_cast<std::uint64_t>(part.elements);
+    const auto size = [&](int ranks) { return CollectiveSize{elements, part.precision.reduce, ranks, part.shapes}; };
     const auto times = [&](const Axis& axis) { return reductions_over(axis, strategy_, course_); };
     for (auto axis = mesh_.axes.rbegin(); axis != mesh_.axes.rend(); ++axis) {
       if (axis->size == 1 || !strategy_.optimizer.contains(axis->name)) continue;
@@ -63,7 +83,7 @@ class Costs {
     for (const MeshAxis& axis : mesh_.axes) {
       if (axis.size == 1 || strategy_.optimizer.contains(axis.name)) continue;
       if (axis.name == periodic_axis(strategy_)) {  // of f32 deltas
-        add(OpKind::all_reduce, strategy_.all_reduce, {elements, DType::f32, axis.size, unit.shapes}, 1);
+        add(OpKind::all_reduce, strategy_.all_reduce, {elements, DType::f32, axis.size, part.shapes}, 1);
       } else {
         add(OpKind::all_reduce, strategy_.all_reduce, size(axis.size), times(axis.name));
       }
@@ -73,9 +93,9 @@ class Costs {
   /// Of what a step changes, or of what it doesn't: before each forward and backward that doesn't find it, or once
   /// after the step where parameters are replicated. Outer axes come first, so what an axis makes is still cut by those
   /// inside it.
-  void add_gathers(const UnitSize& unit, const Gathered& part) {
-    if (part.elements == 0) return;
-    const bool by_plain = part.dtype == DType::u8 &&
+  void add_gathers(const UnitSize& unit, const Part& part) {
+    const DType dtype = part.precision.compute;
+    const bool by_plain = dtype == DType::u8 &&
                           !registry_.make(OpKind::all_gather, strategy_.all_gather)->capabilities().carries_encodings();
     const auto axes = std::span(mesh_.axes);
     for (std::size_t i = 0; i < axes.size(); ++i) {
@@ -87,7 +107,7 @@ class Costs {
       for (const MeshAxis& inner : axes.subspan(i + 1))
         if (cutting.contains(inner.name)) cut *= static_cast<std::uint64_t>(inner.size);
       add(OpKind::all_gather, by_plain ? "plain" : strategy_.all_gather,
-          {static_cast<std::uint64_t>(part.elements) / cut, part.dtype, axes[i].size, unit.shapes},
+          {static_cast<std::uint64_t>(part.elements) / cut, dtype, axes[i].size, part.shapes},
           at_rest ? gathers_over(axis, strategy_, unit, course_) : 1);
     }
   }
@@ -105,7 +125,6 @@ class Costs {
   }
   const Strategy& strategy_;
   const MeshShape& mesh_;
-  const Precision precision_;
   const StepCourse course_;
   const CollectiveRegistry& registry_;
 };
@@ -127,28 +146,65 @@ std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepCo
   }));
 }
 
+/// Bytes of a unit's gradients while they are on their way: as a backward writes those that are cast for their
+/// reduction, what becomes of them, and those that are reduced as they are.
+struct GradientBytes {
+  std::uint64_t written = 0, cast = 0, plain = 0;
+  std::uint64_t reduced() const { return cast + plain; }
+};
+
+GradientBytes gradient_bytes(const UnitSize& unit, Precision precision) {
+  GradientBytes bytes;
+  for (const Part& part : parts_of(unit, precision)) {
+    if (!part.trained) continue;
+    (part.precision.casts() ? bytes.written : bytes.plain) += part.values();
+    if (part.precision.casts()) bytes.cast += part.of(part.precision.reduce);
+  }
+  return bytes;
+}
+
+/// The root's from its beginning on; of one unit all forms, while those before it are reduced: `behind` of them.
+/// `leased`: what is reduced is, too. The root's own end comes last, when the first units are behind.
+std::uint64_t flowing_gradients(std::span<const UnitSize> units, bool leased, std::size_t behind, Precision precision) {
+  GradientBytes root;
+  std::vector<GradientBytes> inner;
+  for (const UnitSize& unit : units) {
+    GradientBytes bytes = gradient_bytes(unit, precision);
+    if (!leased) bytes.cast = bytes.plain = 0;
+    if (unit.is_root) {
+      root = bytes;
+    } else {
+      inner.push_back(bytes);
+    }
+  }
+  const auto reduced = [&](std::size_t begin) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = begin; i < std::min(begin + behind, inner.size()); ++i) sum += inner[i].reduced();
+    return sum;
+  };
+  std::uint64_t most = root.written + root.reduced() + reduced(0);
+  for (std::size_t i = 0; i < inner.size(); ++i)
+    most = std::max(most, root.written + root.plain + inner[i].written + inner[i].reduced() + reduced(i + 1));
+  return most;
+}
+
 /// All of them, unless they are held where they are kept; where they are cast, also what one unit and the root write,
 /// and what becomes of one before it is added.
 std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Precision precision) {
-  std::uint64_t all = 0, root = 0, largest = 0;
+  std::uint64_t held = 0, root = 0, most = 0;
   for (const UnitSize& unit : units) {
-    const auto elements = static_cast<std::uint64_t>(unit.trained());
-    all += elements;
-    (unit.is_root ? root : largest) = std::max(unit.is_root ? root : largest, elements);
+    const GradientBytes bytes = gradient_bytes(unit, precision);
+    if (leased) held += bytes.reduced();
+    if (unit.is_root) root = bytes.written;
+    most = std::max(most, unit.is_root ? bytes.cast : bytes.written + bytes.cast);
   }
-  const std::uint64_t compute = size_of(precision.compute), reduce = size_of(precision.reduce);
-  const std::uint64_t held = leased ? all * reduce : 0;
-  if (!precision.casts()) return held;
-  return held + root * compute + std::max(largest * (compute + reduce), root * reduce);
-}
-
-std::uint64_t frozen_bytes(const UnitSize& unit, Precision precision) {
-  return static_cast<std::uint64_t>(unit.frozen - unit.bytes) * size_of(precision.compute) +
-         static_cast<std::uint64_t>(unit.bytes);
+  return held + root + most;
 }
 
 std::uint64_t parameter_bytes(const UnitSize& unit, Precision precision) {
-  return static_cast<std::uint64_t>(unit.trained()) * size_of(precision.compute) + frozen_bytes(unit, precision);
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts_of(unit, precision)) bytes += part.values();
+  return bytes;
 }
 
 /// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
@@ -162,38 +218,41 @@ std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, s
   return bytes;
 }
 
-/// Bytes of the root, and of the other units in forward order.
-struct Sizes {
-  std::uint64_t root = 0;
+/// The most that so many neighbours have, and the root beside them.
+std::uint64_t largest_window(std::span<const UnitSize> units, std::size_t width, Precision precision) {
+  std::uint64_t root = 0, most = 0;
   std::vector<std::uint64_t> inner;
-
-  /// The most of so many neighbours.
-  std::uint64_t window(std::size_t width) const {
-    std::uint64_t most = 0;
-    for (std::size_t i = 0; i < inner.size(); ++i) {
-      std::uint64_t sum = 0;
-      for (std::size_t j = i; j < std::min(i + width, inner.size()); ++j) sum += inner[j];
-      most = std::max(most, sum);
-    }
-    return most;
-  }
-};
-
-template <class BytesOf>
-Sizes sizes_of(std::span<const UnitSize> units, BytesOf&& bytes_of) {
-  Sizes sizes;
   for (const UnitSize& unit : units) {
-    const std::uint64_t bytes = bytes_of(unit);
+    const std::uint64_t bytes = parameter_bytes(unit, precision);
     if (unit.is_root) {
-      sizes.root += bytes;
+      root = bytes;
     } else {
-      sizes.inner.push_back(bytes);
+      inner.push_back(bytes);
     }
   }
-  return sizes;
+  for (std::size_t i = 0; i < inner.size(); ++i) {
+    const auto first = inner.begin() + static_cast<std::ptrdiff_t>(i);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(width, inner.size() - i));
+    most = std::max(most, std::accumulate(first, first + count, std::uint64_t{0}));
+  }
+  return root + most;
 }
 
 }  // namespace
+
+void add_flat(UnitSize& unit, const FlatLayout& flat, DType model, std::optional<DType> reduce) {
+  std::vector<nn::Shape> shapes;
+  if (flat.trainable)
+    for (const FlatEntry& entry : flat.entries) shapes.push_back(entry.parameter->shape());
+  if (flat.dtype != model && flat.dtype != DType::u8) {
+    unit.others.push_back({make_precision(flat.dtype, reduce), flat.padded, flat.trainable, std::move(shapes)});
+    return;
+  }
+  unit.padded += flat.padded;
+  if (!flat.trainable) unit.frozen += flat.padded;
+  if (flat.dtype == DType::u8) unit.bytes += flat.padded;
+  unit.shapes.insert(unit.shapes.end(), shapes.begin(), shapes.end());
+}
 
 std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,
                                     const MeshShape& mesh, std::optional<bool> reshard_after_forward) {
@@ -205,13 +264,7 @@ std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, co
     size.is_root = spec.is_root;
     size.kept_after_forward =
         keeps_after_forward(sharded, spec.is_root, sizes.size() == specs.size(), reshard_after_forward);
-    for (const FlatLayout& layout : make_layouts(spec.parameters, mesh.size())) {
-      size.padded += layout.padded;
-      if (!layout.trainable) size.frozen += layout.padded;
-      if (layout.dtype == DType::u8) size.bytes += layout.padded;
-    }
-    for (const auto& parameter : spec.parameters)
-      if (parameter->tensor().requires_grad()) size.shapes.push_back(parameter->shape());
+    for (const FlatLayout& layout : make_layouts(spec.parameters, mesh.size())) add_flat(size, layout, model.dtype());
   }
   return sizes;
 }
@@ -219,13 +272,12 @@ std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, co
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
                                            std::span<const UnitSize> units, Precision precision, StepCourse course,
                                            const CollectiveRegistry& collectives) {
-  Costs costs(strategy, mesh, precision, course, collectives);
-  for (const UnitSize& unit : units) {
-    costs.add_reductions(unit);
-    costs.add_gathers(unit, {unit.trained(), precision.compute, true});
-    costs.add_gathers(unit, {unit.frozen - unit.bytes, precision.compute});
-    costs.add_gathers(unit, {unit.bytes, DType::u8});
-  }
+  Costs costs(strategy, mesh, course, collectives);
+  for (const UnitSize& unit : units)
+    for (const Part& part : parts_of(unit, precision)) {
+      costs.add_reductions(part);
+      costs.add_gathers(unit, part);
+    }
   if (const Axis axis = periodic_axis(strategy); !axis.empty()) {  // the mean over steps
     const auto period = static_cast<std::uint64_t>(strategy.sync.at(axis).period);
     costs.total.calls.all_reduce /= period;
@@ -246,14 +298,26 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
           cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
 }
 
+namespace {
+
+ModelStateBytes state_of(const Strategy& strategy, const MeshShape& mesh, const Part& part, int slots) {
+  if (part.trained) return model_state_formula(strategy, mesh, part.elements, slots, part.precision);
+  return {.parameter = part.values() / static_cast<std::uint64_t>(parts(strategy.param_at_rest, mesh))};
+}
+
+}  // namespace
+
 ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                                     int slots, Precision precision) {
-  std::int64_t trained = 0;
-  std::uint64_t frozen = 0;
-  for (const UnitSize& unit : units) trained += unit.trained(), frozen += frozen_bytes(unit, precision);
-  ModelStateBytes state = model_state_formula(strategy, mesh, trained, slots, precision);
-  state.parameter += frozen / static_cast<std::uint64_t>(parts(strategy.param_at_rest, mesh));
-  return state;
+  ModelStateBytes total;
+  for (const UnitSize& unit : units)
+    for (const Part& part : parts_of(unit, precision)) {
+      const ModelStateBytes state = state_of(strategy, mesh, part, slots);
+      total.parameter += state.parameter;
+      total.gradient += state.gradient;
+      total.optimizer += state.optimizer;
+    }
+  return total;
 }
 
 ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes state) {
@@ -269,13 +333,12 @@ ModelStateBytes with_offload(const Strategy& strategy, ModelStateBytes state) {
 OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                              int slots, Precision precision) {
   OffloadBytes total;
-  for (const UnitSize& unit : units) {
-    const ModelStateBytes state = model_state_formula(strategy, mesh, unit.trained(), slots, precision);
-    const std::uint64_t frozen =
-        frozen_bytes(unit, precision) / static_cast<std::uint64_t>(parts(strategy.param_at_rest, mesh));
+  const auto add = [&](const UnitSize& unit, const Part& part) {
+    const ModelStateBytes state = state_of(strategy, mesh, part, slots);
     if (!strategy.param_at_rest.empty()) {
-      total.to_device += (state.parameter + frozen) * (unit.kept_after_forward ? 1 : 2);  // for each gather
-      if (!precision.masters()) total.to_device += state.parameter;                       // for the update
+      total.to_device += state.parameter * (unit.kept_after_forward ? 1 : 2);  // for each gather
+      if (!part.trained) return;
+      if (!part.precision.masters()) total.to_device += state.parameter;  // for the update
       total.to_host += state.parameter;
     }
     if (!strategy.gradient.empty()) {
@@ -284,49 +347,29 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
     }
     total.to_device += state.optimizer;
     total.to_host += state.optimizer;
-  }
+  };
+  for (const UnitSize& unit : units)
+    for (const Part& part : parts_of(unit, precision)) add(unit, part);
   return total;
 }
 
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                         StepCourse course, Precision precision) {
-  const std::uint64_t element = size_of(precision.compute);
-  const Sizes parameters = sizes_of(units, [&](const UnitSize& unit) { return parameter_bytes(unit, precision); });
-  const Sizes gradients =
-      sizes_of(units, [&](const UnitSize& unit) { return static_cast<std::uint64_t>(unit.trained()) * element; });
-  const std::uint64_t root = gradients.root;
-  const std::vector<std::uint64_t>& inner = gradients.inner;
   const bool keeps_all =
       std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; }) ||
       (course.microbatches > 1 && !course.reshard_after_backward);
   PeakBounds bounds;
   if (parts(strategy.param_at_rest, mesh) > 1)
     bounds.unsharded_parameter =
-        secondary_parts(strategy, mesh, units, precision) + parameters.root +
-        parameters.window(keeps_all ? inner.size() : static_cast<std::size_t>(course.prefetch) + 1);
+        secondary_parts(strategy, mesh, units, precision) +
+        largest_window(units, keeps_all ? units.size() : static_cast<std::size_t>(course.prefetch) + 1, precision);
   if (holds_gradients(strategy, mesh, course)) {
     bounds.unsharded_gradient = held_gradients(units, parts(strategy.gradient, mesh) > 1, precision);
     return bounds;
   }
   // What is kept of earlier microbatches' gradients is no place for the next one's.
-  const bool sharded = parts(strategy.gradient, mesh) > 1 || (course.microbatches > 1 && mesh.size() > 1);
-  const std::size_t behind = units_behind(strategy, mesh, course);
-  if (!precision.casts()) {
-    if (sharded) bounds.unsharded_gradient = root + gradients.window(1 + behind);
-    return bounds;
-  }
-  // A unit has both forms while it is cast; where the wide one is leased too, those before it are still reduced.
-  const std::uint64_t wide = sharded ? size_of(precision.reduce) / element : 0;
-  const std::uint64_t largest = gradients.window(1);
-  bounds.unsharded_gradient = std::max(root + (1 + wide) * largest, (1 + wide) * root);
-  for (std::size_t i = 0; i < inner.size(); ++i) {
-    std::uint64_t before = 0;
-    for (std::size_t j = i + 1; j <= std::min(i + behind, inner.size() - 1); ++j) before += wide * inner[j];
-    bounds.unsharded_gradient = std::max(bounds.unsharded_gradient, root + (1 + wide) * inner[i] + before);
-  }
-  std::uint64_t before = 0;
-  for (std::size_t j = 0; j < std::min(behind, inner.size()); ++j) before += wide * inner[j];
-  bounds.unsharded_gradient = std::max(bounds.unsharded_gradient, (1 + wide) * root + before);
+  const bool leased = parts(strategy.gradient, mesh) > 1 || (course.microbatches > 1 && mesh.size() > 1);
+  bounds.unsharded_gradient = flowing_gradients(units, leased, units_behind(strategy, mesh, course), precision);
   return bounds;
 }
 

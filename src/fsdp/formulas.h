@@ -15,16 +15,29 @@
 
 namespace tessera::fsdp {
 
-/// A unit: a flat parameter for what is trained, one for what is frozen, and one for what is encoded.
+/// A flat parameter whose dtype is not the model's: of modules with one of their own.
+struct OtherFlat {
+  Precision precision;      ///< where the model's gradients are cast to be reduced, so are these
+  std::int64_t padded = 0;  ///< elements
+  bool trained = true;
+  std::vector<nn::Shape> shapes = {};  ///< of its parameters, where it is trained
+};
+
+/// A unit: a flat parameter for what is trained, one for what is frozen, one for what is encoded, and others.
 struct UnitSize {
   std::int64_t padded = 0;  ///< elements
   bool kept_after_forward = false;
   bool is_root = false;
   std::int64_t frozen = 0;             ///< of `padded`: those that get no gradients
   std::int64_t bytes = 0;              ///< of `frozen`: those that are one byte each, an encoding's
-  std::vector<nn::Shape> shapes = {};  ///< of its parameters that are trained
+  std::vector<nn::Shape> shapes = {};  ///< of its parameters that are trained, without those of `others`
+  std::vector<OtherFlat> others = {};  ///< in `padded` and `frozen` they are not counted
   std::int64_t trained() const { return padded - frozen; }
 };
+
+/// Adds a flat parameter to its unit. `model`: the model's dtype, whose Precision the formulas are told; `reduce` as
+/// EngineOptions::reduce_dtype.
+TESSERA_API void add_flat(UnitSize& unit, const FlatLayout& flat, DType model, std::optional<DType> reduce = {});
 
 /// The units that an engine makes of a model, which needs no memory for it. Without secondary shards.
 TESSERA_API std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, const Strategy& strategy,

@@ -109,18 +109,10 @@ std::int64_t Unit::padding() const {
   return sum;
 }
 
-std::int64_t Unit::frozen() const {
-  std::int64_t sum = 0;
-  for (const Flat& flat : flats_)
-    if (!flat.layout.trainable) sum += flat.layout.padded;
-  return sum;
-}
-
-std::int64_t Unit::encoded() const {
-  std::int64_t sum = 0;
-  for (const Flat& flat : flats_)
-    if (flat.encoded()) sum += flat.layout.padded;
-  return sum;
+std::vector<const FlatLayout*> Unit::layouts() const {
+  std::vector<const FlatLayout*> all;
+  for (const Flat& flat : flats_) all.push_back(&flat.layout);
+  return all;
 }
 
 std::size_t Unit::bytes() const {

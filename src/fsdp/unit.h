@@ -73,9 +73,8 @@ class TESSERA_API Unit {
   void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
   std::int64_t elements() const;
   std::int64_t padding() const;
-  std::int64_t frozen() const;   ///< elements and padding of the parameters that get no gradient
-  std::int64_t encoded() const;  ///< of these, the bytes of encodings
-  std::size_t bytes() const;     ///< unsharded
+  std::size_t bytes() const;  ///< unsharded
+  std::vector<const FlatLayout*> layouts() const;
   /// The most that it leased at a time: parameters and gradients, unsharded, in every form that they had.
   std::size_t peak_bytes() const { return peak_bytes_; }
   bool casts() const;  ///< gradients are converted for their reduction

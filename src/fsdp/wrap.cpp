@@ -32,21 +32,6 @@ void add_blocks(Module& model, std::vector<Group>& groups) {
     if (module->is_block()) groups.push_back({module});
 }
 
-/// Throws InvalidUsage that lists the types there are.
-void add_type(Module& model, std::string_view type, std::vector<Group>& groups) {
-  const std::size_t before = groups.size();
-  std::set<std::string> known;
-  for (Module* module : model.modules()) {
-    if (module == &model) continue;
-    known.insert(type_name(*module));
-    if (type_name(*module) == type) groups.push_back({module});
-  }
-  if (groups.size() > before) return;
-  std::string list;
-  for (const std::string& name : known) list += " " + name;
-  throw InvalidUsage("--wrap type:" + std::string(type) + ": the model has no module of that class; it has" + list);
-}
-
 /// Bottom-up: a module becomes a unit when what is left in it is large enough. Returns the count left over.
 std::int64_t add_by_size(Module& module, std::int64_t least, bool is_root, std::vector<Group>& groups) {
   std::int64_t left = 0;
@@ -72,7 +57,7 @@ std::vector<Group> groups_of(Module& model, std::string_view spec) {
       continue;
     }
     if (part.starts_with("type:")) {
-      add_type(model, part.substr(5), groups);
+      for (Module* module : modules_named(model, part, "--wrap")) groups.push_back({module});
       continue;
     }
     Group group;
@@ -159,6 +144,26 @@ std::vector<UnitSpec> make_units(Module& model, const ChosenModules& chosen, con
   for (Module* module : model.modules())
     if (module != &model && chosen(*module)) groups.push_back({module});
   return units_of(model, groups, ignored);
+}
+
+std::vector<Module*> modules_named(Module& model, std::string_view item, std::string_view option) {
+  constexpr std::string_view kType = "type:";
+  if (!item.starts_with(kType)) {
+    if (item.empty()) throw InvalidUsage(std::string(option) + ": a module's name is missing");
+    return {&model.find(item)};
+  }
+  std::vector<Module*> found;
+  std::set<std::string> known;
+  for (Module* module : model.modules()) {
+    if (module == &model) continue;
+    known.insert(type_name(*module));
+    if (type_name(*module) == item.substr(kType.size())) found.push_back(module);
+  }
+  if (!found.empty()) return found;
+  std::string list;
+  for (const std::string& name : known) list += " " + name;
+  throw InvalidUsage(std::string(option) + " " + std::string(item) + ": the model has no module of that class; it has" +
+                     list);
 }
 
 std::string type_name(const nn::Module& module) {

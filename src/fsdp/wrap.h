@@ -34,6 +34,10 @@ using ChosenModules = std::function<bool(const nn::Module&)>;
 TESSERA_API std::vector<UnitSpec> make_units(nn::Module& model, const ChosenModules& chosen,
                                              const IgnoredParameters& ignored = {});
 
+/// The modules that an item of such a list names: "type:NAME", or a path. Throws InvalidUsage that says what there is;
+/// `option` begins it.
+TESSERA_API std::vector<nn::Module*> modules_named(nn::Module& model, std::string_view item, std::string_view option);
+
 /// Name of its class, without namespaces: "Linear".
 TESSERA_API std::string type_name(const nn::Module& module);
 

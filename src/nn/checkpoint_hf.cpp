@@ -35,6 +35,14 @@ std::string made(const std::string& folder) {
 
 }  // namespace
 
+std::vector<SafetensorsTensor> saved_tensors(const Module& model) {
+  std::vector<SafetensorsTensor> tensors;
+  for (const auto& parameter : model.parameters()) tensors.push_back({parameter->name(), parameter->shape()});
+  for (const auto& buffer : model.buffers())
+    if (buffer->persistent()) tensors.push_back({buffer->name(), buffer->shape(), buffer->dtype()});
+  return tensors;
+}
+
 HfFolder::HfFolder(const std::string& folder) : folder_(folder), config_(read_config(folder + "/config.json")) {
   std::error_code ignore;
   const std::string single = folder + "/model.safetensors", index = single + ".index.json";
@@ -107,10 +115,20 @@ void HfFolder::check(const std::vector<SafetensorsTensor>& needed) const {
   if (!wrong.empty()) throw InvalidUsage(folder_ + ": does not fit the model" + wrong);
 }
 
-void HfFolder::read(std::string_view name, ElementRange range, float* out) const {
+const HfFolder::Place& HfFolder::place_of(std::string_view name) const {
   const auto found = places_.find(name);
   if (found == places_.end()) throw InvalidUsage(folder_ + ": has no tensor '" + std::string(name) + "'");
-  found->second.file->read(*found->second.entry, range, out);
+  return found->second;
+}
+
+void HfFolder::read(std::string_view name, ElementRange range, float* out) const {
+  const Place& place = place_of(name);
+  place.file->read(*place.entry, range, out);
+}
+
+void HfFolder::read_whole(std::string_view name, DType dtype, void* out) const {
+  const Place& place = place_of(name);
+  place.file->read_whole(*place.entry, dtype, out);
 }
 
 HfFolderWriter::HfFolderWriter(const std::string& folder, const ModelConfig& config,

@@ -179,6 +179,8 @@ void convert_on(ThreadPool& pool, const ConvertArgs& a) {
   if (a.from == DType::f32 && a.to == DType::bf16) return kernels::convert(pool, from(float{}), to(bf16{}), a.count);
   if (a.from == DType::f16 && a.to == DType::f32) return kernels::convert(pool, from(f16{}), to(float{}), a.count);
   if (a.from == DType::bf16 && a.to == DType::f32) return kernels::convert(pool, from(bf16{}), to(float{}), a.count);
+  if (a.from == DType::f16 && a.to == DType::bf16) return kernels::convert(pool, from(f16{}), to(bf16{}), a.count);
+  if (a.from == DType::bf16 && a.to == DType::f16) return kernels::convert(pool, from(bf16{}), to(f16{}), a.count);
   throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
                     " on the host");
 }

@@ -37,7 +37,7 @@ struct InitialValues {
 /// Appends to the compute stream: out[0, range.count()), in the device's memory, gets them. No data comes from the
 /// host.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, float* out);
-/// The same for elements of any floating type; 16-bit ones are the f32 values, rounded.
+/// The same for elements of any floating type, 16-bit ones being the f32 values, rounded; integers are zeros.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out);
 
 /// Fills out[0, range.count()), in the host's memory, with the initial values of `range` of the tensor called `name`.

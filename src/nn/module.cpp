@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "tessera/nn/ops/cast.h"
+
 namespace tessera::nn {
 
 Parameter::Parameter(Context& context, std::string name, Shape shape, Init init)
@@ -21,6 +23,11 @@ void collect(const Module& module, std::set<const Parameter*>& seen, std::vector
   for (const auto& child : module.children()) collect(*child, seen, out);
 }
 
+void collect(const Module& module, std::vector<std::shared_ptr<ModuleBuffer>>& out) {
+  out.insert(out.end(), module.own_buffers().begin(), module.own_buffers().end());
+  for (const auto& child : module.children()) collect(*child, out);
+}
+
 void collect(Module& module, std::vector<Module*>& out) {
   out.push_back(&module);
   for (const auto& child : module.children()) collect(*child, out);
@@ -32,6 +39,12 @@ std::vector<std::shared_ptr<Parameter>> Module::parameters() const {
   std::set<const Parameter*> seen;
   std::vector<std::shared_ptr<Parameter>> out;
   collect(*this, seen, out);
+  return out;
+}
+
+std::vector<std::shared_ptr<ModuleBuffer>> Module::buffers() const {
+  std::vector<std::shared_ptr<ModuleBuffer>> out;
+  collect(*this, out);
   return out;
 }
 
@@ -76,7 +89,27 @@ Parameter& Module::tie_parameter(const Parameter& parameter, const Module& owner
   throw InvalidUsage("tie: " + parameter.name() + " is not a parameter of the module that was named as its owner");
 }
 
+ModuleBuffer& Module::add_buffer(const std::string& name, Shape shape, BufferOptions options) {
+  const bool taken = std::find(local_names_.begin(), local_names_.end(), name) != local_names_.end() ||
+                     std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& b) { return b->name() == name; });
+  if (taken) throw InvalidUsage("buffer " + name + ": the module has a parameter or buffer of that name already");
+  const DType dtype = options.dtype;
+  if (!is_floating(dtype) && dtype != DType::i32 && dtype != DType::i64 && dtype != DType::u8)
+    throw InvalidUsage("buffer " + name + " of " + std::string(name_of(dtype)) + ": floating types, i32, i64 or u8");
+  if (!is_floating(dtype) && (options.init.kind != Init::Kind::zeros || options.follows_dtype))
+    throw InvalidUsage("buffer " + name + " of " + std::string(name_of(dtype)) +
+                       ": integers begin as zeros, and stay what they are");
+  buffers_.push_back(std::make_shared<ModuleBuffer>(context_, name, std::move(shape), options));
+  return *buffers_.back();
+}
+
+bool Module::updates_buffers() const {
+  const Tape* const tape = context_.tape();
+  return context_.training() && (tape == nullptr || tape->phase() == Phase::forward);
+}
+
 void Module::adopt(std::string name, std::unique_ptr<Module> child) {
+  child->parent_ = this;
   child->rename(path_.empty() ? name : path_ + "." + name);  // this module may have its place already
   children_.push_back(std::move(child));
 }
@@ -88,6 +121,8 @@ void Module::rename(const std::string& prefix) {
     Parameter& parameter = *parameters_[i];
     remake(parameter, prefix + "." + parameter.name_, parameter.shape(), parameter.dtype());
   }
+  for (const auto& buffer : buffers_)
+    buffer->tensor_ = Tensor::unbound(context_, buffer->shape(), buffer->dtype(), prefix + "." + buffer->name());
   for (const auto& child : children_) child->rename(prefix);
 }
 
@@ -103,11 +138,43 @@ void Module::remake(Parameter& parameter, std::string name, Shape shape, DType d
 void Module::set_dtype(DType dtype) {
   if (!is_floating(dtype))
     throw InvalidUsage("a model of " + std::string(name_of(dtype)) + ": parameters need a floating type");
+  const auto require_no_memory = [](const Tensor& tensor) {
+    if (tensor.bound())
+      throw InvalidUsage("set_dtype: " + tensor.name() + " has memory already; choose the type first");
+  };
   for (const auto& parameter : parameters()) {
-    if (parameter->tensor().bound())
-      throw InvalidUsage("set_dtype: " + parameter->name() + " has memory already; choose the type first");
+    require_no_memory(parameter->tensor());
     if (is_floating(parameter->dtype())) remake(*parameter, parameter->name(), parameter->shape(), dtype);
   }
+  for (const auto& buffer : buffers()) {
+    if (!buffer->options_.follows_dtype) continue;
+    require_no_memory(buffer->tensor());
+    buffer->tensor_ = Tensor::unbound(context_, buffer->shape(), dtype, buffer->name());
+  }
+  for (Module* module : modules()) module->own_dtype_.reset();
+  own_dtype_ = dtype;
+}
+
+DType Module::dtype() const {
+  if (own_dtype_) return *own_dtype_;
+  return parent_ != nullptr ? parent_->dtype() : DType::f32;
+}
+
+void Module::require_dtypes_that_fit() const {
+  const DType own = dtype();
+  for (const auto& parameter : parameters_)
+    if (is_floating(parameter->dtype()) && parameter->dtype() != own)
+      throw InvalidUsage((path_.empty() ? "the root" : path_) + " is of " + std::string(name_of(own)) + ", and " +
+                         parameter->name() + ", which it shares with another module, of " +
+                         std::string(name_of(parameter->dtype())) + "; give both modules the same dtype");
+  if (is_border() && (own == DType::f64 || parent_->dtype() == DType::f64))
+    throw InvalidUsage(path_ + " is of " + std::string(name_of(own)) + " inside " +
+                       std::string(name_of(parent_->dtype())) + ": f64 is cast to nothing else; use one dtype");
+  for (const auto& child : children_) child->require_dtypes_that_fit();
+}
+
+Tensor Module::border_cast(const Tensor& x, DType dtype) {
+  return x && is_floating(x.dtype()) && x.dtype() != DType::f64 ? ops::cast(x, dtype) : x;
 }
 
 void Module::encode_parameter(Parameter& parameter, std::int64_t bytes) {
@@ -119,13 +186,15 @@ void Module::encode_parameter(Parameter& parameter, std::int64_t bytes) {
 }
 
 void Module::materialize(std::uint64_t seed) {
-  for (const auto& parameter : parameters()) {
-    Tensor tensor = parameter->tensor();
-    storage_.push_back(context_.memory().allocate(tensor.bytes(), MemoryUse::parameter));
+  require_dtypes_that_fit();
+  const auto give_memory = [&](const auto& owner, MemoryUse use) {
+    Tensor tensor = owner.tensor();
+    storage_.push_back(context_.memory().allocate(tensor.bytes(), use));
     tensor.bind(storage_.back().data());
-    fill_initial(context_, {parameter->init(), parameter->name(), seed, {0, parameter->count()}}, tensor.dtype(),
-                 tensor.raw());
-  }
+    fill_initial(context_, {owner.init(), owner.name(), seed, {0, owner.count()}}, tensor.dtype(), tensor.raw());
+  };
+  for (const auto& parameter : parameters()) give_memory(*parameter, MemoryUse::parameter);
+  for (const auto& buffer : buffers()) give_memory(*buffer, MemoryUse::other);
 }
 
 void Module::notify_forward_begins() {

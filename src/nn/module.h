@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -39,6 +40,35 @@ class TESSERA_API Parameter {
   Tensor tensor_;
 };
 
+/// What add_buffer() is told.
+struct BufferOptions {
+  DType dtype = DType::f32;    ///< floating, i32, i64 or u8; integers begin as zeros
+  Init init = Init::zeros();   ///< from seed, name and shape, as parameters'
+  bool persistent = true;      ///< it is in checkpoints and exports; false: it can be computed again
+  bool follows_dtype = false;  ///< set_dtype() changes it, too
+};
+
+/// State of a module that isn't trained: running statistics, tables. It has no gradient, and every rank has all of it.
+/// Memory comes from materialize() or from an engine; the handle is good from construction on.
+class TESSERA_API ModuleBuffer {
+ public:
+  ModuleBuffer(Context& context, const std::string& name, Shape shape, BufferOptions options)
+      : options_(options), tensor_(Tensor::unbound(context, std::move(shape), options.dtype, name)) {}
+  const std::string& name() const { return tensor_.name(); }  ///< canonical: "bn.running_mean"
+  const Tensor& tensor() const { return tensor_; }
+  operator const Tensor&() const { return tensor_; }  // NOLINT: as a parameter is used
+  const Shape& shape() const { return tensor_.shape(); }
+  std::int64_t count() const { return tensor_.count(); }
+  DType dtype() const { return tensor_.dtype(); }
+  const Init& init() const { return options_.init; }
+  bool persistent() const { return options_.persistent; }
+
+ private:
+  friend class Module;
+  BufferOptions options_;
+  Tensor tensor_;
+};
+
 /// Called at a module's borders; any may be empty. `end_backward` of a module comes when all gradients that its
 /// operations in that call produce are written.
 struct Hooks {
@@ -63,6 +93,9 @@ class TESSERA_API Module {
   const std::vector<std::shared_ptr<Parameter>>& own_parameters() const { return parameters_; }
   /// All below, depth first in order of registration, tied ones once.
   std::vector<std::shared_ptr<Parameter>> parameters() const;
+  const std::vector<std::shared_ptr<ModuleBuffer>>& own_buffers() const { return buffers_; }
+  /// All below, as parameters().
+  std::vector<std::shared_ptr<ModuleBuffer>> buffers() const;
   /// This and all below, depth first.
   std::vector<Module*> modules();
   /// Throws InvalidUsage that lists what there is at the level where the path ends.
@@ -79,11 +112,27 @@ class TESSERA_API Module {
 
   void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
 
-  /// What parameters, and with them activations and gradients, are made of from here on: f32 at first. Before they get
-  /// memory. Throws InvalidUsage where they have some, or `dtype` is no floating type.
+  /// What this module and all below compute in from here on: their parameters, and with them activations and gradients.
+  /// Replaces what was said of modules below, so the whole comes before its parts:
+  ///
+  ///   model.set_dtype(DType::bf16);
+  ///   model.find("ln_f").set_dtype(DType::f32);
+  ///
+  /// Where that differs from the parent's dtype, calls cast: floating tensors among the arguments to the module's
+  /// dtype, and those among the results (a Tensor, or several in a pair or tuple) back to the parent's, so that what
+  /// stands around the module goes on in one dtype. Gradients are cast the other way. f64 tensors (losses) stay as they
+  /// are. A tied parameter has one dtype: its modules are given the same. Before parameters get memory. Throws
+  /// InvalidUsage where they have some, or `dtype` is no floating type.
   void set_dtype(DType dtype);
-  /// Gives every parameter memory and its initial values, which depend on seed, name and shape only. For training
-  /// alone.
+  /// Its own, else that of the module it is in; f32 at first.
+  DType dtype() const;
+  /// False: results stay in the module's dtype, for whoever takes any (a head, whose logits go to a loss).
+  void cast_results_back(bool value) { casts_results_back_ = value; }
+  /// Throws InvalidUsage where a tied parameter's modules have several dtypes, or one of f64 is inside one of another.
+  /// materialize() and engines ask.
+  void require_dtypes_that_fit() const;
+  /// Gives every parameter and buffer memory and its initial values, which depend on seed, name and shape only. For
+  /// training alone.
   void materialize(std::uint64_t seed);
 
   /// What Layer's call operator and the tape call at the borders.
@@ -108,26 +157,66 @@ class TESSERA_API Module {
   /// Uses another module's parameter under this module too: a tied tensor.
   Parameter& tie_parameter(const Parameter& parameter, const Module& owner);
 
+  /// Throws InvalidUsage where the module has something of that name, or integers shall begin as anything but zeros.
+  ModuleBuffer& add_buffer(const std::string& name, Shape shape, BufferOptions options = {});
+  /// Whether this call counts for running statistics: a forward in training, and not its repetition in a backward.
+  bool updates_buffers() const;
+
   /// From here on the parameter is frozen and made of so many bytes, whose meaning its module knows; they begin as
   /// zeros. set_dtype() leaves it so. Throws InvalidUsage where it has memory already.
   void encode_parameter(Parameter& parameter, std::int64_t bytes);
   /// Throws: the call can't be repeated.
   [[noreturn]] void refuse_checkpoint() const;
 
+  /// Whether calls cast.
+  bool is_border() const { return own_dtype_ && parent_ != nullptr && *own_dtype_ != parent_->dtype(); }
+  template <class T>
+  decltype(auto) inward(T& argument) const {
+    if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {
+      return border_cast(argument, *own_dtype_);
+    } else {
+      return (argument);
+    }
+  }
+  template <class T>
+  T outward(T result) const {
+    if (casts_results_back_) cast_back(result);
+    return result;
+  }
+
  private:
+  /// Floating tensors but those of f64; others stay as they are.
+  static Tensor border_cast(const Tensor& x, DType dtype);
+  void cast_back(Tensor& result) const { result = border_cast(result, parent_->dtype()); }
+  template <class A, class B>
+  void cast_back(std::pair<A, B>& results) const {
+    cast_back(results.first);
+    cast_back(results.second);
+  }
+  template <class... Results>
+  void cast_back(std::tuple<Results...>& results) const {
+    std::apply([this](Results&... each) { (cast_back(each), ...); }, results);
+  }
+  template <class Other>
+  void cast_back(Other& /*result*/) const {}
+
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename(const std::string& prefix);
   void remake(Parameter& parameter, std::string name, Shape shape, DType dtype);
 
   Context& context_;
+  const Module* parent_ = nullptr;
   std::string path_;
   std::vector<std::unique_ptr<Module>> children_;
   std::vector<std::shared_ptr<Parameter>> parameters_;
   std::vector<std::string> local_names_;  // of parameters_; "" where tied
-  std::vector<Buffer> storage_;           // from materialize()
+  std::vector<std::shared_ptr<ModuleBuffer>> buffers_;
+  std::vector<Buffer> storage_;  // from materialize()
   Hooks hooks_;
   bool is_block_ = false;
   bool checkpoints_ = false;
+  std::optional<DType> own_dtype_;
+  bool casts_results_back_ = true;
 };
 
 /// class Mlp : public Layer<Mlp> { ... Tensor forward(const Tensor& x); };  then  mlp(x)  calls forward between the
@@ -140,12 +229,22 @@ class Layer : public Module {
   auto operator()(Arguments&&... arguments) {
     notify_forward_begins();
     auto result = checkpoints_activations() ? call_checkpointed(std::forward<Arguments>(arguments)...)
-                                            : static_cast<Self*>(this)->forward(std::forward<Arguments>(arguments)...);
+                                            : call(std::forward<Arguments>(arguments)...);
     notify_forward_ends();
     return result;
   }
 
  private:
+  /// forward(), with casts where the module's dtype is not that around it. What is checkpointed keeps what comes before
+  /// the casts.
+  template <class... Arguments>
+  auto call(Arguments&&... arguments) {
+    const auto forward = [this](auto&&... inner) {
+      return static_cast<Self*>(this)->forward(static_cast<Arguments&&>(inner)...);
+    };
+    return is_border() ? outward(forward(inward(arguments)...)) : forward(arguments...);
+  }
+
   template <class... Arguments>
   auto call_checkpointed(Arguments&&... arguments) {
     using Result = decltype(static_cast<Self*>(this)->forward(std::forward<Arguments>(arguments)...));
@@ -156,16 +255,12 @@ class Layer : public Module {
       return run_checkpointed(
           context(),
           [this, kept = std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...)] {
-            return std::apply(
-                [this](auto... copies) {
-                  return static_cast<Self*>(this)->forward(static_cast<Arguments&&>(copies)...);
-                },
-                kept);
+            return std::apply([this](auto... copies) { return call(static_cast<Arguments&&>(copies)...); }, kept);
           },
           this);
     } else {
       refuse_checkpoint();
-      return static_cast<Self*>(this)->forward(std::forward<Arguments>(arguments)...);
+      return call(std::forward<Arguments>(arguments)...);
     }
   }
 };

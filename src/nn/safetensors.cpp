@@ -1,5 +1,6 @@
 #include "tessera/nn/safetensors.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "tessera/nn/tensor.h"
@@ -23,6 +24,32 @@ std::uint64_t little_endian(const std::byte* bytes) {
 }
 
 }  // namespace
+
+std::string safetensors_name(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "F32";
+    case DType::f64:
+      return "F64";
+    case DType::f16:
+      return "F16";
+    case DType::bf16:
+      return "BF16";
+    case DType::i8:
+      return "I8";
+    case DType::u8:
+      return "U8";
+    case DType::i32:
+      return "I32";
+    case DType::i64:
+      return "I64";
+    case DType::u32:
+      return "U32";
+    case DType::u64:
+      return "U64";
+  }
+  return "?";
+}
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   const std::span<const std::byte> bytes = file_.bytes();
@@ -58,6 +85,13 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, ElementRange range, fl
   if (entry.dtype == "F16") return convert<f16>(from, range.count(), out);
   if (entry.dtype == "BF16") return convert<bf16>(from, range.count(), out);
   throw InvalidUsage(path() + ": '" + entry.name + "' is " + entry.dtype + ", needs a floating-point type");
+}
+
+void SafetensorsFile::read_whole(const SafetensorsEntry& entry, DType dtype, void* out) const {
+  if (entry.dtype != safetensors_name(dtype))
+    throw InvalidUsage(path() + ": '" + entry.name + "' is " + entry.dtype + ", needs " + safetensors_name(dtype));
+  const std::span<const std::byte> from = bytes(entry);
+  std::copy(from.begin(), from.end(), static_cast<std::byte*>(out));
 }
 
 }  // namespace tessera::nn

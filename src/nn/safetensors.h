@@ -38,6 +38,9 @@ struct SafetensorsHeader {
 TESSERA_API SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                        const std::string& origin);
 
+/// As a file spells it: "F32".
+TESSERA_API std::string safetensors_name(DType dtype);
+
 /// A file, mapped. Thread-safe.
 class TESSERA_API SafetensorsFile {
  public:
@@ -51,6 +54,8 @@ class TESSERA_API SafetensorsFile {
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
   /// Elements `range` of a floating-point entry, converted to f32 (from F64 rounded to nearest).
   void read(const SafetensorsEntry& entry, ElementRange range, float* out) const;
+  /// The whole entry as it is. Throws InvalidUsage where it is of another type.
+  void read_whole(const SafetensorsEntry& entry, DType dtype, void* out) const;
 
  private:
   MappedFile file_;
@@ -62,10 +67,11 @@ class TESSERA_API SafetensorsFile {
 struct SafetensorsTensor {
   std::string name;
   Shape shape;
+  DType dtype = DType::f32;
 };
 
-/// Writes f32 tensors: the header at once, then any ranges in any order, then commit(). Until then only a temporary
-/// file beside the target exists; it is removed if commit() is never reached.
+/// Writes tensors, most of them f32: the header at once, then any ranges in any order, then commit(). Until then only a
+/// temporary file beside the target exists; it is removed if commit() is never reached.
 class TESSERA_API SafetensorsWriter {
  public:
   /// Throws InvalidUsage where the path can't be written, SystemError where writing fails.
@@ -75,7 +81,8 @@ class TESSERA_API SafetensorsWriter {
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  void write(std::string_view name, ElementRange range, const float* values);
+  void write(std::string_view name, ElementRange range, const float* values);  ///< of an f32 tensor
+  void write_whole(std::string_view name, const void* values);                 ///< of a tensor of any type
   /// Flushes to the disk and takes the target's name. Throws InvalidUsage where elements are missing.
   void commit();
 
@@ -83,8 +90,10 @@ class TESSERA_API SafetensorsWriter {
   struct Place {
     std::uint64_t offset = 0;
     std::int64_t count = 0;
+    DType dtype = DType::f32;
     std::int64_t written = 0;
   };
+  Place& place_of(std::string_view name);
   std::unique_ptr<AtomicFile> file_;
   std::map<std::string, Place, std::less<>> places_;
 };

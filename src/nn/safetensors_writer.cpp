@@ -12,11 +12,12 @@ SafetensorsWriter::SafetensorsWriter(std::string path, const std::vector<Safeten
   std::uint64_t end = 0;
   for (const SafetensorsTensor& tensor : tensors) {
     const std::int64_t count = count_of(tensor.shape);
-    if (!places_.emplace(tensor.name, Place{end, count, 0}).second)
+    if (!places_.emplace(tensor.name, Place{end, count, tensor.dtype}).second)
       throw InvalidUsage(path + ": two tensors are called '" + tensor.name + "'");
     const std::uint64_t begin = end;
-    end += static_cast<std::uint64_t>(count) * sizeof(float);
-    header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+    end += static_cast<std::uint64_t>(count) * size_of(tensor.dtype);
+    header[tensor.name] = {
+        {"dtype", safetensors_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
   }
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');  // the data begins aligned
@@ -30,11 +31,24 @@ SafetensorsWriter::SafetensorsWriter(std::string path, const std::vector<Safeten
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
-void SafetensorsWriter::write(std::string_view name, ElementRange range, const float* values) {
+SafetensorsWriter::Place& SafetensorsWriter::place_of(std::string_view name) {
   const auto found = places_.find(name);
   if (found == places_.end())
     throw InvalidUsage(file_->path() + ": no tensor '" + std::string(name) + "' was announced");
-  Place& place = found->second;
+  return found->second;
+}
+
+void SafetensorsWriter::write_whole(std::string_view name, const void* values) {
+  Place& place = place_of(name);
+  file_->write(place.offset, values, static_cast<std::size_t>(place.count) * size_of(place.dtype));
+  place.written += place.count;
+}
+
+void SafetensorsWriter::write(std::string_view name, ElementRange range, const float* values) {
+  Place& place = place_of(name);
+  if (place.dtype != DType::f32)
+    throw InvalidUsage(file_->path() + ": '" + std::string(name) + "' was announced as " +
+                       safetensors_name(place.dtype) + ", not F32");
   if (range.begin < 0 || range.begin > range.end || range.end > place.count)
     throw InvalidUsage(file_->path() + ": elements " + std::to_string(range.begin) + " to " +
                        std::to_string(range.end) + " of '" + std::string(name) + "', which has " +

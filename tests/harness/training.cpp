@@ -38,7 +38,7 @@ class Rank {
                   .runtime = spec.runtime}),
         control_(world.split(0, world.rank())),
         model_(spec.make_model ? spec.make_model(context_) : nn::make_model(context_, spec.model)),
-        engine_(in_dtype(*model_, spec.dtype), world, spec.engine) {
+        engine_(in_dtypes(*model_, spec), world, spec.engine) {
     engine_.initialize(spec.seed);
     if (spec.before_training) spec.before_training(engine_, *control_);
   }
@@ -49,8 +49,10 @@ class Rank {
   }
 
  private:
-  static nn::CausalModel& in_dtype(nn::CausalModel& model, base::DType dtype) {
-    model.set_dtype(dtype);
+  static nn::CausalModel& in_dtypes(nn::CausalModel& model, const TrainingSpec& spec) {
+    model.set_dtype(spec.dtype);
+    for (const auto& [item, dtype] : spec.module_dtypes)
+      for (nn::Module* module : fsdp::modules_named(model, item, "module_dtypes")) module->set_dtype(dtype);
     return model;
   }
   static std::function<std::unique_ptr<base::Stream>()> make_stream(const TrainingSpec& spec) {
@@ -204,7 +206,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   std::mutex mutex;
   comm::Config config;
   config.backend = spec.backend;
-  config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
+  config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct,broadcast=direct";
   config.timeout = std::chrono::seconds(60);
   config.device = spec.runtime;
   config.device_ipc = spec.device_ipc;

@@ -28,6 +28,8 @@ struct TrainingSpec {
   std::uint64_t seed = 0;
   double lr = 1e-2;
   base::DType dtype = base::DType::f32;  ///< of the model
+  /// Modules with one of their own, by path or "type:CLASS".
+  std::vector<std::pair<std::string, base::DType>> module_dtypes = {};
   /// Makes the model where `model` alone doesn't say enough.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model = {};
   bool lazy_streams = false;

@@ -1,10 +1,13 @@
 // A small training that runs on any device.
 #pragma once
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "tessera/nn/host_access.h"
 #include "tessera/nn/models/causal_model.h"
+#include "tessera/nn/ops/cast.h"
 #include "tessera/nn/optimizer.h"
 
 namespace tessera::nn::test {
@@ -24,11 +27,23 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
+/// A model of f32; "mixed": one of bf16 whose norms and head are f32.
+inline std::unique_ptr<CausalModel> model_of(const std::string& name, Context& context) {
+  const bool mixed = name == "mixed";
+  ModelConfig config = preset(mixed ? "llama-nano" : name);
+  config.embedding_dropout = config.residual_dropout = config.attention_dropout = 0.1;
+  auto model = make_model(context, config);
+  if (!mixed) return model;
+  model->set_dtype(DType::bf16);
+  for (const char* path :
+       {"model.layers.0.input_layernorm", "model.layers.1.post_attention_layernorm", "model.norm", "lm_head"})
+    model->find(path).set_dtype(DType::f32);
+  return model;
+}
+
 /// `read`: whether losses and parameters are looked at.
 inline Outcome train(const char* name, Context& context, bool read = true) {
-  ModelConfig config = preset(name);
-  config.embedding_dropout = config.residual_dropout = config.attention_dropout = 0.1;
-  const auto model = make_model(context, config);
+  const auto model = model_of(name, context);
   model->materialize(0);
   Optimizer optimizer(*model, {});
   const Tensor tokens = counting_ids(context, 0), targets = counting_ids(context, 1);
@@ -44,7 +59,7 @@ inline Outcome train(const char* name, Context& context, bool read = true) {
   }
   for (const auto& parameter : model->parameters()) {
     if (!read) break;
-    const Tensor& tensor = parameter->tensor();
+    const Tensor tensor = ops::cast(parameter->tensor().detached(), DType::f32);
     download(context, tensor.raw(), tensor.bytes(), [&](const void* data) {
       const auto* values = static_cast<const float*>(data);
       outcome.parameters.emplace_back(values, values + tensor.count());

@@ -26,7 +26,7 @@ TEST_P(Devices, ARunWithoutDataNeedsTheSameMemory) {
   EXPECT_GT(planned.total_peak, 1'000'000U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Devices, testing::Values("gpt-nano", "llama-nano"),
+INSTANTIATE_TEST_SUITE_P(Models, Devices, testing::Values("gpt-nano", "llama-nano", "mixed"),
                          [](const auto& given) { return std::string(given.param).substr(0, 3); });
 
 TEST(GuardedDevice, SeesAHostThatTouchesATensor) {

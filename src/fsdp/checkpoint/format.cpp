@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "tessera/fsdp/checkpoint/internal/format.h"
+#include "tessera/nn/safetensors.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp::checkpoint {
@@ -110,6 +111,8 @@ std::string to_text(const Index& index) {
                                {"shape", tensor.shape},
                                {"states", tensor.states},
                                {"trained_since", tensor.trained_since}});
+  for (const CheckpointBuffer& buffer : index.buffers)
+    json["buffers"].push_back({{"name", buffer.name}, {"shape", buffer.shape}, {"dtype", name_of(buffer.dtype)}});
   json["manifests"] = index.manifests;
   json["xxh3"] = hash128(json.dump());
   return json.dump(1) + "\n";
@@ -127,10 +130,15 @@ Index parse_index(const std::string& text, const std::string& origin) {
                 .strategy = json.at("strategy"),
                 .attributes = json.at("attributes"),
                 .tensors = {},
+                .buffers = {},
                 .manifests = json.at("manifests")};
     for (const ordered_json& tensor : json.at("tensors"))
       index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states"),
                                tensor.value("trained_since", std::uint64_t{0})});
+    if (!json.contains("buffers")) return index;
+    for (const ordered_json& buffer : json.at("buffers"))
+      index.buffers.push_back(
+          {buffer.at("name"), buffer.at("shape"), base::parse_dtype(buffer.at("dtype").get<std::string>())});
     return index;
   });
 }
@@ -144,12 +152,10 @@ std::string lay_out(std::vector<Piece>& pieces) {
     // A name says what it is, of which parameter, from which element on.
     const std::string what = piece.what == Checkpoint::kValue ? "value"
                              : piece.what == kCarried         ? "carried"
+                             : piece.what == kBuffer          ? "buffer"
                                                               : "state" + std::to_string(piece.what);
     header[what + "/" + piece.tensor + "@" + std::to_string(piece.range.begin)] = {
-        {"dtype", piece.dtype == DType::bf16  ? "BF16"
-                  : piece.dtype == DType::f16 ? "F16"
-                  : piece.dtype == DType::u8  ? "U8"
-                                              : "F32"},
+        {"dtype", nn::safetensors_name(piece.dtype)},
         {"shape", {piece.range.count()}},
         {"data_offsets", {piece.offset, end}}};
   }

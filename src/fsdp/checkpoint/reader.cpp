@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "tessera/fsdp/checkpoint/internal/format.h"
+#include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp {
 
@@ -155,6 +156,7 @@ int Checkpoint::ranks() const { return static_cast<int>(state_->manifests.size()
 const std::string& Checkpoint::strategy() const { return state_->index.strategy; }
 const Attributes& Checkpoint::attributes() const { return state_->index.attributes; }
 const std::vector<CheckpointTensor>& Checkpoint::tensors() const { return state_->index.tensors; }
+const std::vector<CheckpointBuffer>& Checkpoint::buffers() const { return state_->index.buffers; }
 std::uint64_t Checkpoint::bytes_read() const { return state_->bytes_read; }
 
 void Checkpoint::State::read(const Place& place, nn::ElementRange range, float* out) {
@@ -208,6 +210,19 @@ void Checkpoint::read(const std::string& tensor, int what, nn::ElementRange rang
   if (next < range.end)
     throw InvalidUsage(folder() + ": element " + std::to_string(next) + " of " +
                        (what == kValue ? "" : "the optimizer's state of ") + "'" + tensor + "' is not there");
+}
+
+void Checkpoint::read_buffer(const std::string& name, void* out) {
+  const auto& all = buffers();
+  const auto buffer = std::find_if(all.begin(), all.end(), [&](const auto& b) { return b.name == name; });
+  const std::int64_t count = buffer == all.end() ? -1 : nn::count_of(buffer->shape);
+  if (count == 0) return;
+  const auto found = state_->places.find({name, checkpoint::kBuffer});
+  const Piece* const piece = found == state_->places.end() ? nullptr : found->second.front().piece;
+  if (count < 0 || piece == nullptr || piece->range.count() != count || piece->dtype != buffer->dtype)
+    throw InvalidUsage(folder() + ": buffer '" + name + "' is not there");
+  state_->read_bytes(*state_->files[found->second.front().file], piece->offset, piece->offset + piece->bytes(),
+                     static_cast<std::byte*>(out));
 }
 
 std::vector<Checkpoint::Carried> Checkpoint::carried(int rank) const {

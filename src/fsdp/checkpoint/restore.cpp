@@ -15,11 +15,37 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-const CheckpointTensor* find(const Checkpoint& checkpoint, const std::string& name) {
-  const auto& tensors = checkpoint.tensors();
-  const auto found = std::lower_bound(tensors.begin(), tensors.end(), name,
-                                      [](const CheckpointTensor& t, const std::string& n) { return t.name < n; });
-  return found != tensors.end() && found->name == name ? &*found : nullptr;
+template <class Entry>
+const Entry* find(const std::vector<Entry>& all, const std::string& name) {
+  const auto found =
+      std::lower_bound(all.begin(), all.end(), name, [](const Entry& e, const std::string& n) { return e.name < n; });
+  return found != all.end() && found->name == name ? &*found : nullptr;
+}
+
+template <class Entry>
+void add_unexpected(const std::vector<Entry>& there, std::vector<std::string> known, RestoreReport& report) {
+  std::sort(known.begin(), known.end());
+  for (const Entry& entry : there)
+    if (!std::binary_search(known.begin(), known.end(), entry.name)) report.unexpected.push_back(entry.name);
+}
+
+void compare_buffers(Engine& engine, const Checkpoint& checkpoint, RestoreReport& report) {
+  std::vector<std::string> names;
+  for (const auto& buffer : engine.buffers()) {
+    if (!buffer->persistent()) continue;
+    names.push_back(buffer->name());
+    const CheckpointBuffer* const saved = find(checkpoint.buffers(), buffer->name());
+    const auto text = [](DType dtype, const nn::Shape& shape) {
+      return std::string(name_of(dtype)) + " " + nn::to_string(shape);
+    };
+    if (saved == nullptr) {
+      report.missing.push_back(buffer->name());
+    } else if (saved->shape != buffer->shape() || saved->dtype != buffer->dtype()) {
+      throw InvalidUsage(checkpoint.folder() + ": buffer '" + saved->name + "' is " + text(saved->dtype, saved->shape) +
+                         ", the model's " + text(buffer->dtype(), buffer->shape()));
+    }
+  }
+  add_unexpected(checkpoint.buffers(), std::move(names), report);
 }
 
 /// Throws where it doesn't fit, before anything is changed.
@@ -28,7 +54,7 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
   std::vector<std::string> names;
   for (const auto& parameter : engine.parameters()) {
     names.push_back(parameter->name());
-    const CheckpointTensor* tensor = find(checkpoint, parameter->name());
+    const CheckpointTensor* tensor = find(checkpoint.tensors(), parameter->name());
     if (tensor == nullptr) {
       report.missing.push_back(parameter->name());
       continue;
@@ -41,9 +67,8 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
                          " values for each element of '" + tensor->name + "', this one keeps " +
                          std::to_string(engine.states()) + "; give the optimizer that it was written with");
   }
-  std::sort(names.begin(), names.end());
-  for (const CheckpointTensor& tensor : checkpoint.tensors())
-    if (!std::binary_search(names.begin(), names.end(), tensor.name)) report.unexpected.push_back(tensor.name);
+  add_unexpected(checkpoint.tensors(), std::move(names), report);
+  compare_buffers(engine, checkpoint, report);
   if (!options.strict || (report.missing.empty() && report.unexpected.empty())) return report;
   std::string text = checkpoint.folder() + ": not this model's:";
   if (!report.missing.empty()) text += " it lacks " + listed(report.missing);
@@ -80,16 +105,22 @@ std::string restore_carried(Engine& engine, Checkpoint& checkpoint) {
 
 RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options) {
   RestoreReport report = compare(engine, checkpoint, options);
-  const auto there = [&](const nn::Parameter& parameter) { return find(checkpoint, parameter.name()) != nullptr; };
+  const auto there = [&](const nn::Parameter& parameter) {
+    return find(checkpoint.tensors(), parameter.name()) != nullptr;
+  };
   engine.fill([&](const nn::Parameter& parameter, nn::ElementRange range,
                   float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
               there);
+  engine.fill_buffers([&](const nn::ModuleBuffer& buffer, void* out) { checkpoint.read_buffer(buffer.name(), out); },
+                      [&](const nn::ModuleBuffer& buffer) {
+                        return buffer.persistent() && find(checkpoint.buffers(), buffer.name()) != nullptr;
+                      });
   if (!options.optimizer) {
     engine.fill_carried({});
     return report;
   }
   engine.set_trained_since([&](const nn::Parameter& parameter) {
-    const CheckpointTensor* const tensor = find(checkpoint, parameter.name());
+    const CheckpointTensor* const tensor = find(checkpoint.tensors(), parameter.name());
     return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;
   });
   engine.fill_states([&](const nn::Parameter& parameter, int state, nn::ElementRange range,

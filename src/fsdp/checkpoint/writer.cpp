@@ -41,6 +41,14 @@ void for_pieces(Engine& engine, const Function& function) {
         checkpoint::Piece{
             .tensor = state.name, .what = checkpoint::kCarried, .range = {0, static_cast<std::int64_t>(state.count)}},
         state.data, false);
+  if (engine.rank() != 0) return;
+  for (const auto& buffer : engine.buffers())
+    if (buffer->persistent() && buffer->count() > 0)
+      function(checkpoint::Piece{.tensor = buffer->name(),
+                                 .what = checkpoint::kBuffer,
+                                 .range = {0, buffer->count()},
+                                 .dtype = buffer->dtype()},
+               buffer->tensor().raw(), false);
 }
 
 std::vector<checkpoint::Piece> pieces_of(Engine& engine) {
@@ -56,6 +64,14 @@ std::vector<CheckpointTensor> tensors_of(Engine& engine) {
                        engine.trained_since(*parameter)});
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return tensors;
+}
+
+std::vector<CheckpointBuffer> buffers_of(Engine& engine) {
+  std::vector<CheckpointBuffer> buffers;
+  for (const auto& buffer : engine.buffers())
+    if (buffer->persistent()) buffers.push_back({buffer->name(), buffer->shape(), buffer->dtype()});
+  std::sort(buffers.begin(), buffers.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return buffers;
 }
 
 /// Runs `work` and gives the reason why it failed, or "".
@@ -186,6 +202,7 @@ void CheckpointWriter::save(const Attributes& attributes) {
                                                              .strategy = engine_.strategy().name,
                                                              .attributes = attributes,
                                                              .tensors = tensors_of(engine_),
+                                                             .buffers = buffers_of(engine_),
                                                              .manifests = {}});
   throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->make_folder(); }) : "");
   throw_first_failure(failure_of([&] { save_->begin(control_.rank(), engine_); }));

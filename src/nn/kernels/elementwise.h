@@ -95,5 +95,7 @@ TESSERA_API void convert(ThreadPool& pool, const float* in, base::f16* out, std:
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::bf16* out, std::size_t count);
 TESSERA_API void convert(ThreadPool& pool, const base::f16* in, float* out, std::size_t count);
 TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, float* out, std::size_t count);
+TESSERA_API void convert(ThreadPool& pool, const base::f16* in, base::bf16* out, std::size_t count);
+TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, base::f16* out, std::size_t count);
 
 }  // namespace tessera::nn::kernels

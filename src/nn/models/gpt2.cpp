@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tessera/nn/ops/arithmetic.h"
+#include "tessera/nn/ops/cast.h"
 #include "tessera/nn/ops/embedding.h"
 
 namespace tessera::nn {
@@ -53,14 +54,19 @@ Gpt2::Gpt2(Context& context, const ModelConfig& config)
       ln_f_(add<LayerNorm>("ln_f", NormOptions{config.width, config.norm_eps})),
       lm_head_(add<Head>("lm_head", wte_, config.tied, config.init_deviation)) {}
 
-Tensor Gpt2::hidden(const Tensor& tokens) {
+Tensor Gpt2::embedded(const Tensor& tokens) {
+  if (wte_.dtype() != wpe_.dtype()) return ops::add(wte_(tokens), wpe_(ops::positions_of(tokens)));
   // The two tables are read in one pass; the hooks of both modules are around it.
   wte_.notify_forward_begins();
   wpe_.notify_forward_begins();
-  Tensor x = ops::embedding(tokens, wte_.weight(), wpe_.weight());
+  const Tensor x = ops::cast(ops::embedding(tokens, wte_.weight(), wpe_.weight()), dtype());
   wpe_.notify_forward_ends();
   wte_.notify_forward_ends();
-  x = drop_(x);
+  return x;
+}
+
+Tensor Gpt2::hidden(const Tensor& tokens) {
+  Tensor x = drop_(embedded(tokens));
   for (Gpt2Block* block : blocks_) x = (*block)(x);
   return ln_f_(x);
 }

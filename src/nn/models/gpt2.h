@@ -28,6 +28,7 @@ class TESSERA_API Gpt2 : public CausalModel {
   Gpt2(Context& context, const ModelConfig& config);
 
  private:
+  Tensor embedded(const Tensor& tokens);
   Tensor hidden(const Tensor& tokens) override;
   Tensor logits(const Tensor& x) override { return lm_head_(x); }
 

@@ -37,15 +37,14 @@ void record(const Tensor& ids, const Tensor& weight, Tensor& y) {
     });
 }
 
-/// 0, 1, .., positions - 1 for every sequence of the batch.
-Tensor position_ids(const Tensor& ids) {
+}  // namespace
+
+Tensor positions_of(const Tensor& ids) {
   Tensor out = Tensor::empty(ids.context(), ids.shape(), DType::i32);
   Context& context = out.context();
   context.device_kernels().positions(context.stream(), out.data<std::int32_t>(), size(ids.count()), size(ids.dim(-1)));
   return out;
 }
-
-}  // namespace
 
 Tensor embedding(const Tensor& ids, const Tensor& weight) {
   Tensor y = make_output(ids, weight);
@@ -63,7 +62,7 @@ Tensor embedding(const Tensor& ids, const Tensor& tokens, const Tensor& position
     throw InvalidUsage("embedding: tables of width " + std::to_string(tokens.dim(-1)) + " and " +
                        std::to_string(positions.dim(1)));
   Tensor y = make_output(ids, tokens);
-  const Tensor order = position_ids(ids);
+  const Tensor order = positions_of(ids);
   for_floating("embedding", tokens.dtype(), [&](auto zero) {
     look_up<decltype(zero)>(ids, tokens, y, false);
     look_up<decltype(zero)>(order, positions, y, true);

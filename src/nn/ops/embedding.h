@@ -11,4 +11,7 @@ TESSERA_API Tensor embedding(const Tensor& ids, const Tensor& weight);
 /// y[batch, position, width] = tokens[ids[batch, position], :] + positions[position, :]
 TESSERA_API Tensor embedding(const Tensor& ids, const Tensor& tokens, const Tensor& positions);
 
+/// 0, 1, .., positions - 1 for every sequence of ids[batch, position].
+TESSERA_API Tensor positions_of(const Tensor& ids);
+
 }  // namespace tessera::nn::ops

@@ -14,6 +14,7 @@ inline constexpr const char* kPartial = ".partial";
 inline constexpr const char* kOld = ".old";  ///< of a step that is being replaced: whole
 inline constexpr const char* kIndex = "index.json";
 
+inline constexpr int kBuffer = -3;   ///< Piece::what of a module's buffer
 inline constexpr int kCarried = -2;  ///< Piece::what of what the rank's collective plug-ins carry; the name is theirs
 
 /// A range of a tensor in a rank's file.
@@ -40,6 +41,7 @@ struct Index {
   std::string strategy;
   Attributes attributes;
   std::vector<CheckpointTensor> tensors;
+  std::vector<CheckpointBuffer> buffers;
   std::vector<std::string> manifests;  ///< by rank: the XXH3-128 of its list's text
 };
 

@@ -1,0 +1,46 @@
+// The buffers of a model: one block of memory, laid out alike on every rank, so that one broadcast carries all of them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/fsdp/types.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+struct Fabric;
+
+/// Of one engine, on one rank; used by its thread. Nothing here makes the host wait but fill().
+class TESSERA_API BufferStore {
+ public:
+  /// Gives them memory, booked as `other`. Collective where there are any. `fabric` outlives it.
+  BufferStore(const nn::Module& model, Fabric& fabric);
+  ~BufferStore();
+  BufferStore(const BufferStore&) = delete;
+  BufferStore& operator=(const BufferStore&) = delete;
+
+  const std::vector<std::shared_ptr<nn::ModuleBuffer>>& all() const { return buffers_; }
+  /// Initial values, appended to the compute stream.
+  void initialize(std::uint64_t seed);
+  /// What rank `from` has, in the order of the compute stream. Collective; nothing on one rank or without buffers.
+  void broadcast(int from);
+  void fill(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
+            const std::function<bool(const nn::ModuleBuffer&)>& wanted);
+  /// Bytes that this rank sends in a broadcast from rank 0.
+  std::uint64_t formula_bytes() const;
+  comm::MeterSnapshot::Line traffic() const;
+
+ private:
+  comm::View view();
+
+  Fabric& fabric_;
+  const std::vector<std::shared_ptr<nn::ModuleBuffer>> buffers_;
+  Buffer memory_;
+  std::unique_ptr<comm::Communicator> channel_;  // null where nothing is ever sent
+  comm::Work broadcast_;                         // the last one
+};
+
+}  // namespace tessera::fsdp

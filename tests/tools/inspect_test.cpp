@@ -1,0 +1,54 @@
+// tessera checkpoint, of a checkpoint whose model has buffers.
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tessera/fsdp/checkpoint.h"
+#include "tests/fsdp/statistics.h"
+#include "tests/nn/temporary_folder.h"
+#include "tools/commands.h"
+
+namespace tessera::tools {
+namespace {
+
+using testing::HasSubstr;
+
+/// What the command prints.
+std::string run(const std::string& line) {
+  CLI::App app;
+  Commands commands{.app = app, .arguments = {}, .program = {}, .chosen = {}};
+  add_checkpoint(commands);
+  app.parse(line);
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(commands.chosen(), 0);
+  std::fflush(stdout);
+  return testing::internal::GetCapturedStdout();
+}
+
+TEST(CheckpointInspect, ShowsBuffers) {
+  const nn::test::TemporaryFolder folder;
+  harness::TrainingSpec spec = fsdp::statistics_spec("fsdp", 1);
+  spec.steps = 1;
+  comm::Communicator* world = nullptr;
+  spec.before_training = [&](fsdp::Engine&, comm::Communicator& control) { world = &control; };
+  spec.after_step = [&](int, int, fsdp::Engine& engine, nn::CausalModel& model) {
+    comm::HostExchange control(*world, model.context().runtime());
+    fsdp::CheckpointWriter(engine, control, {.folder = folder.path("c"), .asynchronous = false}).save({});
+  };
+  harness::train(spec);
+  const std::string text = run("checkpoint inspect " + folder.path("c") + " --tensors --json " + folder.path("j"));
+  EXPECT_THAT(text, HasSubstr("\n6 buffers\n"));
+  EXPECT_THAT(text, HasSubstr("inner.running_mean [64] f32, a buffer"));
+  EXPECT_THAT(text, HasSubstr("last.batches [2] i64, a buffer"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("inner.one"))) << "which is not persistent";
+  std::ifstream file(folder.path("j"));
+  const auto json = nlohmann::json::parse(file);
+  EXPECT_EQ(json.at("buffers").size(), 6U);
+  EXPECT_EQ(json.at("buffers")[0], nlohmann::json({{"name", "inner.batches"}, {"shape", {2}}, {"dtype", "i64"}}));
+  EXPECT_THAT(run("checkpoint verify " + folder.path("c")), HasSubstr("whole"));
+}
+
+}  // namespace
+}  // namespace tessera::tools

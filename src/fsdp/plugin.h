@@ -24,7 +24,7 @@
 
 namespace tessera::fsdp {
 
-/// What CollectiveRegistry::add() takes.
+/// What CollectiveRegistry::add() takes. Ranks may be threads, which call both at the same time.
 struct OfferedCollective {
   comm::OpKind collective = comm::OpKind::all_gather;  ///< or reduce_scatter, or all_reduce
   std::string name;

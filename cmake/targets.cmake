@@ -12,10 +12,11 @@ if(TESSERA_SANITIZE)
   set(TESSERA_PATIENCE 3)
 endif()
 
-# tessera_test(NAME SOURCES ... [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE])
+# tessera_test(NAME SOURCES ... [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE] [SERIAL])
 # One executable of GoogleTest cases, registered case by case. WHOLE: one ctest entry for the whole executable.
+# SERIAL: nothing else is tested meanwhile.
 function(tessera_test name)
-  cmake_parse_arguments(arg "WHOLE" "TIMEOUT" "SOURCES;LABELS;LINK" ${ARGN})
+  cmake_parse_arguments(arg "WHOLE;SERIAL" "TIMEOUT" "SOURCES;LABELS;LINK" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -32,6 +33,6 @@ function(tessera_test name)
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
   else()
     gtest_discover_tests(test_${name} TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 60
-      PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+      PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} RUN_SERIAL ${arg_SERIAL})
   endif()
 endfunction()

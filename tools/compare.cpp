@@ -230,7 +230,8 @@ void add_compare(Commands& commands) {
   const auto options = std::make_shared<CompareOptions>();
   add_train_options(*command, *options);
   command
-      ->add_option("--strategies,--strategy", options->strategies, "which to run (default: ddp zero1 zero2 fsdp hsdp)")
+      ->add_option("--strategies,--strategy", options->strategies,
+                   "which to run, each as train's --strategy has it (default: ddp zero1 zero2 fsdp hsdp)")
       ->type_name("A,B")
       ->delimiter(',');
   command->add_option("--report", options->report, "write a page with pictures")->type_name("FILE.html");

@@ -68,6 +68,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   if (engine.mesh->size() != plan.ranks)
     throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
                        std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
+  fsdp::validate(engine.strategy, *engine.mesh);
   fsdp::validate_collectives(engine.strategy, *engine.mesh, plan.precision, engine.collectives);
   if (!plan.options.f32_modules.empty())
     fsdp::validate_collectives(engine.strategy, *engine.mesh, {}, engine.collectives);

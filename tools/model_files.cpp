@@ -133,8 +133,6 @@ bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool ada
   if (checkpoint.empty() && o.init.empty())
     throw InvalidUsage("--quantize needs --init, the model whose weights are kept in 4 bits");
   if (!adapters) throw InvalidUsage("--quantize: weights in 4 bits can't be trained; train adapters with --lora RANK");
-  if (base::parse_device(o.device).type != base::DeviceType::cpu)
-    throw InvalidUsage("--quantize nf4: device " + o.device + " has no kernel for it yet; use --device cpu");
   return true;
 }
 

@@ -119,8 +119,10 @@ void add_train(Commands& commands) {
   const auto options = std::make_shared<TrainOptions>();
   add_train_options(*train_command, *options);
   train_command
-      ->add_option("--strategy", options->strategy,
-                   "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or PyTorch's name for one")
+      ->add_option(
+          "--strategy", options->strategy,
+          "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, PyTorch's name for one, or FILE.so:NAME of a "
+          "plug-in")
       ->capture_default_str();
   add_saving_options(*train_command, *options);
   train_command

@@ -145,7 +145,8 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
   command
       .add_option("--collectives", o.collectives,
                   "what carries the collectives of every strategy: a plug-in (tessera info), or one for each "
-                  "collective, as all_gather=int8,reduce_scatter=bf16; for one strategy: fsdp+int8")
+                  "collective, as all_gather=int8,reduce_scatter=bf16; for one strategy: fsdp+int8; FILE.so:NAME of a "
+                  "shared object too")
       ->type_name("[COLLECTIVE=]PLUGIN")
       ->delimiter(',');
   command.add_option("--sync-every", o.period.steps, "diloco, local_sgd: steps until the replicas meet (default 10)")

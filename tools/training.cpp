@@ -319,8 +319,8 @@ std::vector<EventRecord> Training::gather_events() {
   for (const auto& rank : control_.gather_all(length)) counts.push_back(rank[0]);
   std::vector<std::uint8_t> all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
   const comm::ConstView in{text.data(), text.size(), base::DType::u8, {}};
-  control_.exchange(in, comm::view_of(all.data(), all.size()), [&](comm::ConstView from, comm::View to) {
-    return control_communicator_->all_gather_v(from, to, counts);
+  control_.exchange(in, comm::view_of(all.data(), all.size()), [&](comm::ConstView from, comm::View to, comm::OpOptions options) {
+    return control_communicator_->all_gather_v(from, to, counts, options);
   });
   std::vector<EventRecord> events;
   const char* position = reinterpret_cast<const char*>(all.data());

@@ -1,7 +1,6 @@
 #include "plugins/collectives/powersgd.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "tessera/base/error.h"
 
@@ -66,39 +65,6 @@ Packing pack(std::span<const nn::Shape> shapes, int rank, int ranks) {
   return packing;
 }
 
-/// Columns of p[rows, rank] become orthonormal. One that depends on those before it says nothing: another takes its
-/// place, drawn from its number, so that a direction that was lost (of a gradient that was zero) can come back.
-void orthonormalize(float* p, std::size_t rows, std::size_t rank) {
-  constexpr double kDependent = 1e-6;
-  std::vector<float> fresh;
-  for (std::size_t column = 0; column < rank; ++column) {
-    const auto dot = [&](std::size_t a, std::size_t b) {
-      double sum = 0;
-      for (std::size_t i = 0; i < rows; ++i) sum += static_cast<double>(p[i * rank + a]) * p[i * rank + b];
-      return sum;
-    };
-    for (int attempt = 0; attempt < 3; ++attempt) {
-      const double before = std::sqrt(dot(column, column));
-      for (int pass = 0; pass < 2; ++pass)  // the second takes off what rounding left
-        for (std::size_t other = 0; other < column; ++other) {
-          const double along = dot(column, other);
-          for (std::size_t i = 0; i < rows; ++i)
-            p[i * rank + column] = static_cast<float>(p[i * rank + column] - along * p[i * rank + other]);
-        }
-      const double norm = std::sqrt(dot(column, column));
-      if (std::isnan(norm) || std::isinf(norm)) return;  // of such a gradient nothing can be made: it shows
-      if (norm > kDependent * before) {
-        for (std::size_t i = 0; i < rows; ++i) p[i * rank + column] = static_cast<float>(p[i * rank + column] / norm);
-        break;
-      }
-      fresh.resize(rows);
-      nn::fill_normal({"fresh", static_cast<std::uint64_t>(attempt), column * rows, (column + 1) * rows}, 0.0F, 1.0F,
-                      fresh.data());
-      for (std::size_t i = 0; i < rows; ++i) p[i * rank + column] = fresh[i];
-    }
-  }
-}
-
 /// What of the result is a rank's own share, in units of its matrix.
 double share_of(const ReduceOp& op, int ranks) {
   if (op.kind == ReduceOp::Kind::sum) return 1.0 / ranks;
@@ -147,9 +113,6 @@ fsdp::CollectiveCapabilities PowerSgd::capabilities() const {
 void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
   context_ = &setup.context;
   buffers_ = &setup.buffers;
-  if (!setup.transfers.empty() && context_->device().type != base::DeviceType::cpu)
-    throw base::Unsupported(name_ + ": has no kernels for device " + base::name_of(context_->device()) +
-                            "; choose another collective, or --device cpu");
   for (const fsdp::PlannedTransfer& transfer : setup.transfers) {
     std::vector<nn::Shape> shapes;
     for (const fsdp::FlatEntry& entry : transfer.flat->entries) shapes.push_back(entry.parameter->shape());
@@ -164,8 +127,9 @@ void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
 
 Works PowerSgd::run(const CollectiveCall& call) {
   std::vector<std::shared_ptr<Flight>> flights;
-  Works works;  // before the flights in destruction: their memory is in use until then
-  Stream& stream = *call.options.after;
+  Works works;                          // before the flights in destruction: their memory is in use until then
+  Stream& stream = context_->stream();  // products share scratch memory: all of them belong on this one
+  stream.wait(call.options.after->record());
   nn::Kernels<float>& kernels = context_->kernels<float>(name_);
   for (const Transfer& transfer : call.transfers) {
     if (transfer.in.data != transfer.out.data) throw base::InvalidUsage(name_ + ": reduces in place");
@@ -189,6 +153,7 @@ Works PowerSgd::run(const CollectiveCall& call) {
     context_->runtime().fill(stream, static_cast<float*>(flight->first.data()) + packing.first_used, 0,
                              (packing.first - packing.first_used) * sizeof(float));
     const comm::View first = flight->view(flight->first.data(), packing.first);
+    call.options.after->wait(stream.record());
     works.add(call.channel.all_reduce(first, first, call.op, call.options));
     stats_.raw += plain_bytes(OpKind::all_reduce, transfer, call.channel.size());
     for (const std::size_t count : {packing.first, packing.second})
@@ -215,7 +180,7 @@ void PowerSgd::sum_q(Flight& flight, Stream& stream, Works& works) {
   for (const Piece& piece : packing.pieces) {
     if (piece.rank == 0) continue;
     float* const p = flight.p(piece);
-    stream.run([p, rows = piece.rows, rank = piece.rank] { orthonormalize(p, rows, rank); });
+    context_->device_kernels().orthonormalize(stream, {p, piece.rows, piece.rank});
     kernels.linear_backward(stream, {.shape = flight.shape(piece),
                                      .x = flight.carried.error(piece),
                                      .dy = p,

@@ -21,7 +21,6 @@ class PowerSgd final : public fsdp::CollectivePlugin {
   PowerSgd(std::string name, int rank, bool feedback = true);
   ~PowerSgd() override;
   fsdp::CollectiveCapabilities capabilities() const override;
-  /// Throws Unsupported for devices other than the host.
   void prepare(const fsdp::CollectiveSetup& setup) override;
   fsdp::Works run(const fsdp::CollectiveCall& call) override;
   std::vector<State> state() override;

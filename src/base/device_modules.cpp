@@ -16,11 +16,6 @@ namespace fs = std::filesystem;
 
 fs::path device_folder() { return fs::path(module_folder()) / "devices"; }
 
-std::string last_dl_error() {
-  const char* text = ::dlerror();
-  return text != nullptr ? text : "unknown error";
-}
-
 /// The name without its number: "cuda:1" is a device of the module "cuda".
 std::string kind_of(Device device) {
   std::string name = name_of(device);
@@ -50,21 +45,32 @@ std::string module_folder() {
   return error ? "" : (library.parent_path() / "tessera-modules").string();
 }
 
-const tessera_device& load_device_module(const std::string& path) {
-  // dlopen() itself remembers what is loaded. RTLD_NOW: a function that is missing is missed here.
+void* module_entry(const std::string& path, const ModuleTable& table) {
+  // dlopen() itself remembers what is loaded. RTLD_NOW: a vendor's function that is missing is missed here, not in the
+  // middle of a run.
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw InvalidUsage(last_dl_error());
-  auto* const entry = reinterpret_cast<tessera_device_entry_function*>(::dlsym(handle, "tessera_device_entry"));
-  if (entry == nullptr) throw InvalidUsage(path + " is no device of tessera: it has no tessera_device_entry()");
-  const tessera_device* const module = entry();
-  if (module == nullptr || module->abi == nullptr)
-    throw InvalidUsage(path + ": its tessera_device_entry() returned nothing");
-  if (std::strcmp(module->abi, TESSERA_ABI) != 0)
-    throw InvalidUsage(path + " was built for '" + module->abi +
-                       "', this library is '" TESSERA_ABI "': build it again with this library's headers and compiler");
-  if (module->size != sizeof(tessera_device))
-    throw InvalidUsage(path + ": its tessera_device has " + std::to_string(module->size) + " bytes, this library's " +
-                       std::to_string(sizeof(tessera_device)) + ": build it again with this library's headers");
+  if (handle == nullptr) {
+    const char* const text = ::dlerror();
+    throw InvalidUsage(text != nullptr ? text : path + ": can't be loaded");
+  }
+  void* const entry = ::dlsym(handle, (table.name + "_entry").c_str());
+  if (entry == nullptr) throw InvalidUsage(path + " is no " + table.kind + ": it has no " + table.name + "_entry()");
+  return entry;
+}
+
+void check_module(const std::string& path, const ModuleTable& table, const char* abi, const std::size_t* size) {
+  if (abi == nullptr) throw InvalidUsage(path + ": its " + table.name + "_entry() returned nothing");
+  if (std::strcmp(abi, table.abi) != 0)
+    throw InvalidUsage(path + " was built for '" + abi + "', this library is '" + table.abi +
+                       "': build it again with this library's headers and compiler");
+  if (*size != table.size)
+    throw InvalidUsage(path + ": its " + table.name + " has " + std::to_string(*size) + " bytes, this library's " +
+                       std::to_string(table.size) + ": build it again with this library's headers");
+}
+
+const tessera_device& load_device_module(const std::string& path) {
+  const auto* const module =
+      &open_module<tessera_device>(path, {"tessera_device", "device of tessera", TESSERA_ABI, sizeof(tessera_device)});
   const std::string name = fs::path(path).stem().string();
   if (module->name != name)
     throw InvalidUsage(path + ": its device is called '" + std::string(module->name) + "': name the file " +

@@ -16,31 +16,68 @@ bool HostExchange::takes_host_memory() const {
   return std::find(kinds.begin(), kinds.end(), MemoryKind::host) != kinds.end();
 }
 
-void HostExchange::exchange(ConstView in, View out, const Exchange& run) {
-  if (!takes_host_memory()) return exchange_through_device(in, out, run);
-  run(in, out).wait();
-}
-
-/// Kept from call to call: making device memory stops the device.
-void HostExchange::make_room(std::size_t bytes) {
-  if (stream_ == nullptr) stream_ = device_.make_stream();
-  if (room_ && room_.bytes() >= bytes) return;
-  base::DeviceRuntime& device = device_;
-  pinned_ = {device.allocate_host(bytes), bytes, [&device](void* p, std::size_t n) { device.free_host(p, n); }};
-  room_ = {device.allocate(bytes), bytes, [&device](void* p, std::size_t n) { device.free(p, n); }};
-}
+void HostExchange::exchange(ConstView in, View out, const Exchange& run) { begin(in, out, run)->wait(); }
 
 void HostExchange::exchange_through_device(ConstView in, View out, const Exchange& run) {
+  begin_through_device(in, out, run)->wait();
+}
+
+std::unique_ptr<HostExchange::Pending> HostExchange::begin(ConstView in, View out, const Exchange& run) {
+  if (!takes_host_memory()) return begin_through_device(in, out, run);
+  std::unique_ptr<Pending> pending(new Pending);
+  pending->work_ = run(in, out, {});
+  return pending;
+}
+
+HostExchange::Room& HostExchange::room_for(std::size_t bytes) {
+  if (stream_ == nullptr) stream_ = device_.make_stream();
+  for (const auto& room : rooms_)
+    if (!room->used && room->device.bytes() >= bytes) return *room;
+  auto room = std::make_unique<Room>();
+  base::DeviceRuntime& device = device_;
+  room->pinned = {device.allocate_host(bytes), bytes, [&device](void* p, std::size_t n) { device.free_host(p, n); }};
+  room->device = {device.allocate(bytes), bytes, [&device](void* p, std::size_t n) { device.free(p, n); }};
+  return *rooms_.emplace_back(std::move(room));
+}
+
+std::unique_ptr<HostExchange::Pending> HostExchange::begin_through_device(ConstView in, View out, const Exchange& run) {
   const std::size_t second = (in.bytes() + base::kAlignment - 1) / base::kAlignment * base::kAlignment;
-  make_room(second + std::max<std::size_t>(1, out.bytes()));
-  if (in.bytes() > 0) std::memcpy(pinned_.data(), in.data, in.bytes());
-  device_.copy(*stream_, base::CopyDirection::host_to_device, room_.data(), pinned_.data(), in.bytes());
-  stream_->synchronize();
-  std::byte* const result = room_.bytes_at(second);
-  run({room_.data(), in.count, in.dtype, device_.device()}, {result, out.count, out.dtype, device_.device()}).wait();
-  device_.copy(*stream_, base::CopyDirection::device_to_host, pinned_.bytes_at(second), result, out.bytes());
-  stream_->synchronize();
-  if (out.bytes() > 0) std::memcpy(out.data, pinned_.bytes_at(second), out.bytes());
+  Room& room = room_for(second + std::max<std::size_t>(1, out.bytes()));
+  if (in.bytes() > 0) std::memcpy(room.pinned.data(), in.data, in.bytes());
+  device_.copy(*stream_, base::CopyDirection::host_to_device, room.device.data(), room.pinned.data(), in.bytes());
+  std::byte* const result = room.device.bytes_at(second);
+  run({room.device.data(), in.count, in.dtype, device_.device()}, {result, out.count, out.dtype, device_.device()},
+      {.after = stream_.get()})
+      .wait_on(*stream_);
+  device_.copy(*stream_, base::CopyDirection::device_to_host, room.pinned.bytes_at(second), result, out.bytes());
+  std::unique_ptr<Pending> pending(new Pending);
+  pending->room_ = &room;
+  pending->out_ = out;
+  pending->offset_ = second;
+  pending->arrived_ = stream_->record();
+  room.used = true;
+  return pending;
+}
+
+/// A room whose exchange nobody saw end may still be at work: it is not used again.
+HostExchange::Pending::~Pending() = default;
+
+bool HostExchange::Pending::done() {
+  if (room_ == nullptr) return finished(work_);
+  if (!arrived_.done()) return false;
+  wait();
+  return true;
+}
+
+void HostExchange::Pending::wait() {
+  if (room_ == nullptr) return work_.wait();
+  arrived_.wait();
+  finish();
+}
+
+void HostExchange::Pending::finish() {
+  if (out_.bytes() > 0) std::memcpy(out_.data, room_->pinned.bytes_at(offset_), out_.bytes());
+  room_->used = false;
 }
 
 }  // namespace tessera::comm

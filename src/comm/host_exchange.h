@@ -14,12 +14,12 @@ namespace tessera::comm {
 /// True when it is finished; throws what went wrong. Never waits.
 TESSERA_API bool finished(Work& work);
 
-/// Collectives on the host's memory over any communicator. Used by one thread. Every call is collective and waits;
-/// errors are the communicator's.
+/// Collectives on the host's memory over any communicator. Used by one thread. Every call is collective, and waits
+/// unless it says otherwise; errors are the communicator's.
 class TESSERA_API HostExchange {
  public:
-  /// A collective from `in` to `out`.
-  using Exchange = std::function<Work(ConstView in, View out)>;
+  /// A collective from `in` to `out`, with these options (and a label of its own).
+  using Exchange = std::function<Work(ConstView in, View out, OpOptions options)>;
 
   /// Both outlive it. `device` is the communicator's; its memory is used where the communicator takes nothing else.
   HostExchange(Communicator& communicator, base::DeviceRuntime& device)
@@ -34,19 +34,29 @@ class TESSERA_API HostExchange {
   bool takes_host_memory() const;  ///< else exchange() goes through the device
   /// The same, always on copies in the device.
   void exchange_through_device(ConstView in, View out, const Exchange& run);
+
+  /// One that was begun and that nobody waits for. Of the exchange's own; it may be dropped before it is done, but not
+  /// outlive it.
+  class TESSERA_API Pending;
+  /// As exchange(), without waiting: `in` and `out` stay valid until it is done.
+  std::unique_ptr<Pending> begin(ConstView in, View out, const Exchange& run);
+  std::unique_ptr<Pending> begin_through_device(ConstView in, View out, const Exchange& run);
+
   /// In place.
   template <class T>
   void all_reduce(T* values, std::size_t count, ReduceOp op, std::string_view label) {
     const View view = view_of(values, count);
-    exchange(view, view,
-             [&](ConstView in, View out) { return communicator_.all_reduce(in, out, op, {.label = label}); });
+    exchange(view, view, [&](ConstView in, View out, OpOptions options) {
+      options.label = label;
+      return communicator_.all_reduce(in, out, op, options);
+    });
   }
   /// Everybody's numbers, as many from each, by rank.
   template <class T>
   std::vector<std::vector<T>> gather_all(const std::vector<T>& mine) {
     std::vector<T> all(mine.size() * static_cast<std::size_t>(size()));
     exchange(view_of(mine.data(), mine.size()), view_of(all.data(), all.size()),
-             [&](ConstView in, View out) { return communicator_.all_gather(in, out); });
+             [&](ConstView in, View out, OpOptions options) { return communicator_.all_gather(in, out, options); });
     std::vector<std::vector<T>> by_rank;
     for (int r = 0; r < size(); ++r) {
       const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * r;
@@ -56,12 +66,37 @@ class TESSERA_API HostExchange {
   }
 
  private:
-  void make_room(std::size_t bytes);
+  /// In the host's memory and in the device's, for one exchange at a time.
+  struct Room {
+    base::Buffer pinned, device;
+    bool used = false;
+  };
+  Room& room_for(std::size_t bytes);
 
   Communicator& communicator_;
   base::DeviceRuntime& device_;
-  std::unique_ptr<base::Stream> stream_;  // made at the first detour, as the rooms
-  base::Buffer pinned_, room_;
+  std::unique_ptr<base::Stream> stream_;      // made at the first detour, as the rooms
+  std::vector<std::unique_ptr<Room>> rooms_;  // kept: making device memory stops the device
+};
+
+class HostExchange::Pending {
+ public:
+  ~Pending();
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+  /// Whether `out` is there. Throws what went wrong. Never waits.
+  bool done();
+
+ private:
+  friend class HostExchange;
+  Pending() = default;
+  void wait();
+  void finish();  // what came, to the host's own memory
+  Work work_;     // of the host's memory
+  Room* room_ = nullptr;
+  View out_;
+  std::size_t offset_ = 0;  // of `out` in the room
+  base::Event arrived_;     // in the room
 };
 
 }  // namespace tessera::comm

@@ -1,7 +1,4 @@
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <map>
@@ -45,30 +42,6 @@ void look_in(const fs::path& place, bool asked_for, std::vector<ModuleFile>& fou
   for (const fs::path& file : files) found.push_back(module_file(file));
 }
 
-std::string last_dl_error() {
-  const char* text = ::dlerror();
-  return text != nullptr ? text : "unknown error";
-}
-
-const tessera_plugin& open_plugin(const std::string& path) {
-  // RTLD_NOW: a vendor's function that is missing is missed here, not in the middle of a run.
-  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw InvalidUsage(last_dl_error());
-  auto* const entry = reinterpret_cast<tessera_plugin_entry_function*>(::dlsym(handle, "tessera_plugin_entry"));
-  if (entry == nullptr) throw InvalidUsage(path + " is no module of tessera: it has no tessera_plugin_entry()");
-  const tessera_plugin* const plugin = entry();
-  if (plugin == nullptr || plugin->abi == nullptr)
-    throw InvalidUsage(path + ": its tessera_plugin_entry() returned nothing");
-  if (std::strcmp(plugin->abi, TESSERA_PLUGIN_ABI) != 0)
-    throw InvalidUsage(path + " was built for '" + plugin->abi +
-                       "', this library is '" TESSERA_PLUGIN_ABI
-                       "': build it again with this library's headers and compiler");
-  if (plugin->size != sizeof(tessera_plugin))
-    throw InvalidUsage(path + ": its tessera_plugin has " + std::to_string(plugin->size) + " bytes, this library's " +
-                       std::to_string(sizeof(tessera_plugin)) + ": build it again with this library's headers");
-  return *plugin;
-}
-
 Backend backend_of(const tessera_plugin& plugin) {
   return {.name = plugin.name,
           .devices = plugin.devices,
@@ -106,7 +79,8 @@ const Backend& load_module(const ModuleFile& file) {
   const std::lock_guard lock(mutex);
   const auto known = loaded.find(file.path);
   if (known != loaded.end()) return known->second;
-  const tessera_plugin& plugin = open_plugin(file.path);
+  const auto& plugin = base::open_module<tessera_plugin>(
+      file.path, {"tessera_plugin", "module with a backend", TESSERA_PLUGIN_ABI, sizeof(tessera_plugin)});
   if (plugin.name != file.backend)
     throw InvalidUsage(file.path + ": its backend is called '" + std::string(plugin.name) + "': name the file " +
                        std::string(plugin.name) + ".so");

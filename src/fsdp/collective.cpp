@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/fsdp/builtin.h"
+#include "tessera/fsdp/plugin.h"
 
 namespace tessera::fsdp {
 
@@ -78,12 +79,20 @@ CollectiveRegistry CollectiveRegistry::built_in() {
   return registry;
 }
 
-void CollectiveRegistry::add(OpKind collective, std::string name, Make make, Cost cost) {
+CollectiveRegistry::Entry CollectiveRegistry::entry_of(OpKind collective, Make make, Cost cost) {
   if (!cost) cost = [collective](const CollectiveSize& size) { return plain_cost(collective, size); };
-  entries_[{collective, std::move(name)}] = {std::move(make), std::move(cost)};
+  return {std::move(make), std::move(cost)};
 }
 
-const CollectiveRegistry::Entry& CollectiveRegistry::find(OpKind collective, std::string_view name) const {
+void CollectiveRegistry::add(OpKind collective, std::string name, Make make, Cost cost) {
+  entries_[{collective, std::move(name)}] = entry_of(collective, std::move(make), std::move(cost));
+}
+
+CollectiveRegistry::Entry CollectiveRegistry::find(OpKind collective, std::string_view name) const {
+  if (is_plugin_name(name)) {
+    OfferedCollective offered = plugin_collective(collective, name);
+    return entry_of(collective, std::move(offered.make), std::move(offered.cost));
+  }
   const auto found = entries_.find({collective, std::string(name)});
   if (found != entries_.end()) return found->second;
   std::string known;
@@ -102,7 +111,8 @@ CollectiveCost CollectiveRegistry::cost(OpKind collective, std::string_view name
 }
 
 bool CollectiveRegistry::has(OpKind collective, std::string_view name) const {
-  return entries_.contains({collective, std::string(name)});
+  return is_plugin_name(name) ? has_plugin_collective(collective, name)
+                              : entries_.contains({collective, std::string(name)});
 }
 
 std::vector<std::string> CollectiveRegistry::names() const {

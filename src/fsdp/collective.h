@@ -148,7 +148,8 @@ class TESSERA_API CollectiveRegistry {
   static CollectiveRegistry built_in();
   /// `cost` empty: that of `plain`.
   void add(comm::OpKind collective, std::string name, Make make, Cost cost = {});
-  /// Throws InvalidUsage that lists the names known for this collective.
+  /// A name may also be FILE.so:NAME, of a shared object; see plugin.h. Throws InvalidUsage that lists the names known
+  /// for this collective.
   std::unique_ptr<CollectivePlugin> make(comm::OpKind collective, std::string_view name) const;
   /// What its author says that it costs. Throws as make().
   CollectiveCost cost(comm::OpKind collective, std::string_view name, const CollectiveSize& size) const;
@@ -161,7 +162,8 @@ class TESSERA_API CollectiveRegistry {
     Make make;
     Cost cost;
   };
-  const Entry& find(comm::OpKind collective, std::string_view name) const;
+  static Entry entry_of(comm::OpKind collective, Make make, Cost cost);
+  Entry find(comm::OpKind collective, std::string_view name) const;
   std::map<std::pair<comm::OpKind, std::string>, Entry> entries_;
 };
 

@@ -45,8 +45,9 @@ void Engine::broadcast_from(int from, const Fill& fill, const Wanted& wanted) {
       if (host.rank() == from) fill(*parameter, {0, parameter->count()}, values.data());
       if (host.size() == 1) continue;
       const comm::View view = comm::view_of(values.data(), values.size());
-      host.exchange(view, view, [&](comm::ConstView in, comm::View out) {
-        return host.communicator().broadcast(in, out, from, {.label = parameter->name()});
+      host.exchange(view, view, [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
+        options.label = parameter->name();
+        return host.communicator().broadcast(in, out, from, options);
       });
     }
     unit->fill([&](const nn::Parameter& parameter, nn::ElementRange range,

@@ -9,11 +9,20 @@ namespace tessera::fsdp {
 namespace {
 
 comm::View bytes_of(void* data, std::size_t bytes) { return {data, bytes, DType::u8, {}}; }
+template <class T>
+comm::View bytes_of(std::vector<T>& all) {
+  return bytes_of(all.data(), all.size() * sizeof(T));
+}
 
 }  // namespace
 
 OrderCheck::OrderCheck(comm::Communicator& world, base::DeviceRuntime& runtime)
-    : communicator_(world.split(0, world.rank())), host_(*communicator_, runtime) {}
+    : communicator_(world.split(0, world.rank())),
+      host_(*communicator_, runtime),
+      gather_([this](comm::ConstView in, comm::View out, comm::OpOptions options) {
+        options.label = "order";
+        return communicator_->all_gather(in, out, options);
+      }) {}
 
 void OrderCheck::note(std::string_view what) {
   hash_ = XXH3_64bits_withSeed(what.data(), what.size(), hash_ + 1);
@@ -40,18 +49,15 @@ OrderCheck::Told OrderCheck::take(const std::string& next) {
 void OrderCheck::begin(const std::string& next) {
   check();
   const Told mine = take(next);
-  // Where a device's memory is all that the ranks can exchange, it would take a wait; agree() still finds them out.
-  if (communicator_->size() == 1 || !host_.takes_host_memory()) return;
+  if (communicator_->size() == 1) return;
   auto& exchange = exchanges_.emplace_back(std::make_unique<Exchange>());
   exchange->mine = mine;
   exchange->all.resize(static_cast<std::size_t>(communicator_->size()));
-  exchange->work = communicator_->all_gather(bytes_of(&exchange->mine, sizeof(Told)),
-                                             bytes_of(exchange->all.data(), exchange->all.size() * sizeof(Told)),
-                                             {.label = "order"});
+  exchange->pending = host_.begin(bytes_of(&exchange->mine, sizeof(Told)), bytes_of(exchange->all), gather_);
 }
 
 void OrderCheck::check() {
-  while (!exchanges_.empty() && comm::finished(exchanges_.front()->work)) {
+  while (!exchanges_.empty() && exchanges_.front()->pending->done()) {
     const std::unique_ptr<Exchange> oldest = std::move(exchanges_.front());
     exchanges_.pop_front();
     for (const Told& told : oldest->all)
@@ -60,7 +66,7 @@ void OrderCheck::check() {
 }
 
 std::uint64_t OrderCheck::formula_bytes() const {
-  if (communicator_->size() == 1 || !host_.takes_host_memory()) return 0;
+  if (communicator_->size() == 1) return 0;
   const auto ranks = static_cast<std::uint64_t>(communicator_->size());
   return comm::direct_bytes_sent(comm::OpKind::all_gather, ranks * sizeof(Told), 1, communicator_->size(), 0);
 }
@@ -70,9 +76,7 @@ void OrderCheck::agree(const std::string& next) {
   Told mine = take(next);
   if (communicator_->size() == 1) return;
   std::vector<Told> all(static_cast<std::size_t>(communicator_->size()));
-  host_.exchange(
-      bytes_of(&mine, sizeof(Told)), bytes_of(all.data(), all.size() * sizeof(Told)),
-      [&](comm::ConstView in, comm::View out) { return communicator_->all_gather(in, out, {.label = "order"}); });
+  host_.exchange(bytes_of(&mine, sizeof(Told)), bytes_of(all), gather_);
   for (const Told& told : all)
     if (told != mine) fail(all);
 }

@@ -49,13 +49,14 @@ class TESSERA_API OrderCheck {
   struct Exchange {
     Told mine;
     std::vector<Told> all;
-    comm::Work work;
+    std::unique_ptr<comm::HostExchange::Pending> pending;
   };
   Told take(const std::string& next);
   [[noreturn]] void fail(const std::vector<Told>& all);
 
   std::unique_ptr<comm::Communicator> communicator_;
   comm::HostExchange host_;
+  const comm::HostExchange::Exchange gather_;
   std::uint64_t hash_ = 0;
   std::uint64_t told_hash_ = 0;                      // hash_ when the others were told last
   std::string noted_;                                // as much as is told

@@ -46,15 +46,6 @@ std::optional<Plan::Periodic> periodic_of(const Strategy& strategy, const Mesh& 
   return Plan::Periodic{axis, mesh.shape().size_of(axis), sync.period, sync.outer};
 }
 
-/// What stays after forward is what the first gathers make: they undo the innermost cuts last.
-void require_secondary(const Plan& plan, const Strategy& strategy) {
-  for (std::size_t i = 0; i < plan.forward_cuts.size(); ++i)
-    if (plan.forward_cuts[i].axis != plan.rest_cuts[i].axis)
-      throw Unsupported("strategy " + strategy.name +
-                        ": after forward parameters can stay sharded over inner axes of " + "the mesh, not over " +
-                        plan.forward_cuts[i].axis + " without " + plan.rest_cuts[i].axis);
-}
-
 }  // namespace
 
 ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts) {
@@ -82,7 +73,7 @@ ElementRange Plan::after_gathers(std::int64_t padded, std::size_t gathered) cons
 }
 
 Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
-  validate(strategy);
+  validate(strategy, mesh.shape());
   Plan plan;
   if (cpu_offload) plan.offloaded = offloaded_by(strategy);
   plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
@@ -91,7 +82,6 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
   plan.rest_copies = cuts_along(strategy.param_at_rest, mesh, false);
   plan.optimizer_copies = cuts_along(strategy.optimizer, mesh, false);
   plan.forward_cuts = cuts_of(strategy.param_after_forward, mesh);
-  require_secondary(plan, strategy);
   plan.periodic = periodic_of(strategy, mesh);
   const int replicas_apart = plan.periodic ? plan.periodic->replicas : 1;
   const auto is_periodic = [&](const Axis& axis) { return plan.periodic && plan.periodic->axis == axis; };
@@ -113,9 +103,11 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
         !plan.gradient_cuts.empty() && cut.axis == plan.gradient_cuts.back().axis && !plan.offloaded.gradients;
     plan.reductions.push_back({cut.axis, true, to_kept, comm::ReduceOp::sum()});
   }
-  for (const MeshAxis& axis : mesh.shape().axes)
-    if (axis.size > 1 && !strategy.optimizer.contains(axis.name) && !is_periodic(axis.name))
-      plan.reductions.push_back({axis.name, false, false, comm::ReduceOp::sum()});
+  // From the inside out, as ranks are numbered: so sums are formed by the tree that they are on one axis.
+  const auto& axes = mesh.shape().axes;
+  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis)
+    if (axis->size > 1 && !strategy.optimizer.contains(axis->name) && !is_periodic(axis->name))
+      plan.reductions.push_back({axis->name, false, false, comm::ReduceOp::sum()});
   if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size() / replicas_apart);
   plan.reduced_each = reduced_each(plan, strategy);
   for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/plugin.h"
+
 namespace tessera::fsdp {
 namespace {
 
@@ -60,6 +63,23 @@ void require_subset(const Axes& inner, const Axes& outer, const std::string& nam
       throw InvalidUsage("strategy " + name + ": " + std::string(rule) + " (axis " + axis + ")");
 }
 
+/// Shards are cut from the innermost axis out, so what is sharded over fewer axes than the next kind of state is so
+/// over the inner ones: else its parts wouldn't hold those of the next.
+void require_inner(const Strategy& s, const Axes& fewer, const Axes& more, const MeshShape& mesh,
+                   const std::string& what) {
+  Axis without;
+  for (auto axis = mesh.axes.rbegin(); axis != mesh.axes.rend(); ++axis) {
+    if (axis->size == 1 || !more.contains(axis->name)) continue;
+    if (!fewer.contains(axis->name)) {
+      without = axis->name;
+    } else if (!without.empty()) {
+      throw Unsupported("strategy " + s.name + ": " + what +
+                        " can stay sharded over inner axes of the mesh, not over " + axis->name + " without " +
+                        without);
+    }
+  }
+}
+
 void validate_sync(const Strategy& s, const Axis& axis, const Sync& sync) {
   const std::string what = "strategy " + s.name + ": axis " + axis;
   const bool periodic = sync.when == Sync::When::period;
@@ -97,6 +117,7 @@ Strategy with_period(Strategy strategy, const Period& period) {
 }
 
 Strategy strategy_named(std::string_view name) {
+  if (is_plugin_name(name)) return plugin_strategy(name);
   for (const auto& entry : kAliases)
     if (entry.alias == name) name = entry.name;
   std::string known;
@@ -105,7 +126,7 @@ Strategy strategy_named(std::string_view name) {
     known += (known.empty() ? "" : " ") + strategy.name;
   }
   for (const auto& entry : kAliases) known += " " + std::string(entry.alias);
-  throw InvalidUsage("unknown strategy '" + std::string(name) + "'; known: " + known);
+  throw InvalidUsage("unknown strategy '" + std::string(name) + "'; known: " + known + ", or FILE.so:NAME");
 }
 
 Strategy default_strategy() { return strategy_named("fsdp"); }
@@ -148,6 +169,23 @@ void validate(const Strategy& s) {
   require_subset(s.param_at_rest, s.gradient, s.name, "where parameters are sharded, gradients must be too");
   require_subset(s.gradient, s.optimizer, s.name, "where gradients are sharded, the optimizer must be too");
   for (const auto& [axis, sync] : s.sync) validate_sync(s, axis, sync);
+}
+
+void validate(const Strategy& s, const MeshShape& mesh) {
+  validate(s);
+  std::string known;
+  for (const MeshAxis& axis : mesh.axes) known += " " + axis.name;
+  const auto require = [&](const Axis& axis, std::string_view what) {
+    const auto is_it = [&](const MeshAxis& each) { return each.name == axis; };
+    if (std::none_of(mesh.axes.begin(), mesh.axes.end(), is_it))
+      throw InvalidUsage("strategy " + s.name + ": " + std::string(what) + " axis " + axis +
+                         ", and the mesh has no such axis; it has" + known);
+  };
+  for (const Axis& axis : s.optimizer) require(axis, "the optimizer is sharded over");  // so all of it is: see above
+  if (const Axis axis = periodic_axis(s); !axis.empty()) require(axis, "replicas meet over");
+  require_inner(s, s.param_after_forward, s.param_at_rest, mesh, "parameters after forward");
+  require_inner(s, s.param_at_rest, s.gradient, mesh, "parameters");
+  require_inner(s, s.gradient, s.optimizer, mesh, "gradients");
 }
 
 void require_offloadable(const Strategy& s) {

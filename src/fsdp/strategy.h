@@ -82,7 +82,8 @@ TESSERA_API Strategy with_period(Strategy strategy, const Period& period);
 TESSERA_API Strategy over_groups(Strategy strategy);
 
 /// ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or one of PyTorch's names (no_shard, full_shard,
-/// hybrid_shard), which gives the strategy under our name. Throws InvalidUsage that lists the known ones.
+/// hybrid_shard), which gives the strategy under our name; or FILE.so:NAME, one of a shared object (plugin.h). Throws
+/// InvalidUsage that lists the known ones.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
 class CollectiveRegistry;
@@ -90,7 +91,8 @@ struct MeshShape;
 struct Precision;
 
 /// A strategy's name, and after each + what carries its collectives: "fsdp+int8" (those that have a plug-in int8),
-/// "fsdp+all_gather=int8+reduce_scatter=bf16". All of this is then its name. Throws InvalidUsage.
+/// "fsdp+all_gather=int8+reduce_scatter=bf16". All of this is then its name. Either may be of a shared object:
+/// "./mine.so:mine+./mine.so:half". Throws InvalidUsage.
 TESSERA_API Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collectives);
 
 /// Throws InvalidUsage, naming collective and plug-in, where one that the strategy uses on this mesh can't carry what
@@ -107,6 +109,10 @@ TESSERA_API std::vector<std::string> strategy_names();
 /// Throws InvalidUsage, naming the state and the axis, where the parts don't fit together: each kind of state may be
 /// sharded only where the next one is (parameters after forward <= at rest <= ..., gradients <= optimizer).
 TESSERA_API void validate(const Strategy& strategy);
+
+/// And where it doesn't fit this mesh: an axis that the mesh hasn't got, or a kind of state that is sharded over an
+/// outer axis and not over an inner one over which the next kind is (Unsupported).
+TESSERA_API void validate(const Strategy& strategy, const MeshShape& mesh);
 
 /// Throws InvalidUsage where the strategy shards nothing: only shards can lie in the host's memory.
 TESSERA_API void require_offloadable(const Strategy& strategy);

@@ -5,6 +5,7 @@
 
 #include "tessera/fsdp/collective.h"
 #include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/plugin.h"
 #include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/strategy.h"
 
@@ -22,10 +23,17 @@ constexpr std::array<Carried, 3> kCarried = {{{OpKind::all_gather, &Strategy::al
                                               {OpKind::reduce_scatter, &Strategy::reduce_scatter},
                                               {OpKind::all_reduce, &Strategy::all_reduce}}};
 
+/// Where the first part of `text` ends: at a +, but for those in the folders of a plug-in's file.
+std::size_t end_of_part(std::string_view text) {
+  const std::size_t plus = text.find('+');
+  if (plus == std::string_view::npos || text.find('/') > plus) return plus;
+  return text.find('+', std::min(text.find(".so:"), text.size()));
+}
+
 /// "PLUGIN" or "COLLECTIVE=PLUGIN".
 void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry& registry) {
   const std::size_t equals = part.find('=');
-  const bool all = equals == std::string_view::npos;
+  const bool all = equals == std::string_view::npos || part.find('/') < equals;
   const std::string plugin(all ? part : part.substr(equals + 1));
   bool found = false;
   for (const Carried& carried : kCarried) {
@@ -36,6 +44,7 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
     found = true;
   }
   if (found) return;
+  if (all && is_plugin_name(plugin)) plugin_collective(OpKind::all_gather, plugin);  // says what the file has
   std::set<std::string> names;
   for (const std::string& name : registry.names()) names.insert(name.substr(name.find(':') + 1));
   std::string known;
@@ -74,11 +83,12 @@ Use use_of(OpKind collective, const Strategy& strategy, const MeshShape& mesh, P
 }  // namespace
 
 Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collectives) {
-  const std::size_t end = text.find('+');
+  std::size_t end = end_of_part(text);
   Strategy strategy = strategy_named(text.substr(0, end));
-  while (!text.empty() && text.find('+') != std::string_view::npos) {
-    text.remove_prefix(text.find('+') + 1);
-    const std::string_view part = text.substr(0, text.find('+'));
+  while (end != std::string_view::npos) {
+    text.remove_prefix(end + 1);
+    end = end_of_part(text);
+    const std::string_view part = text.substr(0, end);
     choose(strategy, part, collectives);
     strategy.name += "+" + std::string(part);
   }

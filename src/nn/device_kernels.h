@@ -21,6 +21,7 @@
 #include "tessera/nn/kernels/gemm.h"
 #include "tessera/nn/kernels/norm.h"
 #include "tessera/nn/kernels/optimizer.h"
+#include "tessera/nn/kernels/orthonormalize.h"
 #include "tessera/nn/kernels/rope.h"
 #include "tessera/nn/kernels/wide.h"
 #include "tessera/nn/random.h"
@@ -87,7 +88,7 @@ class Kernels {
   virtual void cross_entropy_forward(Stream& stream, const kernels::MeanCrossEntropy<T>& args) = 0;  ///< needs scratch
   virtual void cross_entropy_backward(Stream& stream, const kernels::MeanCrossEntropyBackward<T>& args) = 0;
 
-  virtual void linear_forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
+  virtual void linear_forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;    ///< needs scratch
   virtual void linear_backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;  ///< needs scratch
 
   /// Bytes of AttentionForward::scratch and AttentionBackward::scratch.
@@ -121,7 +122,7 @@ struct ConvertArgs {
   std::size_t count = 0;
 };
 
-/// An encoding of nf4.h -> its `count` values, of any floating type.
+/// An encoding of nf4.h, aligned to 4 bytes -> its `count` values, computed in f32 and rounded to a floating type.
 struct DecodeArgs {
   const void* encoded = nullptr;
   std::int64_t count = 0;
@@ -146,8 +147,8 @@ class TESSERA_API DeviceKernels {
   virtual void convert(Stream& stream, const ConvertArgs& args) = 0;
   virtual void encode(Stream& stream, const kernels::EncodeArgs& args) = 0;
   virtual void sum_encoded(Stream& stream, const kernels::SumEncodedArgs& args) = 0;
-  /// Throws Unsupported, naming it, where the device has no kernel for it.
-  virtual void decode_nf4(Stream& stream, const DecodeArgs& args);
+  virtual void decode_nf4(Stream& stream, const DecodeArgs& args) = 0;
+  virtual void orthonormalize(Stream& stream, const kernels::OrthonormalizeArgs& args) = 0;
 
   template <class T>
   Kernels<T>* of() {

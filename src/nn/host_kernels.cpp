@@ -215,6 +215,9 @@ class AllHostKernels final : public DeviceKernels {
     ops::for_floating("nf4", args.dtype,
                       [&](auto zero) { s.run([args, &pool = pool_] { decode_on<decltype(zero)>(pool, args); }); });
   }
+  void orthonormalize(Stream& s, const OrthonormalizeArgs& args) override {
+    s.run([args] { kernels::orthonormalize(args); });
+  }
   void encode(Stream& s, const EncodeArgs& args) override {
     s.run([args, &pool = pool_] { kernels::encode(pool, args); });
   }
@@ -233,10 +236,6 @@ class AllHostKernels final : public DeviceKernels {
 }  // namespace
 
 DeviceKernels::~DeviceKernels() = default;
-
-void DeviceKernels::decode_nf4(Stream&, const DecodeArgs&) {
-  throw Unsupported("nf4: no kernel on this device; use --device cpu, or leave --quantize out");
-}
 
 std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources) {
   return std::make_unique<AllHostKernels>(resources);

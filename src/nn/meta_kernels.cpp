@@ -69,6 +69,7 @@ class AllMetaKernels final : public DeviceKernels {
   void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
   void clip_factor(Stream&, const ClipArgs&) override {}
   void decode_nf4(Stream&, const DecodeArgs&) override {}
+  void orthonormalize(Stream&, const kernels::OrthonormalizeArgs&) override {}
   void convert(Stream&, const ConvertArgs&) override {}
   void encode(Stream&, const kernels::EncodeArgs&) override {}
   void sum_encoded(Stream&, const kernels::SumEncodedArgs&) override {}

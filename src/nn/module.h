@@ -255,7 +255,7 @@ class Layer : public Module {
       return run_checkpointed(
           context(),
           [this, kept = std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...)] {
-            return std::apply([this](auto... copies) { return call(static_cast<Arguments&&>(copies)...); }, kept);
+            return std::apply([this](auto... copies) { return this->call(static_cast<Arguments&&>(copies)...); }, kept);
           },
           this);
     } else {

@@ -10,27 +10,7 @@
 
 namespace tessera::nn {
 
-// Quantiles of the normal distribution: 8 from 1/2 down to the tail below zero, 9 above, with zero in both, over the
-// largest. The tail is the mean of 1 / (2 * 15) and 1 / (2 * 16); tests/nn/nf4_test.cpp derives them.
-const std::array<float, 16> kNf4Levels = {
-    -1.0F,       -0.69619280F, -0.52507305F, -0.39491749F, -0.28444138F, -0.18477343F, -0.09105004F, 0.0F,
-    0.07958030F, 0.16093020F,  0.24611230F,  0.33791524F,  0.44070983F,  0.56261700F,  0.72295684F,  1.0F};
-
 namespace {
-
-std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-/// Where the parts of an encoding begin, in bytes.
-struct Parts {
-  explicit Parts(std::int64_t count)
-      : blocks(divided_up(count, kNf4Block)),
-        scale_blocks(divided_up(blocks, kNf4ScaleBlock)),
-        scales(sizeof(float) * static_cast<std::size_t>(1 + scale_blocks)),
-        codes(scales + static_cast<std::size_t>(blocks)),
-        end(codes + static_cast<std::size_t>(divided_up(count, 2))) {}
-  const std::int64_t blocks, scale_blocks;
-  const std::size_t scales, codes, end;
-};
 
 float f32_at(const std::byte* encoded, std::int64_t index) {
   float value = 0;
@@ -39,14 +19,14 @@ float f32_at(const std::byte* encoded, std::int64_t index) {
 }
 
 /// The scale that a block's values are multiplied by. Its rounding may not make it negative.
-float scale_of(const std::byte* encoded, const Parts& parts, std::int64_t block) {
+float scale_of(const std::byte* encoded, const Nf4Layout& parts, std::int64_t block) {
   const float step = f32_at(encoded, 1 + block / kNf4ScaleBlock);
   const auto code = static_cast<std::int8_t>(encoded[parts.scales + static_cast<std::size_t>(block)]);
   return std::max(f32_at(encoded, 0) + step * static_cast<float>(code), 0.0F);
 }
 
 std::vector<float> largest_of_blocks(std::span<const float> values) {
-  std::vector<float> largest(static_cast<std::size_t>(divided_up(static_cast<std::int64_t>(values.size()), kNf4Block)));
+  std::vector<float> largest(static_cast<std::size_t>(Nf4Layout(static_cast<std::int64_t>(values.size())).blocks));
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (!std::isfinite(values[i]))
       throw base::InvalidUsage("nf4: value " + std::to_string(i) + " is " + std::to_string(values[i]) +
@@ -57,7 +37,7 @@ std::vector<float> largest_of_blocks(std::span<const float> values) {
   return largest;
 }
 
-void encode_scales(const std::vector<float>& largest, const Parts& parts, std::byte* out) {
+void encode_scales(const std::vector<float>& largest, const Nf4Layout& parts, std::byte* out) {
   double sum = 0;
   for (const float value : largest) sum += value;
   const auto mean = static_cast<float>(largest.empty() ? 0.0 : sum / static_cast<double>(largest.size()));
@@ -84,10 +64,8 @@ unsigned nearest_level(float x) {
 
 }  // namespace
 
-std::size_t nf4_bytes(std::int64_t count) { return Parts(count).end; }
-
 void encode_nf4(std::span<const float> values, std::byte* out) {
-  const Parts parts(static_cast<std::int64_t>(values.size()));
+  const Nf4Layout parts(static_cast<std::int64_t>(values.size()));
   encode_scales(largest_of_blocks(values), parts, out);
   std::fill(out + parts.codes, out + parts.end, std::byte{0});
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -98,7 +76,7 @@ void encode_nf4(std::span<const float> values, std::byte* out) {
 }
 
 void decode_nf4(const std::byte* encoded, std::int64_t count, ElementRange range, float* out) {
-  const Parts parts(count);
+  const Nf4Layout parts(count);
   for (std::int64_t i = range.begin; i < range.end;) {
     const float scale = scale_of(encoded, parts, i / kNf4Block);
     const std::int64_t end = std::min(range.end, (i / kNf4Block + 1) * kNf4Block);

@@ -18,12 +18,29 @@ namespace tessera::nn {
 inline constexpr std::int64_t kNf4Block = 64;        ///< values with one scale
 inline constexpr std::int64_t kNf4ScaleBlock = 256;  ///< scales with one scale
 
-/// What the sixteen codes stand for: in rising order, -1, 0 and 1 among them.
-TESSERA_API extern const std::array<float, 16> kNf4Levels;
+/// What the sixteen codes stand for: in rising order, -1, 0 and 1 among them. Quantiles of the normal distribution: 8
+/// from 1/2 down to the tail below zero, 9 above, with zero in both, over the largest. The tail is the mean of
+/// 1 / (2 * 15) and 1 / (2 * 16); tests/nn/nf4_test.cpp derives them.
+inline constexpr std::array<float, 16> kNf4Levels = {
+    -1.0F,       -0.69619280F, -0.52507305F, -0.39491749F, -0.28444138F, -0.18477343F, -0.09105004F, 0.0F,
+    0.07958030F, 0.16093020F,  0.24611230F,  0.33791524F,  0.44070983F,  0.56261700F,  0.72295684F,  1.0F};
 
-/// Bytes of an encoding: the mean of the scales and the scales' scales (f32), scales (i8), codes (the lower half of a
-/// byte first), of a tensor of `count` values. Little-endian.
-TESSERA_API std::size_t nf4_bytes(std::int64_t count);
+/// Where the parts of an encoding of `count` values begin, in bytes: the mean of the scales and the scales' scales
+/// (f32), scales (i8), codes (the lower half of a byte first). Little-endian. A block's scale is
+/// max(mean + scale of its scales * scale, 0), and a value that times the level of its code.
+struct Nf4Layout {
+  constexpr explicit Nf4Layout(std::int64_t count)
+      : blocks((count + kNf4Block - 1) / kNf4Block),
+        scale_blocks((blocks + kNf4ScaleBlock - 1) / kNf4ScaleBlock),
+        scales(sizeof(float) * static_cast<std::size_t>(1 + scale_blocks)),
+        codes(scales + static_cast<std::size_t>(blocks)),
+        end(codes + static_cast<std::size_t>((count + 1) / 2)) {}
+  std::int64_t blocks, scale_blocks;
+  std::size_t scales, codes, end;
+};
+
+/// Bytes of an encoding of `count` values.
+constexpr std::size_t nf4_bytes(std::int64_t count) { return Nf4Layout(count).end; }
 
 /// Encodes a whole tensor into nf4_bytes(values.size()) at `out`; any alignment. Each value gets the level next to it
 /// under the scale that its block really gets. Throws InvalidUsage for one that isn't finite.

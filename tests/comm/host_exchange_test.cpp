@@ -24,9 +24,9 @@ TEST(HostExchange, NumbersPassThroughTheDevice) {
     double loss = comm.rank() + 1.0;
     const comm::View view = comm::view_of(&loss, 1);
     bool on_device = false;
-    control.exchange_through_device(view, view, [&](comm::ConstView in, comm::View out) {
+    control.exchange_through_device(view, view, [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
       on_device = in.device == device.device() && out.device == device.device();
-      return comm.all_reduce(in, out, comm::ReduceOp::avg());
+      return comm.all_reduce(in, out, comm::ReduceOp::avg(), options);
     });
     EXPECT_TRUE(on_device);
     EXPECT_EQ(loss, 1.5);
@@ -41,8 +41,28 @@ TEST(HostExchange, AlsoWhatIsEmptyOrOfDifferentLengths) {
     std::vector<std::uint8_t> all(3, 0);
     control.exchange_through_device(
         comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size()),
-        [&](comm::ConstView in, comm::View out) { return comm.all_gather_v(in, out, counts); });
+        [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
+          return comm.all_gather_v(in, out, counts, options);
+        });
     EXPECT_EQ(all, std::vector<std::uint8_t>(3, 7));
+  });
+}
+
+/// The streams here run when somebody waits for them: before, nothing has come.
+TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
+  on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
+    HostExchange control(comm, device);
+    double first = comm.rank() + 1.0, second = 10.0 * first;
+    const auto sum = [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
+      return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
+    };
+    const auto one = control.begin_through_device(comm::view_of(&first, 1), comm::view_of(&first, 1), sum);
+    EXPECT_FALSE(one->done());
+    EXPECT_EQ(first, comm.rank() + 1.0);
+    control.exchange_through_device(comm::view_of(&second, 1), comm::view_of(&second, 1), sum);
+    EXPECT_EQ(second, 30);
+    EXPECT_TRUE(one->done());  // it came before
+    EXPECT_EQ(first, 3);
   });
 }
 
@@ -53,9 +73,9 @@ TEST(HostExchange, MemoryOfTheHostStaysThereWhereItIsTaken) {
     EXPECT_EQ(all, (std::vector<std::vector<std::uint64_t>>{{0}, {1}}));
     double value = 1;
     const comm::View view = comm::view_of(&value, 1);
-    control.exchange(view, view, [&](comm::ConstView in, comm::View out) {
+    control.exchange(view, view, [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
       EXPECT_EQ(in.data, &value);
-      return comm.all_reduce(in, out, comm::ReduceOp::sum());
+      return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
     });
     EXPECT_EQ(value, 2);
   });

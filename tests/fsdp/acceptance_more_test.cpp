@@ -169,7 +169,7 @@ TEST_P(Acceptance, P18_NothingReadsWhatWasGivenBack) {
   }
 }
 
-// P19: planner_test.cpp.
+// P19: planner_times_test.cpp.
 
 TEST_P(Acceptance, P20_StrategiesMayBeMixedInOneModel) {
   const TrainingRecord ddp = train(spec("ddp"));

@@ -1,6 +1,4 @@
 // Checkpoints: what was saved comes back, on any world, and nothing else does.
-#include "tessera/fsdp/checkpoint.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,9 +6,8 @@
 #include <fstream>
 #include <mutex>
 
-#include "tessera/nn/host_access.h"
+#include "tests/fsdp/checkpoints.h"
 #include "tests/harness/guarded_device.h"
-#include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
 namespace tessera::fsdp {
@@ -19,74 +16,11 @@ namespace {
 using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
-using harness::TrainingSpec;
 using nn::test::error_of;
 using nn::test::TemporaryFolder;
 using testing::ElementsAre;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
-
-/// Everything that an engine saves, whole: by name, and -1 for values or the number of the optimizer's state.
-class WholeState {
- public:
-  /// Called by every rank with its engine.
-  void add(Engine& engine) {
-    engine.visit_own([&](const OwnRange& own) {
-      ASSERT_EQ(own.dtype, base::DType::f32);
-      nn::download(engine.model().context(), own.data, static_cast<std::size_t>(own.range.count()) * sizeof(float),
-                   [&](const void* data) {
-                     const std::lock_guard lock(mutex_);
-                     std::vector<float>& all = values[{own.parameter.name(), own.state}];
-                     all.resize(static_cast<std::size_t>(own.parameter.count()), NAN);
-                     std::copy_n(static_cast<const float*>(data), own.range.count(), all.begin() + own.range.begin);
-                     elements += own.range.count();
-                   });
-    });
-  }
-  std::map<std::pair<std::string, int>, std::vector<float>> values;
-  std::int64_t elements = 0;
-
- private:
-  std::mutex mutex_;
-};
-
-TrainingSpec spec_for(const std::string& strategy, int ranks, int steps = 2) {
-  TrainingSpec spec;
-  spec.ranks = ranks;
-  spec.steps = steps;
-  spec.global_batch = 120;  // of which 1, 2, 3, 4, 5 and 8 are factors
-  spec.seq_len = 4;
-  spec.engine = engine_for(strategy);
-  return spec;
-}
-
-/// Saves after step `at` (from 0) and waits.
-TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state = nullptr) {
-  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
-  auto mutex = std::make_shared<std::mutex>();
-  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(*mutex);
-    (*controls)[control.rank()] = &control;
-  };
-  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step != at) return;
-    comm::HostExchange control(*controls->at(rank), model.context().runtime());
-    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = false});
-    writer.save({{"colour", "blue"}});
-    if (state != nullptr) state->add(engine);
-  };
-  return spec;
-}
-
-TrainingSpec resuming(TrainingSpec spec, const std::string& folder, int from, RestoreOptions options = {}) {
-  spec.first_step = from;
-  spec.seed += 1;  // other initial values: all must come from the checkpoint
-  spec.before_training = [=](Engine& engine, comm::Communicator&) {
-    Checkpoint checkpoint(folder);
-    restore(engine, checkpoint, options);
-  };
-  return spec;
-}
 
 /// Acceptance item 12, over shared memory and over sockets.
 class CheckpointsOver : public testing::TestWithParam<std::string> {
@@ -234,108 +168,6 @@ TEST(Checkpoints, ARankReadsLittleMoreThanItNeeds) {
   };
   train(reads);
 }
-
-// --- what is damaged, missing or something else
-
-class DamagedCheckpoint : public testing::Test {
- protected:
-  DamagedCheckpoint() { train(saving(spec_for("fsdp", 2), folder_.path(), 1)); }
-  std::string step(const std::string& name = "") const { return folder_.path("step-00000002/" + name); }
-  static void flip(const std::string& path, std::streamoff at) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(at);
-    const char byte = static_cast<char>(file.get() ^ 4);
-    file.seekp(at);
-    file.put(byte);
-    ASSERT_TRUE(file.good());
-  }
-  std::string error() const {
-    return error_of<base::InvalidUsage>([&] { train(resuming(spec_for("ddp", 2), folder_.path(), 2)); });
-  }
-  const TemporaryFolder folder_;
-};
-
-TEST_F(DamagedCheckpoint, IsReadWhereItIsWhole) {
-  EXPECT_EQ(error(), "");
-  Checkpoint checkpoint(folder_.path());
-  EXPECT_TRUE(checkpoint.verify().empty());
-  EXPECT_EQ(checkpoint.ranks(), 2);
-  EXPECT_EQ(checkpoint.strategy(), "fsdp");
-  EXPECT_EQ(checkpoint.attributes(), (Attributes{{"colour", "blue"}}));
-  EXPECT_EQ(checkpoint.tensors().size(), 28u);
-  EXPECT_EQ(latest_checkpoint(folder_.path()), step().substr(0, step().size() - 1));
-}
-
-TEST_F(DamagedCheckpoint, AFlippedBitIsNamedWithFileAndTensor) {
-  flip(step("rank-00001.safetensors"), 3 * 65536 + 17);
-  EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: damaged: block 3"));
-  Checkpoint checkpoint(folder_.path());
-  const std::vector<std::string> wrong = checkpoint.verify();
-  ASSERT_EQ(wrong.size(), 1u);
-  EXPECT_THAT(wrong[0], HasSubstr("rank-00001.safetensors: damaged: block 3 (64 KiB from byte 196608) of '"));
-}
-
-TEST_F(DamagedCheckpoint, AFlippedBitInAListOrTheIndexIsSeen) {
-  flip(step("rank-00000.json"), 300);
-  EXPECT_THAT(error(), HasSubstr("rank-00000.json: damaged"));
-  flip(step("rank-00000.json"), 300);
-  EXPECT_EQ(error(), "");
-  flip(step("index.json"), 40);
-  EXPECT_THAT(error(), HasSubstr("index.json: "));
-}
-
-TEST_F(DamagedCheckpoint, ShortAndMissingFilesAreNamed) {
-  fs::resize_file(step("rank-00001.safetensors"), 1000);
-  EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: has 1000 bytes instead of "));
-  fs::remove(step("rank-00001.safetensors"));
-  EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: can't be opened (No such file"));
-  fs::rename(folder_.path("step-00000002"), folder_.path("step-00000002.partial"));
-  EXPECT_THAT(error(), HasSubstr("no checkpoint in it that was finished"));
-  EXPECT_EQ(latest_checkpoint(folder_.path()), "");
-  EXPECT_THAT(error_of<base::InvalidUsage>([&] { Checkpoint checkpoint(folder_.path("nowhere")); }),
-              HasSubstr("nowhere: no such folder"));
-}
-
-TEST_F(DamagedCheckpoint, AnotherModelOrOptimizerIsRefusedByName) {
-  TrainingSpec deeper = spec_for("fsdp", 2);
-  deeper.model.layers = 3;
-  const auto refused = [&](const TrainingSpec& spec) {
-    return error_of<base::InvalidUsage>([&] { train(resuming(spec, folder_.path(), 2)); });
-  };
-  EXPECT_THAT(refused(deeper), HasSubstr("not this model's: it lacks 'h.2.ln_1.weight'"));
-  TrainingSpec shallower = spec_for("fsdp", 2);
-  shallower.model.layers = 1;
-  EXPECT_THAT(refused(shallower), HasSubstr("the model has no 'h.1."));
-  TrainingSpec wider = spec_for("fsdp", 2);
-  wider.model.vocabulary = 300;
-  EXPECT_THAT(refused(wider), HasSubstr("has shape"));
-  TrainingSpec other = spec_for("fsdp", 2);
-  other.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
-  EXPECT_THAT(refused(other), HasSubstr("the optimizer kept 2 values for each element"));
-}
-
-TEST_F(DamagedCheckpoint, WhatBothHaveIsReadWhereThatIsAskedFor) {
-  TrainingSpec deeper = spec_for("fsdp", 2, 0);
-  deeper.model.layers = 3;
-  std::vector<float> before, after;
-  deeper.before_training = [&](Engine& engine, comm::Communicator& control) {
-    Checkpoint checkpoint(folder_.path());
-    const RestoreReport report = restore(engine, checkpoint, {.optimizer = false, .strict = false});
-    EXPECT_EQ(report.missing.size(), 12u);
-    EXPECT_TRUE(report.unexpected.empty());
-    EXPECT_EQ(engine.steps(), 0u);
-    if (control.rank() != 0) return;
-    before.resize(64 * 64 * 4);
-    checkpoint.read("h.1.mlp.c_fc.weight", Checkpoint::kValue, {0, 64 * 64 * 4}, before.data());
-  };
-  const TrainingRecord record = train(deeper);
-  EXPECT_EQ(record.parameters.at("h.1.mlp.c_fc.weight"), before);
-  TrainingSpec fresh = deeper;
-  fresh.before_training = {};
-  EXPECT_EQ(record.parameters.at("h.2.mlp.c_fc.weight"), train(fresh).parameters.at("h.2.mlp.c_fc.weight"));
-}
-
-// --- several saves
 
 TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
   const TemporaryFolder folder;

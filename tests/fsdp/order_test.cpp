@@ -4,6 +4,7 @@
 
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/ops/cross_entropy.h"
+#include "tests/harness/device_only.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -113,6 +114,7 @@ struct Disagreement {
   bool skips = false;
   int from = 1;  ///< step
   bool checked = false;
+  std::shared_ptr<base::DeviceRuntime> device = {};  ///< not null: there, and the communicator takes its memory only
 };
 
 struct Said {
@@ -128,9 +130,17 @@ Said run_two_ways(const Disagreement& how) {
   config.backend = how.backend;
   config.timeout = std::chrono::seconds(3);
   config.check = how.checked;
+  config.device = how.device;
+  if (how.device != nullptr)
+    config.decorate = [](auto world) { return std::make_unique<harness::DeviceOnly>(std::move(world)); };
   const auto start = std::chrono::steady_clock::now();
   comm::run_threads(2, config, [&](comm::Communicator& world) {
-    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    nn::Context context({.threads = 1,
+                         .ledger = world.ledger(),
+                         .memory = {},
+                         .make_stream = {},
+                         .device = {},
+                         .runtime = how.device});
     TwoWays model(context);
     EngineOptions options = engine_for(how.strategy);
     options.wrap = "a;b";
@@ -190,6 +200,17 @@ TEST(RanksThatDisagree, LaterAreNamedAtTheNextStep) {
       EXPECT_EQ(agreed.steps, 4);
       EXPECT_THAT(agreed.by_rank, testing::Each(""));
     }
+}
+
+/// Where ranks can only tell each other by way of the device's memory.
+TEST(RanksThatDisagree, AreNamedOverTheDevicesMemory) {
+  for (const bool swaps : {true, false}) {
+    const Said said = run_two_ways({.strategy = "ddp", .swaps = swaps, .device = harness::make_guarded_device({})});
+    EXPECT_EQ(said.steps == 4, !swaps);
+    for (const std::string& text : said.by_rank)
+      EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("step 3, after")))
+                              : testing::Matcher<std::string>(""));
+  }
 }
 
 /// A gather that another rank doesn't call never ends; the deadline names unit, operation and rank.

@@ -1,13 +1,10 @@
 // What is foretold is what comes: the same calls, bytes, memory and events as a real training, and its times.
-#include "tessera/fsdp/planner.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <mutex>
 
-#include "backends/sim/world.h"
-#include "plugins/decorators/decorate.h"
+#include "tests/fsdp/foretelling.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -20,24 +17,6 @@ using std::chrono::nanoseconds;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-nn::ModelConfig config_of(std::int64_t layers, std::int64_t width) {
-  nn::ModelConfig config = nn::preset("gpt-nano");
-  config.layers = layers;
-  config.width = width;
-  config.heads = width / 16;
-  config.kv_heads = config.heads;
-  config.head_dim = 16;
-  config.hidden = 4 * width;
-  return config;
-}
-
-Step step_of(const nn::ModelConfig& config, const EngineOptions& engine) {
-  return {.make_model = [config](nn::Context& context) { return nn::make_model(context, config); },
-          .sequences = 2,
-          .seq_len = 16,
-          .engine = engine};
-}
-
 /// Every kernel that `step` calls takes no time.
 nn::KernelTimes no_time(const Step& step, int steps = 1) {
   nn::KernelTimes times;
@@ -48,13 +27,6 @@ nn::KernelTimes no_time(const Step& step, int steps = 1) {
     times = record.kernels.scaled(0);
   });
   return times;
-}
-
-StepRecord foretell_on(int ranks, const Step& step, const nn::KernelTimes& kernels, sim::Network network, int steps = 1,
-                       VirtualClock::Machine machine = VirtualClock::Machine::host) {
-  VirtualClock clock(machine);
-  const auto world = sim::make_world(ranks, clock, std::move(network));
-  return foretell(step, *world, clock, kernels, steps);
 }
 
 sim::Network microseconds_each(int microseconds) {
@@ -103,21 +75,6 @@ std::vector<Seen> seen(const std::vector<EventRecord>& events) {
   std::vector<Seen> all;
   for (const EventRecord& event : events) all.push_back({event.kind, event.unit, event.bytes});
   return all;
-}
-
-/// Of the last rank, which is the one that a simulation has.
-StepRecord measured_on(int ranks, const std::string& backend, const Step& step, int steps,
-                       const std::string& decorators = "") {
-  StepRecord record;
-  comm::Config config;
-  config.backend = backend;
-  if (!decorators.empty())
-    config.decorate = [&](auto world) { return decorators::decorate(std::move(world), decorators); };
-  comm::run_threads(ranks, config, [&](comm::Communicator& world) {
-    StepRecord mine = measure(step, world, steps);
-    if (world.rank() + 1 == ranks) record = std::move(mine);
-  });
-  return record;
 }
 
 TEST(Planner, ForetellsTheEventsAndTheMemoryOfARealTraining) {
@@ -193,91 +150,6 @@ TEST(Planner, NeedsNoMemoryForTensors) {
   EXPECT_GT(record.memory.peak_of(MemoryUse::activation), std::size_t{1} << 30);
   EXPECT_LT(record.memory.peak_of(MemoryUse::optimizer), std::size_t{1} << 23);
 }
-
-double milliseconds(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
-
-/// The median step of some, of those after the first: machines that run tests are busy.
-StepTimes median(StepRecord record) {
-  record.steps.erase(record.steps.begin());
-  std::sort(record.steps.begin(), record.steps.end(),
-            [](const StepTimes& a, const StepTimes& b) { return a.step_ns < b.step_ns; });
-  return record.steps[record.steps.size() / 2];
-}
-
-/// Links on which nothing is computed and which are as slow as a unit's compute is long.
-constexpr int kLatencyMs = 3;
-constexpr double kBytesPerSecond = 200e6;
-const std::string kLinks = "delay:3ms,bandwidth=200000000";
-
-/// As the decorator has it: from the call, by the larger buffer, whatever else is under way.
-sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
-  return {.time =
-              [=](const sim::Operation& operation) {
-                return std::chrono::milliseconds(kLatencyMs) +
-                       nanoseconds(
-                           static_cast<std::int64_t>(1e9 * static_cast<double>(operation.bytes) / bytes_per_second));
-              },
-          .in_order = false};
-}
-
-class PlannerOverLinks : public testing::TestWithParam<std::string> {
- protected:
-  static Step step_for(std::int64_t layers, std::int64_t width, const EngineOptions& engine) {
-    Step step = step_of(config_of(layers, width), engine);
-    step.sequences = 4;
-    step.seq_len = 64;
-    return step;
-  }
-  /// From models that are smaller and larger than the one that is foretold.
-  nn::KernelTimes kernels() const {
-    nn::KernelTimes times;
-    for (const std::int64_t width : {96, 192})
-      times.merge(measured_on(2, GetParam(), step_for(2, width, engine_for("fsdp")), 8).kernels);
-    return times;
-  }
-};
-
-/// What is foretold of a model that was never run is at most this far from what is then measured, as a share of the
-/// step.
-constexpr double kError = 0.15;
-
-double error(const StepTimes& foretold, const StepTimes& real, std::int64_t StepTimes::*what) {
-  return std::abs(milliseconds(foretold.*what) - milliseconds(real.*what)) / milliseconds(real.step_ns);
-}
-
-TEST_P(PlannerOverLinks, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasured) {
-  const nn::KernelTimes times = kernels();
-  const auto try_all = [&] {
-    std::string missed;
-    for (const auto& [name, prefetch] : {std::pair("ddp", 1), std::pair("zero1", 1), std::pair("zero2", 1),
-                                         std::pair("fsdp", 1), std::pair("fsdp", 0)}) {
-      EngineOptions engine = engine_for(name);
-      engine.prefetch = prefetch;
-      const Step step = step_for(5, 128, engine);
-      const StepTimes real = median(measured_on(2, GetParam(), step, 8, kLinks));
-      const StepTimes foretold = foretell_on(2, step, times, those_links()).steps.back();
-      const std::string line = std::string(name) + " prefetch " + std::to_string(prefetch) + ": step " +
-                               std::to_string(milliseconds(foretold.step_ns)) + " foretold, " +
-                               std::to_string(milliseconds(real.step_ns)) + " ms; exposed " +
-                               std::to_string(milliseconds(foretold.exposed_ns)) + " foretold, " +
-                               std::to_string(milliseconds(real.exposed_ns)) + " ms\n";
-      std::cout << line;
-      if (error(foretold, real, &StepTimes::step_ns) > kError || error(foretold, real, &StepTimes::exposed_ns) > kError)
-        missed += line;
-      // The control: links four times as fast, or another prefetch, are told apart from what was measured.
-      const StepTimes wrong = foretell_on(2, step, times, those_links(4 * kBytesPerSecond)).steps.back();
-      if (error(wrong, real, &StepTimes::step_ns) <= error(foretold, real, &StepTimes::step_ns))
-        missed += "links four times as fast would fit better: " + line;
-    }
-    return missed;
-  };
-  std::string missed = try_all();
-  if (!missed.empty()) missed = try_all();  // once more: somebody else may have used the machine
-  EXPECT_EQ(missed, "");
-}
-
-INSTANTIATE_TEST_SUITE_P(Backends, PlannerOverLinks, testing::Values("shm", "tcp"),
-                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace tessera::fsdp

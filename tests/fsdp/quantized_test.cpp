@@ -105,6 +105,24 @@ TEST(CompressedGathers, GiveEncodingsOnlyToWhoKeepsEveryBit) {
   EXPECT_FALSE(same_bits(with({}), plain));
 }
 
+/// On a device whose memory the host can't touch, and whose work runs as late as it can: the host's bits, and no wait
+/// for what is decoded.
+TEST(QuantizedOnADevice, HasTheHostsBitsAndWaitsForNothing) {
+  for (const auto& [strategy, ranks] : {std::pair("ddp", 1), std::pair("fsdp", 2), std::pair("zero2", 2)}) {
+    TrainingSpec spec = quantized(spec_for(strategy, ranks));
+    spec.steps = 4;
+    spec.engine.poison = true;
+    const TrainingRecord host = train(spec);
+    spec.runtime = harness::make_guarded_device({.lazy = true});
+    const TrainingRecord device = train(spec);
+    EXPECT_TRUE(same_bits(device, host)) << strategy;
+    for (const auto& steps : device.waits)
+      for (std::size_t step = 2; step < steps.size(); ++step) EXPECT_EQ(steps[step], harness::HostWaits{}) << strategy;
+    spec.seed = 1;  // the negative control
+    EXPECT_FALSE(same_bits(train(spec), host)) << strategy;
+  }
+}
+
 /// A unit's adapters are frozen and trained again, and with them its encodings are laid out anew.
 TEST(RefreshedUnits, KeepTheirEncodingsBitForBit) {
   const Values encodings = encodings_at_the_beginning();

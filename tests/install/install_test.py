@@ -58,6 +58,9 @@ def main():
         assert "the queue backend: 6" in run(scratch / "build" / "outside", "queue", env=path)
         refused = subprocess.run([scratch / "build" / "outside", "queue"], text=True, capture_output=True, timeout=60)
         assert refused.returncode != 0 and "unknown backend 'queue'" in refused.stdout, refused
+        lab = scratch / "lab"
+        run(args.cmake, "-S", outside.parents[2] / "plugins" / "example_fsdp", "-B", lab, *configure[3:])
+        run(args.cmake, "--build", lab)
         modules = prefix_modules(prefix)
         assert modules / "module-probe" in modules.iterdir()
 
@@ -71,6 +74,11 @@ def main():
             assert args.version in run(tool, "--version")
             states = {b["name"]: b for b in json.loads(run(tool, "info", "--json", env=path))["backends"]}
             assert states["queue"]["available"], states
+            text = scratch / "text.txt"
+            text.write_text("The clocks were striking thirteen. " * 100)
+            compared = run(tool, "compare", "--model", "gpt-nano", "--seq-len", "16", "--steps", "1", "--data", text,
+                           "--strategies", f"fsdp,{lab}/lab.so:hfsdp,fsdp+{lab}/lab.so:f16")
+            assert f"fsdp {lab}/lab.so:hfsdp end bitwise equal" in compared, compared
             for module in modules.glob("*.so"):  # each installed module is looked at where it lies now
                 assert not states[module.stem.split("-")[0]]["reason"].startswith("not built"), states
         else:

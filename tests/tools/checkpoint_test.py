@@ -153,7 +153,9 @@ class FaultTest(Folder):
     def hit(self, rank, at, kind):
         count = self.folder / "count"
         count.unlink(missing_ok=True)
-        env = {"LD_PRELOAD": FAULTS, "FAULT_FOLDER": str(self.saves), "FAULT_RANK": str(rank), "FAULT_AT": str(at), "FAULT_KIND": kind,
+        # Every call over one of the two: of a kill over the one, of a full disk over the other.
+        backend = ("shm", "tcp")[(at + (kind == "full")) % 2]
+        env = {"TESSERA_BACKEND": backend, "LD_PRELOAD": FAULTS, "FAULT_FOLDER": str(self.saves), "FAULT_RANK": str(rank), "FAULT_AT": str(at), "FAULT_KIND": kind,
                "FAULT_COUNT": str(count), "TESSERA_TIMEOUT": "20s"}
         begin = time.monotonic()
         done = tool(*self.arguments(2, "--save", self.saves, "--save-every", 1, "--keep-last", 1, "--resume", self.saves), env=env)

@@ -175,6 +175,10 @@ class AllObservedKernels final : public DeviceKernels {
     show("decode_nf4", s, a.dtype, static_cast<std::size_t>(a.count) * size_of(a.dtype),
          [&] { inner_->decode_nf4(s, a); });
   }
+  void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& a) override {  // each column reads those before it
+    show("orthonormalize", s, DType::f32, a.rows * a.columns * a.columns * sizeof(float),
+         [&] { inner_->orthonormalize(s, a); });
+  }
 
  private:
   template <class T>

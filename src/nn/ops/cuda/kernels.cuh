@@ -9,8 +9,10 @@
 #include "tessera/nn/ops/cuda/cross_entropy.cuh"
 #include "tessera/nn/ops/cuda/embedding.cuh"
 #include "tessera/nn/ops/cuda/encoding.cuh"
+#include "tessera/nn/ops/cuda/nf4.cuh"
 #include "tessera/nn/ops/cuda/norm.cuh"
 #include "tessera/nn/ops/cuda/optimizer.cuh"
+#include "tessera/nn/ops/cuda/orthonormalize.cuh"
 #include "tessera/nn/ops/cuda/products.cuh"
 #include "tessera/nn/ops/cuda/random.cuh"
 #include "tessera/nn/ops/cuda/reduce.cuh"
@@ -187,6 +189,17 @@ class AllCudaKernels final : public DeviceKernels {
     if (a.to == DType::f16) return cuda::sum_encoded<f16>(stream, a);
     if (a.to == DType::bf16) return cuda::sum_encoded<bf16>(stream, a);
     throw Unsupported("sum_encoded: no kernel for " + std::string(name_of(a.to)) + " on cuda");
+  }
+  void decode_nf4(Stream& s, const DecodeArgs& a) override {
+    const NativeStream stream = native_stream(s);
+    if (a.dtype == DType::f32) return cuda::decode_nf4<float>(stream, a);
+    if (a.dtype == DType::f64) return cuda::decode_nf4<double>(stream, a);
+    if (a.dtype == DType::f16) return cuda::decode_nf4<f16>(stream, a);
+    if (a.dtype == DType::bf16) return cuda::decode_nf4<bf16>(stream, a);
+    throw Unsupported("nf4: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
+  }
+  void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& args) override {
+    cuda::orthonormalize(native_stream(s), args);
   }
 
  private:

@@ -1,0 +1,96 @@
+// Research as an outside plug-in: a collective and a strategy that trainings take by name.
+//
+//   f16     an all_gather whose values travel as f16, in half of f32's bytes
+//   hfsdp   parameters sharded within a replica, as under hsdp, so that they are gathered among neighbours; gradients
+//           and optimizer over all ranks, so that they take no more memory than under fsdp
+#include <memory>
+#include <vector>
+
+#include "tessera/fsdp/plugin.h"
+
+namespace {
+
+using namespace tessera::base;
+using namespace tessera::fsdp;
+using tessera::comm::OpKind;
+
+class HalfGather final : public CollectivePlugin {
+ public:
+  CollectiveCapabilities capabilities() const override {
+    return {.exact = false, .linear = false, .dtypes = {DType::f32, DType::f16, DType::bf16}};
+  }
+
+  void prepare(const CollectiveSetup& setup) override {
+    context_ = &setup.context;
+    buffers_ = &setup.buffers;
+  }
+
+  Works run(const CollectiveCall& call) override {
+    std::vector<std::shared_ptr<Flight>> flights;
+    Works works;  // before the flights in destruction: their memory is in use until then
+    for (const Transfer& transfer : call.transfers) {
+      const bool half_already = size_of(transfer.in.dtype) == 2;
+      const std::uint64_t raw = plain_bytes(OpKind::all_gather, transfer, call.channel.size());
+      stats_.raw += raw;
+      stats_.sent += half_already ? raw : raw / 2;
+      if (half_already) {
+        works.add(start_plain(OpKind::all_gather, call, transfer));
+      } else {
+        flights.push_back(send(call, transfer, works));
+      }
+    }
+    works.then([this, flights](Stream& stream) {
+      for (const auto& flight : flights) {
+        const auto& out = flight->out;
+        context_->device_kernels().convert(stream, {flight->wire.data(), DType::f16, out.data, out.dtype, out.count});
+        flight->wire.give_back(stream.record());
+      }
+      return Works();
+    });
+    return works;
+  }
+
+ private:
+  struct Flight {
+    Lease wire;  // what all ranks sent, in their order
+    tessera::comm::View out;
+  };
+
+  std::shared_ptr<Flight> send(const CollectiveCall& call, const Transfer& transfer, Works& works) {
+    Stream& stream = *call.options.after;
+    const auto& [in, out, flat] = transfer;
+    auto flight = std::make_shared<Flight>(
+        Flight{buffers_->acquire(out.count * size_of(DType::f16), std::string(call.options.label), stream), out});
+    void* const wire = flight->wire.data();
+    void* const own = static_cast<f16*>(wire) + in.count * static_cast<std::size_t>(call.channel.rank());
+    context_->device_kernels().convert(stream, {in.data, in.dtype, own, DType::f16, in.count});
+    works.add(call.channel.all_gather({own, in.count, DType::f16, in.device}, {wire, out.count, DType::f16, out.device},
+                                      call.options));
+    return flight;
+  }
+
+  tessera::nn::Context* context_ = nullptr;
+  LeasePool* buffers_ = nullptr;
+};
+
+CollectiveCost half_cost(const CollectiveSize& size) {
+  const auto ranks = static_cast<std::uint64_t>(size.ranks);
+  return {.calls = 1, .bytes = (ranks - 1) * (size.elements / ranks) * size_of(DType::f16)};
+}
+
+Offer offer() {
+  const Axes shard = {kShardAxis}, all = {kReplicateAxis, kShardAxis};
+  return {
+      .collectives = {{OpKind::all_gather, "f16", [] { return std::make_unique<HalfGather>(); }, half_cost}},
+      .strategies = {{.name = "hfsdp",
+                      .param_at_rest = shard,
+                      .param_after_forward = shard,
+                      .gradient = all,
+                      .optimizer = all,
+                      .two_axes = true}},
+  };
+}
+
+}  // namespace
+
+TESSERA_FSDP_PLUGIN(offer)

@@ -1,0 +1,196 @@
+// Shared objects with strategies and collectives: found, loaded, looked over, and asked by name.
+#include "tessera/fsdp/plugin.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "tessera/base/internal/modules.h"
+#include "tessera/comm/internal/modules.h"
+
+namespace tessera::fsdp {
+
+using comm::OpKind;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSuffix = ".so";
+constexpr std::array kCarried = {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce};
+
+/// FILE.so:NAME in its two parts.
+struct PluginName {
+  std::string file, name;
+};
+
+PluginName split(std::string_view text) {
+  const std::size_t colon = text.find(".so:");
+  if (colon == std::string_view::npos) return {std::string(text), ""};
+  const std::size_t end = colon + kSuffix.size();
+  return {std::string(text.substr(0, end)), std::string(text.substr(end + 1))};
+}
+
+fs::path find_file(const std::string& file) {
+  std::error_code error;
+  fs::path found = fs::canonical(file, error);
+  if (!error) return found;
+  const bool bare = file.find('/') == std::string::npos;
+  if (bare)
+    for (const comm::ModuleFile& module : comm::find_modules())
+      if (fs::path(module.path).filename() == file && module.problem.empty()) return fs::canonical(module.path);
+  throw InvalidUsage(file + ": there is no such file" +
+                     (bare ? " here, nor where TESSERA_PLUGIN_PATH points; name its folder too, as ./" + file : ""));
+}
+
+std::string listed(const Offer& offer) {
+  std::string text;
+  const auto add = [&](std::string_view kind, const std::string& name) {
+    text += (text.empty() ? "" : ", ") + std::string(kind) + " " + name;
+  };
+  for (const Strategy& strategy : offer.strategies) add("strategy", strategy.name);
+  for (const OfferedCollective& each : offer.collectives) add(comm::name_of(each.collective), each.name);
+  return text.empty() ? "nothing" : text;
+}
+
+void require_name(const std::string& name, const std::string& what) {
+  const bool fits = std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+           c == '.';
+  });
+  if (!fits || name.empty())
+    throw InvalidUsage(what + " is called '" + name + "'; a name has letters, digits, '_', '-' and '.'");
+}
+
+/// Throws InvalidUsage where something of it can't be.
+void look_over(const Offer& offer) {
+  std::set<std::pair<std::string, std::string>> names;
+  const auto add = [&](const std::string& kind, const std::string& name) {
+    require_name(name, "its " + kind);
+    if (!names.emplace(kind, name).second) throw InvalidUsage("it offers " + kind + " " + name + " twice");
+  };
+  for (const OfferedCollective& each : offer.collectives) {
+    const std::string kind(comm::name_of(each.collective));
+    add(kind, each.name);
+    if (std::find(kCarried.begin(), kCarried.end(), each.collective) == kCarried.end())
+      throw InvalidUsage("its " + kind + " " + each.name +
+                         " would never be called; trainings have all_gather, reduce_scatter and all_reduce");
+    if (!each.make) throw InvalidUsage("its " + kind + " " + each.name + " has no maker");
+  }
+  const CollectiveRegistry built_in = CollectiveRegistry::built_in();
+  for (const Strategy& strategy : offer.strategies) {
+    add("strategy", strategy.name);
+    validate(strategy);
+    for (const auto& [collective, name] : {std::pair(OpKind::all_gather, &strategy.all_gather),
+                                           std::pair(OpKind::reduce_scatter, &strategy.reduce_scatter),
+                                           std::pair(OpKind::all_reduce, &strategy.all_reduce)}) {
+      const std::string kind(comm::name_of(collective));
+      if (!names.contains({kind, *name}) && (is_plugin_name(*name) || !built_in.has(collective, *name)))
+        throw InvalidUsage("strategy " + strategy.name + ": its " + kind + " '" + *name +
+                           "' is neither built in nor offered by the file itself");
+    }
+  }
+}
+
+/// What makers and costs throw is the plug-in's own business; here it has its name.
+template <class Function, class... Arguments>
+auto call_named(const std::string& name, const Function& function, const Arguments&... arguments) {
+  try {
+    return function(arguments...);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw InvalidUsage(name + ": " + error.what());
+  } catch (...) {
+    throw InvalidUsage(name + ": its maker threw something that says nothing");
+  }
+}
+
+const Offer& load(const std::string& file) {
+  // What is loaded is a fact of the process, as for dlopen() itself.
+  static std::mutex mutex;
+  static std::map<std::string, Offer> loaded;
+  const std::string path = find_file(file).string();
+  const std::lock_guard lock(mutex);
+  const auto known = loaded.find(path);
+  if (known != loaded.end()) return known->second;
+  const auto& plugin =
+      base::open_module<tessera_fsdp_plugin>(path, {"tessera_fsdp_plugin", "plug-in with strategies or collectives",
+                                                    TESSERA_FSDP_PLUGIN_ABI, sizeof(tessera_fsdp_plugin)});
+  PluginOffer got = plugin.offer();
+  call_named(file, [&] {
+    if (got.error != nullptr) std::rethrow_exception(got.error);
+  });
+  try {
+    look_over(got.offer);
+  } catch (const InvalidUsage& error) {
+    throw InvalidUsage(file + ": " + error.what());
+  } catch (const Unsupported& error) {
+    throw Unsupported(file + ": " + error.what());
+  }
+  return loaded.emplace(path, std::move(got.offer)).first->second;
+}
+
+[[noreturn]] void refuse(const PluginName& wanted, std::string_view kind, const Offer& offer) {
+  if (wanted.name.empty())
+    throw InvalidUsage(wanted.file + ": write " + wanted.file + ":NAME; it offers " + listed(offer));
+  throw InvalidUsage(wanted.file + " offers no " + std::string(kind) + " '" + wanted.name + "'; it offers " +
+                     listed(offer));
+}
+
+const OfferedCollective* find(const Offer& offer, OpKind collective, const std::string& name) {
+  const auto found =
+      std::find_if(offer.collectives.begin(), offer.collectives.end(),
+                   [&](const OfferedCollective& each) { return each.collective == collective && each.name == name; });
+  return found == offer.collectives.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+bool is_plugin_name(std::string_view name) {
+  return name.find(".so:") != std::string_view::npos || name.ends_with(kSuffix);
+}
+
+Strategy plugin_strategy(std::string_view name) {
+  const PluginName wanted = split(name);
+  const Offer& offer = load(wanted.file);
+  for (const Strategy& each : offer.strategies) {
+    if (each.name != wanted.name) continue;
+    Strategy strategy = each;
+    strategy.name = name;
+    for (const auto& [collective, carrier] : {std::pair(OpKind::all_gather, &strategy.all_gather),
+                                              std::pair(OpKind::reduce_scatter, &strategy.reduce_scatter),
+                                              std::pair(OpKind::all_reduce, &strategy.all_reduce)})
+      if (find(offer, collective, *carrier) != nullptr) *carrier = wanted.file + ":" + *carrier;
+    return strategy;
+  }
+  refuse(wanted, "strategy", offer);
+}
+
+OfferedCollective plugin_collective(OpKind collective, std::string_view name) {
+  const PluginName wanted = split(name);
+  const Offer& offer = load(wanted.file);
+  const OfferedCollective* const found = find(offer, collective, wanted.name);
+  if (found == nullptr) refuse(wanted, comm::name_of(collective), offer);
+  OfferedCollective named = *found;
+  named.make = [title = std::string(name), make = found->make] {
+    auto made = call_named(title, make);
+    if (made == nullptr) throw InvalidUsage(title + ": its maker made nothing");
+    return made;
+  };
+  if (found->cost)
+    named.cost = [title = std::string(name), cost = found->cost](const CollectiveSize& size) {
+      return call_named(title, cost, size);
+    };
+  return named;
+}
+
+bool has_plugin_collective(OpKind collective, std::string_view name) {
+  const PluginName wanted = split(name);
+  return find(load(wanted.file), collective, wanted.name) != nullptr;
+}
+
+}  // namespace tessera::fsdp

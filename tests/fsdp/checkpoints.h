@@ -1,0 +1,81 @@
+// Trainings that save, and that go on from what was saved.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/checkpoint.h"
+#include "tessera/nn/host_access.h"
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+
+using harness::TrainingSpec;
+
+/// Everything that an engine saves, whole: by name, and -1 for values or the number of the optimizer's state.
+class WholeState {
+ public:
+  /// Called by every rank with its engine.
+  void add(Engine& engine) {
+    engine.visit_own([&](const OwnRange& own) {
+      ASSERT_EQ(own.dtype, base::DType::f32);
+      nn::download(engine.model().context(), own.data, static_cast<std::size_t>(own.range.count()) * sizeof(float),
+                   [&](const void* data) {
+                     const std::lock_guard lock(mutex_);
+                     std::vector<float>& all = values[{own.parameter.name(), own.state}];
+                     all.resize(static_cast<std::size_t>(own.parameter.count()), NAN);
+                     std::copy_n(static_cast<const float*>(data), own.range.count(), all.begin() + own.range.begin);
+                     elements += own.range.count();
+                   });
+    });
+  }
+  std::map<std::pair<std::string, int>, std::vector<float>> values;
+  std::int64_t elements = 0;
+
+ private:
+  std::mutex mutex_;
+};
+
+inline TrainingSpec spec_for(const std::string& strategy, int ranks, int steps = 2) {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.steps = steps;
+  spec.global_batch = 120;  // of which 1, 2, 3, 4, 5 and 8 are factors
+  spec.seq_len = 4;
+  spec.engine = harness::engine_for(strategy);
+  return spec;
+}
+
+/// Saves after step `at` (from 0) and waits.
+inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state = nullptr) {
+  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
+  auto mutex = std::make_shared<std::mutex>();
+  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(*mutex);
+    (*controls)[control.rank()] = &control;
+  };
+  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step != at) return;
+    comm::HostExchange control(*controls->at(rank), model.context().runtime());
+    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = false});
+    writer.save({{"colour", "blue"}});
+    if (state != nullptr) state->add(engine);
+  };
+  return spec;
+}
+
+inline TrainingSpec resuming(TrainingSpec spec, const std::string& folder, int from, RestoreOptions options = {}) {
+  spec.first_step = from;
+  spec.seed += 1;  // other initial values: all must come from the checkpoint
+  spec.before_training = [=](Engine& engine, comm::Communicator&) {
+    Checkpoint checkpoint(folder);
+    restore(engine, checkpoint, options);
+  };
+  return spec;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,81 @@
+// A strategy is data: whatever may be sharded over whatever axes of a mesh trains, and costs what the formulas say.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/harness/training.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+
+/// How far an axis is used: each kind of state may be sharded only where the next one is.
+enum Depth { nothing, optimizer, gradient, at_rest, after_forward };
+
+Strategy strategy_of(Depth replicate, Depth shard) {
+  Strategy s{.name = "own"};
+  for (const auto& [axis, depth] : {std::pair(kReplicateAxis, replicate), std::pair(kShardAxis, shard)}) {
+    if (depth >= optimizer) s.optimizer.insert(axis);
+    if (depth >= gradient) s.gradient.insert(axis);
+    if (depth >= at_rest) s.param_at_rest.insert(axis);
+    if (depth >= after_forward) s.param_after_forward.insert(axis);
+  }
+  return s;
+}
+
+TrainingSpec spec_for(const Strategy& strategy) {
+  TrainingSpec spec;
+  spec.ranks = 4;
+  spec.global_batch = 8;
+  spec.lazy_streams = true;
+  spec.engine.strategy = strategy;
+  spec.engine.mesh = MeshShape::grid(2, 2);
+  spec.engine.poison = true;
+  return spec;
+}
+
+class Combinations : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  Strategy strategy_ =
+      strategy_of(static_cast<Depth>(std::get<0>(GetParam())), static_cast<Depth>(std::get<1>(GetParam())));
+};
+INSTANTIATE_TEST_SUITE_P(All, Combinations, testing::Combine(testing::Range(0, 5), testing::Range(0, 5)));
+
+TEST_P(Combinations, TrainOrAreRefusedWithTheReason) {
+  const auto [replicate, shard] = GetParam();
+  const TrainingSpec spec = spec_for(strategy_);
+  if (replicate > shard && shard != nothing && replicate > optimizer) {  // replicas are outside
+    EXPECT_THROW(validate(strategy_, *spec.engine.mesh), base::Unsupported);
+    EXPECT_THROW(train(spec), base::Unsupported);
+    return;
+  }
+  EXPECT_NO_THROW(validate(strategy_, *spec.engine.mesh));
+  const TrainingRecord own = train(spec);
+  const TrainingRecord fsdp = train(spec_for(strategy_of(nothing, after_forward)));
+  // Sums are formed by one tree where shards are added before replicas; gradients are scattered before they are
+  // all-reduced.
+  if (replicate == nothing || shard != nothing) {
+    EXPECT_TRUE(same_bits(own, fsdp));
+  } else {
+    for (std::size_t step = 0; step < own.losses.size(); ++step) EXPECT_NEAR(own.losses[step], fsdp.losses[step], 1e-4);
+  }
+  const CommunicationFormula formula = communication_formula(own.strategy, own.mesh, own.unit_sizes);
+  EXPECT_EQ(harness::calls_per_step(own.all_later, spec.steps - 1), formula.calls);
+  EXPECT_EQ(harness::bytes_per_step(own.all_later, spec.steps - 1), formula.bytes);
+}
+
+/// The negative control: one more place that is sharded is other bytes.
+TEST(CombinationsControl, AnotherCombinationCostsOtherwise) {
+  const TrainingRecord own = train(spec_for(strategy_of(optimizer, after_forward)));
+  const CommunicationFormula other =
+      communication_formula(strategy_of(nothing, after_forward), own.mesh, own.unit_sizes);
+  EXPECT_NE(harness::bytes_per_step(own.all_later, 2), other.bytes);
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

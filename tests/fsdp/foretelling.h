@@ -1,0 +1,54 @@
+// A step as the tests of the planner foretell and measure it.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "backends/sim/world.h"
+#include "plugins/decorators/decorate.h"
+#include "tessera/comm/context.h"
+#include "tessera/fsdp/planner.h"
+
+namespace tessera::fsdp {
+
+inline nn::ModelConfig config_of(std::int64_t layers, std::int64_t width) {
+  nn::ModelConfig config = nn::preset("gpt-nano");
+  config.layers = layers;
+  config.width = width;
+  config.heads = width / 16;
+  config.kv_heads = config.heads;
+  config.head_dim = 16;
+  config.hidden = 4 * width;
+  return config;
+}
+
+inline Step step_of(const nn::ModelConfig& config, const EngineOptions& engine) {
+  return {.make_model = [config](nn::Context& context) { return nn::make_model(context, config); },
+          .sequences = 2,
+          .seq_len = 16,
+          .engine = engine};
+}
+
+inline StepRecord foretell_on(int ranks, const Step& step, const nn::KernelTimes& kernels, sim::Network network,
+                              int steps = 1, base::VirtualClock::Machine machine = base::VirtualClock::Machine::host) {
+  base::VirtualClock clock(machine);
+  const auto world = sim::make_world(ranks, clock, std::move(network));
+  return foretell(step, *world, clock, kernels, steps);
+}
+
+/// Of the last rank, which is the one that a simulation has.
+inline StepRecord measured_on(int ranks, const std::string& backend, const Step& step, int steps,
+                              const std::string& decorators = "") {
+  StepRecord record;
+  comm::Config config;
+  config.backend = backend;
+  if (!decorators.empty())
+    config.decorate = [&](auto world) { return decorators::decorate(std::move(world), decorators); };
+  comm::run_threads(ranks, config, [&](comm::Communicator& world) {
+    StepRecord mine = measure(step, world, steps);
+    if (world.rank() + 1 == ranks) record = std::move(mine);
+  });
+  return record;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,64 @@
+// A communicator that takes a device's memory and no other, as vendors' libraries do: what an engine calls, over one
+// that takes both.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "tessera/comm/communicator.h"
+
+namespace tessera::harness {
+
+class DeviceOnly final : public comm::Communicator {
+ public:
+  explicit DeviceOnly(std::unique_ptr<comm::Communicator> inner)
+      : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->ledger()}),
+        inner_(std::move(inner)),
+        capabilities_(inner_->capabilities()) {
+    capabilities_.memory = {comm::MemoryKind::device};
+  }
+  const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
+
+ private:
+  comm::Work do_start(const comm::Call& call) override {
+    const comm::OpOptions options{
+        .after = std::exchange(after_, nullptr), .timeout = call.timeout, .label = call.label};
+    switch (call.kind) {
+      case comm::OpKind::all_gather:
+        return inner_->all_gather(call.in, call.out, options);
+      case comm::OpKind::reduce_scatter:
+        return inner_->reduce_scatter(call.in, call.out, call.op, options);
+      case comm::OpKind::all_reduce:
+        return inner_->all_reduce(call.in, call.out, call.op, options);
+      case comm::OpKind::broadcast:
+        return inner_->broadcast(call.in, call.out, call.root, options);
+      default:
+        throw base::Unsupported(std::string(name_of(call.kind)) + ": not among what an engine calls");
+    }
+  }
+  comm::Work do_batch(std::span<const comm::Call>) override {
+    throw base::Unsupported("batch: not among what an engine calls");
+  }
+  std::unique_ptr<comm::Communicator> do_split(int color, int key) override {
+    auto part = inner_->split(color, key);
+    return part == nullptr ? nullptr : std::make_unique<DeviceOnly>(std::move(part));
+  }
+  base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind kind, std::optional<base::MemoryUse> use) override {
+    return inner_->allocate(bytes, kind, use);
+  }
+  void do_abort(std::string_view reason) noexcept override {
+    try {
+      inner_->abort(std::string(reason));
+    } catch (const std::bad_alloc&) {
+      inner_->abort({});
+    }
+  }
+  void do_after(base::Stream& stream) override { after_ = &stream; }
+  void do_meter(comm::MeterSnapshot& snapshot) const override { snapshot = inner_->meter(); }
+
+  const std::unique_ptr<comm::Communicator> inner_;
+  comm::Capabilities capabilities_;
+  base::Stream* after_ = nullptr;
+};
+
+}  // namespace tessera::harness

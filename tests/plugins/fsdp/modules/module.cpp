@@ -1,0 +1,88 @@
+// One small plug-in that the build makes several of: each has one thing wrong, or nothing.
+#include <stdexcept>
+
+#include "tessera/fsdp/plugin.h"
+
+namespace {
+
+using namespace tessera::fsdp;
+using tessera::comm::OpKind;
+
+/// A type that only this module knows.
+struct OwnError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// What the communicator does, and nothing else.
+class Carrier final : public CollectivePlugin {
+ public:
+  explicit Carrier(OpKind kind) : kind_(kind) {}
+  Works run(const CollectiveCall& call) override {
+    Works works;
+    for (const Transfer& transfer : call.transfers) works.add(start_plain(kind_, call, transfer));
+    return works;
+  }
+
+ private:
+  const OpKind kind_;
+};
+
+OfferedCollective carrier(OpKind kind, std::string name) {
+  return {kind, std::move(name), [kind] { return std::make_unique<Carrier>(kind); }};
+}
+
+[[maybe_unused]] Offer offer() {
+  const Axes shard = {kShardAxis};
+  Strategy own{.name = "own",
+               .param_at_rest = shard,
+               .param_after_forward = shard,
+               .gradient = shard,
+               .optimizer = shard,
+               .all_gather = "carrier",  // the offer's
+               .reduce_scatter = "bf16"};
+  Offer all{
+      .collectives = {carrier(OpKind::all_gather, "carrier"),
+                      carrier(OpKind::all_reduce, "carrier"),
+                      {OpKind::all_gather, "throwing",
+                       []() -> std::unique_ptr<CollectivePlugin> { throw OwnError("the pen is dry"); }},
+                      {OpKind::all_gather, "nothing", [] { return std::unique_ptr<CollectivePlugin>(); }},
+                      {OpKind::all_gather, "priceless", [] { return std::make_unique<Carrier>(OpKind::all_gather); },
+                       [](const CollectiveSize&) -> CollectiveCost { throw OwnError("beyond price"); }}},
+      .strategies = {own}};
+#if defined(THROWS)
+  throw OwnError("no ink");
+#elif defined(TWICE)
+  all.strategies.push_back(own);
+#elif defined(MISNAMED)
+  all.collectives.push_back(carrier(OpKind::all_gather, "a+b"));
+#elif defined(LOST)
+  all.strategies[0].all_gather = "nowhere";
+#elif defined(MAKERLESS)
+  all.collectives[0].make = {};
+#elif defined(SENT)
+  all.collectives[0].collective = OpKind::send;
+#elif defined(NONSENSE)
+  all.strategies[0].optimizer = {};
+#elif defined(STRANGER)
+  for (Axes Strategy::*axes : {&Strategy::param_at_rest, &Strategy::gradient, &Strategy::optimizer})
+    (all.strategies[0].*axes).insert("tensor");
+#endif
+  return all;
+}
+
+}  // namespace
+
+#if defined(OTHERABI)
+extern "C" TESSERA_API const tessera_fsdp_plugin* tessera_fsdp_plugin_entry() {
+  static const tessera_fsdp_plugin plugin = plugin_of<offer>("fsdp 0, quills");
+  return &plugin;
+}
+#elif defined(OTHERSIZE)
+extern "C" TESSERA_API const tessera_fsdp_plugin* tessera_fsdp_plugin_entry() {
+  static tessera_fsdp_plugin plugin = plugin_of<offer>(TESSERA_FSDP_PLUGIN_ABI);
+  plugin.size += 8;
+  return &plugin;
+}
+#elif !defined(NOENTRY)
+TESSERA_FSDP_PLUGIN(offer)
+#endif

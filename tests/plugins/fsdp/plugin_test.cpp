@@ -1,0 +1,160 @@
+// Shared objects with strategies and collectives: good ones are loaded and named, bad ones refused with the reason.
+#include "tessera/fsdp/plugin.h"
+
+#include <gmock/gmock.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tessera/fsdp/mesh.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::fsdp {
+namespace {
+
+namespace fs = std::filesystem;
+using comm::OpKind;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const fs::path kModules = TESSERA_TEST_PLUGINS;
+const CollectiveRegistry kRegistry = CollectiveRegistry::built_in();
+
+std::string file_of(const std::string& name) { return kModules / (name + ".so"); }
+
+/// What is thrown, with our type's name.
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+    return "nothing was thrown";
+  } catch (const InvalidUsage& error) {
+    return "InvalidUsage: " + std::string(error.what());
+  } catch (const Unsupported& error) {
+    return "Unsupported: " + std::string(error.what());
+  }
+}
+
+std::string refusal_of(const std::string& strategy) {
+  return error_of([&] { parse_strategy(strategy, kRegistry); });
+}
+
+constexpr const char* kOffered =
+    "it offers strategy own, all_gather carrier, all_reduce carrier, all_gather throwing, all_gather nothing, "
+    "all_gather priceless";
+
+TEST(FsdpPlugins, AStrategyHasItsWholeNameAndWhatTheFileOffersCarriesIt) {
+  const std::string name = file_of("good") + ":own";
+  const Strategy strategy = parse_strategy(name, kRegistry);
+  EXPECT_EQ(strategy.name, name);
+  EXPECT_EQ(strategy.optimizer, Axes{kShardAxis});
+  EXPECT_EQ(strategy.all_gather, file_of("good") + ":carrier");
+  EXPECT_EQ(strategy.reduce_scatter, "bf16");  // built in
+  EXPECT_EQ(strategy.all_reduce, "plain");     // the file has one, but the strategy doesn't name it
+  EXPECT_EQ(parse_strategy(strategy.name, kRegistry).all_gather, strategy.all_gather);
+}
+
+TEST(FsdpPlugins, ACollectiveIsChosenForAllThatItIsOfferedFor) {
+  const std::string carrier = file_of("good") + ":carrier";
+  const Strategy all = parse_strategy("hsdp+" + carrier, kRegistry);
+  EXPECT_EQ(all.name, "hsdp+" + carrier);
+  EXPECT_EQ(all.all_gather, carrier);
+  EXPECT_EQ(all.reduce_scatter, "plain");
+  EXPECT_EQ(all.all_reduce, carrier);
+  const Strategy one = parse_strategy("fsdp+all_reduce=" + carrier + "+reduce_scatter=int8", kRegistry);
+  EXPECT_EQ(one.all_gather, "plain");
+  EXPECT_EQ(one.reduce_scatter, "int8");
+  EXPECT_EQ(one.all_reduce, carrier);
+  EXPECT_THAT(refusal_of("fsdp+reduce_scatter=" + carrier),
+              AllOf(HasSubstr("offers no reduce_scatter 'carrier'"), HasSubstr(kOffered)));
+}
+
+TEST(FsdpPlugins, APathMayHaveWhatSeparatesParts) {
+  const nn::test::TemporaryFolder folder;
+  const fs::path odd = fs::path(folder.path()) / "c++=";
+  fs::create_directory(odd);
+  fs::copy_file(file_of("good"), odd / "a+b.so");
+  const std::string name = (odd / "a+b.so").string() + ":";
+  const Strategy strategy = parse_strategy(name + "own+" + name + "carrier+reduce_scatter=int8", kRegistry);
+  EXPECT_EQ(strategy.name, name + "own+" + name + "carrier+reduce_scatter=int8");
+  EXPECT_EQ(strategy.all_reduce, name + "carrier");
+  EXPECT_EQ(strategy.reduce_scatter, "int8");
+}
+
+TEST(FsdpPlugins, AFileWithoutAFolderIsLookedForHereAndInThePath) {
+  const fs::path before = fs::current_path();
+  ::unsetenv("TESSERA_PLUGIN_PATH");
+  EXPECT_THAT(refusal_of("good.so:own"),
+              HasSubstr("good.so: there is no such file here, nor where TESSERA_PLUGIN_PATH points"));
+  ::setenv("TESSERA_PLUGIN_PATH", kModules.c_str(), 1);
+  EXPECT_EQ(parse_strategy("good.so:own", kRegistry).name, "good.so:own");
+  ::unsetenv("TESSERA_PLUGIN_PATH");
+  fs::current_path(kModules);
+  EXPECT_EQ(parse_strategy("good.so:own", kRegistry).all_gather, "good.so:carrier");
+  EXPECT_EQ(parse_strategy("./good.so:own", kRegistry).name, "./good.so:own");
+  fs::current_path(before);
+}
+
+TEST(FsdpPlugins, WhatIsNotOfferedIsAnsweredWithWhatIs) {
+  const std::string file = file_of("good");
+  EXPECT_EQ(refusal_of(file + ":carrier"), "InvalidUsage: " + file + " offers no strategy 'carrier'; " + kOffered);
+  EXPECT_EQ(refusal_of(file), "InvalidUsage: " + file + ": write " + file + ":NAME; " + kOffered);
+  EXPECT_EQ(refusal_of("fsdp+" + file + ":own"), "InvalidUsage: " + file + " offers no all_gather 'own'; " + kOffered);
+  EXPECT_THAT(refusal_of("mine"), HasSubstr("or FILE.so:NAME"));
+}
+
+TEST(FsdpPlugins, WhatCannotBeLoadedIsRefusedWithTheReason) {
+  EXPECT_EQ(refusal_of("/nowhere/a.so:b"), "InvalidUsage: /nowhere/a.so: there is no such file");
+  EXPECT_THAT(refusal_of(file_of("otherabi") + ":own"),
+              AllOf(HasSubstr("'fsdp 0, quills'"), HasSubstr("'" TESSERA_FSDP_PLUGIN_ABI "'")));
+  EXPECT_THAT(refusal_of(file_of("othersize") + ":own"),
+              HasSubstr("its tessera_fsdp_plugin has " + std::to_string(sizeof(tessera_fsdp_plugin) + 8) + " bytes"));
+  EXPECT_THAT(refusal_of(file_of("noentry") + ":own"),
+              HasSubstr("no plug-in with strategies or collectives: it has no tessera_fsdp_plugin_entry()"));
+  const nn::test::TemporaryFolder folder;
+  const std::string garbage = folder.path() + "/garbage.so";
+  std::ofstream(garbage) << "no ELF file at all, but long enough to be looked at by whoever opens it\n";
+  EXPECT_THAT(refusal_of(garbage + ":own"), AllOf(HasSubstr("InvalidUsage: "), HasSubstr("garbage.so: ")));
+}
+
+TEST(FsdpPlugins, AnOfferThatCannotBeIsRefusedWithTheReason) {
+  const auto expect = [](const std::string& name, const std::string& reason) {
+    EXPECT_EQ(refusal_of(file_of(name) + ":own"), "InvalidUsage: " + file_of(name) + ": " + reason);
+  };
+  expect("throws", "no ink");
+  expect("twice", "it offers strategy own twice");
+  expect("misnamed", "its all_gather is called 'a+b'; a name has letters, digits, '_', '-' and '.'");
+  expect("lost", "strategy own: its all_gather 'nowhere' is neither built in nor offered by the file itself");
+  expect("makerless", "its all_gather carrier has no maker");
+  expect("sent", "its send carrier would never be called; trainings have all_gather, reduce_scatter and all_reduce");
+  expect("nonsense", "strategy own: where parameters are sharded, the optimizer must be too (axis shard)");
+}
+
+/// A mesh may have axes of its own, so which there are is known where it is.
+TEST(FsdpPlugins, AnAxisThatTheMeshLacksIsRefused) {
+  const Strategy stranger = parse_strategy(file_of("stranger") + ":own", kRegistry);
+  EXPECT_THAT(error_of([&] { validate(stranger, MeshShape::grid(2, 2)); }),
+              HasSubstr("the optimizer is sharded over axis tensor, and the mesh has no such axis; it has replicate "
+                        "shard"));
+  MeshShape with = MeshShape::grid(1, 2);
+  with.axes.push_back({"tensor", 2});
+  EXPECT_NO_THROW(validate(strategy_named("fsdp"), with));
+}
+
+TEST(FsdpPlugins, WhatMakersThrowHasTheirName) {
+  const std::string good = file_of("good") + ":";
+  const auto make = [&](const std::string& name) {
+    return error_of([&] { kRegistry.make(OpKind::all_gather, good + name); });
+  };
+  EXPECT_EQ(make("throwing"), "InvalidUsage: " + good + "throwing: the pen is dry");
+  EXPECT_EQ(make("nothing"), "InvalidUsage: " + good + "nothing: its maker made nothing");
+  EXPECT_NE(kRegistry.make(OpKind::all_gather, good + "carrier"), nullptr);
+  EXPECT_EQ(refusal_of("fsdp+" + good + "priceless"), "InvalidUsage: " + good + "priceless: beyond price");
+  const CollectiveSize size{1024, DType::f32, 4};
+  EXPECT_EQ(kRegistry.cost(OpKind::all_gather, good + "carrier", size).bytes,
+            kRegistry.cost(OpKind::all_gather, "plain", size).bytes)
+      << "without a cost of its own it costs what plain does";
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,129 @@
+// Trainings under what an outside plug-in offers: the same bits, the bytes that its cost says, checkpoints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tessera/fsdp/checkpoint.h"
+#include "tests/harness/training.h"
+#include "tests/nn/temporary_folder.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using harness::bytes_per_step;
+using harness::calls_per_step;
+using harness::same_bits;
+using harness::train;
+using harness::TrainingRecord;
+using harness::TrainingSpec;
+using testing::HasSubstr;
+
+const std::string kLab = TESSERA_LAB;
+
+TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string& mesh = "") {
+  TrainingSpec spec;
+  spec.ranks = ranks;
+  spec.global_batch = 2 * ranks;
+  spec.engine = harness::engine_for("fsdp", mesh);
+  spec.engine.strategy = parse_strategy(strategy, spec.engine.collectives);
+  if (mesh.empty()) spec.engine.mesh = default_mesh(spec.engine.strategy, ranks, ranks);
+  return spec;
+}
+
+void expect_formula(const TrainingSpec& spec, const TrainingRecord& record) {
+  const CommunicationFormula formula = communication_formula(record.strategy, record.mesh, record.unit_sizes);
+  EXPECT_EQ(calls_per_step(record.all_later, spec.steps - 1), formula.calls);
+  EXPECT_EQ(bytes_per_step(record.all_later, spec.steps - 1), formula.bytes);
+}
+
+TEST(Lab, ItsStrategyEndsWithTheBitsOfFsdp) {
+  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(4, "2x2"), std::pair(4, "4x1"), std::pair(6, "2x3")}) {
+    TrainingSpec spec = spec_for(kLab + ":hfsdp", ranks, mesh);
+    spec.engine.poison = true;
+    spec.lazy_streams = true;
+    const TrainingRecord own = train(spec);
+    TrainingSpec fsdp = spec_for("fsdp", ranks);
+    EXPECT_TRUE(same_bits(own, train(fsdp))) << mesh;
+    fsdp.seed = 1;  // the negative control
+    EXPECT_FALSE(same_bits(own, train(fsdp))) << mesh;
+    expect_formula(spec, own);
+  }
+}
+
+/// Parameters within a replica, all else over all ranks.
+TEST(Lab, ItsStrategyHoldsWhatItSays) {
+  const TrainingSpec spec = spec_for(kLab + ":hfsdp", 4);
+  const TrainingRecord own = train(spec), hsdp = train(spec_for("hsdp", 4)), fsdp = train(spec_for("fsdp", 4));
+  ASSERT_EQ(own.mesh.size_of(kReplicateAxis), 2) << "it wants two axes";
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    const auto& [parameter, gradient, optimizer] = own.model_state[rank];
+    EXPECT_EQ(parameter, hsdp.model_state[rank][0]);
+    EXPECT_EQ(gradient, fsdp.model_state[rank][1]);
+    EXPECT_EQ(optimizer, fsdp.model_state[rank][2]);
+    EXPECT_GT(hsdp.model_state[rank][2], optimizer);
+  }
+}
+
+TEST(Lab, ItsGatherSendsHalfAndAlmostTheSame) {
+  for (const int ranks : {2, 3}) {
+    TrainingSpec spec = spec_for("fsdp+" + kLab + ":f16", ranks);
+    spec.engine.poison = true;
+    spec.lazy_streams = true;
+    const TrainingRecord half = train(spec), plain = train(spec_for("fsdp", ranks));
+    expect_formula(spec, half);
+    EXPECT_EQ(half.all_later.all_gather.bytes_sent * 2, plain.all_later.all_gather.bytes_sent);
+    EXPECT_EQ(half.all_later.reduce_scatter.bytes_sent, plain.all_later.reduce_scatter.bytes_sent);
+    EXPECT_FALSE(same_bits(half, plain)) << "values were rounded";
+    for (std::size_t step = 0; step < half.losses.size(); ++step)
+      EXPECT_NEAR(half.losses[step], plain.losses[step], 2e-3);
+  }
+}
+
+/// A gather that rounds may not write over the only parameters there are: the engine knows it by its capabilities.
+TEST(Lab, ItsGatherIsRefusedWhereItWouldLoseUpdates) {
+  const TrainingSpec spec = spec_for("zero1+" + kLab + ":f16", 2);
+  try {
+    train(spec);
+    FAIL();
+  } catch (const base::InvalidUsage& error) {
+    EXPECT_THAT(error.what(), HasSubstr("all_gather by " + kLab + ":f16: it rounds"));
+  }
+}
+
+TEST(Lab, ACheckpointGoesOnBitForBit) {
+  const nn::test::TemporaryFolder folder;
+  TrainingSpec spec = spec_for(kLab + ":hfsdp", 4);
+  spec.steps = 4;
+  const TrainingRecord whole = train(spec);
+  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
+  std::mutex mutex;
+  TrainingSpec saving = spec;
+  saving.before_training = [&](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(mutex);
+    (*controls)[control.rank()] = &control;
+  };
+  saving.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+    if (step != 1) return;
+    comm::HostExchange control(*controls->at(rank), model.context().runtime());
+    CheckpointWriter writer(engine, control, {.folder = folder.path()});
+    writer.save({});
+    writer.finish();
+  };
+  train(saving);
+  EXPECT_EQ(Checkpoint(folder.path()).strategy(), kLab + ":hfsdp");
+  for (const std::string& strategy : {kLab + ":hfsdp", std::string("fsdp")}) {
+    TrainingSpec resumed = spec_for(strategy, 4);
+    resumed.steps = 4;
+    resumed.first_step = 2;
+    resumed.seed = 1;  // the data's is the step: all values must come from the checkpoint
+    resumed.before_training = [&](Engine& engine, comm::Communicator&) {
+      Checkpoint checkpoint(folder.path());
+      restore(engine, checkpoint);
+    };
+    EXPECT_EQ(train(resumed).parameters, whole.parameters) << strategy;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

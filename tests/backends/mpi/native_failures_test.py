@@ -74,8 +74,11 @@ def main():
         assert took < 5, took
         print(f"rank {victim} dead: named after {took:.2f} s")
     # The negative control: where MPI goes on with what was given up, the same look at the buffers sees it.
-    said, _ = fail_mid_way(1, signal.SIGSTOP, "3s", "unstopped")
-    expect(said, 1, r"Timeout: all_reduce #\d+: not done within 3s; rank 1 is not responding")
+    for _ in range(4):  # a rank may have been stopped where nothing of it was on its way to the others
+        said, _ = fail_mid_way(1, signal.SIGSTOP, "3s", "unstopped")
+        expect(said, 1, r"Timeout: all_reduce #\d+: not done within 3s; rank 1 is not responding")
+        if said.count("written") >= RANKS:
+            break
     expect(said, RANKS, "written")
     print("MPI goes on: " + ", ".join(re.findall("untouched|written", said)))
     print("all right")

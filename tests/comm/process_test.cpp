@@ -40,12 +40,17 @@ std::vector<Process> start_ranks(int size, const std::string& mode, const std::s
   return ranks;
 }
 
-/// Files in /tmp and /dev/shm that a process of these tests wrote (other runs may be under way beside them).
+const auto kBegun = std::filesystem::file_time_type::clock::now();
+
+/// Files in /tmp and /dev/shm that a process of these tests wrote (other runs may be under way beside them, and older
+/// ones may have left files of processes whose numbers are used again).
 int files_left() {
   int files = 0;
   for (const char* folder : {"/dev/shm", "/tmp"})
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       if (!entry.path().filename().string().starts_with("tessera-" + std::to_string(::geteuid()) + "-")) continue;
+      std::error_code gone;
+      if (entry.last_write_time(gone) < kBegun || gone) continue;
       std::ifstream file(entry.path());
       std::string magic;
       std::string socket;

@@ -42,13 +42,16 @@ bool on_host(const ConstView& view) { return view.device.type == DeviceType::cpu
 /// The results as if all ranks had the same input.
 void fill_result(const Call& call, int ranks) {
   if (!on_host(call.out)) return;
+  if (!call.in_counts.empty() || !call.out_counts.empty())  // parts of other lengths than this rank's
+    throw Unsupported(std::string(name_of(call.kind)) +
+                      ": a simulation's ranks are alike; parts of different lengths of the host's memory are not");
   auto* const out = static_cast<std::byte*>(call.out.data);
   const auto* const in = static_cast<const std::byte*>(call.in.data);
   const auto parts = static_cast<std::size_t>(ranks);
   switch (call.kind) {
     case OpKind::all_gather:
     case OpKind::gather: {
-      const std::size_t bytes = call.in.bytes();  // of the _v forms too, since all ranks have as many
+      const std::size_t bytes = call.in.bytes();
       for (std::size_t i = 0; i < parts; ++i)
         if (out + i * bytes != in) std::memcpy(out + i * bytes, in, bytes);
       return;
@@ -66,12 +69,9 @@ void fill_result(const Call& call, int ranks) {
       if (call.in.count > 0 && in != out) std::memcpy(out, in, call.out.bytes());
       return;
     case OpKind::all_to_all:
-      if (call.in_counts.empty()) {
-        const std::size_t bytes = call.in.bytes() / parts;
-        for (std::size_t i = 0; i < parts; ++i) std::memcpy(out + i * bytes, in + (parts - 1) * bytes, bytes);
-        return;
-      }
-      [[fallthrough]];
+      for (std::size_t i = 0, bytes = call.in.bytes() / parts; i < parts; ++i)
+        std::memcpy(out + i * bytes, in + (parts - 1) * bytes, bytes);
+      return;
     default:
       throw Unsupported(std::string(name_of(call.kind)) +
                         ": a simulation has no other ranks whose values it could bring to this host");

@@ -107,6 +107,13 @@ TEST(Simulation, BringsToTheHostWhatEqualRanksWouldHave) {
   EXPECT_GT(s.clock.host_time(), 0);  // which has waited
   EXPECT_THAT([&] { s.world->recv(comm::view_of(swapped.data(), 3), 0); },
               ThrowsMessage<Unsupported>(HasSubstr("recv: a simulation has no other ranks")));
+  // Where the other ranks' parts have other lengths, there is nothing to make them of.
+  const std::vector<std::size_t> counts = {0, 1, 2};
+  EXPECT_THAT(
+      [&] {
+        s.world->all_gather_v(comm::view_of(std::as_const(mine).data(), 2), comm::view_of(swapped.data(), 3), counts);
+      },
+      ThrowsMessage<Unsupported>(HasSubstr("parts of different lengths")));
 }
 
 TEST(Simulation, TakesWhatWasMeasured) {

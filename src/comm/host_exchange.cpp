@@ -63,7 +63,8 @@ std::unique_ptr<HostExchange::Pending> HostExchange::begin_through_device(ConstV
 HostExchange::Pending::~Pending() = default;
 
 bool HostExchange::Pending::done() {
-  if (room_ == nullptr) return finished(work_);
+  if (done_) return true;
+  if (room_ == nullptr) return done_ = finished(work_);
   if (!arrived_.done()) return false;
   wait();
   return true;
@@ -77,7 +78,8 @@ void HostExchange::Pending::wait() {
 
 void HostExchange::Pending::finish() {
   if (out_.bytes() > 0) std::memcpy(out_.data, room_->pinned.bytes_at(offset_), out_.bytes());
-  room_->used = false;
+  room_->used = false;  // another's from here on
+  done_ = true;
 }
 
 }  // namespace tessera::comm

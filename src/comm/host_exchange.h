@@ -84,7 +84,7 @@ class HostExchange::Pending {
   ~Pending();
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
-  /// Whether `out` is there. Throws what went wrong. Never waits.
+  /// Whether `out` is there; it stays so. Throws what went wrong. Never waits.
   bool done();
 
  private:
@@ -92,7 +92,8 @@ class HostExchange::Pending {
   Pending() = default;
   void wait();
   void finish();  // what came, to the host's own memory
-  Work work_;     // of the host's memory
+  bool done_ = false;
+  Work work_;  // of the host's memory
   Room* room_ = nullptr;
   View out_;
   std::size_t offset_ = 0;  // of `out` in the room

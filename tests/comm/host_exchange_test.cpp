@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <latch>
+#include <thread>
+
 #include "tessera/comm/context.h"
 #include "tests/harness/guarded_device.h"
 
@@ -39,30 +43,53 @@ TEST(HostExchange, AlsoWhatIsEmptyOrOfDifferentLengths) {
     const std::vector<std::size_t> counts = {3, 0};
     const std::vector<std::uint8_t> mine(counts[static_cast<std::size_t>(comm.rank())], 7);
     std::vector<std::uint8_t> all(3, 0);
-    control.exchange_through_device(
-        comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size()),
-        [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
-          return comm.all_gather_v(in, out, counts, options);
-        });
+    control.exchange_through_device(comm::view_of(mine.data(), mine.size()), comm::view_of(all.data(), all.size()),
+                                    [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
+                                      return comm.all_gather_v(in, out, counts, options);
+                                    });
     EXPECT_EQ(all, std::vector<std::uint8_t>(3, 7));
   });
 }
 
-/// The streams here run when somebody waits for them: before, nothing has come.
+/// Rank 1 comes when rank 0 has looked: before, nothing can have come.
 TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
-  on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
+  std::latch looked(1);
+  on_two_ranks([&](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostExchange control(comm, device);
     double first = comm.rank() + 1.0, second = 10.0 * first;
     const auto sum = [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
       return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
     };
+    if (comm.rank() == 1) looked.wait();
     const auto one = control.begin_through_device(comm::view_of(&first, 1), comm::view_of(&first, 1), sum);
-    EXPECT_FALSE(one->done());
-    EXPECT_EQ(first, comm.rank() + 1.0);
+    if (comm.rank() == 0) {
+      EXPECT_FALSE(one->done());
+      EXPECT_EQ(first, 1.0);
+      looked.count_down();
+    }
     control.exchange_through_device(comm::view_of(&second, 1), comm::view_of(&second, 1), sum);
     EXPECT_EQ(second, 30);
     EXPECT_TRUE(one->done());  // it came before
     EXPECT_EQ(first, 3);
+  });
+}
+
+/// The room that it came in is another's then.
+TEST(HostExchange, WhatIsDoneStaysAsItIs) {
+  on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
+    HostExchange control(comm, device);
+    double first = 1, second = 10;
+    const auto sum = [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
+      return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
+    };
+    const auto one = control.begin_through_device(comm::view_of(&first, 1), comm::view_of(&first, 1), sum);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!one->done() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    EXPECT_EQ(first, 2);
+    first = 7;
+    control.exchange_through_device(comm::view_of(&second, 1), comm::view_of(&second, 1), sum);
+    EXPECT_TRUE(one->done());
+    EXPECT_EQ(first, 7);
   });
 }
 

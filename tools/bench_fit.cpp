@@ -5,6 +5,8 @@
 #include <set>
 #include <vector>
 
+#include "tools/statistics.h"
+
 namespace tessera::tools {
 namespace {
 
@@ -29,12 +31,6 @@ Line solve(const Sums& s) {
   if (free.alpha < 0) return {0, s.b / s.bb};
   if (free.beta < 0) return {s.a / s.aa, 0};
   return free;
-}
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
 }  // namespace
@@ -66,7 +62,7 @@ std::optional<AlphaBeta> fit_alpha_beta(std::span<const FitPoint> points) {
                 .span = unit / *sizes.begin()};
   std::vector<double> errors;
   for (const FitPoint& point : used) errors.push_back(std::abs(fit.microseconds(point.bytes) / point.microseconds - 1));
-  fit.median_error = median_of(errors);
+  fit.median_error = median(errors);
   fit.worst_error = *std::max_element(errors.begin(), errors.end());
   return fit;
 }

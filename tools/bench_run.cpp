@@ -13,6 +13,7 @@
 #include "tools/bench_measure.h"
 #include "tools/bench_memory.h"
 #include "tools/bench_overlap.h"
+#include "tools/statistics.h"
 
 namespace tessera::tools {
 namespace {
@@ -20,8 +21,6 @@ namespace {
 constexpr std::size_t kMemcpyBytes = std::size_t{64} << 20;
 constexpr std::size_t kMemcpyBytesOfAll = std::size_t{1} << 30;
 constexpr int kMemcpyIterations = 7;
-
-double median_of(std::vector<double> samples) { return bench_times(std::move(samples)).median; }
 
 double gigabytes_per_second(double bytes, double microseconds) {
   return microseconds > 0 ? bytes / microseconds * 1e-3 : 0;
@@ -35,10 +34,10 @@ MemcpySpeed measure_memcpy(comm::HostExchange& world, BenchMemory& memory) {
   if (memory.on_host()) of_host.emplace(memory.host_pool(), traffic);
   const auto copy = [&] { of_host ? of_host->run(traffic, Stores::plain) : memory.move(traffic); };
   const Repeats repeats{.warmup = 1, .iterations = kMemcpyIterations};
-  const double alone = median_of(measure(world, repeats, [&] {
+  const double alone = median(measure(world, repeats, [&] {
     if (world.rank() == 0) copy();
   }));
-  const double together = median_of(measure(world, repeats, copy));
+  const double together = median(measure(world, repeats, copy));
   const auto size = static_cast<double>(bytes);
   return {gigabytes_per_second(size, alone), gigabytes_per_second(size * world.size(), together)};
 }
@@ -124,10 +123,10 @@ class Bench {
 
   double measure_bound(const BenchTraffic& traffic, const std::optional<PrivateMemory>& of_host, const Repeats& main) {
     Repeats repeats = fewer(main);
-    if (!of_host) return median_of(measure(control_, repeats, [&] { memory_.move(traffic); }));
+    if (!of_host) return median(measure(control_, repeats, [&] { memory_.move(traffic); }));
     if (plan_.cold) repeats.prepare = [&] { of_host->evict(traffic); };
     const auto with = [&](Stores stores) {
-      return median_of(measure(control_, repeats, [&] { of_host->run(traffic, stores); }));
+      return median(measure(control_, repeats, [&] { of_host->run(traffic, stores); }));
     };
     const double plain = with(Stores::plain);
     return std::min(plain, with(Stores::non_temporal));
@@ -172,8 +171,7 @@ BenchTimes bench_times(std::vector<double> samples) {
   if (samples.empty()) throw base::InvalidUsage("no samples; --iterations must be 1 or more");
   std::sort(samples.begin(), samples.end());
   const std::size_t n = samples.size();
-  const double median = n % 2 == 1 ? samples[n / 2] : (samples[n / 2 - 1] + samples[n / 2]) / 2;
-  return {median, samples[(n * 99 + 99) / 100 - 1], samples.front(), samples.back()};
+  return {median(samples), samples[(n * 99 + 99) / 100 - 1], samples.front(), samples.back()};
 }
 
 void run_bench(const BenchPlan& plan, comm::Communicator& world, base::DeviceRuntime& device,

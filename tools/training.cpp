@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <numeric>
 #include <optional>
 
@@ -19,6 +17,8 @@
 #include "tools/hash.h"
 #include "tools/model_files.h"
 #include "tools/saving.h"
+#include "tools/statistics.h"
+#include "tools/training_events.h"
 
 namespace tessera::tools {
 namespace {
@@ -33,20 +33,6 @@ struct Measured {
   std::vector<double> exposed_ms;
   std::vector<std::uint64_t> figures;  // the order of `figures_of`
 };
-
-double percentile(std::vector<double> values, double part) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const auto rank = static_cast<std::size_t>(std::lround(part * static_cast<double>(values.size() - 1)));
-  return values[rank];
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
 
 /// The first two steps warm caches and pools; with fewer than three steps all there is counts.
 std::vector<double> without_warm_up(const std::vector<double>& values) {
@@ -94,7 +80,7 @@ class Training {
     outcome.result = summarize();
     engine_.meet_replicas();  // with a period: what follows is of all of them
     outcome.result.final_parameters_hash = hash_parameters(engine_);
-    if (!plan_.options.trace.empty()) outcome.last_step = gather_events();
+    if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
     export_folders(plan_, engine_, world_.rank());
     if (saving_) outcome.save_failure = saving_->failure();
@@ -235,7 +221,6 @@ class Training {
   }
 
   RunResult summarize();
-  std::vector<EventRecord> gather_events();
 
   const TrainPlan& plan_;
   comm::Communicator& world_;
@@ -306,30 +291,6 @@ RunResult Training::summarize() {
     r.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) *
                           static_cast<double>(warm.size()) / total_ms * 1e3;
   return r;
-}
-
-/// Events travel as text: unit names vary in length, and this is done once.
-std::vector<EventRecord> Training::gather_events() {
-  nlohmann::json mine = nlohmann::json::array();
-  for (const EventRecord& e : last_events_)
-    mine.push_back({static_cast<int>(e.kind), e.unit, e.rank, e.bytes, e.start_ns, e.end_ns});
-  const std::string text = mine.dump();
-  const std::vector<std::uint64_t> length = {text.size()};
-  std::vector<std::size_t> counts;
-  for (const auto& rank : control_.gather_all(length)) counts.push_back(rank[0]);
-  std::vector<std::uint8_t> all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
-  const comm::ConstView in{text.data(), text.size(), base::DType::u8, {}};
-  control_.exchange(in, comm::view_of(all.data(), all.size()), [&](comm::ConstView from, comm::View to, comm::OpOptions options) {
-    return control_communicator_->all_gather_v(from, to, counts, options);
-  });
-  std::vector<EventRecord> events;
-  const char* position = reinterpret_cast<const char*>(all.data());
-  for (const std::size_t count : counts) {
-    for (const auto& e : nlohmann::json::parse(position, position + count))
-      events.push_back({static_cast<EventKind>(e[0].get<int>()), e[1], e[2], e[3], e[4], e[5]});
-    position += count;
-  }
-  return events;
 }
 
 }  // namespace

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <vector>
+
+namespace tessera::tools {
+
+/// The one in the middle, or the mean of the two that are; 0 of none.
+double median(std::vector<double> values);
+/// That which `part` (0 to 1) of them are below; the nearest there is, 0 of none.
+double percentile(std::vector<double> values, double part);
+
+}  // namespace tessera::tools

@@ -1,5 +1,4 @@
 // A model of one's own under FSDP: embedding, blocks of attention, feed-forward with ReLU and layer norms, an output head.
-// The same program trains alone or sharded:  tessera run -n 2 -- ./04_own_model_fsdp        (or TESSERA_STRATEGY-free: edit one word)
 // The same program trains alone or sharded:  ./04_own_model_fsdp   or   tessera run -n 2 -- ./04_own_model_fsdp
 
 #include "tessera/comm/context.h"

@@ -1,0 +1,88 @@
+// A run that is stopped after three steps and goes on: 16-bit parameters with f32 masters, two microbatches a step,
+// clipped gradients, and a checkpoint that is written while training goes on. It ends with the very losses of one that
+// never stopped.
+//   tessera run -n 2 -- ./07_save_and_resume
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/context.h"
+#include "tessera/fsdp/checkpoint.h"
+#include "tessera/nn/models/causal_model.h"
+
+using namespace tessera;
+
+struct Run {
+  explicit Run(comm::Communicator& world)
+      : model(make_model(context)),
+        engine(*model, world,
+               {.strategy = fsdp::strategy_named("fsdp"), .reduce_dtype = base::DType::f32, .clip_norm = 1}),
+        control(world, context.runtime()) {}
+
+  /// The mean loss over the ranks.
+  double step() {
+    constexpr int kMicrobatches = 2;
+    const nn::Tensor tokens = nn::Tensor::zeros(context, {2, 16}, base::DType::i32);
+    for (std::int64_t i = 0; i < tokens.count(); ++i)
+      tokens.data<int>()[i] =
+          static_cast<int>((static_cast<std::int64_t>(engine.steps()) + 7 * i + engine.rank()) % 256);
+    double loss = 0;
+    for (int i = 0; i < kMicrobatches; ++i) {
+      engine.set_last_backward(i + 1 == kMicrobatches);  // gradients add up until then
+      nn::Tape tape;
+      nn::Tensor part;
+      {
+        const nn::TapeScope recording(context, &tape);
+        part = model->loss(tokens, tokens);
+      }
+      tape.backward(part, 1.0 / kMicrobatches);
+      loss += part.item() / kMicrobatches;
+    }
+    engine.step(/*learning_rate=*/1e-3);
+    control.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
+    return loss;
+  }
+
+  static std::unique_ptr<nn::CausalModel> make_model(nn::Context& context) {
+    auto model = nn::make_model(context, nn::preset("gpt-nano"));
+    model->set_dtype(base::DType::bf16);
+    return model;
+  }
+
+  nn::Context context;
+  std::unique_ptr<nn::CausalModel> model;
+  fsdp::Engine engine;
+  comm::HostExchange control;
+};
+
+int main() {
+  const auto world = comm::init();
+  const std::string folder = "07_save_and_resume.checkpoints";
+  std::vector<double> losses;
+  {
+    Run run(*world);
+    run.engine.initialize(/*seed=*/0);
+    fsdp::CheckpointWriter checkpoints(run.engine, run.control, {.folder = folder, .keep_last = 1});
+    for (int step = 1; step <= 6; ++step) {
+      losses.push_back(run.step());
+      if (step == 3) checkpoints.save({{"data", "made up"}});  // returns when the state is copied
+      checkpoints.poll();                                      // names it when every rank's part is on the disk
+    }
+    checkpoints.finish();
+  }
+  Run run(*world);  // as after a crash; any other number of ranks and any other strategy would do
+  fsdp::Checkpoint checkpoint(folder);
+  fsdp::restore(run.engine, checkpoint);
+  bool same = true;
+  for (std::size_t step = run.engine.steps(); step < losses.size(); ++step) {
+    const double loss = run.step();
+    same = same && loss == losses[step];
+    if (world->rank() == 0) std::printf("step %zu loss %.2f\n", step + 1, loss);
+  }
+  if (world->rank() == 0) std::printf("%s\n", same ? "as if it had never stopped" : "something is wrong");
+  run.control.gather_all(std::vector<int>{0});  // everybody has read
+  if (world->rank() == 0) std::filesystem::remove_all(folder);
+}

@@ -120,7 +120,9 @@ Saving::Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& 
       attributes_(attributes_of(plan)),
       rank_(control.rank()),
       scaler_(scaler),
-      writer_(engine, control, {.folder = plan.options.save, .keep_last = plan.options.keep_last.value_or(0)}) {}
+      writer_(engine, control, {.folder = plan.options.save, .keep_last = plan.options.keep_last.value_or(0)}) {
+  attempt([&] { writer_.claim(); });
+}
 
 template <class Attempt>
 void Saving::attempt(Attempt&& attempt) {

@@ -25,7 +25,7 @@ void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& sc
 /// The checkpoints of a run. A save that fails is said on rank 0, and training goes on. Collective.
 class Saving {
  public:
-  /// `scaler`: null where there is none.
+  /// `scaler`: null where there is none. Throws InvalidUsage where another run saves there.
   Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& control, const fsdp::GradientScaler* scaler);
   void after_step(std::int64_t step);
   /// Waits until the last step's is whole.

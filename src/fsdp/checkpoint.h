@@ -2,10 +2,9 @@
 //
 // A checkpoint is a folder `step-N` of a folder that all ranks see:
 //
-//   rank-R.safetensors   the ranges that rank R wrote: parameters (f32 masters where there are such) and the
-//   optimizer's
-//                        state, an n-th of all of it; and what the rank's collective plug-ins carry over. Rank 0's
-//                        has its persistent buffers, too
+//   rank-R.safetensors   the ranges that rank R wrote: parameters (f32 masters where there are such) and the state
+//                        of the optimizer, an n-th of all of it; and what the rank's collective plug-ins carry over.
+//                        Rank 0's has its persistent buffers, too
 //   rank-R.json          which ranges lie where, and an XXH3 of every 64 KiB block of that file
 //   index.json           what is saved, by whom, the program's own attributes, and a hash of each rank's list
 //
@@ -13,6 +12,7 @@
 // dies meanwhile, a folder without that ending is whole. Of several the one that was finished last is taken.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -24,6 +24,10 @@
 #include "tessera/fsdp/engine.h"
 
 namespace tessera::fsdp {
+
+namespace checkpoint {
+class FolderLock;
+}
 
 /// What the program saves beside the engine's state: seed, data position, the model's configuration...
 using Attributes = std::map<std::string, std::string>;
@@ -49,6 +53,10 @@ class TESSERA_API CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
+  /// Takes the folder for this run until the writer is gone, as the first save does otherwise. Throws InvalidUsage, on
+  /// every rank, where another run has it and keeps it for 3 seconds: two that save and remove there would destroy each
+  /// other's. SystemError where it can't be taken.
+  void claim();
   /// Of the state after engine.steps() steps. One that is still being written is finished first.
   void save(const Attributes& attributes);
   /// Whether a save is being written; the same on every rank.
@@ -62,11 +70,14 @@ class TESSERA_API CheckpointWriter {
  private:
   class Save;
   bool settle(bool wait);
+  std::string first_failure(const std::string& mine);
   void throw_first_failure(const std::string& mine);
+  void lock_folder(std::chrono::milliseconds patience);
 
   Engine& engine_;
   comm::HostExchange& control_;
   const CheckpointOptions options_;
+  std::unique_ptr<checkpoint::FolderLock> lock_;  // on rank 0
   std::unique_ptr<Save> save_;
 };
 

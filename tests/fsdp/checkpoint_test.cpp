@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -193,13 +195,50 @@ TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
   train(spec);
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder.path())) names.push_back(entry.path().filename());
-  EXPECT_THAT(names, testing::UnorderedElementsAre("latest", "step-00000003", "step-00000004"));
+  EXPECT_THAT(names, testing::UnorderedElementsAre(".lock", "latest", "step-00000003", "step-00000004"));
   Checkpoint checkpoint(folder.path());
   EXPECT_EQ(checkpoint.attributes().at("time"), "second");
   std::ifstream latest(folder.path("latest"));
   std::string name;
   latest >> name;
   EXPECT_EQ(name, "step-00000004");
+}
+
+TEST(Checkpoints, AFolderIsOneRuns) {
+  const TemporaryFolder folder;
+  TrainingSpec spec = spec_for("fsdp", 2, 1);
+  std::map<int, comm::Communicator*> controls;
+  std::mutex mutex;
+  spec.before_training = [&](Engine&, comm::Communicator& control) {
+    const std::lock_guard lock(mutex);
+    controls[control.rank()] = &control;
+  };
+  spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
+    comm::Communicator& mine = *[&] {
+      const std::lock_guard lock(mutex);
+      return controls.at(rank);
+    }();
+    comm::HostExchange control(mine, model.context().runtime());
+    const CheckpointOptions options{.folder = folder.path()};
+    auto first = std::make_unique<CheckpointWriter>(engine, control, options);
+    first->claim();
+    first->claim();  // it has it already
+    first->save({});
+    CheckpointWriter second(engine, control, options), elsewhere(engine, control, {.folder = folder.path("other")});
+    const std::string who = "another run saves there (process " + std::to_string(::getpid()) + " on ";
+    EXPECT_THAT(error_of<base::InvalidUsage>([&] { second.claim(); }), HasSubstr(who)) << rank;
+    EXPECT_THAT(error_of<base::SystemError>([&] { second.save({}); }), HasSubstr(who)) << rank;
+    elsewhere.claim();
+    first->finish();  // what it was writing meanwhile is whole
+    EXPECT_EQ(Checkpoint(folder.path()).step(), 1u);
+    first.reset();
+    control.gather_all(std::vector<int>{rank});  // rank 0 has let go
+    second.claim();
+    second.save({{"by", "second"}});
+    second.finish();
+    EXPECT_EQ(Checkpoint(folder.path()).attributes().at("by"), "second");
+  };
+  train(spec);
 }
 
 TEST(Checkpoints, AFailedSaveThrowsOnEveryRankAndTrainingGoesOn) {

@@ -87,6 +87,23 @@ class CheckpointTest(Folder):
         self.assertEqual(same_end, end)
         self.assertEqual(min(more), steps[-1] + 1)
 
+    def test_a_second_run_into_the_same_folder_is_refused(self):
+        first = subprocess.Popen([TOOL, *map(str, self.arguments(100000, "--save", self.saves, "--save-every", 1, "--keep-last", 2))],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            begin = time.monotonic()
+            while not self.whole_steps() and time.monotonic() - begin < 30:
+                time.sleep(0.05)
+            error = self.wrong(*self.arguments(2, "--save", self.saves, ranks=3))
+            self.assertRegex(error, f"{self.saves}: another run saves there .process [0-9]+ on .*; give this one a folder of its own$")
+            self.assertIsNone(first.poll())
+            self.train(1, "--save", self.folder / "another")
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+            first.wait()
+        self.train(2, "--save", self.saves)  # it waits a moment for those that were killed
+        self.assertIn(2, self.whole_steps())
+
     def test_inspect_verify_and_export(self):
         _, end = self.train(3, "--save", self.saves)
         out = self.folder / "inspect.json"
@@ -144,7 +161,7 @@ class CheckpointTest(Folder):
         more, same_end = self.train(4, "--resume", self.saves)
         self.assertEqual((sorted(more), same_end), ([3, 4], end))
         # Nothing of the one that failed keeps room, and with one to keep both fit one after the other.
-        self.assertEqual(sorted(path.name for path in self.saves.iterdir()), ["latest", "step-00000002"])
+        self.assertEqual(sorted(path.name for path in self.saves.iterdir()), [".lock", "latest", "step-00000002"])
 
 
 class FaultTest(Folder):

@@ -3,6 +3,7 @@
 #include <array>
 #include <filesystem>
 
+#include "tessera/fsdp/checkpoint/internal/folder_lock.h"
 #include "tessera/fsdp/checkpoint/internal/format.h"
 #include "tessera/fsdp/checkpoint/internal/shard_file.h"
 #include "tessera/nn/atomic_file.h"
@@ -102,7 +103,6 @@ class CheckpointWriter::Save {
 
   /// Rank 0, before the others begin.
   void make_folder() {
-    fs::create_directories(options_.folder);
     for (const auto& entry : fs::directory_iterator(options_.folder)) {  // what earlier failures left
       const std::string name = entry.path().filename().string();
       const bool begun = name.rfind("step-", 0) == 0 && name.ends_with(checkpoint::kPartial);
@@ -190,7 +190,28 @@ CheckpointWriter::CheckpointWriter(Engine& engine, comm::HostExchange& control, 
 CheckpointWriter::~CheckpointWriter() {
   if (save_ == nullptr) return;
   save_->stop();
-  if (control_.rank() == 0) save_->abandon();
+  if (lock_ != nullptr) save_->abandon();
+}
+
+void CheckpointWriter::lock_folder(std::chrono::milliseconds patience) {
+  if (lock_ == nullptr) lock_ = std::make_unique<checkpoint::FolderLock>(options_.folder, patience);
+}
+
+void CheckpointWriter::claim() {
+  std::int32_t taken = 0;
+  const auto lock = [&] {
+    try {
+      lock_folder(std::chrono::seconds(3));
+    } catch (const InvalidUsage&) {
+      taken = 1;
+      throw;
+    }
+  };
+  const std::string failure = first_failure(control_.rank() == 0 ? failure_of(lock) : "");
+  if (failure.empty()) return;
+  control_.all_reduce(&taken, 1, comm::ReduceOp::max(), "checkpoint");
+  if (taken == 1) throw InvalidUsage(failure);
+  throw SystemError(failure);
 }
 
 bool CheckpointWriter::saving() const { return save_ != nullptr; }
@@ -204,7 +225,11 @@ void CheckpointWriter::save(const Attributes& attributes) {
                                                              .tensors = tensors_of(engine_),
                                                              .buffers = buffers_of(engine_),
                                                              .manifests = {}});
-  throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->make_folder(); }) : "");
+  const auto prepare = [&] {
+    lock_folder({});
+    save_->make_folder();
+  };
+  throw_first_failure(control_.rank() == 0 ? failure_of(prepare) : "");
   throw_first_failure(failure_of([&] { save_->begin(control_.rank(), engine_); }));
   throw_first_failure(failure_of([&] { save_->copy(engine_); }));
   if (!options_.asynchronous) finish();
@@ -234,8 +259,8 @@ bool CheckpointWriter::settle(bool wait) {
   return true;
 }
 
-/// Throws on all ranks where `mine` is not empty on one; collective.
-void CheckpointWriter::throw_first_failure(const std::string& mine) {
+/// The first that isn't empty, by rank, on all ranks; collective.
+std::string CheckpointWriter::first_failure(const std::string& mine) {
   constexpr std::size_t kMost = 480;
   std::vector<std::uint8_t> text(mine.begin(),
                                  mine.begin() + static_cast<std::ptrdiff_t>(std::min(mine.size(), kMost)));
@@ -243,16 +268,23 @@ void CheckpointWriter::throw_first_failure(const std::string& mine) {
   const auto all = control_.gather_all(text);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank][0] == 0) continue;
-    const std::string reason(all[rank].begin(), std::find(all[rank].begin(), all[rank].end(), std::uint8_t{0}));
-    const std::uint64_t step = save_->step();
-    save_->stop();
-    std::int32_t stopped = 1;
-    control_.all_reduce(&stopped, 1, comm::ReduceOp::min(), "checkpoint");  // nobody writes there any more
-    if (control_.rank() == 0) save_->abandon();
-    save_.reset();
-    throw SystemError("checkpoint of step " + std::to_string(step) + " is not written: rank " + std::to_string(rank) +
-                      ": " + reason);
+    return "rank " + std::to_string(rank) + ": " +
+           std::string(all[rank].begin(), std::find(all[rank].begin(), all[rank].end(), std::uint8_t{0}));
   }
+  return "";
+}
+
+/// Throws on all ranks where `mine` is not empty on one; collective.
+void CheckpointWriter::throw_first_failure(const std::string& mine) {
+  const std::string failure = first_failure(mine);
+  if (failure.empty()) return;
+  const std::uint64_t step = save_->step();
+  save_->stop();
+  std::int32_t stopped = 1;
+  control_.all_reduce(&stopped, 1, comm::ReduceOp::min(), "checkpoint");  // nobody writes there any more
+  if (lock_ != nullptr) save_->abandon();
+  save_.reset();
+  throw SystemError("checkpoint of step " + std::to_string(step) + " is not written: " + failure);
 }
 
 }  // namespace tessera::fsdp

@@ -85,8 +85,15 @@ void Engine::fill_carried(const std::function<void(const CollectivePlugin::State
 }
 
 CollectiveStats Engine::collective_stats(OpKind collective) const {
-  for (const Carrier& carrier : carriers(options_.strategy, *fabric_))
-    if (carrier.collective == collective) return carrier.plugin.stats();
+  for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) {
+    if (carrier.collective != collective) continue;
+    CollectiveStats stats = carrier.plugin.stats();
+    if (collective == OpKind::all_gather) {
+      stats.raw += fabric_->encodings_sent;
+      stats.sent += fabric_->encodings_sent;
+    }
+    return stats;
+  }
   throw InvalidUsage("collective_stats: an engine has no " + std::string(comm::name_of(collective)));
 }
 

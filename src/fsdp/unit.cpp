@@ -215,7 +215,10 @@ void Unit::gather(std::size_t already) {
                               {.after = &stream, .label = name()},
                               fabric_.copier};
     gathers_ = transfers.empty() ? Works() : fabric_.all_gather->run(call);
-    for (const Transfer& encoding : encodings) gathers_.add(start_plain(comm::OpKind::all_gather, call, encoding));
+    for (const Transfer& encoding : encodings) {
+      gathers_.add(start_plain(comm::OpKind::all_gather, call, encoding));
+      fabric_.encodings_sent += plain_bytes(comm::OpKind::all_gather, encoding, call.channel.size());
+    }
   }
 }
 

@@ -35,8 +35,9 @@ struct Fabric {
   std::unique_ptr<LeasePool> gradients;   ///< unsharded
   std::unique_ptr<LeasePool> buffers;     ///< of collective plug-ins
   std::unique_ptr<CollectivePlugin> all_gather, reduce_scatter, all_reduce;  ///< gone before their buffers
-  bool exact_gathers = true;      ///< what is gathered has the bits of the parameters at rest
-  bool carries_encodings = true;  ///< ... and encodings are among it; else they go as `plain` does
+  bool exact_gathers = true;         ///< what is gathered has the bits of the parameters at rest
+  bool carries_encodings = true;     ///< ... and encodings are among it; else they go as `plain` does
+  std::uint64_t encodings_sent = 0;  ///< bytes, by this rank, of those that do
   Recorder recorder;
   Copier copier;
   std::unique_ptr<Offload> offload;  ///< null: everything is on the device

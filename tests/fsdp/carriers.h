@@ -1,6 +1,10 @@
 // Trainings whose collectives are carried by plug-ins.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <utility>
+
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -19,6 +23,17 @@ inline harness::TrainingSpec spec_for(const std::string& strategy, int ranks, co
   spec.engine.strategy.reduce_scatter = carriers.reduce_scatter;
   spec.engine.strategy.all_reduce = carriers.all_reduce;
   return spec;
+}
+
+/// What plug-ins say that they sent is what their communicators counted. For TrainingSpec::after_step.
+inline void stats_are_what_was_sent(int rank, int /*step*/, Engine& engine, nn::CausalModel& /*model*/) {
+  engine.settle();
+  const EngineTraffic traffic = engine.traffic();
+  for (const auto& [kind, sent] : {std::pair(comm::OpKind::all_gather, traffic.all_gather.bytes_sent),
+                                   {comm::OpKind::reduce_scatter, traffic.reduce_scatter.bytes_sent},
+                                   {comm::OpKind::all_reduce, traffic.all_reduce.bytes_sent}})
+    EXPECT_EQ(engine.collective_stats(kind).sent, sent) << comm::name_of(kind) << " of rank " << rank;
+  EXPECT_THROW(static_cast<void>(engine.collective_stats(comm::OpKind::barrier)), base::InvalidUsage);
 }
 
 inline Carriers everywhere(const std::string& name) { return {name, name, name}; }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/fsdp/adapters.h"
+#include "tests/fsdp/carriers.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -57,6 +58,7 @@ TEST(CompressedGathers, LeaveEncodingsToPlainAndCostWhatTheFormulaSays) {
       TrainingSpec spec = quantized(spec_for(strategy, ranks));
       spec.engine.strategy.all_gather = carrier;
       spec.engine.poison = spec.lazy_streams = true;
+      spec.after_step = stats_are_what_was_sent;
       const TrainingRecord record = train(spec);
       EXPECT_EQ(encodings_of(record, encodings), encodings) << strategy << carrier;
       const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes);

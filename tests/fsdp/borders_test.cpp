@@ -3,11 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <map>
-#include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/activation_checkpoint.h"
+#include "tests/fsdp/saved_training.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
@@ -213,37 +212,13 @@ TEST(MixedUnits, OnADeviceTheHostCantReachHaveTheSameBitsAndMakeItWaitForNothing
 
 // --- checkpoints
 
-TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at) {
-  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
-  auto mutex = std::make_shared<std::mutex>();
-  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(*mutex);
-    (*controls)[control.rank()] = &control;
-  };
-  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step != at) return;
-    comm::HostExchange control(*controls->at(rank), model.context().runtime());
-    CheckpointWriter(engine, control, {.folder = folder, .asynchronous = false}).save({});
-  };
-  return spec;
-}
-
-TrainingSpec resumed(TrainingSpec spec, const std::string& folder, int from) {
-  spec.first_step = from;
-  spec.before_training = [folder](Engine& engine, comm::Communicator&) {
-    Checkpoint checkpoint(folder);
-    restore(engine, checkpoint);
-  };
-  return spec;
-}
-
 TEST_P(Mixed, CheckpointsAreOfF32ValuesAndReadWithAnyChoiceOfDtypes) {
   const nn::test::TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, GetParam());
   spec.global_batch = 12;
   spec.steps = 4;
   const TrainingRecord whole = train(saving(spec, folder.path(), 1));
-  const TrainingRecord later = train(resumed(spec, folder.path(), 2));
+  const TrainingRecord later = train(resuming(spec, folder.path(), 2));
   EXPECT_EQ(later.parameters, whole.parameters) << "an interrupted run";
   EXPECT_EQ(later.losses, std::vector<double>(whole.losses.begin() + 2, whole.losses.end()));
   TrainingSpec until = spec;
@@ -255,7 +230,7 @@ TEST_P(Mixed, CheckpointsAreOfF32ValuesAndReadWithAnyChoiceOfDtypes) {
       TrainingSpec next = spec_for(name, ranks, other);
       next.global_batch = 12;
       next.steps = 2;
-      EXPECT_EQ(train(resumed(next, folder.path(), 2)).parameters, saved) << name << " " << other.name;
+      EXPECT_EQ(train(resuming(next, folder.path(), 2)).parameters, saved) << name << " " << other.name;
     }
 }
 

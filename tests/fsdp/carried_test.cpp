@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
+#include "tests/fsdp/saved_training.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -36,24 +37,6 @@ TrainingSpec spec_for(const Case& c) {
   spec.engine = engine_for(c.strategy);
   spec.engine.strategy.reduce_scatter = c.reduce_scatter;
   spec.engine.strategy.all_reduce = c.all_reduce;
-  return spec;
-}
-
-/// Saves after the second step.
-TrainingSpec saving(TrainingSpec spec, const std::string& folder) {
-  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
-  auto mutex = std::make_shared<std::mutex>();
-  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(*mutex);
-    (*controls)[control.rank()] = &control;
-  };
-  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step != 1) return;
-    comm::HostExchange control(*controls->at(rank), model.context().runtime());
-    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = true});
-    writer.save({});
-    writer.finish();
-  };
   return spec;
 }
 
@@ -93,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Plugins, Carried,
 TEST_P(Carried, ComesBackWithACheckpoint) {
   const TemporaryFolder folder;
   const TrainingSpec spec = spec_for(GetParam());
-  const TrainingRecord whole = train(saving(spec, folder.path()));
+  const TrainingRecord whole = train(saving(spec, folder.path(), 1, /*asynchronous=*/true));
   const Resumed resumed = resume(spec, folder.path());
   EXPECT_EQ(resumed.dropped, "");
   EXPECT_EQ(resumed.record.parameters, whole.parameters);
@@ -103,7 +86,7 @@ TEST_P(Carried, ComesBackWithACheckpoint) {
 
 TEST_P(Carried, IsDroppedWithALineWhereItDoesNotFit) {
   const TemporaryFolder folder;
-  train(saving(spec_for(GetParam()), folder.path()));
+  train(saving(spec_for(GetParam()), folder.path(), 1, /*asynchronous=*/true));
   Case fewer = GetParam();
   fewer.ranks = fewer.ranks == 2 ? 4 : 2;
   EXPECT_THAT(resume(spec_for(fewer), folder.path()).dropped, HasSubstr("they begin anew"));
@@ -148,7 +131,7 @@ TEST_P(Carried, BeginsAnewAfterARefresh) {
 
 TEST(CarriedByNothing, IsNothingToSpeakOf) {
   const TemporaryFolder folder;
-  train(saving(spec_for({"fsdp", 2, "plain", "plain"}), folder.path()));
+  train(saving(spec_for({"fsdp", 2, "plain", "plain"}), folder.path(), 1, /*asynchronous=*/true));
   EXPECT_EQ(resume(spec_for({"fsdp", 3, "int8", "plain"}), folder.path()).dropped, "");
 }
 

@@ -107,20 +107,16 @@ TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
   const TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, 6);
   WholeState at_save, at_end;
-  std::map<int, std::unique_ptr<comm::HostExchange>> controls;
   std::map<int, std::unique_ptr<CheckpointWriter>> writers;
   std::mutex mutex;
-  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-    const std::lock_guard lock(mutex);
-    auto& exchange = controls[control.rank()];
-    exchange = std::make_unique<comm::HostExchange>(control, engine.model().context().runtime());
-    writers[control.rank()] = std::make_unique<CheckpointWriter>(
-        engine, *exchange, CheckpointOptions{.folder = folder.path(), .buffer_bytes = 1});
-  };
-  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
+  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
     CheckpointWriter& writer = *[&] {
       const std::lock_guard lock(mutex);
-      return writers.at(rank).get();
+      auto& mine = writers[control.rank()];
+      if (mine == nullptr)
+        mine = std::make_unique<CheckpointWriter>(engine, control,
+                                                  CheckpointOptions{.folder = folder.path(), .buffer_bytes = 1});
+      return mine.get();
     }();
     if (step == 1) {
       writer.save({});
@@ -132,7 +128,7 @@ TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
       EXPECT_FALSE(writer.saving());
       at_end.add(engine);
       const std::lock_guard lock(mutex);
-      writers.erase(rank);
+      writers.erase(control.rank());
     }
   };
   train(spec);
@@ -175,18 +171,7 @@ TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
   const TemporaryFolder folder;
   folder.write("latest.tmp-1-0", "left by a run that was killed");
   TrainingSpec spec = spec_for("zero2", 2, 4);
-  std::map<int, comm::Communicator*> controls;
-  std::mutex mutex;
-  spec.before_training = [&](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(mutex);
-    controls[control.rank()] = &control;
-  };
-  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    comm::Communicator& mine = *[&] {
-      const std::lock_guard lock(mutex);
-      return controls.at(rank);
-    }();
-    comm::HostExchange control(mine, model.context().runtime());
+  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 2});
     writer.save({{"time", "first"}});
     writer.save({{"time", step == 3 ? "second" : "first"}});
@@ -207,18 +192,8 @@ TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
 TEST(Checkpoints, AFolderIsOneRuns) {
   const TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, 1);
-  std::map<int, comm::Communicator*> controls;
-  std::mutex mutex;
-  spec.before_training = [&](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(mutex);
-    controls[control.rank()] = &control;
-  };
-  spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
-    comm::Communicator& mine = *[&] {
-      const std::lock_guard lock(mutex);
-      return controls.at(rank);
-    }();
-    comm::HostExchange control(mine, model.context().runtime());
+  spec.between_steps = [&](int, Engine& engine, comm::HostExchange& control) {
+    const int rank = control.rank();
     const CheckpointOptions options{.folder = folder.path()};
     auto first = std::make_unique<CheckpointWriter>(engine, control, options);
     first->claim();
@@ -245,22 +220,16 @@ TEST(Checkpoints, AFailedSaveThrowsOnEveryRankAndTrainingGoesOn) {
   const TemporaryFolder folder;
   fs::create_directory(folder.path("step-00000001.partial"));
   TrainingSpec spec = spec_for("fsdp", 3, 2);
-  std::map<int, comm::Communicator*> controls;
   std::map<int, std::string> errors;
   std::mutex mutex;
-  spec.before_training = [&](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(mutex);
-    controls[control.rank()] = &control;
-  };
-  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
+  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
     if (step != 0) return;
-    comm::HostExchange control(*controls.at(rank), model.context().runtime());
     // A file where the folder should be.
     CheckpointWriter writer(engine, control, {.folder = folder.write("file", "x") + "/below"});
     const std::string error = error_of<base::SystemError>([&] { writer.save({}); });
     EXPECT_FALSE(writer.saving());
     const std::lock_guard lock(mutex);
-    errors[rank] = error;
+    errors[control.rank()] = error;
   };
   EXPECT_EQ(train(spec).losses, train(spec_for("fsdp", 3, 2)).losses);
   ASSERT_EQ(errors.size(), 3u);

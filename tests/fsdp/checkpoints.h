@@ -10,6 +10,7 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/host_access.h"
+#include "tests/fsdp/saved_training.h"
 #include "tests/harness/training.h"
 
 namespace tessera::fsdp {
@@ -50,30 +51,12 @@ inline TrainingSpec spec_for(const std::string& strategy, int ranks, int steps =
   return spec;
 }
 
-/// Saves after step `at` (from 0) and waits.
-inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state = nullptr) {
-  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
-  auto mutex = std::make_shared<std::mutex>();
-  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(*mutex);
-    (*controls)[control.rank()] = &control;
-  };
-  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step != at) return;
-    comm::HostExchange control(*controls->at(rank), model.context().runtime());
-    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = false});
-    writer.save({{"colour", "blue"}});
-    if (state != nullptr) state->add(engine);
-  };
-  return spec;
-}
-
-inline TrainingSpec resuming(TrainingSpec spec, const std::string& folder, int from, RestoreOptions options = {}) {
-  spec.first_step = from;
-  spec.seed += 1;  // other initial values: all must come from the checkpoint
-  spec.before_training = [=](Engine& engine, comm::Communicator&) {
-    Checkpoint checkpoint(folder);
-    restore(engine, checkpoint, options);
+/// Saves after step `at` (from 0), and keeps what there was to be saved.
+inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state) {
+  spec = saving(std::move(spec), folder, at);
+  spec.between_steps = [=, save = spec.between_steps](int step, Engine& engine, comm::HostExchange& control) {
+    save(step, engine, control);
+    if (step == at) state->add(engine);
   };
   return spec;
 }

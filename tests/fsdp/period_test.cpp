@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
+#include "tests/fsdp/saved_training.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -216,22 +217,6 @@ TEST(Period, ADevicesMemoryIsNotTouchedByTheHost) {
 
 // --- checkpoints within a period
 
-TrainingSpec saving(TrainingSpec spec, const std::string& folder) {
-  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
-  auto mutex = std::make_shared<std::mutex>();
-  spec.before_training = [controls, mutex](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(*mutex);
-    (*controls)[control.rank()] = &control;
-  };
-  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step != 3) return;
-    comm::HostExchange control(*controls->at(rank), model.context().runtime());
-    CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = false});
-    writer.save({});
-  };
-  return spec;
-}
-
 TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string* dropped, bool forget = false) {
   spec.first_step = 4;
   spec.seed += 1;  // other initial values: all must come from the checkpoint
@@ -248,7 +233,7 @@ TEST_P(Periods, GoOnFromACheckpointWithin) {
   const TemporaryFolder folder;
   std::string dropped;
   const TrainingSpec given = spec(3, 8);  // saved after 4 steps, met after 3 and 6
-  const TrainingRecord whole = train(saving(given, folder.path()));
+  const TrainingRecord whole = train(saving(given, folder.path(), 3));
   EXPECT_EQ(train(resuming(given, folder.path(), &dropped)).parameters, whole.parameters);
   EXPECT_EQ(dropped, "");
   // The negative control: from where they met last.
@@ -259,7 +244,7 @@ TEST(PeriodicCheckpoints, OtherWorldsBeginWhereTheReplicasMetLast) {
   const TemporaryFolder folder;
   std::string dropped;
   const auto steps = shown(spec_for("diloco", "2x1", 3, 3));
-  train(saving(spec_for("diloco", "2x1", 3, 5), folder.path()));
+  train(saving(spec_for("diloco", "2x1", 3, 5), folder.path(), 3));
   for (const char* strategy : {"ddp", "diloco"}) {
     TrainingSpec other = spec_for("diloco", "4x1", 3, 4);
     if (std::string(strategy) == "ddp") {

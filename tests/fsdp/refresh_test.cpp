@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "tessera/fsdp/checkpoint.h"
+#include "tests/fsdp/saved_training.h"
 #include "tests/fsdp/small_training.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/nn/temporary_folder.h"
@@ -200,24 +201,16 @@ TEST(Refresh, AnOptimizerBeginsWhereTrainingDoes) {
 TEST(Refresh, ARunThatGoesOnKnowsWhereOptimizersBegan) {
   const nn::test::TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2);
-  std::mutex mutex;
-  std::map<int, std::unique_ptr<comm::Communicator>> controls;
-  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+  spec.before_training = [](Engine& engine, comm::Communicator&) {
     freeze(engine.model(), true);
     engine.refresh();
-    auto own = control.split(0, control.rank());
-    const std::lock_guard lock(mutex);
-    controls[control.rank()] = std::move(own);
   };
-  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step == 1) freeze(model, false);
-    if (step == 1) engine.refresh();
-    if (step == 2) {
-      comm::HostExchange control(*controls.at(rank), model.context().runtime());
-      CheckpointWriter(engine, control, {.folder = folder.path(), .asynchronous = false}).save({});
-    }
-    if (step == 4) controls.at(rank).reset();
+  spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
+    if (step != 1) return;
+    freeze(model, false);
+    engine.refresh();
   };
+  spec = saving(spec, folder.path(), 2);
   const TrainingRecord whole = train(spec);
   TrainingSpec resumed = spec_for("fsdp", 2);
   resumed.first_step = 3;

@@ -8,6 +8,7 @@
 
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/checkpoint_hf.h"
+#include "tests/fsdp/saved_training.h"
 #include "tests/fsdp/small_training.h"
 #include "tests/fsdp/statistics.h"
 #include "tests/nn/temporary_folder.h"
@@ -22,33 +23,15 @@ using nn::test::TemporaryFolder;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at) {
-  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
-  auto mutex = std::make_shared<std::mutex>();
-  spec.before_training = [controls, mutex](Engine& engine, comm::Communicator& control) {
+/// With values that no default has.
+TrainingSpec with_odd_values(TrainingSpec spec) {
+  spec.before_training = [](Engine& engine, comm::Communicator&) {
     engine.fill_buffers(
         [](const nn::ModuleBuffer&, void* out) {
           const std::int64_t values[] = {std::int64_t{1} << 60, -5};
           std::memcpy(out, values, sizeof(values));
         },
         [](const nn::ModuleBuffer& buffer) { return buffer.dtype() == DType::i64; });
-    const std::lock_guard lock(*mutex);
-    (*controls)[control.rank()] = &control;
-  };
-  spec.after_step = [=](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step != at) return;
-    comm::HostExchange control(*controls->at(rank), model.context().runtime());
-    CheckpointWriter(engine, control, {.folder = folder, .asynchronous = false}).save({});
-  };
-  return spec;
-}
-
-TrainingSpec resuming(TrainingSpec spec, const std::string& folder, int from, RestoreOptions options = {}) {
-  spec.first_step = from;
-  spec.seed += 1;  // other initial values: all must come from the checkpoint
-  spec.before_training = [=](Engine& engine, comm::Communicator&) {
-    Checkpoint checkpoint(folder);
-    restore(engine, checkpoint, options);
   };
   return spec;
 }
@@ -62,7 +45,7 @@ TEST(SavedBuffers, AResumedRunIsTheOneThatNeverStopped) {
       const TemporaryFolder folder;
       TrainingSpec spec = statistics_spec(strategy, 2, {.feeds_back = speaks});
       if (speaks) spec.engine.buffers = Buffers::first_rank;
-      const StatisticsRecord whole = train_statistics(saving(spec, folder.path(), 1));
+      const StatisticsRecord whole = train_statistics(saving(with_odd_values(spec), folder.path(), 1));
       const StatisticsRecord resumed = train_statistics(resuming(spec, folder.path(), 2));
       EXPECT_EQ(resumed.training.parameters, whole.training.parameters);
       EXPECT_EQ(resumed.training.losses, tail(whole.training.losses));
@@ -88,7 +71,7 @@ TEST(SavedBuffers, AreThereOnceAndReadByEveryRankOfAnyWorld) {
   const StatisticsRecord saved = [&] {
     TrainingSpec spec = statistics_spec("fsdp", 3);
     spec.steps = 2;
-    return train_statistics(saving(spec, folder.path(), 1));
+    return train_statistics(saving(with_odd_values(spec), folder.path(), 1));
   }();
   Checkpoint checkpoint(folder.path());
   std::vector<std::string> names;
@@ -150,8 +133,8 @@ TEST(SavedBuffers, ThatAreMissingUnexpectedOrOthersAreNamed) {
   const TemporaryFolder with, none;
   TrainingSpec spec = statistics_spec("fsdp", 1);
   spec.steps = 1;
-  train(saving(spec, with.path(), 0));
-  train(saving(without("fsdp"), none.path(), 0));
+  train(saving(with_odd_values(spec), with.path(), 0));
+  train(saving(with_odd_values(without("fsdp")), none.path(), 0));
   const auto read = [](TrainingSpec to, const std::string& folder, bool strict) {
     RestoreReport report;
     to.steps = 0;
@@ -177,7 +160,7 @@ TEST(SavedBuffers, ThatAreDamagedAreNamed) {
   const TemporaryFolder folder;
   TrainingSpec spec = statistics_spec("fsdp", 2);
   spec.steps = 1;
-  train(saving(spec, folder.path(), 0));
+  train(saving(with_odd_values(spec), folder.path(), 0));
   std::vector<std::byte> out(64 * 4);
   {
     Checkpoint whole(folder.path());

@@ -37,6 +37,7 @@ class Rank {
                   .device = {},
                   .runtime = spec.runtime}),
         control_(world.split(0, world.rank())),
+        exchange_(*control_, context_.runtime()),
         model_(spec.make_model ? spec.make_model(context_) : nn::make_model(context_, spec.model)),
         engine_(in_dtypes(*model_, spec), world, spec.engine) {
     engine_.initialize(spec.seed);
@@ -85,6 +86,7 @@ class Rank {
     losses_.push_back(mean);
     if (engine_.measures_norm()) norms_.push_back(engine_.grad_norm());
     if (spec_.after_step) spec_.after_step(world_.rank(), step, engine_, *model_);
+    if (spec_.between_steps) spec_.between_steps(step, engine_, exchange_);
     events_ = engine_.recorder().take();
     if (step == spec_.first_step) {
       engine_.settle();
@@ -160,6 +162,7 @@ class Rank {
   std::mutex& mutex_;
   nn::Context context_;
   std::unique_ptr<comm::Communicator> control_;
+  comm::HostExchange exchange_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::vector<double> losses_, norms_;

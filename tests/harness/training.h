@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/comm/context.h"
+#include "tessera/comm/host_exchange.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tests/harness/guarded_device.h"
@@ -43,6 +44,8 @@ struct TrainingSpec {
   std::function<void(fsdp::Engine& engine, comm::Communicator& control)> before_training;
   /// Called on every rank after each step's backward and after each step.
   std::function<void(int rank, int step, fsdp::Engine&engine, nn::CausalModel&model)> after_backward, after_step;
+  /// Called on every rank after `after_step`, with what ranks tell each other over as long as the training lasts.
+  std::function<void(int step, fsdp::Engine& engine, comm::HostExchange& control)> between_steps = {};
 };
 
 /// What the slowest, largest or first rank saw.

@@ -2,9 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
-
 #include "tessera/fsdp/checkpoint.h"
+#include "tests/fsdp/saved_training.h"
 #include "tests/harness/training.h"
 #include "tests/nn/temporary_folder.h"
 
@@ -96,32 +95,12 @@ TEST(Lab, ACheckpointGoesOnBitForBit) {
   TrainingSpec spec = spec_for(kLab + ":hfsdp", 4);
   spec.steps = 4;
   const TrainingRecord whole = train(spec);
-  auto controls = std::make_shared<std::map<int, comm::Communicator*>>();
-  std::mutex mutex;
-  TrainingSpec saving = spec;
-  saving.before_training = [&](Engine&, comm::Communicator& control) {
-    const std::lock_guard lock(mutex);
-    (*controls)[control.rank()] = &control;
-  };
-  saving.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
-    if (step != 1) return;
-    comm::HostExchange control(*controls->at(rank), model.context().runtime());
-    CheckpointWriter writer(engine, control, {.folder = folder.path()});
-    writer.save({});
-    writer.finish();
-  };
-  train(saving);
+  train(saving(spec, folder.path(), 1));
   EXPECT_EQ(Checkpoint(folder.path()).strategy(), kLab + ":hfsdp");
   for (const std::string& strategy : {kLab + ":hfsdp", std::string("fsdp")}) {
     TrainingSpec resumed = spec_for(strategy, 4);
     resumed.steps = 4;
-    resumed.first_step = 2;
-    resumed.seed = 1;  // the data's is the step: all values must come from the checkpoint
-    resumed.before_training = [&](Engine& engine, comm::Communicator&) {
-      Checkpoint checkpoint(folder.path());
-      restore(engine, checkpoint);
-    };
-    EXPECT_EQ(train(resumed).parameters, whole.parameters) << strategy;
+    EXPECT_EQ(train(resuming(resumed, folder.path(), 2)).parameters, whole.parameters) << strategy;
   }
 }
 

@@ -47,7 +47,7 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
     throw InvalidUsage("--init " + o.init + " with --resume " + o.resume +
                        ": the checkpoint has the values; leave --init out");
   if (o.init.empty() && checkpoint.empty()) return nn::find_config(o.model);
-  const nn::ModelConfig config = checkpoint.empty() ? nn::HfFolder(o.init).config() : model_in(checkpoint);
+  nn::ModelConfig config = checkpoint.empty() ? nn::HfFolder(o.init).config() : model_in(checkpoint);
   if (o.model_given) {
     nn::ModelConfig named = nn::find_config(o.model);
     named.name = config.name;

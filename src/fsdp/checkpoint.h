@@ -123,7 +123,7 @@ class TESSERA_API Checkpoint {
   struct Carried {
     std::string name;
     std::size_t count = 0;
-    auto operator<=>(const Carried&) const = default;
+    auto operator<=>(const Carried&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
   };
   std::vector<Carried> carried(int rank) const;  ///< in byte order of the names
   /// One of those. Throws InvalidUsage as read().

@@ -117,8 +117,9 @@ Engine::~Engine() {
 
 void Engine::add_unit(UnitSpec spec) {
   std::optional<Strategy> own = options_.strategy_of ? options_.strategy_of(spec) : std::nullopt;
+  const bool has_own = own.has_value();
   Strategy strategy = options_.strategy;
-  if (own) {
+  if (has_own) {
     strategy = options_.mesh->size_of(kGroupAxis) > 1 ? over_groups(*std::move(own)) : *std::move(own);
     for (const auto member : {&Strategy::all_gather, &Strategy::reduce_scatter, &Strategy::all_reduce})
       if (strategy.*member != options_.strategy.*member)
@@ -132,7 +133,7 @@ void Engine::add_unit(UnitSpec spec) {
   if (plan.periodic && options_.buffers != Buffers::own)
     throw Unsupported("strategy " + strategy.name +
                       " has a period, between whose ends replicas are alone; leave buffers each rank's own");
-  if (periodic_axis(strategy) != periodic_axis(options_.strategy) || (own && plan.periodic))
+  if (periodic_axis(strategy) != periodic_axis(options_.strategy) || (has_own && plan.periodic))
     throw Unsupported("unit " + spec.name + ": strategy " + strategy.name + " beside " + options_.strategy.name +
                       ", and units whose replicas meet once in a period can't be mixed");
   strategies_.push_back(std::move(strategy));

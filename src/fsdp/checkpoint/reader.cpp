@@ -100,7 +100,7 @@ void widen(DType dtype, const std::vector<std::byte>& from, float* out) {
 std::string resolve(const std::string& folder) {
   if (fs::exists(fs::path(folder) / checkpoint::kIndex)) return folder;
   if (!fs::is_directory(folder)) throw InvalidUsage(folder + ": no such folder");
-  const std::string newest = latest_checkpoint(folder);
+  std::string newest = latest_checkpoint(folder);
   if (newest.empty()) throw InvalidUsage(folder + ": no checkpoint in it that was finished");
   return newest;
 }

@@ -24,28 +24,34 @@ struct Meeting {
 class MeetingCommunicator : public comm::Communicator {
  public:
   MeetingCommunicator(int rank, int size, std::shared_ptr<Meeting> m) : Communicator(rank, size, {}), meeting_(std::move(m)) {
-    capabilities_ = {.backend = "meeting", .dtypes = {base::DType::f32}, .memory = {comm::MemoryKind::host}};
+    capabilities_ = {.backend = "meeting", .dtypes = {base::DType::f32, base::DType::u8}, .memory = {comm::MemoryKind::host}};
   }
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
 
  private:
-  const float* input(int of) const { return static_cast<const float*>(meeting_->calls[of]->in.data); }
-  void reduce(const Call& call, std::size_t first, std::vector<float>& out) const {
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      for (int r = 0; r < size(); ++r) out[i] += input(r)[first + i];
-      if (call.op.kind == comm::ReduceOp::Kind::avg) out[i] /= static_cast<float>(call.op.scalar);
+  template <class T>
+  const T* input(int of) const { return static_cast<const T*>(meeting_->calls[of]->in.data); }
+  template <class T>
+  void reduce(const Call& call, std::size_t first, T* out) const {
+    for (std::size_t i = 0; i < call.out.count; ++i) {
+      for (int r = 0; r < size(); ++r) out[i] = static_cast<T>(out[i] + input<T>(r)[first + i]);
+      if (call.op.kind == comm::ReduceOp::Kind::avg) out[i] = static_cast<T>(out[i] / static_cast<T>(call.op.scalar));
     }
+  }
+  void reduce(const Call& call, std::size_t first, std::byte* out) const {
+    if (call.in.dtype == base::DType::f32) return reduce(call, first, reinterpret_cast<float*>(out));
+    reduce(call, first, reinterpret_cast<std::uint8_t*>(out));
   }
   Work do_start(const Call& call) override {
     meeting_->calls[rank()] = &call;
     meeting_->arrived.arrive_and_wait();  // all inputs are there
-    std::vector<float> result(call.out.count);
+    std::vector<std::byte> result(call.out.bytes());
     switch (call.kind) {
       case OpKind::barrier: break;
-      case OpKind::all_reduce: reduce(call, 0, result); break;
-      case OpKind::reduce_scatter: reduce(call, rank() * call.out.count, result); break;
+      case OpKind::all_reduce: reduce(call, 0, result.data()); break;
+      case OpKind::reduce_scatter: reduce(call, rank() * call.out.count, result.data()); break;
       case OpKind::all_gather:
-        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.count], input(r), call.in.bytes());
+        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.bytes()], input<std::byte>(r), call.in.bytes());
         break;
       default: throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over meeting");
     }

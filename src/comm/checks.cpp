@@ -46,6 +46,13 @@ void Checker::peer() const {
 void Checker::views() const {
   if (call_.in.dtype != call_.out.dtype)
     fail("in is " + std::string(name_of(call_.in.dtype)) + " but out is " + std::string(name_of(call_.out.dtype)));
+  const auto& dtypes = capabilities_.dtypes;
+  if (std::find(dtypes.begin(), dtypes.end(), call_.in.dtype) == dtypes.end()) {
+    std::string known;
+    for (const DType dtype : dtypes) known += " " + std::string(name_of(dtype));
+    throw Unsupported(std::string(name_of(call_.kind)) + ": backend " + capabilities_.backend + " doesn't take " +
+                      std::string(name_of(call_.in.dtype)) + "; it takes" + known);
+  }
   if (call_.in.data == nullptr && call_.in.count != 0) fail("in is null with " + number(call_.in.count) + " elements");
   if (call_.out.data == nullptr && call_.out.count != 0)
     fail("out is null with " + number(call_.out.count) + " elements");

@@ -16,7 +16,7 @@ class Checker {
   void reduce_op() const;
   void root() const;
   void peer() const;
-  /// Equal dtypes, devices that the backend takes, no null pointer with elements.
+  /// Equal dtypes that the backend takes, devices that it takes, no null pointer with elements.
   void views() const;
   void out_count(std::size_t needed, std::string_view why) const;
   void out_parts(std::size_t per_rank) const;

@@ -53,6 +53,42 @@ TEST(Operations, PartsOfDifferentLengths) {
     });
 }
 
+/// Of one rank, for numbers in f32 and bytes.
+class Narrow final : public Communicator {
+ public:
+  Narrow() : Communicator(0, 1, {}) {
+    capabilities_ = {.backend = "narrow", .dtypes = {DType::f32, DType::u8}, .memory = {MemoryKind::host}};
+  }
+  const Capabilities& capabilities() const noexcept override { return capabilities_; }
+  int started = 0;
+
+ private:
+  Work do_start(const Call&) override { return ++started, Work(); }
+  Work do_batch(std::span<const Call>) override { return {}; }
+  std::unique_ptr<Communicator> do_split(int, int) override { return nullptr; }
+  Buffer do_allocate(std::size_t, MemoryKind, std::optional<MemoryUse>) override { return {}; }
+  void do_abort(std::string_view) noexcept override {}
+  void do_meter(MeterSnapshot&) const override {}
+  Capabilities capabilities_;
+};
+
+TEST(Operations, OnlyInDtypesThatTheBackendTakes) {
+  Narrow comm;
+  std::vector<float> numbers(2);
+  std::vector<double> wide(2);
+  const View taken = view_of(numbers.data(), 2), other = view_of(wide.data(), 2);
+  comm.all_reduce(taken, taken, ReduceOp::sum()).wait();
+  comm.barrier().wait();
+  EXPECT_EQ(comm.started, 2);
+  try {
+    comm.all_gather(other, other);
+    FAIL() << "it was started";
+  } catch (const base::Unsupported& error) {
+    EXPECT_STREQ(error.what(), "all_gather: backend narrow doesn't take f64; it takes f32 u8");
+  }
+  EXPECT_EQ(comm.started, 2);
+}
+
 TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
   run_ranks(3, [](Communicator& comm) {
     const int right = (comm.rank() + 1) % comm.size();

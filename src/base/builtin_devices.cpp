@@ -83,8 +83,8 @@ class MetaRuntime final : public DeviceRuntime {
 
   void* allocate(std::size_t bytes) override {
     const std::size_t step = bytes / kAlignment * kAlignment + kAlignment;
-    return reinterpret_cast<void*>(
-        next_.fetch_add(step, std::memory_order_relaxed));  // NOLINT(performance-no-int-to-ptr)
+    const std::uintptr_t address = next_.fetch_add(step, std::memory_order_relaxed);
+    return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   }
   void free(void*, std::size_t) noexcept override {}
   void* allocate_host(std::size_t bytes) override { return allocate_pages(bytes); }

@@ -189,7 +189,8 @@ std::string bench_plot(std::span<const BenchResult> results, const std::string& 
     const bool drawable = std::any_of(panels[i].curves.begin(), panels[i].curves.end(),
                                       [](const Curve& curve) { return !curve.points.empty(); });
     const double left = kLeft + (i % 2 == 0 ? 0 : kLeft + kPanelWidth);
-    if (drawable) svg += draw(panels[i], left, kTop + 25 + kRowHeight * static_cast<double>(i / 2));
+    const std::size_t row = i / 2;
+    if (drawable) svg += draw(panels[i], left, kTop + 25 + kRowHeight * static_cast<double>(row));
   }
   return svg + "</svg>\n";
 }

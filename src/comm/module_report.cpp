@@ -151,13 +151,20 @@ bool read_report(const std::string& text, ModuleReport& report) {
     const std::string key = line.substr(0, space);
     std::string value = line.substr(space + 1);
     if (key == "end") return true;
-    if (key == "devices") report.devices = std::move(value);
-    if (key == "reason") report.reason = std::move(value);
-    if (key == "launch") report.launch_prefix.push_back(std::move(value));
-    if (key == "variable") report.variables.push_back({std::move(value), "", ""});
-    if (report.variables.empty()) continue;
-    if (key == "default") report.variables.back().default_value = std::move(value);
-    if (key == "help") report.variables.back().help = std::move(value);
+    const bool of_variable = !report.variables.empty();
+    if (key == "devices") {
+      report.devices = std::move(value);
+    } else if (key == "reason") {
+      report.reason = std::move(value);
+    } else if (key == "launch") {
+      report.launch_prefix.push_back(std::move(value));
+    } else if (key == "variable") {
+      report.variables.push_back({std::move(value), "", ""});
+    } else if (key == "default" && of_variable) {
+      report.variables.back().default_value = std::move(value);
+    } else if (key == "help" && of_variable) {
+      report.variables.back().help = std::move(value);
+    }
   }
   return false;
 }

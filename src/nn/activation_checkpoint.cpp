@@ -25,7 +25,7 @@ void backward(const Region& region, Gradient& dy) {
   Tape tape(Phase::recompute);
   {
     const Tensor y = call_again(region, tape);
-    const Tensor from = dy.value();
+    const Tensor& from = dy.value();
     if (y.shape() != from.shape() || y.dtype() != from.dtype())
       throw InvalidUsage("checkpoint: the region returned " + to_string(from.shape()) + " " +
                          std::string(name_of(from.dtype())) + ", and in the backward " + to_string(y.shape()) + " " +

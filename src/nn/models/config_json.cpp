@@ -6,7 +6,6 @@
 namespace tessera::nn {
 namespace {
 
-using base::InvalidUsage;
 using Family = ModelConfig::Family;
 using internal::Fields;
 using internal::Json;

@@ -59,7 +59,7 @@ Tensor Gpt2::embedded(const Tensor& tokens) {
   // The two tables are read in one pass; the hooks of both modules are around it.
   wte_.notify_forward_begins();
   wpe_.notify_forward_begins();
-  const Tensor x = ops::cast(ops::embedding(tokens, wte_.weight(), wpe_.weight()), dtype());
+  Tensor x = ops::cast(ops::embedding(tokens, wte_.weight(), wpe_.weight()), dtype());
   wpe_.notify_forward_ends();
   wte_.notify_forward_ends();
   return x;

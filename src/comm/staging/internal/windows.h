@@ -20,7 +20,7 @@ namespace tessera::comm::staging {
 struct WindowName {
   std::uint64_t owner = 0;
   std::uint64_t number = 0;
-  auto operator<=>(const WindowName&) const = default;
+  auto operator<=>(const WindowName&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
 };
 
 /// Where something lies, as another rank finds it.

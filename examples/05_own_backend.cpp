@@ -27,31 +27,26 @@ class MeetingCommunicator : public comm::Communicator {
     capabilities_ = {.backend = "meeting", .dtypes = {base::DType::f32, base::DType::u8}, .memory = {comm::MemoryKind::host}};
   }
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
-
  private:
   template <class T>
-  const T* input(int of) const { return static_cast<const T*>(meeting_->calls[of]->in.data); }
-  template <class T>
-  void reduce(const Call& call, std::size_t first, T* out) const {
+  void reduce(const Call& call, std::size_t first, std::vector<std::byte>& result) const {
+    T* const out = reinterpret_cast<T*>(result.data());
     for (std::size_t i = 0; i < call.out.count; ++i) {
-      for (int r = 0; r < size(); ++r) out[i] = static_cast<T>(out[i] + input<T>(r)[first + i]);
+      for (const Call* of : meeting_->calls) out[i] = static_cast<T>(out[i] + static_cast<const T*>(of->in.data)[first + i]);
       if (call.op.kind == comm::ReduceOp::Kind::avg) out[i] = static_cast<T>(out[i] / static_cast<T>(call.op.scalar));
     }
-  }
-  void reduce(const Call& call, std::size_t first, std::byte* out) const {
-    if (call.in.dtype == base::DType::f32) return reduce(call, first, reinterpret_cast<float*>(out));
-    reduce(call, first, reinterpret_cast<std::uint8_t*>(out));
   }
   Work do_start(const Call& call) override {
     meeting_->calls[rank()] = &call;
     meeting_->arrived.arrive_and_wait();  // all inputs are there
     std::vector<std::byte> result(call.out.bytes());
+    const auto sum = call.in.dtype == base::DType::u8 ? &MeetingCommunicator::reduce<std::uint8_t> : &MeetingCommunicator::reduce<float>;
     switch (call.kind) {
       case OpKind::barrier: break;
-      case OpKind::all_reduce: reduce(call, 0, result.data()); break;
-      case OpKind::reduce_scatter: reduce(call, rank() * call.out.count, result.data()); break;
+      case OpKind::all_reduce: (this->*sum)(call, 0, result); break;
+      case OpKind::reduce_scatter: (this->*sum)(call, rank() * call.out.count, result); break;
       case OpKind::all_gather:
-        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.bytes()], input<std::byte>(r), call.in.bytes());
+        for (int r = 0; r < size(); ++r) std::memcpy(&result[r * call.in.bytes()], meeting_->calls[r]->in.data, call.in.bytes());
         break;
       default: throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over meeting");
     }

@@ -8,8 +8,6 @@
 
 namespace tessera::tools {
 
-using base::InvalidUsage;
-
 namespace {
 
 void add_model_options(CLI::App& command, TrainOptions& o) {

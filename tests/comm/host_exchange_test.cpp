@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
-#include <latch>
 #include <thread>
 
 #include "tessera/comm/context.h"
@@ -51,21 +51,34 @@ TEST(HostExchange, AlsoWhatIsEmptyOrOfDifferentLengths) {
   });
 }
 
+/// False: it took too long.
+template <class Condition>
+bool comes_true(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 /// Rank 1 comes when rank 0 has looked: before, nothing can have come.
 TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
-  std::latch looked(1);
+  std::atomic<bool> looked = false;
   on_two_ranks([&](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostExchange control(comm, device);
     double first = comm.rank() + 1.0, second = 10.0 * first;
     const auto sum = [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
       return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
     };
-    if (comm.rank() == 1) looked.wait();
+    if (comm.rank() == 1) {
+      ASSERT_TRUE(comes_true([&] { return looked.load(); })) << "rank 0 did not look";
+    }
     const auto one = control.begin_through_device(comm::view_of(&first, 1), comm::view_of(&first, 1), sum);
     if (comm.rank() == 0) {
       EXPECT_FALSE(one->done());
       EXPECT_EQ(first, 1.0);
-      looked.count_down();
+      looked = true;
     }
     control.exchange_through_device(comm::view_of(&second, 1), comm::view_of(&second, 1), sum);
     EXPECT_EQ(second, 30);
@@ -83,8 +96,7 @@ TEST(HostExchange, WhatIsDoneStaysAsItIs) {
       return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
     };
     const auto one = control.begin_through_device(comm::view_of(&first, 1), comm::view_of(&first, 1), sum);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!one->done() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    ASSERT_TRUE(comes_true([&] { return one->done(); }));
     EXPECT_EQ(first, 2);
     first = 7;
     control.exchange_through_device(comm::view_of(&second, 1), comm::view_of(&second, 1), sum);

@@ -28,8 +28,8 @@ std::string holder(int file) {
   return bytes > 0 ? " (" + std::string(text.data(), static_cast<std::size_t>(bytes)) + ")" : "";
 }
 
-/// False: somebody else has it.
-bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+/// False: somebody else has it, or may have. True also where the file system has no locks.
+bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR); }
 
 }  // namespace
 

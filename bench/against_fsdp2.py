@@ -49,7 +49,7 @@ for pair in range(options.pairs):
     line = f"{pair + 1:4}  {figures['ddp']['step_ms']:6.0f}  {figures['fsdp']['step_ms']:7.0f}  {to_ddp[-1]:8.3f}"
     if options.python:
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers", "torch_fsdp2.py")
-        torch = json.loads(subprocess.run([options.python, script, "--steps", str(options.steps)], capture_output=True, text=True, check=True).stdout)
+        torch = json.loads(subprocess.run([options.python, script, "--steps", str(options.steps)], stdout=subprocess.PIPE, text=True, check=True).stdout)
         to_torch.append(torch["step_ms"] / figures["fsdp"]["step_ms"])
         memory.append(figures["fsdp"]["peak_mb"] / torch["grown_mb"])
         line += (f"  {torch['step_ms']:8.0f}  {to_torch[-1]:10.2f}  {figures['fsdp']['peak_mb']:7.0f}  {torch['peak_mb']:8.0f} ({torch['grown_mb']:.0f})")

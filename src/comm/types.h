@@ -120,7 +120,7 @@ enum class MemoryKind : std::uint8_t {
 /// What a backend can do, and how. The same on every rank.
 struct Capabilities {
   std::string backend;
-  std::vector<DType> dtypes;         ///< that every operation takes; an engine tells others bytes, u8
+  std::vector<DType> dtypes;         ///< that every operation takes; engines need f32, f64, u8
   std::vector<MemoryKind> memory;    ///< that allocate() gives
   bool moves_nothing = false;        ///< takes memory of device meta, which has no data: a simulation
   bool shares_memory = false;        ///< all ranks are on one host, and map each other's memory

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tools/output.h"
 #include "tools/report/html.h"
 #include "tools/report/pictures.h"
 #include "tools/report/style.h"
@@ -146,7 +147,7 @@ std::string draw(const Panel& panel, double left, double top) {
       const std::string at_y = significant(kPanelHeight * (1 - y.part(point.y)), 6);
       path += (path.empty() ? "M" : "L") + at_x + " " + at_y;
       dots += fmt::format("<circle cx=\"{}\" cy=\"{}\" r=\"2.2\"><title>{} {}: {}</title></circle>", at_x, at_y,
-                          escape(curve.backend), report::human_bytes(point.x), significant(point.y, 4));
+                          escape(curve.backend), human_bytes(point.x), significant(point.y, 4));
     }
     svg += fmt::format(
         "<path class=\"curve\" data-backend=\"{}\" data-op=\"{}\" data-measure=\"{}\" d=\"{}\" "

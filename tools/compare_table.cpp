@@ -4,6 +4,7 @@
 
 #include "tools/compare.h"
 #include "tools/output.h"
+#include "tools/statistics.h"
 
 namespace tessera::tools {
 
@@ -57,6 +58,11 @@ std::string comparison_table(const Comparison& c) {
     for (std::size_t i = 0; i < c.runs.size(); ++i)
       rows[i + 1].push_back(human_bytes(static_cast<double>(offloaded(c.runs[i]))));
   }
+  if (std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.skipped_steps > 0U; })) {
+    rows[0].push_back("skipped steps");
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      rows[i + 1].push_back(std::to_string(c.runs[i].skipped_steps.value_or(0)));
+  }
   const auto compresses = [](const RunResult& run) {
     return sum_of(run.formula_bytes_per_step) != sum_of(run.plain_bytes_per_step);
   };
@@ -90,7 +96,7 @@ std::string equality_statement(const Comparison& c) {
   std::vector<std::pair<std::string, std::vector<const RunResult*>>> groups;
   for (const RunResult& run : c.runs) {
     const auto same = [&](const auto& group) {
-      return group.first == run.final_parameters_hash && group.second[0]->losses == run.losses;
+      return group.first == run.final_parameters_hash && same_bits(group.second[0]->losses, run.losses);
     };
     const auto found = std::find_if(groups.begin(), groups.end(), same);
     if (found != groups.end()) {

@@ -5,8 +5,8 @@
 
 #include <fstream>
 
+#include "tools/output.h"
 #include "tools/process.h"
-#include "tools/report/html.h"
 
 namespace tessera::tools {
 namespace {
@@ -26,7 +26,7 @@ std::string machine_line() {
   std::string text = processor() + ", " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
   struct sysinfo memory {};
   if (::sysinfo(&memory) == 0)
-    text += ", " + report::human_bytes(static_cast<double>(memory.totalram) * memory.mem_unit);
+    text += ", " + human_bytes(static_cast<double>(memory.totalram) * memory.mem_unit);
   utsname system{};
   if (::uname(&system) == 0) text += std::string(", ") + system.sysname + " " + system.release + " " + system.machine;
   return text;

@@ -145,6 +145,22 @@ class ReportTest(unittest.TestCase):
         self.assertIn("ddp, zero1, zero2 and hsdp end bitwise equal", verdicts[0])
         self.assertIn("fsdp ends:", verdicts[1])
 
+    def test_names_the_wrapping_where_several_are_compared(self):
+        document = copy.deepcopy(GOLDEN)
+        for run, wrap in zip(document["runs"], ("none", "block", "size:1000", "block;wte", "<b>")):
+            run["strategy"], run["wrap"] = "fsdp", wrap
+        page = Page(self.text_of(document))
+        self.assertIn("fsdp none, fsdp block, fsdp size:1000, fsdp block;wte and fsdp <b> end bitwise equal", page.verdicts[0])
+        names = [row[0] for row in page.table("Bytes of model")[1:]]
+        self.assertEqual(names, ["fsdp none", "fsdp block", "fsdp size:1000", "fsdp block;wte", "fsdp 2x2 <b>"])
+        # The negative control: a report without wrappings names strategies alone.
+        self.assertNotIn("block", Page(self.text_of(GOLDEN)).verdicts[0])
+
+    def test_bytes_have_one_unit_with_the_terminal(self):
+        text = self.text_of(GOLDEN)
+        self.assertNotRegex(text, r"[KMGT]iB")
+        self.assertRegex(text, r"[0-9] MB")
+
     def test_odd_losses(self):
         document = copy.deepcopy(GOLDEN)
         for run, losses in zip(document["runs"], ([5.0], [], [None, 2.0, None, 1.5], [4.0] * 5000, [1e-30, 1e30])):

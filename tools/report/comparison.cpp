@@ -1,9 +1,10 @@
 #include "tools/report/comparison.h"
 
-#include <bit>
-#include <limits>
+#include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tools/run_result.h"
+#include "tools/statistics.h"
 
 namespace tessera::tools::report {
 namespace {
@@ -17,6 +18,7 @@ class Reader {
     if (!value_.is_object()) fail("is no object");
   }
 
+  bool has(const char* name) const { return value_.contains(name); }
   const json& at(const char* name) const {
     const auto found = value_.find(name);
     if (found == value_.end()) fail(std::string("has no '") + name + "'");
@@ -58,13 +60,14 @@ class Reader {
 Run parse_run(const Reader& in) {
   Run run;
   run.strategy = in.text("strategy");
+  if (in.has("wrap")) run.wrap = in.text("wrap");
   const json& mesh = in.list("mesh");
   if (mesh.size() != 2 || !mesh[0].is_number_integer() || !mesh[1].is_number_integer())
     in.fail("'mesh' is not two numbers");
   run.mesh = {mesh[0].get<int>(), mesh[1].get<int>()};
   for (const json& loss : in.list("losses")) {
     if (!loss.is_number() && !loss.is_null()) in.fail("'losses' holds something that is no number");
-    run.losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>());
+    run.losses.push_back(number_or_nan(loss));
   }
   run.hash = in.text("final_parameters_hash");
   const Reader times = in.object("step_ms");
@@ -81,13 +84,6 @@ Run parse_run(const Reader& in) {
   run.peak_total = in.object("peak_bytes").number<std::int64_t>("total");
   run.peak_reserved = in.object("peak_bytes").number<std::int64_t>("reserved");
   return run;
-}
-
-bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  if (a.size() != b.size()) return false;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    if (std::bit_cast<std::uint64_t>(a[i]) != std::bit_cast<std::uint64_t>(b[i])) return false;
-  return true;
 }
 
 }  // namespace
@@ -108,18 +104,26 @@ Comparison parse_comparison(const json& document, std::string_view source) {
   return result;
 }
 
-std::vector<std::vector<std::string>> equal_groups(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> groups;
-  std::vector<const Run*> firsts;
+std::string name_of(const Run& run) { return run.wrap.empty() ? run.strategy : run.strategy + " " + run.wrap; }
+
+std::string full_name(const Run& run) {
+  if (run.mesh[0] == 1 || run.mesh[1] == 1) return name_of(run);
+  const std::string mesh = " " + std::to_string(run.mesh[0]) + "x" + std::to_string(run.mesh[1]);
+  return run.strategy + mesh + (run.wrap.empty() ? "" : " " + run.wrap);
+}
+
+std::vector<std::vector<const Run*>> equal_groups(const Comparison& comparison) {
+  std::vector<std::vector<const Run*>> groups;
   for (const Run& run : comparison.runs) {
-    std::size_t group = 0;
-    while (group < firsts.size() && (firsts[group]->hash != run.hash || !same_bits(firsts[group]->losses, run.losses)))
-      ++group;
-    if (group == firsts.size()) {
-      firsts.push_back(&run);
-      groups.emplace_back();
+    const auto equal = [&](const auto& group) {
+      return group[0]->hash == run.hash && same_bits(group[0]->losses, run.losses);
+    };
+    const auto found = std::find_if(groups.begin(), groups.end(), equal);
+    if (found != groups.end()) {
+      found->push_back(&run);
+    } else {
+      groups.push_back({&run});
     }
-    groups[group].push_back(run.strategy);
   }
   return groups;
 }

@@ -18,6 +18,7 @@ inline constexpr std::array<const char*, 8> kMemoryKinds = {
 
 struct Run {
   std::string strategy;
+  std::string wrap;  ///< where several wrappings are compared
   std::array<int, 2> mesh{1, 1};
   std::vector<double> losses;  ///< NaN where the file has null
   std::string hash;
@@ -48,8 +49,12 @@ struct Comparison {
 /// Throws InvalidUsage that names `source` and the field where something is missing or of another type.
 Comparison parse_comparison(const nlohmann::json& document, std::string_view source);
 
-/// Strategies that ended with the same parameters after the same losses, bit for bit, as groups in the order of the
-/// runs.
-std::vector<std::vector<std::string>> equal_groups(const Comparison& comparison);
+/// The strategy, with the wrapping where several are compared.
+std::string name_of(const Run& run);
+/// The same with the mesh where that has two axes.
+std::string full_name(const Run& run);
+
+/// Runs that ended with the same parameters after the same losses, bit for bit, as groups in the order of the runs.
+std::vector<std::vector<const Run*>> equal_groups(const Comparison& comparison);
 
 }  // namespace tessera::tools::report

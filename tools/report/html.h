@@ -11,8 +11,6 @@ namespace tessera::tools::report {
 /// Text as it may stand in an element or a quoted attribute, whatever it holds.
 std::string escape(std::string_view text);
 
-/// "12.3 MiB"
-std::string human_bytes(double bytes);
 /// "10,844,160"
 std::string with_commas(std::int64_t number);
 /// The shortest of `digits` significant digits: "1.23", "0.5".

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "tools/output.h"
 #include "tools/report/html.h"
 #include "tools/report/pictures.h"
 #include "tools/report/style.h"
@@ -18,23 +19,19 @@ std::string join(const std::vector<std::string>& words) {
   return text;
 }
 
-std::string full_name(const Run& run) {
-  if (run.mesh[0] == 1 || run.mesh[1] == 1) return run.strategy;
-  return run.strategy + " " + std::to_string(run.mesh[0]) + "x" + std::to_string(run.mesh[1]);
-}
-
 std::string paragraph(const std::string& text) { return "<p>" + escape(text) + "</p>\n"; }
 
 std::string verdict(const Comparison& comparison) {
   const auto groups = equal_groups(comparison);
   std::string html;
   for (const auto& group : groups) {
-    const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
-                                  [&](const Run& r) { return r.strategy == group[0]; });
+    const Run& run = *group[0];
+    std::vector<std::string> names;
+    for (const Run* member : group) names.push_back(name_of(*member));
     const std::string ends = group.size() == 1 ? " ends" : " end bitwise equal";
     html += "<p class=\"verdict" + std::string(groups.size() > 1 ? " differs" : "") + "\">" +
-            escape(join(group) + ends) + ": parameters <code>" + escape(run->hash) + "</code>" +
-            (run->losses.empty() ? "" : ", last loss " + escape(exact(run->losses.back()))) + "</p>\n";
+            escape(join(names) + ends) + ": parameters <code>" + escape(run.hash) + "</code>" +
+            (run.losses.empty() ? "" : ", last loss " + escape(exact(run.losses.back()))) + "</p>\n";
   }
   return html;
 }

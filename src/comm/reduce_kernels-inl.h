@@ -134,6 +134,12 @@ inline T finish(typename Arithmetic<T>::Sum sum, [[maybe_unused]] typename Arith
 
 constexpr std::size_t kFew = 4;  ///< sources that one pass adds
 
+/// Sums of floating-point numbers are what training spends its time on. They have loops of their own for up to kFew
+/// sources; each costs a second to compile, so all others go through the blocks of Reducer, two sources at a time.
+template <Kind kKind, class T>
+constexpr bool kHot = std::is_floating_point_v<typename Arithmetic<T>::Sum> &&
+                      (kKind == Kind::sum || kKind == Kind::avg || kKind == Kind::premul_sum);
+
 /// kN sources in one pass, a line of `out` at a time: loads and stores alternate, which memory likes better than a
 /// block of one and then of the other. `out` may be one of the sources: elements meet only their own.
 template <Kind kKind, class T, std::size_t kN>
@@ -192,21 +198,15 @@ struct Reducer {
 
   /// The tree over sources a .. b of one block, into `out`.
   void range(std::size_t a, std::size_t b, S* out, std::size_t count) const {
-    const T* in[4];
+    const T* in[kFew];
     const std::size_t n = b - a;
-    for (std::size_t k = 0; k < n && k < 4; ++k) in[k] = static_cast<const T*>(sources[a + k]) + start;
+    for (std::size_t k = 0; k < n && k < kFew; ++k) in[k] = static_cast<const T*>(sources[a + k]) + start;
     const S* by = factors == nullptr ? nullptr : factors + a;
-    switch (n) {
-      case 1:
-        return fused<kKind, T, 1>(in, by, out, count);
-      case 2:
-        return fused<kKind, T, 2>(in, by, out, count);
-      case 3:
-        return fused<kKind, T, 3>(in, by, out, count);
-      case 4:
-        return fused<kKind, T, 4>(in, by, out, count);
-      default:
-        break;
+    if (n == 1) return fused<kKind, T, 1>(in, by, out, count);
+    if (n == 2) return fused<kKind, T, 2>(in, by, out, count);
+    if constexpr (kHot<kKind, T>) {
+      if (n == 3) return fused<kKind, T, 3>(in, by, out, count);
+      if (n == 4) return fused<kKind, T, 4>(in, by, out, count);
     }
     S right[kBlock];
     const std::size_t m = tree_middle(a, b);
@@ -224,17 +224,10 @@ void combine_typed(const Combination& work) {
   factors[0] = S{1};
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < work.sources.size(); ++k) factors[k] = multiplier<S>(work.factors[k]);
-  switch (work.sources.size()) {
-    case 1:
-      return add_few<kKind, T, 1>(work, factors);
-    case 2:
-      return add_few<kKind, T, 2>(work, factors);
-    case 3:
-      return add_few<kKind, T, 3>(work, factors);
-    case 4:
-      return add_few<kKind, T, 4>(work, factors);
-    default:
-      break;
+  if constexpr (kHot<kKind, T>) {
+    if (work.sources.size() == 2) return add_few<kKind, T, 2>(work, factors);
+    if (work.sources.size() == 3) return add_few<kKind, T, 3>(work, factors);
+    if (work.sources.size() == 4) return add_few<kKind, T, 4>(work, factors);
   }
   T* out = static_cast<T*>(work.out);
   const S divisor = kKind == Kind::avg ? multiplier<S>(work.op.scalar) : S{1};

@@ -34,7 +34,9 @@ using Attributes = std::map<std::string, std::string>;
 
 struct CheckpointOptions {
   std::string folder;  ///< made where it doesn't exist; on a file system that all ranks share
-  int keep_last = 0;   ///< older ones are removed when a new one is whole; 0: all stay
+  /// Older ones are removed when a new one is whole; 0: all stay. The newest whose values are all finite stays in any
+  /// case, so that a training that diverges doesn't replace what it can be resumed from.
+  int keep_last = 0;
   /// save() returns when the state has been copied, and a thread writes; else when it has been written.
   bool asynchronous = true;
   /// The most that copies of the state take while they wait for the disk; save() waits where it is more.
@@ -109,6 +111,7 @@ class TESSERA_API Checkpoint {
   std::uint64_t step() const;
   int ranks() const;  ///< that wrote it
   const std::string& strategy() const;
+  bool finite() const;  ///< no value and no state of the optimizer is NaN or infinite
   const Attributes& attributes() const;
   const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of their names
   const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise
@@ -160,5 +163,7 @@ TESSERA_API RestoreReport restore(Engine& engine, Checkpoint& checkpoint, Restor
 /// The folder of the newest whole checkpoint in `folder`, or "" where there is none. Throws InvalidUsage where one is
 /// damaged: it might be the newest.
 TESSERA_API std::string latest_checkpoint(const std::string& folder);
+/// The same of those whose values are all finite.
+TESSERA_API std::string latest_finite_checkpoint(const std::string& folder);
 
 }  // namespace tessera::fsdp

@@ -189,6 +189,31 @@ TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
   EXPECT_EQ(name, "step-00000004");
 }
 
+TEST(Checkpoints, KeepsTheLastFiniteOne) {
+  const TemporaryFolder folder;
+  TrainingSpec spec = spec_for("fsdp", 2, 5);
+  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
+    if (step == 3 && control.rank() == 1)  // one number of one rank
+      engine.visit_own([&](const OwnRange& own) {
+        if (own.state == 0)
+          static_cast<float*>(const_cast<void*>(own.data))[own.range.count() - 1] = INFINITY;
+      });
+    CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1});
+    writer.save({});
+    writer.finish();
+    if (step == 2) {  // the control: while all are finite only the last one stays
+      EXPECT_EQ(latest_checkpoint(folder.path()), folder.path("step-00000003"));
+      EXPECT_FALSE(fs::exists(folder.path("step-00000002")));
+    }
+  };
+  train(spec);
+  EXPECT_EQ(latest_finite_checkpoint(folder.path()), folder.path("step-00000003"));
+  EXPECT_EQ(latest_checkpoint(folder.path()), folder.path("step-00000005"));
+  EXPECT_FALSE(fs::exists(folder.path("step-00000004")));
+  EXPECT_TRUE(Checkpoint(folder.path("step-00000003")).finite());
+  EXPECT_FALSE(Checkpoint(folder.path()).finite());
+}
+
 TEST(Checkpoints, AFolderIsOneRuns) {
   const TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, 1);

@@ -104,7 +104,8 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
 
 std::string to_text(const Index& index) {
   ordered_json json = {{"format", kFormat},          {"version", kVersion},        {"step", index.step},
-                       {"sequence", index.sequence}, {"strategy", index.strategy}, {"attributes", index.attributes}};
+                       {"sequence", index.sequence}, {"strategy", index.strategy}, {"attributes", index.attributes},
+                       {"finite", index.finite}};
   json["tensors"] = ordered_json::array();
   for (const CheckpointTensor& tensor : index.tensors)
     json["tensors"].push_back({{"name", tensor.name},
@@ -129,6 +130,7 @@ Index parse_index(const std::string& text, const std::string& origin) {
                 .sequence = json.at("sequence"),
                 .strategy = json.at("strategy"),
                 .attributes = json.at("attributes"),
+                .finite = json.value("finite", true),
                 .tensors = {},
                 .buffers = {},
                 .manifests = json.at("manifests")};
@@ -175,6 +177,11 @@ std::string read_text(const std::string& path) {
   return text.str();
 }
 
+const Found* Steps::newest_finite() const {
+  const auto found = std::find_if(whole.rbegin(), whole.rend(), [](const Found& step) { return step.index.finite; });
+  return found == whole.rend() ? nullptr : &*found;
+}
+
 Steps find_steps(const std::string& folder) {
   Steps steps;
   std::error_code error;
@@ -185,6 +192,7 @@ Steps find_steps(const std::string& folder) {
       const std::string path = entry.path().string() + "/" + kIndex;
       steps.whole.push_back({entry.path().string(), parse_index(read_text(path), path)});
     } catch (const InvalidUsage& problem) {
+      if (!std::filesystem::exists(entry.path(), error)) continue;  // removed since the folder was listed
       steps.damaged.emplace_back(problem.what());
     }
   }

@@ -105,6 +105,15 @@ std::string resolve(const std::string& folder) {
   return newest;
 }
 
+/// "" where it can't be read.
+std::string text_or_none(const std::string& path) {
+  try {
+    return checkpoint::read_text(path);
+  } catch (const InvalidUsage&) {
+    return "";
+  }
+}
+
 }  // namespace
 
 struct Checkpoint::State {
@@ -120,33 +129,51 @@ struct Checkpoint::State {
   std::uint64_t bytes_read = 0;
   std::vector<std::byte> edge;  // a block of which a part is wanted
 
+  /// Opens the files of the step that `text` is the index of. Throws InvalidUsage.
+  void open(const std::string& text);
   /// Elements `range` of `place`'s piece.
   void read(const Place& place, nn::ElementRange range, float* out);
   void read_bytes(const DataFile& file, std::uint64_t begin, std::uint64_t end, std::byte* out);
 };
 
-Checkpoint::Checkpoint(const std::string& folder) : state_(std::make_unique<State>()) {
-  State& s = *state_;
-  s.folder = resolve(folder);
-  const std::string path = s.folder + "/" + checkpoint::kIndex;
-  s.index = checkpoint::parse_index(checkpoint::read_text(path), path);
-  for (std::size_t rank = 0; rank < s.index.manifests.size(); ++rank) {
-    const std::string list = s.folder + "/" + checkpoint::manifest_name(static_cast<int>(rank));
-    const std::string text = checkpoint::read_text(list);
-    if (checkpoint::hash128(text) != s.index.manifests[rank])
+void Checkpoint::State::open(const std::string& text) {
+  index = checkpoint::parse_index(text, folder + "/" + checkpoint::kIndex);
+  for (std::size_t rank = 0; rank < index.manifests.size(); ++rank) {
+    const std::string list = folder + "/" + checkpoint::manifest_name(static_cast<int>(rank));
+    const std::string manifest = checkpoint::read_text(list);
+    if (checkpoint::hash128(manifest) != index.manifests[rank])
       throw InvalidUsage(list + ": damaged: its hash is not that of the index");
-    s.manifests.push_back(checkpoint::parse_manifest(text, list));
+    manifests.push_back(checkpoint::parse_manifest(manifest, list));
   }
-  for (std::size_t rank = 0; rank < s.manifests.size(); ++rank) {
-    const Manifest& manifest = s.manifests[rank];
-    s.files.push_back(
-        std::make_unique<DataFile>(s.folder + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
+  for (std::size_t rank = 0; rank < manifests.size(); ++rank) {
+    const Manifest& manifest = manifests[rank];
+    files.push_back(std::make_unique<DataFile>(folder + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
     for (const Piece& piece : manifest.pieces)
-      if (piece.what != checkpoint::kCarried) s.places[{piece.tensor, piece.what}].push_back({rank, &piece});
+      if (piece.what != checkpoint::kCarried) places[{piece.tensor, piece.what}].push_back({rank, &piece});
   }
-  for (auto& [what, places] : s.places)
-    std::sort(places.begin(), places.end(),
+  for (auto& [what, found] : places)
+    std::sort(found.begin(), found.end(),
               [](const auto& a, const auto& b) { return a.piece->range.begin < b.piece->range.begin; });
+}
+
+Checkpoint::Checkpoint(const std::string& folder) {
+  // A run that saves there may remove or replace the step meanwhile. Once its files are open they stay readable.
+  constexpr int kAttempts = 100;
+  for (int attempt = 1;; ++attempt) {
+    state_ = std::make_unique<State>();
+    state_->folder = resolve(folder);
+    const std::string path = state_->folder + "/" + checkpoint::kIndex;
+    std::string text;
+    try {
+      text = checkpoint::read_text(path);
+      state_->open(text);
+      return;
+    } catch (const InvalidUsage&) {
+      if (!text.empty() && text_or_none(path) == text) throw;  // nobody has touched it
+      if (attempt == kAttempts || (text.empty() && folder == state_->folder))
+        throw InvalidUsage(state_->folder + ": removed while it was read; a run that saves there removes older steps");
+    }
+  }
 }
 
 Checkpoint::~Checkpoint() = default;
@@ -154,6 +181,7 @@ const std::string& Checkpoint::folder() const { return state_->folder; }
 std::uint64_t Checkpoint::step() const { return state_->index.step; }
 int Checkpoint::ranks() const { return static_cast<int>(state_->manifests.size()); }
 const std::string& Checkpoint::strategy() const { return state_->index.strategy; }
+bool Checkpoint::finite() const { return state_->index.finite; }
 const Attributes& Checkpoint::attributes() const { return state_->index.attributes; }
 const std::vector<CheckpointTensor>& Checkpoint::tensors() const { return state_->index.tensors; }
 const std::vector<CheckpointBuffer>& Checkpoint::buffers() const { return state_->index.buffers; }
@@ -263,6 +291,12 @@ std::string latest_checkpoint(const std::string& folder) {
   if (!steps.damaged.empty())
     throw InvalidUsage(steps.damaged.front() + "; name the folder of another step, or remove this one");
   return steps.whole.empty() ? "" : steps.whole.back().path;
+}
+
+std::string latest_finite_checkpoint(const std::string& folder) {
+  const checkpoint::Steps steps = checkpoint::find_steps(folder);
+  const checkpoint::Found* newest = steps.newest_finite();
+  return newest == nullptr ? "" : newest->path;
 }
 
 }  // namespace tessera::fsdp

@@ -5,11 +5,38 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "tessera/nn/atomic_file.h"
 
 namespace tessera::fsdp::checkpoint {
+namespace {
+
+/// Whether no number is NaN or infinite: none has all bits of its exponent set. `bytes` may begin and end anywhere
+/// between two numbers.
+template <class Bits, Bits kExponent>
+bool all_finite(std::span<const std::byte> bytes) {
+  bool found = false;
+  for (std::size_t i = 0; i + sizeof(Bits) <= bytes.size(); i += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, bytes.data() + i, sizeof(Bits));
+    found |= (bits & kExponent) == kExponent;
+  }
+  return !found;
+}
+
+bool all_finite(std::span<const std::byte> bytes, DType dtype) {
+  switch (dtype) {
+    case DType::f32: return all_finite<std::uint32_t, 0x7f800000U>(bytes);
+    case DType::f64: return all_finite<std::uint64_t, 0x7ff0000000000000U>(bytes);
+    case DType::f16: return all_finite<std::uint16_t, 0x7c00U>(bytes);
+    case DType::bf16: return all_finite<std::uint16_t, 0x7f80U>(bytes);
+    default: return true;
+  }
+}
+
+}  // namespace
 
 ShardFile::ShardFile(const std::string& folder, int rank, std::vector<Piece> pieces, std::size_t buffer_bytes)
     : folder_(folder), most_chunks_(std::max<std::size_t>(1, buffer_bytes / kChunk)), header_(lay_out(pieces)) {
@@ -100,7 +127,10 @@ void ShardFile::write_all() {
   const auto* header = reinterpret_cast<const std::byte*>(header_.data());
   write(header, header_.size());
   Chunk chunk;
-  while (next(chunk)) write(chunk.bytes.data(), chunk.bytes.size());
+  while (next(chunk)) {
+    check_finite(chunk.bytes);
+    write(chunk.bytes.data(), chunk.bytes.size());
+  }
   if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
   const std::string path = folder_ + "/" + data_name(manifest_.rank);
   if (::fsync(file_) != 0) throw system_error("fsync of " + path);
@@ -132,6 +162,16 @@ void ShardFile::write(const std::byte* data, std::size_t bytes) {
     bytes -= static_cast<std::size_t>(done);
     manifest_.file_bytes += static_cast<std::uint64_t>(done);
   }
+}
+
+/// Of the bytes that come next in the file; a chunk has bytes of one piece only.
+void ShardFile::check_finite(std::span<const std::byte> bytes) {
+  const auto& pieces = manifest_.pieces;
+  while (piece_ < pieces.size() && manifest_.file_bytes >= pieces[piece_].offset + pieces[piece_].bytes()) ++piece_;
+  if (piece_ == pieces.size()) return;
+  const Piece& piece = pieces[piece_];
+  if (piece.what < Checkpoint::kValue) return;  // a buffer may hold a mask of infinities
+  finite_ = finite_ && all_finite(bytes, piece.dtype);
 }
 
 void ShardFile::hash(const std::byte* data, std::size_t bytes) {

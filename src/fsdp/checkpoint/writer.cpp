@@ -143,7 +143,8 @@ class CheckpointWriter::Save {
   }
 
   /// Rank 0, when every rank's file is on the disk.
-  void commit(std::vector<std::string> manifests) {
+  void commit(std::vector<std::string> manifests, bool finite) {
+    index_.finite = finite;
     index_.manifests = std::move(manifests);
     nn::write_file_atomically((partial_ / checkpoint::kIndex).string(), to_text(index_));
     checkpoint::flush_folder(partial_.string());
@@ -171,8 +172,9 @@ class CheckpointWriter::Save {
   void remove_superseded() const {
     if (options_.keep_last == 0) return;
     const checkpoint::Steps steps = checkpoint::find_steps(options_.folder);
+    const checkpoint::Found* finite = steps.newest_finite();
     for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_last) < steps.whole.size(); ++i)
-      remove_step(steps.whole[i].path);
+      if (&steps.whole[i] != finite) remove_step(steps.whole[i].path);
   }
 
   const CheckpointOptions& options_;
@@ -222,6 +224,7 @@ void CheckpointWriter::save(const Attributes& attributes) {
                                                              .sequence = 0,
                                                              .strategy = engine_.strategy().name,
                                                              .attributes = attributes,
+                                                             .finite = true,
                                                              .tensors = tensors_of(engine_),
                                                              .buffers = buffers_of(engine_),
                                                              .manifests = {}});
@@ -243,8 +246,10 @@ bool CheckpointWriter::settle(bool wait) {
   if (wait) save_->file().await();
   const ShardFile::State state = save_->file().state();
   // The slowest decides whether it is over; then the worst how.
-  std::array<std::int32_t, 2> votes = {state == ShardFile::State::writing ? 0 : 1,
-                                       state == ShardFile::State::failed ? 0 : 1};
+  const bool written = state == ShardFile::State::done;
+  std::array<std::int32_t, 3> votes = {state == ShardFile::State::writing ? 0 : 1,
+                                       state == ShardFile::State::failed ? 0 : 1,
+                                       written && !save_->file().finite() ? 0 : 1};
   control_.all_reduce(votes.data(), votes.size(), comm::ReduceOp::min(), "checkpoint");
   if (votes[0] == 0 && votes[1] == 1) return false;
   throw_first_failure(save_->file().failure());
@@ -254,7 +259,7 @@ bool CheckpointWriter::settle(bool wait) {
   mine.resize(kHash);
   std::vector<std::string> manifests;
   for (const auto& hash : control_.gather_all(mine)) manifests.emplace_back(hash.begin(), hash.end());
-  throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->commit(manifests); }) : "");
+  throw_first_failure(control_.rank() == 0 ? failure_of([&] { save_->commit(manifests, votes[2] == 1); }) : "");
   save_.reset();
   return true;
 }

@@ -40,6 +40,7 @@ struct Index {
   std::uint64_t sequence = 0;  ///< counts the checkpoints of a folder in the order in which they were finished
   std::string strategy;
   Attributes attributes;
+  bool finite = true;  ///< no value and no state of the optimizer is NaN or infinite
   std::vector<CheckpointTensor> tensors;
   std::vector<CheckpointBuffer> buffers;
   std::vector<std::string> manifests;  ///< by rank: the XXH3-128 of its list's text
@@ -70,6 +71,8 @@ struct Found {
   Index index;
 };
 struct Steps {
+  /// The newest whose values are all finite; null where there is none.
+  const Found* newest_finite() const;
   std::vector<Found> whole;          ///< the one that was finished first before the others
   std::vector<std::string> damaged;  ///< what is wrong with each that can't be read, which no crash leaves behind
 };

@@ -30,6 +30,8 @@ class ShardFile {
   /// The next bytes where they lie: they stay as they are until await() has returned.
   void append_lasting(std::span<const std::byte> bytes);
   void end();  ///< no more
+  /// Whether no floating-point number among the bytes was NaN or infinite. When it is done.
+  bool finite() const { return finite_; }
 
   enum class State : std::uint8_t { writing, done, failed };
   State state() const;
@@ -47,6 +49,7 @@ class ShardFile {
   bool next(Chunk& chunk);
   void write(const std::byte* data, std::size_t bytes);
   void hash(const std::byte* data, std::size_t bytes);
+  void check_finite(std::span<const std::byte> bytes);
   void write_manifest();
 
   const std::string folder_;
@@ -54,6 +57,8 @@ class ShardFile {
   const std::string header_;
   Manifest manifest_;
   std::string manifest_hash_;
+  bool finite_ = true;
+  std::size_t piece_ = 0;  // of the manifest, that the next bytes belong to
   int file_ = -1;
   std::vector<std::byte> begun_;  ///< of the block that is not full yet
 

@@ -45,6 +45,7 @@ int inspect(const CheckpointCommand& options) {
              checkpoint.strategy());
   fmt::print("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
              states);
+  if (!checkpoint.finite()) fmt::print("some values are not finite: the training had diverged\n");
   if (!checkpoint.buffers().empty()) fmt::print("{} buffers\n", checkpoint.buffers().size());
   ordered_json buffers = ordered_json::array();
   for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
@@ -62,6 +63,7 @@ int inspect(const CheckpointCommand& options) {
                                           {"step", checkpoint.step()},
                                           {"ranks", checkpoint.ranks()},
                                           {"strategy", checkpoint.strategy()},
+                                          {"finite", checkpoint.finite()},
                                           {"attributes", checkpoint.attributes()},
                                           {"parameters", parameters},
                                           {"tensors", tensors},

@@ -141,7 +141,7 @@ int run_in_processes(const Commands& commands, const CompareOptions& options, co
       return;
     }
     progress.show(fmt::format("{} step {}/{} loss {:.4f} {:.0f} tokens/s", strategy,
-                              message["step"].get<std::int64_t>(), plan.options.steps, message["loss"].get<double>(),
+                              message["step"].get<std::int64_t>(), plan.options.steps, number_or_nan(message["loss"]),
                               message["tokens_per_second"].get<double>()));
   };
   return launch(launch_plan);

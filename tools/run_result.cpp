@@ -72,6 +72,7 @@ ordered_json to_json(const RunResult& r) {
       {"peak_bytes", to_json(r.peak_bytes)},
   };
   if (!r.wrap.empty()) json["wrap"] = r.wrap;
+  if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
   if (r.evaluation) {
     json["eval_loss"] = r.evaluation->loss;
     json["eval_tokens"] = r.evaluation->tokens;
@@ -87,7 +88,7 @@ RunResult run_result_from_json(const ordered_json& json) {
   for (const ordered_json& unit : json.at("units"))
     r.units.push_back({unit.at("name"), unit.at("elements"), unit.at("padding"), unit.at("kept_after_forward"),
                        unit.value("peak_bytes", std::uint64_t{0})});
-  r.losses = json.at("losses").get<std::vector<double>>();
+  for (const ordered_json& loss : json.at("losses")) r.losses.push_back(number_or_nan(loss));
   r.final_parameters_hash = json.at("final_parameters_hash");
   r.step_ms_median = json.at("step_ms").at("median");
   r.step_ms_p95 = json.at("step_ms").at("p95");
@@ -102,7 +103,8 @@ RunResult run_result_from_json(const ordered_json& json) {
   const ordered_json& state = json.at("model_state_bytes");
   r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
   r.peak_bytes = peak_from(json.at("peak_bytes"));
-  if (json.contains("eval_loss")) r.evaluation = {json.at("eval_loss"), json.at("eval_tokens")};
+  if (json.contains("eval_loss")) r.evaluation = {number_or_nan(json.at("eval_loss")), json.at("eval_tokens")};
+  if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
   return r;
 }
 

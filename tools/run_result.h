@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -45,6 +46,7 @@ struct RunResult {
   std::vector<double> losses;
   std::string final_parameters_hash;
   std::optional<Evaluation> evaluation;  ///< of the final parameters, if --eval was given
+  std::optional<std::uint64_t> skipped_steps;  ///< of f16: whose gradients overflowed
   double step_ms_median = 0;
   double step_ms_p95 = 0;
   double tokens_per_second = 0;
@@ -55,6 +57,12 @@ struct RunResult {
   ModelState model_state_bytes;
   base::Ledger::Snapshot peak_bytes;
 };
+
+/// A number of a JSON file, where null stands for one that isn't finite.
+template <class Json>
+double number_or_nan(const Json& value) {
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.template get<double>();
+}
 
 /// The strategy, with the wrapping where several are compared.
 std::string name_of(const RunResult& result);

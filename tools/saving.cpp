@@ -100,6 +100,15 @@ std::int64_t check_resumed(const TrainPlan& plan) {
   return step;
 }
 
+std::string divergence_note(const TrainPlan& plan) {
+  if (plan.checkpoint.empty() || fsdp::Checkpoint(plan.checkpoint).finite()) return "";
+  const std::string parent = std::filesystem::path(plan.checkpoint).parent_path().string();
+  const std::string finite = fsdp::latest_finite_checkpoint(parent);
+  return fmt::format("warning: --resume {}: values in {} are not finite, since the training had diverged{}",
+                     plan.options.resume, plan.checkpoint,
+                     finite.empty() ? "" : "; the newest that is finite is " + finite);
+}
+
 void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& scaler) {
   const auto& saved = checkpoint.attributes();
   const auto scale = saved.find(kLossScale);

@@ -19,6 +19,9 @@ nn::ModelConfig model_in(const std::string& checkpoint);
 /// The steps that were done. Throws InvalidUsage where the plan's data would not be what comes next.
 std::int64_t check_resumed(const TrainPlan& plan);
 
+/// A line where the checkpoint to resume holds values that aren't finite, with the newest that is; else "".
+std::string divergence_note(const TrainPlan& plan);
+
 /// The scaler goes on where the checkpoint's run was; from the beginning where that had none.
 void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& scaler);
 

@@ -56,14 +56,21 @@ void check_outputs(const TrainOptions& options) {
 }
 
 void print_step(const StepReport& step, JsonLines& json) {
-  fmt::print("step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s\n", step.step, step.loss, step.grad_norm,
-             step.learning_rate, step.tokens_per_second);
+  fmt::print("step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s{}\n", step.step, step.loss, step.grad_norm,
+             step.learning_rate, step.tokens_per_second,
+             step.skipped ? fmt::format(" skipped: gradients overflowed; the loss scale is now {}", *step.loss_scale)
+                          : "");
   std::fflush(stdout);
-  json.write({{"step", step.step},
-              {"loss", step.loss},
-              {"tokens_per_second", step.tokens_per_second},
-              {"grad_norm", step.grad_norm},
-              {"learning_rate", step.learning_rate}});
+  nlohmann::ordered_json line = {{"step", step.step},
+                                 {"loss", step.loss},
+                                 {"tokens_per_second", step.tokens_per_second},
+                                 {"grad_norm", step.grad_norm},
+                                 {"learning_rate", step.learning_rate}};
+  if (step.loss_scale) {
+    line["loss_scale"] = *step.loss_scale;
+    line["skipped"] = step.skipped;
+  }
+  json.write(line);
 }
 
 int train_as_rank(const TrainPlan& plan) {
@@ -103,6 +110,7 @@ int train(const Commands& commands, const TrainOptions& options) {
     check_outputs(options);
     if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else it has been said
       note_what_does_nothing(options);
+      if (const std::string note = divergence_note(plan); !note.empty()) fmt::print(stderr, "tessera: {}\n", note);
       if (const std::string note = accumulation_note(plan, options.strategy); !note.empty())
         fmt::print(stderr, "tessera: {}\n", note);
     }

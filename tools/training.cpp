@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -13,6 +15,7 @@
 #include "tessera/nn/data.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tools/device.h"
+#include "tools/divergence.h"
 #include "tools/evaluation.h"
 #include "tools/hash.h"
 #include "tools/model_files.h"
@@ -53,6 +56,7 @@ class Training {
                   .make_stream = {},
                   .device = device_of_rank(plan.options.device)}),
         control_(*control_communicator_, context_.runtime()),
+        divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
         model_(nn::make_model(context_, plan.model)),
         engine_(prepare(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
     if (plan.data != nullptr)
@@ -105,13 +109,19 @@ class Training {
     for (const nn::Tensor& loss : losses)  // the one wait of a step: what came before is all in the queue
       own += loss.item() / static_cast<double>(losses.size());
     const double mean = mean_over_ranks(own);
-    if (scaler_) scaler_->after_step();
+    StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
+    if (scaler_) {
+      report.skipped = !scaler_->after_step();
+      report.loss_scale = scaler_->scale();
+    }
     losses_.push_back(mean);
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     note_times(ms);
-    StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (engine_.measures_norm()) report.grad_norm = engine_.grad_norm();
+    // The scaler skips steps whose norm isn't finite: their parameters stay.
+    divergence_.after_step(report.step, own, mean,
+                           engine_.measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
     return report;
   }
 
@@ -158,9 +168,8 @@ class Training {
   }
 
   double mean_over_ranks(double loss) {
-    if (world_.size() == 1) return loss;
-    control_.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
-    return loss;
+    if (world_.size() > 1) control_.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
+    return std::isnan(loss) ? std::numeric_limits<double>::quiet_NaN() : loss;  // of the many NaNs one, without a sign
   }
 
   void note_model_state() {
@@ -228,6 +237,7 @@ class Training {
   base::Ledger& ledger_;
   nn::Context context_;
   comm::HostExchange control_;
+  DivergenceMonitor divergence_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::optional<nn::Batches> batches_;
@@ -261,6 +271,7 @@ RunResult Training::summarize() {
   for (const auto& unit : engine_.units())
     r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
   r.losses = losses_;
+  if (scaler_) r.skipped_steps = scaler_->state().skipped_steps;
   r.calls_per_step = traffic.calls;
   r.formula_bytes_per_step = formula_bytes(engine_.strategy());
   fsdp::Strategy plain = engine_.strategy();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct StepReport {
   double tokens_per_second = 0;
   double grad_norm = 0;
   double learning_rate = 0;
+  /// With f16: the loss scale of the next step, and whether this one was skipped because gradients overflowed.
+  std::optional<double> loss_scale;
+  bool skipped = false;
 };
 
 struct TrainingCallbacks {

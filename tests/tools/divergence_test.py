@@ -1,0 +1,109 @@
+"""Trainings whose numbers stop being finite: what compare, train and checkpoints say and keep; and steps that f16 skips."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = None
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 60
+DIVERGES = ("--lr", "30")  # the first steps are finite
+
+
+class DivergenceTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "text.txt").write_text(TEXT)
+
+    def tool(self, command, *more, ranks=2, steps=12):
+        arguments = [TOOL, command, "--ranks", ranks, "--steps", steps, "--model", "gpt-nano", "--global-batch", 4, "--seq-len", 16,
+                     "--threads", 1, "--data", self.folder / "text.txt", *more]
+        done = subprocess.run(list(map(str, arguments)), text=True, capture_output=True, timeout=100)
+        return done.returncode, done.stdout, done.stderr
+
+    def lines(self, name):
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+    def test_compare_shows_nan_and_keeps_every_row(self):
+        files = ("--json", self.folder / "c.json", "--report", self.folder / "r.html")
+        code, out, err = self.tool("compare", "--strategies", "ddp,fsdp", *DIVERGES, *files)
+        self.assertEqual(code, 0, err)
+        rows = [line.split() for line in out.splitlines()]
+        self.assertEqual([row[2] for row in rows if row and row[0] in ("ddp", "fsdp") and "1x2" in row], ["nan", "nan"], out)
+        self.assertIn("ddp fsdp end bitwise equal", out)
+        runs = json.loads((self.folder / "c.json").read_text())["runs"]
+        self.assertEqual([run["strategy"] for run in runs], ["ddp", "fsdp"])
+        self.assertIsNotNone(runs[0]["losses"][0])
+        self.assertIsNone(runs[0]["losses"][-1])
+        self.assertEqual(len(re.findall(r"warning: (?:ddp|fsdp): step \d+: the loss is nan on (every rank|ranks? \d)", err)), 2, err)
+        again = subprocess.run([TOOL, "report", self.folder / "c.json", "-o", self.folder / "again.html"], capture_output=True, timeout=30)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        for page in ("r.html", "again.html"):
+            self.assertIn("ddp and fsdp end bitwise equal", (self.folder / page).read_text())
+
+    def test_train_warns_once_with_step_and_rank(self):
+        code, out, err = self.tool("train", *DIVERGES, "--json", self.folder / "t.json")
+        self.assertEqual(code, 0, err)
+        lost = [line for line in self.lines("t.json") if "loss" in line and line["loss"] is None]
+        self.assertGreater(len(lost), 1)
+        self.assertEqual(err.count("warning"), 1, err)
+        warned = re.search(r"tessera: warning: fsdp: step (\d+): (the loss|the norm of the gradients) is (-?nan|-?inf) on (every rank|ranks? [0-9])", err)
+        self.assertIsNotNone(warned, err)
+        self.assertLessEqual(int(warned.group(1)), lost[0]["step"])
+        self.assertEqual(out.count(" loss nan "), len(lost))
+        code, out, err = self.tool("train")  # the negative control
+        self.assertEqual((code, err), (0, ""))
+
+    def test_the_last_finite_checkpoint_stays(self):
+        saves = self.folder / "saves"
+        code, _, err = self.tool("train", *DIVERGES, "--save", saves, "--save-every", 1, "--keep-last", 2)
+        self.assertEqual(code, 0, err)
+        steps = sorted(path.name for path in saves.glob("step-*"))
+        self.assertEqual(len(steps), 3, steps)
+        finite = {}
+        for step in steps:
+            out = self.folder / "inspect.json"
+            found = subprocess.run([TOOL, "checkpoint", "inspect", saves / step, "--json", out], text=True, capture_output=True, timeout=30)
+            self.assertEqual(found.returncode, 0, found.stderr)
+            finite[step] = json.loads(out.read_text())["finite"]
+            self.assertEqual("not finite" in found.stdout, not finite[step])
+        self.assertEqual(list(finite.values()), [True, False, False])
+        code, _, err = self.tool("train", "--save", saves, "--resume", saves, steps=13)
+        self.assertIn("step-00000012 are not finite", err)
+        self.assertIn(f"the newest that is finite is {saves / steps[0]}", err)
+        # The negative control: a training that stays finite keeps the last two and no more.
+        good = self.folder / "good"
+        code, _, err = self.tool("train", "--save", good, "--save-every", 1, "--keep-last", 2, steps=4)
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(sorted(path.name for path in good.glob("step-*")), ["step-00000003", "step-00000004"])
+        code, _, err = self.tool("train", "--resume", good, steps=5)
+        self.assertEqual((code, err), (0, ""))
+
+    def test_steps_that_f16_skips_are_said(self):
+        """Gradients times 65536 overflow in f16 where the loss is large, as at a learning rate that is too high."""
+        code, out, err = self.tool("train", "--precision", "f16", "--lr", "0.3", "--json", self.folder / "t.json", steps=20)
+        self.assertEqual(code, 0, err)
+        steps = [line for line in self.lines("t.json") if "step" in line and "loss" in line]
+        skipped = [line["step"] for line in steps if line["skipped"]]
+        self.assertTrue(skipped)
+        self.assertLess(len(skipped), len(steps))
+        said = re.findall(r"^step (\d+) .* skipped: gradients overflowed; the loss scale is now ([\d.]+)$", out, re.M)
+        self.assertEqual([int(step) for step, _ in said], skipped)
+        for step, scale in said:
+            self.assertEqual(float(scale), steps[int(step) - 1]["loss_scale"])
+        code, out, err = self.tool("compare", "--strategies", "ddp,fsdp", "--precision", "f16", "--lr", "0.3", "--json", self.folder / "c.json", steps=20)
+        self.assertEqual(code, 0, err)
+        self.assertIn("skipped steps", out)
+        self.assertEqual([run["skipped_steps"] for run in json.loads((self.folder / "c.json").read_text())["runs"]], [len(skipped)] * 2)
+        code, out, err = self.tool("train", "--precision", "bf16", "--json", self.folder / "t.json", steps=3)  # the negative control
+        self.assertNotIn("skipped", out + (self.folder / "t.json").read_text())
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

@@ -46,7 +46,7 @@ struct BenchShape {
 };
 BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype, int ranks);
 
-/// busbw / algbw, by nccl-tests' doc/PERFORMANCE.md: how much of `bytes` must cross the busiest link of an ideal
+/// busbw / algbw, by nccl-tests' page on performance: how much of `bytes` must cross the busiest link of an ideal
 /// machine.
 double bus_factor(const BenchOp& op, int ranks);
 

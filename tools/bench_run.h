@@ -51,7 +51,7 @@ struct BenchTimes {
 /// Sorts. p99 is the smallest sample that 99% of them do not exceed. Throws InvalidUsage where there are none.
 BenchTimes bench_times(std::vector<double> samples);
 
-/// One element of "results" in CLI.md's JSON.
+/// One element of "results" in the JSON that --json writes.
 struct BenchResult {
   std::string backend;
   std::string op;

@@ -13,7 +13,7 @@ namespace tessera::nn {
 class Tape;
 class Staging;
 
-/// What a dropout mask depends on besides its module and element (DESIGN: same masks for every world size).
+/// What a dropout mask depends on besides its module and element: the masks are the same for every world size.
 struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;

@@ -33,6 +33,8 @@ LIBRARY = ("src/", "backends/", "plugins/")
 COPY_HELPER = re.compile(r"^src/fsdp/(.*/)?copy\.(h|cpp)$")
 STRATEGY_FILE = re.compile(r"^src/fsdp/strategy[^/]*\.(h|cpp)$|^src/fsdp/strategy/")
 STRATEGY_NAME = re.compile(r'\b(ddp|zero1|zero2|hsdp|shard_grad_op|no_shard|full_shard|hybrid_shard)\b|"fsdp"')
+PAGE = re.compile(r"([\w-]+\.md)\b|\bDESIGN\b")
+PROSE = {".h", ".cpp", ".cu", ".cuh", ".py", ".md", ".cmake", ".txt"}
 LINES, EXAMPLE_LINES = 400, 100
 
 # (rule, pattern, where it holds, where it doesn't); the patterns see code without comments.
@@ -126,11 +128,26 @@ def breaches(root):
                     yield path, number, rule, f"'{match.group(0).strip()}'"
 
 
+def missing_pages(root):
+    """Every mention of a Markdown page that is not in the tree, as breaches() has it."""
+    folders = ("", "src", "backends", "plugins", "tools", "examples", "tests", "bench", "docs", "scripts", "cmake")
+    files = sorted(f for folder in folders for f in ((root / folder).rglob("*") if folder else root.glob("*")) if f.is_file())
+    pages = {f.name for f in files if f.suffix == ".md"}
+    for file in files:
+        path = file.relative_to(root).as_posix()
+        if file.suffix not in PROSE or path.startswith(("tests/architecture/", "tests/docs/")) or "/data/" in path:
+            continue
+        for number, line in enumerate(file.read_text().split("\n"), 1):
+            for match in PAGE.finditer(line):
+                if match.group(1) not in pages:
+                    yield path, number, "missing page", f"'{match.group(0)}' is not in the repository"
+
+
 def main():
     root = pathlib.Path(sys.argv[1]).resolve()
     if not (root / "src" / "base").is_dir():
         raise SystemExit(f"{root} is not the source tree")
-    found = list(breaches(root))
+    found = [*breaches(root), *missing_pages(root)]
     for path, line, rule, text in found:
         print(f"{path}:{line}: {rule}: {text}")
     print(f"{len(found)} breaches")

@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from architecture import PATTERNS, breaches
+from architecture import PATTERNS, breaches, missing_pages
 
 PLANTED = [  # rule, file, content
     ("layering", "src/base/a.cpp", '#include "tessera/comm/work.h"\n'),
@@ -43,11 +43,14 @@ PLANTED = [  # rule, file, content
     ("print or exit", "src/nn/d.cpp", 'std::cerr << "x";\n'),
     ("print or exit", "backends/x/e.cpp", "std::abort();\n"),
     ("print or exit", "plugins/x/c.cpp", 'printf("x");\n'),
+    ("missing page", "src/nn/o.cpp", "// as docs/nowhere.md says\n"),
+    ("missing page", "docs/o.md", "By the tree of DESIGN section 3.\n"),
     ("length", "src/nn/long.cpp", "int x();\n" * 401),
     ("length", "examples/long.cpp", "int x();\n" * 101),
 ]
 
 CLEAN = {
+    "docs/page.md": "[here](page.md)\n",
     "src/base/env.cpp": 'auto v = std::getenv("X");\n',
     "src/base/ok.h": "#include <cstdint>\n#include <vector>\n",
     "src/comm/ok.cpp": '#include "tessera/base/env.h"\n#include <nlohmann/json.hpp>\n'
@@ -75,7 +78,7 @@ def found_in(files):
         for path, content in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(content)
-        return list(breaches(root))
+        return [*breaches(root), *missing_pages(root)]
 
 
 def main():

@@ -1,5 +1,5 @@
-// What every backend must compute, written as plainly as possible: one element after the other, by the tree of DESIGN
-// section 3.
+// What every backend must compute, written as plainly as possible: one element after the other, by the tree of
+// docs/collectives.md.
 #pragma once
 
 #include <algorithm>

@@ -49,7 +49,7 @@ def cut(k, total):
 
 
 def expected_cost(run, ranks, parameter=4, gradient=4, optimizer=8):
-    """CLI.md's table, from the units that the run lists and the bytes that an element has of each kind."""
+    """The table of docs/fsdp.md, from the units that the run lists and the bytes that an element has of each kind."""
     sizes = [unit["elements"] + unit["padding"] for unit in run["units"]]
     units, psi = len(sizes), sum(sizes)
     kept = [size for size, unit in zip(sizes, run["units"]) if unit["kept_after_forward"]]

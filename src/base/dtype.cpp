@@ -1,14 +1,29 @@
 #include "tessera/base/dtype.h"
 
 #include <array>
+#include <cstring>
 #include <string>
 
 #include "tessera/base/error.h"
 
 namespace tessera::base {
 namespace {
-constexpr std::array<std::string_view, 10> kNames = {"f32", "f64", "f16", "bf16", "i8", "u8", "i32", "i64", "u32", "u64"};
+constexpr std::array<std::string_view, 10> kNames = {"f32", "f64", "f16", "bf16", "i8",
+                                                     "u8",  "i32", "i64", "u32",  "u64"};
+
+/// A number is finite where not all bits of its exponent are set.
+template <class Bits>
+bool none_has(Bits exponent, std::span<const std::byte> elements) {
+  bool found = false;
+  for (std::size_t i = 0; i + sizeof(Bits) <= elements.size(); i += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, elements.data() + i, sizeof(Bits));
+    found |= (bits & exponent) == exponent;
+  }
+  return !found;
 }
+
+}  // namespace
 
 std::string_view name_of(DType dtype) { return kNames[static_cast<std::size_t>(dtype)]; }
 
@@ -19,6 +34,21 @@ DType parse_dtype(std::string_view name) {
     known += (i ? " " : "") + std::string(kNames[i]);
   }
   throw InvalidUsage("unknown dtype '" + std::string(name) + "'; known: " + known);
+}
+
+bool all_finite(DType dtype, std::span<const std::byte> elements) {
+  switch (dtype) {
+    case DType::f32:
+      return none_has<std::uint32_t>(0x7f800000U, elements);
+    case DType::f64:
+      return none_has<std::uint64_t>(0x7ff0000000000000U, elements);
+    case DType::f16:
+      return none_has<std::uint16_t>(0x7c00U, elements);
+    case DType::bf16:
+      return none_has<std::uint16_t>(0x7f80U, elements);
+    default:
+      return true;
+  }
 }
 
 }  // namespace tessera::base

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "tessera/base/export.h"
@@ -36,6 +37,9 @@ TESSERA_API std::string_view name_of(DType dtype);
 
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API DType parse_dtype(std::string_view name);
+
+/// Whether none of the elements is NaN or infinite. `elements` need not be aligned; a rest shorter than one is left out.
+TESSERA_API bool all_finite(DType dtype, std::span<const std::byte> elements);
 
 /// IEEE binary16, held as its bits. Conversions round to nearest even; NaN stays NaN, overflow gives infinity.
 struct f16 {

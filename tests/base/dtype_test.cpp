@@ -17,7 +17,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// What a 16-bit float is, written down from the standard and worked out in double: no bit trick of the code under test.
+/// What a 16-bit float is, written down from the standard and worked out in double: no bit trick of the code under
+/// test.
 struct Format {
   int exponent_bits;
   int mantissa_bits;
@@ -57,10 +58,18 @@ struct Format {
 constexpr Format kHalf{5, 10};
 constexpr Format kBrain{8, 7};
 
-/// Every value of the format, the middle between it and its neighbour, and the floats right beside both; and the float's own edges.
+/// Every value of the format, the middle between it and its neighbour, and the floats right beside both; and the
+/// float's own edges.
 std::vector<float> hard_inputs(const Format& format) {
-  std::vector<float> inputs = {kInfinity, -kInfinity, std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
-                               std::numeric_limits<float>::denorm_min(), 65519.996F, 65520.0F, 0.0F, -0.0F};
+  std::vector<float> inputs = {kInfinity,
+                               -kInfinity,
+                               std::numeric_limits<float>::max(),
+                               std::numeric_limits<float>::min(),
+                               std::numeric_limits<float>::denorm_min(),
+                               65519.996F,
+                               65520.0F,
+                               0.0F,
+                               -0.0F};
   for (std::uint32_t bits = 0; bits < format.infinity(); ++bits) {
     const double here = format.value(static_cast<std::uint16_t>(bits));
     const double step = bits + 1 == format.infinity() ? here - format.value(static_cast<std::uint16_t>(bits - 1))
@@ -159,9 +168,16 @@ TEST(BF16, NaNsWithALowPayloadStayNaN) {  // cutting the lower half off would gi
 }
 
 TEST(DTypeNames, RoundTripWithTheirSizes) {
-  const std::array<std::pair<const char*, std::size_t>, 10> known = {{{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2},
-                                                                      {"i8", 1}, {"u8", 1}, {"i32", 4}, {"i64", 8},
-                                                                      {"u32", 4}, {"u64", 8}}};
+  const std::array<std::pair<const char*, std::size_t>, 10> known = {{{"f32", 4},
+                                                                      {"f64", 8},
+                                                                      {"f16", 2},
+                                                                      {"bf16", 2},
+                                                                      {"i8", 1},
+                                                                      {"u8", 1},
+                                                                      {"i32", 4},
+                                                                      {"i64", 8},
+                                                                      {"u32", 4},
+                                                                      {"u64", 8}}};
   for (const auto& [name, bytes] : known) {
     EXPECT_EQ(name_of(parse_dtype(name)), name);
     EXPECT_EQ(size_of(parse_dtype(name)), bytes);
@@ -180,6 +196,34 @@ TEST(DTypeNames, UnknownNameListsTheKnownOnes) {
   }
   EXPECT_THROW(parse_dtype(""), InvalidUsage);
   EXPECT_THROW(parse_dtype("F32"), InvalidUsage);
+}
+
+template <class T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+TEST(AllFinite, SeesOneNumberAmongMany) {
+  for (const float odd : {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")})
+    for (const std::size_t at : {0, 1, 63, 999}) {
+      std::vector<float> floats(1000, -0.0F);
+      std::vector<double> doubles(1000, 1e308);
+      std::vector<std::uint16_t> f16s(1000, 0x7bff), bf16s(1000, 0x7f7f);  // the largest there are
+      EXPECT_TRUE(all_finite(DType::f32, bytes_of(floats)));
+      EXPECT_TRUE(all_finite(DType::f64, bytes_of(doubles)));
+      EXPECT_TRUE(all_finite(DType::f16, bytes_of(f16s)));
+      EXPECT_TRUE(all_finite(DType::bf16, bytes_of(bf16s)));
+      floats[at] = odd;
+      doubles[at] = odd;
+      f16s[at] = f16(odd).bits;
+      bf16s[at] = bf16(odd).bits;
+      EXPECT_FALSE(all_finite(DType::f32, bytes_of(floats)));
+      EXPECT_FALSE(all_finite(DType::f64, bytes_of(doubles)));
+      EXPECT_FALSE(all_finite(DType::f16, bytes_of(f16s)));
+      EXPECT_FALSE(all_finite(DType::bf16, bytes_of(bf16s)));
+    }
+  EXPECT_TRUE(all_finite(DType::u8, bytes_of(std::vector<std::uint32_t>{0x7f800000U})));
+  EXPECT_TRUE(all_finite(DType::f32, {}));
 }
 
 }  // namespace

@@ -195,8 +195,7 @@ TEST(Checkpoints, KeepsTheLastFiniteOne) {
   spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
     if (step == 3 && control.rank() == 1)  // one number of one rank
       engine.visit_own([&](const OwnRange& own) {
-        if (own.state == 0)
-          static_cast<float*>(const_cast<void*>(own.data))[own.range.count() - 1] = INFINITY;
+        if (own.state == 0) static_cast<float*>(const_cast<void*>(own.data))[own.range.count() - 1] = INFINITY;
       });
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1});
     writer.save({});

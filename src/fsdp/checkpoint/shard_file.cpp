@@ -5,39 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "tessera/nn/atomic_file.h"
 
 namespace tessera::fsdp::checkpoint {
-namespace {
-
-/// Whether no number is NaN or infinite: none has all bits of its exponent set. `bytes` may begin and end anywhere
-/// between two numbers.
-template <class Bits, Bits kExponent>
-bool all_finite(std::span<const std::byte> bytes) {
-  bool found = false;
-  for (std::size_t i = 0; i + sizeof(Bits) <= bytes.size(); i += sizeof(Bits)) {
-    Bits bits;
-    std::memcpy(&bits, bytes.data() + i, sizeof(Bits));
-    found |= (bits & kExponent) == kExponent;
-  }
-  return !found;
-}
-
-bool all_finite(std::span<const std::byte> bytes, DType dtype) {
-  switch (dtype) {
-    case DType::f32: return all_finite<std::uint32_t, 0x7f800000U>(bytes);
-    case DType::f64: return all_finite<std::uint64_t, 0x7ff0000000000000U>(bytes);
-    case DType::f16: return all_finite<std::uint16_t, 0x7c00U>(bytes);
-    case DType::bf16: return all_finite<std::uint16_t, 0x7f80U>(bytes);
-    default: return true;
-  }
-}
-
-}  // namespace
-
 ShardFile::ShardFile(const std::string& folder, int rank, std::vector<Piece> pieces, std::size_t buffer_bytes)
     : folder_(folder), most_chunks_(std::max<std::size_t>(1, buffer_bytes / kChunk)), header_(lay_out(pieces)) {
   manifest_.rank = rank;
@@ -171,7 +143,7 @@ void ShardFile::check_finite(std::span<const std::byte> bytes) {
   if (piece_ == pieces.size()) return;
   const Piece& piece = pieces[piece_];
   if (piece.what < Checkpoint::kValue) return;  // a buffer may hold a mask of infinities
-  finite_ = finite_ && all_finite(bytes, piece.dtype);
+  finite_ = finite_ && base::all_finite(piece.dtype, bytes);
 }
 
 void ShardFile::hash(const std::byte* data, std::size_t bytes) {

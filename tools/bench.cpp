@@ -43,7 +43,7 @@ std::unique_ptr<comm::Communicator> join(const BenchPlan& plan, const std::strin
 
 /// As a rank of ours: tells the process that started it, a line of JSON each.
 int run_as_child(const BenchOptions& options, const BenchPlan& plan) {
-  const auto tell = [](const ordered_json& line) { print(line.dump() + "\n"); };
+  const auto tell = [](const ordered_json& line) { print(json_text(line) + "\n"); };
   const auto device = base::open_device(device_of_rank(plan.device));
   const auto world = join(plan, options.only, device, options.algorithms);
   run_bench(plan, *world, *device,
@@ -165,7 +165,7 @@ int tune(const Commands& commands, const BenchOptions& options, const BenchPlan&
   ordered_json json = report.json();
   json["fits"] = ordered_json::array();  // of several algorithms: they would mean nothing
   json["tune"] = tuning.json();
-  if (!options.json.empty()) write_file(options.json, json.dump(1) + "\n");
+  if (!options.json.empty()) write_file(options.json, json_text(json, 1) + "\n");
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
   return 0;
 }
@@ -189,7 +189,7 @@ int bench(const Commands& commands, const BenchOptions& options) {
 }  // namespace
 
 void finish_bench(const BenchOptions& options, const BenchReport& report) {
-  if (!options.json.empty()) write_file(options.json, report.json().dump(1) + "\n");
+  if (!options.json.empty()) write_file(options.json, json_text(report.json(), 1) + "\n");
   if (!options.plot.empty()) write_file(options.plot, report.plot());
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
 }

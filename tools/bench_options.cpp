@@ -10,6 +10,7 @@
 #include "tools/bench_cold.h"
 #include "tools/device.h"
 #include "tools/ranks.h"
+#include "tools/validators.h"
 
 namespace tessera::tools {
 namespace {
@@ -98,7 +99,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       ->delimiter(',')
       ->capture_default_str();
   command.add_option("--ranks", options.ranks, "how many processes on this host (default: the launcher's, else 4)")
-      ->check(CLI::Range(1, 1024));
+      ->transform(whole_number(1, 1024));
   command
       .add_option("--backends,--backend", options.backends,
                   "which to measure, one after the other (default: TESSERA_BACKEND, else shm)")
@@ -124,9 +125,9 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   command
       .add_option("--iterations", options.iterations,
                   "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)")
-      ->check(CLI::Range(1, 10'000'000));
+      ->transform(whole_number(1, 10'000'000));
   command.add_option("--warmup", options.warmup, "calls before them")
-      ->check(CLI::Range(0, 10'000'000))
+      ->transform(whole_number(0, 10'000'000))
       ->capture_default_str();
   command.add_flag("--check", options.check,
                    "compare every value of one more call with the expected ones; a wrong one ends with code 1");

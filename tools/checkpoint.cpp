@@ -59,16 +59,16 @@ int inspect(const CheckpointCommand& options) {
       fmt::print("{} [{}] {}, a buffer\n", buffer.name, fmt::join(buffer.shape, ", "), base::name_of(buffer.dtype));
   }
   if (!options.json.empty())
-    write_file(options.json, ordered_json{{"folder", checkpoint.folder()},
-                                          {"step", checkpoint.step()},
-                                          {"ranks", checkpoint.ranks()},
-                                          {"strategy", checkpoint.strategy()},
-                                          {"finite", checkpoint.finite()},
-                                          {"attributes", checkpoint.attributes()},
-                                          {"parameters", parameters},
-                                          {"tensors", tensors},
-                                          {"buffers", buffers}}
-                                     .dump(1) +
+    write_file(options.json, json_text(ordered_json{{"folder", checkpoint.folder()},
+                                                    {"step", checkpoint.step()},
+                                                    {"ranks", checkpoint.ranks()},
+                                                    {"strategy", checkpoint.strategy()},
+                                                    {"finite", checkpoint.finite()},
+                                                    {"attributes", checkpoint.attributes()},
+                                                    {"parameters", parameters},
+                                                    {"tensors", tensors},
+                                                    {"buffers", buffers}},
+                                       1) +
                                  "\n");
   return 0;
 }

@@ -108,7 +108,7 @@ OneRun run_here(const TrainPlan& plan, const std::string& strategy, int generati
 /// What a rank of ours tells the process that started it: a line of JSON per step, and one with the result.
 int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
   const auto tell = [](const ordered_json& line) {
-    fmt::print("{}\n", line.dump());
+    fmt::print("{}\n", json_text(line));
     std::fflush(stdout);
   };
   bool first = false;
@@ -154,10 +154,24 @@ std::string trace_name(const RunResult& run) {
   return name;
 }
 
-void write_outputs(const CompareOptions& options, const Comparison& comparison,
+/// Why runs over two mesh axes differ from the others where gradients are reduced in 16 bits; else "".
+std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
+  if (plan.precision.reduce == base::DType::f32) return "";
+  const auto two_axes = [](const RunResult& run) { return run.mesh[0] > 1 && run.mesh[1] > 1; };
+  for (const RunResult& run : comparison.runs)
+    for (const RunResult& other : comparison.runs)
+      if (two_axes(run) && !two_axes(other) && run.final_parameters_hash != other.final_parameters_hash)
+        return fmt::format(
+            "{0} sums over two mesh axes and rounds to {1} after each, the others once; with --reduce-dtype f32 they "
+            "are equal\n",
+            run.strategy, base::name_of(plan.precision.reduce));
+  return "";
+}
+
+void write_outputs(const CompareOptions& options, const TrainPlan& plan, const Comparison& comparison,
                    const std::vector<std::string>& traces) {
-  fmt::print("{}{}\n", comparison_table(comparison), equality_statement(comparison));
-  if (!options.json.empty()) write_file(options.json, to_json(comparison).dump(1) + "\n");
+  fmt::print("{}{}\n{}", comparison_table(comparison), equality_statement(comparison), rounding_note(plan, comparison));
+  if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
   if (!options.report.empty()) write_file(options.report, report_page({comparison}));
   if (options.trace.empty()) return;
   if (traces.size() == 1) return write_file(options.trace, traces[0]);
@@ -193,9 +207,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
   const bool first = spawn || ranks == 1 || comm::resolve_launch().rank == 0;
   const std::vector<std::string> strategies = strategies_of(options, plan, first);
   if (first) {
-    check_writable("--json", options.json);
-    check_writable("--trace", options.trace);
-    check_writable("--report", options.report);
+    check_results(options);
   }
   note_if_alone_under_a_launcher(ranks);
   if (first) note_what_does_nothing(options);
@@ -218,7 +230,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
       comparison.runs.push_back(std::move(run.result));
       traces.push_back(std::move(run.trace));
     }
-  if (first) write_outputs(options, comparison, traces);
+  if (first) write_outputs(options, plan, comparison, traces);
   return 0;
 }
 

@@ -9,6 +9,8 @@
 #include "tools/catalog.h"
 #include "tools/commands.h"
 #include "tools/model_files.h"
+#include "tools/output.h"
+#include "tools/validators.h"
 #include "tools/version.h"
 
 namespace tessera::tools {
@@ -141,7 +143,7 @@ int run_info(const InfoOptions& options) {
   }
   const Catalog all = catalog();
   if (options.json) {
-    std::printf("%s\n", to_json(all).dump(2).c_str());
+    std::printf("%s\n", json_text(to_json(all), 2).c_str());
   } else if (options.env || options.models) {
     if (options.models) print_models(all);
     if (options.env) print_env(all);
@@ -166,7 +168,7 @@ void add_info(Commands& commands) {
   info->add_option("--wrap", options->wrap, "for --units: as train has it")->needs(units)->capture_default_str();
   info->add_option("--ranks", options->ranks, "for --units: padding is to multiples of 8 x ranks")
       ->needs(units)
-      ->check(CLI::Range(1, 4096))
+      ->transform(whole_number(1, 4096))
       ->capture_default_str();
   info->add_option("--precision", options->precision, "for --units: as train has it")
       ->needs(units)

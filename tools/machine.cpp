@@ -25,8 +25,7 @@ std::string machine_line() {
   const std::size_t cores = allowed_cores().size();
   std::string text = processor() + ", " + std::to_string(cores) + (cores == 1 ? " core" : " cores");
   struct sysinfo memory {};
-  if (::sysinfo(&memory) == 0)
-    text += ", " + human_bytes(static_cast<double>(memory.totalram) * memory.mem_unit);
+  if (::sysinfo(&memory) == 0) text += ", " + human_bytes(static_cast<double>(memory.totalram) * memory.mem_unit);
   utsname system{};
   if (::uname(&system) == 0) text += std::string(", ") + system.sysname + " " + system.release + " " + system.machine;
   return text;

@@ -13,6 +13,7 @@
 #include "tools/commands.h"
 #include "tools/launcher.h"
 #include "tools/ranks.h"
+#include "tools/validators.h"
 #include "tools/version.h"
 
 namespace tessera::tools {
@@ -128,6 +129,7 @@ int main_of(std::vector<std::string> arguments) {
   add_info(commands);
   add_run(commands);
   add_report(commands);
+  refuse_empty_values(app);
   const int code = parse(commands);
   if (code >= 0) return code;
   if (launch_or_none().rank == 0 && !started_by_us())  // our launcher has said it for its ranks

@@ -64,6 +64,19 @@ void check_writable(std::string_view option, const std::string& path) {
   if (probe != path) ::unlink(probe.c_str());
 }
 
+void refuse_to_replace(std::string_view option, const std::string& path, const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    if (!path.empty() && fs::equivalent(path, input, error))
+      throw base::InvalidUsage(std::string(option) + " '" + path + "' is the input '" + input +
+                               "', which it would replace; name another file");
+  }
+}
+
+std::string json_text(const nlohmann::ordered_json& json, int indent) {
+  return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 void write_file(const std::string& path, std::string_view content) {
   if (!is_replaceable(path)) {
     File(path).write(content);

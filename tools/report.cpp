@@ -30,6 +30,7 @@ report::Comparison read_comparison(const std::string& path) {
 
 int run_report(const ReportOptions& options) {
   check_writable("--output", options.output);
+  refuse_to_replace("--output", options.output, options.files);
   std::vector<report::Comparison> comparisons;
   for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
   write_file(options.output, report::page(comparisons));

@@ -7,6 +7,7 @@
 #include "tools/commands.h"
 #include "tools/launcher.h"
 #include "tools/ranks.h"
+#include "tools/validators.h"
 
 namespace tessera::tools {
 namespace {
@@ -53,7 +54,9 @@ int run_program(const RunOptions& options) {
 void add_run(Commands& commands) {
   CLI::App* run = commands.app.add_subcommand("run", "start a program as ranks on this host");
   const auto options = std::make_shared<RunOptions>();
-  run->add_option("-n,--ranks", options->ranks, "how many ranks")->check(CLI::Range(1, 1024))->capture_default_str();
+  run->add_option("-n,--ranks", options->ranks, "how many ranks")
+      ->transform(whole_number(1, 1024))
+      ->capture_default_str();
   run->add_flag("--no-tag", options->no_tag, "don't begin each line with [rank]; standard output then is inherited");
   run->add_option("--bind", options->bind, "core: each rank gets an equal share of the cores; none: all may use all")
       ->check(CLI::IsMember({"core", "none"}))

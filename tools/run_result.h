@@ -45,7 +45,7 @@ struct RunResult {
   std::vector<Unit> units;
   std::vector<double> losses;
   std::string final_parameters_hash;
-  std::optional<Evaluation> evaluation;  ///< of the final parameters, if --eval was given
+  std::optional<Evaluation> evaluation;        ///< of the final parameters, if --eval was given
   std::optional<std::uint64_t> skipped_steps;  ///< of f16: whose gradients overflowed
   double step_ms_median = 0;
   double step_ms_p95 = 0;

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tools/model_files.h"
+#include "tools/validators.h"
 
 namespace tessera::tools {
 
@@ -46,10 +47,10 @@ void add_saving_options(CLI::App& command, TrainOptions& o) {
       ->type_name("DIR");
   command.add_option("--save-every", o.save_every, "also after each N steps, while training goes on")
       ->type_name("N")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+      ->transform(whole_number(1, 1ULL << 40));
   command.add_option("--keep-last", o.keep_last, "of the checkpoints in --save only the last N stay (default: all)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1 << 20));
+      ->transform(whole_number(1, 1 << 20));
   command
       .add_option(
           "--resume", o.resume,

@@ -30,7 +30,7 @@ class JsonLines {
   }
   void write(const nlohmann::ordered_json& object) {
     if (!file_.is_open()) return;
-    file_ << object.dump() << '\n' << std::flush;
+    file_ << json_text(object) << '\n' << std::flush;
     if (!file_) throw base::SystemError("--json: writing failed; is the disk full?");
   }
 
@@ -49,17 +49,16 @@ void check_folder(const std::string& option, const std::string& folder, const st
 
 void check_outputs(const TrainOptions& options) {
   check_folder("--save", options.save, "latest");
-  check_writable("--json", options.json);
-  check_writable("--trace", options.trace);
+  check_results(options);
   check_folder("--export", options.export_dir, "config.json");
   check_folder("--export-adapter", options.export_adapter, "adapter_config.json");
 }
 
 void print_step(const StepReport& step, JsonLines& json) {
-  fmt::print("step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s{}\n", step.step, step.loss, step.grad_norm,
-             step.learning_rate, step.tokens_per_second,
-             step.skipped ? fmt::format(" skipped: gradients overflowed; the loss scale is now {}", *step.loss_scale)
-                          : "");
+  fmt::print(
+      "step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s{}\n", step.step, step.loss, step.grad_norm,
+      step.learning_rate, step.tokens_per_second,
+      step.skipped ? fmt::format(" skipped: gradients overflowed; the loss scale is now {}", *step.loss_scale) : "");
   std::fflush(stdout);
   nlohmann::ordered_json line = {{"step", step.step},
                                  {"loss", step.loss},

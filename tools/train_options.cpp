@@ -5,6 +5,7 @@
 #include "tools/device.h"
 #include "tools/model_files.h"
 #include "tools/saving.h"
+#include "tools/validators.h"
 
 namespace tessera::tools {
 
@@ -12,7 +13,7 @@ namespace {
 
 void add_model_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--ranks", o.ranks, "world size; under a launcher it comes from there (default 4)")
-      ->check(CLI::Range(1, 4096));
+      ->transform(whole_number(1, 4096));
   command.add_option("--backend", o.backend, "transport between the ranks; as TESSERA_BACKEND, which it overrides")
       ->capture_default_str()
       ->each([&o](const std::string&) { o.backend_given = true; });
@@ -42,9 +43,9 @@ void add_adapter_options(CLI::App& command, TrainOptions& o) {
       .add_option("--lora", o.lora,
                   "train low-rank adapters of this rank (LoRA) on the model, which stays as it is; see --init")
       ->type_name("RANK")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+      ->transform(whole_number(1, 1ULL << 20));
   command.add_option("--lora-alpha", o.lora_alpha, "adapters count alpha / rank (default: 8)")
-      ->check(CLI::PositiveNumber);
+      ->check(finite_number(std::numeric_limits<double>::min()));
   command
       .add_option("--lora-targets", o.lora_targets,
                   "which linear layers get adapters, by the end of their names (default: c_attn, or q_proj and v_proj)")
@@ -59,23 +60,25 @@ void add_adapter_options(CLI::App& command, TrainOptions& o) {
 }
 
 void add_loop_options(CLI::App& command, TrainOptions& o) {
-  constexpr std::int64_t kMost = 1LL << 40;
-  command.add_option("--steps", o.steps, "optimizer steps")
-      ->check(CLI::Range(std::int64_t{0}, kMost))
-      ->capture_default_str();
+  constexpr std::uint64_t kMost = 1ULL << 40;
+  command.add_option("--steps", o.steps, "optimizer steps")->transform(whole_number(0, kMost))->capture_default_str();
   command.add_option("--global-batch", o.global_batch, "sequences per optimizer step, over all ranks")
-      ->check(CLI::Range(std::int64_t{1}, kMost))
+      ->transform(whole_number(1, kMost))
       ->capture_default_str();
   command.add_option("--seq-len", o.seq_len, "tokens per sequence (default: the model's context, at most 256)")
-      ->check(CLI::Range(std::int64_t{1}, kMost));
-  command.add_option("--lr", o.lr, "learning rate, the highest of the schedule")->capture_default_str();
+      ->transform(whole_number(1, kMost));
+  command.add_option("--lr", o.lr, "learning rate, the highest of the schedule")
+      ->check(finite_number())
+      ->capture_default_str();
   command.add_option("--schedule", o.schedule, "how the learning rate goes on after the warm-up")
       ->check(CLI::IsMember({"constant", "cosine"}))
       ->capture_default_str();
   command.add_option("--warmup", o.warmup, "steps of linear warm-up")
-      ->check(CLI::Range(std::int64_t{0}, kMost))
+      ->transform(whole_number(0, kMost))
       ->capture_default_str();
-  command.add_option("--seed", o.seed, "of initial values, batch order and dropout")->capture_default_str();
+  command.add_option("--seed", o.seed, "of initial values, batch order and dropout")
+      ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
   command
       .add_option("--precision", o.precision,
                   "of parameters, activations and gradients; the optimizer keeps f32 masters of 16-bit ones")
@@ -94,7 +97,7 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
   command
       .add_option("--accumulate", o.accumulate,
                   "microbatches in a step: each rank's part of the global batch in so many pieces")
-      ->check(CLI::Range(std::int64_t{1}, kMost))
+      ->transform(whole_number(1, kMost))
       ->capture_default_str();
   command
       .add_option("--reduce-when", o.reduce_when,
@@ -105,7 +108,7 @@ void add_loop_options(CLI::App& command, TrainOptions& o) {
       ->check(CLI::IsMember({"1", "2", "3", "inf"}))
       ->capture_default_str();
   command.add_option("--clip-norm", o.clip_norm, "clip gradients to this norm over all parameters (0: don't)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(finite_number(0))
       ->capture_default_str();
 }
 
@@ -114,10 +117,18 @@ void add_optimizer_options(CLI::App& command, TrainOptions& o) {
   command.add_option("--optimizer", o.optimizer, "adamw, adam or sgd")
       ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
       ->capture_default_str();
-  command.add_option("--betas", o.betas, "adam's decay rates")->type_name("A,B")->delimiter(',')->expected(2);
-  command.add_option("--eps", c.eps, "adam's term against division by zero")->capture_default_str();
-  command.add_option("--weight-decay", c.weight_decay, "not for norms and biases")->capture_default_str();
-  command.add_option("--momentum", c.momentum, "of sgd")->capture_default_str();
+  command.add_option("--betas", o.betas, "adam's decay rates")
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->expected(2)
+      ->check(finite_number(0));
+  command.add_option("--eps", c.eps, "adam's term against division by zero")
+      ->check(finite_number(0))
+      ->capture_default_str();
+  command.add_option("--weight-decay", c.weight_decay, "not for norms and biases")
+      ->check(finite_number(0))
+      ->capture_default_str();
+  command.add_option("--momentum", c.momentum, "of sgd")->check(finite_number(0))->capture_default_str();
   command.add_flag("--nesterov", c.nesterov, "sgd looks ahead by the momentum");
   command.add_flag("--amsgrad", c.amsgrad, "adam divides by the largest second moment seen");
   command.add_flag("--maximize", c.maximize, "ascend instead of descending");
@@ -134,17 +145,20 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       ->type_name("[COLLECTIVE=]PLUGIN")
       ->delimiter(',');
   command.add_option("--sync-every", o.period.steps, "diloco, local_sgd: steps until the replicas meet (default 10)")
-      ->check(CLI::Range(1, 1 << 30));
-  command.add_option("--outer-lr", o.period.outer_learning_rate,
-                     "diloco, local_sgd: of the step that replicas take when they meet (default 0.7; 1)");
-  command.add_option("--outer-momentum", o.period.outer_momentum, "and its Nesterov momentum (default 0.9; 0)");
+      ->transform(whole_number(1, 1 << 30));
+  command
+      .add_option("--outer-lr", o.period.outer_learning_rate,
+                  "diloco, local_sgd: of the step that replicas take when they meet (default 0.7; 1)")
+      ->check(finite_number(0));
+  command.add_option("--outer-momentum", o.period.outer_momentum, "and its Nesterov momentum (default 0.9; 0)")
+      ->check(finite_number(0));
   command
       .add_option("--wrap", o.wrap,
                   "what is gathered together: none, block, size:N, type:CLASS, or a list such as \"block;wte;ln_f\"; "
                   "tessera info --units shows what comes of it")
       ->capture_default_str();
   command.add_option("--prefetch", o.prefetch, "units gathered ahead of the one that computes")
-      ->check(CLI::Range(0, 1024))
+      ->transform(whole_number(0, 1024))
       ->capture_default_str();
   command
       .add_option("--backward-prefetch", o.backward_prefetch,
@@ -155,7 +169,7 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       .add_option("--limit-all-gathers", o.limit_all_gathers,
                   "units gathered at once beside the root, the one that computes included, whatever --prefetch says "
                   "(0: no limit)")
-      ->check(CLI::Range(0, 1024))
+      ->transform(whole_number(0, 1024))
       ->capture_default_str();
   command
       .add_option("--reshard-after-forward", o.reshard_after_forward,
@@ -183,7 +197,7 @@ void add_sharding_options(CLI::App& command, TrainOptions& o) {
       .add_option("--threads", o.threads,
                   "compute threads per rank (default: cores / ranks); where there is a core for each thread, ranks are "
                   "bound to their shares")
-      ->check(CLI::Range(1, 1024));
+      ->transform(whole_number(1, 1024));
 }
 
 }  // namespace

@@ -105,6 +105,9 @@ TrainPlan make_plan(const TrainOptions& options, int ranks);
 /// What of a step's course its cost depends on.
 fsdp::StepCourse course_of(const TrainOptions& options);
 
+/// Throws InvalidUsage where --json, --trace or --report can't be written or would replace what the run reads.
+void check_results(const TrainOptions& options);
+
 /// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
 void note_what_does_nothing(const TrainOptions& options);
 

@@ -14,6 +14,7 @@
 #include "tools/corpus.h"
 #include "tools/device.h"
 #include "tools/model_files.h"
+#include "tools/output.h"
 #include "tools/process.h"
 #include "tools/saving.h"
 #include "tools/train_options.h"
@@ -134,6 +135,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
     throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
                        std::to_string(plan.model.context));
   check_batch(options, ranks);
+  if (!options.mesh.empty()) fsdp::parse_mesh(options.mesh);
   if (options.backward_prefetch == "post" && options.prefetch == 0)
     throw InvalidUsage(
         "--backward-prefetch post with --prefetch 0: nothing is gathered ahead; leave one of the two out");
@@ -156,6 +158,15 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   for (const auto& parameter : model->parameters())
     if (nn::is_adapter(parameter->name())) plan.parameters += parameter->count();
   return plan;
+}
+
+void check_results(const TrainOptions& o) {
+  std::vector<std::string> inputs = o.data;
+  inputs.insert(inputs.end(), {o.eval, o.model});
+  for (const auto& [path, name] : {std::pair(o.json, "--json"), {o.trace, "--trace"}, {o.report, "--report"}}) {
+    check_writable(name, path);
+    refuse_to_replace(name, path, inputs);
+  }
 }
 
 void note_what_does_nothing(const TrainOptions& options) {

@@ -189,7 +189,7 @@ class Training {
     measured_.exposed_ms.push_back(static_cast<double>(exposed) / 1e6);
   }
 
-  /// Traffic is counted from the end of the first step: the table in CLI.md describes every step after it.
+  /// Traffic is counted from the end of the first step: the formulas describe every step after it.
   void mark_first_step() {
     engine_.settle();
     first_traffic_ = engine_.traffic();

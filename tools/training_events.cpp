@@ -5,6 +5,8 @@
 #include <numeric>
 #include <string>
 
+#include "tools/output.h"
+
 namespace tessera::tools {
 
 // They travel as text: unit names vary in length, and this is done once.
@@ -12,7 +14,7 @@ std::vector<base::EventRecord> gather_events(comm::HostExchange& control, const 
   nlohmann::json mine = nlohmann::json::array();
   for (const base::EventRecord& e : own)
     mine.push_back({static_cast<int>(e.kind), e.unit, e.rank, e.bytes, e.start_ns, e.end_ns});
-  const std::string text = mine.dump();
+  const std::string text = json_text(mine);
   const std::vector<std::uint64_t> length = {text.size()};
   std::vector<std::size_t> counts;
   for (const auto& rank : control.gather_all(length)) counts.push_back(rank[0]);

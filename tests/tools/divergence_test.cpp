@@ -27,9 +27,12 @@ std::string said_for(double first, double second, std::optional<double> norm, in
 }
 
 TEST(DivergenceMonitor, NamesStepAndRank) {
-  EXPECT_THAT(said_for(1, NAN, 2.0), testing::StartsWith("tessera: warning: fsdp: step 7: the loss is nan on rank 1: "));
-  EXPECT_THAT(said_for(INFINITY, 3, 2.0), testing::StartsWith("tessera: warning: fsdp: step 7: the loss is inf on rank 0: "));
-  EXPECT_THAT(said_for(NAN, NAN, {}), testing::StartsWith("tessera: warning: fsdp: step 7: the loss is nan on every rank: "));
+  EXPECT_THAT(said_for(1, NAN, 2.0),
+              testing::StartsWith("tessera: warning: fsdp: step 7: the loss is nan on rank 1: "));
+  EXPECT_THAT(said_for(INFINITY, 3, 2.0),
+              testing::StartsWith("tessera: warning: fsdp: step 7: the loss is inf on rank 0: "));
+  EXPECT_THAT(said_for(NAN, NAN, {}),
+              testing::StartsWith("tessera: warning: fsdp: step 7: the loss is nan on every rank: "));
 }
 
 TEST(DivergenceMonitor, SeesGradientsBeforeTheLoss) {

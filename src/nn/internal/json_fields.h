@@ -22,6 +22,7 @@ class Fields {
   Fields(const Json& json, std::string origin) : json_(json), origin_(std::move(origin)) {}
 
   [[noreturn]] void fail(const std::string& what) const { throw InvalidUsage(origin_ + ": " + what); }
+  const std::string& origin() const { return origin_; }
   bool has(const char* field) const { return json_.contains(field) && !json_.at(field).is_null(); }
   const Json& at(const char* field) const { return json_.at(field); }
 

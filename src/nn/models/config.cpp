@@ -86,7 +86,10 @@ void validate(const ModelConfig& config) {
     constexpr std::int64_t kMost = 1LL << 31;  // products of two stay far from overflow
     require(value >= 1 && value < kMost, std::string(what) + " is " + std::to_string(value) + ", needs 1 or more");
   };
+  constexpr std::int64_t kMostLayers = 1 << 16;  // a module each, before anything is known to fit
   positive(config.layers, "the number of layers");
+  require(config.layers <= kMostLayers, "the number of layers is " + std::to_string(config.layers) + ", at most " +
+                                            std::to_string(kMostLayers) + " are supported");
   positive(config.width, "the width");
   positive(config.heads, "the number of heads");
   positive(config.kv_heads, "the number of key heads");

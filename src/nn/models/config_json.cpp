@@ -57,14 +57,15 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
 double read_rope(const Fields& fields) {
   if (fields.has("rope_scaling")) {
     const Json& scaling = fields.at("rope_scaling");
-    const std::string type =
-        !scaling.is_object() ? "?" : scaling.value("rope_type", scaling.value("type", std::string("?")));
+    if (!scaling.is_object()) fields.fail("'rope_scaling' must be an object");
+    const Fields inner(scaling, fields.origin() + ": rope_scaling");
+    const std::string type = inner.text("rope_type", inner.text("type", "?"));
     if (type != "default") fields.fail("rope scaling ('rope_scaling' of type " + type + ") is not supported");
   }
   if (!fields.has("rope_parameters")) return fields.number("rope_theta", 10000.0);
   const Json& parameters = fields.at("rope_parameters");
   if (!parameters.is_object()) fields.fail("'rope_parameters' must be an object");
-  const Fields inner(parameters, "rope_parameters");
+  const Fields inner(parameters, fields.origin() + ": rope_parameters");
   const std::string type = inner.text("rope_type", "default");
   if (type != "default") fields.fail("rope scaling ('rope_parameters' of type " + type + ") is not supported");
   if (inner.number("partial_rotary_factor", 1.0) != 1.0) fields.fail("'partial_rotary_factor' is not supported");

@@ -6,9 +6,11 @@
 #include <omp.h>
 
 #include <array>
+#include <cstdint>
 #include <dnnl.hpp>
 #include <map>
-#include <utility>
+#include <unordered_map>
+#include <vector>
 #endif
 
 namespace tessera::nn::kernels {
@@ -22,11 +24,16 @@ using Memory = dnnl::memory;
 /// The instruction sets in which oneDNN's kernels are at least twice as wide as a generic BLAS's.
 const char* name_of(dnnl::cpu_isa isa) {
   switch (isa) {
-    case dnnl::cpu_isa::avx512_core: return "avx512_core";
-    case dnnl::cpu_isa::avx512_core_vnni: return "avx512_core_vnni";
-    case dnnl::cpu_isa::avx512_core_bf16: return "avx512_core_bf16";
-    case dnnl::cpu_isa::avx512_core_amx: return "avx512_core_amx";
-    default: return nullptr;
+    case dnnl::cpu_isa::avx512_core:
+      return "avx512_core";
+    case dnnl::cpu_isa::avx512_core_vnni:
+      return "avx512_core_vnni";
+    case dnnl::cpu_isa::avx512_core_bf16:
+      return "avx512_core_bf16";
+    case dnnl::cpu_isa::avx512_core_amx:
+      return "avx512_core_amx";
+    default:
+      return nullptr;
   }
 }
 
@@ -41,9 +48,17 @@ Memory::data_type type_of(base::DType dtype) {
 /// All that a kernel is made for.
 using Key = std::array<std::size_t, 11>;
 Key key_of(const OnednnProduct& p) {
-  return {p.m,     p.n,        p.k,     p.a_row,
-          p.a_column, p.b_row, p.b_column, p.c_row,
-          p.accumulate ? 1U : 0U, p.bias != nullptr ? 1U : 0U, static_cast<std::size_t>(p.dtype)};
+  return {p.m,
+          p.n,
+          p.k,
+          p.a_row,
+          p.a_column,
+          p.b_row,
+          p.b_column,
+          p.c_row,
+          p.accumulate ? 1U : 0U,
+          p.bias != nullptr ? 1U : 0U,
+          static_cast<std::size_t>(p.dtype)};
 }
 
 Memory::dim dim(std::size_t value) { return static_cast<Memory::dim>(value); }
@@ -61,17 +76,17 @@ class Kernels {
     const auto at = [&](const Memory::desc& desc, const void* data) {
       return Memory(desc, engine_, const_cast<void*>(data));
     };
-    std::unordered_map<int, Memory> arguments = {{DNNL_ARG_SRC, at(entry.a, p.a)},
-                                                 {DNNL_ARG_WEIGHTS, at(entry.b, p.b)},
-                                                 {DNNL_ARG_DST, at(entry.c, p.c)}};
+    std::unordered_map<int, Memory> arguments = {
+        {DNNL_ARG_SRC, at(entry.a, p.a)}, {DNNL_ARG_WEIGHTS, at(entry.b, p.b)}, {DNNL_ARG_DST, at(entry.c, p.c)}};
     if (p.bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, at(entry.bias, p.bias));
+    arguments.emplace(DNNL_ARG_SCRATCHPAD, at(entry.scratch, scratch(entry.scratch.get_size())));
     entry.kernel.execute(stream_, arguments);
     stream_.wait();
   }
 
  private:
   struct Entry {
-    Memory::desc a, b, bias, c;
+    Memory::desc a, b, bias, c, scratch;
     dnnl::matmul kernel;
   };
 
@@ -93,6 +108,7 @@ class Kernels {
     if (p.bias != nullptr) entry.bias = Memory::desc({1, dim(p.n)}, type, Memory::dims{dim(p.n), 1});
     dnnl::primitive_attr attributes;
     attributes.set_fpmath_mode(dnnl::fpmath_mode::strict);
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (p.accumulate) {
       dnnl::post_ops sum;
       sum.append_sum(1.0F);
@@ -100,13 +116,24 @@ class Kernels {
     }
     const auto description = p.bias != nullptr ? dnnl::matmul::desc(entry.a, entry.b, entry.bias, entry.c)
                                                : dnnl::matmul::desc(entry.a, entry.b, entry.c);
-    entry.kernel = dnnl::matmul(dnnl::matmul::primitive_desc(description, attributes, engine_));
+    const dnnl::matmul::primitive_desc primitive(description, attributes, engine_);
+    entry.scratch = primitive.scratchpad_desc();
+    entry.kernel = dnnl::matmul(primitive);
     return entry;
+  }
+
+  /// Kept from product to product: fresh memory costs a fault for each page. Begins on a cache line.
+  void* scratch(std::size_t bytes) {
+    constexpr std::size_t kLine = 64;
+    if (scratch_.size() < bytes + kLine) scratch_ = std::vector<std::byte>(bytes + kLine);
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(scratch_.data()) % kLine;
+    return scratch_.data() + (kLine - past) % kLine;
   }
 
   dnnl::engine engine_;
   dnnl::stream stream_;
   std::map<Key, Entry> entries_;
+  std::vector<std::byte> scratch_;
 };
 
 }  // namespace

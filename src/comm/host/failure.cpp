@@ -145,12 +145,21 @@ void Group::time_out(const Op& op) noexcept {
 void World::transport_failed(const std::string& why) noexcept {
   if (!transport_failure_.empty()) return;
   transport_failure_ = capabilities_.backend + ": " + why;
-  transport_failed_at_ = Clock::now();
+  transport_blamed_at_ = Clock::now() + kVerdictTime;
+  heed_transport();
+}
+
+/// There is no other cause to wait for.
+void World::message_damaged(int peer, const std::string& what) noexcept {
+  transport_failure_ = capabilities_.backend + ": " + what + " from " + describe_rank(peer, options_.job_rank(peer)) +
+                       " came damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
+                       "go on from the last checkpoint";
+  transport_blamed_at_ = Clock::now();
   heed_transport();
 }
 
 void World::blame_transport() noexcept {
-  if (transport_failure_.empty() || Clock::now() - transport_failed_at_ <= kVerdictTime) return;
+  if (transport_failure_.empty() || Clock::now() < transport_blamed_at_) return;
   const std::string why = std::exchange(transport_failure_, {});
   for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->fail({FailureKind::backend, why}, true);
 }

@@ -71,6 +71,7 @@ class World final : public Pollable, public TransportEvents {
   void forget(Op& op) noexcept;  ///< it is over
   bool poll(bool thorough) noexcept override;
   void connection_lost(int peer, const std::string& why) noexcept override;
+  void message_damaged(int peer, const std::string& what) noexcept override;
   void transport_failed(const std::string& why) noexcept override;
   void tell(int world_rank, const Notice& notice) noexcept;
   /// What has been told since the last time; any thread that holds the lock.
@@ -108,7 +109,7 @@ class World final : public Pollable, public TransportEvents {
   bool left_ = false;
   bool polls_for_transport_ = false;
   std::string transport_failure_;  ///< that was not told yet
-  Clock::time_point transport_failed_at_;
+  Clock::time_point transport_blamed_at_;  ///< when it will be
 
   std::mutex numbers_mutex_;
   std::vector<bool> taken_;

@@ -5,8 +5,10 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <span>
 #include <thread>
 
+#include "tessera/base/checksum.h"
 #include "tests/comm/rendezvous.h"
 
 namespace tessera::comm_test {
@@ -80,9 +82,25 @@ TEST(Strangers, WithAnotherTokenAreRefusedAndToldWhy) {
     wrong.token = "sardine";
     EXPECT_EQ(come(wrong).get().error,
               "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
-                  " refuses rank 1: rank 1 has another TESSERA_TOKEN than rank 0");
+                  " refuses rank 1: the two have not the same TESSERA_TOKEN (or it is no rank of this run); set the "
+                  "same for all ranks");
   });
 }
+
+/// As version 4 of the protocol writes it.
+std::string frame(char type, const std::string& payload) {
+  std::string bytes(1, type);
+  for (int i = 0; i < 4; ++i) bytes += static_cast<char>(payload.size() >> (8 * i));
+  return bytes + payload;
+}
+std::string checked(const std::string& content) {
+  const std::uint64_t sum = base::checksum(std::as_bytes(std::span(content)));
+  return content + std::string(reinterpret_cast<const char*>(&sum), sizeof(sum));
+}
+std::string challenge() {
+  return frame('c', checked("tessera:" + std::string("\x04\x00\x00\x00", 4) + std::string(64, 'n')));
+}
+constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
 
 /// The answer "welcome" alone is not enough: rank 0 must prove that it knows the token too.
 TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
@@ -94,10 +112,9 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
       pollfd entry{listener.get(), POLLIN, 0};
       if (::poll(&entry, 1, 20) <= 0) continue;
       const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(guest, std::string("c\x4c\x00\x00\x00", 5) + "tessera:" + std::string("\x03\x00\x00\x00", 4) +
-                            std::string(64, 'n'));
-      if (read_all(guest, 1s, 5 + 20 + 2 + 5 + 64).empty()) continue;
-      send_bytes(guest, std::string("a\x23\x00\x00\x00", 5) + std::string(35, '\0'));
+      send_bytes(guest, challenge());
+      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
+      send_bytes(guest, frame('a', checked(std::string(35, '\0'))));
       ++welcomed;
     }
   });
@@ -115,8 +132,8 @@ TEST(Strangers, OfAnotherVersionAreNamed) {
   const UniqueFd listener = listen_on_port(0);
   auto one = come(meeting(1, 2, port_of(listener)));
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-  send_bytes(guest, std::string("c\x0c\x00\x00\x00", 5) + "tessera:" + std::string("\x63\x00\x00\x00", 4));
-  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 3"), std::string::npos);
+  send_bytes(guest, frame('c', checked("tessera:" + std::string("\x63\x00\x00\x00", 4))));
+  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 4"), std::string::npos);
 }
 
 TEST(Strangers, ThatAreNoRankZeroAreNamed) {

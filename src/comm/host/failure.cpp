@@ -102,7 +102,7 @@ std::string Group::trouble_with(const Op& op) const {
     // What it sent before it left may still be on its way: until the connection ends, or nothing has come for a while.
     const bool quiet = Clock::now() - std::max(peer.since, world_->last_moved()) > kVerdictTime;
     if (peer.left && (peer.cut || quiet)) return describe_leaving(rank_name(k), peer.why);
-    if (!peer.left && quiet) return "the connection to " + rank_name(k) + " is lost: " + peer.why;
+    if (!peer.left && quiet && world_->would_have_heard(peer)) return "the connection to " + rank_name(k) + " is lost: " + peer.why;
   }
   return {};
 }
@@ -125,9 +125,11 @@ void Group::time_out(const Op& op) noexcept {
   const std::vector<std::optional<std::uint64_t>> at = world_->ask(*this);
   world_->hear();  // somebody else may have told the cause while we asked
   if (failed_.load()) return;
-  std::string behind;
+  // Questions go over rank 0: where that does not answer, nothing is known of the others.
+  const bool asked_all = world_->rank() == kHub || at[kHub].has_value();
+  std::string behind = asked_all ? "" : "; " + world_->name_hub(*this) + ", so the others can't be asked";
   for (int k = 0; k < size(); ++k) {
-    if (k == rank_ || (message && k != op.call.root)) continue;
+    if (k == rank_ || !asked_all || (message && k != op.call.root)) continue;
     const auto& answer = at[static_cast<std::size_t>(world_rank(k))];
     if (!answer) {
       behind += "; " + rank_name(k) + " is not responding";
@@ -139,6 +141,22 @@ void Group::time_out(const Op& op) noexcept {
   }
   if (behind.empty()) behind = "; all ranks have called it, and it is still under way";
   fail({FailureKind::timeout, what + behind}, true);
+}
+
+/// Rank 0, which did not answer.
+std::string World::name_hub(const Group& group) const {
+  const int member = group.member_of(kHub);
+  const std::string name =
+      member >= 0 ? group.rank_name(member) : "rank " + std::to_string(options_.job_rank(kHub)) + " of the job";
+  const Peer& hub = peers_[kHub];
+  return name + (hub.died ? " died" : hub.left ? " has left" : " is not responding");
+}
+
+/// What a rank says when it leaves goes over rank 0. While that does not answer, a connection that ended may have ended
+/// in good order.
+bool World::would_have_heard(const Peer& peer) const {
+  const Peer& hub = peers_[kHub];
+  return rank() == kHub || hub.died || hub.left || hub.cut || heard_from_hub_.load() >= peer.asked_hub;
 }
 
 /// A library may notice first that a rank has died, in words of its own: the cause gets the time to be told.

@@ -41,6 +41,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   std::uint32_t number() const noexcept { return number_; }
   int world_rank(int member) const noexcept { return members_[static_cast<std::size_t>(member)]; }
   int member_of(int world_rank) const noexcept;  ///< -1: not one of ours
+  std::string rank_name(int member) const;
   [[noreturn]] void throw_failure() const;
   void put_back(Op& op) noexcept;
   /// Where the transport counts what `op` sends to a member; null for what is not metered.
@@ -78,7 +79,6 @@ class Group final : public std::enable_shared_from_this<Group> {
   Work launch(Op& op);
   void finish(Op& op, std::uint32_t how) noexcept;
   void announce(Op& op) noexcept;
-  std::string rank_name(int member) const;
   std::string trouble_with(const Op& op) const;
   void time_out(const Op& op) noexcept;
 

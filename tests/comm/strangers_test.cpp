@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <span>
 #include <thread>
 
@@ -128,6 +129,48 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
   EXPECT_GT(welcomed.load(), 0);
 }
 
+/// Nor is what it says, which may be meant for a terminal: a refusal is to be proved.
+TEST(Strangers, InRankZerosPlaceRefuseNobodyInWordsOfTheirOwn) {
+  const UniqueFd listener = listen_on_port(0);
+  std::atomic<bool> done{false};
+  std::thread impostor([&] {
+    while (!done.load()) {
+      pollfd entry{listener.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 20) <= 0) continue;
+      const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+      send_bytes(guest, challenge());
+      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
+      const std::string text = "\x1b[31mring 0900-1234\x1b[0m";
+      send_bytes(guest, frame('a', checked(std::string("\x01", 1) + static_cast<char>(text.size()) + '\0' + text +
+                                           std::string(32, '\0'))));
+    }
+  });
+  const auto start = steady_clock::now();
+  const std::string error = come(meeting(1, 2, port_of(listener))).get().error;
+  done.store(true);
+  impostor.join();
+  EXPECT_EQ(error, "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port_of(listener)) +
+                       " refuses rank 1: the two have not the same TESSERA_TOKEN (or it is no rank of this run); set "
+                       "the same for all ranks");
+  EXPECT_GE(steady_clock::now() - start, 900ms) << "one such answer is not believed";
+}
+
+/// For a moment only: then the right one is there.
+TEST(Strangers, InRankZerosPlaceAreOutlasted) {
+  const int port = free_port();
+  std::optional<UniqueFd> listener(listen_on_port(port));
+  auto one = come(meeting(1, 2, port));
+  for (int i = 0; i < 3; ++i) {
+    const UniqueFd guest(::accept(listener->get(), nullptr, nullptr));
+    send_bytes(guest, challenge());
+    read_all(guest, 1s, kHelloBytes);
+    send_bytes(guest, frame('a', checked(std::string("\x01\0\0", 3) + std::string(32, '\0'))));
+  }
+  listener.reset();
+  EXPECT_EQ(come(meeting(0, 2, port)).get().error, "");
+  EXPECT_EQ(one.get().error, "");
+}
+
 TEST(Strangers, OfAnotherVersionAreNamed) {
   const UniqueFd listener = listen_on_port(0);
   auto one = come(meeting(1, 2, port_of(listener)));
@@ -144,6 +187,28 @@ TEST(Strangers, ThatAreNoRankZeroAreNamed) {
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
   send_bytes(guest, "SSH-2.0-OpenSSH_9.2\r\n");
   EXPECT_NE(one.get().error.find("what answers there is no rank 0 of this library"), std::string::npos);
+}
+
+/// What a proven rank says comes to the terminal, too.
+TEST(Refused, SaysSoWithoutControlCharacters) {
+  expect_undisturbed([](int port) {
+    Meeting stale = meeting(1, 2, port);
+    stale.launch.job = "run\x1b[2J\xc2\x9b\xff d\xc3\xa9j\xc3\xa0";
+    const std::string error = come(stale).get().error;
+    EXPECT_NE(error.find("belongs to run 'run\\x1b[2J\\xc2\\x9b\\xff d\xc3\xa9j\xc3\xa0', rank 0 to run 'run-1'"), std::string::npos)
+        << error;
+  });
+}
+
+TEST(Refused, IsARankThatTheWorldHasNot) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 2, port));
+  for (const int rank : {2, 3, 1'000'000}) {
+    const std::string error = come(meeting(rank, 2, port)).get().error;
+    EXPECT_NE(error.find("rank " + std::to_string(rank) + " is none of the ranks 0 to 1"), std::string::npos) << error;
+  }
+  EXPECT_EQ(come(meeting(1, 2, port)).get().error, "");
+  EXPECT_EQ(zero.get().error, "");
 }
 
 TEST(Refused, IsASecondProcessOfOneRank) {

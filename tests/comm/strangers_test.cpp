@@ -5,11 +5,13 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <thread>
 
 #include "tessera/base/checksum.h"
+#include "tests/comm/process.h"
 #include "tests/comm/rendezvous.h"
 
 namespace tessera::comm_test {
@@ -75,6 +77,34 @@ TEST(Strangers, InTenThousandHalfOpenConnectionsDisturbNobody) {
   });
   done.store(true);
   flood.get();
+}
+
+/// Under a low limit of open files, as `ulimit -n 64` sets it.
+TEST(Strangers, LeaveRankZeroTheFilesThatItNeeds) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int port = free_port();
+  const std::string master = "TESSERA_MASTER=127.0.0.1:" + std::to_string(port);
+  const auto start = [&](int rank) {
+    return Process(TESSERA_CONTROL_PROGRAM,
+                   {"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=2", "TESSERA_RUN_ID=few-files", master,
+                    "TESSERA_TOKEN=swordfish", "TESSERA_TIMEOUT=20s"},
+                   "");
+  };
+  const rlimit few{64, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Process zero = start(0);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  connect_when_open(port);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) strangers.push_back(connect_to_port(port));
+  // All that came are in, or out again: the last one gets its challenge.
+  EXPECT_FALSE(read_all(strangers.back(), 10s, 1).empty());
+  const std::filesystem::directory_iterator files("/proc/" + std::to_string(zero.pid()) + "/fd");
+  EXPECT_LT(std::distance(begin(files), end(files)), 64 - 16) << "strangers have what rank 0 needs";
+  Process one = start(1);
+  EXPECT_EQ(one.line(), "ready");
+  EXPECT_EQ(zero.line(), "ready");
 }
 
 TEST(Strangers, WithAnotherTokenAreRefusedAndToldWhy) {

@@ -24,10 +24,9 @@ World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, 
       answers_(static_cast<std::size_t>(bootstrap_->size())) {}
 
 void World::open() {
-  channel_ =
-      bootstrap_->open_channel("nccl", {.lost = [this](int who) { lost(who); },
-                                        .message = [this](int from, std::string_view text) { hear(from, text); },
-                                        .damaged = [this](int from) { damaged(from); }});
+  channel_ = bootstrap_->open_channel("nccl", {.lost = [this](int who) { lost(who); },
+                                               .message = [this](int from, std::string_view text) { hear(from, text); },
+                                               .damaged = [this](int from) { damaged(from); }});
   speaks_.store(channel_.get());
   if (options_.progress_thread) watcher_ = std::thread([this] { watch(); });
 }

@@ -43,10 +43,10 @@ struct Frame {
   FrameKind kind = FrameKind::credit;
   std::uint16_t announced = 0;  ///< 1: an `announce` of this message was sent too; it may come later
   MessageTag tag = {};
-  std::uint32_t length = 0;    ///< bytes of payload that follow
-  std::uint64_t total = 0;     ///< bytes of the whole message
-  std::uint64_t offset = 0;    ///< of the payload in it
-  std::uint64_t consumed = 0;  ///< cost of all eager messages that the sender of this frame has handed over so far
+  std::uint32_t length = 0;       ///< bytes of payload that follow
+  std::uint64_t total = 0;        ///< bytes of the whole message
+  std::uint64_t offset = 0;       ///< of the payload in it
+  std::uint64_t consumed = 0;     ///< cost of all eager messages that the sender of this frame has handed over so far
   std::uint64_t payload_sum = 0;  ///< base::checksum() of the payload; 0 where the ends don't check it
   std::uint64_t header_sum = 0;   ///< ... of what stands before it
 };

@@ -43,7 +43,8 @@ class FrameReader {
   std::string_view take(std::size_t bytes);
   /// `bye` has come: nothing more will, and the end of the connection is in order.
   bool said_bye() const noexcept { return bye_; }
-  /// What take() found wrong is that the bytes are not those that were sent: no message that they belong to is complete.
+  /// What take() found wrong is that the bytes are not those that were sent: no message that they belong to is
+  /// complete.
   bool damaged() const noexcept { return damaged_; }
 
  private:
@@ -57,8 +58,8 @@ class FrameReader {
   FrameSink& sink_;
   const bool checked_;
   Frame frame_;
-  Inbound* target_ = nullptr;  // of the frame that is being read; null between two
-  std::size_t done_ = 0;       // of its payload
+  Inbound* target_ = nullptr;    // of the frame that is being read; null between two
+  std::size_t done_ = 0;         // of its payload
   std::span<std::byte> direct_;  // what the last buffers() gave of the target's memory
   RunningChecksum sum_;          // of the payload so far ...
   bool summed_ = false;          // ... unless it was compared as a whole

@@ -36,7 +36,8 @@ Peer::Peer(asio::io_context& context, std::vector<UniqueFd> connections, bool ch
     connections[i].release();
     socket.non_blocking(true);
     socket.set_option(asio::ip::tcp::no_delay(true));
-    Stream& stream = *streams_.emplace_back(std::make_unique<Stream>(*this, FrameReader(inbox_, checked), i, std::move(socket)));
+    Stream& stream =
+        *streams_.emplace_back(std::make_unique<Stream>(*this, FrameReader(inbox_, checked), i, std::move(socket)));
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.ptr = &stream;

@@ -35,8 +35,8 @@ class TESSERA_API ControlChannel {
  public:
   virtual ~ControlChannel();
   /// To rank `to`, or to all others where it is kAll. Any thread; returns at once. In order per sender and receiver;
-  /// lost where the way (it may lead over rank 0) is dead, or where megabytes wait for a receiver that doesn't read. What
-  /// is beyond kLongestMessage bytes is cut off.
+  /// lost where the way (it may lead over rank 0) is dead, or where megabytes wait for a receiver that doesn't read.
+  /// What is beyond kLongestMessage bytes is cut off.
   virtual void tell(int to, std::string_view message) noexcept = 0;
   static constexpr int kAll = -1;
   static constexpr std::size_t kLongestMessage = 65'000;

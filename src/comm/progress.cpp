@@ -15,8 +15,8 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kSpin = 20us;           // then yield: on a busy machine somebody else has the core that we wait for
-constexpr auto kYield = 60us;          // then sleep
+constexpr auto kSpin = 20us;   // then yield: on a busy machine somebody else has the core that we wait for
+constexpr auto kYield = 60us;  // then sleep
 constexpr auto kBriefly = 100us;
 constexpr int kStill = 200;      // polls that move nothing
 constexpr auto kTick = 1ms;      // the idle progress thread looks for work this often ...

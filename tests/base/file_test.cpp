@@ -61,15 +61,18 @@ TEST_F(File, DescriptorsAreCounted) {
 }
 
 TEST(Text, KeepsWhatCanBeShown) {
-  for (const std::string text : {"", "plain, with 'marks' \\ and ~", "d\xc3\xa9j\xc3\xa0 vu", "\xe2\x9c\x93", "\xf0\x9f\x9a\x80"})
+  for (const std::string text :
+       {"", "plain, with 'marks' \\ and ~", "d\xc3\xa9j\xc3\xa0 vu", "\xe2\x9c\x93", "\xf0\x9f\x9a\x80"})
     EXPECT_EQ(printable(text), text);
 }
 
 TEST(Text, EscapesTheRest) {
   EXPECT_EQ(printable("a\x1b[31mb\n\t\x7f"), "a\\x1b[31mb\\x0a\\x09\\x7f");
   EXPECT_EQ(printable(std::string("\0x", 2)), "\\x00x");
-  EXPECT_EQ(printable("\xc2\x9b" "2J"), "\\xc2\\x9b2J");                // a control character above ASCII
-  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");                      // none at all, and one cut short
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J"),
+            "\\xc2\\x9b2J");                       // a control character above ASCII
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");  // none at all, and one cut short
   EXPECT_EQ(printable("\xc3(\xe2\x82"), "\\xc3(\\xe2\\x82");
 }
 

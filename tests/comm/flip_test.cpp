@@ -54,8 +54,9 @@ struct World {
 
 /// Two ranks meet over a proxy, exchange something, and tell each other `text` on a channel.
 void run(World& world, std::optional<FlippingProxy::Flip> flip, const std::string& text = "some words") {
+  FlippingProxy proxy(0, flip);
   const int port = free_port();
-  FlippingProxy proxy(port, flip);
+  proxy.aim(port);
   std::vector<std::thread> ranks;
   for (int r = 0; r < 2; ++r)
     ranks.emplace_back([&, r] {
@@ -110,8 +111,9 @@ TEST(Flipped, WhatIsExchangedIsAnErrorOnBothRanks) {
     const std::size_t begin = to_listener ? kHello + 1 : kChallenge + kAnswer;
     std::string text = "BackendError: init: what ";
     text.append(to_listener ? "rank 1 sent to rank 0" : "rank 0 sent to rank 1");
-    text.append(" came damaged or forged: its authentication code is wrong; check the network between the two, and start "
-                "again");
+    text.append(
+        " came damaged or forged: its authentication code is wrong; check the network between the two, and start "
+        "again");
     for (std::size_t at = begin; at < begin + 200; at += at < begin + 9 ? 1 : 40) {  // each byte of a head
       World world;
       const auto start = steady_clock::now();

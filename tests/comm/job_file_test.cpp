@@ -132,9 +132,9 @@ TEST_F(JobFile, OfAZombieIsReplaced) {
 TEST_F(JobFile, OfALivingProcessIsNot) {  // the control
   const Child living(false);
   write(left_by(living), path_);
-  EXPECT_EQ(come(local(0)).get().error,
-            "InvalidUsage: init: process " + std::to_string(living.pid) + " is starting a run with the same name '" +
-                job_ + "'; give each run its own TESSERA_RUN_ID");
+  EXPECT_EQ(come(local(0)).get().error, "InvalidUsage: init: process " + std::to_string(living.pid) +
+                                            " is starting a run with the same name '" + job_ +
+                                            "'; give each run its own TESSERA_RUN_ID");
 }
 
 /// Whoever finds the socket by other ways doesn't know what is in the file.

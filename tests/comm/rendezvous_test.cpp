@@ -122,7 +122,8 @@ std::string outer_address() {
   if (::getifaddrs(&all) != 0) return found;
   for (const ifaddrs* one = all; one != nullptr && found.empty(); one = one->ifa_next) {
     std::array<char, INET_ADDRSTRLEN> text{};
-    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET || (one->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET || (one->ifa_flags & IFF_LOOPBACK) != 0)
+      continue;
     const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
     if (::inet_ntop(AF_INET, &address->sin_addr, text.data(), text.size()) != nullptr) found = text.data();
   }
@@ -136,8 +137,10 @@ TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
   if (outer.empty()) GTEST_SKIP() << "this machine has a loopback interface only";
   const int port = free_port();
   const auto place = [&](Meeting& one) {
-    one.master = (one.launch.rank == 0 ? "anywhere.invalid" : one.launch.rank == 1 ? "127.0.0.1" : outer) + ":" +
-                 std::to_string(port);
+    one.master = (one.launch.rank == 0   ? "anywhere.invalid"
+                  : one.launch.rank == 1 ? "127.0.0.1"
+                                         : outer) +
+                 ":" + std::to_string(port);
     one.host_id = one.launch.rank == 2 ? "island" : "main land";
   };
   const std::vector<Outcome> all = meet_all(3, port, place);

@@ -225,7 +225,8 @@ TEST(Refused, SaysSoWithoutControlCharacters) {
     Meeting stale = meeting(1, 2, port);
     stale.launch.job = "run\x1b[2J\xc2\x9b\xff d\xc3\xa9j\xc3\xa0";
     const std::string error = come(stale).get().error;
-    EXPECT_NE(error.find("belongs to run 'run\\x1b[2J\\xc2\\x9b\\xff d\xc3\xa9j\xc3\xa0', rank 0 to run 'run-1'"), std::string::npos)
+    EXPECT_NE(error.find("belongs to run 'run\\x1b[2J\\xc2\\x9b\\xff d\xc3\xa9j\xc3\xa0', rank 0 to run 'run-1'"),
+              std::string::npos)
         << error;
   });
 }

@@ -51,6 +51,8 @@ class FlippingProxy {
     ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length);
     return ntohs(address.sin_port);
   }
+  /// Forwards there from now on: for who chooses a free port when the proxy has its own.
+  void aim(int target) { target_.store(target); }
   /// The bit has been flipped.
   bool flipped() const { return flipped_.load(); }
   int connections() const { return connections_.load(); }
@@ -76,7 +78,7 @@ class FlippingProxy {
   void accept_one() {
     const int near = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     const int far = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const sockaddr_in address = loopback(target_);
+    const sockaddr_in address = loopback(target_.load());
     if (near < 0 || ::connect(far, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
       ::close(near);
       ::close(far);
@@ -121,7 +123,7 @@ class FlippingProxy {
     }
   }
 
-  const int target_;
+  std::atomic<int> target_;
   const std::optional<Flip> flip_;
   int listener_ = -1;
   std::atomic<bool> stop_{false};

@@ -27,7 +27,8 @@ struct Identity {
   Digest key{};
 };
 
-/// Rank 0's judgement of who knocks. `taken`: that rank is already here, as another process. `proven`: it knows the key.
+/// Rank 0's judgement of who knocks. `taken`: that rank is already here, as another process. `proven`: it knows the
+/// key.
 struct Judgement {
   wire::Answer answer;
   bool proven = false;

@@ -22,7 +22,8 @@ std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 std::string damage(int from, int to) {
   return "init: what rank " + std::to_string(from) + " sent to rank " + std::to_string(to) +
-         " came damaged or forged: its authentication code is wrong; check the network between the two, and start again";
+         " came damaged or forged: its authentication code is wrong; check the network between the two, and start "
+         "again";
 }
 
 /// What the ranks tell each other first.

@@ -136,7 +136,12 @@ bool FrameReader::feed(std::string_view bytes, const Take& take) {
 }
 
 std::string encode(const Challenge& challenge) {
-  return Writer().raw(kMagic).number(challenge.version).digest(challenge.nonce).digest(challenge.session).take_checked();
+  return Writer()
+      .raw(kMagic)
+      .number(challenge.version)
+      .digest(challenge.nonce)
+      .digest(challenge.session)
+      .take_checked();
 }
 
 std::optional<Challenge> decode_challenge(std::string_view payload) {
@@ -184,7 +189,11 @@ std::optional<Hello> decode_hello(std::string_view payload) {
 }
 
 std::string encode(const Answer& answer) {
-  return Writer().number(static_cast<std::uint8_t>(answer.verdict)).text(answer.text).digest(answer.proof).take_checked();
+  return Writer()
+      .number(static_cast<std::uint8_t>(answer.verdict))
+      .text(answer.text)
+      .digest(answer.proof)
+      .take_checked();
 }
 
 std::optional<Answer> decode_answer(std::string_view payload) {

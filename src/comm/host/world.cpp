@@ -75,19 +75,16 @@ void World::connect(const TransportFactory& make_transport) {
                              .oversubscribed = here > static_cast<std::ptrdiff_t>(cores),
                              .sleeper = &transport_->sleeper()});
   engine_->add(*this);
-  channel_ = bootstrap_->open_channel(capabilities_.backend,
-                                      {.lost = [this](int who) { receive({.kind = Notice::Kind::lost, .from = who}); },
-                                       .message =
-                                           [this](int from, std::string_view text) {
-                                             if (auto notice = parse_notice(text)) {
-                                               notice->from = from;
-                                               receive(std::move(*notice));
-                                             }
-                                           },
-                                       .damaged =
-                                           [this](int who) {
-                                             receive({.kind = Notice::Kind::damaged, .from = who});
-                                           }});
+  channel_ = bootstrap_->open_channel(
+      capabilities_.backend, {.lost = [this](int who) { receive({.kind = Notice::Kind::lost, .from = who}); },
+                              .message =
+                                  [this](int from, std::string_view text) {
+                                    if (auto notice = parse_notice(text)) {
+                                      notice->from = from;
+                                      receive(std::move(*notice));
+                                    }
+                                  },
+                              .damaged = [this](int who) { receive({.kind = Notice::Kind::damaged, .from = who}); }});
   voice_.store(channel_.get());
 }
 
@@ -239,8 +236,7 @@ void World::handle(const Notice& notice) noexcept {
     for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
     return;
   }
-  if (notice.kind == Notice::Kind::damaged)
-    return message_damaged(notice.from, "a message of the control channel");
+  if (notice.kind == Notice::Kind::damaged) return message_damaged(notice.from, "a message of the control channel");
   const auto found = std::find_if(groups_.begin(), groups_.end(),
                                   [&](const Group* group) { return group->number() == notice.communicator; });
   const int member = found == groups_.end() ? -1 : (*found)->member_of(notice.from);

@@ -17,7 +17,7 @@ namespace {
 
 using harness::FlippingProxy;
 
-constexpr std::size_t kCount = 30'000;                // an all_reduce in pieces and in short messages
+constexpr std::size_t kCount = 30'000;                   // an all_reduce in pieces and in short messages
 constexpr std::size_t kChallenge = 4 + 32, kProof = 32;  // of the side that accepts, before its first frame
 constexpr std::size_t kAnswer = 4 + 12 + 32 + 32 + 1;    // of the side that connects
 
@@ -72,7 +72,8 @@ void expect_damage(const Outcome& outcome, const std::string& what) {
 
 /// A byte of a frame that rank 0 sends, and one that it receives.
 FlippingProxy::Flip behind_handshake(bool to_listener, std::size_t at) {
-  return {.connection = 0, .to_listener = to_listener, .at = (to_listener ? kAnswer : kChallenge + kProof) + at, .bit = 3};
+  return {
+      .connection = 0, .to_listener = to_listener, .at = (to_listener ? kAnswer : kChallenge + kProof) + at, .bit = 3};
 }
 
 class Streams : public testing::Test {

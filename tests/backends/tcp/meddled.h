@@ -26,7 +26,9 @@ class Meddled : public Bootstrap {
   std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override {
     return real_->open_channel(name, std::move(events));
   }
-  const std::vector<std::string>& hosts() const noexcept override { return own_hosts.empty() ? real_->hosts() : own_hosts; }
+  const std::vector<std::string>& hosts() const noexcept override {
+    return own_hosts.empty() ? real_->hosts() : own_hosts;
+  }
   const Token& token() const noexcept override { return token_; }
   std::string local_address() const override { return address; }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -81,6 +82,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   void announce(Op& op) noexcept;
   std::string trouble_with(const Op& op) const;
   void time_out(const Op& op) noexcept;
+  std::string describe_answers(const Op& op, const std::vector<std::optional<std::uint64_t>>& at) const;
 
   const std::shared_ptr<World> world_;
   const std::uint32_t number_;

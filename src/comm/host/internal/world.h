@@ -30,7 +30,7 @@ struct Peer {
   bool cut = false;  ///< the transport has no way to it
   Clock::time_point since;
   std::uint64_t asked_hub = 0;  ///< when it was cut, with this number
-  std::string why;  ///< where it is cut, or, where it left after a failure, that
+  std::string why;              ///< where it is cut, or, where it left after a failure, that
 };
 
 /// The world rank over which the control channel leads.
@@ -116,7 +116,7 @@ class World final : public Pollable, public TransportEvents {
   std::atomic<ControlChannel*> voice_{nullptr};  ///< the same, for the threads that tell something
   bool left_ = false;
   bool polls_for_transport_ = false;
-  std::string transport_failure_;  ///< that was not told yet
+  std::string transport_failure_;          ///< that was not told yet
   Clock::time_point transport_blamed_at_;  ///< when it will be
 
   std::mutex numbers_mutex_;

@@ -1,6 +1,7 @@
 // The command line: parses, runs the chosen subcommand, and turns errors into one line and an exit code.
 // 0 done; 1 the work failed; 2 wrong usage or input.
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iterator>
@@ -134,6 +135,9 @@ int main_of(std::vector<std::string> arguments) {
   if (code >= 0) return code;
   if (launch_or_none().rank == 0 && !started_by_us())  // our launcher has said it for its ranks
     warn_of_unknown_variables();
+  // Beyond the limit of a file's size a write then fails, as on a full disk, and what it was for says so. The programs
+  // of `run` would inherit it.
+  if (!app.got_subcommand("run")) std::signal(SIGXFSZ, SIG_IGN);
   return run(commands);
 }
 

@@ -137,7 +137,7 @@ def pids_by_rank(mark):
                 continue
         except OSError:
             continue
-        pids.update({int(found[name]): int(pid) for name in names if name in found})
+        pids.update({int(found[name]): int(pid) for name in names if found.get(name)})
     return pids
 
 

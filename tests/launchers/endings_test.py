@@ -4,7 +4,10 @@ TESSERA_ENDINGS=50 repeats each combination so often (default 2; 50 takes a quar
 """
 
 import os
+import random
+import signal
 import tempfile
+import time
 import unittest
 
 import jobs
@@ -70,6 +73,53 @@ class FinalizeThatHangsTest(jobs.Case):
                 self.assertRegex(ended.err, r"warning: rank \d: mpi: MPI_Finalize waits for other ranks and has not returned within 2s")
                 return
         self.fail("MPICH has ended well 20 times: is what backends/mpi/disconnect.cpp replaces still needed?")
+
+
+class StoppedRankTest(jobs.Case):
+    """A rank that is stopped while the ranks start is named at the deadline, and no rank waits longer."""
+
+    def stop_one(self, launcher, delay, *arguments):
+        mark = self.mark()
+        job = launcher.start(self.training("train", "--backend", "mpi", *arguments, steps=100000), MARK=mark, TESSERA_TIMEOUT="2s")
+        with job:
+            deadline = time.monotonic() + 10
+            while len(pids := jobs.pids_by_rank(mark)) < jobs.RANKS and time.monotonic() < deadline:
+                pass
+            begin = time.monotonic()
+            while time.monotonic() < begin + delay:  # how far the ranks are by then is left to chance
+                pass
+            os.kill(pids[3], signal.SIGSTOP)
+            ended = job.finish(20)
+        self.assertNotEqual(ended.code, 0)
+        self.assertRegex(jobs.last_words(ended.err)[-1], r"rank 3\b", (delay, ended.err))
+        self.assert_nobody_is_left(mark)
+
+    def test_under_the_tool(self):
+        for delay in (0, 0.03, 0.06, 0.1, 0.15, 0.2):
+            self.stop_one(jobs.Plain(), delay)
+
+
+class KilledRankTest(jobs.Case):
+    """The last line names the rank that is killed, whenever that is, also where mpirun starts the ranks."""
+
+    def kill_one(self, backend, delay):
+        mark = self.mark()
+        with jobs.Plain().start(self.training("train", "--backend", backend, steps=100000), MARK=mark) as job:
+            begin = time.monotonic()
+            while time.monotonic() < begin + delay or not (pids := jobs.pids_by_rank(mark)):
+                pass
+            rank, pid = random.choice(list(pids.items()))
+            os.kill(pid, signal.SIGKILL)
+            ended = job.finish(20)
+        self.assertEqual(ended.code, 1)
+        self.assertRegex(ended.err.splitlines()[-1], rf"^tessera: rank {rank} (was killed|died)", (backend, delay, ended.err))
+        self.assertLess(ended.seconds, delay + 5)
+        self.assert_nobody_is_left(mark)
+
+    def test_at_any_moment(self):
+        for backend in ("mpi", "tcp"):
+            for _ in range(5 * ROUNDS):
+                self.kill_one(backend, random.uniform(0, 0.7))
 
 
 if __name__ == "__main__":

@@ -130,6 +130,9 @@ void open_closed_streams() {
 /// Launchers say for their ranks what stopped them.
 bool has_a_launcher() { return started_by_us() || launch_or_none().size > 1; }
 
+/// Under a prefix our launcher is above mpirun, and knows more.
+comm::Launch launch_to_guard() { return launch_socket() ? comm::Launch{} : launch_or_none(); }
+
 int main_of(std::vector<std::string> arguments) {
   CLI::App app("Data-parallel training of one model under DDP, ZeRO, FSDP and HSDP, on one engine.", "tessera");
   app.set_version_flag("--version", std::string("tessera ") + kVersion);
@@ -158,8 +161,10 @@ int main(int argc, char** argv) {
   try {
     if (!tessera::tools::has_a_launcher()) tessera::tools::say_what_stops_us();
     static const tessera::tools::RankReport report;  // until the process ends
+    static const tessera::tools::RankGuard guard(tessera::tools::launch_to_guard());
     const int code = tessera::tools::main_of({argv + 1, argv + argc});
     report.end(code);
+    guard.end(code);
     return code;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tessera: %s\n", error.what());

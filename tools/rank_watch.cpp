@@ -187,27 +187,27 @@ bool RankWatch::all_done() const {
   return done == static_cast<std::size_t>(ranks_);
 }
 
-RankReport::RankReport() {
-  const std::optional<std::string> name = launch_socket();
-  if (!name) return;
-  const Address address = abstract(*name);
+LauncherConnection::LauncherConnection(const std::string& name, std::string_view first) {
+  const Address address = abstract(name);
   constexpr int kHigh = 512;
   for (Descriptor& socket : sockets_) {
     socket = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (&socket != sockets_.data())
       if (Descriptor high(::fcntl(socket.get(), F_DUPFD_CLOEXEC, kHigh)); high) socket = std::move(high);
-    constexpr std::string_view kText = "begin 0\n";
     if (!socket || ::connect(socket.get(), plain(address), address.length) != 0 ||
-        ::send(socket.get(), kText.data(), kText.size(), MSG_NOSIGNAL) < 0)
+        ::send(socket.get(), first.data(), first.size(), MSG_NOSIGNAL) < 0)
       socket.close();
   }
 }
 
-void RankReport::end(int code) const {
-  const std::string text = "end " + std::to_string(code) + "\n";
+void LauncherConnection::send(std::string_view text) const {
   for (const Descriptor& socket : sockets_)
     if (socket) [[maybe_unused]]
       const ssize_t sent = ::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL);
+}
+
+RankReport::RankReport() {
+  if (const std::optional<std::string> name = launch_socket()) connection_ = LauncherConnection(*name, "begin 0\n");
 }
 
 }  // namespace tessera::tools

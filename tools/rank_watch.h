@@ -10,9 +10,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/launch.h"
 #include "tools/process.h"
 
 namespace tessera::tools {
@@ -67,17 +69,43 @@ class RankWatch {
   std::optional<Lost> lost_;
 };
 
-/// A rank's connection to the launcher above, if there is one that wants to know. It has two: when a process is killed,
-/// the kernel closes its descriptors by number, some kernels upwards, some downwards, and may be interrupted in
-/// between; one of the two is closed before that by which mpirun learns of it, and begins to kill the others.
+/// A rank's connection to somebody who must learn of its death in time. It is two: when a process is killed, the kernel
+/// closes its descriptors by number, some kernels upwards, some downwards, and may be interrupted in between; one of
+/// the two is closed before that by which mpirun learns of it, and begins to kill the others.
+class LauncherConnection {
+ public:
+  LauncherConnection() = default;
+  /// To the Unix socket with this abstract name; says `first`. Not connected where nobody listens.
+  LauncherConnection(const std::string& name, std::string_view first);
+  bool connected() const { return static_cast<bool>(sockets_.back()); }
+  int last() const { return sockets_.back().get(); }
+  void send(std::string_view text) const;
+
+ private:
+  std::array<Descriptor, 2> sockets_;
+};
+
+/// Of a rank to our own launcher above, if there is one that wants to know.
 class RankReport {
  public:
   RankReport();
   /// This rank ends with this code.
+  void end(int code) const { connection_.send("end " + std::to_string(code) + "\n"); }
+
+ private:
+  LauncherConnection connection_;
+};
+
+/// Of a rank that another launcher has started, to the process beside it that says that the rank died (rank_guard.cpp).
+class RankGuard {
+ public:
+  /// None for a world of one, or for ranks of our own launcher.
+  explicit RankGuard(const comm::Launch& launch);
+  /// This rank ends by itself with this code, and has said why where it isn't 0.
   void end(int code) const;
 
  private:
-  std::array<Descriptor, 2> sockets_;
+  LauncherConnection connection_;
 };
 
 }  // namespace tessera::tools

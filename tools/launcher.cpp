@@ -15,6 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/internal/modules.h"
 #include "tools/launcher_run.h"
+#include "tools/leftovers.h"
 
 namespace tessera::tools {
 namespace {
@@ -251,6 +252,7 @@ void Launcher::sweep() {
 }
 
 int Launcher::run() {
+  remove_leftovers();  // of runs whose launcher died, too
   const std::string token = random_hex(32);
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {
@@ -259,6 +261,7 @@ int Launcher::run() {
     if (stage_ != Stage::running) escalate();
   }
   sweep();  // before the pipes are read to their end: what was left running holds them open
+  if (stage_ != Stage::running) remove_leftovers();
   read_rest();
   return report();
 }

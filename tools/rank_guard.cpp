@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <initializer_list>
 
 namespace {
@@ -27,16 +28,16 @@ namespace {
 constexpr int kFirstRank = 10'000;  // ms until a rank has come
 constexpr int kStarter = 5'000;     // until the launcher has ended
 constexpr int kTurn = 2;            // for the cause of an abort
-constexpr int kMost = 4096;         // descriptors; more ranks on one host are not guarded
+constexpr int kGrace = 2'000;       // for the others to notice by themselves
+constexpr int kTerminated = 1'000;  // between SIGTERM and SIGKILL
+constexpr int kForEver = -1;
+constexpr int kMost = 4096;  // descriptors; more ranks on one host are not guarded
 
 struct Rank {
   bool came = false;
   bool ends = false;    ///< by itself, or since the launcher tells it to
   bool aborts = false;  ///< perhaps because of another that died just before
 };
-Rank ranks[kMost];
-int rank_of[kMost];  ///< by connection; -1: it has not said yet
-
 int listen_at(const char* name) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -49,62 +50,135 @@ int listen_at(const char* name) {
   return ours && ::listen(fd, SOMAXCONN) == 0 ? fd : -1;
 }
 
-bool of_this_user(int fd) {
-  ucred peer = {};
-  socklen_t size = sizeof peer;
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
+class Guard {
+ public:
+  explicit Guard(int listener) : listener_(listener) { watch(listener); }
+
+  /// Until a rank has died: its number. -1: none has; all are gone, or one has failed and said why.
+  int wait_for_death();
+  /// Gives the ranks that are left their time, and ends them.
+  void end_others();
+  bool came(int rank) const { return ranks_[rank].came; }
+
+ private:
+  struct Rank {
+    bool came = false;
+    bool ends = false;    ///< by itself, or since the launcher tells it to
+    bool aborts = false;  ///< perhaps because of another that died just before
+  };
+  struct Connection {
+    bool open = false;
+    int rank = -1;  ///< it has not said yet
+    pid_t pid = 0;  ///< which lives while the connection does
+  };
+  enum class Heard { nothing, late, end, failure };
+  bool watch(int fd) const;
+  Heard next(int patience, int& rank);
+  void accept_one();
+  void signal_all(int signal) const;
+  bool wait_until_gone(int patience);
+
+  const int listener_;
+  const int events_ = ::epoll_create1(EPOLL_CLOEXEC);
+  Rank ranks_[kMost];
+  Connection connections_[kMost];
+  int open_ = 0;
+  bool begun_ = false;
+};
+
+bool Guard::watch(int fd) const {
+  epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP, .data = {.fd = fd}};
+  return ::epoll_ctl(events_, EPOLL_CTL_ADD, fd, &wanted) == 0;
 }
 
-/// Which rank died; -1: none has, and all are gone.
-int wait_for_death(int listener) {
-  const int events = ::epoll_create1(EPOLL_CLOEXEC);
-  const auto watch = [&](int fd) {
-    epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP, .data = {.fd = fd}};
-    return ::epoll_ctl(events, EPOLL_CTL_ADD, fd, &wanted) == 0;
-  };
-  watch(listener);
-  int open = 0;
+void Guard::accept_one() {
+  const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return;
+  ucred peer = {};
+  socklen_t size = sizeof peer;
+  const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
+  if (fd >= kMost || !known || !watch(fd)) return static_cast<void>(::close(fd));
+  connections_[fd] = {.open = true, .rank = -1, .pid = peer.pid};
+  ++open_;
+  begun_ = true;
+}
+
+/// One thing that has happened: what came first is the first.
+Guard::Heard Guard::next(int patience, int& rank) {
+  epoll_event event = {};
+  const int count = ::epoll_wait(events_, &event, 1, patience);
+  if (count == 0) return Heard::late;
+  if (count < 0) return Heard::nothing;
+  const int fd = event.data.fd;
+  if (fd == listener_) {
+    accept_one();
+    return Heard::nothing;
+  }
+  char text[64] = {};
+  const ssize_t got = ::recv(fd, text, sizeof text - 1, 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Heard::nothing;
+  Connection& one = connections_[fd];
+  if (const int said = std::atoi(text); got > 0 && one.rank < 0 && said >= 0 && said < kMost) one.rank = said;
+  if (got <= 0) {
+    ::close(fd);
+    one.open = false;
+    --open_;
+  }
+  if (one.rank < 0) return Heard::nothing;
+  rank = one.rank;
+  Rank& whose = ranks_[rank];
+  whose.came = true;
+  whose.ends |= std::strpbrk(text, "eft") != nullptr;
+  whose.aborts |= std::strchr(text, 'a') != nullptr;
+  if (std::strchr(text, 'f') != nullptr) return Heard::failure;
+  return got > 0 || whose.ends ? Heard::nothing : Heard::end;
+}
+
+int Guard::wait_for_death() {
   int suspect = -1;
-  for (bool begun = false; !begun || open > 0;) {
-    epoll_event event = {};  // one at a time: what came first is the first
-    const int patience = suspect >= 0 ? kTurn : begun ? -1 : kFirstRank;
-    const int count = ::epoll_wait(events, &event, 1, patience);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return suspect;
-    const int fd = event.data.fd;
-    if (fd == listener) {
-      const int fresh = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      const bool wanted = fresh >= 0 && fresh < kMost && of_this_user(fresh) && watch(fresh);
-      if (fresh >= 0 && !wanted) ::close(fresh);
-      if (!wanted) continue;
-      rank_of[fresh] = -1;
-      ++open;
-      begun = true;
-      continue;
+  while (!begun_ || open_ > 0) {
+    int rank = -1;
+    switch (next(suspect >= 0 ? kTurn : begun_ ? kForEver : kFirstRank, rank)) {
+      case Heard::late:
+        return suspect;
+      case Heard::failure:
+        return -1;
+      case Heard::end:
+        if (!ranks_[rank].aborts) return rank;
+        if (suspect < 0) suspect = rank;
+        break;
+      case Heard::nothing:
+        break;
     }
-    char text[64] = {};
-    const ssize_t got = ::recv(fd, text, sizeof text - 1, 0);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    int& rank = rank_of[fd];
-    if (got > 0 && rank < 0) {
-      const int said = std::atoi(text);
-      if (said >= 0 && said < kMost) rank = said;
-    }
-    if (got <= 0) {
-      ::close(fd);
-      --open;
-    }
-    if (std::strchr(text, 'f') != nullptr) return -1;  // it has failed and said why; the launcher kills the others
-    if (rank < 0) continue;
-    Rank& one = ranks[rank];
-    one.came = true;
-    one.ends |= std::strpbrk(text, "et") != nullptr;
-    one.aborts |= std::strchr(text, 'a') != nullptr;
-    if (got > 0 || one.ends) continue;
-    if (!one.aborts) return rank;
-    if (suspect < 0) suspect = rank;
   }
   return suspect;
+}
+
+void Guard::signal_all(int signal) const {
+  for (const Connection& one : connections_) {
+    if (!one.open) continue;
+    ::kill(one.pid, signal);
+    ::kill(one.pid, SIGCONT);
+  }
+}
+
+bool Guard::wait_until_gone(int patience) {
+  timespec now = {};
+  const auto milliseconds = [&] {
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+  };
+  const auto until = milliseconds() + patience;
+  int rank = -1;
+  for (auto left = until - milliseconds(); open_ > 0 && left > 0; left = until - milliseconds())
+    next(static_cast<int>(left), rank);
+  return open_ == 0;
+}
+
+void Guard::end_others() {
+  if (wait_until_gone(kGrace)) return;
+  signal_all(SIGTERM);
+  if (!wait_until_gone(kTerminated)) signal_all(SIGKILL);
 }
 
 /// What the launcher writes to on its standard error; -1: not known.
@@ -115,11 +189,11 @@ int errors_of(int process) {
 }
 
 /// The line for a rank that died while others of `all` had not come.
-int last_line(char* text, std::size_t size, int rank, int first, int all) {
+int last_line(char* text, std::size_t size, int rank, const Guard& guard, int first, int all) {
   char missing[512] = {};
   std::size_t length = 0;
   for (int other = first; other < first + all && other < kMost && length + 16 < sizeof missing; ++other)
-    if (!ranks[other].came)
+    if (!guard.came(other))
       length += static_cast<std::size_t>(
           std::snprintf(missing + length, sizeof missing - length, "%srank %d", length > 0 ? " or " : "", other));
   if (length == 0) return std::snprintf(text, size, "tessera: rank %d died without a word of its own\n", rank);
@@ -137,17 +211,20 @@ int main(int argc, char** argv) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
   const int starter = std::atoi(argv[2]);
   const int handle = starter > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, starter, 0)) : -1;
-  const int rank = wait_for_death(listener);
-  if (rank < 0) return 0;
+  static Guard guard(listener);
+  const int rank = guard.wait_for_death();
   char text[1024];
-  const int length = last_line(text, sizeof text, rank, std::atoi(argv[3]), std::atoi(argv[4]));
+  const int length = rank < 0 ? 0 : last_line(text, sizeof text, rank, guard, std::atoi(argv[3]), std::atoi(argv[4]));
   const int errors = handle >= 0 ? errors_of(starter) : -1;
-  if (errors >= 0) {
-    ::close(STDERR_FILENO);  // the launcher waits for its end
-    pollfd ended{handle, POLLIN, 0};
-    ::poll(&ended, 1, kStarter);
-  }
-  [[maybe_unused]] const ssize_t written =
-      ::write(errors >= 0 ? errors : STDERR_FILENO, text, static_cast<std::size_t>(length));
+  const auto say = [&](int where) {
+    [[maybe_unused]] const ssize_t written = ::write(where, text, static_cast<std::size_t>(length));
+  };
+  if (errors < 0) say(STDERR_FILENO);
+  ::close(STDERR_FILENO);  // the launcher waits for its end
+  guard.end_others();
+  if (errors < 0 || length == 0) return 0;
+  pollfd ended{handle, POLLIN, 0};
+  ::poll(&ended, 1, kStarter);
+  say(errors);
   return 0;
 }

@@ -6,12 +6,14 @@
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/control/host_identity.h"
 
 namespace tessera::comm {
 namespace {
@@ -37,6 +39,7 @@ struct Content {
   JobAddress address;
   std::string pid;
   std::string start;
+  std::string space;  ///< where that pid is one
 };
 
 std::optional<Content> read_content(const std::string& path) {
@@ -55,6 +58,7 @@ std::optional<Content> read_content(const std::string& path) {
   fields >> magic >> content.address.socket >> token >> content.pid >> content.start;
   if (!fields || magic != kMagic) throw SystemError("init: " + path + " is not a job file of this version; remove it");
   content.address.token = from_hex(token);
+  fields >> content.space;
   return content;
 }
 
@@ -91,7 +95,7 @@ JobFile::JobFile(std::string job, const JobAddress& address) : path_(job_file_pa
   const std::string pid = std::to_string(::getpid());
   std::ostringstream text;
   text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid)
-       << '\n';
+       << ' ' << process_space() << '\n';
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (create_file(path_, text.str())) return;
     const std::optional<Content> other = read_content(path_);
@@ -101,6 +105,22 @@ JobFile::JobFile(std::string job, const JobAddress& address) : path_(job_file_pa
     if (other) ::unlink(path_.c_str());  // left by a process that died
   }
   throw SystemError("init: can't create " + path_ + ": others keep creating it");
+}
+
+void remove_dead_job_files() noexcept {
+  try {
+    const std::string prefix = "tessera-" + std::to_string(::geteuid()) + "-";
+    for (const auto& entry : std::filesystem::directory_iterator("/tmp")) {
+      if (!entry.path().filename().string().starts_with(prefix)) continue;
+      try {
+        const std::optional<Content> content = read_content(entry.path());
+        if (content && content->space == process_space() && start_time(content->pid) != content->start)
+          ::unlink(entry.path().c_str());
+      } catch (const Error&) {  // somebody else's, or of another version
+      }
+    }
+  } catch (const std::exception&) {  // they stay until the next start
+  }
 }
 
 JobFile::~JobFile() { ::unlink(path_.c_str()); }

@@ -1,9 +1,12 @@
 #include "tessera/nn/kernels/gemm.h"
 
 #include <cblas.h>
+#include <sys/mman.h>
 
+#include <cerrno>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <type_traits>
 
 #include "tessera/base/error.h"
@@ -23,6 +26,52 @@ void use_one_blas_thread() {
   static std::once_flag once;
   std::call_once(once, [] { openblas_set_num_threads(1); });
 }
+
+/// The address space that BLAS takes for each thread, at its first product. Where the system refuses it, OpenBLAS tries
+/// again for ever: so it is asked for here before.
+constexpr std::size_t kBlasBuffer = (std::size_t{128} << 20) + (std::size_t{64} << 10);
+
+/// A thread's first product: throws SystemError where there is no room for its buffer, and for those of the threads that
+/// are at their first one too.
+class FirstProduct {
+ public:
+  FirstProduct() {
+    if (done()) return;
+    const std::lock_guard lock(pending().mutex);
+    const std::size_t bytes = (pending().threads + 1) * kBlasBuffer;
+    void* const room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+      throw base::SystemError("gemm: BLAS needs 128 MiB of address space for each computing thread, and the system refuses " +
+                              std::to_string(bytes >> 20) + " MiB: " + std::generic_category().message(errno) +
+                              "; allow more (ulimit -v, vm.overcommit_memory), or give fewer --threads");
+    ::munmap(room, bytes);
+    ++pending().threads;
+    counted_ = true;
+  }
+  ~FirstProduct() {
+    if (!counted_) return;
+    done() = true;
+    const std::lock_guard lock(pending().mutex);
+    --pending().threads;
+  }
+  FirstProduct(const FirstProduct&) = delete;
+  FirstProduct& operator=(const FirstProduct&) = delete;
+
+ private:
+  struct Pending {
+    std::mutex mutex;
+    std::size_t threads = 0;
+  };
+  static Pending& pending() {
+    static Pending the;
+    return the;
+  }
+  static bool& done() {
+    thread_local bool the = false;
+    return the;
+  }
+  bool counted_ = false;
+};
 
 // BLAS rounds an element differently at other places of a tile (its edge kernels sum in another order), so one call over
 // the whole and several over its tiles differ. The same tiles are therefore used for every number of threads: of at most
@@ -75,6 +124,7 @@ void multiply_by_blas(const GemmArgs<T>& g) {
   const auto ta = g.trans_a == Transpose::yes ? CblasTrans : CblasNoTrans;
   const auto tb = g.trans_b == Transpose::yes ? CblasTrans : CblasNoTrans;
   const blasint m = blas_int(g.m), n = blas_int(g.n), k = blas_int(g.k);
+  const FirstProduct first;
   const blasint lda = blas_int(g.lda), ldb = blas_int(g.ldb), ldc = blas_int(g.ldc);
   if constexpr (std::is_same_v<T, float>)
     cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, g.alpha, g.a, lda, g.b, ldb, g.beta, g.c, ldc);

@@ -13,14 +13,12 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tools/process.h"
-#include "tools/rank_output.h"
-#include "tools/signals.h"
+#include "tessera/base/internal/modules.h"
+#include "tools/launcher_run.h"
+#include "tools/leftovers.h"
 
 namespace tessera::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::string random_hex(std::size_t bytes) {
   std::vector<unsigned char> random(bytes);
@@ -34,69 +32,26 @@ std::string random_hex(std::size_t bytes) {
   return text;
 }
 
-struct Rank {
-  pid_t pid = -1;
-  bool running = false;
-  bool told_to_stop = false;  ///< by us: its end is no cause
-  int status = 0;             ///< of waitpid
-  std::optional<RankOutput> output;
-};
-
-bool failed(const Rank& rank) { return !rank.running && rank.status != 0 && !rank.told_to_stop; }
-
-class Launcher {
- public:
-  explicit Launcher(const LaunchPlan& plan);
-  ~Launcher();
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
-  int run();
-
- private:
-  void start(int child, const std::string& token);
-  bool by_prefix() const { return !plan_.prefix.empty(); }
-  std::vector<std::string> command() const;
-  std::vector<std::pair<std::string, std::string>> variables(int rank, const std::string& token) const;
-  std::vector<int> cores_of(int rank) const;
-  void pump(std::chrono::milliseconds longest);
-  void read_rest();
-  void reap();
-  void on_interrupt(int signal);
-  void signal_running(int signal);
-  void escalate();
-  void sweep();
-  bool any_running() const {
-    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
-  }
-  int report();
-  std::string cause_text(Rank& rank, int number);
-
-  const LaunchPlan& plan_;
-  SignalPipe signals_;
-  const std::string run_id_;
-  Guardian guardian_;
-  std::vector<Rank> ranks_;
-  int first_failed_ = -1;
-  int interrupted_by_ = 0;
-  Clock::time_point failed_at_{};
-  int stage_ = 0;  ///< of the escalation: 0 none, 1 grace, 2 SIGTERM sent, 3 SIGKILL sent
-};
-
 std::string make_run_id() {
   return std::to_string(::getpid()) + "-" +
          std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" + random_hex(4);
 }
 
+}  // namespace
+
 Launcher::Launcher(const LaunchPlan& plan)
     : plan_(plan),
       run_id_(make_run_id()),
       guardian_("TESSERA_RUN_ID=" + run_id_),
+      output_(STDOUT_FILENO),
+      errors_(STDERR_FILENO),
       ranks_(plan.prefix.empty() ? static_cast<std::size_t>(plan.ranks) : 1) {
+  if (by_prefix()) watch_.emplace(plan.ranks, plan.own_program);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a dead rank leaves behind becomes our child, see sweep()
 }
 
 Launcher::~Launcher() {
-  stage_ = 3;
+  stage_ = Stage::killing;
   signal_running(SIGKILL);
   while (any_running()) {
     reap();
@@ -122,6 +77,7 @@ std::vector<std::string> Launcher::command() const {
       part.replace(at, kRanks.size(), std::to_string(plan_.ranks));
     all.push_back(std::move(part));
   }
+  if (by_prefix()) all.push_back(base::module_folder() + "/rank-start");
   all.insert(all.end(), plan_.command.begin(), plan_.command.end());
   return all;
 }
@@ -137,7 +93,8 @@ std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, c
                          {"TESSERA_LOCAL_WORLD_SIZE", place(std::to_string(plan_.ranks))},
                          {"TESSERA_RUN_ID", run_id_},
                          {"TESSERA_LAUNCHER", place("tessera")},
-                         {"TESSERA_TOKEN", token}});
+                         {"TESSERA_TOKEN", token},
+                         watch_ ? watch_->variable() : RankWatch::no_variable()});
   return all;
 }
 
@@ -147,7 +104,9 @@ void Launcher::start(int child, const std::string& token) {
                         .tag = plan_.tag && !by_prefix(),
                         .hold_errors = plan_.own_program,
                         .hold_first = by_prefix(),
-                        .on_output = plan_.on_output};
+                        .on_output = plan_.on_output,
+                        .output = &output_,
+                        .errors = &errors_};
   output.capture = plan_.tag || plan_.on_output || plan_.log_dir;  // else a terminal stays a terminal for the rank
   if (plan_.log_dir)
     output.log_file = *plan_.log_dir / (by_prefix() ? "ranks.log" : "rank-" + std::to_string(child) + ".log");
@@ -164,28 +123,54 @@ void Launcher::start(int child, const std::string& token) {
 }
 
 void Launcher::pump(std::chrono::milliseconds longest) {
-  std::vector<pollfd> waiting = {{signals_.descriptor(), POLLIN, 0}};
+  std::vector<pollfd> waiting = {{signals_.descriptor(), POLLIN, 0},
+                                 {watch_ ? watch_->descriptor() : -1, POLLIN, 0},
+                                 {output_.waiting(), POLLOUT, 0},
+                                 {errors_.waiting(), POLLOUT, 0}};
+  const std::size_t others = waiting.size();
   for (const Rank& rank : ranks_) {
     waiting.push_back({rank.output->output(), POLLIN, 0});
     waiting.push_back({rank.output->errors(), POLLIN, 0});
   }
   ::poll(waiting.data(), waiting.size(), static_cast<int>(longest.count()));
+  output_.flush();
+  errors_.flush();
+  if (watch_) watch_->take();  // before what a rank may say of it
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (waiting[1 + 2 * i].revents != 0) ranks_[i].output->read_output();
-    if (waiting[2 + 2 * i].revents != 0) ranks_[i].output->read_errors();
+    if (waiting[others + 2 * i].revents != 0) ranks_[i].output->read_output();
+    if (waiting[others + 1 + 2 * i].revents != 0) ranks_[i].output->read_errors();
+  }
+  if (by_prefix()) {
+    const bool error = ranks_.front().output->has_error();
+    error_came_first_ |= error && !watch_->lost();
+    if (error || watch_->lost()) begin_grace();
   }
   if (const int signal = signals_.take(); signal != 0) on_interrupt(signal);
 }
 
-/// Once all writers are gone; the deadline is for one that escaped.
+/// Once all writers are gone; the deadline is for one that escaped. Whoever reads our own output may take its time.
 void Launcher::read_rest() {
-  const auto deadline = Clock::now() + std::chrono::seconds(1);
-  for (Rank& rank : ranks_) {
-    while (rank.output->output() >= 0 && rank.output->read_output() && Clock::now() < deadline) {
-    }
-    while (rank.output->errors() >= 0 && rank.output->read_errors() && Clock::now() < deadline) {
-    }
+  const auto all_read = [&] {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.output->ended(); });
+  };
+  auto deadline = Clock::now() + std::chrono::seconds(1);
+  while (!all_read() && Clock::now() < deadline) {
+    const bool held_up = output_.full() || errors_.full();
+    pump(std::chrono::milliseconds(50));
+    if (held_up && stage_ == Stage::running) deadline = Clock::now() + std::chrono::seconds(1);
   }
+}
+
+/// False: a reader has not taken all of it within `patience` after the run failed, or was asked to end.
+bool Launcher::write_rest(std::chrono::milliseconds patience) {
+  auto deadline = Clock::now() + patience;
+  while (!output_.empty() || !errors_.empty()) {
+    const bool ends_well = stage_ == Stage::running;
+    pump(std::chrono::milliseconds(50));
+    if (ends_well) deadline = Clock::now() + patience;
+    if (Clock::now() >= deadline) return false;
+  }
+  return true;
 }
 
 /// Collects ranks that ended. Of those seen in one go, one killed by a signal is the cause rather than one that ended
@@ -200,7 +185,7 @@ void Launcher::reap() {
     Rank& rank = ranks_[i];
     if (!rank.running || ::waitpid(rank.pid, &rank.status, WNOHANG) != rank.pid) continue;
     rank.running = false;
-    if (!failed(rank)) continue;
+    if (!rank.failed()) continue;
     if (best < 0 || weight(rank) > weight(ranks_[static_cast<std::size_t>(best)])) best = static_cast<int>(i);
   }
   if (best < 0) return;
@@ -208,10 +193,14 @@ void Launcher::reap() {
   const bool better = !first && weight(ranks_[static_cast<std::size_t>(first_failed_)]) == 0 &&
                       weight(ranks_[static_cast<std::size_t>(best)]) > 0;
   if (first || better) first_failed_ = best;
-  if (stage_ == 0) {
-    stage_ = 1;
-    failed_at_ = Clock::now();
-  }
+  begin_grace();
+}
+
+/// The others get time to notice by themselves, once.
+void Launcher::begin_grace() {
+  if (stage_ != Stage::running) return;
+  stage_ = Stage::grace;
+  failed_at_ = Clock::now();
 }
 
 void Launcher::signal_running(int signal) {
@@ -225,23 +214,23 @@ void Launcher::signal_running(int signal) {
 
 void Launcher::on_interrupt(int signal) {
   if (interrupted_by_ != 0) {  // asked twice: at once
-    stage_ = 3;
+    stage_ = Stage::killing;
     return signal_running(SIGKILL);
   }
   interrupted_by_ = signal;
   signal_running(signal);
-  if (stage_ >= 2) return;
-  stage_ = 1;
+  if (stage_ >= Stage::terminating) return;
+  stage_ = Stage::grace;
   failed_at_ = Clock::now() - plan_.grace + std::chrono::seconds(1);
 }
 
 void Launcher::escalate() {
   const auto since = Clock::now() - failed_at_;
-  if (stage_ == 1 && since >= plan_.grace) {
-    stage_ = 2;
+  if (stage_ == Stage::grace && since >= plan_.grace) {
+    stage_ = Stage::terminating;
     signal_running(SIGTERM);
-  } else if (stage_ == 2 && since >= plan_.grace + plan_.kill_after) {
-    stage_ = 3;
+  } else if (stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after) {
+    stage_ = Stage::killing;
     signal_running(SIGKILL);
   }
 }
@@ -262,58 +251,24 @@ void Launcher::sweep() {
   }
 }
 
-std::string Launcher::cause_text(Rank& rank, int number) {
-  const std::string who = by_prefix() ? plan_.prefix.front() : "rank " + std::to_string(number);
-  if (WIFSIGNALED(rank.status)) {
-    const int signal = WTERMSIG(rank.status);
-    return who + " was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
-  }
-  const int code = WEXITSTATUS(rank.status);
-  if (const auto error = rank.output->take_error()) return code == 2 || by_prefix() ? *error : who + ": " + *error;
-  const std::string text = who + " ended with code " + std::to_string(code);
-  return rank.output->last_error_line().empty() ? text : text + ": " + rank.output->last_error_line();
-}
-
-/// Prints the errors that were held, and the first cause after them.
-int Launcher::report() {
-  std::string cause;
-  int code = 0;
-  if (interrupted_by_ != 0) {
-    cause =
-        std::string("stopped by signal ") + std::to_string(interrupted_by_) + " (" + signal_name(interrupted_by_) + ")";
-    code = 1;
-  } else if (first_failed_ >= 0) {
-    Rank& first = ranks_[static_cast<std::size_t>(first_failed_)];
-    cause = cause_text(first, first_failed_);
-    code = WIFEXITED(first.status) && WEXITSTATUS(first.status) == 2 ? 2 : 1;
-  }
-  std::fflush(stdout);
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    const std::string others = ranks_[i].output->take_others();
-    if (code != 2) std::fwrite(others.data(), 1, others.size(), stderr);  // wrong usage is one line
-    const auto error = ranks_[i].output->take_error();
-    if (!error || code == 2) continue;  // wrong usage: every rank says the same, and once is enough
-    if (cause.ends_with(*error)) continue;
-    std::fprintf(stderr, "tessera: rank %zu: %s\n", i, error->c_str());
-  }
-  if (code != 0) std::fprintf(stderr, "tessera: %s\n", cause.c_str());
-  return code;
-}
-
 int Launcher::run() {
+  remove_leftovers();  // of runs whose launcher died, too
   const std::string token = random_hex(32);
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {
-    pump(std::chrono::milliseconds(stage_ == 0 ? 500 : 50));
+    pump(std::chrono::milliseconds(stage_ == Stage::running ? 500 : 50));
     reap();
-    if (stage_ != 0) escalate();
+    if (stage_ != Stage::running) escalate();
   }
   sweep();  // before the pipes are read to their end: what was left running holds them open
+  if (stage_ != Stage::running) remove_leftovers();
   read_rest();
   return report();
 }
 
-}  // namespace
+bool Launcher::any_running() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+}
 
 int launch(const LaunchPlan& plan) {
   std::fflush(nullptr);

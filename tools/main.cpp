@@ -1,6 +1,10 @@
 // The command line: parses, runs the chosen subcommand, and turns errors into one line and an exit code.
 // 0 done; 1 the work failed; 2 wrong usage or input.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iterator>
@@ -12,7 +16,9 @@
 #include "tools/catalog.h"
 #include "tools/commands.h"
 #include "tools/launcher.h"
+#include "tools/rank_watch.h"
 #include "tools/ranks.h"
+#include "tools/signals.h"
 #include "tools/validators.h"
 #include "tools/version.h"
 
@@ -116,6 +122,19 @@ int run(const Commands& commands) {
   return 1;
 }
 
+/// What is opened next must not become standard output or error, which others write to.
+void open_closed_streams() {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream)
+    if (::fcntl(stream, F_GETFD) < 0) [[maybe_unused]]
+      const int lowest = ::open("/dev/null", O_RDWR);
+}
+
+/// Launchers say for their ranks what stopped them.
+bool has_a_launcher() { return started_by_us() || launch_or_none().size > 1; }
+
+/// Under a prefix our launcher is above mpirun, and knows more.
+comm::Launch launch_to_guard() { return launch_socket() ? comm::Launch{} : launch_or_none(); }
+
 int main_of(std::vector<std::string> arguments) {
   CLI::App app("Data-parallel training of one model under DDP, ZeRO, FSDP and HSDP, on one engine.", "tessera");
   app.set_version_flag("--version", std::string("tessera ") + kVersion);
@@ -134,6 +153,9 @@ int main_of(std::vector<std::string> arguments) {
   if (code >= 0) return code;
   if (launch_or_none().rank == 0 && !started_by_us())  // our launcher has said it for its ranks
     warn_of_unknown_variables();
+  // Beyond the limit of a file's size a write then fails, as on a full disk, and what it was for says so. The programs
+  // of `run` would inherit it.
+  if (!app.got_subcommand("run")) std::signal(SIGXFSZ, SIG_IGN);
   return run(commands);
 }
 
@@ -141,8 +163,15 @@ int main_of(std::vector<std::string> arguments) {
 }  // namespace tessera::tools
 
 int main(int argc, char** argv) {
+  tessera::tools::open_closed_streams();
   try {
-    return tessera::tools::main_of({argv + 1, argv + argc});
+    if (!tessera::tools::has_a_launcher()) tessera::tools::say_what_stops_us();
+    static const tessera::tools::RankReport report;  // until the process ends
+    static const tessera::tools::RankGuard guard(tessera::tools::launch_to_guard());
+    const int code = tessera::tools::main_of({argv + 1, argv + argc});
+    report.end(code);
+    guard.end(code);
+    return code;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tessera: %s\n", error.what());
   }

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -21,15 +20,15 @@ bool is_final_error(std::string_view line) {
 
 RankOutput::RankOutput(RankOutputPlan plan) : plan_(std::move(plan)) {
   if (!plan_.log_file.empty()) {
-    log_.open(plan_.log_file, std::ios::trunc);
+    log_ = Descriptor(::open(plan_.log_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!log_)
       throw base::InvalidUsage("--log-dir: can't write '" + plan_.log_file + "'; give a folder that can be written");
   }
   errors_pipe_ = make_pipe();
-  ::fcntl(errors(), F_SETFL, O_NONBLOCK);
+  ::fcntl(errors_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
   if (!plan_.capture) return;
   output_pipe_ = make_pipe();
-  ::fcntl(output(), F_SETFL, O_NONBLOCK);
+  ::fcntl(output_pipe_.read_end.get(), F_SETFL, O_NONBLOCK);
 }
 
 void RankOutput::detach() {
@@ -52,7 +51,7 @@ bool RankOutput::read(Descriptor& source, LineSplitter& lines, bool is_error) {
 }
 
 void RankOutput::on_line(std::string_view line, bool is_error) {
-  if (log_.is_open()) log_ << line << '\n' << std::flush;
+  if (log_) log(line);
   if (!is_error) {
     if (plan_.on_output) return plan_.on_output(plan_.rank, line);
     return pass_on(line, false);
@@ -73,13 +72,26 @@ void RankOutput::on_line(std::string_view line, bool is_error) {
   held_ = error;
 }
 
-/// One write for the whole line, so that nothing else comes between.
+/// The first line that can't be written ends the log: one with holes would mislead.
+void RankOutput::log(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  for (std::string_view rest = text; !rest.empty();) {
+    const ssize_t count = ::write(log_.get(), rest.data(), rest.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      log_problem_ = "--log-dir: " + std::string(base::system_error("can't write '" + plan_.log_file + "'").what());
+      plan_.errors->write("tessera: warning: " + log_problem_ + "; what comes now is not in it\n");
+      return log_.close();
+    }
+    rest.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
 void RankOutput::pass_on(std::string_view line, bool is_error) const {
   std::string text = plan_.tag ? "[" + std::to_string(plan_.rank) + "] " : "";
   text.append(line).append("\n");
-  std::FILE* stream = is_error ? stderr : stdout;
-  std::fwrite(text.data(), 1, text.size(), stream);
-  std::fflush(stream);
+  (is_error ? plan_.errors : plan_.output)->write(text);
 }
 
 std::optional<std::string> RankOutput::take_error() { return std::exchange(held_, std::nullopt); }

@@ -20,7 +20,8 @@ namespace {
 
 constexpr int kDefaultRanks = 4;
 constexpr base::EnvVariable kVariables[] = {
-    {"TESSERA_LOG", "warn", "what the tool's ranks say on standard error: debug, info, warn, error or off"}};
+    {"TESSERA_LOG", "warn", "what the tool's ranks say on standard error: debug, info, warn, error or off"},
+    {"TESSERA_LAUNCH_SOCKET", "", "set by the tool where mpirun starts its ranks: where they report to it"}};
 
 std::shared_ptr<base::Logger> make_logger(int rank) {
   return std::make_shared<base::Logger>(
@@ -59,6 +60,10 @@ LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arg
       launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
   return launch_plan;
 }
+
+std::string_view launch_socket_variable() { return kVariables[1].name; }
+
+std::optional<std::string> launch_socket() { return base::read_env(kVariables[1]); }
 
 std::span<const base::EnvVariable> tool_variables() { return kVariables; }
 

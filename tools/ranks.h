@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/env.h"
@@ -43,7 +44,12 @@ std::vector<std::string> launch_prefix(const std::string& backend);
 /// The plan that runs this very program with these arguments as ranks of a backend ("" likewise).
 LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend);
 
-/// What the tool itself reads: TESSERA_LOG.
+/// Where ranks that another program has started report to the launcher: the variable's name, and its value if it is
+/// set.
+std::string_view launch_socket_variable();
+std::optional<std::string> launch_socket();
+
+/// What the tool itself reads.
 std::span<const base::EnvVariable> tool_variables();
 
 /// The communicator of all ranks of this job, as one of them. It logs to standard error, from TESSERA_LOG on.

@@ -1,9 +1,9 @@
 // tessera report: the page with pictures, from files that `compare --json` wrote.
 #include <cstdio>
-#include <fstream>
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tools/commands.h"
 #include "tools/machine.h"
 #include "tools/output.h"
@@ -19,10 +19,11 @@ struct ReportOptions {
 };
 
 report::Comparison read_comparison(const std::string& path) {
-  std::ifstream file(path);
-  if (!file)
-    throw base::InvalidUsage("report: can't read '" + path + "'; give a file that `tessera compare --json` wrote");
-  const nlohmann::json document = nlohmann::json::parse(file, nullptr, false);
+  const base::FileText read = base::read_regular(path);
+  if (!read.problem.empty())
+    throw base::InvalidUsage("report: can't read '" + path + "': " + read.problem +
+                             "; give a file that `tessera compare --json` wrote");
+  const nlohmann::json document = nlohmann::json::parse(read.text, nullptr, false);
   if (document.is_discarded())
     throw base::InvalidUsage("report: '" + path + "' is no JSON; give a file that `tessera compare --json` wrote");
   return report::parse_comparison(document, path);

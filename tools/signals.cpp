@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <string>
 
 namespace tessera::tools {
@@ -20,7 +21,29 @@ void on_signal(int signal) {
   errno = saved;
 }
 
+/// Signal-safe: no stdio, no allocation.
+void on_early_signal(int signal) {
+  char text[64] = "tessera: stopped by signal ";
+  std::size_t length = std::strlen(text);
+  if (signal >= 10) text[length++] = static_cast<char>('0' + signal / 10);
+  text[length++] = static_cast<char>('0' + signal % 10);
+  for (const char* part : {" (", signal_name(signal), ")\n"})
+    for (; *part != '\0'; ++part) text[length++] = *part;
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, length);
+  ::_exit(1);
+}
+
 }  // namespace
+
+void say_what_stops_us() {
+  struct sigaction action {};
+  action.sa_handler = on_early_signal;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction former {};
+    if (::sigaction(signal, nullptr, &former) == 0 && former.sa_handler == SIG_DFL)
+      ::sigaction(signal, &action, nullptr);
+  }
+}
 
 SignalPipe::SignalPipe() : pipe_(make_pipe()) {
   for (const int end : {pipe_.read_end.get(), pipe_.write_end.get()}) ::fcntl(end, F_SETFL, O_NONBLOCK);

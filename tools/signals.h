@@ -28,6 +28,10 @@ class SignalPipe {
   std::array<struct sigaction, kSignals.size()> former_{};
 };
 
+/// From here on, until a SignalPipe takes over, SIGINT, SIGTERM and SIGHUP end this process with the line that the
+/// launcher would say, and code 1.
+void say_what_stops_us();
+
 /// "SIGKILL" for 9.
 const char* signal_name(int signal);
 

@@ -17,6 +17,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
   return make_host_communicator(
       std::move(bootstrap), options, "mpi",
       [](Bootstrap& ranks, TransportEvents& events, const WorldOptions& own) {
+        log_end_to(own.communicator.logger);
         return make_transport(ranks, events, own.communicator.timeout);
       },
       native_kinds());

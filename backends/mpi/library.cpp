@@ -1,11 +1,12 @@
 #include "backends/mpi/library.h"
 
 #include <sched.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 
+#include "backends/mpi/lifetime.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
@@ -17,11 +18,9 @@ namespace {
 #if defined(OPEN_MPI)
 constexpr const char* kName = "Open MPI";
 constexpr const char* kOther = "MPICH";
-#define TESSERA_SRUN_MPI "pmix"
 #elif defined(MPICH_VERSION)
 constexpr const char* kName = "MPICH";
 constexpr const char* kOther = "Open MPI";
-#define TESSERA_SRUN_MPI "pmi2"
 #else
 #error "this MPI is neither Open MPI nor MPICH"
 #endif
@@ -32,15 +31,13 @@ struct Process {
   int open = 0;       ///< communicators
   bool doubtful = false;
   std::string failure;  ///< the first
+  std::chrono::milliseconds timeout{0};
+  std::shared_ptr<Logger> logger;
 };
 
 Process& process() {
   static Process the;
   return the;
-}
-
-void check(int code, const char* what) {
-  if (code != MPI_SUCCESS) throw BackendError("mpi: " + std::string(what) + ": " + text_of(code));
 }
 
 bool flag_of(int (*ask)(int*)) {
@@ -64,19 +61,12 @@ std::string loaded_library() {
   return all.substr(0, all.find_first_of(",\n"));
 }
 
-/// Ending MPI waits for all ranks. After a failure some may be stuck: then the launcher has to end them.
-void end_at_exit() {
-  constexpr auto kPatience = std::chrono::seconds(3);
-  Process& the = process();
-  if (!the.ours || the.open != 0 || !the.failure.empty() || flag_of(MPI_Finalized)) return;
-  MPI_Request request = MPI_REQUEST_NULL;
-  int all_here = 0;
-  if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return;
-  for (const auto until = Clock::now() + kPatience; all_here == 0; ::usleep(100)) {
-    if (MPI_Test(&request, &all_here, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
-    if (all_here == 0 && the.doubtful && Clock::now() >= until) return;
-  }
-  MPI_Finalize();
+ExitPlan exit_plan() {
+  const Process& the = process();
+  return {.wanted = the.ours && the.open == 0 && the.failure.empty() && !flag_of(MPI_Finalized),
+          .doubtful = the.doubtful,
+          .patience = the.timeout,
+          .logger = the.logger};
 }
 
 const char* level_name(int level) {
@@ -85,14 +75,12 @@ const char* level_name(int level) {
   return "MPI_THREAD_SERIALIZED";
 }
 
-/// With the process's mutex held.
+/// With the process's mutex held. Some of the time is left for the ranks to tell each other who has not answered.
 void start_mpi() {
   int level = MPI_THREAD_SINGLE;
-  if (flag_of(MPI_Finalized)) throw InvalidUsage("mpi: MPI has been finalized in this process, and starts only once");
   if (!flag_of(MPI_Initialized)) {
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+    level = start_library(process().timeout * 3 / 4, exit_plan);
     process().ours = true;
-    std::atexit(end_at_exit);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     if (level < MPI_THREAD_SERIALIZED)
       throw BackendError("mpi: " + loaded_library() + " offers " + level_name(level) +
@@ -106,21 +94,55 @@ void start_mpi() {
                        ": call MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave it to this library");
 }
 
-/// "" or why MPI can't connect these ranks.
-std::string problem_with(const Bootstrap& bootstrap) {
-  const std::string launcher = resolve_launch().launcher;
+/// "" or why this process can't start MPI. Known before, so that no rank waits inside MPI for one that can't.
+std::string problem_before_start(const Bootstrap& bootstrap) {
+  if (!process().failure.empty())
+    return "mpi: no new communicator in this process, since an earlier one failed: " + process().failure;
+  if (flag_of(MPI_Finalized)) return "mpi: MPI has been finalized in this process, and starts only once";
+  if (flag_of(MPI_Initialized) || !launchers_mpi().empty()) return "";
   const std::string ranks = std::to_string(bootstrap.size());
-  if (!flag_of(MPI_Initialized) && launchers_mpi().empty())
-    return "mpi: these " + ranks + " ranks were started by '" + launcher + "', of which " + kName +
-           " knows nothing: start them with mpirun -n " + ranks +
-           ", or with srun --mpi=" + (launchers_mpi() == "MPICH" ? "pmi2" : "pmix (Open MPI) or --mpi=pmi2 (MPICH)");
-  start_mpi();
+  return "mpi: these " + ranks + " ranks were started by '" + resolve_launch().launcher + "', of which " + kName +
+         " knows nothing: start them with mpirun -n " + ranks +
+         ", or with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)";
+}
+
+/// "" or why the started MPI doesn't connect these ranks.
+std::string problem_after_start(const Bootstrap& bootstrap) {
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (size != bootstrap.size())
-    return "mpi: the world of " + loaded_library() + " has " + std::to_string(size) + " ranks, this one has " + ranks +
-           " (started by '" + launcher + "'): is that launcher of another MPI?";
-  return "";
+  if (size == bootstrap.size()) return "";
+  return "mpi: the world of " + loaded_library() + " has " + std::to_string(size) + " ranks, this one has " +
+         std::to_string(bootstrap.size()) + " (started by '" + resolve_launch().launcher +
+         "'): is that launcher of another MPI?";
+}
+
+void require_none(const std::vector<std::string>& problems) {
+  for (const std::string& problem : problems)
+    if (!problem.empty()) throw InvalidUsage(problem);
+}
+
+constexpr std::string_view kPlace = "rank ";
+
+/// Starts MPI, and says which rank it makes of this process, or what failed: so nobody waits for one that can't go on.
+std::string place_in_mpi(const Bootstrap& bootstrap) {
+  try {
+    start_mpi();
+    require_none({problem_after_start(bootstrap)});
+  } catch (const Error& error) {
+    return std::string(error.kind()) + ": " + error.what();
+  }
+  int own = -1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &own);
+  return std::string(kPlace) + std::to_string(own);
+}
+
+[[noreturn]] void rethrow(const std::string& said) {
+  const std::size_t colon = said.find(": ");
+  const std::string kind = said.substr(0, colon);
+  const std::string text = said.substr(std::min(said.size(), colon + 2));
+  if (kind == "Timeout") throw Timeout(text);
+  if (kind == "BackendError") throw BackendError(text);
+  throw InvalidUsage(text);
 }
 
 /// With the process's mutex held.
@@ -185,6 +207,12 @@ std::string wrong_library() {
   return "";
 }
 
+void log_end_to(std::shared_ptr<Logger> logger) {
+  Process& the = process();
+  const std::lock_guard lock(the.mutex);
+  the.logger = std::move(logger);
+}
+
 Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
   if (bootstrap.size() == 1) return {};
   if (bootstrap.in_process())
@@ -194,19 +222,12 @@ Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
   const std::lock_guard lock(the.mutex);
   if (!the.failure.empty())
     throw BackendError("mpi: no new communicator in this process, since an earlier one failed: " + the.failure);
-  // Whoever can't go on says so to all, so that nobody waits for it.
-  std::string word;
-  try {
-    word = problem_with(bootstrap);
-  } catch (const Error& error) {
-    word = error.what();
-  }
+  the.timeout = timeout;
+  require_none(bootstrap.exchange(problem_before_start(bootstrap)));
   Ranks ranks;
-  int own = -1;
-  if (word.empty()) MPI_Comm_rank(MPI_COMM_WORLD, &own);
-  for (const std::string& said : bootstrap.exchange(word.empty() ? "rank " + std::to_string(own) : word)) {
-    if (!said.starts_with("rank ")) throw InvalidUsage(said);
-    ranks.mpi_rank.push_back(std::atoi(said.c_str() + 5));
+  for (const std::string& said : bootstrap.exchange(place_in_mpi(bootstrap))) {
+    if (!said.starts_with(kPlace)) rethrow(said);
+    ranks.mpi_rank.push_back(std::atoi(said.c_str() + kPlace.size()));
   }
   ranks.comm = duplicate_world(timeout);
   int* largest = nullptr;

@@ -5,10 +5,12 @@
 #include <mpi.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "backends/mpi/base.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/bootstrap.h"
 
 namespace tessera::mpi {
@@ -22,6 +24,9 @@ struct Ranks {
   std::vector<int> mpi_rank;      ///< by rank of the bootstrap
   int largest_tag = 0;
 };
+
+/// Where this process says, when it exits, that it could not end MPI in good order. May be null.
+void log_end_to(std::shared_ptr<Logger> logger);
 
 /// Starts MPI unless the program has; then it is ended when the process exits in good order. Collective. Throws
 /// InvalidUsage where MPI doesn't know these ranks, BackendError, Timeout, and what the bootstrap throws.

@@ -24,9 +24,9 @@ World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, 
       answers_(static_cast<std::size_t>(bootstrap_->size())) {}
 
 void World::open() {
-  channel_ =
-      bootstrap_->open_channel("nccl", {.lost = [this](int who) { lost(who); },
-                                        .message = [this](int from, std::string_view text) { hear(from, text); }});
+  channel_ = bootstrap_->open_channel("nccl", {.lost = [this](int who) { lost(who); },
+                                               .message = [this](int from, std::string_view text) { hear(from, text); },
+                                               .damaged = [this](int from) { damaged(from); }});
   speaks_.store(channel_.get());
   if (options_.progress_thread) watcher_ = std::thread([this] { watch(); });
 }
@@ -116,6 +116,13 @@ void World::lost(int rank) noexcept {
     dead_[static_cast<std::size_t>(rank)] = true;
   }
   for (Group* group : groups_) group->lose(rank);
+}
+
+void World::damaged(int from) noexcept {
+  const std::string why = "nccl: a message of the control channel from rank " + std::to_string(from) +
+                          " came damaged: its authentication code is wrong; check the network between the hosts";
+  const std::shared_lock lock(groups_mutex_);
+  for (Group* group : groups_) group->fail({FailureKind::backend, why}, true);
 }
 
 std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcept {

@@ -54,6 +54,7 @@ class World {
  private:
   void hear(int from, std::string_view text) noexcept;  // in the channel's thread, as lost()
   void lost(int rank) noexcept;
+  void damaged(int from) noexcept;
   void deliver(int from, const Notice& notice) noexcept;
   void watch() noexcept;
 

@@ -1,9 +1,17 @@
 #include "backends/tcp/frame.h"
 
+#include <cstddef>
+#include <span>
+
+#include "tessera/base/checksum.h"
+
 namespace tessera::tcp {
 
+std::uint64_t header_sum_of(const Frame& frame) noexcept {
+  return checksum(std::as_bytes(std::span(&frame, 1)).first(offsetof(Frame, header_sum)));
+}
+
 std::string_view flaw(const Frame& frame) noexcept {
-  if (frame.magic != Frame::kMagic) return "bytes that are no frame of this version";
   if (frame.announced > 1 || frame.tag.step >= 1U << 24) return "a frame with impossible fields";
   switch (frame.kind) {
     case FrameKind::eager:

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "backends/tcp/frame.h"
+#include "tessera/base/checksum.h"
 
 namespace tessera::tcp {
 
@@ -33,7 +34,8 @@ class FrameReader {
  public:
   using Buffers = std::array<std::span<std::byte>, 2>;
 
-  explicit FrameReader(FrameSink& sink) : sink_(sink) {}
+  /// `checked`: payloads have a checksum, which is compared.
+  FrameReader(FrameSink& sink, bool checked) : sink_(sink), checked_(checked) {}
 
   /// To be filled in this order; the first may be empty, never both.
   Buffers buffers();
@@ -41,19 +43,30 @@ class FrameReader {
   std::string_view take(std::size_t bytes);
   /// `bye` has come: nothing more will, and the end of the connection is in order.
   bool said_bye() const noexcept { return bye_; }
+  /// What take() found wrong is that the bytes are not those that were sent: no message that they belong to is
+  /// complete.
+  bool damaged() const noexcept { return damaged_; }
 
  private:
   std::string_view take_staged();
-  void advance(std::size_t bytes);
+  std::string_view take_header();
+  std::string_view begin_payload();
+  std::string_view advance(std::span<const std::byte> bytes);
+  std::string_view end_payload();
+  std::string_view damage(std::string_view what) noexcept;
 
   FrameSink& sink_;
+  const bool checked_;
   Frame frame_;
-  Inbound* target_ = nullptr;  // of the frame that is being read; null between two
-  std::size_t done_ = 0;       // of its payload
-  std::size_t direct_ = 0;     // what the last buffers() gave of the target's memory
+  Inbound* target_ = nullptr;    // of the frame that is being read; null between two
+  std::size_t done_ = 0;         // of its payload
+  std::span<std::byte> direct_;  // what the last buffers() gave of the target's memory
+  RunningChecksum sum_;          // of the payload so far ...
+  bool summed_ = false;          // ... unless it was compared as a whole
   std::array<std::byte, 16 << 10> staging_;
   std::size_t begin_ = 0, end_ = 0;  // staged bytes that nobody has looked at
   bool bye_ = false;
+  bool damaged_ = false;
 };
 
 }  // namespace tessera::tcp

@@ -14,7 +14,7 @@ namespace {
 namespace asio = boost::asio;
 using Failure = boost::system::error_code;
 
-constexpr std::uint32_t kMagic = 0x31485354;  // "TSH1": format and version
+constexpr std::uint32_t kMagic = 0x32485354;  // "TSH2": format and version
 
 struct Challenge {
   std::uint32_t magic = kMagic;
@@ -60,7 +60,8 @@ asio::awaitable<std::optional<Link>> welcome(Socket& socket, const Bootstrap::To
   if (!co_await receive(socket, answer) || answer.magic != kMagic) co_return std::nullopt;
   if (!same(answer.proof, proof_of("from", token, challenge.nonce, answer))) co_return std::nullopt;
   const Digest proof = proof_of("to", token, challenge.nonce, answer);
-  if (!co_await send(socket, proof)) co_return std::nullopt;
+  std::uint8_t believed = 0;
+  if (!co_await send(socket, proof) || !co_await receive(socket, believed)) co_return std::nullopt;
   co_return answer.link;
 }
 
@@ -75,6 +76,8 @@ asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& t
   Digest proof;
   if (!co_await send(socket, answer) || !co_await receive(socket, proof)) co_return "it did not accept this rank";
   if (!same(proof, proof_of("to", token, challenge.nonce, answer))) co_return "who answers there is not of this world";
+  // Where our proof or the other one came damaged, we come again; so the other side waits for this, whatever its value.
+  if (!co_await send(socket, std::uint8_t{1})) co_return "it closed the connection";
   co_return "";
 }
 

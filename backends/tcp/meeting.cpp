@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/parse.h"
 
 namespace tessera::tcp {
@@ -22,6 +23,7 @@ using namespace std::chrono_literals;
 constexpr auto kStrangersTime = 10s;        // to prove that it is none
 constexpr auto kAttemptTime = 30s;          // of one connection that we make
 constexpr std::size_t kMostStrangers = 64;  // beside the ranks that are still to come
+constexpr std::size_t kFewestStrangers = 4;
 
 /// Closes a socket that takes too long.
 class TimeLimit {
@@ -45,7 +47,10 @@ class TimeLimit {
 }  // namespace
 
 Meeting::Meeting(int rank, int streams, const Bootstrap::Token& token)
-    : rank_(static_cast<std::size_t>(rank)), streams_(static_cast<std::size_t>(streams)), token_(token) {}
+    : rank_(static_cast<std::size_t>(rank)),
+      streams_(static_cast<std::size_t>(streams)),
+      token_(token),
+      most_strangers_(std::clamp(free_descriptors() / 4, kFewestStrangers, kMostStrangers)) {}
 
 Endpoint Meeting::listen(const Address& address) {
   const Endpoint wanted(address, 0);
@@ -126,7 +131,7 @@ Meeting::Task<void> Meeting::accept_ranks() {
     }
     ::fcntl(socket->native_handle(), F_SETFD, FD_CLOEXEC);
     strangers_.push_back(socket);
-    if (strangers_.size() > kMostStrangers + to_come_) strangers_.front()->close(failure);
+    if (strangers_.size() > most_strangers_ + to_come_) strangers_.front()->close(failure);
     start(accept_one(socket));
   }
 }

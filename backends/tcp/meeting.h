@@ -52,6 +52,7 @@ class Meeting {
   const std::size_t rank_;
   const std::size_t streams_;
   const Bootstrap::Token token_;
+  const std::size_t most_strangers_;  // beside the ranks that are still to come
   boost::asio::io_context context_{1};
   boost::asio::ip::tcp::acceptor acceptor_{context_};
   std::vector<std::vector<SharedSocket>> done_;

@@ -9,7 +9,7 @@
 namespace tessera::tcp {
 namespace {
 
-constexpr const char* kHere = "tessera-tcp-1";  // the words that a rank's line begins with
+constexpr const char* kHere = "tessera-tcp-2";  // the words that a rank's line begins with
 constexpr const char* kWrong = "wrong";
 constexpr const char* kFailed = "failed";
 
@@ -25,13 +25,14 @@ void rethrow_first(const std::vector<std::string>& lines) {
   }
 }
 
-/// "tessera-tcp-1 STREAMS PORT ADDRESS" of this rank, or its complaint.
+/// "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS" of this rank, or its complaint.
 std::string open_listener(Meeting& meeting, const Bootstrap& bootstrap, const Settings& settings, int streams) {
   try {
     const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
     const Address address = choose_address(settings.interfaces, list_interfaces(), usual);
     const Endpoint endpoint = meeting.listen(address);
-    return std::string(kHere) + " " + std::to_string(streams) + " " + std::to_string(endpoint.port()) + " " +
+    return std::string(kHere) + " " + std::to_string(streams) + " " +
+           std::to_string(static_cast<int>(settings.checksum)) + " " + std::to_string(endpoint.port()) + " " +
            address.to_string();
   } catch (const InvalidUsage& error) {
     return std::string(kWrong) + " " + error.what();
@@ -40,15 +41,15 @@ std::string open_listener(Meeting& meeting, const Bootstrap& bootstrap, const Se
   }
 }
 
-std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, int own_streams) {
+std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, int own_streams, Checksum own_checksum) {
   std::vector<Endpoint> endpoints;
   for (std::size_t r = 0; r < lines.size(); ++r) {
     std::istringstream words(lines[r]);
     std::string format, address;
-    int streams = 0;
+    int streams = 0, checksum = 0;
     std::uint16_t port = 0;
     boost::system::error_code error;
-    words >> format >> streams >> port >> address;
+    words >> format >> streams >> checksum >> port >> address;
     const Address numeric = boost::asio::ip::make_address(address, error);
     if (!words || format != kHere || error)
       throw SystemError("tcp: rank " + std::to_string(r) + " runs another version of the library");
@@ -56,6 +57,9 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, int own_
       throw InvalidUsage("tcp: TESSERA_TCP_STREAMS is " + std::to_string(own_streams) + " here and " +
                          std::to_string(streams) + " on rank " + std::to_string(r) +
                          "; it must be the same everywhere");
+    if (checksum != static_cast<int>(own_checksum))
+      throw InvalidUsage("tcp: TESSERA_TCP_CHECKSUM (or TESSERA_CHECK) differs between this rank and rank " +
+                         std::to_string(r) + "; it must be the same everywhere");
     endpoints.emplace_back(numeric, port);
   }
   return endpoints;
@@ -68,11 +72,12 @@ Mesh connect_mesh(Bootstrap& bootstrap, const Settings& settings, std::chrono::m
   Meeting meeting(bootstrap.rank(), streams, bootstrap.token());
   const std::vector<std::string> lines = bootstrap.exchange(open_listener(meeting, bootstrap, settings, streams));
   rethrow_first(lines);
-  const std::vector<Endpoint> endpoints = read_lines(lines, streams);
+  const std::vector<Endpoint> endpoints = read_lines(lines, streams, settings.checksum);
   // A quarter of the time is left to say who could not reach whom.
   const std::string complaint = meeting.run(endpoints, timeout / 4 * 3);
   rethrow_first(bootstrap.exchange(complaint.empty() ? "" : std::string(kFailed) + " " + complaint));
-  return {meeting.take(), endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
+  return {meeting.take(), checked_peers(settings.checksum, bootstrap.hosts(), bootstrap.rank()),
+          endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
 }
 
 }  // namespace tessera::tcp

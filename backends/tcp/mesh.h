@@ -13,6 +13,7 @@ namespace tessera::tcp {
 
 struct Mesh {
   std::vector<std::vector<UniqueFd>> connections;  ///< by rank and stream; none to the rank itself
+  std::vector<bool> checked;                       ///< by rank: whether content has a checksum, both ways
   std::string address;                             ///< where this rank listened
 };
 

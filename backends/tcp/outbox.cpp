@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "tessera/base/checksum.h"
+
 namespace tessera::tcp {
 namespace {
 
@@ -155,6 +157,14 @@ void Outbox::take_piece(Frame& frame, Outbound& source) {
   (source.eager ? eager_ : bulk_).erase(Queue::s_iterator_to(source));
 }
 
+void Outbox::seal(Slot& slot) const noexcept {
+  Frame& frame = slot.frame;
+  const Outbound* const source = slot.source;
+  if (checked_ && source != nullptr)
+    frame.payload_sum = checksum({source->data + (frame.offset - source->first), frame.length});
+  frame.header_sum = header_sum_of(frame);
+}
+
 bool Outbox::fill(std::size_t connection) {
   Slot& slot = slots_[connection];
   if (!has_work(connection)) return false;
@@ -175,6 +185,7 @@ bool Outbox::fill(std::size_t connection) {
     slot.said_bye = true;
   }
   slot.frame.consumed = told_ = consumed_;
+  seal(slot);
   return true;
 }
 

@@ -39,7 +39,8 @@ class Outbox {
  public:
   using Buffers = std::array<std::span<const std::byte>, 2>;
 
-  explicit Outbox(std::size_t connections) : slots_(connections), control_(64) {}
+  /// `checked`: payloads get a checksum.
+  Outbox(std::size_t connections, bool checked) : checked_(checked), slots_(connections), control_(64) {}
 
   void send(Message& message);
   /// False: half sent, and no memory to complete it.
@@ -87,11 +88,13 @@ class Outbox {
   using Queue = boost::intrusive::list<Outbound>;
 
   bool fill(std::size_t connection);
+  void seal(Slot& slot) const noexcept;
   void take_piece(Frame& frame, Outbound& source);
   void start(Outbound& outbound);
   void announce(Outbound& outbound);
   std::uint64_t in_flight() const noexcept { return eager_sent_ - eager_consumed_; }
 
+  const bool checked_;
   std::vector<Slot> slots_;
   boost::circular_buffer<Control> control_;
   Pool<Outbound> pool_;

@@ -25,8 +25,8 @@ bool must_wait(const Failure& failure) {
 
 }  // namespace
 
-Peer::Peer(asio::io_context& context, std::vector<UniqueFd> connections, int epoll)
-    : epoll_(epoll), outbox_(connections.size()) {
+Peer::Peer(asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll)
+    : epoll_(epoll), outbox_(connections.size(), checked) {
   for (std::size_t i = 0; i < connections.size(); ++i) {
     sockaddr_storage name = {};
     socklen_t length = sizeof(name);
@@ -36,7 +36,8 @@ Peer::Peer(asio::io_context& context, std::vector<UniqueFd> connections, int epo
     connections[i].release();
     socket.non_blocking(true);
     socket.set_option(asio::ip::tcp::no_delay(true));
-    Stream& stream = *streams_.emplace_back(std::make_unique<Stream>(*this, inbox_, i, std::move(socket)));
+    Stream& stream =
+        *streams_.emplace_back(std::make_unique<Stream>(*this, FrameReader(inbox_, checked), i, std::move(socket)));
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.ptr = &stream;
@@ -75,7 +76,8 @@ bool Peer::read(Stream& stream, std::size_t budget) {
     moved = true;
     done += bytes;
     if (const std::string_view wrong = stream.reader.take(bytes); !wrong.empty()) {
-      drop("it sent " + std::string(wrong));
+      damaged_ = stream.reader.damaged();
+      drop((damaged_ ? "" : "it sent ") + std::string(wrong));
       return true;
     }
     if (bytes < buffers[0].size() + buffers[1].size()) break;  // nothing more is there

@@ -21,8 +21,8 @@ class Peer;
 
 /// One connection of a peer; what the set of watched sockets knows it by.
 struct Stream {
-  Stream(Peer& owner, FrameSink& sink, std::size_t its_number, Socket open_socket)
-      : peer(owner), number(its_number), socket(std::move(open_socket)), reader(sink) {}
+  Stream(Peer& owner, FrameReader its_reader, std::size_t its_number, Socket open_socket)
+      : peer(owner), number(its_number), socket(std::move(open_socket)), reader(std::move(its_reader)) {}
   Peer& peer;
   const std::size_t number;
   Socket socket;
@@ -34,8 +34,8 @@ struct Stream {
 
 class Peer {
  public:
-  /// Owns the connections. `epoll`: where they are watched.
-  Peer(boost::asio::io_context& context, std::vector<UniqueFd> connections, int epoll);
+  /// Owns the connections. `checked`: content has a checksum, both ways. `epoll`: where they are watched.
+  Peer(boost::asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll);
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
@@ -56,6 +56,8 @@ class Peer {
   bool gone() const noexcept { return gone_; }
   /// Why, where that was not in order.
   const std::string& loss() const noexcept { return loss_; }
+  /// That was since something came damaged, which loss() names.
+  bool damaged() const noexcept { return damaged_; }
 
   /// Sends what is queued, then the last frame; read() and write() go on until gone().
   void say_bye() noexcept { outbox_.say_bye(); }
@@ -78,6 +80,7 @@ class Peer {
   std::vector<std::unique_ptr<Stream>> streams_;
   std::size_t open_ = 0;
   bool gone_ = false;
+  bool damaged_ = false;
   std::string loss_;
 };
 

@@ -29,7 +29,7 @@ TcpTransport::TcpTransport(int rank, Mesh mesh, TransportEvents& events)
   for (std::size_t r = 0; r < mesh.connections.size(); ++r) {
     std::unique_ptr<Peer>& peer = peers_.emplace_back();
     if (r == static_cast<std::size_t>(rank)) continue;
-    peer = std::make_unique<Peer>(context_, std::move(mesh.connections[r]), sleeper_.epoll());
+    peer = std::make_unique<Peer>(context_, std::move(mesh.connections[r]), mesh.checked[r], sleeper_.epoll());
     for (const auto& stream : peer->streams()) streams_.push_back(stream.get());
   }
 }
@@ -52,7 +52,10 @@ void TcpTransport::report_losses() noexcept {
   for (std::size_t r = 0; r < peers_.size(); ++r) {
     if (peers_[r] == nullptr || !peers_[r]->gone() || peers_[r]->loss().empty() || reported_[r]) continue;
     reported_[r] = true;
-    events_.connection_lost(static_cast<int>(r), peers_[r]->loss());
+    if (peers_[r]->damaged())
+      events_.message_damaged(static_cast<int>(r), peers_[r]->loss());
+    else
+      events_.connection_lost(static_cast<int>(r), peers_[r]->loss());
   }
 }
 
@@ -154,7 +157,9 @@ void TcpTransport::close(bool failed) noexcept {
 
 std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options,
                                              const Settings& settings) {
-  Mesh mesh = connect_mesh(bootstrap, settings, options.communicator.timeout);
+  Settings agreed = settings;
+  if (options.check && settings.checksum == Checksum::between_hosts) agreed.checksum = Checksum::everywhere;
+  Mesh mesh = connect_mesh(bootstrap, agreed, options.communicator.timeout);
   if (const auto& logger = options.communicator.logger)
     logger->write(LogLevel::info, "tcp: rank " + std::to_string(bootstrap.rank()) + " of " +
                                       std::to_string(bootstrap.size()) + " at " + mesh.address + ", " +

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/internal/builtin_devices.h"
 #include "tessera/base/internal/modules.h"
+#include "tessera/base/internal/shared_object.h"
 
 namespace tessera::base {
 namespace {
@@ -48,6 +49,8 @@ std::string module_folder() {
 void* module_entry(const std::string& path, const ModuleTable& table) {
   // dlopen() itself remembers what is loaded. RTLD_NOW: a vendor's function that is missing is missed here, not in the
   // middle of a run.
+  if (const std::string problem = shared_object_problem(path); !problem.empty())
+    throw InvalidUsage(path + ": " + problem);
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* const text = ::dlerror();

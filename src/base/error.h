@@ -66,7 +66,7 @@ class TESSERA_API Aborted : public Error {
   std::string_view kind() const noexcept override { return "Aborted"; }
 };
 
-/// A vendor library failed.
+/// A vendor library failed, or what came over the network is not what was sent.
 class TESSERA_API BackendError : public Error {
  public:
   using Error::Error;

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
+#include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/parse.h"
 
 namespace tessera::comm {
@@ -25,9 +26,11 @@ void each_part(std::string_view text, char separator, F&& call) {
 
 /// The file's content as it would be written in one line.
 std::string read_table(const std::string& path) {
-  std::ifstream file(path);
-  if (!file || file.peek() == std::ifstream::traits_type::eof())  // a folder can be opened, but not read
-    throw InvalidUsage(std::string(kVariable) + ": can't read the file '" + path + "', or it is empty");
+  base::FileText read = base::read_regular(path);
+  if (read.problem.empty() && read.text.empty()) read.problem = "it is empty";
+  if (!read.problem.empty())
+    throw InvalidUsage(std::string(kVariable) + ": can't read the file '" + path + "': " + read.problem);
+  std::istringstream file(read.text);
   std::string all;
   for (std::string line; std::getline(file, line);) {
     line.resize(std::min(line.find('#'), line.size()));

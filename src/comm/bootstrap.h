@@ -12,34 +12,20 @@
 #include <vector>
 
 #include "tessera/base/export.h"
+#include "tessera/base/file.h"
 #include "tessera/comm/base.h"
 
 namespace tessera::comm {
 
-/// Owns a file descriptor.
-class TESSERA_API UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept;
-  UniqueFd& operator=(UniqueFd&& other) noexcept;
-  ~UniqueFd() { reset(); }
-  void reset() noexcept;
-  int release() noexcept;
-  int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
-
 /// What ranks hear from each other once they run: from the bootstrap's own thread, one call at a time, possibly before
 /// open_channel() has returned.
 struct ControlEvents {
-  /// Once for each rank that dies, or that reads nothing while more and more is told to it. Not for one that left in
-  /// good order (whose bootstrap was destroyed).
+  /// Once for each rank that dies. Not for one that left in good order (whose bootstrap was destroyed).
   std::function<void(int rank)> lost;
   std::function<void(int from, std::string_view message)> message;  ///< what `from` told on this channel
+  /// What came from this rank over the network is not what it sent: nothing of it was told here, and nothing more will
+  /// be; the other way still works. Without this it counts as lost.
+  std::function<void(int rank)> damaged = nullptr;
 };
 
 /// A channel between all ranks beside their operations, served by a thread of its own: it works while the ranks compute
@@ -49,7 +35,8 @@ class TESSERA_API ControlChannel {
  public:
   virtual ~ControlChannel();
   /// To rank `to`, or to all others where it is kAll. Any thread; returns at once. In order per sender and receiver;
-  /// lost where the way (it may lead over rank 0) is dead. What is beyond kLongestMessage bytes is cut off.
+  /// lost where the way (it may lead over rank 0) is dead, or where megabytes wait for a receiver that doesn't read.
+  /// What is beyond kLongestMessage bytes is cut off.
   virtual void tell(int to, std::string_view message) noexcept = 0;
   static constexpr int kAll = -1;
   static constexpr std::size_t kLongestMessage = 65'000;

@@ -142,6 +142,8 @@ Launch take(const EnvReader& read, const Launcher& launcher) {
   const auto local_rank = first_set(read, launcher.local_rank);
   launch.local_rank = local_rank ? whole(*local_rank, 0) : launch.rank;
   launch.local_size = local_size_of(read, launcher).value_or(launch.size);
+  if (launch.local_size > launch.size)
+    throw InvalidUsage(found + "; there can't be more ranks on this host than ranks");
   if (launch.local_rank >= launch.local_size)
     throw InvalidUsage(found + "; the local rank must be below the number of local ranks");
   if (const auto restart = launcher.restart.empty() ? std::nullopt : first_set(read, {launcher.restart}))

@@ -3,6 +3,7 @@
 
 #include <charconv>
 
+#include "tessera/base/text.h"
 #include "tessera/comm/failure.h"
 
 namespace tessera::comm {
@@ -25,7 +26,7 @@ std::string format_notice(const Notice& notice) {
 }
 
 std::optional<Notice> parse_notice(std::string_view text) {
-  constexpr std::string_view kKinds = "FQACL";  // loss is never told, only seen
+  constexpr std::string_view kKinds = "FQACL";  // loss and damage are never told, only seen
   if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
   Notice notice;
   notice.kind = static_cast<Notice::Kind>(text.front());
@@ -36,7 +37,7 @@ std::optional<Notice> parse_notice(std::string_view text) {
   if (notice.kind == Notice::Kind::failure &&
       (notice.number == 0 || notice.number > static_cast<std::uint64_t>(FailureKind::backend)))
     return std::nullopt;
-  notice.text = text;
+  notice.text = printable(text);
   return notice;
 }
 

@@ -19,6 +19,7 @@ struct Notice {
     call = 'C',      ///< checked mode; number: which operation; value: its fingerprint; text: what is called
     leaving = 'L',   ///< value: the last operation that was called; text: the first failure, if there was one
     lost = 'X',      ///< never told: what the channel itself sees
+    damaged = 'D',   ///< likewise
   };
   Kind kind = Kind::leaving;
   int from = 0;  ///< world rank; set by who receives it

@@ -15,9 +15,8 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kSpin = 20us;           // then yield: on a busy machine somebody else has the core that we wait for
-constexpr auto kYield = 60us;          // then sleep
-constexpr auto kLongestSleep = 100ms;  // deadlines and the health of peers are looked at this often
+constexpr auto kSpin = 20us;   // then yield: on a busy machine somebody else has the core that we wait for
+constexpr auto kYield = 60us;  // then sleep
 constexpr auto kBriefly = 100us;
 constexpr int kStill = 200;      // polls that move nothing
 constexpr auto kTick = 1ms;      // the idle progress thread looks for work this often ...
@@ -139,7 +138,7 @@ void ProgressEngine::sleep_unless(Condition needless, Clock::time_point until) n
     if (!moved && options_.sleeper != nullptr) moved = !options_.sleeper->arm();
   }
   if (!moved && !needless()) {
-    const auto time = std::min<std::chrono::nanoseconds>(until - Clock::now(), kLongestSleep);
+    const auto time = std::min<std::chrono::nanoseconds>(until - Clock::now(), options_.longest_sleep);
     if (options_.sleeper == nullptr) {
       futex_wait(bell_.rings, seen, time);
     } else if (time > 0ns) {
@@ -209,7 +208,7 @@ void ProgressEngine::run() noexcept {
       bell_.idle.store(sleeps ? kSleeps : kDozes);
       const std::uint32_t seen = bell_.attention.load();
       if (!stop_ && idle() && bell_.ping.load() == bell_.pong.load())
-        futex_wait(bell_.attention, seen, sleeps ? 1s : std::chrono::nanoseconds(kTick));
+        futex_wait(bell_.attention, seen, sleeps ? 10 * options_.longest_sleep : std::chrono::nanoseconds(kTick));
       bell_.idle.store(0);
       if (stop_ || outstanding_.load() <= 0) continue;
       if (unseen_.exchange(false) && waiters_.load() == 0) {
@@ -223,7 +222,7 @@ void ProgressEngine::run() noexcept {
     }
     if (try_poll(false)) continue;
     const auto needless = [this, idle] { return stop_ || idle() || bell_.ping.load() != bell_.pong.load(); };
-    sleep_unless(needless, Clock::now() + kLongestSleep);
+    sleep_unless(needless, Clock::now() + options_.longest_sleep);
   }
 }
 

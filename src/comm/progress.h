@@ -58,6 +58,9 @@ struct ProgressOptions {
   bool thread = true;           ///< tests switch it off to see what depends on it
   bool oversubscribed = false;  ///< more ranks than cores: never spin
   Sleeper* sleeper = nullptr;   ///< instead of the doorbell's words; outlives the engine
+  /// Deadlines and the health of peers are looked at this often, also by who sleeps. Tests make it long: it would hide
+  /// that somebody was not woken.
+  std::chrono::milliseconds longest_sleep{100};
 };
 
 class TESSERA_API ProgressEngine {

@@ -64,6 +64,9 @@ class TESSERA_API TransportEvents {
  public:
   /// Nothing more can come from or go to `peer`. Its pending messages are cancelled by the world.
   virtual void connection_lost(int peer, const std::string& why) noexcept = 0;
+  /// What came from `peer` is not what it sent: no message that it belongs to is complete, and nothing more will come.
+  /// `what`: "the content of a message". Not for what a dying peer leaves half done.
+  virtual void message_damaged(int peer, const std::string& what) noexcept = 0;
   /// Nothing works any more.
   virtual void transport_failed(const std::string& why) noexcept = 0;
 

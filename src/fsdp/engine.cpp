@@ -7,6 +7,7 @@
 #include "tessera/fsdp/buffers.h"
 #include "tessera/fsdp/order.h"
 #include "tessera/fsdp/unit.h"
+#include "tessera/nn/kernels/gemm.h"
 
 namespace tessera::fsdp {
 
@@ -125,7 +126,11 @@ void Engine::begin_backward(std::size_t index) {
         "backward: this step's gradients are complete; call step() first, or set_last_backward(false) before all "
         "backwards of a step but the last");
   if (!std::exchange(orders_agreed_, true))  // once it is worth a wait: most often ranks differ from the beginning
-    stop_where_ranks_differ([this] { order_->agree("the first backward"); });
+    stop_where_ranks_differ([this] {
+      // Libraries round differently: with the same code on all ranks the strategies end with the same bits.
+      const bool here = model_.context().runtime().host_accessible();
+      order_->agree("the first backward" + (here ? " with products by " + nn::kernels::products_name() : ""));
+    });
   Unit& unit = *units_[index];
   std::erase(recomputed_, index);
   progress_[index].entered = 0;

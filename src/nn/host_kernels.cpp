@@ -6,6 +6,7 @@
 
 #include "tessera/nn/device_kernels.h"
 #include "tessera/nn/internal/narrow_kernels.h"
+#include "tessera/nn/kernels/onednn.h"
 #include "tessera/nn/kernels/tiles.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/dispatch.h"
@@ -144,7 +145,7 @@ class HostKernels final : public Kernels<T> {
   ThreadPool& pool_;
 };
 
-/// f32 kernels between conversions; looking rows up needs none, which spares the table.
+/// f32 kernels between conversions. Looking rows up needs none, nor does a product where the processor has one of T.
 template <class T>
 class HostNarrowKernels final : public NarrowKernels<T> {
  public:
@@ -153,8 +154,26 @@ class HostNarrowKernels final : public NarrowKernels<T> {
   void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
     s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
   }
+  void linear_forward(Stream& s, const LinearForward<T>& args) override {
+    if (!multiplies(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
+    if constexpr (std::is_same_v<T, bf16>)
+      s.run([args, &pool = pool_] { kernels::linear_forward<T>(pool, args); });
+    if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
+  }
+  void linear_backward(Stream& s, const LinearBackward<T>& args) override {
+    if (!multiplies(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
+    LinearBackward<T> bias = args, products = args;
+    bias.dweight = bias.dx = products.dbias = nullptr;
+    if (args.dbias != nullptr) NarrowKernels<T>::linear_backward(s, bias);
+    if constexpr (std::is_same_v<T, bf16>)
+      s.run([products, &pool = pool_] { kernels::linear_backward<T>(pool, products); });
+  }
 
  private:
+  static bool multiplies(const LinearShape& shape) {
+    return std::is_same_v<T, bf16> && kernels::has_onednn_product(DType::bf16) && shape.rows > 0 && shape.in > 0 &&
+           shape.out > 0;
+  }
   ThreadPool& pool_;
 };
 

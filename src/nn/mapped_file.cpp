@@ -1,34 +1,25 @@
 #include "tessera/nn/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::nn {
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   const auto fail = [this](const char* reason) { throw base::InvalidUsage(path_ + ": " + reason); };
-  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail(std::strerror(errno));
-  const struct Closed {
-    int file;
-    ~Closed() { ::close(file); }
-  } closed{file};
-  struct stat status {};
-  if (::fstat(file, &status) != 0) fail(std::strerror(errno));
-  if (!S_ISREG(status.st_mode)) fail("not a regular file");
-  if (status.st_size == 0) return;
-  void* const data = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);
+  const base::OpenedFile file = base::open_regular(path_);
+  if (!file.fd) fail(file.problem.c_str());
+  if (file.bytes == 0) return;
+  void* const data = ::mmap(nullptr, file.bytes, PROT_READ, MAP_SHARED, file.fd.get(), 0);
   if (data == MAP_FAILED) fail(std::strerror(errno));
   data_ = data;
-  size_ = static_cast<std::size_t>(status.st_size);
+  size_ = file.bytes;
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

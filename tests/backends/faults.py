@@ -16,11 +16,11 @@ from processes import die_with_parent  # noqa: E402
 RANKS = 3
 
 
-def start(program, run, timeout):
+def start(program, run, timeouts):
     ranks = []
     for rank in range(RANKS):
         env = dict(os.environ, TESSERA_RANK=str(rank), TESSERA_WORLD_SIZE=str(RANKS), TESSERA_RUN_ID=run,
-                   TESSERA_TIMEOUT=timeout)
+                   TESSERA_TIMEOUT=timeouts[rank])
         ranks.append(subprocess.Popen([program, "forever"], env=env, stdout=subprocess.PIPE, text=True,
                                       preexec_fn=die_with_parent))
     for rank in ranks:
@@ -30,24 +30,25 @@ def start(program, run, timeout):
 
 
 def endings(ranks, skip, patience):
-    """The last words and exit codes of all ranks but one."""
+    """The number, last words and exit code of all ranks but one."""
     deadline = time.monotonic() + patience
     found = []
     for number, rank in enumerate(ranks):
         if number != skip:
             out, _ = rank.communicate(timeout=max(deadline - time.monotonic(), 0.1))
-            found.append((out.strip(), rank.returncode))
+            found.append((number, out.strip(), rank.returncode))
     return found
 
 
-def attempt(program, name, hurt, timeout, patience, pattern):
-    ranks = start(program, f"faults-{os.getpid()}-{name}", timeout)
+def attempt(program, name, victim, sent, patience, pattern, timeouts=("60s",) * RANKS):
+    """All others name `victim`, which gets the signal `sent`, by `pattern`, and no other rank."""
+    ranks = start(program, f"faults-{os.getpid()}-{name}", timeouts)
     try:
-        time.sleep(0.3)
-        hurt(ranks[1])
+        ranks[victim].send_signal(sent)
         begin = time.monotonic()
-        for words, code in endings(ranks, 1, patience):
-            assert re.search(pattern, words) and code == 3, (name, words, code)
+        for number, words, code in endings(ranks, victim, patience):
+            assert re.search(pattern, words) and code == 3, (name, number, words, code)
+            assert set(re.findall(r"rank (\d)", words)) == {str(victim)}, (name, number, words)
         print(f"{name}: said by all after {time.monotonic() - begin:.2f} s")
     finally:
         for rank in ranks:
@@ -57,9 +58,14 @@ def attempt(program, name, hurt, timeout, patience, pattern):
 
 def main():
     program = sys.argv[1]
-    for round in range(3):
-        attempt(program, f"killed-{round}", lambda rank: rank.kill(), "60s", 20, r"PeerLost: .*rank 1")
-    attempt(program, "stopped", lambda rank: rank.send_signal(signal.SIGSTOP), "3s", 30, r"Timeout: .*rank 1")
+    for victim in (1, 1, 0):
+        attempt(program, f"killed-{victim}", victim, signal.SIGKILL, 20, rf"PeerLost: .*rank {victim}")
+    attempt(program, "stopped", 1, signal.SIGSTOP, 30, r"Timeout: .*rank 1 is not responding", ["3s"] * RANKS)
+    # What ranks ask and tell each other goes over rank 0: the others are not blamed for its silence ...
+    attempt(program, "stopped-hub", 0, signal.SIGSTOP, 30, r"Timeout: .*rank 0 is not responding", ["3s"] * RANKS)
+    # ... nor is one that has left because of it.
+    attempt(program, "stopped-hub-and-a-leaver", 0, signal.SIGSTOP, 40, r"Timeout: .*rank 0 is not responding",
+            ["60s", "2s", "9s"])
 
 
 main()

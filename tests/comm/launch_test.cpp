@@ -164,6 +164,9 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"local_rank_too_high",
               both(kSrun, {{"SLURM_NODEID", "0"}, {"SLURM_LOCALID", "2"}}),
               {"SLURM_LOCALID=2", "SLURM_STEP_TASKS_PER_NODE=2(x3),5,1", "local rank"}},
+        Wrong{"more_local_ranks_than_ranks",
+              {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}},
+              {"WORLD_SIZE=2", "LOCAL_WORLD_SIZE=4", "there can't be more ranks on this host than ranks"}},
         Wrong{"negative_rank", {{"TESSERA_RANK", "-1"}, {"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK", "-1"}},
         Wrong{
             "step_without_size", {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "7"}}, {"SLURM_STEP_NUM_TASKS is not set"}},

@@ -1,6 +1,8 @@
 // How ranks meet at TESSERA_MASTER, and what they say where they can't.
 #include "tests/comm/rendezvous.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -111,6 +113,47 @@ TEST(Rendezvous, HostsAreToldApart) {
               "land");
     EXPECT_EQ(one.bootstrap->local_address(), "127.0.0.1");
   }
+}
+
+/// An address of this machine that others may reach; "" where it has none.
+std::string outer_address() {
+  ifaddrs* all = nullptr;
+  std::string found;
+  if (::getifaddrs(&all) != 0) return found;
+  for (const ifaddrs* one = all; one != nullptr && found.empty(); one = one->ifa_next) {
+    std::array<char, INET_ADDRSTRLEN> text{};
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET || (one->ifa_flags & IFF_LOOPBACK) != 0)
+      continue;
+    const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
+    if (::inet_ntop(AF_INET, &address->sin_addr, text.data(), text.size()) != nullptr) found = text.data();
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
+/// Rank 1 shares rank 0's host, and finds it by a loopback address, which rank 2 can't use.
+TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
+  const std::string outer = outer_address();
+  if (outer.empty()) GTEST_SKIP() << "this machine has a loopback interface only";
+  const int port = free_port();
+  const auto place = [&](Meeting& one) {
+    one.master = (one.launch.rank == 0   ? "anywhere.invalid"
+                  : one.launch.rank == 1 ? "127.0.0.1"
+                                         : outer) +
+                 ":" + std::to_string(port);
+    one.host_id = one.launch.rank == 2 ? "island" : "main land";
+  };
+  const std::vector<Outcome> all = meet_all(3, port, place);
+  expect_complete(all);
+  for (const Outcome& one : all) EXPECT_EQ(one.bootstrap->local_address(), outer);
+  // The control: where all are on one host, loopback is the way.
+  const int other = free_port();
+  for (const Outcome& one : meet_all(3, other, [&](Meeting& each) {
+         place(each);
+         each.master.replace(each.master.rfind(':') + 1, std::string::npos, std::to_string(other));
+         each.host_id = "main land";
+       }))
+    EXPECT_EQ(one.bootstrap->local_address(), "127.0.0.1");
 }
 
 TEST(Rendezvous, ABackendThatNeedsOneHostSaysSo) {

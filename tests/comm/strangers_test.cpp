@@ -5,8 +5,13 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <optional>
+#include <span>
 #include <thread>
 
+#include "tessera/base/checksum.h"
+#include "tests/comm/process.h"
 #include "tests/comm/rendezvous.h"
 
 namespace tessera::comm_test {
@@ -74,15 +79,59 @@ TEST(Strangers, InTenThousandHalfOpenConnectionsDisturbNobody) {
   flood.get();
 }
 
+/// Under a low limit of open files, as `ulimit -n 64` sets it.
+TEST(Strangers, LeaveRankZeroTheFilesThatItNeeds) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int port = free_port();
+  const std::string master = "TESSERA_MASTER=127.0.0.1:" + std::to_string(port);
+  const auto start = [&](int rank) {
+    return Process(TESSERA_CONTROL_PROGRAM,
+                   {"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=2", "TESSERA_RUN_ID=few-files", master,
+                    "TESSERA_TOKEN=swordfish", "TESSERA_TIMEOUT=20s"},
+                   "");
+  };
+  const rlimit few{64, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Process zero = start(0);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  connect_when_open(port);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) strangers.push_back(connect_to_port(port));
+  // All that came are in, or out again: the last one gets its challenge.
+  EXPECT_FALSE(read_all(strangers.back(), 10s, 1).empty());
+  const std::filesystem::directory_iterator files("/proc/" + std::to_string(zero.pid()) + "/fd");
+  EXPECT_LT(std::distance(begin(files), end(files)), 64 - 16) << "strangers have what rank 0 needs";
+  Process one = start(1);
+  EXPECT_EQ(one.line(), "ready");
+  EXPECT_EQ(zero.line(), "ready");
+}
+
 TEST(Strangers, WithAnotherTokenAreRefusedAndToldWhy) {
   expect_undisturbed([](int port) {
     Meeting wrong = meeting(1, 2, port);
     wrong.token = "sardine";
     EXPECT_EQ(come(wrong).get().error,
               "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
-                  " refuses rank 1: rank 1 has another TESSERA_TOKEN than rank 0");
+                  " refuses rank 1: the two have not the same TESSERA_TOKEN (or it is no rank of this run); set the "
+                  "same for all ranks");
   });
 }
+
+/// As version 4 of the protocol writes it.
+std::string frame(char type, const std::string& payload) {
+  std::string bytes(1, type);
+  for (int i = 0; i < 4; ++i) bytes += static_cast<char>(payload.size() >> (8 * i));
+  return bytes + payload;
+}
+std::string checked(const std::string& content) {
+  const std::uint64_t sum = base::checksum(std::as_bytes(std::span(content)));
+  return content + std::string(reinterpret_cast<const char*>(&sum), sizeof(sum));
+}
+std::string challenge() {
+  return frame('c', checked("tessera:" + std::string("\x04\x00\x00\x00", 4) + std::string(64, 'n')));
+}
+constexpr std::size_t kHelloBytes = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
 
 /// The answer "welcome" alone is not enough: rank 0 must prove that it knows the token too.
 TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
@@ -94,10 +143,9 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
       pollfd entry{listener.get(), POLLIN, 0};
       if (::poll(&entry, 1, 20) <= 0) continue;
       const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-      send_bytes(guest, std::string("c\x4c\x00\x00\x00", 5) + "tessera:" + std::string("\x03\x00\x00\x00", 4) +
-                            std::string(64, 'n'));
-      if (read_all(guest, 1s, 5 + 20 + 2 + 5 + 64).empty()) continue;
-      send_bytes(guest, std::string("a\x23\x00\x00\x00", 5) + std::string(35, '\0'));
+      send_bytes(guest, challenge());
+      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
+      send_bytes(guest, frame('a', checked(std::string(35, '\0'))));
       ++welcomed;
     }
   });
@@ -111,12 +159,54 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
   EXPECT_GT(welcomed.load(), 0);
 }
 
+/// Nor is what it says, which may be meant for a terminal: a refusal is to be proved.
+TEST(Strangers, InRankZerosPlaceRefuseNobodyInWordsOfTheirOwn) {
+  const UniqueFd listener = listen_on_port(0);
+  std::atomic<bool> done{false};
+  std::thread impostor([&] {
+    while (!done.load()) {
+      pollfd entry{listener.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 20) <= 0) continue;
+      const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
+      send_bytes(guest, challenge());
+      if (read_all(guest, 1s, kHelloBytes).empty()) continue;
+      const std::string text = "\x1b[31mring 0900-1234\x1b[0m";
+      send_bytes(guest, frame('a', checked(std::string("\x01", 1) + static_cast<char>(text.size()) + '\0' + text +
+                                           std::string(32, '\0'))));
+    }
+  });
+  const auto start = steady_clock::now();
+  const std::string error = come(meeting(1, 2, port_of(listener))).get().error;
+  done.store(true);
+  impostor.join();
+  EXPECT_EQ(error, "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port_of(listener)) +
+                       " refuses rank 1: the two have not the same TESSERA_TOKEN (or it is no rank of this run); set "
+                       "the same for all ranks");
+  EXPECT_GE(steady_clock::now() - start, 900ms) << "one such answer is not believed";
+}
+
+/// For a moment only: then the right one is there.
+TEST(Strangers, InRankZerosPlaceAreOutlasted) {
+  const int port = free_port();
+  std::optional<UniqueFd> listener(listen_on_port(port));
+  auto one = come(meeting(1, 2, port));
+  for (int i = 0; i < 3; ++i) {
+    const UniqueFd guest(::accept(listener->get(), nullptr, nullptr));
+    send_bytes(guest, challenge());
+    read_all(guest, 1s, kHelloBytes);
+    send_bytes(guest, frame('a', checked(std::string("\x01\0\0", 3) + std::string(32, '\0'))));
+  }
+  listener.reset();
+  EXPECT_EQ(come(meeting(0, 2, port)).get().error, "");
+  EXPECT_EQ(one.get().error, "");
+}
+
 TEST(Strangers, OfAnotherVersionAreNamed) {
   const UniqueFd listener = listen_on_port(0);
   auto one = come(meeting(1, 2, port_of(listener)));
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
-  send_bytes(guest, std::string("c\x0c\x00\x00\x00", 5) + "tessera:" + std::string("\x63\x00\x00\x00", 4));
-  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 3"), std::string::npos);
+  send_bytes(guest, frame('c', checked("tessera:" + std::string("\x63\x00\x00\x00", 4))));
+  EXPECT_NE(one.get().error.find("speaks version 99 of the protocol, rank 1 version 4"), std::string::npos);
 }
 
 TEST(Strangers, ThatAreNoRankZeroAreNamed) {
@@ -127,6 +217,29 @@ TEST(Strangers, ThatAreNoRankZeroAreNamed) {
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
   send_bytes(guest, "SSH-2.0-OpenSSH_9.2\r\n");
   EXPECT_NE(one.get().error.find("what answers there is no rank 0 of this library"), std::string::npos);
+}
+
+/// What a proven rank says comes to the terminal, too.
+TEST(Refused, SaysSoWithoutControlCharacters) {
+  expect_undisturbed([](int port) {
+    Meeting stale = meeting(1, 2, port);
+    stale.launch.job = "run\x1b[2J\xc2\x9b\xff d\xc3\xa9j\xc3\xa0";
+    const std::string error = come(stale).get().error;
+    EXPECT_NE(error.find("belongs to run 'run\\x1b[2J\\xc2\\x9b\\xff d\xc3\xa9j\xc3\xa0', rank 0 to run 'run-1'"),
+              std::string::npos)
+        << error;
+  });
+}
+
+TEST(Refused, IsARankThatTheWorldHasNot) {
+  const int port = free_port();
+  auto zero = come(meeting(0, 2, port));
+  for (const int rank : {2, 3, 1'000'000}) {
+    const std::string error = come(meeting(rank, 2, port)).get().error;
+    EXPECT_NE(error.find("rank " + std::to_string(rank) + " is none of the ranks 0 to 1"), std::string::npos) << error;
+  }
+  EXPECT_EQ(come(meeting(1, 2, port)).get().error, "");
+  EXPECT_EQ(zero.get().error, "");
 }
 
 TEST(Refused, IsASecondProcessOfOneRank) {

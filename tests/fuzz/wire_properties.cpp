@@ -37,7 +37,7 @@ Frames read_plainly(std::string_view bytes, std::size_t longest) {
   while (bytes.size() >= 5) {
     std::size_t length = 0;
     for (int i = 4; i >= 1; --i) length = length * 256 + static_cast<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
-    frames.broken = std::string_view("chadrotlg").find(bytes[0]) == std::string_view::npos || length > longest;
+    frames.broken = std::string_view("chadrotlgp").find(bytes[0]) == std::string_view::npos || length > longest;
     if (frames.broken || bytes.size() < 5 + length) break;
     frames.all.push_back(bytes[0] + std::string(bytes.substr(5, length)));
     bytes.remove_prefix(5 + length);
@@ -108,6 +108,7 @@ std::vector<std::string> seeds() {
       {Type::told, encode(Told{0, 0, 1, ""})},
       {Type::lost, encode_rank(3)},
       {Type::left, encode_rank(0)},
+      {Type::probe, ""},
       {Type::data, std::string(2000, 'd')},
       {Type::refusal, "Timeout\ninit: of 3 ranks, rank 1 did not come"}};
   std::vector<std::string> all;

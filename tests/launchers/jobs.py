@@ -128,17 +128,20 @@ class Torchrun:
 def pids_by_rank(mark):
     """The living ranks that have MARK=mark in their environment, whoever started them."""
     names = (b"TESSERA_RANK", b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"SLURM_PROCID")
-    pids = {}
+    places = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 found = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
             if found.get(b"MARK") != mark.encode() or os.readlink(f"/proc/{pid}/exe") != os.path.realpath(TOOL):
                 continue
+            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+                parent = int(file.read().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
-        pids.update({int(found[name]): int(pid) for name in names if name in found})
-    return pids
+        places.update({int(pid): (int(found[name]), parent) for name in names if found.get(name)})
+    # A rank's child that has not yet become another program looks like the rank.
+    return {rank: pid for pid, (rank, parent) in places.items() if places.get(parent, (None,))[0] != rank}
 
 
 def last_words(err):

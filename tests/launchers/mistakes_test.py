@@ -68,7 +68,7 @@ class MasterTest(Case):
 
     def test_another_token_is_refused_and_said_on_both_sides(self):
         zero, one = self.ends(self.pair({}, dict(TESSERA_TOKEN="marlin")))
-        self.assert_one_line(one, 2, "refuses rank 1: rank 1 has another TESSERA_TOKEN than rank 0\n$")
+        self.assert_one_line(one, 2, r"refuses rank 1: the two have not the same TESSERA_TOKEN \(or it is no rank of this run\); set the same for all ranks\n$")
         self.assert_one_line(zero, 1, "rank 1 did not come .*; refused: rank 1 has another TESSERA_TOKEN than rank 0\n$")
 
     def test_a_port_in_use_is_said_by_rank_0(self):

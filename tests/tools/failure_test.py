@@ -107,6 +107,22 @@ class FailureTest(unittest.TestCase):
         self.nothing_is_left(run)
 
 
+class AddressSpaceTest(unittest.TestCase):
+    def test_too_little_of_it_is_an_error_and_not_a_hang(self):
+        """OpenBLAS tries for ever to get its buffer."""
+        with tempfile.TemporaryDirectory() as folder:
+            text = os.path.join(folder, "text.txt")
+            with open(text, "w") as file:
+                file.write("the quick brown fox jumps over the lazy dog; " * 50)
+            command = f"{{limit}} exec '{TOOL}' train --backend tcp --model gpt-nano --ranks 4 --steps 1 --seq-len 16 --data '{text}'"
+            done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 400000;")], capture_output=True, text=True, timeout=30)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stderr.splitlines()[-1],
+                             r"^tessera: rank \d: gemm: BLAS needs 128 MiB of address space .* refuses 128 MiB: Cannot allocate memory; ")
+            done = subprocess.run(["sh", "-c", command.format(limit="")], capture_output=True, text=True, timeout=30)
+            self.assertEqual(done.returncode, 0, done.stderr)  # negative control
+
+
 class FailureOverTcpTest(FailureTest):
     backend = "tcp"
 

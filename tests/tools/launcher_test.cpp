@@ -142,14 +142,30 @@ TEST(LaunchPrefix, TheFirstCauseIsTheLastLine) {
   EXPECT_THAT(outcome.err, HasSubstr("parcelrun noticed"));
 }
 
-TEST(LaunchPrefix, ARankThatSaysNothingIsNamedInTheStartersWords) {
-  const Outcome outcome = run(under_prefix(2), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then kill -9 $$; fi");
+TEST(LaunchPrefix, ARankThatIsKilledIsNamed) {
+  const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then kill -9 $$; fi; sleep 0.3");
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.err, EndsWith("parcelrun ended with code 137: parcelrun noticed that a rank ended with 137.\n"));
+  EXPECT_THAT(outcome.err, testing::ContainsRegex("tessera: rank 1 (was killed by signal 9 [(]SIGKILL[)]|died without a "
+                                                  "word of its own; .*parcelrun ended with code 137)\n$"));
+}
+
+TEST(LaunchPrefix, TheOthersOfARankThatFailsAreEnded) {
+  const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo 'tessera: disk full' >&2; sleep 0.1; exit 1; fi;"
+                                               "exec sleep 60");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, EndsWith("tessera: disk full\n"));
+  EXPECT_LT(outcome.seconds, 5);
+}
+
+TEST(LaunchPrefix, TheOthersOfARankThatIsKilledAreEnded) {
+  const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 2 ]; then kill -9 $$; fi; exec sleep 60");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("tessera: rank 2 "));
+  EXPECT_LT(outcome.seconds, 5);
 }
 
 TEST(LaunchPrefix, WrongUsageIsSaidOnceAndCode2) {
-  const Outcome outcome = run(under_prefix(3), "echo \"tessera: no file 'x'; give --data\" >&2; exit 2");
+  const Outcome outcome = run(under_prefix(3), "echo \"tessera: no file 'x'; give --data\" >&2; sleep 0.1; exit 2");
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.err, "tessera: no file 'x'; give --data\n");
 }

@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <cerrno>
 
+#include "tessera/base/file.h"
+#include "tessera/base/text.h"
 #include "tessera/comm/control/address.h"
 #include "tessera/comm/control/internal/door.h"
 
@@ -18,12 +21,21 @@ using boost::system::error_code;
 using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
-constexpr std::size_t kMostStrangers = 256;
 constexpr auto kHandshakeTime = 5s;
 constexpr auto kSweepTime = 500ms;
 constexpr int kAcceptsAtOnce = 64;  // then those who are already in get their turn
 constexpr std::size_t kMostNoted = 3;
 constexpr std::size_t kMostNamed = 16;
+constexpr std::size_t kMostStrangers = 256;
+constexpr std::size_t kFewestStrangers = 4;
+constexpr std::size_t kOwnFiles = 16;  // that a program opens beside
+
+/// Strangers get a part of the descriptors that are left when all ranks have theirs.
+std::size_t strangers_at_most(int ranks) {
+  const std::size_t needed = static_cast<std::size_t>(ranks) + kOwnFiles;
+  const std::size_t free = free_descriptors();
+  return std::clamp(free > needed ? (free - needed) / 4 : 0, kFewestStrangers, kMostStrangers);
+}
 
 }  // namespace
 
@@ -32,6 +44,8 @@ struct Door::Guest {
   Socket socket;
   wire::FrameReader reader{wire::kLongestHandshake};
   wire::Challenge challenge;
+  Digest instance{};
+  Seal seal;
   steady_clock::time_point since = steady_clock::now();
   std::list<GuestPointer>::iterator place;  // among the strangers ...
   bool stranger = true;                     // ... while it is one
@@ -47,6 +61,7 @@ Door::Door(asio::io_context& context, std::vector<UniqueFd> listeners, Identity 
       self_(std::move(self)),
       about_(std::move(about)),
       session_(random_digest()),
+      most_strangers_(strangers_at_most(self_.size)),
       sweeper_(context),
       here_(static_cast<std::size_t>(self_.size)) {
   for (UniqueFd& fd : listeners) listeners_.emplace_back(context_, fd.release());
@@ -96,7 +111,7 @@ void Door::receive(UniqueFd fd) {
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return;
   if (address.ss_family == AF_UNIX && !peer_is_this_user(fd.get())) return;
   tune(fd.get());
-  if (strangers_.size() >= kMostStrangers) show_out(strangers_.front());
+  if (strangers_.size() >= most_strangers_) show_out(strangers_.front());
   const auto guest = std::make_shared<Guest>(context_);
   error_code error;
   guest->socket.assign(asio::generic::stream_protocol(address.ss_family, 0), fd.get(), error);
@@ -127,11 +142,17 @@ bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
   const std::optional<wire::Hello> hello = wire::decode_hello(payload);
   if (!hello) return false;
   guest->heard = true;
-  const auto here = [&] { return hello->rank < here_.size() && here_[hello->rank] != nullptr; };
-  if (here()) drop_dead();
-  const Judgement judgement = judge(self_, guest->challenge, *hello, here(), complete_);
+  guest->instance = hello->instance;
+  const GuestPointer before = hello->rank < here_.size() ? here_[hello->rank] : nullptr;
+  if (before != nullptr) drop_dead();
+  // Where our answer did not reach it whole, it comes again, perhaps before we hear that it has left.
+  const bool again = before != nullptr && before->instance == hello->instance;
+  const bool taken = !again && before != nullptr && here_[hello->rank] != nullptr;
+  const Judgement judgement = judge(self_, guest->challenge, *hello, taken, complete_);
   if (judgement.answer.verdict == wire::Verdict::welcome) {
+    if (again) show_out(before);
     guest->rank = static_cast<int>(hello->rank);
+    guest->seal = seal_of(self_.key, guest->challenge, *hello, true);
     here_[hello->rank] = guest;
     strangers_.erase(guest->place);
     guest->stranger = false;
@@ -141,12 +162,25 @@ bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
   }
   if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.answer.text;
   guest->out = wire::encode_frame(wire::Type::answer, wire::encode(judgement.answer));
+  answer(guest);
+  return true;
+}
+
+void Door::answer(const GuestPointer& guest) {
   asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& error, std::size_t) {
     if (error || guest->rank < 0) return show_out(guest);
+    await_belief(guest);
+  });
+}
+
+/// One byte, behind which the connection is the world's: what follows it is not read here.
+void Door::await_belief(const GuestPointer& guest) {
+  asio::async_read(guest->socket, asio::buffer(guest->in, 1), [this, guest](const error_code& error, std::size_t) {
+    if (error) return show_out(guest);
+    if (here_[static_cast<std::size_t>(guest->rank)] != guest) return;
     guest->joined = true;
     ++joined_;
   });
-  return true;
 }
 
 void Door::show_out(GuestPointer guest) {  // by value: it may be the list's own that goes
@@ -201,7 +235,9 @@ std::vector<Connection> Door::take_links() {
     if (guest == nullptr || !guest->joined) continue;
     error_code error;
     const int fd = guest->socket.release(error);
-    if (!error) links.back() = Connection(UniqueFd(fd));
+    if (error) continue;
+    links.back() = Connection(UniqueFd(fd));
+    links.back().seal(guest->seal);
   }
   return links;
 }
@@ -230,7 +266,7 @@ std::vector<Connection> Door::gather(Deadline deadline) {
   if (joined_ + 1 < self_.size) {
     std::string text =
         "init: of " + std::to_string(self_.size) + " ranks, rank " + missing() + " did not come " + about_;
-    for (std::size_t i = 0; i < refused_.size(); ++i) text += (i == 0 ? "; refused: " : "; ") + refused_[i];
+    for (std::size_t i = 0; i < refused_.size(); ++i) text += (i == 0 ? "; refused: " : "; ") + printable(refused_[i]);
     const Timeout error(text);
     give_up(error);
     throw error;

@@ -1,6 +1,9 @@
 #include "tessera/comm/control/handshake.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "tessera/base/text.h"
 
 namespace tessera::comm {
 namespace {
@@ -60,7 +63,9 @@ Judgement judge(const Identity& self, const wire::Challenge& challenge, const wi
     answer.text = who + " was started as one of " + std::to_string(hello.size) + " ranks, rank 0 as one of " +
                   std::to_string(self.size);
     judgement.fatal = true;
-  } else if (hello.rank == 0 || hello.rank >= hello.size || taken) {
+  } else if (hello.rank >= hello.size) {
+    answer.text = who + " is none of the ranks 0 to " + std::to_string(self.size - 1);
+  } else if (hello.rank == 0 || taken) {
     answer.text = "there are two ranks " + std::to_string(hello.rank) + " in run '" + self.run + "'";
   } else {
     answer.verdict = wire::Verdict::welcome;
@@ -69,46 +74,71 @@ Judgement judge(const Identity& self, const wire::Challenge& challenge, const wi
   return judgement;
 }
 
-std::optional<Admission> ask_for_admission(Connection& connection, const Identity& self, const std::string& place,
-                                           Deadline deadline, std::string& why) {
-  deadline = std::min(deadline, steady_clock::now() + kAttemptTime);
+Seal seal_of(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello, bool first) {
+  return {prove(key, "link" + wire::encode(challenge) + wire::encode(hello)), first};
+}
+
+namespace {
+
+/// What was said on a new connection, as far as it came.
+struct Talk {
+  std::optional<wire::Challenge> challenge;
   wire::Hello hello;
+  std::optional<wire::Answer> answer;
+};
+
+Talk talk(Connection& connection, const Identity& self, const Digest& instance, Deadline deadline) {
+  Talk said;
+  wire::Hello& hello = said.hello;
   hello.rank = static_cast<std::uint32_t>(self.rank);
   hello.size = static_cast<std::uint32_t>(self.size);
   hello.restart = self.restart;
   hello.generation = self.generation;
   hello.run = self.run;
-  std::optional<wire::Challenge> challenge;
-  std::optional<wire::Answer> answer;
+  hello.instance = instance;
   try {
-    challenge =
+    said.challenge =
         wire::decode_challenge(connection.receive_frame(deadline, wire::Type::challenge, wire::kLongestHandshake));
-    if (!challenge) throw SystemError("init: no challenge");
-    if (challenge->version == wire::kVersion) {
-      hello.nonce = random_digest();
-      hello.proof = prove_hello(self.key, *challenge, hello);
-      connection.send_frame(wire::encode(hello), deadline, wire::Type::hello);
-      answer = wire::decode_answer(connection.receive_frame(deadline, wire::Type::answer, wire::kLongestHandshake));
-    }
-  } catch (const Error&) {
-    why = challenge ? "rank 0 closed the connection" : "what answers there is no rank 0 of this library";
-    return std::nullopt;
+    if (!said.challenge || said.challenge->version != wire::kVersion) return said;
+    hello.nonce = random_digest();
+    hello.proof = prove_hello(self.key, *said.challenge, hello);
+    connection.send_frame(wire::encode(hello), deadline, wire::Type::hello);
+    said.answer = wire::decode_answer(connection.receive_frame(deadline, wire::Type::answer, wire::kLongestHandshake));
+  } catch (const Error&) {  // the other side has gone, is late, or sends what is none of ours
   }
-  if (challenge->version != wire::kVersion)
-    throw InvalidUsage("init: rank 0 at " + place + " speaks version " + std::to_string(challenge->version) +
-                       " of the protocol, rank " + std::to_string(self.rank) + " version " +
-                       std::to_string(wire::kVersion) + ": start all ranks with one version of the library");
-  if (answer && answer->verdict == wire::Verdict::refused)
-    throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) + ": " + answer->text);
-  if (!answer || !same(answer->proof, prove_answer(self.key, *challenge, hello, *answer))) {
-    why = "who answers there does not know the token";
-    return std::nullopt;
+  return said;
+}
+
+}  // namespace
+
+Attempt ask_for_admission(Connection& connection, const Identity& self, const Digest& instance,
+                          const std::string& place, Deadline deadline) {
+  deadline = std::min(deadline, steady_clock::now() + kAttemptTime);
+  const auto [challenge, hello, answer] = talk(connection, self, instance, deadline);
+  const std::string rank_0 = "init: rank 0 at " + place;
+  Attempt attempt;
+  if (!challenge) {
+    attempt.why = "what answers there is no rank 0 of this library";
+  } else if (challenge->version != wire::kVersion) {
+    throw InvalidUsage(rank_0 + " speaks version " + std::to_string(challenge->version) + " of the protocol, rank " +
+                       std::to_string(self.rank) + " version " + std::to_string(wire::kVersion) +
+                       ": start all ranks with one version of the library");
+  } else if (!answer) {
+    attempt.why = "rank 0 closed the connection";
+  } else if (!same(answer->proof, prove_answer(self.key, *challenge, hello, *answer))) {
+    attempt.unproven = answer->verdict == wire::Verdict::refused;
+    attempt.why = "who answers there does not know the token";
+  } else if (answer->verdict == wire::Verdict::refused) {
+    throw InvalidUsage(rank_0 + " refuses rank " + std::to_string(self.rank) + ": " + printable(answer->text));
+  } else if (answer->verdict == wire::Verdict::try_again) {
+    attempt.why = printable(answer->text);
+  } else {
+    attempt.admitted = connection.send_byte(deadline);
+    attempt.why = "rank 0 closed the connection";
+    attempt.session = challenge->session;
+    connection.seal(seal_of(self.key, *challenge, hello, false));
   }
-  if (answer->verdict == wire::Verdict::try_again) {
-    why = answer->text;
-    return std::nullopt;
-  }
-  return Admission{challenge->session};
+  return attempt;
 }
 
 Digest world_token(const Identity& self, const Digest& session) {

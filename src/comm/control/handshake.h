@@ -1,8 +1,9 @@
 // How two ranks prove to each other that they belong to one start of one run.
 //
 // Rank 0 sends a challenge; the other says who it is, and proves by an HMAC over both that it knows the key; rank 0
-// answers, proved the same way. Nothing that is sent reveals the key. Afterwards the connection is trusted: it is
-// authenticated, not encrypted.
+// answers, proved the same way, and waits for one byte, whatever its value: the other has believed it. Nothing that is
+// sent reveals the key. From then on all frames are sealed by a key that only this connection has: it is authenticated,
+// not encrypted.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "tessera/comm/control/proof.h"
+#include "tessera/comm/control/seal.h"
 #include "tessera/comm/control/socket.h"
 #include "tessera/comm/control/wire.h"
 
@@ -25,7 +27,8 @@ struct Identity {
   Digest key{};
 };
 
-/// Rank 0's judgement of who knocks. `taken`: that rank is already here. `proven`: it knows the key.
+/// Rank 0's judgement of who knocks. `taken`: that rank is already here, as another process. `proven`: it knows the
+/// key.
 struct Judgement {
   wire::Answer answer;
   bool proven = false;
@@ -34,13 +37,21 @@ struct Judgement {
 Judgement judge(const Identity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
                 bool complete);
 
-/// The other side, after it has connected to `place`. Nothing: try again (a stranger's port, an overrun rank 0, or one
-/// that will give way); `why` then says so. Throws InvalidUsage where rank 0 refuses this rank for good.
-struct Admission {
-  Digest session{};  ///< rank 0's
+/// How an attempt of the other side ended. Where it was not admitted, it tries again: it was a stranger's port, an
+/// overrun rank 0, one that will give way, or a bit was flipped.
+struct Attempt {
+  bool admitted = false;  ///< then the connection is sealed
+  bool unproven = false;  ///< refused by somebody who does not prove that he knows the key
+  std::string why;        ///< where it was not admitted
+  Digest session{};       ///< rank 0's
 };
-std::optional<Admission> ask_for_admission(Connection& connection, const Identity& self, const std::string& place,
-                                           Deadline deadline, std::string& why);
+/// After `connection` was made to `place`. `instance`: of this process. Throws InvalidUsage where rank 0 refuses this
+/// rank for good, which it has to prove.
+Attempt ask_for_admission(Connection& connection, const Identity& self, const Digest& instance,
+                          const std::string& place, Deadline deadline);
+
+/// By which the frames of a connection are sealed after this handshake. `first`: for rank 0's end.
+Seal seal_of(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello, bool first);
 
 /// What the ranks of this start know and nobody else: derived, never sent.
 Digest world_token(const Identity& self, const Digest& session);

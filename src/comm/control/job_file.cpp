@@ -6,46 +6,51 @@
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/control/host_identity.h"
 
 namespace tessera::comm {
 namespace {
 
 constexpr std::string_view kMagic = "tessera-job-1";
 
-/// Field 22 of /proc/PID/stat: with the pid it names a process for good. Empty: no such process.
+/// Field 22 of /proc/PID/stat: with the pid it names a process for good. Empty: no such process, or one that has ended
+/// and that its parent has not waited for.
 std::string start_time(const std::string& pid) {
   std::ifstream file("/proc/" + pid + "/stat");
   std::string line;
   if (!std::getline(file, line)) return {};
-  std::istringstream fields(line.substr(std::min(line.size(), line.rfind(')') + 2)));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  return field;
+  std::istringstream words(line.substr(std::min(line.size(), line.rfind(')') + 2)));
+  std::array<std::string, 20> fields;  // from the third on
+  for (std::string& field : fields) words >> field;
+  const std::string& state = fields[0];
+  const std::string& threads = fields[17];
+  const bool ended = state == "X" || (state == "Z" && threads <= "1");  // the first thread may end before the others
+  return ended ? std::string() : fields[19];
 }
 
 struct Content {
   JobAddress address;
   std::string pid;
   std::string start;
+  std::string space;  ///< where that pid is one
 };
 
 std::optional<Content> read_content(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (!fd) {
-    if (errno == ENOENT) return std::nullopt;
-    throw system_error("init: can't read " + path);
-  }
+  const OpenedFile file = open_regular(path, O_NOFOLLOW);
+  if (!file.fd && file.code == ENOENT) return std::nullopt;
+  if (!file.fd && file.code != 0 && file.code != ELOOP) throw system_error("init: can't read " + path, file.code);
   struct stat status = {};
-  if (::fstat(fd.get(), &status) != 0) throw system_error("init: fstat of " + path);
-  if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
+  if (!file.fd || ::fstat(file.fd.get(), &status) != 0 || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
     throw SystemError("init: " + path + " is not a file of this user alone; remove it, or set another TESSERA_RUN_ID");
   std::array<char, 1024> text{};
-  const ssize_t length = ::read(fd.get(), text.data(), text.size());
+  const ssize_t length = ::read(file.fd.get(), text.data(), text.size());
   std::istringstream fields(std::string(text.data(), length < 0 ? 0 : static_cast<std::size_t>(length)));
   std::string magic;
   std::string token;
@@ -53,6 +58,7 @@ std::optional<Content> read_content(const std::string& path) {
   fields >> magic >> content.address.socket >> token >> content.pid >> content.start;
   if (!fields || magic != kMagic) throw SystemError("init: " + path + " is not a job file of this version; remove it");
   content.address.token = from_hex(token);
+  fields >> content.space;
   return content;
 }
 
@@ -89,16 +95,32 @@ JobFile::JobFile(std::string job, const JobAddress& address) : path_(job_file_pa
   const std::string pid = std::to_string(::getpid());
   std::ostringstream text;
   text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid)
-       << '\n';
+       << ' ' << process_space() << '\n';
   for (int attempt = 0; attempt < 10; ++attempt) {
     if (create_file(path_, text.str())) return;
     const std::optional<Content> other = read_content(path_);
-    if (other && start_time(other->pid) == other->start)
+    if (other && !other->start.empty() && start_time(other->pid) == other->start)
       throw InvalidUsage("init: process " + other->pid + " is starting a run with the same name '" + job +
                          "'; give each run its own TESSERA_RUN_ID");
     if (other) ::unlink(path_.c_str());  // left by a process that died
   }
   throw SystemError("init: can't create " + path_ + ": others keep creating it");
+}
+
+void remove_dead_job_files() noexcept {
+  try {
+    const std::string prefix = "tessera-" + std::to_string(::geteuid()) + "-";
+    for (const auto& entry : std::filesystem::directory_iterator("/tmp")) {
+      if (!entry.path().filename().string().starts_with(prefix)) continue;
+      try {
+        const std::optional<Content> content = read_content(entry.path());
+        if (content && content->space == process_space() && start_time(content->pid) != content->start)
+          ::unlink(entry.path().c_str());
+      } catch (const Error&) {  // somebody else's, or of another version
+      }
+    }
+  } catch (const std::exception&) {  // they stay until the next start
+  }
 }
 
 JobFile::~JobFile() { ::unlink(path_.c_str()); }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "tessera/base/export.h"
 #include "tessera/comm/control/proof.h"
 
 namespace tessera::comm {
@@ -18,6 +19,10 @@ std::string job_file_path(const std::string& job);
 
 /// Nothing while there is none. Throws SystemError where it is not this user's own.
 std::optional<JobAddress> read_job_file(const std::string& path);
+
+/// Removes what processes of this user have left that died while their ranks met: only files whose process would be seen
+/// from here, and is gone. Throws nothing.
+TESSERA_API void remove_dead_job_files() noexcept;
 
 /// Exists as long as the object. One that a dead process left is replaced; one of a living process is InvalidUsage.
 class JobFile {

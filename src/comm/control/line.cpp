@@ -18,10 +18,12 @@ int family_of(int fd) {
   return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? address.ss_family : AF_UNIX;
 }
 
+std::size_t cost_of(const Line::Message& message) { return sizeof(message) + message.payload.size(); }
+
 }  // namespace
 
 Line::Line(asio::io_context& context, Connection connection, Events events)
-    : context_(context), socket_(context), events_(std::move(events)) {
+    : context_(context), socket_(context), events_(std::move(events)), seal_(connection.seal()) {
   socket_.assign(asio::generic::stream_protocol(family_of(connection.fd()), 0), connection.fd());
   connection.release();
 }
@@ -31,7 +33,10 @@ void Line::start() { read(); }
 void Line::read() {
   socket_.async_read_some(asio::buffer(in_), [this](const error_code& error, std::size_t bytes) {
     if (!socket_.is_open()) return;
-    if (error || !reader_.feed({in_.data(), bytes}, events_.frame)) return break_off();
+    if (error) return break_off();
+    const SealedReader::Fed fed = reader_.feed({in_.data(), bytes}, events_.frame);
+    if (fed == SealedReader::Fed::damaged) return events_.damaged();
+    if (fed == SealedReader::Fed::refused) return break_off();
     if (socket_.is_open()) read();
   });
 }
@@ -39,13 +44,8 @@ void Line::read() {
 void Line::send(Frame frame) {
   const std::lock_guard lock(mutex_);
   if (deaf_ || finishing_) return;
-  if (queued_ + frame->size() > kMostQueued) {
-    deaf_ = true;
-    queue_.clear();
-    asio::post(context_, [this] { break_off(); });
-    return;
-  }
-  queued_ += frame->size();
+  if (frame->type == wire::Type::told && queued_ + cost_of(*frame) > kMostQueued) return;
+  queued_ += cost_of(*frame);
   queue_.push_back(std::move(frame));
   if (writing_) return;
   writing_ = true;
@@ -64,12 +64,13 @@ void Line::write_next() {
     frame = std::move(queue_.front());
     queue_.pop_front();
   }
-  asio::async_write(socket_, asio::buffer(*frame), [this, frame](const error_code& error, std::size_t) {
+  out_ = seal_.close(frame->type, frame->payload);
+  asio::async_write(socket_, asio::buffer(out_), [this, frame](const error_code& error, std::size_t) {
     if (!socket_.is_open()) return;
     if (error) return break_off();
     {
       const std::lock_guard lock(mutex_);
-      queued_ -= frame->size();
+      queued_ -= cost_of(*frame);
     }
     write_next();
   });

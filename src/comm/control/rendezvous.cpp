@@ -73,6 +73,7 @@ void meet_at_master(const Meeting& meeting, Star::Parts& parts) {
 void meet_on_one_host(const Meeting& meeting, Star::Parts& parts) {
   const std::string& job = meeting.launch.job;
   if (parts.self.rank == 0) {
+    remove_dead_job_files();
     const JobAddress address{"tessera-" + to_hex(random_digest()).substr(0, 32), random_digest()};
     std::vector<UniqueFd> listeners;
     listeners.push_back(listen_on(address.socket));

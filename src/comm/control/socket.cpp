@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "tessera/base/text.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -32,6 +34,19 @@ void require_ready(int fd, short events, Deadline deadline) {
 }
 
 bool again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+[[noreturn]] void throw_damaged() { throw Damaged("init: what another rank sent came damaged or forged"); }
+
+/// What the other side gave up with. It has proved itself; its text goes to people all the same.
+[[noreturn]] void throw_refusal(const std::string& payload) {
+  const std::size_t end = payload.find('\n');
+  const std::string kind = payload.substr(0, end);
+  const std::string text = end == std::string::npos ? "init: another rank gave up" : printable(payload.substr(end + 1));
+  if (kind == "InvalidUsage") throw InvalidUsage(text);
+  if (kind == "PeerLost") throw PeerLost(text);
+  if (kind == "BackendError") throw BackendError(text);
+  throw Timeout(text);
+}
 
 [[noreturn]] void lost() { throw PeerLost("init: another rank closed its connection while the world was set up"); }
 
@@ -77,9 +92,17 @@ std::string Connection::receive_bytes(std::size_t count, Deadline deadline) {
 }
 
 void Connection::send_frame(std::string_view payload, Deadline deadline, wire::Type type) {
-  const std::string head = wire::encode_head(type, payload.size());
-  send_all(head.data(), head.size(), deadline);
-  send_all(payload.data(), payload.size(), deadline);
+  const std::string bytes = seal_ ? seal_.close(type, payload) : wire::encode_frame(type, payload);
+  send_all(bytes.data(), bytes.size(), deadline);
+}
+
+bool Connection::send_byte(Deadline deadline) noexcept {
+  try {
+    send_all("+", 1, deadline);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 void Connection::send_refusal(const Error& error, Deadline deadline) noexcept {
@@ -89,21 +112,21 @@ void Connection::send_refusal(const Error& error, Deadline deadline) noexcept {
   }
 }
 
-void Connection::throw_refusal(std::size_t bytes, Deadline deadline) {
-  const std::string payload = receive_bytes(bytes, deadline);
-  const std::size_t end = payload.find('\n');
-  const std::string kind = payload.substr(0, end);
-  const std::string text = end == std::string::npos ? "init: another rank gave up" : payload.substr(end + 1);
-  if (kind == "InvalidUsage") throw InvalidUsage(text);
-  if (kind == "PeerLost") throw PeerLost(text);
-  throw Timeout(text);
+std::string Connection::receive_rest(std::string begun, Deadline deadline, wire::Type type, std::size_t longest) {
+  const std::size_t head_bytes = seal_ ? Seal::kHeadBytes : wire::kHeadBytes;
+  const std::string bytes = begun + receive_bytes(head_bytes - begun.size(), deadline);
+  const auto head = seal_ ? Seal::open_head(bytes, longest) : wire::decode_head(bytes, longest);
+  if (!head && seal_) throw_damaged();
+  if (!head || (head->type != type && head->type != wire::Type::refusal))
+    throw SystemError("init: what another rank sent is none of ours");
+  std::string payload = receive_bytes(head->length, deadline);
+  if (seal_ && !seal_.open(bytes, payload, receive_bytes(Seal::kProofBytes, deadline))) throw_damaged();
+  if (head->type == wire::Type::refusal) throw_refusal(payload);
+  return payload;
 }
 
 std::string Connection::receive_frame(Deadline deadline, wire::Type type, std::size_t longest) {
-  const auto head = wire::decode_head(receive_bytes(wire::kHeadBytes, deadline), longest);
-  if (head && head->type == wire::Type::refusal) throw_refusal(head->length, deadline);
-  if (!head || head->type != type) throw SystemError("init: what another rank sent is none of ours");
-  return receive_bytes(head->length, deadline);
+  return receive_rest("", deadline, type, longest);
 }
 
 void Connection::send_descriptor(int fd, Deadline deadline) {
@@ -142,10 +165,8 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
     if (n == 0 || !again()) lost();
     require_ready(fd_.get(), POLLIN, deadline);
   }
-  if (byte == static_cast<char>(wire::Type::refusal)) {
-    const std::string head = byte + receive_bytes(wire::kHeadBytes - 1, deadline);
-    throw_refusal(wire::decode_head(head, wire::kLongestExchange).value_or(wire::Head{}).length, deadline);
-  }
+  if (byte == static_cast<char>(wire::Type::refusal))
+    receive_rest(std::string(1, byte), deadline, wire::Type::refusal, wire::kLongestExchange);
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
     throw SystemError("init: no descriptor came; is the limit of open files (ulimit -n) reached?");

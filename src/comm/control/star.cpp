@@ -16,8 +16,15 @@ using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
 constexpr auto kVerdictTime = 2s;
+constexpr auto kUnprovenTime = 1s;  // of refusals by somebody who proves nothing
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+std::string damage(int from, int to) {
+  return "init: what rank " + std::to_string(from) + " sent to rank " + std::to_string(to) +
+         " came damaged or forged: its authentication code is wrong; check the network between the two, and start "
+         "again";
+}
 
 /// What the ranks tell each other first.
 struct Introduction {
@@ -44,15 +51,26 @@ struct Introduction {
 
 Joined join(const Identity& self, const std::string& place, Deadline deadline, const std::string& about,
             const std::function<Connection(std::string& why, Digest& key)>& connect) {
+  const Digest instance = random_digest();
   std::string why = "nobody answers";
   bool tried = false;
   Identity proven = self;
+  auto unproven_since = steady_clock::time_point::max();
   for (auto pause = 1ms; steady_clock::now() < deadline; pause = std::min(pause * 2, 50ms)) {
     const std::string before = why;
     Connection connection = connect(why, proven.key);
-    if (connection)
-      if (const auto admission = ask_for_admission(connection, proven, place, deadline, why))
-        return {std::move(connection), admission->session, proven.key};
+    if (connection) {
+      Attempt attempt = ask_for_admission(connection, proven, instance, place, deadline);
+      if (attempt.admitted) return {std::move(connection), attempt.session, proven.key};
+      why = std::move(attempt.why);
+      const auto now = steady_clock::now();
+      unproven_since = attempt.unproven ? std::min(unproven_since, now) : steady_clock::time_point::max();
+      // One flipped bit looks the same, and so may somebody who has taken rank 0's place for a moment.
+      if (unproven_since <= now - kUnprovenTime)
+        throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) +
+                           ": the two have not the same TESSERA_TOKEN (or it is no rank of this run); set the same "
+                           "for all ranks");
+    }
     if (tried && steady_clock::now() >= deadline) why = before;  // the last attempt was cut short: it knows less
     tried = true;
     std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
@@ -104,20 +122,27 @@ std::string Star::link_address() const {
 template <class F>
 void Star::each_peer(std::vector<Connection>& links, F&& call) {
   int r = 1;
-  const auto give_up = [&](const Error& error) {
+  const auto give_up = [&](const Error& error, bool to_it_too) {
     for (int other = 1; other < size(); ++other)
-      if (other != r) links[index(other)].send_refusal(error, steady_clock::now() + 1s);
+      if (other != r || to_it_too) links[index(other)].send_refusal(error, steady_clock::now() + 1s);
   };
   const auto who = [&] { return "init: rank " + std::to_string(r) + " of " + std::to_string(size()); };
   try {
     for (; r < size(); ++r) call(r);
   } catch (const Timeout&) {
     const Timeout late(who() + " came, but did not answer within " + format_duration(timeout_));
-    give_up(late);
+    give_up(late, false);
     throw late;
+  } catch (const Damaged&) {
+    const BackendError damaged(damage(r, 0));
+    give_up(damaged, true);
+    throw damaged;
+  } catch (const BackendError& error) {  // as it came to that rank
+    give_up(error, false);
+    throw;
   } catch (const Error& error) {
     const PeerLost lost(who() + " was lost: " + error.what());
-    give_up(lost);
+    give_up(lost, false);
     throw lost;
   }
 }
@@ -143,6 +168,10 @@ void Star::exchange_with_first(std::string_view blob, std::vector<std::string>& 
   try {
     links_[0].send_frame(blob, until);
     for (std::string& one : all) one = links_[0].receive_frame(until);
+  } catch (const Damaged&) {
+    const BackendError damaged(damage(0, rank()));
+    links_[0].send_refusal(damaged, steady_clock::now() + 1s);
+    throw damaged;
   } catch (const Timeout&) {
     if (steady_clock::now() < until) throw;  // rank 0's own words
     throw Timeout("init: rank 0 of " + std::to_string(size()) + " let this rank in, but then did not answer within " +

@@ -62,7 +62,8 @@ Switchboard::Switchboard(asio::io_context& context, Members members)
         context_, std::move(members.links[r]),
         Line::Events{
             .frame = [this, rank](wire::Type type, std::string_view payload) { return on_frame(rank, type, payload); },
-            .broken = [this, rank] { gone(rank, false); }});
+            .broken = [this, rank] { gone(rank, false); },
+            .damaged = [this, rank] { damaged(rank); }});
     lines_[r]->start();
   }
   for (std::size_t r = 0; r < members.pids.size(); ++r)
@@ -97,7 +98,11 @@ std::unique_ptr<ControlChannel> Switchboard::open(std::string_view name, Control
   const bool in_time = changed_.wait_for(lock, timeout_, [&] { return channel->complete || !broken_.empty(); });
   if (channel->complete) return std::make_unique<Handle>(*this, channel);
   channels_.erase(channel->number);
-  if (in_time) throw PeerLost("init: control channel '" + channel->name + "' can't be opened: " + broken_);
+  if (in_time) {
+    const std::string text = "init: control channel '" + channel->name + "' can't be opened: " + broken_;
+    if (damaged_) throw BackendError(text + "; check the network between the hosts, and start again");
+    throw PeerLost(text);
+  }
   throw Timeout("init: not all ranks opened the control channel '" + channel->name + "' within " +
                 format_duration(timeout_));
 }
@@ -119,7 +124,7 @@ void Switchboard::close(const ChannelPointer& channel) {
 
 /// To all where `to` is kAll.
 void Switchboard::send(int to, wire::Type type, std::string_view payload, int except) {
-  const auto frame = std::make_shared<const std::string>(wire::encode_frame(type, payload));
+  const auto frame = std::make_shared<const Line::Message>(type, std::string(payload));
   for (int r = 0; r < size_; ++r) {
     Line* const line = lines_[static_cast<std::size_t>(r)].get();
     if (line != nullptr && r != except && (to == ControlChannel::kAll || to == r)) line->send(frame);
@@ -135,6 +140,7 @@ Switchboard::ChannelPointer Switchboard::find(std::uint16_t number) {
 bool Switchboard::on_frame(int from, wire::Type type, std::string_view payload) {
   if (type == wire::Type::told) return on_told(from, payload);
   if (type == wire::Type::lost || type == wire::Type::left) return on_gone(from, type, payload);
+  if (type == wire::Type::probe) return on_probe(from);
   const std::optional<wire::Opened> opened = wire::decode_opened(payload);
   if (type != wire::Type::opened || !opened) return false;
   if (rank_ == 0) return on_opened(from, *opened);
@@ -196,19 +202,71 @@ void Switchboard::gone(int rank, bool in_good_order) {
   {
     const std::lock_guard lock(mutex_);
     if (broken_.empty()) broken_ = name_of(rank) + (in_good_order ? " has left" : " died");
-    for (const auto& [number, channel] : channels_) {
-      if (channel->complete)
-        open.push_back(channel);
-      else
-        channel->failed = true;
-    }
-    changed_.notify_all();
+    open = break_channels();
   }
+  if (rank == 0) judge_ended();
   if (in_good_order) return;
   for (const ChannelPointer& channel : open) {
     const std::lock_guard running(channel->running);
     if (!channel->closed && channel->events.lost) channel->events.lost(rank);
   }
+}
+
+/// Those that are complete. Under the mutex.
+std::vector<Switchboard::ChannelPointer> Switchboard::break_channels() {
+  std::vector<ChannelPointer> open;
+  for (const auto& [number, channel] : channels_) {
+    if (channel->complete)
+      open.push_back(channel);
+    else
+      channel->failed = true;
+  }
+  changed_.notify_all();
+  return open;
+}
+
+/// The line stays for what this rank has to say of it.
+void Switchboard::damaged(int rank) {
+  if (leaving_) return gone(rank, false);
+  std::vector<ChannelPointer> open;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.empty()) {
+      broken_ = "what " + name_of(rank) + " sent came damaged or forged";
+      damaged_ = true;
+    }
+    open = break_channels();
+  }
+  for (const ChannelPointer& channel : open) {
+    const std::lock_guard running(channel->running);
+    if (channel->closed) continue;
+    if (channel->events.damaged)
+      channel->events.damaged(rank);
+    else if (channel->events.lost)
+      channel->events.lost(rank);
+  }
+}
+
+/// Rank 0 answers; the others hear so that it is alive, and has told what it knew of those who have ended.
+bool Switchboard::on_probe(int from) {
+  if (rank_ == 0)
+    send(from, wire::Type::probe, {});
+  else
+    judge_ended();
+  return true;
+}
+
+void Switchboard::judge_ended() {
+  for (const int rank : std::exchange(ended_, {})) gone(rank, false);
+}
+
+/// A process has ended, and had the time to say goodbye: that comes over rank 0. One that is stopped tells nothing, and
+/// then nobody can know how the other one ended.
+void Switchboard::on_end(int rank) {
+  const Line* const hub = lines_[0].get();
+  if (rank_ == 0 || rank == 0 || hub == nullptr || !hub->open()) return gone(rank, false);
+  ended_.insert(rank);
+  send(0, wire::Type::probe, {});
 }
 
 /// A descriptor of the process itself is readable when it ends, however it ends: also where a child of its holds its
@@ -227,7 +285,7 @@ void Switchboard::await_end(int rank, asio::posix::stream_descriptor& process, a
     if (::poll(&ended, 1, 0) <= 0) return await_end(rank, process, timer);
     timer.expires_after(kLastWordsTime);
     timer.async_wait([this, rank](const error_code& cancelled) {
-      if (!cancelled) gone(rank, false);
+      if (!cancelled) on_end(rank);
     });
   });
 }
@@ -238,7 +296,7 @@ void Switchboard::leave() {
   leaving_ = true;
   for (const auto& line : lines_) {
     if (line == nullptr || !line->open()) continue;
-    line->send(std::make_shared<const std::string>(wire::encode_frame(wire::Type::left, wire::encode_rank(rank_))));
+    line->send(std::make_shared<const Line::Message>(wire::Type::left, wire::encode_rank(rank_)));
     line->finish();
   }
   auto& timer = timers_.emplace_back(context_, kFarewellTime);

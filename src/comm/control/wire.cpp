@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
+
+#include "tessera/base/checksum.h"
 
 namespace tessera::comm::wire {
 namespace {
 
 constexpr std::string_view kMagic = "tessera:";
-constexpr std::string_view kTypes = "chadrotlg";
+constexpr std::string_view kTypes = "chadrotlgp";
+constexpr std::uint32_t kFirstChecked = 4;  // version
 
 class Writer {
  public:
@@ -27,6 +31,11 @@ class Writer {
     return number(static_cast<std::uint16_t>(text.size())).raw(text);
   }
   std::string take() { return std::move(bytes_); }
+  /// With the checksum of all of it.
+  std::string take_checked() {
+    number(base::checksum(std::as_bytes(std::span(bytes_))));
+    return take();
+  }
 
  private:
   std::string bytes_;
@@ -73,6 +82,16 @@ class Reader {
   bool short_ = false;
 };
 
+/// What take_checked() gave, without the checksum; nothing where that is wrong.
+std::optional<std::string_view> checked(std::string_view bytes) {
+  constexpr std::size_t kSum = sizeof(std::uint64_t);
+  if (bytes.size() < kSum) return std::nullopt;
+  const std::string_view content = bytes.substr(0, bytes.size() - kSum);
+  if (Reader(bytes.substr(content.size())).number<std::uint64_t>() != base::checksum(std::as_bytes(std::span(content))))
+    return std::nullopt;
+  return content;
+}
+
 template <class T>
 std::optional<T> if_whole(const Reader& reader, T value) {
   return reader.whole() ? std::optional<T>(std::move(value)) : std::nullopt;
@@ -117,7 +136,12 @@ bool FrameReader::feed(std::string_view bytes, const Take& take) {
 }
 
 std::string encode(const Challenge& challenge) {
-  return Writer().raw(kMagic).number(challenge.version).digest(challenge.nonce).digest(challenge.session).take();
+  return Writer()
+      .raw(kMagic)
+      .number(challenge.version)
+      .digest(challenge.nonce)
+      .digest(challenge.session)
+      .take_checked();
 }
 
 std::optional<Challenge> decode_challenge(std::string_view payload) {
@@ -126,7 +150,10 @@ std::optional<Challenge> decode_challenge(std::string_view payload) {
     return std::nullopt;
   Challenge challenge;
   challenge.version = reader.number<std::uint32_t>();
+  const std::optional<std::string_view> content = checked(payload);
+  if (!content && (challenge.version == 0 || challenge.version >= kFirstChecked)) return std::nullopt;
   if (challenge.version != kVersion) return challenge;
+  reader = Reader(content->substr(kMagic.size() + sizeof(challenge.version)));
   challenge.nonce = reader.digest();
   challenge.session = reader.digest();
   return if_whole(reader, challenge);
@@ -140,12 +167,15 @@ std::string encode(const Hello& hello) {
       .number(hello.generation)
       .text(hello.run)
       .digest(hello.nonce)
+      .digest(hello.instance)
       .digest(hello.proof)
-      .take();
+      .take_checked();
 }
 
 std::optional<Hello> decode_hello(std::string_view payload) {
-  Reader reader(payload);
+  const std::optional<std::string_view> content = checked(payload);
+  if (!content) return std::nullopt;
+  Reader reader(*content);
   Hello hello;
   hello.rank = reader.number<std::uint32_t>();
   hello.size = reader.number<std::uint32_t>();
@@ -153,16 +183,23 @@ std::optional<Hello> decode_hello(std::string_view payload) {
   hello.generation = reader.number<std::uint32_t>();
   hello.run = reader.text();
   hello.nonce = reader.digest();
+  hello.instance = reader.digest();
   hello.proof = reader.digest();
   return if_whole(reader, std::move(hello));
 }
 
 std::string encode(const Answer& answer) {
-  return Writer().number(static_cast<std::uint8_t>(answer.verdict)).text(answer.text).digest(answer.proof).take();
+  return Writer()
+      .number(static_cast<std::uint8_t>(answer.verdict))
+      .text(answer.text)
+      .digest(answer.proof)
+      .take_checked();
 }
 
 std::optional<Answer> decode_answer(std::string_view payload) {
-  Reader reader(payload);
+  const std::optional<std::string_view> content = checked(payload);
+  if (!content) return std::nullopt;
+  Reader reader(*content);
   Answer answer;
   const auto verdict = reader.number<std::uint8_t>();
   if (verdict > static_cast<std::uint8_t>(Verdict::try_again)) return std::nullopt;

@@ -14,9 +14,10 @@
 namespace tessera::comm::wire {
 
 /// Of everything in this file: ranks of different versions refuse each other.
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 
-/// A frame is its type, the length of its payload (4 bytes, lowest first), and the payload.
+/// A frame is its type, the length of its payload (4 bytes, lowest first), and the payload. Once two ranks have proved
+/// themselves to each other, frames are sealed, too (seal.h).
 enum class Type : char {
   challenge = 'c',  ///< rank 0's first word
   hello = 'h',      ///< the other's answer
@@ -27,6 +28,7 @@ enum class Type : char {
   told = 't',       ///< a message on a channel
   lost = 'l',       ///< rank 0 says that a rank died
   left = 'g',       ///< a rank left in good order
+  probe = 'p',      ///< to rank 0, and its answer: it is alive, and what came before was told on
 };
 
 inline constexpr std::size_t kHeadBytes = 5;
@@ -74,6 +76,7 @@ struct Hello {
   std::uint32_t generation = 0;
   std::string run;
   Digest nonce{};
+  Digest instance{};  ///< of the process: the same whenever it comes again
   Digest proof{};
 };
 enum class Verdict : std::uint8_t {
@@ -84,7 +87,7 @@ enum class Verdict : std::uint8_t {
 struct Answer {
   Verdict verdict = Verdict::welcome;
   std::string text;
-  Digest proof{};  ///< zero where the hello proved nothing
+  Digest proof{};  ///< proves nothing where the hello proved nothing
 };
 struct Opened {
   std::uint16_t channel = 0;
@@ -104,7 +107,8 @@ std::string encode(const Opened& opened);
 std::string encode(const Told& told);
 std::string encode_rank(int rank);
 
-/// Nothing where the payload is not exactly one of ours. A challenge of another version has only its version.
+/// Nothing where the payload is not exactly one of ours. The first three have a checksum, so that what came damaged is
+/// not taken for what another rank has to say. A challenge of another version has only its version.
 std::optional<Challenge> decode_challenge(std::string_view payload);
 std::optional<Hello> decode_hello(std::string_view payload);
 std::optional<Answer> decode_answer(std::string_view payload);

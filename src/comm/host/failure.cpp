@@ -102,7 +102,8 @@ std::string Group::trouble_with(const Op& op) const {
     // What it sent before it left may still be on its way: until the connection ends, or nothing has come for a while.
     const bool quiet = Clock::now() - std::max(peer.since, world_->last_moved()) > kVerdictTime;
     if (peer.left && (peer.cut || quiet)) return describe_leaving(rank_name(k), peer.why);
-    if (!peer.left && quiet) return "the connection to " + rank_name(k) + " is lost: " + peer.why;
+    if (!peer.left && quiet && world_->would_have_heard(peer))
+      return "the connection to " + rank_name(k) + " is lost: " + peer.why;
   }
   return {};
 }
@@ -120,15 +121,27 @@ void Group::look_for_trouble() noexcept {
 }
 
 void Group::time_out(const Op& op) noexcept {
-  const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
   const std::string what = describe(op.call, op.sequence) + ": not done within " + format_duration(op.call.timeout);
   const std::vector<std::optional<std::uint64_t>> at = world_->ask(*this);
   world_->hear();  // somebody else may have told the cause while we asked
   if (failed_.load()) return;
+  fail({FailureKind::timeout, what + describe_answers(op, at)}, true);
+}
+
+/// Who holds the operation up, by which operation each world rank says it has called last.
+std::string Group::describe_answers(const Op& op, const std::vector<std::optional<std::uint64_t>>& at) const {
+  const auto answer_of = [&](int k) -> const auto& { return at[static_cast<std::size_t>(world_rank(k))]; };
+  // Questions go over rank 0: where that does not answer, nothing is known of the others.
+  if (world_->rank() != kHub && !at[kHub]) return "; " + world_->name_hub(*this);
+  const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
+  int answers = 0;
+  for (int k = 0; k < size(); ++k) answers += k != rank_ && answer_of(k).has_value() ? 1 : 0;
+  if (answers == 0 && size() > 2 && !message)
+    return "; none of the other " + std::to_string(size() - 1) + " ranks is responding: this one may be cut off";
   std::string behind;
   for (int k = 0; k < size(); ++k) {
     if (k == rank_ || (message && k != op.call.root)) continue;
-    const auto& answer = at[static_cast<std::size_t>(world_rank(k))];
+    const auto& answer = answer_of(k);
     if (!answer) {
       behind += "; " + rank_name(k) + " is not responding";
     } else if (message) {
@@ -137,20 +150,45 @@ void Group::time_out(const Op& op) noexcept {
       behind += "; " + rank_name(k) + " is behind at operation #" + std::to_string(*answer);
     }
   }
-  if (behind.empty()) behind = "; all ranks have called it, and it is still under way";
-  fail({FailureKind::timeout, what + behind}, true);
+  return behind.empty() ? "; all ranks have called it, and it is still under way" : behind;
+}
+
+/// Rank 0, which did not answer.
+std::string World::name_hub(const Group& group) const {
+  const int member = group.member_of(kHub);
+  const Peer& hub = peers_[kHub];
+  const char* const state = hub.died ? " died" : hub.left ? " has left" : " is not responding";
+  if (member >= 0) return group.rank_name(member) + state + ", so the others can't be asked";
+  return "rank " + std::to_string(options_.job_rank(kHub)) + state +
+         ", over which the ranks of this communicator ask each other";
+}
+
+/// What a rank says when it leaves goes over rank 0. While that does not answer, a connection that ended may have ended
+/// in good order.
+bool World::would_have_heard(const Peer& peer) const {
+  const Peer& hub = peers_[kHub];
+  return rank() == kHub || hub.died || hub.left || hub.cut || heard_from_hub_.load() >= peer.asked_hub;
 }
 
 /// A library may notice first that a rank has died, in words of its own: the cause gets the time to be told.
 void World::transport_failed(const std::string& why) noexcept {
   if (!transport_failure_.empty()) return;
   transport_failure_ = capabilities_.backend + ": " + why;
-  transport_failed_at_ = Clock::now();
+  transport_blamed_at_ = Clock::now() + kVerdictTime;
+  heed_transport();
+}
+
+/// There is no other cause to wait for.
+void World::message_damaged(int peer, const std::string& what) noexcept {
+  transport_failure_ = capabilities_.backend + ": " + what + " from " + describe_rank(peer, options_.job_rank(peer)) +
+                       " came damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
+                       "go on from the last checkpoint";
+  transport_blamed_at_ = Clock::now();
   heed_transport();
 }
 
 void World::blame_transport() noexcept {
-  if (transport_failure_.empty() || Clock::now() - transport_failed_at_ <= kVerdictTime) return;
+  if (transport_failure_.empty() || Clock::now() < transport_blamed_at_) return;
   const std::string why = std::exchange(transport_failure_, {});
   for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->fail({FailureKind::backend, why}, true);
 }

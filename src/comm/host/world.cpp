@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and added in one poll of one operation
 constexpr std::size_t kMostEarly = 1024;
+constexpr std::uint64_t kNoCommunicator = kMostCommunicators;  ///< of a question that asks only whether one answers
 
 /// In the deterministic mode the tree's order counts, which such libraries don't keep.
 std::vector<std::string> algorithms_of(bool deterministic, std::span<const OpKind> native) {
@@ -74,15 +75,16 @@ void World::connect(const TransportFactory& make_transport) {
                              .oversubscribed = here > static_cast<std::ptrdiff_t>(cores),
                              .sleeper = &transport_->sleeper()});
   engine_->add(*this);
-  channel_ = bootstrap_->open_channel(capabilities_.backend,
-                                      {.lost = [this](int who) { receive({.kind = Notice::Kind::lost, .from = who}); },
-                                       .message =
-                                           [this](int from, std::string_view text) {
-                                             if (auto notice = parse_notice(text)) {
-                                               notice->from = from;
-                                               receive(std::move(*notice));
-                                             }
-                                           }});
+  channel_ = bootstrap_->open_channel(
+      capabilities_.backend, {.lost = [this](int who) { receive({.kind = Notice::Kind::lost, .from = who}); },
+                              .message =
+                                  [this](int from, std::string_view text) {
+                                    if (auto notice = parse_notice(text)) {
+                                      notice->from = from;
+                                      receive(std::move(*notice));
+                                    }
+                                  },
+                              .damaged = [this](int who) { receive({.kind = Notice::Kind::damaged, .from = who}); }});
   voice_.store(channel_.get());
 }
 
@@ -202,6 +204,9 @@ void World::connection_lost(int peer, const std::string& why) noexcept {
   who.cut = true;
   who.since = Clock::now();
   if (!who.left) who.why = why;
+  if (rank() == kHub || peer == kHub) return;
+  who.asked_hub = ++asked_hub_;
+  tell(kHub, {.kind = Notice::Kind::question, .communicator = kNoCommunicator, .number = who.asked_hub});
 }
 
 void World::tell(int world_rank, const Notice& notice) noexcept {
@@ -231,6 +236,7 @@ void World::handle(const Notice& notice) noexcept {
     for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
     return;
   }
+  if (notice.kind == Notice::Kind::damaged) return message_damaged(notice.from, "a message of the control channel");
   const auto found = std::find_if(groups_.begin(), groups_.end(),
                                   [&](const Group* group) { return group->number() == notice.communicator; });
   const int member = found == groups_.end() ? -1 : (*found)->member_of(notice.from);
@@ -256,6 +262,7 @@ void World::receive(Notice notice) noexcept {
     return;
   }
   if (notice.kind == Notice::Kind::answer) {
+    if (notice.communicator == kNoCommunicator) return heard_from_hub_.store(notice.number);
     const std::lock_guard lock(questions_mutex_);
     if (notice.number == question_) answers_[static_cast<std::size_t>(notice.from)] = notice.value;
     answered_.notify_all();
@@ -271,19 +278,21 @@ void World::receive(Notice notice) noexcept {
 }
 
 std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcept {
-  constexpr auto kAnswerTime = std::chrono::milliseconds(250);  // who lives answers within microseconds
+  constexpr auto kAnswerTime = std::chrono::seconds(1);  // who lives answers within microseconds, if it gets a core
+  std::vector<int> asked;
+  for (int k = 0; k < group.size(); ++k)
+    if (group.world_rank(k) != rank()) asked.push_back(group.world_rank(k));
+  if (rank() != kHub && group.member_of(kHub) < 0) asked.push_back(kHub);
   std::unique_lock lock(questions_mutex_);
   const std::uint64_t question = ++question_;
   std::fill(answers_.begin(), answers_.end(), std::nullopt);
   lock.unlock();
-  for (int k = 0; k < group.size(); ++k)
-    if (group.world_rank(k) != rank())
-      tell(group.world_rank(k), {.kind = Notice::Kind::question, .communicator = group.number(), .number = question});
+  for (const int who : asked)
+    tell(who, {.kind = Notice::Kind::question, .communicator = group.number(), .number = question});
   lock.lock();
   answered_.wait_for(lock, kAnswerTime, [&] {
-    for (int k = 0; k < group.size(); ++k)
-      if (group.world_rank(k) != rank() && !answers_[static_cast<std::size_t>(group.world_rank(k))]) return false;
-    return true;
+    return std::all_of(asked.begin(), asked.end(),
+                       [&](int who) { return answers_[static_cast<std::size_t>(who)].has_value(); });
   });
   return answers_;
 }

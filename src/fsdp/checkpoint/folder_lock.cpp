@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -36,8 +37,16 @@ bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || (errno
 FolderLock::FolderLock(const std::string& folder, std::chrono::milliseconds patience) {
   std::filesystem::create_directories(folder);
   const std::string path = folder + "/.lock";
-  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (file_ < 0) throw system_error("open of " + path);
+  // Who may write to the folder could have put a link there, to a file of this user's; or a FIFO.
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+  const int code = errno;
+  struct stat status {};
+  const bool foreign = file_ < 0 ? code == ELOOP : ::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode);
+  if (foreign) {
+    if (file_ >= 0) ::close(file_);
+    throw InvalidUsage(path + " is no regular file, so this run can't lock the folder; remove it");
+  }
+  if (file_ < 0) throw system_error("open of " + path, code);
   constexpr std::chrono::milliseconds kPause{50};
   bool mine = try_lock(file_);
   for (auto waited = kPause; !mine && waited <= patience; waited += kPause) {

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "tessera/base/file.h"
 #include "tessera/fsdp/checkpoint/internal/format.h"
 #include "tessera/nn/safetensors.h"
 #include "tessera/nn/tensor.h"
@@ -171,10 +170,9 @@ std::string lay_out(std::vector<Piece>& pieces) {
 }
 
 std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) throw InvalidUsage(path + ": can't be read");
-  return text.str();
+  base::FileText read = base::read_regular(path);
+  if (!read.problem.empty()) throw InvalidUsage(path + ": can't be read: " + read.problem);
+  return std::move(read.text);
 }
 
 const Found* Steps::newest_finite() const {

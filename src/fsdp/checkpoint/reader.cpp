@@ -1,6 +1,4 @@
 // Reading: which bytes of which files a range is made of, and whether they are what was written.
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "tessera/base/file.h"
 #include "tessera/fsdp/checkpoint/internal/format.h"
 #include "tessera/nn/tensor.h"
 
@@ -24,18 +23,13 @@ namespace {
 class DataFile {
  public:
   DataFile(std::string path, const Manifest& manifest) : path_(std::move(path)), manifest_(manifest) {
-    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file_ < 0) throw InvalidUsage(path_ + ": can't be opened (" + std::strerror(errno) + ")");
-    struct stat info {};
-    if (::fstat(file_, &info) != 0 || static_cast<std::uint64_t>(info.st_size) != manifest_.file_bytes) {
-      ::close(file_);
-      throw InvalidUsage(path_ + ": has " + std::to_string(info.st_size) + " bytes instead of " +
+    base::OpenedFile file = base::open_regular(path_);
+    if (!file.fd) throw InvalidUsage(path_ + ": can't be opened (" + file.problem + ")");
+    if (file.bytes != manifest_.file_bytes)
+      throw InvalidUsage(path_ + ": has " + std::to_string(file.bytes) + " bytes instead of " +
                          std::to_string(manifest_.file_bytes));
-    }
+    file_ = std::move(file.fd);
   }
-  ~DataFile() { ::close(file_); }
-  DataFile(const DataFile&) = delete;
-  DataFile& operator=(const DataFile&) = delete;
 
   const std::string& path() const { return path_; }
   std::size_t blocks() const { return manifest_.blocks.size(); }
@@ -50,7 +44,7 @@ class DataFile {
     const std::size_t bytes = bytes_of(first, last);
     std::size_t done = 0;
     while (done < bytes) {
-      const ssize_t got = ::pread(file_, out + done, bytes - done, static_cast<off_t>(begin + done));
+      const ssize_t got = ::pread(file_.get(), out + done, bytes - done, static_cast<off_t>(begin + done));
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0)
         throw InvalidUsage(path_ + ": can't be read (" + (got < 0 ? std::strerror(errno) : "too short") + ")");
@@ -81,7 +75,7 @@ class DataFile {
  private:
   const std::string path_;
   const Manifest& manifest_;
-  int file_ = -1;
+  base::UniqueFd file_;
 };
 
 void widen(DType dtype, const std::vector<std::byte>& from, float* out) {

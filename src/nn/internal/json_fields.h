@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::nn::internal {
 
@@ -84,11 +84,9 @@ inline Json parse_object(std::string_view text, const std::string& origin) {
 }
 
 inline std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (file) text << file.rdbuf();
-  if (!file || text.fail()) throw InvalidUsage(path + ": can't be read");
-  return text.str();
+  base::FileText read = base::read_regular(path);
+  if (!read.problem.empty()) throw InvalidUsage(path + ": can't be read: " + read.problem);
+  return std::move(read.text);
 }
 
 }  // namespace tessera::nn::internal

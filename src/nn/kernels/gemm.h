@@ -1,12 +1,15 @@
-// Matrix products through BLAS (called single-threaded), split over the pool by fixed tiles of C, and the linear layer.
+// Matrix products through BLAS or oneDNN (each single-threaded), split over the pool by fixed tiles of C, and the linear
+// layer.
 //
 // All matrices are row-major. The tiles depend on m and n only, and k is never split, so the bits are the same for
 // every number of threads.
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "tessera/nn/kernels/activation.h"
+#include "tessera/nn/kernels/wide.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {
@@ -19,19 +22,24 @@ struct GemmArgs {
   Transpose trans_a = Transpose::no;
   Transpose trans_b = Transpose::no;
   std::size_t m = 0, n = 0, k = 0;
-  T alpha = 1;
+  Wide<T> alpha = 1;
   const T* a = nullptr;
   std::size_t lda = 0;  ///< elements from one stored row to the next; 0: packed
   const T* b = nullptr;
   std::size_t ldb = 0;
-  T beta = 0;
+  Wide<T> beta = 0;
   T* c = nullptr;
   std::size_t ldc = 0;
 };
 
-/// T: float, double.
+/// T: float, double; bf16 where has_onednn_product(), with alpha 1 and beta 0 or 1: sums are formed in f32 and rounded
+/// once.
 template <class T>
 TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args);
+
+/// What multiplies f32 and 16-bit matrices in this process, such as "oneDNN 2.6.3 (avx512_core_bf16)" or "OpenBLAS". Two
+/// processes may round differently where this differs.
+TESSERA_API std::string products_name();
 
 /// How a linear layer's weight is stored: out_in as torch.nn.Linear, in_out as GPT-2's Conv1D.
 enum class WeightLayout : bool { out_in, in_out };
@@ -63,7 +71,7 @@ ActivationForward<T> activation_after(const LinearForward<T>& args) {
   return {args.activation, args.y, args.activated, args.shape.rows * args.shape.out};
 }
 
-/// Gradients of linear_forward; a null gradient is not computed. accumulate_*: add to what is there, else overwrite.
+/// Gradients of linear_forward; of bf16 without dbias. A null gradient is not computed. accumulate_*: add to what is there, else overwrite.
 /// x is needed for dweight only, weight for dx only (the other may be null).
 template <class T>
 struct LinearBackward {

@@ -46,12 +46,13 @@ TEST(Failure, AConnectionThatEndsLosesItsPeerOnceAndNoOther) {
   }
 }
 
-TEST(Failure, BytesThatAreNoFrameLoseThePeer) {
+TEST(Failure, BytesThatAreNoFrameAreDamage) {
   const World world = make_world(2, 2);
   const std::string garbage(100, '!');
   ASSERT_EQ(::send(descriptor(*world[0], 1, 1), garbage.data(), garbage.size(), 0), 100);
-  ASSERT_TRUE(drive(world, [&] { return !world[1]->lost.empty() && !world[0]->lost.empty(); }));
-  EXPECT_EQ(world[1]->reason, "it sent bytes that are no frame of this version");
+  ASSERT_TRUE(drive(world, [&] { return !world[1]->damage.empty() && !world[0]->lost.empty(); }));
+  EXPECT_EQ(world[1]->damage, "from 0: bytes that are no frame of this version");
+  EXPECT_TRUE(world[1]->lost.empty());
 }
 
 TEST(Failure, ARankThatEndsWithoutAWordIsLost) {

@@ -6,6 +6,7 @@
 
 #include "backends/tcp/inbox.h"
 #include "backends/tcp/outbox.h"
+#include "tessera/base/checksum.h"
 #include "tests/backends/tcp/support.h"
 
 namespace tessera::tcp_test {
@@ -20,10 +21,14 @@ using tcp::kPiece;
 
 using Bytes = std::vector<std::byte>;
 
-void append(Bytes& bytes, const Frame& frame) {
+void append(Bytes& bytes, Frame frame) {
+  Bytes payload(frame.length);
+  for (std::size_t i = 0; i < frame.length; ++i) payload[i] = pattern(frame.tag, frame.offset + i);
+  frame.payload_sum = checksum(payload);
+  frame.header_sum = header_sum_of(frame);
   const auto header = std::as_bytes(std::span(&frame, 1));
   bytes.insert(bytes.end(), header.begin(), header.end());
-  for (std::size_t i = 0; i < frame.length; ++i) bytes.push_back(pattern(frame.tag, frame.offset + i));
+  bytes.insert(bytes.end(), payload.begin(), payload.end());
 }
 
 /// Feeds the bytes in parts of random lengths. Returns what is wrong with them, or "".
@@ -48,11 +53,11 @@ std::string feed(FrameReader& reader, const Bytes& bytes, std::mt19937& random) 
 /// One side of a connection, without the connection: ten receives are open.
 struct Side {
   Node node;
-  tcp::Outbox outbox{2};
+  tcp::Outbox outbox;
   tcp::Inbox inbox{outbox};
-  FrameReader reader{inbox};
+  FrameReader reader;
   std::vector<std::unique_ptr<Parcel>> in;
-  Side() {
+  explicit Side(bool checked = true) : outbox(2, checked), reader(inbox, checked) {
     for (std::uint32_t i = 0; i < 10; ++i) {
       in.push_back(node.parcel(0, {1, i, 0}, i % 2 == 0 ? 1000 * i : kEagerLimit + 1 + i * 20'000));
       inbox.receive(in.back()->message);
@@ -108,7 +113,7 @@ TEST(Frames, HeadersWithRandomFieldsDoNoHarm) {
   std::size_t refused = 0, accepted = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937 random(seed);
-    Side side;
+    Side side(false);  // whose contents are nobody's
     Bytes bytes;
     const auto any = [&](std::initializer_list<std::uint64_t> values) {
       return *(values.begin() + random() % values.size());
@@ -130,6 +135,7 @@ TEST(Frames, HeadersWithRandomFieldsDoNoHarm) {
       if (as_sent.length > kPiece) as_sent.length = 10;
       Bytes one;
       append(one, as_sent);
+      frame.header_sum = header_sum_of(frame);
       std::memcpy(one.data(), &frame, sizeof(frame));
       bytes.insert(bytes.end(), one.begin(), one.end());
     }
@@ -153,9 +159,56 @@ TEST(Frames, FlippedBitsInGoodOnesDoNoHarm) {
       const std::size_t at = i < 4 ? random() % 200 : random() % bytes.size();
       bytes[at] ^= static_cast<std::byte>(1U << random() % 8);
     }
-    feed(side.reader, bytes, random);
+    EXPECT_NE(feed(side.reader, bytes, random), "");
+    EXPECT_TRUE(side.reader.damaged());
     EXPECT_LE(side.inbox.held(), kCredit);
   }
+}
+
+/// One frame, and a bit of it; in pieces as they come, so that content is compared in parts and as a whole.
+struct Flip {
+  bool damaged = false;
+  bool intact = false;  ///< every message that is complete
+};
+Flip flip(const Bytes& good, std::size_t at, bool checked, unsigned seed) {
+  std::mt19937 random(seed);
+  Side side(checked);
+  Bytes bytes = good;
+  bytes[at] ^= static_cast<std::byte>(1U << random() % 8);
+  feed(side.reader, bytes, random);
+  Flip result{side.reader.damaged(), true};
+  for (const auto& parcel : side.in) {
+    if (parcel->done)
+      result.intact &= intact(*parcel, parcel->memory.size());
+    else
+      side.inbox.cancel(parcel->message);
+  }
+  return result;
+}
+
+TEST(Frames, OneFlippedBitIsSeenWhereverItIs) {
+  const Bytes good = good_frames();
+  std::mt19937 random(7);
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    const std::size_t at = seed < 64 ? seed : random() % good.size();  // every byte of a header
+    const Flip seen = flip(good, at, true, seed);
+    EXPECT_TRUE(seen.damaged) << "byte " << at;
+    EXPECT_TRUE(seen.intact) << "byte " << at;
+  }
+}
+
+TEST(Frames, OneFlippedBitOfContentIsNotSeenWithoutTheChecksum) {  // the control
+  const Bytes good = good_frames();
+  for (std::size_t byte = 0; byte < sizeof(Frame); ++byte)
+    EXPECT_TRUE(flip(good, byte, false, 1).damaged) << "headers always have one";
+  std::size_t wrong = 0;
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    // The content of the second frame, behind an empty one and its own header.
+    const Flip unseen = flip(good, 2 * sizeof(Frame) + seed * 1000, false, seed);
+    EXPECT_FALSE(unseen.damaged);
+    wrong += unseen.intact ? 0 : 1;
+  }
+  EXPECT_EQ(wrong, 20U);
 }
 
 TEST(Frames, WhatThePeerMayNotDoIsRefused) {

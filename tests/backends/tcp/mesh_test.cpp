@@ -11,45 +11,11 @@
 #include <cstring>
 
 #include "backends/tcp/handshake.h"
+#include "tests/backends/tcp/meddled.h"
 #include "tests/backends/tcp/support.h"
 
 namespace tessera::tcp_test {
 namespace {
-
-/// A bootstrap that a test interferes with.
-class Meddled : public Bootstrap {
- public:
-  explicit Meddled(std::shared_ptr<Bootstrap> real) : real_(std::move(real)), token_(real_->token()) {}
-  int rank() const noexcept override { return real_->rank(); }
-  int size() const noexcept override { return real_->size(); }
-  bool in_process() const noexcept override { return real_->in_process(); }
-  std::vector<std::string> exchange(std::string_view blob) override {
-    std::vector<std::string> all = real_->exchange(blob);
-    if (count_++ == 0 && on_addresses) on_addresses(all);
-    return all;
-  }
-  std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override {
-    return real_->open_channel(name, std::move(events));
-  }
-  const std::vector<std::string>& hosts() const noexcept override { return real_->hosts(); }
-  const Token& token() const noexcept override { return token_; }
-  std::string local_address() const override { return address; }
-
-  std::string address = "127.0.0.1";
-  std::function<void(std::vector<std::string>&)> on_addresses;
-  Token& own_token() { return token_; }
-
- private:
-  const std::shared_ptr<Bootstrap> real_;
-  Token token_;
-  int count_ = 0;
-};
-
-/// The port in what a rank tells of itself: "tessera-tcp-1 STREAMS PORT ADDRESS".
-std::uint16_t port_of(const std::string& line) {
-  const std::size_t at = line.find(' ', line.find(' ') + 1) + 1;
-  return static_cast<std::uint16_t>(std::stoi(line.substr(at)));
-}
 
 UniqueFd connect_to_port(std::uint16_t port) {
   sockaddr_in address = {};
@@ -187,7 +153,7 @@ TEST(Mesh, ARankOfAnotherWorldIsNamed) {
 
 TEST(Mesh, ARankThatCannotBeReachedIsNamedWithTheReason) {
   WorldPlan plan = meddled(3, [](Meddled& own) {
-    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-1 1 1 127.0.0.1"; };
+    own.on_addresses = [](std::vector<std::string>& lines) { lines[2] = "tessera-tcp-2 1 1 1 127.0.0.1"; };
   });
   plan.timeout = 2s;
   World world;
@@ -215,6 +181,11 @@ TEST(Mesh, WrongSettingsOfOneRankAreEverybodysError) {
   plan.change = [](int rank, Settings& settings) { settings.streams = 1 + rank % 2; };
   for (const std::string& error : try_to_make(plan, world))
     EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_STREAMS is "), 0U) << error;
+  plan.change = [](int rank, Settings& settings) {
+    if (rank == 1) settings.checksum = tcp::Checksum::never;
+  };
+  for (const std::string& error : try_to_make(plan, world))
+    EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_CHECKSUM (or TESSERA_CHECK) differs"), 0U) << error;
 }
 
 }  // namespace

@@ -63,6 +63,9 @@ struct Node final : MessageOwner, TransportEvents {
     lost.push_back(peer);
     reason = why;
   }
+  void message_damaged(int peer, const std::string& what) noexcept override {
+    damage = "from " + std::to_string(peer) + ": " + what;
+  }
   void transport_failed(const std::string& why) noexcept override { failure = why; }
 
   std::unique_ptr<Parcel> parcel(int peer, MessageTag tag, std::size_t bytes) {
@@ -101,7 +104,7 @@ struct Node final : MessageOwner, TransportEvents {
   std::unique_ptr<TcpTransport> transport;
   std::size_t finished = 0;
   std::vector<int> lost;
-  std::string reason, failure;
+  std::string reason, failure, damage;
 };
 static_assert(std::is_standard_layout_v<Message>);
 

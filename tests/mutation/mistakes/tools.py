@@ -93,11 +93,11 @@ MISTAKES = [
     mistake("launcher-blames-the-stopped", "tools/launcher.cpp", "    rank.told_to_stop = true;\n", "", LAUNCHER, "a rank that the launcher stopped is named"),
     mistake("launcher-forgets-stopped", "tools/launcher.cpp", "    ::kill(rank.pid, SIGCONT);\n", "", LAUNCHER, "a rank that is stopped stays"),
     mistake("launcher-forgets-grandchildren", "tools/launcher.cpp", "  sweep();  // before the pipes", "  // before the pipes", LAUNCHER, "what ranks started goes on"),
-    mistake("launcher-never-kills", "tools/launcher.cpp", "stage_ == 2 && since >= plan_.grace + plan_.kill_after", "stage_ == 2 && since < plan_.grace", LAUNCHER, "a rank that ignores SIGTERM stays"),
+    mistake("launcher-never-kills", "tools/launcher.cpp", "stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after", "stage_ == Stage::terminating && since < plan_.grace", LAUNCHER, "a rank that ignores SIGTERM stays"),
     mistake("rank-outlives-launcher", "tools/process.cpp", "  ::prctl(PR_SET_PDEATHSIG, SIGKILL);\n", "", (*LAUNCHER, r"^tools\.failure$"), "ranks outlive a killed launcher for a while"),
     mistake("guardian-sleeps", "tools/process.cpp", "  if (got == 1) ::_exit(0);", "  if (got >= 0) ::_exit(0);", LAUNCHER, "grandchildren outlive a killed launcher"),
     mistake("bound-to-one-core", "tools/launcher.cpp", "  return {cores.begin() + rank * share, cores.begin() + (rank + 1) * share};", "  return {cores.begin(), cores.begin() + share};",
             (*LAUNCHER, COMPARE), "all ranks share the first cores"),
-    mistake("second-interrupt-ignored", "tools/launcher.cpp", "    stage_ = 3;\n    return signal_running(SIGKILL);", "    return;",
+    mistake("second-interrupt-ignored", "tools/launcher.cpp", "    stage_ = Stage::killing;\n    return signal_running(SIGKILL);", "    return;",
             "tools.launcher::LauncherTest.test_a_second_interrupt_ends_ranks_at_once", "a second Ctrl-C does nothing"),
 ]

@@ -44,6 +44,8 @@ class Door {
   void receive(UniqueFd fd);
   void read(const GuestPointer& guest);
   bool on_hello(const GuestPointer& guest, std::string_view payload);
+  void answer(const GuestPointer& guest);
+  void await_belief(const GuestPointer& guest);
   void show_out(GuestPointer guest);
   void drop_dead();
   void sweep();
@@ -55,6 +57,7 @@ class Door {
   const Identity self_;
   const std::string about_;
   const Digest session_;
+  const std::size_t most_strangers_;
   std::vector<boost::asio::posix::stream_descriptor> listeners_;
   boost::asio::steady_timer sweeper_;
   std::list<GuestPointer> strangers_;  // who has not proved himself, the oldest first

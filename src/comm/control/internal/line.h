@@ -19,21 +19,28 @@ namespace tessera::comm {
 
 class Line {
  public:
-  using Frame = std::shared_ptr<const std::string>;
+  struct Message {
+    wire::Type type{};
+    std::string payload;
+  };
+  using Frame = std::shared_ptr<const Message>;
   struct Events {
     /// False: it makes no sense, and the line breaks.
     std::function<bool(wire::Type type, std::string_view payload)> frame;
-    /// Once: the other side has gone, does not read, or sends what is none of ours.
+    /// Once: the other side has gone, or sends what makes no sense.
     std::function<void()> broken;
+    /// Once: what came is not what was sent. Nothing more is read; what is sent still goes.
+    std::function<void()> damaged;
   };
-  static constexpr std::size_t kMostQueued = std::size_t{4} << 20;  ///< bytes
+  static constexpr std::size_t kMostQueued = std::size_t{16} << 20;  ///< bytes
 
   /// `context` is run by one thread, which calls the events; it is stopped before the line goes.
   Line(boost::asio::io_context& context, Connection connection, Events events);
 
   /// Begins to read. On the context's thread.
   void start();
-  /// Any thread; never waits. Where the queue is full, the line breaks.
+  /// Any thread; never waits. Where the queue is full, what ranks tell each other is lost: how slowly somebody reads
+  /// says nothing about whether it lives, and whoever needs an answer has a deadline.
   void send(Frame frame);
   /// What is queued still goes, then the other side reads the end. On the context's thread, as all below.
   void finish();
@@ -49,8 +56,10 @@ class Line {
   boost::asio::io_context& context_;
   boost::asio::generic::stream_protocol::socket socket_;
   const Events events_;
-  wire::FrameReader reader_{wire::kLongestControl};
+  Seal seal_;
+  SealedReader reader_{seal_, wire::kLongestControl};
   std::array<char, 16384> in_{};
+  std::string out_;  // what is being written
   bool told_ = false;
 
   std::mutex mutex_;  // of what follows

@@ -62,7 +62,12 @@ class Switchboard {
   bool on_opened(int from, const wire::Opened& opened);
   bool on_gone(int from, wire::Type type, std::string_view payload);
   void opened_by_all(std::uint16_t number);
+  bool on_probe(int from);
   void gone(int rank, bool in_good_order);
+  void damaged(int rank);
+  void on_end(int rank);
+  void judge_ended();
+  std::vector<ChannelPointer> break_channels();
   void watch_process(int rank, int pid);
   void await_end(int rank, boost::asio::posix::stream_descriptor& process, boost::asio::steady_timer& timer);
   void leave();
@@ -77,13 +82,15 @@ class Switchboard {
   std::list<boost::asio::steady_timer> timers_;
   std::map<std::uint16_t, Opening> openings_;  // rank 0's
   std::set<int> gone_;
+  std::set<int> ended_;  // of which rank 0 may still have to tell how
   bool leaving_ = false;
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::map<std::uint16_t, ChannelPointer> channels_;
   std::uint16_t next_channel_ = 0;
-  std::string broken_;  // why no further channel can be opened
+  std::string broken_;    // why no further channel can be opened ...
+  bool damaged_ = false;  // ... where that is no rank's end
 
   std::thread thread_;
 };

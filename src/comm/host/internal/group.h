@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -41,6 +42,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   std::uint32_t number() const noexcept { return number_; }
   int world_rank(int member) const noexcept { return members_[static_cast<std::size_t>(member)]; }
   int member_of(int world_rank) const noexcept;  ///< -1: not one of ours
+  std::string rank_name(int member) const;
   [[noreturn]] void throw_failure() const;
   void put_back(Op& op) noexcept;
   /// Where the transport counts what `op` sends to a member; null for what is not metered.
@@ -78,9 +80,9 @@ class Group final : public std::enable_shared_from_this<Group> {
   Work launch(Op& op);
   void finish(Op& op, std::uint32_t how) noexcept;
   void announce(Op& op) noexcept;
-  std::string rank_name(int member) const;
   std::string trouble_with(const Op& op) const;
   void time_out(const Op& op) noexcept;
+  std::string describe_answers(const Op& op, const std::vector<std::optional<std::uint64_t>>& at) const;
 
   const std::shared_ptr<World> world_;
   const std::uint32_t number_;

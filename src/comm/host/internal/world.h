@@ -29,8 +29,12 @@ struct Peer {
   bool died = false;
   bool cut = false;  ///< the transport has no way to it
   Clock::time_point since;
-  std::string why;  ///< where it is cut, or, where it left after a failure, that
+  std::uint64_t asked_hub = 0;  ///< when it was cut, with this number
+  std::string why;              ///< where it is cut, or, where it left after a failure, that
 };
+
+/// The world rank over which the control channel leads.
+inline constexpr int kHub = 0;
 
 /// After a failure of the transport the control channel tells within this whether a rank has died of which it came.
 inline constexpr std::chrono::milliseconds kVerdictTime{500};
@@ -71,10 +75,15 @@ class World final : public Pollable, public TransportEvents {
   void forget(Op& op) noexcept;  ///< it is over
   bool poll(bool thorough) noexcept override;
   void connection_lost(int peer, const std::string& why) noexcept override;
+  void message_damaged(int peer, const std::string& what) noexcept override;
   void transport_failed(const std::string& why) noexcept override;
   void tell(int world_rank, const Notice& notice) noexcept;
   /// What has been told since the last time; any thread that holds the lock.
   void hear() noexcept;
+
+  /// Whether this rank would know by now if `peer` had left in good order.
+  bool would_have_heard(const Peer& peer) const;
+  std::string name_hub(const Group& group) const;
 
   /// Goes on polling while the transport needs it, though no operation may be in flight: after messages were cancelled.
   void heed_transport() noexcept;
@@ -107,8 +116,8 @@ class World final : public Pollable, public TransportEvents {
   std::atomic<ControlChannel*> voice_{nullptr};  ///< the same, for the threads that tell something
   bool left_ = false;
   bool polls_for_transport_ = false;
-  std::string transport_failure_;  ///< that was not told yet
-  Clock::time_point transport_failed_at_;
+  std::string transport_failure_;          ///< that was not told yet
+  Clock::time_point transport_blamed_at_;  ///< when it will be
 
   std::mutex numbers_mutex_;
   std::vector<bool> taken_;
@@ -128,6 +137,8 @@ class World final : public Pollable, public TransportEvents {
   std::condition_variable answered_;
   std::map<std::uint64_t, std::shared_ptr<std::atomic<std::uint64_t>>> called_;  ///< by communicator
   std::uint64_t question_ = 0;
+  std::uint64_t asked_hub_ = 0;  ///< how often only whether it answers
+  std::atomic<std::uint64_t> heard_from_hub_{0};
   std::vector<std::optional<std::uint64_t>> answers_;
 };
 

@@ -1,0 +1,119 @@
+#include "backends/mpi/lifetime.h"
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "backends/mpi/library.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/progress.h"
+
+namespace tessera::mpi {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr milliseconds kDoubtful{3000};        // for ranks that may be stuck: then the launcher has to end them
+constexpr milliseconds kLongestEnding{30000};  // all ranks are at their end by then
+
+/// Runs `work` in a thread of its own. False: it has not ended within `patience`, and the thread is left to itself.
+bool ends_within(milliseconds patience, std::function<void()> work) {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+  };
+  const auto shared = std::make_shared<Shared>();
+  std::thread worker([shared, work = std::move(work)] {
+    work();
+    const std::lock_guard lock(shared->mutex);
+    shared->done = true;
+    shared->changed.notify_all();
+  });
+  bool done = false;
+  {
+    std::unique_lock lock(shared->mutex);
+    done = shared->changed.wait_for(lock, patience, [&] { return shared->done; });
+  }
+  if (done)
+    worker.join();
+  else
+    worker.detach();
+  return done;
+}
+
+/// A thread of this process is inside MPI: nothing that it may look at is taken away any more.
+void leave_at_once(int code, void* /*unused*/) {
+  std::fflush(nullptr);
+  ::_exit(code);
+}
+
+void say(const ExitPlan& plan, const std::string& text) {
+  if (plan.logger != nullptr) plan.logger->write(LogLevel::warn, text);
+}
+
+/// ExitPlan MPI waits for all ranks without a deadline: begun only when all of them are there.
+bool all_ranks_are_here(const ExitPlan& plan) {
+  const milliseconds patience = plan.doubtful ? std::min(kDoubtful, plan.patience) : plan.patience;
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return false;
+  for (const auto until = Clock::now() + patience;; ::usleep(100)) {
+    int here = 0;
+    if (MPI_Test(&request, &here, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+    if (here != 0) return true;
+    if (Clock::now() < until) continue;
+    if (!plan.doubtful)
+      say(plan, "mpi: not all ranks came to their end within " + format_duration(patience) +
+                    " of this one's; it ends without MPI_Finalize");
+    return false;
+  }
+}
+
+struct AtExit {
+  std::function<ExitPlan()> ask;
+};
+
+AtExit& at_exit() {
+  static AtExit the;
+  return the;
+}
+
+void end_library(int code, void* /*unused*/) {
+  const ExitPlan plan = at_exit().ask();
+  if (!plan.wanted || !all_ranks_are_here(plan)) return;
+  const milliseconds patience = std::min(plan.patience, kLongestEnding);
+  if (ends_within(patience, [] { MPI_Finalize(); })) return;
+  say(plan, "mpi: MPI_Finalize waits for other ranks and has not returned within " + format_duration(patience) +
+                ", although all are at their end; this one ends without it");
+  leave_at_once(code, nullptr);
+}
+
+}  // namespace
+
+int start_library(milliseconds patience, std::function<ExitPlan()> plan) {
+  struct Result {
+    int code = MPI_SUCCESS;
+    int level = MPI_THREAD_SINGLE;
+  };
+  at_exit().ask = std::move(plan);
+  const auto result = std::make_shared<Result>();
+  const bool done = ends_within(
+      patience, [result] { result->code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &result->level); });
+  if (!done) {
+    ::on_exit(leave_at_once, nullptr);
+    throw Timeout("mpi: MPI_Init_thread waits for other ranks and has not returned within " +
+                  format_duration(patience));
+  }
+  if (result->code != MPI_SUCCESS) throw BackendError("mpi: MPI_Init_thread: " + text_of(result->code));
+  ::on_exit(end_library, nullptr);
+  return result->level;
+}
+
+}  // namespace tessera::mpi

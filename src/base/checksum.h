@@ -1,0 +1,32 @@
+// Checksums that find damaged bytes (XXH3, 64 bits). They prove nothing about who sent them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "tessera/base/export.h"
+
+namespace tessera::base {
+
+TESSERA_API std::uint64_t checksum(std::span<const std::byte> bytes) noexcept;
+
+/// The same of bytes that come in parts. Owns a little memory, which reset() keeps.
+class TESSERA_API RunningChecksum {
+ public:
+  RunningChecksum();
+  RunningChecksum(RunningChecksum&&) noexcept;
+  RunningChecksum& operator=(RunningChecksum&&) noexcept;
+  ~RunningChecksum();
+  void reset() noexcept;
+  void add(std::span<const std::byte> bytes) noexcept;
+  /// Of what was added since the last reset().
+  std::uint64_t value() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tessera::base

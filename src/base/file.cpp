@@ -1,0 +1,77 @@
+#include "tessera/base/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace tessera::base {
+
+UniqueFd::UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+void UniqueFd::reset() noexcept {
+  const int fd = std::exchange(fd_, -1);
+  if (fd >= 0) ::close(fd);
+}
+
+int UniqueFd::release() noexcept { return std::exchange(fd_, -1); }
+
+OpenedFile open_regular(const std::string& path, int flags) {
+  OpenedFile file;
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags));
+  struct stat status = {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) {
+    file.code = errno;
+    file.problem = std::strerror(file.code);
+  } else if (!S_ISREG(status.st_mode)) {
+    file.problem = "not a regular file";
+  } else {
+    file.bytes = static_cast<std::uint64_t>(status.st_size);
+    file.fd = std::move(fd);
+  }
+  return file;
+}
+
+FileText read_regular(const std::string& path) {
+  FileText read;
+  const OpenedFile file = open_regular(path);
+  read.problem = file.problem;
+  read.text.reserve(file.bytes);
+  std::array<char, 65536> part{};
+  while (file.fd) {
+    const ssize_t count = ::read(file.fd.get(), part.data(), part.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) read.problem = std::strerror(errno);
+    if (count <= 0) break;
+    read.text.append(part.data(), static_cast<std::size_t>(count));
+  }
+  return read;
+}
+
+std::size_t free_descriptors() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  std::size_t open = 0;
+  if (DIR* const folder = ::opendir("/proc/self/fd")) {
+    while (::readdir(folder) != nullptr) ++open;
+    ::closedir(folder);
+    open -= 3;  // ".", ".." and the folder's own
+  }
+  return limit.rlim_cur > open ? static_cast<std::size_t>(limit.rlim_cur) - open : 0;
+}
+
+}  // namespace tessera::base

@@ -1,0 +1,95 @@
+#include "tessera/base/file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tessera/base/checksum.h"
+#include "tessera/base/text.h"
+
+namespace tessera::base {
+namespace {
+
+namespace fs = std::filesystem;
+
+class File : public testing::Test {
+ protected:
+  void SetUp() override { fs::create_directory(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+  const fs::path folder_ = fs::temp_directory_path() / ("file-test-" + std::to_string(::getpid()));
+  const fs::path path_ = folder_ / "file";
+};
+
+TEST_F(File, IsOpenedAndReadAsItIs) {
+  const std::string text = "one\ntwo" + std::string(200'000, '\0') + "three";
+  std::ofstream(path_) << text;
+  const OpenedFile file = open_regular(path_);
+  EXPECT_TRUE(file.fd);
+  EXPECT_EQ(file.bytes, text.size());
+  EXPECT_EQ(file.problem, "");
+  EXPECT_TRUE(::fcntl(file.fd.get(), F_GETFD) & FD_CLOEXEC);
+  const FileText read = read_regular(path_);
+  EXPECT_EQ(read.text, text);
+  EXPECT_EQ(read.problem, "");
+}
+
+TEST_F(File, ThatIsNoneIsAProblemAndNotWaitedFor) {
+  EXPECT_EQ(open_regular(path_).problem, "No such file or directory");
+  EXPECT_EQ(open_regular(path_).code, ENOENT);
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  for (const fs::path& none : {path_, folder_, fs::path("/dev/null")}) {
+    EXPECT_EQ(open_regular(none).problem, "not a regular file");
+    EXPECT_EQ(open_regular(none).code, 0);
+    EXPECT_EQ(read_regular(none).problem, "not a regular file");
+    EXPECT_FALSE(open_regular(none).fd);
+  }
+  fs::create_symlink("/etc/passwd", folder_ / "link");
+  EXPECT_EQ(open_regular(folder_ / "link", O_NOFOLLOW).code, ELOOP);
+  EXPECT_TRUE(open_regular(folder_ / "link").fd);
+}
+
+TEST_F(File, DescriptorsAreCounted) {
+  const std::size_t before = free_descriptors();
+  const OpenedFile one = open_regular("/etc/passwd");
+  const OpenedFile two = open_regular("/etc/passwd");
+  EXPECT_EQ(free_descriptors(), before - 2);
+}
+
+TEST(Text, KeepsWhatCanBeShown) {
+  for (const std::string text :
+       {"", "plain, with 'marks' \\ and ~", "d\xc3\xa9j\xc3\xa0 vu", "\xe2\x9c\x93", "\xf0\x9f\x9a\x80"})
+    EXPECT_EQ(printable(text), text);
+}
+
+TEST(Text, EscapesTheRest) {
+  EXPECT_EQ(printable("a\x1b[31mb\n\t\x7f"), "a\\x1b[31mb\\x0a\\x09\\x7f");
+  EXPECT_EQ(printable(std::string("\0x", 2)), "\\x00x");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J"),
+            "\\xc2\\x9b2J");                       // a control character above ASCII
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");  // none at all, and one cut short
+  EXPECT_EQ(printable("\xc3(\xe2\x82"), "\\xc3(\\xe2\\x82");
+}
+
+TEST(Checksum, IsTheSameInParts) {
+  std::vector<std::byte> bytes(10'000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
+  RunningChecksum running;
+  for (const std::size_t part : {1UL, 100UL, 8192UL, 10'000UL}) {
+    running.reset();
+    for (std::size_t at = 0; at < bytes.size(); at += part)
+      running.add(std::span(bytes).subspan(at, std::min(part, bytes.size() - at)));
+    EXPECT_EQ(running.value(), checksum(bytes));
+  }
+  const std::uint64_t before = checksum(bytes);
+  bytes[5000] ^= std::byte{4};
+  EXPECT_NE(checksum(bytes), before);
+}
+
+}  // namespace
+}  // namespace tessera::base

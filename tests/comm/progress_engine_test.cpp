@@ -1,0 +1,137 @@
+// How the threads of a rank sleep and are woken: with a longest sleep that hides nothing.
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "tessera/comm/progress.h"
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+constexpr auto kLongest = 60s;
+constexpr auto kSoon = 20s;  // what is woken comes at once, also on a busy machine
+
+/// Calls `look` whenever it is polled.
+struct Watched final : Pollable {
+  bool poll(bool thorough) noexcept override { return look(thorough); }
+  std::function<bool(bool thorough)> look = [](bool) { return false; };
+};
+
+bool soon(const std::function<bool()>& reached) {
+  const auto until = Clock::now() + kSoon;
+  while (!reached()) {
+    if (Clock::now() > until) return false;
+    std::this_thread::sleep_for(100us);
+  }
+  return true;
+}
+
+void on_another_thread(const std::function<void()>& call) { std::thread(call).join(); }
+
+/// A peer that changes what a thread waits for just after that has looked the last time before it sleeps, and rings.
+class Peer {
+ public:
+  explicit Peer(Doorbell& bell, int rounds) : bell_(bell), rounds_(rounds) {}
+  /// True: something has moved.
+  bool look(bool thorough) {
+    if (changed_.exchange(false)) {
+      ++seen_;
+      return true;
+    }
+    if (thorough && seen_.load() < rounds_)
+      on_another_thread([&] {
+        changed_.store(true);
+        ring(bell_);
+      });
+    return false;
+  }
+  int seen() const { return seen_.load(); }
+
+ private:
+  Doorbell& bell_;
+  const int rounds_;
+  std::atomic<bool> changed_{false};
+  std::atomic<int> seen_{0};
+};
+
+TEST(Sleeps, OfTheProgressThreadMissNoRing) {
+  Doorbell bell;
+  Watched watched;
+  Peer peer(bell, 50);
+  ProgressEngine engine(bell, {.longest_sleep = kLongest});
+  watched.look = [&](bool thorough) { return peer.look(thorough); };
+  engine.add(watched);
+  engine.begin_operation();
+  engine.hand_over();
+  EXPECT_TRUE(soon([&] { return peer.seen() == 50; })) << peer.seen();
+  engine.end_operation();
+}
+
+TEST(Sleeps, OfAWaiterMissNoRing) {
+  Doorbell bell;
+  Watched watched;
+  Peer peer(bell, 50);
+  std::atomic<std::uint32_t> finished{0};
+  ProgressEngine engine(bell, {.thread = false, .longest_sleep = kLongest});
+  watched.look = [&](bool thorough) {
+    const bool moved = peer.look(thorough);
+    if (peer.seen() == 50) finished.store(1);
+    return moved;
+  };
+  engine.add(watched);
+  EXPECT_TRUE(engine.wait(finished, Clock::now() + kSoon)) << peer.seen();
+}
+
+TEST(Sleeps, OfTheIdleProgressThreadEndWithAnOperation) {
+  Doorbell bell;
+  Watched watched;
+  std::atomic<int> polls{0};
+  ProgressEngine engine(bell, {.longest_sleep = kLongest});
+  watched.look = [&](bool) {
+    ++polls;
+    return false;
+  };
+  engine.add(watched);
+  for (int round = 0; round < 3; ++round) {
+    constexpr std::uint32_t kSleepsDeep = 2;
+    ASSERT_TRUE(soon([&] { return bell.idle.load() == kSleepsDeep; }));
+    const int before = polls.load();
+    engine.begin_operation();
+    engine.hand_over();
+    EXPECT_TRUE(soon([&] { return polls.load() > before; }));
+    engine.end_operation();
+    ring(bell);  // it sleeps for the operation now
+  }
+}
+
+TEST(Sleeps, EndWhenTheEngineDoes) {
+  const auto start = Clock::now();
+  for (const bool idle : {true, false}) {
+    Doorbell bell;
+    ProgressEngine engine(bell, {.longest_sleep = kLongest});
+    if (!idle) engine.begin_operation();
+    engine.hand_over();
+    ASSERT_TRUE(soon([&] { return idle ? bell.idle.load() == 2 : bell.sleepers.load() != 0; }));
+  }
+  EXPECT_LT(Clock::now() - start, kSoon);
+}
+
+TEST(Sleeps, LastWhereNobodyRings) {  // the control
+  Doorbell bell;
+  Watched watched;
+  std::atomic<std::uint32_t> finished{0};
+  ProgressEngine engine(bell, {.thread = false, .longest_sleep = kLongest});
+  const auto start = Clock::now();
+  int late_polls = 0;
+  watched.look = [&](bool) {
+    if (Clock::now() - start > 200ms) ++late_polls;
+    return false;
+  };
+  engine.add(watched);
+  EXPECT_FALSE(engine.wait(finished, start + 400ms));
+  EXPECT_LT(late_polls, 100) << "it looks a few times at the end, and else it sleeps";
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

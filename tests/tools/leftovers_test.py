@@ -1,0 +1,104 @@
+"""Files that killed ranks leave: removed by their launcher or the next one, and never what somebody still uses.
+
+    leftovers_test.py TOOL
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "harness"))
+import processes  # noqa: E402
+
+TOOL = None
+WAITS = ("train", "--model", "gpt-nano", "--steps", "1", "--backend", "tcp", "--data", __file__)  # ... for a rank that never comes
+
+
+def job_files():
+    return {name for name in os.listdir("/tmp") if name.startswith(f"tessera-{os.geteuid()}-")}
+
+
+def of_process(pid):
+    """The rendezvous file that this process has written."""
+    for name in job_files():
+        try:
+            with open(os.path.join("/tmp", name), encoding="ascii") as file:
+                if file.read().split()[3] == str(pid):
+                    return name
+        except OSError:
+            pass
+    return None
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.01)
+    return found
+
+
+def first_rank(run):
+    env = {**os.environ, "TESSERA_RANK": "0", "TESSERA_WORLD_SIZE": "2", "TESSERA_RUN_ID": f"leftovers-{os.getpid()}-{run}"}
+    return subprocess.Popen([TOOL, *WAITS], env=env, preexec_fn=processes.die_with_parent)
+
+
+def next_start():
+    subprocess.run([TOOL, "run", "-n", "1", "--", "true"], check=True, timeout=30)
+
+
+class LeftoversTest(unittest.TestCase):
+    def test_a_rendezvous_file_goes_with_the_next_start_once_its_process_is_dead(self):
+        dead, alive = first_rank("dead"), first_rank("alive")
+        try:
+            left, used = (wait_for(lambda p=process: of_process(p.pid)) for process in (dead, alive))
+            dead.kill()
+            dead.wait()
+            self.assertIn(left, job_files())  # negative control: a killed process can't remove it itself
+            next_start()
+            self.assertNotIn(left, job_files())
+            self.assertIn(used, job_files())
+        finally:
+            for process in (dead, alive):
+                process.kill()
+                process.wait()
+        next_start()
+        self.assertNotIn(used, job_files())
+
+    def test_a_launcher_that_is_interrupted_while_its_ranks_meet_leaves_none(self):
+        before = job_files()
+        script = f"echo $$; if [ $TESSERA_RANK = 0 ]; then exec '{TOOL}' {' '.join(WAITS)}; fi; exec sleep 60"
+        run = subprocess.Popen([TOOL, "run", "-n", "2", "--", "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=processes.end_with_parent)
+        pids = dict(run.stdout.readline().split() for _ in range(2))
+        wait_for(lambda: of_process(int(pids["[0]"])))
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=20)
+        self.assertFalse([name for name in job_files() - before if of_process(int(pids["[0]"])) == name])
+
+    def test_segments_that_nobody_uses_any_more(self):
+        if os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC:
+            self.skipTest("other processes may be there that are not seen from here")
+        names = [f"/dev/shm/{prefix}{os.getpid()}" for prefix in ("mpich_shar_tmp", "vader_segment.host.", "ucx_shm_posix_", "sm_segment.")]
+        other = f"/dev/shm/somebody_elses_{os.getpid()}"
+        for name in (*names, other):
+            with open(name, "wb") as file:
+                file.write(b"x" * 4096)
+        try:
+            with open(names[0], "rb"):
+                next_start()
+                self.assertEqual([os.path.exists(name) for name in names], [True, False, False, False])
+            next_start()
+            self.assertEqual([os.path.exists(name) for name in (names[0], other)], [False, True])
+        finally:
+            for name in (*names, other):
+                if os.path.exists(name):
+                    os.unlink(name)
+
+
+if __name__ == "__main__":
+    TOOL = sys.argv.pop(1)
+    unittest.main()

@@ -1,0 +1,230 @@
+// rank-guard NAME STARTER FIRST COUNT: beside the ranks that a launcher of the user's own has started on this host, one
+// for all of them. Where a rank ends without a word it says so in its place: nobody else there knows which rank it was.
+//
+// Each rank starts one; the first that gets NAME stays, the others end at once. The ranks connect to it, say who they
+// are, and before they end that they do; the first connection that ends without that is of the rank that died, the
+// launcher kills the others. COUNT ranks from FIRST on are on this host; before all of them have come it may be one of
+// the rest. STARTER is a launcher (0: none) that says much on standard error at its end: then the guard waits for that,
+// and speaks last.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <initializer_list>
+
+namespace {
+
+constexpr int kFirstRank = 10'000;  // ms until a rank has come
+constexpr int kStarter = 5'000;     // until the launcher has ended
+constexpr int kTurn = 2;            // for the cause of an abort
+constexpr int kGrace = 2'000;       // for the others to notice by themselves
+constexpr int kTerminated = 1'000;  // between SIGTERM and SIGKILL
+constexpr int kForEver = -1;
+constexpr int kMost = 4096;  // descriptors; more ranks on one host are not guarded
+
+struct Rank {
+  bool came = false;
+  bool ends = false;    ///< by itself, or since the launcher tells it to
+  bool aborts = false;  ///< perhaps because of another that died just before
+};
+int listen_at(const char* name) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::size_t length = std::strlen(name);
+  if (length + 1 > sizeof address.sun_path) return -1;
+  std::memcpy(address.sun_path + 1, name, length);  // an abstract name: gone with this process
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const auto whole = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+  const bool ours = fd >= 0 && ::bind(fd, reinterpret_cast<const sockaddr*>(&address), whole) == 0;
+  return ours && ::listen(fd, SOMAXCONN) == 0 ? fd : -1;
+}
+
+class Guard {
+ public:
+  explicit Guard(int listener) : listener_(listener) { watch(listener); }
+
+  /// Until a rank has died: its number. -1: none has; all are gone, or one has failed and said why.
+  int wait_for_death();
+  /// Gives the ranks that are left their time, and ends them.
+  void end_others();
+  bool came(int rank) const { return ranks_[rank].came; }
+
+ private:
+  struct Rank {
+    bool came = false;
+    bool ends = false;    ///< by itself, or since the launcher tells it to
+    bool aborts = false;  ///< perhaps because of another that died just before
+  };
+  struct Connection {
+    bool open = false;
+    int rank = -1;  ///< it has not said yet
+    pid_t pid = 0;  ///< which lives while the connection does
+  };
+  enum class Heard { nothing, late, end, failure };
+  bool watch(int fd) const;
+  Heard next(int patience, int& rank);
+  void accept_one();
+  void signal_all(int signal) const;
+  bool wait_until_gone(int patience);
+
+  const int listener_;
+  const int events_ = ::epoll_create1(EPOLL_CLOEXEC);
+  Rank ranks_[kMost];
+  Connection connections_[kMost];
+  int open_ = 0;
+  bool begun_ = false;
+};
+
+bool Guard::watch(int fd) const {
+  epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP, .data = {.fd = fd}};
+  return ::epoll_ctl(events_, EPOLL_CTL_ADD, fd, &wanted) == 0;
+}
+
+void Guard::accept_one() {
+  const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return;
+  ucred peer = {};
+  socklen_t size = sizeof peer;
+  const bool known = ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
+  if (fd >= kMost || !known || !watch(fd)) return static_cast<void>(::close(fd));
+  connections_[fd] = {.open = true, .rank = -1, .pid = peer.pid};
+  ++open_;
+  begun_ = true;
+}
+
+/// One thing that has happened: what came first is the first.
+Guard::Heard Guard::next(int patience, int& rank) {
+  epoll_event event = {};
+  const int count = ::epoll_wait(events_, &event, 1, patience);
+  if (count == 0) return Heard::late;
+  if (count < 0) return Heard::nothing;
+  const int fd = event.data.fd;
+  if (fd == listener_) {
+    accept_one();
+    return Heard::nothing;
+  }
+  char text[64] = {};
+  const ssize_t got = ::recv(fd, text, sizeof text - 1, 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Heard::nothing;
+  Connection& one = connections_[fd];
+  if (const int said = std::atoi(text); got > 0 && one.rank < 0 && said >= 0 && said < kMost) one.rank = said;
+  if (got <= 0) {
+    ::close(fd);
+    one.open = false;
+    --open_;
+  }
+  if (one.rank < 0) return Heard::nothing;
+  rank = one.rank;
+  Rank& whose = ranks_[rank];
+  whose.came = true;
+  whose.ends |= std::strpbrk(text, "eft") != nullptr;
+  whose.aborts |= std::strchr(text, 'a') != nullptr;
+  if (std::strchr(text, 'f') != nullptr) return Heard::failure;
+  return got > 0 || whose.ends ? Heard::nothing : Heard::end;
+}
+
+int Guard::wait_for_death() {
+  int suspect = -1;
+  while (!begun_ || open_ > 0) {
+    int rank = -1;
+    switch (next(suspect >= 0 ? kTurn : begun_ ? kForEver : kFirstRank, rank)) {
+      case Heard::late:
+        return suspect;
+      case Heard::failure:
+        return -1;
+      case Heard::end:
+        if (!ranks_[rank].aborts) return rank;
+        if (suspect < 0) suspect = rank;
+        break;
+      case Heard::nothing:
+        break;
+    }
+  }
+  return suspect;
+}
+
+void Guard::signal_all(int signal) const {
+  for (const Connection& one : connections_) {
+    if (!one.open) continue;
+    ::kill(one.pid, signal);
+    ::kill(one.pid, SIGCONT);
+  }
+}
+
+bool Guard::wait_until_gone(int patience) {
+  timespec now = {};
+  const auto milliseconds = [&] {
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+  };
+  const auto until = milliseconds() + patience;
+  int rank = -1;
+  for (auto left = until - milliseconds(); open_ > 0 && left > 0; left = until - milliseconds())
+    next(static_cast<int>(left), rank);
+  return open_ == 0;
+}
+
+void Guard::end_others() {
+  if (wait_until_gone(kGrace)) return;
+  signal_all(SIGTERM);
+  if (!wait_until_gone(kTerminated)) signal_all(SIGKILL);
+}
+
+/// What the launcher writes to on its standard error; -1: not known.
+int errors_of(int process) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/2", process);
+  return ::open(path, O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+}
+
+/// The line for a rank that died while others of `all` had not come.
+int last_line(char* text, std::size_t size, int rank, const Guard& guard, int first, int all) {
+  char missing[512] = {};
+  std::size_t length = 0;
+  for (int other = first; other < first + all && other < kMost && length + 16 < sizeof missing; ++other)
+    if (!guard.came(other))
+      length += static_cast<std::size_t>(
+          std::snprintf(missing + length, sizeof missing - length, "%srank %d", length > 0 ? " or " : "", other));
+  if (length == 0) return std::snprintf(text, size, "tessera: rank %d died without a word of its own\n", rank);
+  return std::snprintf(text, size, "tessera: %s died before it began, or rank %d without a word of its own\n", missing,
+                       rank);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  const int listener = listen_at(argv[1]);
+  if (listener < 0) return 0;
+  ::setsid();  // out of reach of what the launcher sends to the ranks' group
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
+  const int starter = std::atoi(argv[2]);
+  const int handle = starter > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, starter, 0)) : -1;
+  static Guard guard(listener);
+  const int rank = guard.wait_for_death();
+  char text[1024];
+  const int length = rank < 0 ? 0 : last_line(text, sizeof text, rank, guard, std::atoi(argv[3]), std::atoi(argv[4]));
+  const int errors = handle >= 0 ? errors_of(starter) : -1;
+  const auto say = [&](int where) {
+    [[maybe_unused]] const ssize_t written = ::write(where, text, static_cast<std::size_t>(length));
+  };
+  if (errors < 0) say(STDERR_FILENO);
+  ::close(STDERR_FILENO);  // the launcher waits for its end
+  guard.end_others();
+  if (errors < 0 || length == 0) return 0;
+  pollfd ended{handle, POLLIN, 0};
+  ::poll(&ended, 1, kStarter);
+  say(errors);
+  return 0;
+}

@@ -95,6 +95,17 @@ MISTAKES = [
     mistake("composite-abort-half", "src/comm/composite.cpp", "    far_->abort(std::string(reason));\n    near_->abort(std::string(reason));", "    far_->abort(std::string(reason));",
             (r"^comm\.", r"^conformance", r"^launchers\."), "abort of auto doesn't reach operations over shared memory"),
 
+    mistake("token-ignored", "src/comm/control/rendezvous.cpp", "{ return prove(base, \"tessera token \"", "{ return prove(Digest{}, \"tessera token \"",
+            r"^comm_rendezvous\.JobFile", "who can reach rank 0's port may join without the token of the rendezvous file"),
+    mistake("hello-of-rank-size", "src/comm/control/handshake.cpp", "} else if (hello.rank >= hello.size) {", "} else if (hello.rank > hello.size) {",
+            r"^comm_rendezvous\.", "rank 4 of 4 writes beyond a table"),
+    mistake("loopback-not-replaced", "src/comm/control/star.cpp", "    if (address.empty() || is_loopback(address)) address = own;", "    if (address.empty()) address = own;",
+            (r"^comm_rendezvous\.", r"^launchers\.two_hosts$"), "ranks of another host connect to themselves"),
+    mistake("ring-without-wake", "src/comm/progress.cpp", "  if (bell.sleepers.load() == 0) return;\n  bell.rings.fetch_add(1);\n  futex_wake(bell.rings);",
+            "  if (bell.sleepers.load() == 0) return;\n  bell.rings.fetch_add(1);", r"^comm\.Sleeps", "ranks wake up 100 ms late"),
+    mistake("hand-over-without-wake", "src/comm/progress.cpp", "  if (waiters_.load() != 0 || bell_.idle.load() == 0) return;\n  bell_.attention.fetch_add(1);\n  futex_wake(bell_.attention);",
+            "  if (waiters_.load() != 0 || bell_.idle.load() == 0) return;\n  bell_.attention.fetch_add(1);", r"^comm\.Sleeps", "the progress thread wakes up late"),
+
     # base
     mistake("pool-idle-forever", "src/base/memory.cpp", "    while (!idle_.empty() && live_ + idle_bytes_ + bytes > allowance(live_ + bytes)) drop_oldest();\n", "",
             r"^base\.", "memory that is idle is never given back"),

@@ -52,7 +52,8 @@ void Unit::meet_finish() {
                              .decay = false};
     if (flat.outer_momentum) range.state[0] = Flat::f32_of(flat.outer_momentum, 0);
     if (flat.masters) range.narrow = {flat.layout.dtype, nullptr, flat.value_of(flat.optimized.begin)};
-    nn::update(fabric_.context, config, {.learning_rate = outer.learning_rate}, range);
+    // Its momentum begins as zeros: no meeting is a first step, which would set it.
+    nn::update(fabric_.context, config, {.number = 2, .learning_rate = outer.learning_rate}, range);
     flat.delta.give_back(stream.record());
     fabric_.context.kernels<float>("period").assign(
         stream, {range.values, flat.optimized_values(), static_cast<std::size_t>(range.count), false});

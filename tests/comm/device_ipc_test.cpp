@@ -230,7 +230,10 @@ float gathered_from_a_changing_rank(bool wait, bool free) {
     if (wait) {
       work.wait();
     } else {
-      std::this_thread::sleep_for(100ms);  // the offers have been exchanged, and rank 1 has yet to copy
+      // The offers have been exchanged, and rank 1, which has opened our memory, has yet to copy.
+      const auto until = std::chrono::steady_clock::now() + 20s;
+      while (harness::sharing_of(*all[1]).imports == 0 && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(100us);
     }
     if (free) {
       const void* const before = given->view().data;

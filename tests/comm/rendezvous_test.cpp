@@ -235,14 +235,13 @@ TEST(Missing, RanksAreNamedByAllWhoCame) {
 
 TEST(Missing, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
   const int port = free_port();
-  const auto impatient = [&](int rank) {
+  const auto impatient = [&](int rank, std::chrono::milliseconds timeout) {
     Meeting one = meeting(rank, 3, port);
-    one.timeout = 700ms;
+    one.timeout = timeout;
     return one;
   };
-  auto two = come(impatient(2));
-  std::this_thread::sleep_for(300ms);
-  const std::string error = come(impatient(0)).get().error;
+  auto two = come(impatient(2, 700ms));
+  const std::string error = come(impatient(0, 1000ms)).get().error;
   EXPECT_NE(error.find("of 3 ranks, rank 1 did not come"), std::string::npos) << error;
   EXPECT_EQ(two.get().error, error);
 }

@@ -1,5 +1,6 @@
 // Memory of a device on the host's backends: results, order, and what is counted.
-#include <thread>
+#include <functional>
+#include <future>
 
 #include "tests/comm/staging_support.h"
 #include "tests/conformance/cases.h"
@@ -40,7 +41,8 @@ TEST_P(Staging, MemoryOfTheHostBehavesAsBefore) {
 }
 
 /// Fills, all-reduces, doubles; with what ties the stream and the operation, or without.
-std::vector<float> fill_reduce_double(Communicator& comm, DeviceRuntime& device, bool after, bool wait_on) {
+std::vector<float> fill_reduce_double(Communicator& comm, DeviceRuntime& device, bool after, bool wait_on,
+                                      const std::function<void()>& doubled = {}) {
   const auto stream = device.make_stream();
   Values x(comm, device, *stream, 5000, 100);
   Values y(comm, device, *stream, 5000, 0);
@@ -54,6 +56,7 @@ std::vector<float> fill_reduce_double(Communicator& comm, DeviceRuntime& device,
     y.scale(2);
     if (!wait_on) {
       stream->synchronize();  // before the operation has written: a peer is late
+      if (doubled) doubled();
       work.wait();
     }
   }
@@ -73,22 +76,25 @@ TEST_P(Staging, AForgottenDependencyShows) {
     // Nobody asked for what the stream holds before the copy read it.
     EXPECT_EQ(fill_reduce_double(comm, *device, false, true), std::vector<float>(5000, 600));
   });
+  std::promise<void> doubled;
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     if (comm.rank() == 1) {
       const auto stream = device->make_stream();
       Values x(comm, *device, *stream, 5000, 2);
       comm.barrier().wait();
-      std::this_thread::sleep_for(100ms);
+      EXPECT_EQ(doubled.get_future().wait_for(20s), std::future_status::ready);
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
     } else {
       // It doubled what was there before the operation had written.
-      EXPECT_EQ(fill_reduce_double(comm, *device, true, false), std::vector<float>(5000, 3));
+      EXPECT_EQ(fill_reduce_double(comm, *device, true, false, [&] { doubled.set_value(); }),
+                std::vector<float>(5000, 3));
     }
   });
 }
 
 TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
   const auto device = lazy_device();
+  std::promise<void> told;
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
     Values x(comm, *device, *stream, 5000, 1);
@@ -97,10 +103,11 @@ TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
       const auto start = std::chrono::steady_clock::now();
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait_on(*stream);
       const Event reached = stream->record();
-      EXPECT_LT(std::chrono::steady_clock::now() - start, 250ms);
+      EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);  // a host that waits does so until rank 1 gives up
       EXPECT_FALSE(reached.done());  // rank 1 has not called it
+      told.set_value();
     } else {
-      std::this_thread::sleep_for(500ms);
+      EXPECT_EQ(told.get_future().wait_for(4s), std::future_status::ready);
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
     }
     EXPECT_EQ(x.read(), std::vector<float>(5000, 2));

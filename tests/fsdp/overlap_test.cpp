@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "plugins/decorators/decorate.h"
@@ -57,9 +58,14 @@ class SlowModel final : public nn::Layer<SlowModel> {
   std::vector<Slow*> layers_;
 };
 
-/// Of the best step of some, on the rank that waited longest: machines that run tests are busy.
+/// Of so many steps after the first so many must stay within a bound. What misses it is the scheduler's doing on a
+/// machine that others use, too; an engine that waits where it needn't misses it in every step.
+constexpr int kSteps = 8;
+constexpr int kGood = 5;
+
+/// What is exposed in the kGood best steps at most, on the rank that waited longest.
 double exposed_ms(const std::string& backend, const std::string& strategy, int prefetch) {
-  std::vector<double> best(2, 1e9);
+  std::vector<std::vector<double>> waited(2);
   comm::Config config;
   config.backend = backend;
   config.decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:20ms"); };
@@ -70,7 +76,7 @@ double exposed_ms(const std::string& backend, const std::string& strategy, int p
     options.prefetch = prefetch;
     Engine engine(model, world, options);
     engine.initialize(0);
-    for (int step = 0; step < 5; ++step) {
+    for (int step = 0; step <= kSteps; ++step) {
       nn::Tape tape;
       nn::Tensor loss;
       {
@@ -84,11 +90,11 @@ double exposed_ms(const std::string& backend, const std::string& strategy, int p
       for (const EventRecord& event : engine.recorder().take())
         if (event.kind == EventKind::unshard_wait || event.kind == EventKind::reduce_wait)
           exposed += static_cast<double>(event.duration_ns()) / 1e6;
-      double& mine = best[static_cast<std::size_t>(world.rank())];
-      if (step > 0) mine = std::min(mine, exposed);
+      if (step > 0) waited[static_cast<std::size_t>(world.rank())].push_back(exposed);
     }
   });
-  return std::max(best[0], best[1]);
+  for (std::vector<double>& steps : waited) std::sort(steps.begin(), steps.end());
+  return std::max(waited[0].at(kGood - 1), waited[1].at(kGood - 1));
 }
 
 constexpr double kCollective = 20;  // ms

@@ -173,6 +173,50 @@ TEST(DiLoCo, TakesTheOuterStepOfItsPaper) {
   EXPECT_GT(moved, 1e-2);
 }
 
+/// b = momentum b + g, theta -= lr (g + momentum b), where g is theta minus the replicas' mean, meeting after meeting.
+TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
+  constexpr int kMeetings = 3;
+  std::mutex mutex;
+  std::vector<Values> met(kMeetings + 1);
+  std::vector<std::vector<Values>> apart(kMeetings, std::vector<Values>(2));
+  const auto values_of = [](Engine& engine) {
+    Values values;
+    engine.visit([&](const nn::Parameter& parameter, std::span<const float> all) {
+      values[parameter.name()].assign(all.begin(), all.end());
+    });
+    return values;
+  };
+  TrainingSpec spec = spec_for("diloco", "2x1", 100, kMeetings);
+  spec.before_training = [&](Engine& engine, comm::Communicator& control) {
+    const Values values = values_of(engine);
+    if (control.rank() == 0) met[0] = values;
+  };
+  spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
+    const auto meeting = static_cast<std::size_t>(step);
+    const Values before = values_of(engine);
+    engine.meet_replicas();
+    const Values after = values_of(engine);
+    const std::lock_guard lock(mutex);
+    apart[meeting][static_cast<std::size_t>(rank)] = before;
+    if (rank == 0) met[meeting + 1] = after;
+  };
+  train(spec);
+  double worst = 0, carried = 0;
+  for (const auto& [name, theta] : met[0]) {
+    std::vector<double> buffer(theta.size(), 0);
+    for (std::size_t m = 0; m < kMeetings; ++m)
+      for (std::size_t i = 0; i < theta.size(); ++i) {
+        const double at = met[m].at(name)[i];
+        const double g = at - (static_cast<double>(apart[m][0].at(name)[i]) + apart[m][1].at(name)[i]) / 2;
+        carried = std::max(carried, std::abs(0.9 * buffer[i]));
+        buffer[i] = 0.9 * buffer[i] + g;
+        worst = std::max(worst, std::abs(met[m + 1].at(name)[i] - (at - 0.7 * (g + 0.9 * buffer[i]))));
+      }
+  }
+  EXPECT_LT(worst, 1e-6);
+  EXPECT_GT(carried, 1e-3);  // without it the last meetings would end elsewhere
+}
+
 TEST(Period, ClippingAndNormsAreEachReplicasOwn) {
   TrainingSpec spec = spec_for("diloco", "2x2", 2, 4);
   spec.engine.clip_norm = 0.5;

@@ -61,6 +61,10 @@ class PlannerOverLinks : public testing::TestWithParam<std::string> {
 /// What is foretold of a model that was never run is at most this far from what is then measured, as a share of the
 /// step.
 constexpr double kError = 0.15;
+/// Of so many attempts so many must be that close. An attempt misses where somebody else uses the machine while one of
+/// the two is measured; a planner that is wrong misses in all of them.
+constexpr int kAttempts = 8;
+constexpr int kGood = 5;
 
 double error(const StepTimes& foretold, const StepTimes& real) {
   const auto share = [&](std::int64_t a, std::int64_t b) {
@@ -81,20 +85,19 @@ TEST_P(PlannerOverLinks, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasur
     EngineOptions engine = engine_for(name);
     engine.prefetch = prefetch;
     const Step step = step_for(5, 128, engine);
-    StepTimes foretold, real;
-    // Both are measured again where somebody else may have used the machine while one was.
-    for (int attempt = 0; attempt < 8; ++attempt) {
-      if (attempt > 0) times = kernels();
-      foretold = foretell_on(2, step, times, those_links()).steps.back();
-      real = fastest(measured_on(2, GetParam(), step, 16, kLinks));
-      if (error(foretold, real) <= kError) break;
+    int good = 0, worse = 0, attempts = 0;  // worse: the control, links that are four times as fast
+    for (; attempts < kAttempts && good < kGood && attempts - good <= kAttempts - kGood; ++attempts) {
+      if (attempts > 0) times = kernels();
+      const StepTimes foretold = foretell_on(2, step, times, those_links()).steps.back();
+      const StepTimes faster = foretell_on(2, step, times, those_links(4 * kBytesPerSecond)).steps.back();
+      const StepTimes real = fastest(measured_on(2, GetParam(), step, 16, kLinks));
+      good += error(foretold, real) <= kError ? 1 : 0;
+      worse += error(faster, real) > error(foretold, real) ? 1 : 0;
+      std::cout << name << ", prefetch " << prefetch << ": foretold " << told(foretold) << "; measured " << told(real)
+                << "\n";
     }
-    // The control: links that are four times as fast fit less well.
-    const StepTimes faster = foretell_on(2, step, times, those_links(4 * kBytesPerSecond)).steps.back();
-    std::cout << name << ", prefetch " << prefetch << ": foretold " << told(foretold) << "; measured " << told(real)
-              << "\n";
-    EXPECT_LE(error(foretold, real), kError) << name << " " << prefetch;
-    EXPECT_GT(error(faster, real), error(foretold, real)) << name << " " << prefetch;
+    EXPECT_GE(good, kGood) << "of " << attempts << " attempts: " << name << " " << prefetch;
+    EXPECT_GE(worse, good) << name << " " << prefetch;
   }
 }
 

@@ -34,6 +34,10 @@ struct TrainingSpec {
   /// Makes the model where `model` alone doesn't say enough.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model = {};
   bool lazy_streams = false;
+  /// Whether each step's work has run before the next step begins; nothing: unless streams are lazy. Else only the
+  /// first step's has, losses are read after the last step, and norms are the last step's only: what a step forgets to
+  /// wait for shows in the next one.
+  std::optional<bool> drains = {};
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
   std::optional<bool> device_ipc = {};                ///< as comm::Config's
   fsdp::EngineOptions engine = {};
@@ -51,7 +55,7 @@ struct TrainingSpec {
 /// What the slowest, largest or first rank saw.
 struct TrainingRecord {
   std::vector<double> losses;                            // global means
-  std::vector<double> norms;                             // where measured
+  std::vector<double> norms;                             // where measured; see TrainingSpec::drains
   std::map<std::string, std::vector<float>> parameters;  // by name
   fsdp::EngineTraffic first_step, all_later;             // of rank 0
   std::vector<fsdp::EngineTraffic> later_by_rank;
@@ -71,7 +75,7 @@ struct TrainingRecord {
 
 TrainingRecord train(const TrainingSpec& spec);
 
-/// Losses, norms and final parameters; false where there are none.
+/// Losses, norms (those that both have, from the last step back) and final parameters; false where there are none.
 bool same_bits(const TrainingRecord& a, const TrainingRecord& b);
 
 /// What one step called or sent, on average over `steps`.

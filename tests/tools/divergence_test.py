@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ TEXT = "It was a bright cold day in April, and the clocks were striking thirteen
 DIVERGES = ("--lr", "30")  # the first steps are finite
 
 
-class DivergenceTest(unittest.TestCase):
+class Diverging(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -29,6 +30,8 @@ class DivergenceTest(unittest.TestCase):
     def lines(self, name):
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
+
+class DivergenceTest(Diverging):
     def test_compare_shows_nan_and_keeps_every_row(self):
         files = ("--json", self.folder / "c.json", "--report", self.folder / "r.html")
         code, out, err = self.tool("compare", "--strategies", "ddp,fsdp", *DIVERGES, *files)
@@ -102,6 +105,44 @@ class DivergenceTest(unittest.TestCase):
         self.assertEqual([run["skipped_steps"] for run in json.loads((self.folder / "c.json").read_text())["runs"]], [len(skipped)] * 2)
         code, out, err = self.tool("train", "--precision", "bf16", "--json", self.folder / "t.json", steps=3)  # the negative control
         self.assertNotIn("skipped", out + (self.folder / "t.json").read_text())
+
+
+class LossScaleTest(Diverging):
+    """What f16 keeps from step to step is in the checkpoint, and a run that goes on from it has it."""
+
+    def attributes(self, folder):
+        out = self.folder / "inspect.json"
+        subprocess.run([TOOL, "checkpoint", "inspect", folder, "--json", out], check=True, capture_output=True, timeout=30)
+        found = json.loads(out.read_text())["attributes"]
+        return tuple(float(found[name]) for name in ("loss-scale", "loss-scale-good-steps", "loss-scale-skipped-steps"))
+
+    def run_f16(self, steps, *more):
+        code, out, err = self.tool("train", "--precision", "f16", "--lr", "0.3", "--json", self.folder / "t.json", *more, steps=steps)
+        self.assertEqual((code, err), (0, ""))
+        return [line for line in self.lines("t.json") if "loss" in line], out.split()[-1]
+
+    def test_a_resumed_f16_run_is_the_one_that_never_stopped(self):
+        whole, saves = self.folder / "whole", self.folder / "saves"
+        steps, end = self.run_f16(16, "--save", whole, "--save-every", 1)
+        skipped = [line["step"] for line in steps if line["skipped"]]
+        self.assertGreater(len(skipped), 1)
+        last = max(step for step in skipped if step < 14)
+        stops = (last - 1, last, last + 2)  # before a skipped step, after one, and when some good ones have followed
+        for step in range(1, 17):
+            before = [one for one in skipped if one <= step]
+            expected = (steps[step - 1]["loss_scale"], step - max(before, default=0), len(before))
+            self.assertEqual(self.attributes(whole / f"step-{step:08}"), expected)
+        for stop in stops:
+            shutil.rmtree(saves, ignore_errors=True)
+            more, same_end = self.run_f16(16, "--resume", whole / f"step-{stop:08}", "--save", saves)
+
+            def shown(lines):
+                return [{key: line[key] for key in ("step", "loss", "grad_norm", "loss_scale", "skipped")} for line in lines]
+            self.assertEqual(shown(more), shown(steps[stop:]), stop)
+            self.assertEqual(same_end, end, stop)
+            self.assertEqual(self.attributes(saves), self.attributes(whole), stop)
+        # The control: what another step has kept is something else.
+        self.assertNotEqual(self.attributes(whole / "step-00000001"), self.attributes(whole))
 
 
 if __name__ == "__main__":

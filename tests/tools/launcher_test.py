@@ -28,10 +28,10 @@ def marked(mark):
 class Running:
     """A launcher with a mark in its environment, which its ranks inherit."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, stdin=None):
         self.mark = f"MARK_{uuid.uuid4().hex}"
         self.started = time.monotonic()
-        self.process = subprocess.Popen([TOOL, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        self.process = subprocess.Popen([TOOL, "run", *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, self.mark: "1"})
 
     def ranks(self, count):
@@ -64,7 +64,9 @@ class LauncherTest(unittest.TestCase):
     def test_sees_a_process_that_is_left(self):  # negative control of nothing_left()
         mark = f"MARK_{uuid.uuid4().hex}"
         with subprocess.Popen(["sleep", "60"], env={**os.environ, mark: "1"}) as process:
-            time.sleep(0.1)
+            deadline = time.monotonic() + 5
+            while marked(mark) != [process.pid] and time.monotonic() < deadline:  # until it is that program
+                time.sleep(0.01)
             self.assertEqual(marked(mark), [process.pid])
             process.kill()
 
@@ -118,19 +120,44 @@ class LauncherTest(unittest.TestCase):
         self.assertLess(time.monotonic() - sent, 5)
         self.assertTrue(run.nothing_left())
 
+    def test_a_second_interrupt_ends_ranks_at_once(self):
+        run = Running("-n", "2", "--", "sh", "-c", "trap 'echo asked' INT; trap '' TERM; echo pid $$; while :; do sleep 0.05; done")
+        run.ranks(2)
+        run.process.send_signal(signal.SIGINT)
+        asked = ""
+        while asked.count("asked") < 2:
+            line = run.process.stdout.readline()
+            self.assertTrue(line, asked)
+            asked += line
+        run.process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        code, _, err = run.finish()
+        self.assertEqual((code, err.splitlines()[-1]), (1, "tessera: stopped by signal 2 (SIGINT)"))
+        self.assertLess(time.monotonic() - sent, 1.5)  # one alone is followed by SIGTERM after a second, and by SIGKILL later
+        self.assertTrue(run.nothing_left())
+
     def test_a_stopped_rank_goes_when_another_fails(self):
         run = Running("-n", "3", "--", "sh", "-c",
-                      "echo pid $$; if [ $TESSERA_RANK = 1 ]; then kill -STOP $$; fi; if [ $TESSERA_RANK = 0 ]; then sleep 0.3;"
-                      " echo broken >&2; exit 1; fi; exec sleep 60")
-        run.ranks(3)
+                      "echo pid $$; if [ $TESSERA_RANK = 1 ]; then kill -STOP $$; fi; if [ $TESSERA_RANK = 0 ]; then read go;"
+                      " echo broken >&2; exit 1; fi; exec sleep 60", stdin=subprocess.PIPE)
+        stat = pathlib.Path(f"/proc/{run.ranks(3)[1]}/stat")
+        deadline = time.monotonic() + 10
+        while stat.read_text().rsplit(")", 1)[1].split()[0] != "T":
+            self.assertLess(time.monotonic(), deadline, "rank 1 has not stopped")
+            time.sleep(0.01)
+        run.process.stdin.write("go\n")
+        run.process.stdin.flush()
+        told = time.monotonic()
         code, _, err = run.finish()
         self.assertEqual((code, err.splitlines()[-1]), (1, "tessera: rank 0 ended with code 1: broken"))
-        self.assertLess(run.seconds, 5.5)
+        self.assertLess(time.monotonic() - told, 5)
         self.assertTrue(run.nothing_left())
 
     def test_a_rank_that_ends_well_ends_nobody(self):
-        run = Running("-n", "2", "--", "sh", "-c", "if [ $TESSERA_RANK = 0 ]; then exit 0; fi; sleep 0.5; echo late")
-        self.assertEqual(run.finish(), (0, "[1] late\n", ""))
+        with tempfile.TemporaryDirectory() as scratch:
+            script = (f"if [ $TESSERA_RANK = 0 ]; then echo $$ >{scratch}/pid; exit 0; fi;"
+                      f" until [ -s {scratch}/pid ] && ! kill -0 $(cat {scratch}/pid) 2>/dev/null; do sleep 0.01; done; echo late")
+            self.assertEqual(Running("-n", "2", "--", "sh", "-c", script).finish(), (0, "[1] late\n", ""))
 
     def test_sixteen_ranks_know_their_places(self):
         run = Running("-n", "16", "--", "sh", "-c",

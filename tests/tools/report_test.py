@@ -1,6 +1,6 @@
 """The report: a golden comparison becomes one well-formed page that needs nothing else and hides nothing.
 
-    report_test.py TOOL [BROWSER]     with a browser, the page is rendered too
+    report_test.py TOOL [BROWSER]     without a browser, which is to render the page, one test fails
 """
 
 import copy
@@ -201,7 +201,7 @@ class ReportTest(unittest.TestCase):
 
     def test_a_browser_shows_it(self):
         if BROWSER is None:
-            self.skipTest("no Chromium on this machine; scripts/test installs it")
+            self.fail("no Chromium on this machine, which would render the page; scripts/setup --tests installs it")
         # A script of the test's own measures what was laid out; the page itself has none.
         measure = ("<script>const w = e => e.getBoundingClientRect().width;"
                    "document.body.setAttribute('data-seen', JSON.stringify({page: document.documentElement.scrollWidth,"

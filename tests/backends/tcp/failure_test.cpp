@@ -2,6 +2,8 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <future>
+#include <utility>
 
 #include "backends/tcp/frame.h"
 #include "tests/backends/tcp/support.h"
@@ -64,16 +66,18 @@ TEST(Failure, ARankThatEndsWithoutAWordIsLost) {
 
 TEST(Failure, ARankThatClosesIsNotLostAndWhatItSentArrives) {
   const World world = make_world(2, 2);
-  on_threads(world, [](Node& node) {
+  std::promise<void> sent;
+  on_threads(world, [&sent](Node& node) {
     std::vector<std::unique_ptr<Parcel>> parcels;
     if (node.rank == 0) {
       for (std::uint32_t i = 0; i < 10; ++i) parcels.push_back(node.send(1, {1, i, 0}, kEagerLimit));
+      sent.set_value();
       node.transport->close(false);
       for (const auto& parcel : parcels) EXPECT_TRUE(parcel->done);
       EXPECT_TRUE(node.lost.empty());
       return;
     }
-    std::this_thread::sleep_for(50ms);
+    EXPECT_EQ(sent.get_future().wait_for(20s), std::future_status::ready);
     for (std::uint32_t i = 0; i < 10; ++i) parcels.push_back(node.receive(0, {1, i, 0}, kEagerLimit));
     EXPECT_TRUE(node.until([&] { return node.finished == 10; }));
     for (const auto& parcel : parcels) EXPECT_TRUE(intact(*parcel, kEagerLimit));
@@ -117,14 +121,18 @@ TEST(Sleeping, EndsWhenSomethingComes) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 100);
   settle(world);
+  std::promise<void> sleeps;  // now; what comes a little earlier must end the sleep just the same
   std::thread other([&] {
-    std::this_thread::sleep_for(50ms);
+    EXPECT_EQ(sleeps.get_future().wait_for(20s), std::future_status::ready);
     world[0]->send(1, {1, 1, 0}, 100);
   });
+  bool slept = false;
   const auto start = Clock::now();
   while (!in->done && Clock::now() - start < 20s) {
     if (world[1]->transport->poll(true)) continue;
-    if (world[1]->transport->sleeper().arm()) world[1]->transport->sleeper().sleep(20s);
+    if (!world[1]->transport->sleeper().arm()) continue;
+    if (!std::exchange(slept, true)) sleeps.set_value();
+    world[1]->transport->sleeper().sleep(20s);
   }
   EXPECT_LT(Clock::now() - start, 10s);
   EXPECT_TRUE(in->done);

@@ -1,9 +1,13 @@
 // Preloaded into a rank: the N-th call that changes anything below a folder ends the process, or fails as on a full
-// disk.
+// disk; and all of them can be written down.
 //
 //   FAULT_FOLDER   absolute; FAULT_RANK: the rank that is hit (TESSERA_RANK); FAULT_AT: N, from 1
-//   FAULT_KIND     kill, or full (that call and all later ones that need room fail)
+//   FAULT_KIND     kill; full: that call and all later ones that need room fail; once: that one alone does;
+//                  short: from that call on every write is interrupted or does half of its work;
+//                  close: from that call on files of data can't be closed, as on a network's full disk
 //   FAULT_COUNT    a file that the number of calls is written to when the process exits
+//   FAULT_LOG      a file outside the folder that every rank adds its calls to: "RANK CALL PATH [PATH]". What flushes
+//                  stands there when it is done, everything else before it is done.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -30,26 +34,36 @@ std::string_view variable(const char* name) {
 
 bool is_hit_rank() { return !variable("FAULT_RANK").empty() && variable("FAULT_RANK") == variable("TESSERA_RANK"); }
 
-bool below(std::string_view path) {
+bool in_folder(std::string_view path) {
   const std::string_view folder = variable("FAULT_FOLDER");
-  return !folder.empty() && is_hit_rank() && path.substr(0, folder.size()) == folder;
+  return !folder.empty() && path.substr(0, folder.size()) == folder;
 }
 
-bool below_file(int file) {
+std::string path_of(int file) {
   char path[PATH_MAX];
   const ssize_t length = ::readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof(path));
-  return length > 0 && below({path, static_cast<std::size_t>(length)});
+  return {path, static_cast<std::size_t>(length > 0 ? length : 0)};
 }
+
+bool below(std::string_view path) { return is_hit_rank() && in_folder(path); }
+bool below_file(int file) { return is_hit_rank() && in_folder(path_of(file)); }
 
 enum class Needs { room, nothing };
 
+/// Whether the fault's call has come, with this one.
+bool has_come() {
+  const std::string at(variable("FAULT_AT"));
+  return !at.empty() && calls >= std::stol(at);
+}
+
 /// True where the call must fail for want of room.
 bool reached(Needs needs) {
-  const long now = ++calls;
-  const std::string at(variable("FAULT_AT"));
-  if (at.empty() || now < std::stol(at)) return false;
-  if (variable("FAULT_KIND") == "kill") ::kill(::getpid(), SIGKILL);
-  if (needs == Needs::nothing) return false;
+  ++calls;
+  if (!has_come()) return false;
+  const std::string_view kind = variable("FAULT_KIND");
+  if (kind == "kill") ::kill(::getpid(), SIGKILL);
+  static std::atomic<bool> failed{false};
+  if (needs == Needs::nothing || (kind != "full" && (kind != "once" || failed.exchange(true)))) return false;
   errno = ENOSPC;
   return true;
 }
@@ -58,6 +72,38 @@ bool reached(Needs needs) {
 template <class Function>
 Function real(const char* name, Function) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
+}
+
+void write_down(std::string_view call, std::string_view path, std::string_view second = {}) {
+  const std::string log(variable("FAULT_LOG"));
+  if (log.empty() || variable("TESSERA_RANK").empty() || !in_folder(path)) return;
+  std::string line(variable("TESSERA_RANK"));
+  for (const std::string_view word : {call, path, second})
+    if (!word.empty()) line.append(" ").append(word);
+  line += '\n';
+  const int file = real("open", static_cast<int (*)(const char*, int, ...)>(nullptr))(
+      log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  [[maybe_unused]] const ssize_t written = ::write(file, line.data(), line.size());  // one call: lines stay whole
+  real("close", &::close)(file);
+}
+
+/// A write that does half of its work, and every third one none.
+ssize_t write_some(int file, const void* data, std::size_t bytes, off_t at) {
+  static std::atomic<int> writes{0};
+  if (++writes % 3 == 0) {
+    errno = EINTR;
+    return -1;
+  }
+  return real("pwrite", &::pwrite)(file, data, (bytes + 1) / 2, at);
+}
+
+ssize_t write_at(int file, const void* data, std::size_t bytes, off_t at) {
+  write_down("write", path_of(file));
+  if (below_file(file)) {
+    if (reached(Needs::room)) return -1;
+    if (has_come() && variable("FAULT_KIND") == "short") return write_some(file, data, bytes, at);
+  }
+  return real("pwrite", &::pwrite)(file, data, bytes, at);
 }
 
 struct Teller {
@@ -73,6 +119,7 @@ struct Teller {
 
 using Open = int (*)(const char*, int, ...);
 int open_as(const char* name, const char* path, int flags, mode_t mode) {
+  if ((flags & O_CREAT) != 0) write_down("create", path);
   if ((flags & (O_CREAT | O_TRUNC)) != 0 && below(path) && reached(Needs::room)) return -1;
   return real(name, Open{})(path, flags, mode);
 }
@@ -95,43 +142,50 @@ int open64(const char* path, int flags, ...) {
   va_end(list);
   return open_as("open64", path, flags, mode);
 }
-ssize_t pwrite(int file, const void* data, std::size_t bytes, off_t at) {
-  if (below_file(file) && reached(Needs::room)) return -1;
-  return real("pwrite", &::pwrite)(file, data, bytes, at);
-}
-ssize_t pwrite64(int file, const void* data, std::size_t bytes, off64_t at) {
-  if (below_file(file) && reached(Needs::room)) return -1;
-  return real("pwrite64", &::pwrite64)(file, data, bytes, at);
-}
+ssize_t pwrite(int file, const void* data, std::size_t bytes, off_t at) { return write_at(file, data, bytes, at); }
+ssize_t pwrite64(int file, const void* data, std::size_t bytes, off64_t at) { return write_at(file, data, bytes, at); }
 int fsync(int file) {
   if (below_file(file) && reached(Needs::room)) return -1;
-  return real("fsync", &::fsync)(file);
+  const int result = real("fsync", &::fsync)(file);
+  if (result == 0) write_down("fsync", path_of(file));
+  return result;
 }
 int close(int file) {
-  if (below_file(file)) reached(Needs::nothing);
-  return real("close", &::close)(file);
+  const bool of_ours = below_file(file);
+  if (of_ours) reached(Needs::nothing);
+  const bool fails = of_ours && has_come() && variable("FAULT_KIND") == "close" && path_of(file).ends_with(".safetensors");
+  const int result = real("close", &::close)(file);
+  if (!fails) return result;
+  errno = ENOSPC;
+  return -1;
 }
 int mkdir(const char* path, mode_t mode) noexcept {
+  write_down("mkdir", path);
   if (below(path) && reached(Needs::room)) return -1;
   return real("mkdir", &::mkdir)(path, mode);
 }
 int rename(const char* from, const char* to) noexcept {
+  write_down("rename", from, to);
   if (below(from)) reached(Needs::nothing);
   return real("rename", &::rename)(from, to);
 }
 int unlink(const char* path) noexcept {
+  write_down("remove", path);
   if (below(path)) reached(Needs::nothing);
   return real("unlink", &::unlink)(path);
 }
 int unlinkat(int folder, const char* path, int flags) noexcept {
+  write_down("remove", *path == '/' ? std::string(path) : path_of(folder) + "/" + path);
   if (below(path) || below_file(folder)) reached(Needs::nothing);
   return real("unlinkat", &::unlinkat)(folder, path, flags);
 }
 int rmdir(const char* path) noexcept {
+  write_down("remove", path);
   if (below(path)) reached(Needs::nothing);
   return real("rmdir", &::rmdir)(path);
 }
 int remove(const char* path) noexcept {
+  write_down("remove", path);
   if (below(path)) reached(Needs::nothing);
   return real("remove", &::remove)(path);
 }

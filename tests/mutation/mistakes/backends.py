@@ -1,0 +1,71 @@
+"""backends: what each keeps for its peers, counts, and does when one fails."""
+
+from table import mistake
+
+SHM = (r"^comm\.Over/Failure", r"^comm\.(Operations|Progress|Meter|Over/Operations|Algorithms)", r"^comm_processes$", r"^conformance\.")
+TCP = (r"^tcp\.",)
+MPI = (r"^mpi\.",)
+UCX = (r"^ucx\.",)
+NCCL = (r"^nccl\.",)
+
+MISTAKES = [
+    # shm
+    mistake("shm-window-reused-after-failure", "backends/shm/arena.cpp", "  if (quarantined_) return;\n", "", (*SHM, r"^comm_staging\."), "a peer that is late reads another tensor"),
+    mistake("shm-failure-not-quarantined", "backends/shm/failure.cpp", "    host_->arena().quarantine();\n", "", (*SHM, r"^comm_staging\."), "as above"),
+    mistake("shm-failure-rings-nobody", "backends/shm/failure.cpp", "    record.state.store(1);\n    notify();", "    record.state.store(1);", SHM, "sleeping ranks learn of a failure up to 100 ms later"),
+    mistake("shm-idle-not-counted", "backends/shm/arena.cpp", "  insert(offset, {bytes, true});\n  idle_ += bytes;", "  insert(offset, {bytes, true});", (*SHM, r"^comm\.Operations"), "idle windows are never given back"),
+    mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, kPage);", "    const std::size_t first = it->first / kPage * kPage;", (*SHM, r"^base\."), "pages that are in use are dropped"),
+    mistake("shm-mismatch-not-compared", "backends/shm/failure.cpp", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint || !host_->options().check;",
+            SHM, "ranks that call different things read beyond their windows"),
+    mistake("shm-read-after-failure", "backends/shm/collective.cpp", "  if (peer_failed()) return true;\n  collectives_.pop();", "  collectives_.pop();", (*SHM, r"^fsdp_order\."), "what was read of a peer that gave up counts as good"),
+    mistake("shm-counts-itself", "backends/shm/group.cpp", "  if (!op.internal && source != rank_) add(own()", "  if (source != rank_) add(own()", SHM, "the meter counts what splitting sends"),
+    mistake("shm-timeout-names-all", "backends/shm/failure.cpp", "} else if (at < op.sequence) {", "} else if (at <= op.sequence) {", SHM, "a deadline blames ranks that are waiting, too"),
+    mistake("shm-pings-not-answered", "backends/shm/failure.cpp", "    host_->engine().answer_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together say of each other that they don't respond"),
+    mistake("shm-last-words-lost", "backends/shm/host.cpp", "  words.copy(own.last_words.data(), own.last_words.size() - 1);  // the rest is zero from the beginning\n", "", SHM, "who has left doesn't say after which failure"),
+    mistake("shm-slots-freed-early", "backends/shm/host.cpp", "    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))", "    if (one.closed.empty())",
+            SHM, "a communicator's ports are reused while a peer reads them"),
+    mistake("shm-tile-overwritten", "backends/shm/collective.cpp", "op.staged >= slowest_reader(op, false) + kTiles) return false;", "op.staged >= slowest_reader(op, false) + 2 * kTiles) return false;", SHM, "a tile is written while it is read"),
+    mistake("shm-large-symmetric", "backends/shm/group.cpp", "  if (named == kSymmetric && bytes > kEagerBytes)", "  if (named == kSymmetric && bytes > 1000 * kEagerBytes)", (*SHM, r"^comm\.Algorithms"), "TESSERA_ALGO=symmetric is ignored for large sizes"),
+
+    # tcp
+    mistake("tcp-credit-not-told", "backends/tcp/outbox.cpp", "  credit_queued_ = true;\n  tell(FrameKind::credit, {});", "  credit_queued_ = true;", TCP, "a stream in one direction stops"),
+    mistake("tcp-credit-for-unsent", "backends/tcp/outbox.cpp", "  if (cost > eager_sent_) return false;\n", "", TCP, "a peer may claim credit that it was not given"),
+    mistake("tcp-cancelled-credit-kept", "backends/tcp/outbox.cpp", "      eager_sent_ -= eager_cost(outbound.bytes);\n", "", TCP, "messages that were given up use up credit"),
+    mistake("tcp-cancelled-memory-sent", "backends/tcp/outbox.cpp", "  outbound.data = outbound.own.get();\n  outbound.first = first;", "  outbound.first = 0 * first;", TCP, "memory that its owner has back is sent"),
+    mistake("tcp-flood-unbounded", "backends/tcp/inbox.cpp", "  if (held_ + eager_cost(frame.total) > kCredit) return", "  if (held_ > 1000 * kCredit) return", TCP, "a peer's flood takes all memory"),
+    mistake("tcp-held-not-given-back", "backends/tcp/inbox.cpp", "    held_ -= eager_cost(total);\n", "", TCP, "after some megabytes small messages are refused"),
+    mistake("tcp-given-up-kept", "backends/tcp/inbox.cpp", "  inbound.cancelled = given_up_.has(tag);\n", "", TCP, "messages of failed communicators stay in memory"),
+    mistake("tcp-cancelled-receive-written", "backends/tcp/inbox.cpp", "  inbound.message = nullptr;\n  inbound.cancelled = true;  //", "  inbound.cancelled = true;  //", TCP, "memory that its owner has back is written"),
+    mistake("tcp-room-not-watched", "backends/tcp/peer.cpp", "      watch_room(stream, true);\n", "", TCP, "a full connection gets on only with the next 100 ms"),
+    mistake("tcp-sent-not-counted", "backends/tcp/outbox.cpp", "      source->message->sent->fetch_add(payload, std::memory_order_relaxed);", "      source->message->sent->fetch_add(0 * payload, std::memory_order_relaxed);", (*TCP, r"^conformance\.", r"^comm\."), "the meter counts nothing"),
+    mistake("tcp-eof-is-orderly", "backends/tcp/peer.cpp", "  if (!stream.reader.said_bye()) return drop(why);", "  if (!stream.reader.said_bye() && why.empty()) return drop(why);", TCP, "a rank whose connection ends is not missed"),
+    mistake("tcp-closes-too-early", "backends/tcp/transport.cpp", "  while (!failed && !failed_ && !may_go() && Clock::now() < until) {", "  while (false && !failed && !may_go() && Clock::now() < until) {", TCP, "the last messages of a rank that ends are lost"),
+    mistake("tcp-loss-told-twice", "backends/tcp/transport.cpp", "    reported_[r] = true;\n", "", TCP, "a lost peer is lost with every poll"),
+
+    # ucx and mpi
+    mistake("ucx-cancelled-as-done", "backends/ucx/wire.cpp", "cancelled_as_ == UCS_ERR_CANCELED ? Cancelled::before : Cancelled::after", "Cancelled::after", UCX, "a message that comes for a cancelled receive finds nobody"),
+    mistake("ucx-notes-cut-off", "backends/ucx/wire.cpp", "    progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });\n", "", UCX, "the last messages of a rank that ends are lost"),
+    mistake("ucx-peer-error-swallowed", "backends/ucx/wire.cpp", "  peer.wire->events_.peer_lost(peer.rank, \"ucx: \" + text_of(status));", "  static_cast<void>(peer), static_cast<void>(status);", UCX, "a broken connection is noticed at the deadline"),
+    mistake("mpi-pieces-misplaced", "backends/mpi/collectives.cpp", "      piece(offset * size_, std::min(most, what_.count - offset));", "      piece(offset, std::min(most, what_.count - offset));", MPI, "collectives that MPI's counts can't hold go astray"),
+    mistake("mpi-long-parts-misplaced", "backends/mpi/wire.cpp", "  std::byte* const data = message.data + bulk.moved;", "  std::byte* const data = message.data;", MPI, "messages longer than MPI's counts overwrite their beginning"),
+    mistake("mpi-given-up-collective-runs-on", "backends/mpi/collectives.cpp", "std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.given_up();", "owners_.empty()) settings_.given_up();", MPI, "MPI writes memory that its owner has back"),
+    mistake("mpi-communicator-leaks", "backends/mpi/collectives.cpp", "    if (own_ && comm != MPI_COMM_NULL && !owner_.closed()) MPI_Comm_free(&comm);", "    if (own_ && comm == MPI_COMM_NULL) MPI_Comm_free(&comm);", MPI, "a program that splits often runs out of MPI's communicators"),
+    mistake("mpi-error-ends-the-process", "backends/mpi/collectives.cpp", "    MPI_Comm_set_errhandler(static_cast<const MpiGroup&>(*copy).comm, MPI_ERRORS_RETURN);", "    static_cast<void>(copy);", MPI, "an error of MPI in a child ends the process"),
+
+    # nccl, with a vendor that the tests play
+    mistake("nccl-bytes-not-counted", "backends/nccl/group.cpp", "    const ncclResult_t result = issue(target(), call);\n    count(call);", "    const ncclResult_t result = issue(target(), call);", NCCL, "the meter counts nothing"),
+    mistake("nccl-not-after-its-stream", "backends/nccl/group.cpp", "      if (comes_after_) before_->hold_up(stream_->get());\n", "", NCCL, "what a stream has not written is sent"),
+    mistake("nccl-after-one-stream-for-ever", "backends/nccl/group.cpp", "      comes_after_ = false;\n", "", NCCL, "operations wait for a stream that is gone"),
+    mistake("nccl-remote-error-at-once", "backends/nccl/failure.cpp", "    if (Clock::now() < *suspicious_since_ + kVerdictTime) return Health::suspicious;\n", "", NCCL, "a dead rank is told in the vendor's words, not by name"),
+    mistake("nccl-wrong-member-named", "backends/nccl/failure.cpp", "  fail({FailureKind::peer_lost, what + rank_name(member) + \" died\"}, true);", "  fail({FailureKind::peer_lost, what + rank_name(rank_) + \" died\"}, true);", (*NCCL, r"^comm_processes$", r"^comm\."), "a rank says of itself that it died"),
+    mistake("nccl-closing-not-heard", "backends/nccl/failure.cpp", "  closed_[static_cast<std::size_t>(member)] = called;", "  static_cast<void>(called);", NCCL, "who waits for a rank that has closed waits for the deadline"),
+    mistake("nccl-registration-left", "backends/nccl/memory.cpp", "    for (const auto& [group, handle] : blocks_[data].handles) group->deregister_memory(handle);\n", "", NCCL, "memory is freed while the vendor has it registered"),
+    mistake("nccl-later-groups-unregistered", "backends/nccl/memory.cpp", "  for (auto& [data, block] : blocks_) enter(group, data, block);\n}\n\nvoid Memory::remove", "}\n\nvoid Memory::remove", NCCL, "communicators that are split later are slower"),
+    mistake("nccl-average-over-ranks", "backends/nccl/reduce_op.cpp", "      if (op.scalar == target.size) {", "      if (op.scalar != 1) {", NCCL, "averages over another number are wrong"),
+    mistake("nccl-wrong-device", "backends/nccl/group.cpp", "    if (view.count != 0 && view.device.index != world_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is taken"),
+
+    # sim
+    mistake("sim-order-ignored", "backends/sim/world.cpp", "    free_ = begun + took;\n", "    free_ = called + took;\n", r"^sim\.", "a plan overlaps what one channel carries one after the other"),
+    mistake("sim-abort-ignored", "backends/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "a simulated failure doesn't end"),
+    mistake("sim-one-latency-too-few", "backends/sim/world.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_planner\."), "a plan takes all_reduce for one exchange"),
+]

@@ -1,0 +1,103 @@
+"""tools: from an option to the step, what is printed and written, ranks that are started and ended."""
+
+from table import mistake
+
+
+def option(case):
+    return f"tools.options::{case}"
+
+
+OPTIMIZER = option("OptionsTest.test_options_of_the_optimizer_are_the_formula")
+SCHEDULE = option("OptionsTest.test_the_learning_rate_follows_its_schedule")
+NORM = option("OptionsTest.test_the_norm_is_of_the_type_that_was_asked_for")
+GATHERS = option("OptionsTest.test_gathers_come_in_the_order_that_was_asked_for")
+CHANGES = option("OptionsTest.test_every_option_changes_what_it_should")
+LAUNCHER = (r"^tools\.launcher$", r"^tools\.Launcher\.", r"^tools\.LaunchPrefix\.")
+COMPARE = r"^tools\.training$"
+
+MISTAKES = [
+    # An option that is parsed, and not passed on.
+    mistake("option-eps", "src/nn/optimizer.cpp", "  args.eps = config.eps;\n", "  args.eps = 1e-8;\n", OPTIMIZER, "--eps does nothing"),
+    mistake("option-amsgrad", "tools/train_options.cpp", "c.amsgrad, \"adam divides", "o.graphs, \"adam divides", OPTIMIZER, "--amsgrad does something else"),
+    mistake("option-maximize", "src/nn/optimizer.cpp", "  args.maximize = config.maximize;\n  args.first_step", "  args.first_step",
+            OPTIMIZER, "--maximize does nothing with sgd"),
+    mistake("option-nesterov", "src/nn/optimizer.cpp", "  args.nesterov = config.nesterov;\n", "  args.nesterov = false;\n", OPTIMIZER, "--nesterov does nothing"),
+    mistake("option-betas-swapped", "tools/train_plan.cpp", "  optimizer.beta1 = options.betas.at(0);\n  optimizer.beta2 = options.betas.at(1);",
+            "  optimizer.beta1 = options.betas.at(1);\n  optimizer.beta2 = options.betas.at(0);", OPTIMIZER, "--betas are taken in the other order"),
+    mistake("option-weight-decay", "tools/engine_options.cpp", "  engine.optimizer = plan.options.optimizer_config;\n",
+            "  engine.optimizer = plan.options.optimizer_config;\n  engine.optimizer.weight_decay = 0.01;\n", OPTIMIZER, "--weight-decay does nothing"),
+    mistake("option-warmup", "tools/train_plan.cpp", ".warmup = o.warmup,", ".warmup = 0,", SCHEDULE, "--warmup does nothing"),
+    mistake("option-schedule", "tools/train_plan.cpp", ".kind = nn::parse_schedule(o.schedule),", ".kind = nn::Schedule::Kind::constant,", SCHEDULE, "--schedule does nothing"),
+    mistake("schedule-a-step-late", "tools/training.cpp", "nn::learning_rate(plan_.schedule, step + 1)", "nn::learning_rate(plan_.schedule, step)",
+            SCHEDULE, "the first step's learning rate is 0"),
+    mistake("option-norm-type", "tools/engine_options.cpp", "type == \"3\" ? nn::kernels::Norm::three", "type == \"3\" ? nn::kernels::Norm::two", NORM, "--norm-type 3 is 2"),
+    mistake("option-clip-norm", "tools/engine_options.cpp", "  engine.clip_norm = plan.options.clip_norm;\n", "", CHANGES, "--clip-norm does nothing"),
+    mistake("option-reduce-when", "tools/engine_options.cpp", "  if (!plan.options.reduce_when.empty())\n", "  if (plan.options.reduce_when == \"scatter\")\n",
+            CHANGES, "--reduce-when last does nothing"),
+    mistake("option-backward-prefetch", "tools/engine_options.cpp", "plan.options.backward_prefetch == \"post\" ?", "plan.options.backward_prefetch == \"\" ?",
+            GATHERS, "--backward-prefetch post does nothing"),
+    mistake("option-limit-all-gathers", "tools/engine_options.cpp", "  engine.limit_gathers = plan.options.limit_all_gathers;\n", "", GATHERS, "--limit-all-gathers does nothing"),
+    mistake("option-prefetch", "tools/engine_options.cpp", "  engine.prefetch = plan.options.prefetch;\n", "", GATHERS, "--prefetch does nothing"),
+    mistake("option-reshard-after-forward", "tools/engine_options.cpp", "    engine.reshard_after_forward = value == \"true\";", "    engine.reshard_after_forward = true;",
+            GATHERS, "--reshard-after-forward false does nothing"),
+    mistake("option-reshard-after-backward", "tools/engine_options.cpp", "  engine.reshard_after_backward = plan.options.reshard_after_backward != \"false\";\n", "",
+            GATHERS, "--reshard-after-backward false does nothing"),
+    mistake("option-outer-momentum", "src/fsdp/strategy.cpp", "  sync.outer.momentum = period.outer_momentum.value_or(sync.outer.momentum);\n", "", CHANGES, "--outer-momentum does nothing"),
+    mistake("option-outer-lr", "src/fsdp/strategy.cpp", "  sync.outer.learning_rate = period.outer_learning_rate.value_or(sync.outer.learning_rate);\n", "",
+            (CHANGES, COMPARE), "--outer-lr does nothing"),
+    mistake("option-sync-every", "src/fsdp/strategy.cpp", "  sync.period = period.steps.value_or(sync.period);\n", "", (CHANGES, COMPARE), "--sync-every does nothing"),
+    mistake("option-lora-alpha", "tools/model_files.cpp", ".alpha = o.lora_alpha.value_or(8)", ".alpha = 8", r"^tools\.lora$", "--lora-alpha does nothing"),
+    mistake("option-lora-targets", "tools/model_files.cpp", ".targets = o.lora_targets};", ".targets = {}};", (CHANGES, r"^tools\.lora$"), "--lora-targets does nothing"),
+    mistake("option-checkpoint-activations", "tools/model_files.cpp", "  if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);\n", "",
+            COMPARE, "--checkpoint-activations does nothing"),
+    mistake("option-f32-modules", "tools/model_files.cpp", "set_dtypes(model, plan.precision.compute, plan.options.f32_modules);", "set_dtypes(model, plan.precision.compute, {});",
+            (CHANGES, r"^tools\.f32_modules$"), "--f32-modules does nothing"),
+    mistake("option-reduce-dtype", "tools/engine_options.cpp", "  if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;\n", "",
+            COMPARE, "--reduce-dtype does nothing"),
+    mistake("option-seed-of-data", "tools/training.cpp", "                                                   plan.options.seed});", "                                                   0});",
+            CHANGES, "--seed does not change the order of batches"),
+    mistake("option-seed-of-dropout", "tools/training.cpp", "    context_.random() = {.seed = plan_.options.seed,", "    context_.random() = {.seed = 0,",
+            CHANGES, "--seed does not change dropout"),
+    mistake("option-accumulate", "tools/training.cpp", "tape.backward(loss, scale / static_cast<double>(plan_.options.accumulate));", "tape.backward(loss, scale);",
+            COMPARE, "--accumulate N multiplies gradients by N"),
+    mistake("option-threads", "tools/train_plan.cpp", "  if (o.threads) return *o.threads;\n", "", COMPARE, "--threads does nothing"),
+
+    # Figures and files.
+    mistake("loss-of-one-microbatch", "tools/training.cpp", "own += loss.item() / static_cast<double>(losses.size());", "own = loss.item();",
+            option("FiguresTest.test_the_loss_is_the_mean_over_microbatches"), "with --accumulate the printed loss is the last microbatch's"),
+    mistake("warm-up-counted", "tools/training.cpp", "values.begin() + 2, values.end()", "values.begin(), values.end()",
+            option("FiguresTest.test_the_first_two_steps_are_no_part_of_the_times"), "step_ms counts the steps that warm up"),
+    mistake("p95-is-the-median", "tools/training.cpp", "percentile(warm, 0.95)", "percentile(warm, 0.5)",
+            option("FiguresTest.test_the_first_two_steps_are_no_part_of_the_times"), "p95 is the median"),
+    mistake("eval-counts-windows-twice", "tools/evaluation.cpp", "std::clamp<std::int64_t>(windows.count() - begin, 0, at_once)", "at_once",
+            COMPARE, "--eval depends on the number of ranks"),
+    mistake("eval-with-dropout", "tools/evaluation.cpp", "  const nn::EvaluationScope no_dropout(model.context());\n", "",
+            option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval drops activations"),
+    mistake("trace-of-one-rank", "tools/training_events.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
+            COMPARE, "--trace shows all ranks as one"),
+    mistake("export-misses-the-last-step", "tools/training.cpp", "    engine_.meet_replicas();  // with a period: what follows is of all of them\n", "",
+            option("FiguresTest.test_replicas_meet_before_what_is_exported"), "local_sgd exports one replica"),
+    mistake("adapter-config-alpha", "src/nn/adapter_hf.cpp", "{\"lora_alpha\", options.alpha},", "{\"lora_alpha\", options.rank},", r"^tools\.lora$", "PEFT scales an exported adapter wrong"),
+    mistake("json-of-a-full-disk", "tools/train.cpp", "    if (!file_) throw base::SystemError(\"--json: writing failed; is the disk full?\");\n", "",
+            option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "--json on a full disk ends with code 0"),
+    mistake("lost-output-is-success", "tools/main.cpp", "std::fflush(stdout) == 0 && std::ferror(stdout) == 0", "std::fflush(stdout) != 12345",
+            option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "output that a full disk took ends with code 0"),
+    mistake("usage-error-code", "tools/main.cpp", "  if (error.kind() == \"InvalidUsage\") return 2;", "  if (error.kind() == \"InvalidUsage\") return 1;", r"^tools\.values$", "wrong usage ends with code 1"),
+    mistake("save-failure-is-success", "tools/train.cpp", "  if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);\n", "",
+            "tools.checkpoint::CheckpointTest.test_a_full_disk_fails_the_save_and_not_the_training", "a run without its last checkpoint ends with code 0"),
+    mistake("divergence-warns-every-step", "tools/divergence.cpp", "  warned_ = true;\n", "", r"^tools\.Divergence", "one line a step"),
+    mistake("divergence-names-all", "tools/divergence.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(rank);", "    ranks.push_back(rank);", r"^tools\.Divergence", "the rank with the NaN is not named"),
+
+    # Ranks.
+    mistake("launcher-blames-the-last", "tools/launcher.cpp", "  if (first || better) first_failed_ = best;", "  first_failed_ = best;", LAUNCHER, "the rank that failed last is named"),
+    mistake("launcher-blames-the-stopped", "tools/launcher.cpp", "    rank.told_to_stop = true;\n", "", LAUNCHER, "a rank that the launcher stopped is named"),
+    mistake("launcher-forgets-stopped", "tools/launcher.cpp", "    ::kill(rank.pid, SIGCONT);\n", "", LAUNCHER, "a rank that is stopped stays"),
+    mistake("launcher-forgets-grandchildren", "tools/launcher.cpp", "  sweep();  // before the pipes", "  // before the pipes", LAUNCHER, "what ranks started goes on"),
+    mistake("launcher-never-kills", "tools/launcher.cpp", "stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after", "stage_ == Stage::terminating && since < plan_.grace", LAUNCHER, "a rank that ignores SIGTERM stays"),
+    mistake("rank-outlives-launcher", "tools/process.cpp", "  ::prctl(PR_SET_PDEATHSIG, SIGKILL);\n", "", (*LAUNCHER, r"^tools\.failure$"), "ranks outlive a killed launcher for a while"),
+    mistake("guardian-sleeps", "tools/process.cpp", "  if (got == 1) ::_exit(0);", "  if (got >= 0) ::_exit(0);", LAUNCHER, "grandchildren outlive a killed launcher"),
+    mistake("bound-to-one-core", "tools/launcher.cpp", "  return {cores.begin() + rank * share, cores.begin() + (rank + 1) * share};", "  return {cores.begin(), cores.begin() + share};",
+            (*LAUNCHER, COMPARE), "all ranks share the first cores"),
+    mistake("second-interrupt-ignored", "tools/launcher.cpp", "    stage_ = Stage::killing;\n    return signal_running(SIGKILL);", "    return;",
+            "tools.launcher::LauncherTest.test_a_second_interrupt_ends_ranks_at_once", "a second Ctrl-C does nothing"),
+]

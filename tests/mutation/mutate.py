@@ -1,0 +1,171 @@
+"""Makes deliberate mistakes in a scratch copy of the tree, one at a time, and says which of them the tests see.
+
+    mutate.py [--only REGEX] [--list] [--jobs N] [--keep-going] [--limit SECONDS] [--no-control]
+
+By hand, not in CI: a mistake costs a compilation and its tests. The copy is a worktree of HEAD in build/mutation/tree with
+a build folder of its own; with ccache its first build is cheap. Every mistake ends as one of
+
+    caught           a test failed, or its own deadline reported a hang
+    survived         all tests passed: one is missing
+    timeout          a test did not end in time, and no other failed: a hang that nobody reports
+    does not build   the mistake is none that a compiler lets pass
+    does not apply   the text that it changes is not there (once) any more
+
+Exit code 0: all were caught. Without --keep-going it stops at the first that was not.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import table
+
+SCRATCH = table.ROOT / "build" / "mutation"
+TREE = SCRATCH / "tree"
+BUILD = TREE / "build" / "release"
+LOG = SCRATCH / "log"
+
+
+def run(command, limit=None, **options):
+    """Its exit code and output; None for the code where it was killed after `limit` seconds, with all that it started."""
+    process = subprocess.Popen(list(map(str, command)), text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True, **options)
+    try:
+        out, _ = process.communicate(timeout=limit)
+        return process.returncode, out
+    except subprocess.TimeoutExpired:
+        return None, stop(process)
+    except BaseException:
+        stop(process)
+        raise
+
+
+def stop(process):
+    """Ends a process with its group, and gives its output."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    return process.communicate()[0]
+
+
+def require(command, **options):
+    code, out = run(command, **options)
+    if code != 0:
+        sys.exit(f"mutate.py: {' '.join(map(str, command))} failed:\n{out[-4000:]}")
+    return out
+
+
+def prepare(jobs):
+    """The scratch tree at HEAD, built."""
+    head = require(["git", "-C", table.ROOT, "rev-parse", "HEAD"]).strip()
+    if (TREE / ".git").exists():
+        require(["git", "-C", TREE, "reset", "--hard", head])
+    else:
+        SCRATCH.mkdir(parents=True, exist_ok=True)
+        require(["git", "-C", table.ROOT, "worktree", "prune"])
+        require(["git", "-C", table.ROOT, "worktree", "add", "--detach", "--force", TREE, head])
+    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    require(["cmake", "--preset", "release", *launcher, "-DTESSERA_TESTS=ON", "-DTESSERA_EXAMPLES=OFF", "-DTESSERA_BENCH=OFF"], cwd=TREE)
+    require(["ninja", "-C", BUILD, f"-j{jobs}"])
+
+
+def failures_in(output):
+    """The tests that failed by themselves, and those that CTest had to end."""
+    failed, late = [], []
+    for line in output.splitlines():
+        seen = re.search(r"Test +#\d+: (\S+) [. ]*\*\*\*(\S+)", line)
+        if seen:
+            (late if seen[2].startswith("Timeout") else failed).append(seen[1])
+    return failed, late
+
+
+class Runner:
+    def __init__(self, jobs, limit):
+        self.jobs, self.limit = jobs, limit
+        self.tests = table.Tests(BUILD)
+
+    def test(self, names):
+        """(what failed, what did not end) of some tests of the table, in their order; it stops at the first that fails."""
+        late = []
+        for name in names:
+            entry, _, case = name.partition("::")
+            command = [*self.tests.commands[entry], case] if case else [
+                "ctest", "--test-dir", BUILD, "-j", self.jobs, "--no-tests=error", "--stop-on-failure", "-R", name]
+            code, out = run(command, self.limit)
+            LOG.write_text(out)
+            if case:
+                failed, hung = [], []
+            else:
+                failed, hung = failures_in(out)
+            if failed or (code not in (0, None) and not hung):
+                return failed or [name], late
+            late += hung or ([name] if code is None else [])
+        return [], late
+
+    def try_one(self, one):
+        problem = table.problem_of(one, TREE)
+        if problem:
+            return "does not apply", problem
+        path = TREE / one.file
+        before = path.read_text()
+        try:
+            path.write_text(before.replace(one.find, one.replace))
+            code, out = run(["ninja", "-C", BUILD, f"-j{self.jobs}"])
+            if code != 0:
+                errors = [line for line in out.splitlines() if "error" in line]
+                return "does not build", errors[0] if errors else out[-300:]
+            failed, late = self.test(one.tests)
+        finally:
+            path.write_text(before)
+        if failed:
+            return "caught", f"{failed[0]}" + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
+        return ("timeout", ", ".join(late)) if late else ("survived", "")
+
+    def control(self, chosen):
+        """The tests of the table pass where nothing is wrong: else a failure says nothing."""
+        failed, late = self.test(sorted({test for one in chosen for test in one.tests}))
+        if failed or late:
+            sys.exit(f"mutate.py: fails without a mistake: {', '.join(failed + late)}; see {LOG}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="REGEX", help="mistakes whose name or file matches")
+    parser.add_argument("--list", action="store_true", help="say what is in the table, and end")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="compilations and tests at a time")
+    parser.add_argument("--keep-going", action="store_true", help="go on after one that was not caught")
+    parser.add_argument("--limit", type=float, default=400, metavar="SECONDS", help="for each of a mistake's tests")
+    parser.add_argument("--no-control", action="store_true", help="don't run the tests without a mistake first")
+    options = parser.parse_args()
+    chosen = [one for one in table.load() if re.search(options.only, one.name) or re.search(options.only, one.file)]
+    if not chosen:
+        sys.exit(f"mutate.py: --only {options.only}: no mistake is called so; --list shows them")
+    if options.list:
+        for one in chosen:
+            print(f"{one.name:40} {one.file}: {one.why}")
+        return 0
+    prepare(options.jobs)
+    runner = Runner(options.jobs, options.limit)
+    if not options.no_control:
+        Runner(options.jobs, None).control(chosen)
+    counts = {}
+    for number, one in enumerate(chosen, 1):
+        begin = time.monotonic()
+        outcome, detail = runner.try_one(one)
+        counts[outcome] = counts.get(outcome, 0) + 1
+        print(f"[{number}/{len(chosen)}] {outcome:15} {one.name:40} {time.monotonic() - begin:4.0f} s  {detail}", flush=True)
+        if outcome != "caught" and not options.keep_going:
+            break
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+    return 0 if set(counts) == {"caught"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The table of deliberate mistakes: what each changes, and which tests should see it."""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """`find` occurs exactly once in `file`. A test is a regular expression of CTest names, or NAME::CASE: a case of a
+    Python test, as unittest spells it."""
+    name: str
+    file: str
+    find: str
+    replace: str
+    tests: tuple
+    why: str  # what a user would see
+
+
+def mistake(name, file, find, replace, tests, why):
+    return Mistake(name, file, find, replace, (tests,) if isinstance(tests, str) else tuple(tests), why)
+
+
+def load():
+    """All mistakes, in the order of their files' names."""
+    found = []
+    for path in sorted((HERE / "mistakes").glob("*.py")):
+        spec = importlib.util.spec_from_file_location(f"mistakes_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found += module.MISTAKES
+    return found
+
+
+def problem_of(one, root):
+    """Why the mistake can't be made in the tree below `root`, or ''."""
+    path = root / one.file
+    if not path.is_file():
+        return f"{one.name}: {one.file} is not there"
+    count = path.read_text().count(one.find)
+    if count != 1:
+        return f"{one.name}: its text occurs {count} times in {one.file}, needs once"
+    if one.find == one.replace:
+        return f"{one.name}: changes nothing"
+    return ""
+
+
+class Tests:
+    """The tests of a build folder, by name."""
+
+    def __init__(self, build):
+        shown = subprocess.run(["ctest", "--test-dir", str(build), "--show-only=json-v1"], text=True, capture_output=True, check=True)
+        self.commands = {test["name"]: test.get("command") for test in json.loads(shown.stdout)["tests"]}
+
+    def problem_of(self, test):
+        """Why a test of the table names nothing, or ''."""
+        name, _, case = test.partition("::")
+        if not case:
+            # What was not built stands as PREFIX_NOT_BUILT: its cases are not known.
+            known = any(re.search(name, one) or (one.endswith("_NOT_BUILT") and name.lstrip("^").startswith(one[5:-10] + "\\."))
+                        for one in self.commands)
+            return "" if known else f"no test is called {name}"
+        if self.commands.get(name) is None:
+            return f"no test is called {name}"
+        script = next((pathlib.Path(word) for word in self.commands[name] if word.endswith(".py")), None)
+        if script is None:
+            return f"{name} is no Python test"
+        text = script.read_text()
+        wanted = re.fullmatch(r"(\w+)\.(test_\w+)", case)
+        if wanted and f"class {wanted[1]}(" in text and f"def {wanted[2]}(" in text:
+            return ""
+        return f"{name} has no case {case}"

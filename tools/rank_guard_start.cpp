@@ -58,7 +58,7 @@ RankGuard::RankGuard(const comm::Launch& launch) {
   ::sigemptyset(&terminated);
   ::sigaddset(&terminated, SIGTERM);
   ::pthread_sigmask(SIG_BLOCK, &terminated, &before);
-  constexpr int kAttempts = 200;  // without it the rank runs all the same
+  constexpr int kAttempts = 2000;  // 2 s on a busy machine; without it the rank runs all the same
   for (int i = 0; i < kAttempts && !connection_.connected(); ++i) {
     connection_ = LauncherConnection(name, std::to_string(launch.rank) + "\n");
     if (!connection_.connected()) ::usleep(1000);

@@ -80,7 +80,7 @@ def failures_in(output):
     """The tests that failed by themselves, and those that CTest had to end."""
     failed, late = [], []
     for line in output.splitlines():
-        seen = re.search(r"Test +#\d+: (\S+) [. ]*\*\*\*(\S+)", line)
+        seen = re.search(r"Test +#\d+: (\S+).*\*\*\*(\w+)", line)
         if seen:
             (late if seen[2].startswith("Timeout") else failed).append(seen[1])
     return failed, late

@@ -33,11 +33,6 @@ constexpr int kTerminated = 1'000;  // between SIGTERM and SIGKILL
 constexpr int kForEver = -1;
 constexpr int kMost = 4096;  // descriptors; more ranks on one host are not guarded
 
-struct Rank {
-  bool came = false;
-  bool ends = false;    ///< by itself, or since the launcher tells it to
-  bool aborts = false;  ///< perhaps because of another that died just before
-};
 int listen_at(const char* name) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;

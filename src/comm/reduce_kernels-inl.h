@@ -6,11 +6,11 @@
 #define TESSERA_COMM_REDUCE_KERNELS_INL_H_
 #endif
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "tessera/base/half_loops-inl.h"
 #include "tessera/comm/reduce_work.h"
 #include "tessera/comm/slices.h"
 
@@ -19,38 +19,6 @@ namespace tessera::comm {
 namespace HWY_NAMESPACE {
 
 using Kind = ReduceOp::Kind;
-
-// Conversions without branches, so that loops over them vectorise. Equal to base's on every input (a test runs all).
-inline float widen(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
-
-inline float widen(f16 x) {
-  const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
-  // The exponent's bias differs by 112; the product renormalises subnormals exactly.
-  const std::uint32_t scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
-  const std::uint32_t special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
-  return std::bit_cast<float>(scaled | special | (static_cast<std::uint32_t>(x.bits & 0x8000u) << 16));
-}
-
-inline bf16 narrow_bf16(float value) {
-  const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t rounded = (x + 0x7fffu + ((x >> 16) & 1u)) >> 16;
-  const std::uint32_t nan = (x >> 16) | 0x40u;
-  return bf16::of_bits(static_cast<std::uint16_t>((x & 0x7fffffffu) > 0x7f800000u ? nan : rounded));
-}
-
-inline f16 narrow_f16(float value) {
-  const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = (x >> 16) & 0x8000u;
-  const std::uint32_t magnitude = x & 0x7fffffffu;
-  const std::uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-  // Adding 1/2 puts a subnormal's bits at the end of the mantissa, rounded to nearest even by the addition itself.
-  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-  std::uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-  half = magnitude >= 0x477ff000u ? 0x7c00u : half;
-  half = magnitude > 0x7f800000u ? nan : half;
-  return f16::of_bits(static_cast<std::uint16_t>(sign | half));
-}
 
 /// What elements of type T are added in, and how they get there and back. Signed integers wrap, so they are added
 /// unsigned.
@@ -63,14 +31,14 @@ struct Arithmetic {
 template <>
 struct Arithmetic<f16> {
   using Sum = float;
-  static Sum load(f16 x) { return widen(x); }
-  static f16 store(Sum x) { return narrow_f16(x); }
+  static Sum load(f16 x) { return base::widen(x); }
+  static f16 store(Sum x) { return base::narrow<f16>(x); }
 };
 template <>
 struct Arithmetic<bf16> {
   using Sum = float;
-  static Sum load(bf16 x) { return widen(x); }
-  static bf16 store(Sum x) { return narrow_bf16(x); }
+  static Sum load(bf16 x) { return base::widen(x); }
+  static bf16 store(Sum x) { return base::narrow<bf16>(x); }
 };
 
 template <Kind kKind, class S>

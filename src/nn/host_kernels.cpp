@@ -6,7 +6,6 @@
 
 #include "tessera/nn/device_kernels.h"
 #include "tessera/nn/internal/narrow_kernels.h"
-#include "tessera/nn/kernels/onednn.h"
 #include "tessera/nn/kernels/tiles.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/dispatch.h"
@@ -155,25 +154,19 @@ class HostNarrowKernels final : public NarrowKernels<T> {
     s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
   }
   void linear_forward(Stream& s, const LinearForward<T>& args) override {
-    if (!multiplies(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
     if constexpr (std::is_same_v<T, bf16>)
       s.run([args, &pool = pool_] { kernels::linear_forward<T>(pool, args); });
     if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
   }
   void linear_backward(Stream& s, const LinearBackward<T>& args) override {
-    if (!multiplies(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
-    LinearBackward<T> bias = args, products = args;
-    bias.dweight = bias.dx = products.dbias = nullptr;
-    if (args.dbias != nullptr) NarrowKernels<T>::linear_backward(s, bias);
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
+    this->bias_backward(s, args);
     if constexpr (std::is_same_v<T, bf16>)
-      s.run([products, &pool = pool_] { kernels::linear_backward<T>(pool, products); });
+      s.run([args, &pool = pool_] { kernels::linear_backward<T>(pool, args); });
   }
 
  private:
-  static bool multiplies(const LinearShape& shape) {
-    return std::is_same_v<T, bf16> && kernels::has_onednn_product(DType::bf16) && shape.rows > 0 && shape.in > 0 &&
-           shape.out > 0;
-  }
   ThreadPool& pool_;
 };
 

@@ -56,6 +56,14 @@ class MetaNarrowKernels final : public NarrowKernels<T> {
  public:
   using NarrowKernels<T>::NarrowKernels;
   void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
+  void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
+    if (args.activated != nullptr) this->activation_forward(s, kernels::activation_after(args));
+  }
+  void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
+    this->bias_backward(s, args);
+  }
 };
 
 class AllMetaKernels final : public DeviceKernels {

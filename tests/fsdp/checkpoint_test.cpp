@@ -4,9 +4,11 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <thread>
 
 #include "tests/fsdp/checkpoints.h"
 #include "tests/harness/guarded_device.h"
@@ -211,6 +213,33 @@ TEST(Checkpoints, KeepsTheLastFiniteOne) {
   EXPECT_FALSE(fs::exists(folder.path("step-00000004")));
   EXPECT_TRUE(Checkpoint(folder.path("step-00000003")).finite());
   EXPECT_FALSE(Checkpoint(folder.path()).finite());
+}
+
+TEST(Checkpoints, AreReadWhileOlderOnesAreRemoved) {
+  const TemporaryFolder folder;
+  std::atomic<bool> begun = false, over = false;
+  std::atomic<int> opened = 0;
+  std::thread reader([&] {
+    while (!begun) std::this_thread::yield();
+    while (!over) {
+      Checkpoint checkpoint(folder.path());
+      EXPECT_THAT(checkpoint.verify(), testing::IsEmpty());
+      ++opened;
+    }
+  });
+  TrainingSpec spec = spec_for("fsdp", 2, 60);
+  spec.between_steps = [&](int, Engine& engine, comm::HostExchange& control) {
+    CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1, .asynchronous = false});
+    writer.save({});
+    begun = true;
+  };
+  train(spec);
+  over = true;
+  reader.join();
+  EXPECT_GT(opened, 10);
+  // The negative control: a step that somebody damages is not taken for one that was removed.
+  std::ofstream(folder.path("step-00000060/rank-00000.json"), std::ios::app) << " ";
+  EXPECT_THROW(Checkpoint{folder.path()}, InvalidUsage);
 }
 
 TEST(Checkpoints, AFolderIsOneRuns) {

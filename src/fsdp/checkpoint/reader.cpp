@@ -163,8 +163,9 @@ Checkpoint::Checkpoint(const std::string& folder) {
       state_->open(text);
       return;
     } catch (const InvalidUsage&) {
-      if (!text.empty() && text_or_none(path) == text) throw;  // nobody has touched it
-      if (attempt == kAttempts || (text.empty() && folder == state_->folder))
+      const bool read = !text.empty();
+      if (read ? text_or_none(path) == text : fs::exists(fs::symlink_status(path))) throw;  // nobody has touched it
+      if (attempt == kAttempts || (!read && folder == state_->folder))
         throw InvalidUsage(state_->folder + ": removed while it was read; a run that saves there removes older steps");
     }
   }

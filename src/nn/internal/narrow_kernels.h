@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/nn/device_kernels.h"
+#include "tessera/nn/kernels/onednn.h"
 
 namespace tessera::nn {
 
@@ -53,6 +54,17 @@ class NarrowKernels : public Kernels<T> {
   /// Unsupported: optimizers keep f32, 16-bit values have masters.
   void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) override;
   void adam_step(Stream& stream, const kernels::AdamStep<T>& args) override;
+
+ protected:
+  /// Whether the processor multiplies elements of T: then the host's linear layers need no scratch.
+  static bool has_product(const kernels::LinearShape& shape) {
+    return kernels::has_onednn_product(dtype_of<T>) && shape.rows > 0 && shape.in > 0 && shape.out > 0;
+  }
+  /// linear_backward's gradient of the bias alone.
+  void bias_backward(Stream& stream, kernels::LinearBackward<T> args) {
+    args.dweight = args.dx = nullptr;
+    if (args.dbias != nullptr) NarrowKernels::linear_backward(stream, args);
+  }
 
  private:
   Kernels<float>& wide() const { return *all_.f32(); }

@@ -141,18 +141,18 @@ TEST(Decorators, WaitForWhatALazyStreamHolds) {
 // --- delay
 
 TEST(Delay, HoldsUpTheWorkWhileItsCallerComputes) {
-  run_threads(2, decorated("delay:50ms"), [](Communicator& comm) {
+  run_threads(2, decorated("delay:400ms"), [](Communicator& comm) {
     std::vector<float> x(1000, 1);
     const Clock::time_point start = Clock::now();
     Work work = comm.all_reduce(view_of(x.data(), 1000), view_of(x.data(), 1000), ReduceOp::sum());
-    EXPECT_LT(seconds_since(start), 0.045);  // the call does not wait
+    EXPECT_LT(seconds_since(start), 0.35);  // the call does not wait
     EXPECT_FALSE(work.done());
     EXPECT_FALSE(work.wait_for(1ms));
-    EXPECT_LT(seconds_since(start), 0.045);
+    EXPECT_LT(seconds_since(start), 0.35);
     while (seconds_since(start) < 0.045) {  // the caller computes
     }
     work.wait();
-    EXPECT_GE(seconds_since(start), 0.050);
+    EXPECT_GE(seconds_since(start), 0.400);
     EXPECT_TRUE(work.done());
     EXPECT_EQ(x[0], 2);
   });
@@ -161,7 +161,7 @@ TEST(Delay, HoldsUpTheWorkWhileItsCallerComputes) {
     comm.barrier().wait();
     const Clock::time_point start = Clock::now();
     summed(comm, 1000);
-    EXPECT_LT(seconds_since(start), 0.045);
+    EXPECT_LT(seconds_since(start), 0.35);
   });
 }
 

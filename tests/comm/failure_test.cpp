@@ -185,15 +185,35 @@ INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::Values("shm", "tcp"),
 
 /// Without the checked mode lengths that differ are still seen where they arrive.
 TEST(Unchecked, AnotherLengthIsAMismatch) {
-  Config config;
-  config.backend = "tcp";
-  config.timeout = 20s;
-  run_threads(2, config, [](Communicator& comm) {
-    const std::string error = error_of([&] {
-      all_reduce(comm, comm.rank() == 0 ? 10 : 12);
-      comm.barrier().wait();
+  for (const char* backend : {"shm", "tcp"}) {
+    Config config;
+    config.backend = backend;
+    config.timeout = 20s;
+    run_threads(2, config, [&](Communicator& comm) {
+      const std::string error = error_of([&] {
+        all_reduce(comm, comm.rank() == 0 ? 10 : 12);
+        comm.barrier().wait();
+      });
+      EXPECT_TRUE(error.starts_with("Mismatch: ")) << backend << ": " << error;
     });
-    EXPECT_TRUE(error.starts_with("Mismatch: ")) << error;
+  }
+}
+
+/// A peer that is late may still read them.
+TEST(FailedWindows, AreNotUsedAgain) {
+  run_ranks(2, [](Communicator& comm) {
+    const auto child = comm.split(0, comm.rank());
+    const auto allocate = [&] { return comm.allocate(std::size_t{1} << 20, MemoryKind::host, MemoryUse::other); };
+    allocate().reset();  // from here on there is one that is idle
+    Buffer buffer = allocate();
+    const void* const before = buffer.data();
+    buffer.reset();
+    buffer = allocate();
+    EXPECT_EQ(buffer.data(), before) << "the control: nothing has failed";
+    if (comm.rank() == 0) child->abort("on purpose");
+    EXPECT_NE(error_of([&] { child->barrier().wait(); }), "");
+    buffer.reset();
+    EXPECT_NE(allocate().data(), before);
   });
 }
 

@@ -1,6 +1,9 @@
 // The operations that the conformance suite has no room for, the meter, split and allocate.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <numeric>
 
 #include "tests/comm/support.h"
@@ -173,6 +176,31 @@ TEST(Operations, GrowingWindowsNeverOverlapLivingOnes) {
       const auto mine = [&](unsigned char byte) { return byte == i / 2 + 1; };
       EXPECT_TRUE(std::all_of(bytes, bytes + living[i].bytes(), mine)) << "window " << i;
     }
+  });
+}
+
+std::size_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+/// What nobody uses goes back to the machine when something else is asked for.
+TEST(Operations, IdleWindowsAreGivenBack) {
+  run_ranks(1, [](Communicator& comm) {
+    constexpr std::size_t kMiB = std::size_t{1} << 20;
+    const std::size_t before = resident_bytes();
+    for (int i = 0; i < 3; ++i) {
+      std::vector<Buffer> pieces;
+      for (int k = 0; k < 16; ++k) {
+        pieces.push_back(comm.allocate(8 * kMiB, MemoryKind::host, MemoryUse::other));
+        std::memset(pieces.back().data(), 1, pieces.back().bytes());
+      }
+      EXPECT_GT(resident_bytes(), before + 120 * kMiB);
+    }
+    const Buffer other = comm.allocate(256 * kMiB, MemoryKind::host, MemoryUse::other);  // larger than any that is idle
+    EXPECT_LT(resident_bytes(), before + 64 * kMiB);
   });
 }
 

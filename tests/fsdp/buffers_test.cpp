@@ -45,6 +45,8 @@ TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
     spec.before_training = [&](Engine& engine, comm::Communicator&) {
       const BufferBytes bytes = buffers_of(engine);
       EXPECT_EQ(bytes.size(), 8U);
+      for (const auto& buffer : engine.buffers())
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer->tensor().raw()) % 64, 0U) << buffer->name();
       for (const auto& [name, values] : expected) EXPECT_EQ(floats(bytes.at(name)), values) << name;
       engine.initialize(8);
       EXPECT_NE(floats(buffers_of(engine).at("inner.running_mean")), expected.at("inner.running_mean"))

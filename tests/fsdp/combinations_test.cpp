@@ -69,6 +69,47 @@ TEST_P(Combinations, TrainOrAreRefusedWithTheReason) {
   EXPECT_EQ(harness::bytes_per_step(own.all_later, spec.steps - 1), formula.bytes);
 }
 
+/// Gathers, and writes what has come only when somebody waits for it.
+class Late final : public CollectivePlugin {
+ public:
+  void prepare(const CollectiveSetup& setup) override {
+    context_ = &setup.context;
+    buffers_ = &setup.buffers;
+  }
+  Works run(const CollectiveCall& call) override {
+    Works works;
+    std::vector<std::pair<comm::View, std::shared_ptr<Lease>>> come;
+    for (const Transfer& t : call.transfers) {
+      const auto room =
+          std::make_shared<Lease>(buffers_->acquire(t.out.bytes(), std::string(call.options.label), *call.options.after));
+      works.add(call.channel.all_gather(t.in, {room->data(), t.out.count, t.out.dtype, t.out.device}, call.options));
+      come.emplace_back(t.out, room);
+    }
+    works.then([this, come](Stream& stream) {
+      for (const auto& [out, room] : come) {
+        context_->runtime().copy(stream, base::CopyDirection::device_to_device, out.data, room->data(), out.bytes());
+        room->give_back(stream.record());
+      }
+      return Works();
+    });
+    return works;
+  }
+
+ private:
+  nn::Context* context_ = nullptr;
+  LeasePool* buffers_ = nullptr;
+};
+
+TEST_P(Combinations, GatherOverOneAxisAfterTheOther) {
+  const auto [replicate, shard] = GetParam();
+  if (replicate > shard && shard != nothing && replicate > optimizer) return;  // refused, see above
+  TrainingSpec spec = spec_for(strategy_);
+  const TrainingRecord plain = train(spec);
+  spec.engine.collectives.add(comm::OpKind::all_gather, "late", [] { return std::make_unique<Late>(); });
+  spec.engine.strategy.all_gather = "late";
+  EXPECT_TRUE(same_bits(plain, train(spec)));
+}
+
 /// The negative control: one more place that is sharded is other bytes.
 TEST(CombinationsControl, AnotherCombinationCostsOtherwise) {
   const TrainingRecord own = train(spec_for(strategy_of(optimizer, after_forward)));

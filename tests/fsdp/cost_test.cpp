@@ -114,6 +114,28 @@ TEST(CostOfAUnit, IsWhatItLeasesAtATime) {
   }
 }
 
+/// What is frozen has no gradients: its parameters are all that it ever leases.
+TEST(CostOfAUnit, ThatIsFrozenIsItsParameters) {
+  TrainingSpec spec = spec_for("fsdp", 2);
+  spec.make_model = [config = spec.model](nn::Context& context) {
+    auto model = nn::make_model(context, config);
+    for (const auto& parameter : model->parameters())
+      if (parameter->name().starts_with("h.0.")) {
+        nn::Tensor tensor = parameter->tensor();
+        tensor.set_requires_grad(false);
+      }
+    return model;
+  };
+  int frozen = 0;
+  for (const Engine::UnitInfo& unit : train(spec).units) {
+    const auto padded = static_cast<std::size_t>(unit.elements + unit.padding);
+    const bool is_frozen = unit.name == "h.0";
+    frozen += is_frozen ? 1 : 0;
+    EXPECT_EQ(unit.peak_bytes, padded * (is_frozen ? 4 : 8)) << unit.name;
+  }
+  EXPECT_EQ(frozen, 1);
+}
+
 TEST(CostOfClipping, IsOneAllReducePerShardedAxis) {
   for (const auto& [name, calls] :
        {std::pair("ddp", 0u), std::pair("zero1", 1u), std::pair("fsdp", 1u), std::pair("hsdp", 1u)}) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "tessera/fsdp/gradient_scaler.h"
 #include "tests/harness/training.h"
@@ -100,11 +101,12 @@ TEST(Norms, TakeOneReductionPerShardedAxis) {
 
 // --- the loss scale
 
-/// Trains in f16 with a scaler; `spoil`: the step in which one rank's loss gets infinite.
+/// Trains in f16 with a scaler.
 struct Scaled {
   std::vector<bool> done;
   std::vector<double> scales, losses;
   std::map<std::string, std::vector<float>> before, after;  // parameters around the spoiled step
+  std::map<std::string, std::vector<float>> end;
   std::uint64_t skipped = 0;
 };
 
@@ -114,7 +116,13 @@ std::map<std::string, std::vector<float>> values_of(Engine& engine) {
   return values;
 }
 
-Scaled train_scaled(const std::string& strategy, int ranks, int spoil, GradientScaler::Options options) {
+/// The steps from `first` to before `end`; one rank's loss gets infinite in those that are spoiled.
+struct Course {
+  std::set<int> spoils;
+  int first = 0, end = 6;
+};
+
+Scaled train_scaled(const std::string& strategy, int ranks, const Course& course, GradientScaler::Options options) {
   Scaled scaled;
   comm::Config config;
   config.backend = "shm";
@@ -129,7 +137,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, int spoil, GradientS
     engine.initialize(spec.seed);
     GradientScaler scaler(engine, options);
     const bool first = world.rank() == 0;
-    for (int step = 0; step < 6; ++step) {
+    for (int step = course.first; step < course.end; ++step) {
       const auto batch = harness::make_batch(context, spec, step, world.rank());
       nn::Tape tape;
       nn::Tensor loss;
@@ -137,15 +145,16 @@ Scaled train_scaled(const std::string& strategy, int ranks, int spoil, GradientS
         const nn::TapeScope recording(context, &tape);
         loss = model->loss(batch.tokens, batch.targets);
       }
-      const bool spoils = step == spoil && world.rank() == ranks - 1;
+      const bool spoiled = course.spoils.contains(step);
+      const bool spoils = spoiled && world.rank() == ranks - 1;
       tape.backward(loss, spoils ? std::numeric_limits<double>::infinity() : scaler.scale());
-      if (step == spoil) {
+      if (spoiled) {
         const auto values = values_of(engine);
         if (first) scaled.before = values;
       }
       engine.step(1e-2);
       const bool done = scaler.after_step();
-      if (step == spoil) {
+      if (spoiled) {
         const auto values = values_of(engine);
         if (first) scaled.after = values;
       }
@@ -154,6 +163,8 @@ Scaled train_scaled(const std::string& strategy, int ranks, int spoil, GradientS
       scaled.scales.push_back(scaler.scale());
       scaled.losses.push_back(loss.item());
     }
+    const auto values = values_of(engine);
+    if (first) scaled.end = values;
     if (first) scaled.skipped = engine.skipped_steps();
   });
   return scaled;
@@ -179,27 +190,53 @@ class SumsFirst final : public CollectivePlugin {
 TEST(GradientScaling, OneRanksInfinityMakesAllSkipAndBackOff) {
   for (const auto& [name, ranks] : {std::pair("ddp", 2), std::pair("zero1", 2), std::pair("zero2", 3),
                                     std::pair("fsdp", 4), std::pair("hsdp", 4)}) {
-    const Scaled scaled = train_scaled(name, ranks, 2, {.initial = 1024});
+    const Scaled scaled = train_scaled(name, ranks, {.spoils = {2}}, {.initial = 1024});
     EXPECT_THAT(scaled.done, testing::ElementsAre(true, true, false, true, true, true)) << name;
     EXPECT_THAT(scaled.scales, testing::ElementsAre(1024, 1024, 512, 512, 512, 512)) << name;
     EXPECT_EQ(scaled.before, scaled.after) << name;
     EXPECT_EQ(scaled.skipped, 1U) << name;
     // The control: a step that isn't spoiled changes them.
-    const Scaled whole = train_scaled(name, ranks, -1, {.initial = 1024});
+    const Scaled whole = train_scaled(name, ranks, {}, {.initial = 1024});
     EXPECT_THAT(whole.done, testing::Each(true));
     EXPECT_LT(whole.losses.back(), whole.losses.front());
   }
 }
 
 TEST(GradientScaling, ScalesOfPowersOfTwoChangeOnlyWhatVanishes) {
-  const Scaled small = train_scaled("fsdp", 2, -1, {.initial = 1024}),
-               large = train_scaled("fsdp", 2, -1, {.initial = 4096});
+  const Scaled small = train_scaled("fsdp", 2, {}, {.initial = 1024}),
+               large = train_scaled("fsdp", 2, {}, {.initial = 4096});
   for (std::size_t i = 0; i < small.losses.size(); ++i) EXPECT_NEAR(small.losses[i], large.losses[i], 2e-3);
 }
 
 TEST(GradientScaling, GrowsAfterGoodStepsInARow) {
-  const Scaled scaled = train_scaled("fsdp", 2, 2, {.initial = 1024, .interval = 2});
+  const Scaled scaled = train_scaled("fsdp", 2, {.spoils = {2}}, {.initial = 1024, .interval = 2});
   EXPECT_THAT(scaled.scales, testing::ElementsAre(1024, 2048, 1024, 1024, 2048, 2048));
+}
+
+TEST(GradientScaling, GrowsAgainAndAgainAndCountsFromAnOverflowAnew) {
+  const Scaled grown = train_scaled("ddp", 2, {}, {.initial = 16, .interval = 2});
+  EXPECT_THAT(grown.scales, testing::ElementsAre(16, 32, 32, 64, 64, 128));
+  // Two good steps before the overflow don't count to the three after it.
+  const Scaled anew = train_scaled("ddp", 2, {.spoils = {2}}, {.initial = 1024, .interval = 3});
+  EXPECT_THAT(anew.scales, testing::ElementsAre(1024, 1024, 512, 512, 512, 1024));
+}
+
+TEST(GradientScaling, StaysWithinBounds) {
+  const Scaled small = train_scaled("ddp", 1, {.spoils = {0, 1, 2, 3}, .end = 5}, {.initial = 0x1p-22});
+  EXPECT_THAT(small.scales, testing::ElementsAre(0x1p-23, 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-24));
+  EXPECT_THAT(small.done, testing::ElementsAre(false, false, false, false, true));
+}
+
+/// A step that is skipped is none for the optimizer: what follows is a training that never had it.
+TEST(GradientScaling, ASkippedStepIsNoneOfTheOptimizers) {
+  for (const char* name : {"ddp", "fsdp"}) {
+    const Scaled with = train_scaled(name, 2, {.spoils = {0}}, {.initial = 1024});
+    const Scaled without = train_scaled(name, 2, {.first = 1}, {.initial = 512});
+    EXPECT_FALSE(with.end.empty());
+    EXPECT_EQ(with.end, without.end) << name;
+    // The control: one that isn't skipped.
+    EXPECT_NE(train_scaled(name, 2, {}, {.initial = 512}).end, without.end) << name;
+  }
 }
 
 TEST(GradientScaling, IsRefusedWhereItMakesNoSense) {

@@ -114,6 +114,7 @@ struct Disagreement {
   bool swaps = false;
   bool skips = false;
   int from = 1;  ///< step
+  bool refreshes = false;  ///< just before it
   bool checked = false;
   std::shared_ptr<base::DeviceRuntime> device = {};  ///< not null: there, and the communicator takes its memory only
 };
@@ -150,6 +151,7 @@ Said run_two_ways(const Disagreement& how) {
       engine.initialize(0);
       for (int step = 0; step < 4; ++step) {
         const bool other = world.rank() == 1 && step >= how.from;
+        if (how.refreshes && step == how.from) engine.refresh();
         nn::Tape tape;
         nn::Tensor loss;
         {
@@ -184,6 +186,17 @@ TEST(RanksThatDisagree, FromTheBeginningAreNamedBeforeTheFirstBackward) {
             << backend;
       }
     }
+}
+
+/// What is trained from then on is new, and most often ranks differ from the beginning.
+TEST(RanksThatDisagree, AfterARefreshAreNamedBeforeTheFirstBackward) {
+  for (const bool swaps : {true, false}) {
+    const Said said = run_two_ways({.strategy = "fsdp", .swaps = swaps, .from = 2, .refreshes = true});
+    EXPECT_EQ(said.steps, swaps ? 2 : 4);  // the control: ranks that agree
+    for (const std::string& text : said.by_rank)
+      EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("the first backward")))
+                              : testing::Matcher<std::string>(""));
+  }
 }
 
 TEST(RanksThatDisagree, LaterAreNamedAtTheNextStep) {

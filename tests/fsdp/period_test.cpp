@@ -217,6 +217,38 @@ TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
   EXPECT_GT(carried, 1e-3);  // without it the last meetings would end elsewhere
 }
 
+/// Replicas that have met have nothing to meet for, and a training that begins anew has no momentum of an older one.
+TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
+  std::mutex mutex;
+  std::vector<Values> seen;
+  const auto note = [&](Engine& engine) {
+    Values values;
+    engine.visit([&](const nn::Parameter& parameter, std::span<const float> all) {
+      values[parameter.name()].assign(all.begin(), all.end());
+    });
+    const std::lock_guard lock(mutex);
+    if (engine.rank() == 0) seen.push_back(values);
+  };
+  TrainingSpec spec = spec_for("diloco", "2x1", 2, 8);
+  spec.repeat_data = 4;  // so the last four steps are the first four over again
+  spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel&) {
+    if (step % 4 == 3) {
+      note(engine);
+      engine.meet_replicas();
+      note(engine);
+      engine.initialize(0);
+    }
+  };
+  train(spec);
+  ASSERT_EQ(seen.size(), 4U);
+  EXPECT_EQ(seen[0], seen[1]) << "they met twice";
+  EXPECT_EQ(seen[0], seen[2]) << "something of the first training was left";
+  spec.repeat_data = 0;  // the control: other data
+  seen.clear();
+  train(spec);
+  EXPECT_NE(seen[0], seen[2]);
+}
+
 TEST(Period, ClippingAndNormsAreEachReplicasOwn) {
   TrainingSpec spec = spec_for("diloco", "2x2", 2, 4);
   spec.engine.clip_norm = 0.5;
@@ -280,6 +312,21 @@ TEST_P(Periods, GoOnFromACheckpointWithin) {
   const TrainingRecord whole = train(saving(given, folder.path(), 3));
   EXPECT_EQ(train(resuming(given, folder.path(), &dropped)).parameters, whole.parameters);
   EXPECT_EQ(dropped, "");
+  // What is resumed within a period and ends there meets, too.
+  const TemporaryFolder within;
+  TrainingSpec last = saving(spec(3, 5), within.path(), 4);
+  last.between_steps = [save = last.between_steps](int step, Engine& engine, comm::HostExchange& control) {
+    save(step, engine, control);
+    if (step == 4) engine.meet_replicas();
+  };
+  const TrainingRecord met = train(last);
+  TrainingSpec more = resuming(spec(3, 5), within.path(), &dropped);
+  more.before_training = [restore = more.before_training](Engine& engine, comm::Communicator& control) {
+    restore(engine, control);
+    engine.meet_replicas();
+  };
+  more.first_step = more.steps;
+  EXPECT_EQ(train(more).parameters, met.parameters);
   // The negative control: from where they met last.
   EXPECT_NE(train(resuming(given, folder.path(), &dropped, true)).parameters, whole.parameters);
 }

@@ -119,6 +119,31 @@ TEST(Initialising, MayBeTheProgramsOwn) {
   EXPECT_EQ(filled.load(), attention);
 }
 
+/// Moments and the number of steps begin anew, too: the last steps are the first ones over again.
+TEST(Initialising, BeginsATrainingAnew) {
+  for (const char* name : {"ddp", "zero1", "fsdp"}) {
+    std::mutex mutex;
+    std::map<int, Values> ends;
+    TrainingSpec spec = spec_for(name, 2);
+    spec.engine.optimizer = {.amsgrad = true};
+    spec.steps = 6;
+    spec.repeat_data = 3;
+    bool anew = true;
+    spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
+      if (step % 3 != 2) return;
+      const Values values = values_of(engine);
+      if (anew) engine.initialize(0);
+      const std::lock_guard lock(mutex);
+      if (rank == 0) ends[step] = values;
+    };
+    train(spec);
+    EXPECT_EQ(ends.at(2), ends.at(5)) << name;
+    anew = false;  // the control
+    train(spec);
+    EXPECT_NE(ends.at(2), ends.at(5)) << name;
+  }
+}
+
 /// The model itself has no memory: an engine gives each rank its shard, and a unit while values are drawn or shown.
 TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
   TrainingSpec spec = spec_for("fsdp", 4);

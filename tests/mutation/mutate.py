@@ -15,6 +15,7 @@ Exit code 0: all were caught. Without --keep-going it stops at the first that wa
 """
 
 import argparse
+import fcntl
 import os
 import pathlib
 import re
@@ -62,13 +63,23 @@ def require(command, **options):
     return out
 
 
+def only_one():
+    """A file that is locked as long as this process lives: two runs would make their mistakes in one tree."""
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    lock = open(SCRATCH / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"mutate.py: another run uses {TREE}; wait for it, or end it")
+    return lock
+
+
 def prepare(jobs):
     """The scratch tree at HEAD, built."""
     head = require(["git", "-C", table.ROOT, "rev-parse", "HEAD"]).strip()
     if (TREE / ".git").exists():
         require(["git", "-C", TREE, "reset", "--hard", head])
     else:
-        SCRATCH.mkdir(parents=True, exist_ok=True)
         require(["git", "-C", table.ROOT, "worktree", "prune"])
         require(["git", "-C", table.ROOT, "worktree", "add", "--detach", "--force", TREE, head])
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
@@ -80,7 +91,7 @@ def failures_in(output):
     """The tests that failed by themselves, and those that CTest had to end."""
     failed, late = [], []
     for line in output.splitlines():
-        seen = re.search(r"Test +#\d+: (\S+) [. ]*\*\*\*(\S+)", line)
+        seen = re.search(r"Test +#\d+: (\S+).*\*\*\*(\w+)", line)
         if seen:
             (late if seen[2].startswith("Timeout") else failed).append(seen[1])
     return failed, late
@@ -151,6 +162,9 @@ def main():
         for one in chosen:
             print(f"{one.name:40} {one.file}: {one.why}")
         return 0
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # so that the tests that run end, too
+        signal.signal(ending, lambda *_: sys.exit("mutate.py: interrupted"))
+    lock = only_one()  # noqa: F841
     prepare(options.jobs)
     runner = Runner(options.jobs, options.limit)
     if not options.no_control:

@@ -10,13 +10,12 @@ NCCL = (r"^nccl\.",)
 
 MISTAKES = [
     # shm
-    mistake("shm-window-reused-after-failure", "backends/shm/arena.cpp", "  if (quarantined_) return;\n", "", (*SHM, r"^comm_staging\."), "a peer that is late reads another tensor"),
-    mistake("shm-failure-not-quarantined", "backends/shm/failure.cpp", "    host_->arena().quarantine();\n", "", (*SHM, r"^comm_staging\."), "as above"),
-    mistake("shm-failure-rings-nobody", "backends/shm/failure.cpp", "    record.state.store(1);\n    notify();", "    record.state.store(1);", SHM, "sleeping ranks learn of a failure up to 100 ms later"),
-    mistake("shm-idle-not-counted", "backends/shm/arena.cpp", "  insert(offset, {bytes, true});\n  idle_ += bytes;", "  insert(offset, {bytes, true});", (*SHM, r"^comm\.Operations"), "idle windows are never given back"),
+    mistake("shm-window-reused-after-failure", "backends/shm/arena.cpp", "  if (quarantined_) return;\n", "", r"^comm\.FailedWindows", "a peer that is late reads another tensor"),
+    mistake("shm-failure-not-quarantined", "backends/shm/failure.cpp", "    host_->arena().quarantine();\n", "", r"^comm\.FailedWindows", "as above"),
+    mistake("shm-idle-kept", "backends/shm/arena.cpp", "  if (idle_ <= live_peak_ / kIdlePart + kIdleBytes) return;", "  if (idle_ <= live_peak_ + kIdlePart * kIdleBytes) return;", r"^comm\.Operations", "idle windows are never given back"),
     mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, kPage);", "    const std::size_t first = it->first / kPage * kPage;", (*SHM, r"^base\."), "pages that are in use are dropped"),
     mistake("shm-mismatch-not-compared", "backends/shm/failure.cpp", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint || !host_->options().check;",
-            SHM, "ranks that call different things read beyond their windows"),
+            r"^comm\.Unchecked", "ranks that call different things read beyond their windows"),
     mistake("shm-read-after-failure", "backends/shm/collective.cpp", "  if (peer_failed()) return true;\n  collectives_.pop();", "  collectives_.pop();", (*SHM, r"^fsdp_order\."), "what was read of a peer that gave up counts as good"),
     mistake("shm-counts-itself", "backends/shm/group.cpp", "  if (!op.internal && source != rank_) add(own()", "  if (source != rank_) add(own()", SHM, "the meter counts what splitting sends"),
     mistake("shm-timeout-names-all", "backends/shm/failure.cpp", "} else if (at < op.sequence) {", "} else if (at <= op.sequence) {", SHM, "a deadline blames ranks that are waiting, too"),

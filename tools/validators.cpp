@@ -35,7 +35,7 @@ CLI::Validator finite_number(double low, double high) {
 
 void refuse_empty_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options())
-    if (option->get_expected_min() > 0 && option->get_type_size() != 0)
+    if (option->get_expected_min() > 0 && option->get_type_size() != 0 && !option->get_group().empty())
       option->check([](const std::string& value) {
         return value.empty() ? "the value is empty; give one, or leave the option out" : std::string();
       });

@@ -16,7 +16,7 @@ CLI::Validator finite_number(double low = std::numeric_limits<double>::lowest(),
                              double high = std::numeric_limits<double>::max());
 
 /// Refuses the empty text, such as the value of a shell variable that is not set, for every option of `app` and of its
-/// subcommands.
+/// subcommands but the hidden ones, which the tool gives to its own ranks.
 void refuse_empty_values(CLI::App& app);
 
 }  // namespace tessera::tools

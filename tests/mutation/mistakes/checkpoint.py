@@ -8,6 +8,7 @@ SHORT = "tools.durability::ShortTest.test_calls_that_do_a_part_of_their_work_are
 CHECKPOINTS = r"^fsdp_checkpoint\."
 FULL = ("tools.checkpoint_faults::FaultTest.test_rank_0_finds_no_room_at_every_call", "tools.checkpoint_faults::FaultTest.test_rank_1_finds_no_room_at_every_call")
 KILLED = ("tools.checkpoint_faults::FaultTest.test_rank_0_is_killed_at_every_call", "tools.checkpoint_faults::FaultTest.test_rank_1_is_killed_at_every_call")
+BATCHES = "tools.checkpoint::CheckpointTest.test_what_would_give_other_batches_is_refused"
 SENSE = "tools.checkpoint::CheckpointTest.test_what_makes_no_sense_is_one_line"
 LOSS_SCALE = "tools.divergence::LossScaleTest.test_a_resumed_f16_run_is_the_one_that_never_stopped"
 
@@ -107,17 +108,17 @@ MISTAKES = [
     mistake("good-steps-not-restored", "tools/saving.cpp", ".good_steps = number(kGoodSteps),", ".good_steps = 0 * number(kGoodSteps),",
             LOSS_SCALE, "the loss scale of a resumed run grows later"),
     mistake("seq-len-not-compared", "tools/saving.cpp", "          {\"seq-len\", std::to_string(plan.seq_len)},\n", "",
-            SENSE, "a run goes on with other batches"),
+            BATCHES, "a run goes on with other batches"),
     mistake("global-batch-not-compared", "tools/saving.cpp", "          {\"global-batch\", std::to_string(o.global_batch)},\n", "",
-            SENSE, "as above"),
+            BATCHES, "as above"),
     mistake("data-format-not-compared", "tools/saving.cpp", "          {\"data-format\", o.data_format},\n", "",
-            SENSE, "as above"),
+            BATCHES, "as above"),
     mistake("data-length-not-compared", "tools/saving.cpp", "plan.data == nullptr ? \"0\" : std::to_string(plan.data->size())", "plan.data == nullptr ? \"0\" : \"1\"",
             SENSE, "as above"),
     mistake("first-step-again", "tools/train_plan.cpp", "plan.first_step = check_resumed(plan);", "plan.first_step = std::max<std::int64_t>(0, check_resumed(plan) - 1);",
             r"^tools\.checkpoint$", "a resumed run repeats the last step's batch"),
     mistake("own-folder-not-recognised", "tools/saving.cpp", "  if (own && !is_step && fsdp::latest_checkpoint(o.resume).empty()) return \"\";", "  static_cast<void>(own && !is_step);",
-            (KILLED[0], r"^tools\.checkpoint$"), "--save X --resume X doesn't start in an empty folder"),
+            (r"^tools\.checkpoint$", KILLED[0]), "--save X --resume X doesn't start in an empty folder"),
     mistake("export-leaves-adapters-out", "tools/checkpoint.cpp", "      if (merge) merge->merge(tensor.name, range, values.data());\n", "",
             r"^tools\.lora$", "checkpoint export writes the base model"),
 ]

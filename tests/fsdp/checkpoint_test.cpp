@@ -144,6 +144,27 @@ TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
   }
 }
 
+/// A step's work may be under way when it is saved: the save waits for it.
+TEST(Checkpoints, AreOfStepsThatHaveRun) {
+  std::vector<std::map<std::string, std::vector<float>>> saved;
+  for (const bool lazy : {false, true}) {
+    const TemporaryFolder folder;
+    TrainingSpec spec = spec_for("zero2", 2, 4);
+    spec.lazy_streams = lazy;
+    train(saving(spec, folder.path(), 2));
+    Checkpoint checkpoint(folder.path());
+    std::map<std::string, std::vector<float>>& values = saved.emplace_back();
+    for (const CheckpointTensor& tensor : checkpoint.tensors())
+      for (int what = Checkpoint::kValue; what < tensor.states; ++what) {
+        std::vector<float>& all = values[tensor.name + std::to_string(what)];
+        all.resize(static_cast<std::size_t>(nn::count_of(tensor.shape)));
+        checkpoint.read(tensor.name, what, {0, nn::count_of(tensor.shape)}, all.data());
+      }
+  }
+  EXPECT_FALSE(saved[0].empty());
+  EXPECT_EQ(saved[0], saved[1]);
+}
+
 TEST(Checkpoints, ARankReadsLittleMoreThanItNeeds) {
   const TemporaryFolder folder;
   TrainingSpec writes = spec_for("fsdp", 3, 1);

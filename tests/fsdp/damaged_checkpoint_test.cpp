@@ -67,6 +67,35 @@ TEST_F(DamagedCheckpoint, AFlippedBitInAListOrTheIndexIsSeen) {
   EXPECT_THAT(error(), HasSubstr("index.json: "));
 }
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void replace_in(const std::string& path, const std::string& from, const std::string& to) {
+  std::string text = text_of(path);
+  ASSERT_NE(text.find(from), std::string::npos);
+  text.replace(text.find(from), from.size(), to);
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+/// What is still good JSON, and as good a checkpoint as any.
+TEST_F(DamagedCheckpoint, AnotherWordInTheIndexIsSeen) {
+  replace_in(step("index.json"), "blue", "glue");
+  EXPECT_THAT(error(), HasSubstr("index.json: damaged: its hash differs"));
+  replace_in(step("index.json"), "glue", "blue");
+  EXPECT_EQ(error(), "");
+}
+
+/// It may be the newest one: nobody goes on from an older one without a word.
+TEST_F(DamagedCheckpoint, ANewestOneIsNotPassedOver) {
+  train(saving(spec_for("fsdp", 2, 3), folder_.path(), 2));
+  EXPECT_EQ(Checkpoint(folder_.path()).step(), 3U);
+  replace_in(folder_.path("step-00000003/index.json"), "blue", "glue");
+  EXPECT_THAT(error(), HasSubstr("step-00000003/index.json: damaged"));
+  EXPECT_EQ(Checkpoint(step()).step(), 2U) << "by name the older one is read";
+}
+
 TEST_F(DamagedCheckpoint, ShortAndMissingFilesAreNamed) {
   fs::resize_file(step("rank-00001.safetensors"), 1000);
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: has 1000 bytes instead of "));

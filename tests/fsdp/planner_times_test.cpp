@@ -61,10 +61,10 @@ class PlannerOverLinks : public testing::TestWithParam<std::string> {
 /// What is foretold of a model that was never run is at most this far from what is then measured, as a share of the
 /// step.
 constexpr double kError = 0.15;
-/// Of so many attempts so many must be that close. An attempt misses where somebody else uses the machine while one of
-/// the two is measured; a planner that is wrong misses in all of them.
+/// Of so many attempts so many must be that close, five may miss: where somebody else uses the machine while one of
+/// the two is measured. A planner that is wrong misses in all of them.
 constexpr int kAttempts = 8;
-constexpr int kGood = 5;
+constexpr int kGood = 3;
 
 double error(const StepTimes& foretold, const StepTimes& real) {
   const auto share = [&](std::int64_t a, std::int64_t b) {

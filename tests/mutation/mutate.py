@@ -130,7 +130,7 @@ class Runner:
             path.write_text(before.replace(one.find, one.replace))
             code, out = run(["ninja", "-C", BUILD, f"-j{self.jobs}"])
             if code != 0:
-                errors = [line for line in out.splitlines() if "error" in line]
+                errors = [line for line in out.splitlines() if "error:" in line]
                 return "does not build", errors[0] if errors else out[-300:]
             failed, late = self.test(one.tests)
         finally:

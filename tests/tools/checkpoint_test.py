@@ -145,6 +145,21 @@ class CheckpointTest(Folder):
         self.assertIn("A subcommand is required", self.wrong("checkpoint"))
         self.assertIn("--keep-last", self.wrong("compare", "--keep-last", 2))
 
+    def test_what_would_give_other_batches_is_refused(self):
+        self.train(3, "--save", self.saves)
+        wide = self.folder / "wide.txt"  # as many tokens of two bytes, and the same ones
+        wide.write_text("\0".join(TEXT) + "\0")
+        for changes, said in (({"--seq-len": 15}, "--seq-len 16, this run has 15"), ({"--global-batch": 6}, "--global-batch 12, this run has 6"),
+                              ({"--data": wide, "--data-format": "u16"}, "--data-format bytes, this run has u16")):
+            options = self.arguments(6, "--data-format", "bytes", "--resume", self.saves)
+            for option, value in changes.items():
+                options[options.index(option) + 1] = value
+            self.assertIn(f"written with {said}: its batches would not be the next ones", self.wrong(*options))
+            # What trains nothing needs no batches.
+            options[options.index("--steps") + 1] = 3
+            code, _, err = tool(*options)
+            self.assertEqual(code, 0, err)
+
     def test_a_full_disk_fails_the_save_and_not_the_training(self):
         _, end = self.train(4)
         self.saves.mkdir()

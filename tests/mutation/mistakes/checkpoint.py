@@ -8,6 +8,7 @@ SHORT = "tools.durability::ShortTest.test_calls_that_do_a_part_of_their_work_are
 CHECKPOINTS = r"^fsdp_checkpoint\."
 FULL = ("tools.checkpoint_faults::FaultTest.test_rank_0_finds_no_room_at_every_call", "tools.checkpoint_faults::FaultTest.test_rank_1_finds_no_room_at_every_call")
 KILLED = ("tools.checkpoint_faults::FaultTest.test_rank_0_is_killed_at_every_call", "tools.checkpoint_faults::FaultTest.test_rank_1_is_killed_at_every_call")
+BATCHES = "tools.checkpoint::CheckpointTest.test_what_would_give_other_batches_is_refused"
 SENSE = "tools.checkpoint::CheckpointTest.test_what_makes_no_sense_is_one_line"
 LOSS_SCALE = "tools.divergence::LossScaleTest.test_a_resumed_f16_run_is_the_one_that_never_stopped"
 
@@ -42,13 +43,13 @@ MISTAKES = [
             SHORT, "a signal fails a save"),
     mistake("close-error-swallowed", "src/fsdp/checkpoint/shard_file.cpp",
             "  if (::close(std::exchange(file_, -1)) != 0) throw system_error(\"close of \" + path);", "  ::close(std::exchange(file_, -1));",
-            SHORT, "on NFS a full disk is found when the file is closed, and the save counts as good"),
+            "tools.durability::ShortTest.test_a_file_that_cannot_be_closed_is_not_saved", "on NFS a full disk is found when the file is closed, and the save counts as good"),
     mistake("write-error-swallowed", "src/fsdp/checkpoint/shard_file.cpp", "    state = State::failed;\n    failure = error.what();", "    state = State::done;",
             FULL, "a save without room counts as good"),
     mistake("failed-save-keeps-its-room", "src/fsdp/checkpoint/writer.cpp", "  if (lock_ != nullptr) save_->abandon();\n  save_.reset();", "  save_.reset();",
             ("tools.checkpoint::CheckpointTest.test_a_full_disk_fails_the_save_and_not_the_training", CHECKPOINTS), "a failed save keeps its room on a full disk"),
     mistake("leftovers-kept", "src/fsdp/checkpoint/writer.cpp", "      if (begun || name.rfind(std::string(kLatest) + \".tmp-\", 0) == 0) fs::remove_all(entry.path());",
-            "      static_cast<void>(begun);", (*KILLED, CHECKPOINTS), "what killed saves left is never removed"),
+            "      static_cast<void>(begun);", (CHECKPOINTS, *KILLED), "what killed saves left is never removed"),
     mistake("temporary-index-kept", "src/nn/atomic_file.cpp", "  ::close(file_);\n  ::unlink(temporary_.c_str());", "  ::close(file_);",
             (r"^nn\.Safetensors", *FULL), "an export that failed leaves a temporary file as large as the model"),
     mistake("keeps-one-too-few", "src/fsdp/checkpoint/writer.cpp", "i + static_cast<std::size_t>(options_.keep_last) < steps.whole.size()",
@@ -76,8 +77,8 @@ MISTAKES = [
             (CHECKPOINTS, r"^tools\.checkpoint$"), "a run goes on from an older step without a word"),
     mistake("read-at-piece-begin", "src/fsdp/checkpoint/reader.cpp", "static_cast<std::uint64_t>(range.begin - piece.range.begin) * element", "static_cast<std::uint64_t>(range.begin) * element",
             CHECKPOINTS, "another world size reads other elements"),
-    mistake("resumed-moments-zero", "src/fsdp/checkpoint/restore.cpp", "                         float* out) { checkpoint.read(parameter.name(), state, range, out); },",
-            "                         float* out) { std::fill_n(out, range.count(), static_cast<float>(state) * 0); },", CHECKPOINTS, "a resumed run begins without the optimizer's moments"),
+    mistake("resumed-moments-alike", "src/fsdp/checkpoint/restore.cpp", "float* out) { checkpoint.read(parameter.name(), state, range, out); },",
+            "float* out) { checkpoint.read(parameter.name(), 0 * state, range, out); },", CHECKPOINTS, "a resumed run begins with first moments for second ones"),
     mistake("resumed-step-zero", "src/fsdp/checkpoint/restore.cpp", "  engine.set_steps(checkpoint.step());\n", "",
             CHECKPOINTS, "a resumed run begins Adam's bias correction anew"),
     mistake("ages-not-restored", "src/fsdp/checkpoint/restore.cpp", "    return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;",
@@ -107,17 +108,17 @@ MISTAKES = [
     mistake("good-steps-not-restored", "tools/saving.cpp", ".good_steps = number(kGoodSteps),", ".good_steps = 0 * number(kGoodSteps),",
             LOSS_SCALE, "the loss scale of a resumed run grows later"),
     mistake("seq-len-not-compared", "tools/saving.cpp", "          {\"seq-len\", std::to_string(plan.seq_len)},\n", "",
-            SENSE, "a run goes on with other batches"),
+            BATCHES, "a run goes on with other batches"),
     mistake("global-batch-not-compared", "tools/saving.cpp", "          {\"global-batch\", std::to_string(o.global_batch)},\n", "",
-            SENSE, "as above"),
+            BATCHES, "as above"),
     mistake("data-format-not-compared", "tools/saving.cpp", "          {\"data-format\", o.data_format},\n", "",
-            SENSE, "as above"),
+            BATCHES, "as above"),
     mistake("data-length-not-compared", "tools/saving.cpp", "plan.data == nullptr ? \"0\" : std::to_string(plan.data->size())", "plan.data == nullptr ? \"0\" : \"1\"",
             SENSE, "as above"),
     mistake("first-step-again", "tools/train_plan.cpp", "plan.first_step = check_resumed(plan);", "plan.first_step = std::max<std::int64_t>(0, check_resumed(plan) - 1);",
             r"^tools\.checkpoint$", "a resumed run repeats the last step's batch"),
     mistake("own-folder-not-recognised", "tools/saving.cpp", "  if (own && !is_step && fsdp::latest_checkpoint(o.resume).empty()) return \"\";", "  static_cast<void>(own && !is_step);",
-            (KILLED[0], r"^tools\.checkpoint$"), "--save X --resume X doesn't start in an empty folder"),
+            (r"^tools\.checkpoint$", KILLED[0]), "--save X --resume X doesn't start in an empty folder"),
     mistake("export-leaves-adapters-out", "tools/checkpoint.cpp", "      if (merge) merge->merge(tensor.name, range, values.data());\n", "",
             r"^tools\.lora$", "checkpoint export writes the base model"),
 ]

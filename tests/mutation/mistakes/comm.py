@@ -2,27 +2,28 @@
 
 from table import mistake
 
+CALLS = r"^comm\.(Over/Calls|Splits|Composite|Threads)"
 FAILURE = (r"^comm\.Over/Failure", r"^comm_processes$", r"^conformance\.")
 STAGING = r"^comm_staging\."
 
 MISTAKES = [
     # A call.
     mistake("call-deadline-ignored", "src/comm/communicator.cpp", "  call.timeout = options.timeout.value_or(options_.timeout);\n  call.label = options.label;\n  if (call.op",
-            "  call.timeout = options_.timeout;\n  call.label = options.label;\n  if (call.op", (r"^comm\.", r"^conformance\."), "OpOptions::timeout does nothing"),
+            "  call.timeout = options_.timeout;\n  call.label = options.label;\n  if (call.op", (CALLS, r"^comm\.", r"^conformance\."), "OpOptions::timeout does nothing"),
     mistake("batch-deadline-ignored", "src/comm/communicator.cpp", "    call.timeout = options.timeout.value_or(options_.timeout);\n    call.label",
-            "    call.timeout = options_.timeout;\n    call.label", (r"^comm\.", r"^conformance\."), "... of a batch"),
+            "    call.timeout = options_.timeout;\n    call.label", (CALLS, r"^comm\.", r"^conformance\."), "... of a batch"),
     mistake("batch-without-its-stream", "src/comm/communicator.cpp", "  if (options.after != nullptr) do_after(*options.after);\n  for (const Call& call : calls)",
-            "  for (const Call& call : calls)", (r"^comm\.", r"^decorators\.", STAGING), "a batch sends what a stream has not written"),
+            "  for (const Call& call : calls)", (CALLS, r"^comm\.", r"^decorators\.", STAGING), "a batch sends what a stream has not written"),
     mistake("batch-not-counted", "src/comm/communicator.cpp", "  for (const Call& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];\n", "",
-            (r"^comm\.", r"^conformance\."), "the meter misses batches"),
+            (CALLS, r"^comm\.", r"^conformance\."), "the meter misses batches"),
     mistake("scatter-root-in-place", "src/comm/communicator_v.cpp", "  if (rank_ == root) check.overlap_out_is_part_of_in(offset_of(counts, rank_));", "  if (rank_ != root) check.overlap_out_is_part_of_in(offset_of(counts, rank_));",
-            (r"^comm\.", r"^conformance\."), "overlapping buffers of scatter_v are taken"),
+            (CALLS, r"^comm\.", r"^conformance\."), "overlapping buffers of scatter_v are taken"),
     mistake("own-counts-not-compared", "src/comm/communicator_v.cpp", "  if (in_counts[own] != out_counts[own])", "  if (in_counts[own] > out_counts[own])",
-            (r"^comm\.Checks", r"^conformance\.", r"^comm\."), "all_to_all_v writes beyond its buffer"),
+            (CALLS, r"^comm\.Checks", r"^conformance\.", r"^comm\."), "all_to_all_v writes beyond its buffer"),
     mistake("peer-may-be-oneself", "src/comm/checks.cpp", "call_.root >= size_ || call_.root == rank_)\n    fail(\"peer is", "call_.root >= size_)\n    fail(\"peer is",
-            (r"^comm\.Checks", r"^conformance\."), "a message to oneself hangs until the deadline"),
+            (CALLS, r"^comm\.Checks", r"^conformance\."), "a message to oneself hangs until the deadline"),
     mistake("difference-forgets-peers", "src/comm/meter.cpp", "    difference.bytes_to_peer[i] -= earlier.bytes_to_peer[i];", "    static_cast<void>(earlier.bytes_to_peer[i]);",
-            (r"^comm\.Meter", r"^sim\.", r"^comm\.", r"^tools_bench\."), "bytes per peer since a moment are those since the beginning"),
+            (CALLS, r"^comm\.Meter", r"^sim\.", r"^comm\.", r"^tools_bench\."), "bytes per peer since a moment are those since the beginning"),
     mistake("reduce-sends-to-all", "src/comm/meter.cpp", "      return route.peer == route.root ? count * size : 0;\n    case OpKind::gather:", "      return count * size;\n    case OpKind::gather:",
             (r"^sim\.", r"^comm\.", r"^mpi\."), "a simulated reduce sends to everybody"),
 
@@ -45,7 +46,7 @@ MISTAKES = [
     mistake("leaving-not-told", "src/comm/host/world.cpp", "  tell(ControlChannel::kAll, {.kind = Notice::Kind::leaving, .text = options_.last_words()});\n", "",
             FAILURE, "who waits for a rank that has left waits for the deadline"),
     mistake("numbers-not-given-back", "src/comm/host/world.cpp", "  const std::lock_guard lock(numbers_mutex_);\n  taken_[number] = false;", "  static_cast<void>(number);",
-            (r"^comm\.", r"^conformance\.", r"^tcp\."), "a program that splits often runs out of communicators"),
+            (CALLS, r"^comm\.", r"^conformance\.", r"^tcp\."), "a program that splits often runs out of communicators"),
     mistake("early-notices-dropped", "src/comm/host/world.cpp", "    if (early_.size() < kMostEarly) early_.push_back(notice);", "    static_cast<void>(kMostEarly);",
             (r"^comm\.", r"^conformance\.", r"^conformance_processes\."), "checked mode hangs where a rank's call comes before the other's split"),
     mistake("answer-to-an-older-question", "src/comm/host/world.cpp", "    if (notice.number == question_) answers_", "    answers_",
@@ -91,9 +92,9 @@ MISTAKES = [
     mistake("rank-may-be-size", "src/comm/launch.cpp", "if (launch.rank >= launch.size) throw", "if (launch.rank > launch.size) throw", r"^comm\..*Re(solves|fuses)\.", "rank 4 of 4 waits for the deadline"),
     mistake("abi-not-compared", "src/base/device_modules.cpp", "  if (std::strcmp(abi, table.abi) != 0)", "  if (std::strlen(abi) == 0)", r"^comm_modules\.", "a module of another compiler crashes"),
     mistake("init-does-not-end", "src/comm/thread_bootstrap.cpp", "    if (!in_time) throw Timeout(", "    if (!in_time && false) throw Timeout(",
-            (r"^comm\.", r"^conformance\."), "a world of threads of which one is missing is taken for whole"),
+            (CALLS, r"^comm\.", r"^conformance\."), "a world of threads of which one is missing is taken for whole"),
     mistake("composite-abort-half", "src/comm/composite.cpp", "    far_->abort(std::string(reason));\n    near_->abort(std::string(reason));", "    far_->abort(std::string(reason));",
-            (r"^comm\.", r"^conformance", r"^launchers\."), "abort of auto doesn't reach operations over shared memory"),
+            (CALLS, r"^comm\.", r"^conformance", r"^launchers\."), "abort of auto doesn't reach operations over shared memory"),
 
     mistake("token-ignored", "src/comm/control/rendezvous.cpp", "{ return prove(base, \"tessera token \"", "{ return prove(Digest{}, \"tessera token \"",
             r"^comm_rendezvous\.JobFile", "who can reach rank 0's port may join without the token of the rendezvous file"),

@@ -1,0 +1,147 @@
+// What one call says of itself: its deadline, the stream that it comes after, its parts; and what a world keeps of many.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "tessera/base/stream.h"
+#include "tessera/comm/thread_bootstrap.h"
+#include "tests/comm/support.h"
+
+namespace tessera::comm_test {
+namespace {
+
+Config config_of(const std::string& backend) {
+  Config config = quick_config();
+  config.backend = backend;
+  return config;
+}
+
+class Calls : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Over, Calls, testing::Values("shm", "tcp"),
+                         [](const auto& given) { return std::string(given.param); });
+
+/// The world's deadline is a minute.
+TEST_P(Calls, HaveDeadlinesOfTheirOwnAlsoInABatch) {
+  for (const bool batch : {false, true})
+    run_threads(2, config_of(GetParam()), [&](Communicator& comm) {
+      if (comm.rank() == 1) {  // until the other's failure has come
+        EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
+        return;
+      }
+      std::vector<float> x(10);
+      const auto start = std::chrono::steady_clock::now();
+      const OpOptions options{.timeout = 200ms, .label = "mine"};
+      const std::string error = error_of([&] {
+        if (!batch) return comm.recv(view_of(x.data(), x.size()), 1, options).wait();
+        const PointToPoint parts[] = {PointToPoint::recv(view_of(x.data(), x.size()), 1)};
+        comm.batch(parts, options).wait();
+      });
+      EXPECT_NE(error.find("not done within 200ms"), std::string::npos) << error;
+      EXPECT_NE(error.find("(mine)"), std::string::npos) << error;
+      EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
+    });
+}
+
+TEST_P(Calls, OfABatchComeAfterItsStream) {
+  for (const bool after : {true, false})
+    run_threads(2, config_of(GetParam()), [&](Communicator& comm) {
+      const std::unique_ptr<Stream> stream = make_lazy_stream();
+      std::vector<float> x(1000, 1), y(1000, 0);
+      stream->run([&] { std::fill(x.begin(), x.end(), 2.0F); });
+      const int peer = 1 - comm.rank();
+      const PointToPoint parts[] = {PointToPoint::send(view_of(x.data(), x.size()), peer),
+                                    PointToPoint::recv(view_of(y.data(), y.size()), peer)};
+      comm.batch(parts, {.after = after ? stream.get() : nullptr}).wait();
+      // The control: without it what was there before is sent.
+      EXPECT_EQ(y, std::vector<float>(1000, after ? 2.0F : 1.0F));
+      stream->synchronize();
+    });
+}
+
+TEST_P(Calls, AreCountedByPeerSinceAnEarlierLook) {
+  run_threads(3, config_of(GetParam()), [](Communicator& comm) {
+    std::vector<float> x(300, 1), y(300);
+    const auto all_to_all = [&] { comm.all_to_all(view_of(x.data(), 300), view_of(y.data(), 300)).wait(); };
+    all_to_all();
+    comm.barrier().wait();
+    const MeterSnapshot before = comm.meter();
+    all_to_all();
+    comm.barrier().wait();
+    const MeterSnapshot change = comm.meter() - before;
+    for (int r = 0; r < 3; ++r)
+      EXPECT_EQ(change.bytes_to_peer[static_cast<std::size_t>(r)], r == comm.rank() ? 0U : 400U) << r;
+    EXPECT_EQ(change.calls(), 2U);
+  });
+}
+
+TEST_P(Calls, OfPartsThatOverlapAtTheRootAreRefused) {
+  run_threads(2, config_of(GetParam()), [](Communicator& comm) {
+    std::vector<float> x(30, 1);
+    const std::vector<std::size_t> counts = {10, 20};
+    const bool root = comm.rank() == 0;
+    if (root) {
+      const std::string scatter = error_of([&] {
+        comm.scatter_v(view_of(x.data(), 30), view_of(x.data() + 5, 10), counts, 0).wait();
+      });
+      EXPECT_NE(scatter.find("in and out overlap"), std::string::npos) << scatter;
+      const std::string gather = error_of([&] {
+        comm.gather_v(view_of(x.data() + 5, 10), view_of(x.data(), 30), counts, 0).wait();
+      });
+      EXPECT_NE(gather.find("in and out overlap"), std::string::npos) << gather;
+    }
+    // The control: in its place it is taken.
+    std::vector<float> part(20);
+    const View own = root ? view_of(x.data(), 10) : view_of(part.data(), 20);
+    comm.scatter_v(view_of(x.data(), root ? 30 : 0), own, counts, 0).wait();
+    const std::string different = error_of([&] {
+      const std::vector<std::size_t> more = {5, 10};
+      std::vector<float> in(15), out(15);
+      const std::vector<std::size_t> less = root ? std::vector<std::size_t>{4, 11} : std::vector<std::size_t>{6, 9};
+      comm.all_to_all_v(view_of(in.data(), 15), more, view_of(out.data(), 15), less).wait();
+    });
+    EXPECT_NE(different.find("out_counts of the same rank is"), std::string::npos) << different;
+  });
+}
+
+TEST_P(Calls, OfOneselfAreRefused) {
+  run_threads(2, config_of(GetParam()), [](Communicator& comm) {
+    float x = 1;
+    EXPECT_NE(error_of([&] { comm.send(view_of(&x, 1), comm.rank()).wait(); }).find("needs another rank"),
+              std::string::npos);
+  });
+}
+
+/// More communicators, one after the other, than may be there at a time.
+TEST(Splits, GiveTheirNumbersBack) {
+  run_threads(2, config_of("tcp"), [](Communicator& comm) {
+    for (int i = 0; i < 4200; ++i) EXPECT_EQ(comm.split(0, comm.rank())->size(), 2);
+  });
+}
+
+/// Where ranks of one host go over shared memory and all others over sockets, one failure ends both.
+TEST(Composite, AbortReachesWhatGoesOverSharedMemory) {
+  run_threads(2, config_of("shm+tcp"), [](Communicator& comm) {
+    comm.barrier().wait();
+    if (comm.rank() == 0) {
+      comm.abort("on purpose");
+      EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
+      return;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = error_of([&] { comm.barrier({.timeout = 10s}).wait(); });
+    EXPECT_NE(error.find("on purpose"), std::string::npos) << error;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  });
+}
+
+TEST(Threads, ThatDontComeAreATimeout) {
+  const auto ranks = make_thread_bootstraps(2, 200ms);
+  const std::string error = error_of([&] { ranks[0]->exchange("here"); });
+  EXPECT_EQ(error, "Timeout: init: not all ranks came within 200ms");
+}
+
+}  // namespace
+}  // namespace tessera::comm_test

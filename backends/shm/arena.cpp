@@ -85,11 +85,19 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
   return std::make_shared<Mapping>(data, bytes);
 }
 
-std::shared_ptr<Arena> Arena::make(bool shared, int colour) {
-  for (std::size_t bytes = wanted_capacity();; bytes /= 2) {
+std::shared_ptr<Arena> Arena::make_windows(bool shared, int colour) {
+  return make("tessera-window", shared, colour, wanted_capacity());
+}
+
+std::shared_ptr<Arena> Arena::make_staging(bool shared, int colour) {
+  return make("tessera-staging", shared, colour, kSmallestArena);
+}
+
+std::shared_ptr<Arena> Arena::make(const char* name, bool shared, int colour, std::size_t bytes) {
+  for (;; bytes /= 2) {
     try {
       if (shared) {
-        UniqueFd fd = make_segment("tessera-window", bytes);
+        UniqueFd fd = make_segment(name, bytes);
         std::shared_ptr<Mapping> mapping = map_segment(fd.get(), true, colour);
         return std::make_shared<Arena>(std::move(fd), std::move(mapping));
       }

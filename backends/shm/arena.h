@@ -1,9 +1,11 @@
-// The memory of one rank that its peers can read.
+// The memory of one rank that its peers can read: one arena for what callers allocate, and one for what the ranks
+// exchange among themselves (flags, announcements, copies, tiles).
 //
-// A rank has one segment (a memfd; in a world of threads plain memory) of which a large range of addresses is mapped at
-// once and pages appear as they are used. Windows, staging tiles and flags are pieces of it, so one number, the offset,
-// names any of them to any peer, and every communicator split from the same root knows it. Peers map it read-only: only
-// the owner writes.
+// An arena is a segment (a memfd; in a world of threads plain memory) of which a large range of addresses is mapped at
+// once and pages appear as they are used. Everything in it is named to any peer by one number, the offset, and every
+// communicator split from the same root knows it. Only the owner writes. Peers map the callers' arena read-only. They
+// map the other one with the right to write, which they don't use: on AMD's Zen 5 the owner takes 1.8 times as long to
+// write lines that a peer has read through a read-only mapping (docs/performance.md).
 #pragma once
 
 #include <cstddef>
@@ -50,8 +52,10 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  /// `shared`: in a memfd, for processes; else in plain memory, for threads.
-  static std::shared_ptr<Arena> make(bool shared, int colour);
+  /// As many addresses as a host could use. `shared`: in a memfd, for processes; else in plain memory, for threads.
+  static std::shared_ptr<Arena> make_windows(bool shared, int colour);
+  /// 1 GiB of addresses.
+  static std::shared_ptr<Arena> make_staging(bool shared, int colour);
   Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
 
   /// A piece aligned to kAlignment whose pages exist. Given back when the buffer dies. Its bytes are zero only where
@@ -73,6 +77,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   };
   using Extents = std::map<std::size_t, Extent>;  ///< free ranges by offset
 
+  static std::shared_ptr<Arena> make(const char* name, bool shared, int colour, std::size_t bytes);
   std::size_t take(std::size_t bytes);
   std::size_t cut(Extents::iterator where, std::size_t bytes);
   void give(std::size_t offset, std::size_t bytes) noexcept;

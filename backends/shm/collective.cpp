@@ -20,13 +20,6 @@ constexpr std::uint64_t kTiles = 4;
 /// kernel.
 constexpr std::uint64_t kAtOnce = 8;
 
-std::uint64_t tile_bytes(int ranks) { return ranks <= 8 ? 64 * 1024 : 16 * 1024; }
-
-std::uint64_t rounds_for(const Op& op, std::size_t count) {
-  const std::uint64_t elements = op.round_bytes / size_of(op.call.in.dtype);
-  return (count + elements - 1) / elements;
-}
-
 /// The part of `whole` that belongs to `round`.
 Slice block_of(const Op& op, Slice whole, std::uint64_t round) {
   const std::size_t elements = op.round_bytes / size_of(op.call.in.dtype);
@@ -41,25 +34,18 @@ Slice blocks_of(const Op& op, Slice whole, std::uint64_t first, std::uint64_t en
   return {from.offset, last.offset + last.count - from.offset};
 }
 
-/// Rounds until every reader has what it gets from me.
-std::uint64_t rounds_given(const Op& op) {
-  std::size_t most = 0;
-  for (int j = 0; j < op.ranks; ++j)
-    if (j != op.me) most = std::max(most, op.gives(j).count);
-  return rounds_for(op, most);
-}
-
 }  // namespace
 
 bool Group::advance_collective(Op& op) {
   if (op.stage == Op::Stage::queued) {
+    if (!has_room(op)) return false;
     announce(op);
     return true;
   }
   bool moved = false;
   if (op.stage == Op::Stage::announced) {
     moved = see_arrivals(op);
-    if (op.stage == Op::Stage::announced) return op.stages_in ? stage_input(op) || moved : moved;
+    if (op.stage == Op::Stage::announced) return stage_input(op) || copy_own(op) || moved;
   }
   if (op.eager) {
     run_eager(op);
@@ -71,58 +57,22 @@ bool Group::advance_collective(Op& op) {
   return finish_collective(op) || moved;
 }
 
-void Group::announce(Op& op) {
-  const Call& call = op.call;
-  Slot& slot = own().slot(op.sequence);
-  slot.fingerprint = op.fingerprint;
-  slot.count = op.table_count();
-  slot.kind = call.kind;
-  slot.dtype = call.in.dtype;
-  slot.reduce = call.op.kind;
-  slot.root = call.root;
-  slot.factor = call.op.scalar;
-  if (op.eager) {
-    if (call.in.bytes() > 0) std::memcpy(slot.payload, call.in.data, call.in.bytes());
-  } else {
-    Arena& arena = host_->arena();
-    op.round_bytes = tile_bytes(size_);
-    const bool gives = rounds_given(op) > 0;
-    const bool ordinary = gives && !arena.mapping()->holds(call.in.data, call.in.bytes());
-    const bool ordinary_out = op.second_half() && !arena.mapping()->holds(call.out.data, call.out.bytes());
-    op.remote_in = ordinary && host_->reads_remote();
-    op.remote_out = ordinary_out && host_->reads_remote();
-    op.stages_in = ordinary && !op.remote_in;
-    op.stages_out = ordinary_out && !op.remote_out;
-    op.streaming = (call.in.bytes() + call.out.bytes()) * static_cast<std::size_t>(size_) > host_->cache_bytes();
-    if ((op.stages_in || op.stages_out) && !tiles_)
-      tiles_ = arena.allocate(tiles_bytes(), MemoryUse::communication, ledger_);
-    slot.in_offset = op.stages_in ? kStaged : op.remote_in ? kRemote : gives ? arena.offset_of(call.in.data) : 0;
-    slot.out_offset = op.stages_out      ? kStaged
-                      : op.remote_out    ? kRemote
-                      : op.second_half() ? arena.offset_of(call.out.data)
-                                         : 0;
-    slot.remote = {static_cast<const std::byte*>(call.in.data), static_cast<const std::byte*>(call.out.data)};
-    slot.stage_offset = tiles_ ? arena.offset_of(tiles_.data()) : 0;
-    if (call.kind == OpKind::all_to_all && op.ragged())
-      for (int j = 0; j < size_; ++j) own().part_offsets(j)[op.sequence % 2] = op.gives(j).offset;
-    op.taken_a.assign(static_cast<std::size_t>(size_), 0);
-    op.taken_b.assign(static_cast<std::size_t>(size_), 0);
-    if (!op.stages_in) own().head().staged.value.store(encode(op.sequence, kAllRounds));
-  }
-  slot.sequence.store(op.sequence);
-  op.stage = Op::Stage::announced;
-  notify();
-}
-
-std::size_t Group::tiles_bytes() const { return kTiles * tile_bytes(size_) * static_cast<std::size_t>(size_ + 1); }
+std::size_t Group::tile_bytes() const { return size_ <= 8 ? 64 * 1024 : 16 * 1024; }
+std::size_t Group::tiles_bytes() const { return kTiles * tile_bytes() * static_cast<std::size_t>(size_ + 1); }
 
 bool Group::see_arrivals(Op& op) {
   const int before = op.arrived;
-  while (op.arrived < size_ &&
-         (op.arrived == rank_ || port(op.arrived).slot(op.sequence).sequence.load() >= op.sequence))
+  while (op.arrived < size_ && (op.arrived == rank_ || !op.awaits(op.arrived) ||
+                                port(op.arrived).slot(op.sequence).sequence.load() >= op.sequence))
     ++op.arrived;
   if (op.arrived < size_) return op.arrived != before;
-  check_mismatch(op);
+  if (!fits_others(op)) {
+    if (op.everyone) throw Mismatch(table_of(op));
+    op.everyone = true;  // to say what each of them calls
+    op.arrived = 0;
+    return true;
+  }
+  if (op.everyone) room_seen_ = op.sequence;
   op.stage = Op::Stage::running;
   if (op.eager) return true;
   op.any_staged = op.stages_in || op.stages_out;
@@ -130,55 +80,57 @@ bool Group::see_arrivals(Op& op) {
     if (k == rank_) continue;
     const Slot& slot = port(k).slot(op.sequence);
     Peer& peer = peers_[static_cast<std::size_t>(k)];
-    const std::byte* window = window_of(k);
-    const auto place = [&](std::uint64_t offset, const std::byte* address) {
-      return offset == kStaged ? nullptr : offset == kRemote ? address : window + offset;
-    };
-    peer.in = place(slot.in_offset, slot.remote.in);
-    peer.out = place(slot.out_offset, slot.remote.out);
     peer.remote_in = slot.in_offset == kRemote;
     peer.remote_out = slot.out_offset == kRemote;
-    peer.tiles = window + slot.stage_offset;
+    peer.copied_in = (slot.hints & kCopiedIn) != 0;
+    peer.copied_out = (slot.hints & kCopiedOut) != 0;
+    peer.all_there = (slot.hints & kAllThere) != 0;
+    const auto place = [&](std::uint64_t offset, bool copied, const std::byte* const& address) {
+      if (offset == kStaged) return static_cast<const std::byte*>(nullptr);
+      return offset == kRemote ? address : (copied ? staging_of(k) : window_of(k)) + offset;
+    };
+    peer.in = place(slot.in_offset, peer.copied_in, slot.remote.in);
+    peer.out = place(slot.out_offset, peer.copied_out, slot.remote.out);
+    peer.tiles = staging_of(k) + slot.stage_offset;
     op.any_staged |= peer.in == nullptr || peer.out == nullptr;
-    op.any_remote |= peer.remote_in;
+    op.any_awaits |= (slot.hints & kAwaitsReaders) != 0;
   }
   return true;
 }
 
 /// One bounded piece of work of whatever can be done now.
 bool Group::run_tiles(Op& op) {
-  if (op.stages_in && stage_input(op)) return true;
+  if (stage_input(op)) return true;
   if (op.reduces() ? reduce_round(op) : copy_round(op)) return true;
   if (op.second_half() && copy_results(op)) return true;
   // All of mine done?
-  if (op.stages_in && op.staged < rounds_given(op)) return false;
+  if (op.fills() && op.staged < op.rounds_given()) return false;
   if (op.reduces()) {
-    if (op.reduced < rounds_for(op, op.reads(rank_).count)) return false;
+    if (op.reduced < op.rounds_for(op.reads(rank_).count)) return false;
   } else {
     for (int k = 0; k < size_; ++k)
-      if (op.taken_a[static_cast<std::size_t>(k)] < rounds_for(op, op.reads(k).count)) return false;
+      if (op.taken_a[static_cast<std::size_t>(k)] < op.rounds_for(op.reads(k).count)) return false;
   }
   if (op.second_half())
     for (int k = 0; k < size_; ++k)
-      if (k != rank_ && op.taken_b[static_cast<std::size_t>(k)] < rounds_for(op, op.result_slice(k).count))
-        return false;
-  PortHead& head = own().head();
-  head.staged.value.store(encode(op.sequence, kAllRounds));
-  head.phase_a.value.store(encode(op.sequence, kAllRounds));
-  head.phase_b.value.store(encode(op.sequence, kAllRounds));
-  notify();
+      if (k != rank_ && op.taken_b[static_cast<std::size_t>(k)] < op.rounds_for(op.result_slice(k).count)) return false;
+  if (op.any_awaits) {
+    own().head().phase_a.value.store(encode(op.sequence, kAllRounds));
+    publish(own().head().phase_b.value, op, kAllRounds);
+  }
   op.stage = Op::Stage::draining;
   op.arrived = 0;
   return true;
 }
 
-/// Done when every peer has read what it wants of mine; its last flag says so.
+/// Done when every peer has read what it wants of mine, unless that is a copy; its last flag says so.
 bool Group::finish_collective(Op& op) {
   const int before = op.arrived;
-  while (op.arrived < size_ &&
+  const bool awaited = op.awaits_readers();
+  while (awaited && op.arrived < size_ &&
          (op.arrived == rank_ || rounds_of(port(op.arrived).head().phase_b.value.load(), op.sequence) == kAllRounds))
     ++op.arrived;
-  if (op.arrived < size_) return op.arrived != before;
+  if (awaited && op.arrived < size_) return op.arrived != before;
   // A peer that gave up may have let its caller write into what we read.
   if (peer_failed()) return true;
   collectives_.pop();
@@ -213,30 +165,31 @@ std::byte* Group::own_tile(const Op& op, std::uint64_t round, int reader, bool r
   return tiles_.bytes_at(tile_offset(op, round, reader, result));
 }
 
-/// Where a block from the process of `source` lies while it is added.
-std::byte* Group::fetched_tile(const Op& op, int source) {
-  if (!fetched_)
-    fetched_ =
-        host_->arena().allocate(op.round_bytes * static_cast<std::size_t>(size_), MemoryUse::communication, ledger_);
-  return fetched_.bytes_at(op.round_bytes * static_cast<std::size_t>(source));
-}
-
+/// Copies the next round of my input to its tile, or to its place in the copy.
 bool Group::stage_input(Op& op) {
-  const std::uint64_t rounds = rounds_given(op);
-  if (op.staged >= rounds || op.staged >= slowest_reader(op, false) + kTiles) return false;
+  if (!op.fills()) return false;
+  const std::uint64_t rounds = op.rounds_given();
+  if (op.staged >= rounds || (op.stages_in && op.staged >= slowest_reader(op, false) + kTiles)) return false;
   const std::size_t size = size_of(op.call.in.dtype);
   const auto* in = static_cast<const std::byte*>(op.call.in.data);
   for (int j = 0; j < size_; ++j) {
     if (j == rank_) continue;
     const Slice block = block_of(op, op.gives(j), op.staged);
     if (block.count == 0) continue;
-    copy_bytes(own_tile(op, op.staged, op.shares_input() ? 0 : j, false), in + block.offset * size, block.count * size,
-               false);
+    std::byte* to = op.copied_in ? copies_[op.sequence % 2].bytes_at(block.offset * size)
+                                 : own_tile(op, op.staged, op.shares_input() ? 0 : j, false);
+    copy_bytes(to, in + block.offset * size, block.count * size, false);
     if (op.shares_input()) break;
   }
   ++op.staged;
   publish(own().head().staged.value, op, op.staged == rounds ? kAllRounds : op.staged);
   return true;
+}
+
+/// Rounds of what `source` gives that can be read.
+std::uint64_t Group::rounds_there(const Op& op, int source) const {
+  const auto k = static_cast<std::size_t>(source);
+  return peers_[k].all_there ? kAllRounds : rounds_of(ports_[k].head().staged.value.load(), op.sequence);
 }
 
 /// Where the block of `round` of what `source` gives me lies.
@@ -257,48 +210,61 @@ const std::byte* Group::source_block(const Op& op, int source, Slice whole, std:
 
 bool Group::reduce_round(Op& op) {
   const Slice whole = op.reads(rank_);
-  const std::uint64_t rounds = rounds_for(op, whole.count);
+  const std::uint64_t rounds = op.rounds_for(whole.count);
   const std::uint64_t round = op.reduced;
   if (round >= rounds) return false;
+  std::uint64_t end = std::min(rounds, round + (op.any_staged ? 1 : kAtOnce));
   for (int k = 0; k < size_; ++k)
-    if (k != rank_ && rounds_of(port(k).head().staged.value.load(), op.sequence) <= round) return false;
+    if (k != rank_) end = std::min(end, rounds_there(op, k));
+  if (end <= round) return false;
   if (op.stages_out && round >= slowest_reader(op, true) + kTiles) return false;
 
   const std::size_t size = size_of(op.call.in.dtype);
-  const std::uint64_t end = std::min(rounds, round + (op.any_staged || op.any_remote ? 1 : kAtOnce));
   const Slice block = blocks_of(op, whole, round, end);
-  for (int k = 0; k < size_; ++k) {
-    const std::byte* from = source_block(op, k, whole, round);
-    if (k != rank_ && peers_[static_cast<std::size_t>(k)].remote_in) {
-      std::byte* tile = fetched_tile(op, k);
-      if (!read_remote(board(k).pid.load(), from, tile, block.count * size)) return false;  // see copy_round
-      from = tile;
-    }
-    sources_[static_cast<std::size_t>(k)] = from;
-  }
-  for (int k = 0; k < size_; ++k) credit(op, k, block.count * size);
+  for (int k = 0; k < size_; ++k) sources_[static_cast<std::size_t>(k)] = source_block(op, k, whole, round);
+  for (int k = 0; k < size_; ++k)
+    if (!peers_[static_cast<std::size_t>(k)].copied_in) credit(op, k, block.count * size);
   // Results land where the slice lies in all_reduce, from the start in the other two.
   std::byte* out =
       static_cast<std::byte*>(op.call.out.data) + (op.lands_at(rank_) + block.offset - whole.offset) * size;
   combine(op, sources_, out, block.count);
   if (op.stages_out) copy_bytes(own_tile(op, round, 0, true), out, block.count * size, false);
+  if (op.copied_out)  // where nobody reads inputs
+    copy_bytes(copies_[op.sequence % 2].bytes_at(block.offset * size), out, block.count * size, false);
   op.reduced = end;
   if (op.any_staged || end % kAtOnce == 0 || end == rounds)
     publish(own().head().phase_a.value, op, end == rounds ? kAllRounds : end);
   return true;
 }
 
+/// What I give to myself needs nobody.
+bool Group::copy_own(Op& op) {
+  if (op.eager || op.reduces()) return false;
+  std::uint64_t& taken = op.taken_a[static_cast<std::size_t>(rank_)];
+  const Slice whole = op.reads(rank_);
+  const std::uint64_t rounds = op.rounds_for(whole.count);
+  if (taken >= rounds) return false;
+  const std::uint64_t end = std::min(rounds, taken + kAtOnce);
+  const Slice block = blocks_of(op, whole, taken, end);
+  const std::size_t size = size_of(op.call.in.dtype);
+  copy_bytes(static_cast<std::byte*>(op.call.out.data) + (op.lands_at(rank_) + block.offset - whole.offset) * size,
+             source_block(op, rank_, whole, taken), block.count * size, op.streaming);
+  taken = end;
+  return true;
+}
+
 bool Group::copy_round(Op& op) {
   const std::size_t size = size_of(op.call.in.dtype);
-  for (int turn = 1; turn <= size_; ++turn) {
-    const int k = (rank_ + turn) % size_;  // each rank begins with another source; its own is for when nobody is ready
+  for (int turn = 1; turn < size_; ++turn) {
+    const int k = (rank_ + turn) % size_;  // each rank begins with another source
     std::uint64_t& taken = op.taken_a[static_cast<std::size_t>(k)];
     const Slice whole = op.reads(k);
-    if (taken >= rounds_for(op, whole.count)) continue;
-    if (k != rank_ && rounds_of(port(k).head().staged.value.load(), op.sequence) <= taken) continue;
-    const bool remote = k != rank_ && peers_[static_cast<std::size_t>(k)].remote_in;
-    const bool staged = k != rank_ && peers_[static_cast<std::size_t>(k)].in == nullptr;
-    const std::uint64_t end = std::min(rounds_for(op, whole.count), taken + (staged ? 1 : kAtOnce));
+    if (taken >= op.rounds_for(whole.count)) continue;
+    const std::uint64_t there = rounds_there(op, k);
+    if (there <= taken) continue;
+    const bool remote = peers_[static_cast<std::size_t>(k)].remote_in;
+    const bool staged = peers_[static_cast<std::size_t>(k)].in == nullptr;
+    const std::uint64_t end = std::min({op.rounds_for(whole.count), there, taken + (staged ? 1 : kAtOnce)});
     const Slice block = blocks_of(op, whole, taken, end);
     std::byte* out = static_cast<std::byte*>(op.call.out.data) + (op.lands_at(k) + block.offset - whole.offset) * size;
     const std::byte* from = source_block(op, k, whole, taken);
@@ -307,17 +273,17 @@ bool Group::copy_round(Op& op) {
     } else if (!read_remote(board(k).pid.load(), from, out, block.count * size)) {
       continue;  // it has died: who watches the ranks says so
     }
-    credit(op, k, block.count * size);
+    if (!peers_[static_cast<std::size_t>(k)].copied_in) credit(op, k, block.count * size);
     taken = end;
     std::uint64_t slowest = kAllRounds;
     for (int j = 0; j < size_; ++j) {
       const std::uint64_t done = op.taken_a[static_cast<std::size_t>(j)];
-      if (j != rank_ && done < rounds_for(op, op.reads(j).count)) slowest = std::min(slowest, done);
+      if (j != rank_ && done < op.rounds_for(op.reads(j).count)) slowest = std::min(slowest, done);
     }
-    if (op.any_staged && k != rank_) publish(own().head().phase_a.value, op, slowest);
+    if (op.any_staged) publish(own().head().phase_a.value, op, slowest);
     return true;
   }
-  return false;
+  return copy_own(op);
 }
 
 bool Group::copy_results(Op& op) {
@@ -326,11 +292,11 @@ bool Group::copy_results(Op& op) {
     const int k = (rank_ + turn) % size_;
     std::uint64_t& taken = op.taken_b[static_cast<std::size_t>(k)];
     const Slice whole = op.result_slice(k);
-    if (taken >= rounds_for(op, whole.count)) continue;
+    if (taken >= op.rounds_for(whole.count)) continue;
     if (rounds_of(port(k).head().phase_a.value.load(), op.sequence) <= taken) continue;
     const Peer& peer = peers_[static_cast<std::size_t>(k)];
     const std::uint64_t there =
-        std::min(rounds_for(op, whole.count), rounds_of(port(k).head().phase_a.value.load(), op.sequence));
+        std::min(op.rounds_for(whole.count), rounds_of(port(k).head().phase_a.value.load(), op.sequence));
     const std::uint64_t end = std::min(there, taken + (peer.out == nullptr ? 1 : kAtOnce));
     const Slice block = blocks_of(op, whole, taken, end);
     std::byte* out = static_cast<std::byte*>(op.call.out.data) + block.offset * size;
@@ -341,12 +307,12 @@ bool Group::copy_results(Op& op) {
     } else if (!read_remote(board(k).pid.load(), from, out, block.count * size)) {
       continue;
     }
-    credit(op, k, block.count * size);
+    if (!peer.copied_out) credit(op, k, block.count * size);
     taken = end;
     std::uint64_t slowest = kAllRounds;
     for (int j = 0; j < size_; ++j) {
       const std::uint64_t done = op.taken_b[static_cast<std::size_t>(j)];
-      if (j != rank_ && done < rounds_for(op, op.result_slice(j).count)) slowest = std::min(slowest, done);
+      if (j != rank_ && done < op.rounds_for(op.result_slice(j).count)) slowest = std::min(slowest, done);
     }
     // The last word, that all is read, is said in run_tiles.
     if (op.any_staged && slowest != kAllRounds) publish(own().head().phase_b.value, op, slowest);

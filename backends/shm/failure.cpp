@@ -29,6 +29,7 @@ void Group::fail(FailureKind kind, std::string_view text) noexcept {
     failed_.store(true);
     host_->options().note_failure(cause_);
     host_->arena().quarantine();
+    host_->staging().quarantine();
     FailureRecord& record = own().head().failure;
     record.kind = kind;
     const std::size_t length = std::min(text.size(), record.text.size() - 1);
@@ -57,10 +58,15 @@ std::string Group::rank_name(int member) const {
 
 std::string Group::describe(const Op& op) const { return comm::describe(op.call, op.sequence); }
 
-void Group::check_mismatch(const Op& op) {
+/// Those that have come call the same.
+bool Group::fits_others(const Op& op) {
   bool same = true;
-  for (int k = 0; k < size_; ++k) same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;
-  if (same) return;
+  for (int k = 0; k < size_; ++k)
+    if (op.awaits(k)) same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;
+  return same;
+}
+
+std::string Group::table_of(const Op& op) {
   std::string table = "operation #" + number(op.sequence) + " differs between the ranks:";
   for (int k = 0; k < size_; ++k) {
     const Slot& slot = port(k).slot(op.sequence);
@@ -75,7 +81,7 @@ void Group::check_mismatch(const Op& op) {
     // A slot has no room for the others' labels, which checked mode compares.
     if (k == rank_ && !op.call.label.empty()) table += " (" + std::string(op.call.label) + ")";
   }
-  throw Mismatch(table);
+  return table;
 }
 
 bool Group::peer_failed() noexcept {
@@ -100,7 +106,7 @@ bool Group::look_for_trouble() noexcept {
   }
   const auto too_late = [&](const OpQueue& queue) {  // the one at the head is what holds the others up
     for (const Op* op = queue.head; op != nullptr; op = op->next)
-      if (now >= op->deadline) return true;
+      if (now >= op->deadline.load(std::memory_order_relaxed)) return true;
     return false;
   };
   if (!failed_.load() && too_late(collectives_)) time_out(*collectives_.head);
@@ -153,14 +159,17 @@ void Group::time_out(const Op& op) noexcept {
   // Somebody else may have told the cause while we asked.
   if (peer_failed()) return;
   std::string behind;
+  // Before it is announced, an operation waits for all to be done with the one whose place it takes.
+  const bool queued = !message && op.stage == Op::Stage::queued;
+  const std::uint64_t wanted = queued ? op.sequence - 1 : op.sequence;
   for (int k = 0; k < size_; ++k) {
-    if (k == rank_ || (message && k != op.call.root)) continue;
+    if (k == rank_ || (message ? k != op.call.root : !queued && !op.awaits(k))) continue;
     const std::uint64_t at = announced_by(k);
     if (!answered(k)) {
       behind += "; " + rank_name(k) + " is not responding";
     } else if (message) {
       behind += "; " + rank_name(k) + " has not called the other side of it";
-    } else if (at < op.sequence) {
+    } else if (at < wanted) {
       behind += "; " + rank_name(k) + " is behind at operation #" + number(at);
     }
   }

@@ -13,9 +13,9 @@ std::shared_ptr<Group> Group::make(std::shared_ptr<Host> host, int rank, int mem
 
 Group::Group(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger)
     : host_(std::move(host)), rank_(rank), size_(members), ledger_(std::move(ledger)) {
-  head_ = host_->arena().allocate(Port::head_bytes(members), MemoryUse::communication, ledger_, true);
+  head_ = host_->staging().allocate(Port::head_bytes(members), MemoryUse::communication, ledger_, true);
   sent_ = std::vector<Credit>(static_cast<std::size_t>(members));
-  slots_ = host_->arena().allocate(sizeof(PortSlots), MemoryUse::communication, ledger_, true);
+  slots_ = host_->staging().allocate(sizeof(PortSlots), MemoryUse::communication, ledger_, true);
 }
 
 Group::~Group() {
@@ -24,18 +24,19 @@ Group::~Group() {
   retired.head = std::move(head_);
   retired.slots = std::move(slots_);
   retired.tiles = std::move(tiles_);
+  retired.copies = std::move(copies_);
   host_->retire(std::move(retired));
 }
 
 Group::Member Group::own_place() const {
-  return {host_->rank(), host_->arena().offset_of(head_.data()), host_->arena().offset_of(slots_.data())};
+  return {host_->rank(), host_->staging().offset_of(head_.data()), host_->staging().offset_of(slots_.data())};
 }
 
 void Group::connect(std::vector<Member> members) {
   members_ = std::move(members);
   for (const Member& member : members_) {
-    std::byte* window = host_->window(member.world_rank);
-    ports_.emplace_back(window + member.head_offset, window + member.slots_offset, size_);
+    std::byte* staging = host_->staging(member.world_rank);
+    ports_.emplace_back(staging + member.head_offset, staging + member.slots_offset, size_);
   }
   sends_.resize(members_.size());
   receives_.resize(members_.size());
@@ -104,6 +105,9 @@ void Group::choose_way(Op& op) const {
   op.symmetric = call.kind == OpKind::all_reduce && named != kDirect && bytes <= kEagerBytes;
   op.small = bytes <= kSmallBytes;
   op.eager = op.eager_size() <= kEagerBytes && (call.kind != OpKind::all_reduce || op.symmetric);
+  const bool one_sided = call.kind == OpKind::broadcast || call.kind == OpKind::scatter ||
+                         call.kind == OpKind::reduce || call.kind == OpKind::gather;
+  op.everyone = !op.eager || !one_sided || host_->options().check;
 }
 
 Work Group::start_batch(std::span<const Call> parts) {
@@ -117,6 +121,7 @@ Work Group::start_batch(std::span<const Call> parts) {
   for (const Call& part : parts) {
     Op& op = acquire();
     op.prepare(shared_from_this(), part);
+    op.set_deadline();
     op.parent = &whole;
     submit(op);
   }
@@ -133,6 +138,7 @@ void Group::submit(Op& op) noexcept {
   const std::lock_guard lock(submit_mutex_);
   if (in_flight_.fetch_add(1) == 0) idle_.store(0);
   submitted_.push(op);
+  any_submitted_.store(true);
 }
 
 Work Group::launch(Op& op) {
@@ -140,6 +146,7 @@ Work Group::launch(Op& op) {
   engine.try_poll(false);
   if (op.small) engine.drive_briefly(op.finished);
   if (op.finished_well()) return {};
+  op.set_deadline();
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
   engine.hand_over_unless_awaited();
   return Work(&op);
@@ -171,7 +178,9 @@ void Group::complete(Op& op, std::uint32_t how) noexcept {
 }
 
 bool Group::drain_submissions() noexcept {
+  if (!any_submitted_.load()) return false;
   const std::lock_guard lock(submit_mutex_);
+  any_submitted_.store(false);
   bool any = false;
   while (!submitted_.empty()) {
     Op& op = submitted_.pop();
@@ -196,7 +205,7 @@ bool Group::poll(bool thorough) noexcept {
       return true;
     }
     if (thorough && look_for_trouble()) return true;
-    if (!collectives_.empty()) moved |= advance_collective(*collectives_.head);
+    if (!collectives_.empty()) moved |= advance_first();
     if (messages_waiting_ > 0) moved |= advance_messages();
   } catch (const Mismatch& error) {
     fail(FailureKind::mismatch, error.what());
@@ -207,6 +216,18 @@ bool Group::poll(bool thorough) noexcept {
     return true;
   }
   return moved;
+}
+
+/// A piece of the collective at the head, or, where it is small, many.
+bool Group::advance_first() {
+  constexpr int kPieces = 64;  // deadlines are looked at, too
+  const std::uint64_t sequence = collectives_.head->sequence;
+  for (int piece = 0; piece < kPieces; ++piece) {
+    if (!advance_collective(*collectives_.head)) return piece > 0;
+    if (failed_.load() || collectives_.empty() || collectives_.head->sequence != sequence || !collectives_.head->small)
+      break;
+  }
+  return true;
 }
 
 void Group::notify() noexcept {

@@ -55,6 +55,9 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
     const std::byte* out = nullptr;  ///< null: staged
     bool remote_out = false;
     const std::byte* tiles = nullptr;
+    bool all_there = false;   ///< all rounds of `in`
+    bool copied_in = false;   ///< `in` is a copy, whose reads its owner has counted
+    bool copied_out = false;  ///< the same of `out`
   };
   static constexpr std::string_view kDirect = "direct";
   static constexpr std::string_view kSymmetric = "symmetric";
@@ -74,32 +77,40 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   void run_alone(Op& op);
   void complete(Op& op, std::uint32_t how) noexcept;
   bool drain_submissions() noexcept;
+  bool advance_first();
   void notify() noexcept;
   Port& port(int member) { return ports_[static_cast<std::size_t>(member)]; }
   Port& own() { return port(rank_); }
   const std::byte* window_of(int member) const { return host_->window(world_rank(member)); }
+  const std::byte* staging_of(int member) const { return host_->staging(world_rank(member)); }
   BoardEntry& board(int member) const { return host_->board(world_rank(member)); }
   /// Counts bytes that were read from a peer's memory: in our port, where the peer finds them.
   void credit(const Op& op, int source, std::size_t bytes) noexcept;
   /// Counts bytes that went out with a payload or a tile, where we may be done before the peer has read them.
   void count_sent(const Op& op, int reader, std::size_t bytes) noexcept;
 
+  // announce.cpp
+  bool has_room(const Op& op);
+  void announce(Op& op);
+  void choose_places(Op& op);
+
   // collective.cpp
   bool advance_collective(Op& op);
-  void announce(Op& op);
   bool see_arrivals(Op& op);
   bool run_tiles(Op& op);
   bool stage_input(Op& op);
+  std::size_t tile_bytes() const;
   std::size_t tiles_bytes() const;
   bool reduce_round(Op& op);
+  bool copy_own(Op& op);
   bool copy_round(Op& op);
   bool copy_results(Op& op);
-  std::byte* fetched_tile(const Op& op, int source);
   bool finish_collective(Op& op);
   void publish(std::atomic<std::uint64_t>& flag, const Op& op, std::uint64_t rounds) noexcept;
   std::uint64_t slowest_reader(const Op& op, bool results) const;
   std::size_t tile_offset(const Op& op, std::uint64_t round, int reader, bool result) const;
   std::byte* own_tile(const Op& op, std::uint64_t round, int reader, bool result);
+  std::uint64_t rounds_there(const Op& op, int source) const;
   const std::byte* source_block(const Op& op, int source, Slice whole, std::uint64_t round) const;
 
   // eager.cpp
@@ -113,7 +124,8 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
 
   // failure.cpp
   void fail(FailureKind kind, std::string_view text) noexcept;
-  void check_mismatch(const Op& op);
+  bool fits_others(const Op& op);
+  std::string table_of(const Op& op);
   bool look_for_trouble() noexcept;
   void check_peers(const Op& op) noexcept;
   void time_out(const Op& op) noexcept;
@@ -130,14 +142,16 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   const std::shared_ptr<Ledger> ledger_;
   Buffer head_;
   Buffer slots_;
-  Buffer tiles_;    ///< of collectives; made at the first operation that needs them
-  Buffer fetched_;  ///< a tile of each source, read from its process to be added; made likewise
+  std::array<Buffer, 2> copies_;  ///< of inputs and results that peers read, for two operations in turns; made likewise
+  std::uint64_t room_seen_ = 0;   ///< everybody has announced this operation
+  Buffer tiles_;                  ///< of collectives; made at the first operation that needs them
   std::vector<Member> members_;
   std::vector<Port> ports_;
   std::vector<Credit> sent_;  ///< by reader; written under the engine's lock
 
   std::mutex submit_mutex_;
   OpQueue submitted_;
+  std::atomic<bool> any_submitted_{false};  ///< spares who polls the lock
   std::vector<std::unique_ptr<Op>> all_ops_;
   OpQueue free_ops_;
   std::uint64_t sequence_ = 0;

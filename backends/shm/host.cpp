@@ -77,17 +77,13 @@ std::shared_ptr<Host> Host::make(std::shared_ptr<Bootstrap> bootstrap, const Wor
 void Host::connect() {
   Bootstrap& others = *bootstrap_;
   const int ranks = others.size();
-  arena_ = Arena::make(!others.in_process(), rank_);
+  constexpr int kStagingColour = kColours / 2;
+  windows_ = exchange(Arena::make_windows(!others.in_process(), rank_), false, 0);
+  staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColour + rank_), true, kStagingColour);
   if (others.in_process()) {
-    for (const auto& object : others.exchange_objects(arena_->mapping()))
-      windows_.push_back(std::static_pointer_cast<Mapping>(object));
     board_ =
         std::static_pointer_cast<Mapping>(others.exchange_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
   } else {
-    const std::vector<UniqueFd> segments = others.exchange_descriptors(arena_->descriptor());
-    for (int r = 0; r < ranks; ++r)
-      windows_.push_back(r == rank_ ? arena_->mapping()
-                                    : map_segment(segments[static_cast<std::size_t>(r)].get(), false, r));
     // Everyone offers a board; rank 0's is taken.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);
@@ -99,6 +95,21 @@ void Host::connect() {
   engine_ = std::make_unique<ProgressEngine>(
       board(rank_).bell, ProgressOptions{.thread = options_.progress_thread && ranks > 1,
                                          .oversubscribed = static_cast<unsigned>(ranks) > (cores == 0 ? 1 : cores)});
+}
+
+Host::Arenas Host::exchange(std::shared_ptr<Arena> own, bool writable, int first_colour) {
+  std::vector<std::shared_ptr<Mapping>> mapped;
+  if (bootstrap_->in_process()) {
+    for (const auto& object : bootstrap_->exchange_objects(own->mapping()))
+      mapped.push_back(std::static_pointer_cast<Mapping>(object));
+  } else {
+    const std::vector<UniqueFd> segments = bootstrap_->exchange_descriptors(own->descriptor());
+    for (int r = 0; r < bootstrap_->size(); ++r)
+      mapped.push_back(r == rank_
+                           ? own->mapping()
+                           : map_segment(segments[static_cast<std::size_t>(r)].get(), writable, first_colour + r));
+  }
+  return {std::move(own), std::move(mapped)};
 }
 
 void Host::watch() {
@@ -132,6 +143,7 @@ void Host::retire(Retired retired) {
       continue;
     one.slots.reset();
     one.tiles.reset();
+    for (Buffer& copy : one.copies) copy.reset();
     one.closed.clear();
   }
 }

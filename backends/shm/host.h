@@ -1,4 +1,4 @@
-// What all communicators of one rank share: its arena, its peers' arenas, the board with everybody's doorbell, and the
+// What all communicators of one rank share: its arenas, its peers' arenas, the board with everybody's doorbell, and the
 // progress engine.
 #pragma once
 
@@ -33,9 +33,12 @@ class Host {
   Host& operator=(const Host&) = delete;
 
   int rank() const noexcept { return rank_; }
-  int size() const noexcept { return static_cast<int>(windows_.size()); }
-  Arena& arena() noexcept { return *arena_; }
-  std::byte* window(int world_rank) const noexcept { return windows_[static_cast<std::size_t>(world_rank)]->data(); }
+  int size() const noexcept { return static_cast<int>(windows_.mapped.size()); }
+  Arena& arena() noexcept { return *windows_.own; }
+  const std::byte* window(int world_rank) const noexcept { return windows_.of(world_rank); }
+  /// For what the ranks exchange among themselves.
+  Arena& staging() noexcept { return *staging_.own; }
+  std::byte* staging(int world_rank) const noexcept { return staging_.of(world_rank); }
   BoardEntry& board(int world_rank) const noexcept { return reinterpret_cast<BoardEntry*>(board_->data())[world_rank]; }
   ProgressEngine& engine() noexcept { return *engine_; }
   const WorldOptions& options() const noexcept { return options_; }
@@ -55,12 +58,20 @@ class Host {
     Buffer head;                                            ///< stays until the world ends
     Buffer slots;
     Buffer tiles;
+    std::array<Buffer, 2> copies;
   };
   void retire(Retired retired);
 
  private:
+  struct Arenas {
+    std::shared_ptr<Arena> own;
+    std::vector<std::shared_ptr<Mapping>> mapped;  ///< by world rank
+    std::byte* of(int world_rank) const noexcept { return mapped[static_cast<std::size_t>(world_rank)]->data(); }
+  };
   Host(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options);
   void connect();
+  /// What the others have made of the same kind.
+  Arenas exchange(std::shared_ptr<Arena> own, bool writable, int first_colour);
 
   const int rank_;
   const WorldOptions options_;
@@ -70,8 +81,8 @@ class Host {
   bool reads_remote_ = false;
   std::shared_ptr<Bootstrap> bootstrap_;
   std::unique_ptr<ControlChannel> channel_;
-  std::shared_ptr<Arena> arena_;
-  std::vector<std::shared_ptr<Mapping>> windows_;  // by world rank
+  Arenas windows_;
+  Arenas staging_;
   std::shared_ptr<Mapping> board_;
   std::mutex retired_mutex_;
   std::vector<Retired> retired_;

@@ -19,11 +19,11 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what) {
   starts(out_starts, what.out_counts);
   call.in_counts = {};
   call.out_counts = {};
-  deadline = Clock::now() + what.timeout;
+  deadline.store(Clock::time_point::max(), std::memory_order_relaxed);
   finished.store(0);
   stage = Stage::queued;
-  eager = small = symmetric = internal = stages_in = remote_in = stages_out = remote_out = any_staged = any_remote =
-      streaming = false;
+  eager = small = symmetric = internal = everyone = stages_in = remote_in = copied_in = stages_out = remote_out =
+      copied_out = any_staged = any_awaits = streaming = false;
   arrived = 0;
   sequence = fingerprint = staged = reduced = 0;
   parent = nullptr;

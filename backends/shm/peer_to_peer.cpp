@@ -46,11 +46,11 @@ bool Group::advance_send(int peer) {
     op.remote_in = ordinary && host_->reads_remote() && in.bytes() > kMessageTiles * kMessageTile;
     op.stages_in = ordinary && !op.remote_in;
     if (op.stages_in && in.bytes() > 0 && !channel.tiles)
-      channel.tiles = host_->arena().allocate(kMessageTiles * kMessageTile, MemoryUse::communication, ledger_);
+      channel.tiles = host_->staging().allocate(kMessageTiles * kMessageTile, MemoryUse::communication, ledger_);
     line.bytes = in.bytes();
     line.dtype = in.dtype;
     line.in_offset = op.stages_in ? kStaged : (op.remote_in ? kRemote : host_->arena().offset_of(in.data));
-    line.stage_offset = channel.tiles ? host_->arena().offset_of(channel.tiles.data()) : 0;
+    line.stage_offset = channel.tiles ? host_->staging().offset_of(channel.tiles.data()) : 0;
     line.remote = static_cast<const std::byte*>(in.data);
     line.sent.store(encode(channel.messages, op.stages_in ? 0 : kAllRounds));
     ring(board(peer).bell);
@@ -105,14 +105,14 @@ bool Group::advance_receive(int peer) {
     const std::uint64_t until = std::min(rounds, channel.rounds + (remote ? kRemoteRounds : 1));
     const std::size_t bytes = std::min<std::size_t>((until - channel.rounds) * kMessageTile, out.bytes() - begin);
     std::byte* to = static_cast<std::byte*>(out.data) + begin;
-    const std::byte* window = window_of(peer);
     if (remote) {
       if (!read_remote(board(peer).pid.load(), line.remote + begin, to, bytes))
         return false;  // died: who watches the ranks says so
     } else {
       copy_bytes(to,
-                 line.in_offset == kStaged ? window + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
-                                           : window + line.in_offset + begin,
+                 line.in_offset == kStaged
+                     ? staging_of(peer) + line.stage_offset + channel.rounds % kMessageTiles * kMessageTile
+                     : window_of(peer) + line.in_offset + begin,
                  bytes, false);
     }
     channel.rounds = until;

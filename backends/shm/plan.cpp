@@ -1,4 +1,5 @@
 // Who reads what from whom: the geometry of every collective.
+#include <algorithm>
 #include <bit>
 #include <numeric>
 
@@ -82,6 +83,24 @@ Slice Op::gives(int reader) const {
     default:
       return {};
   }
+}
+
+bool Op::gives() const {
+  for (int j = 0; j < ranks; ++j)
+    if (j != me && gives(j).count > 0) return true;
+  return false;
+}
+
+std::uint64_t Op::rounds_for(std::size_t count) const {
+  const std::uint64_t elements = round_bytes / size_of(call.in.dtype);
+  return (count + elements - 1) / elements;
+}
+
+std::uint64_t Op::rounds_given() const {
+  std::size_t most = 0;
+  for (int j = 0; j < ranks; ++j)
+    if (j != me) most = std::max(most, gives(j).count);
+  return rounds_for(most);
 }
 
 std::size_t Op::lands_at(int source) const {

@@ -18,6 +18,12 @@ inline constexpr std::size_t kEagerBytes = 16 * 1024;
 inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};      ///< instead of an offset: the data comes through tiles
 inline constexpr std::uint64_t kRemote = ~std::uint64_t{0} - 1;  ///< ... it is read from the process that owns it
 
+/// What in_offset or out_offset names is a copy, which stays as it is until its slot is used again.
+inline constexpr std::uint8_t kCopiedIn = 1;
+inline constexpr std::uint8_t kCopiedOut = 2;
+inline constexpr std::uint8_t kAwaitsReaders = 4;  ///< something else is read, and its owner waits until it has been
+inline constexpr std::uint8_t kAllThere = 8;       ///< the whole input can be read: nobody needs to look at `staged`
+
 /// Operation number in the upper 40 bits, rounds finished of it in the lower 24.
 inline constexpr std::uint64_t kRoundBits = 24;
 inline constexpr std::uint64_t kAllRounds = (std::uint64_t{1} << kRoundBits) - 1;
@@ -40,9 +46,8 @@ struct RemoteBuffers {
   const std::byte* out;
 };
 
-/// The announcement of one collective, and the payload of a small one right behind it. Two take turns: whoever
-/// announces operation s has finished s - 1, hence seen everybody's announcement of s - 1, hence everybody has finished
-/// s - 2.
+/// The announcement of one collective, and the payload of a small one right behind it. Two take turns: operation s is
+/// announced when everybody has announced s - 1, hence finished s - 2.
 struct Slot {
   std::atomic<std::uint64_t> sequence{0};  ///< stored last
   std::uint64_t fingerprint = 0;
@@ -54,7 +59,7 @@ struct Slot {
   OpKind kind = OpKind::barrier;
   DType dtype = DType::f32;
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
-  std::uint8_t unused = 0;
+  std::uint8_t hints = 0;  ///< kCopiedIn, kCopiedOut, kAwaitsReaders, kAllThere
   std::int32_t root = 0;
   union {
     RemoteBuffers remote;  ///< where an offset is kRemote

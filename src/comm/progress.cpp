@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <climits>
 #include <ctime>
+#include <optional>
 #include <utility>
 
 namespace tessera::comm {
@@ -114,14 +115,17 @@ bool ProgressEngine::try_poll(bool thorough) noexcept {
 }
 
 void ProgressEngine::drive_briefly(const std::atomic<std::uint32_t>& finished) noexcept {
-  const Clock::time_point until = Clock::now() + (options_.oversubscribed ? kBriefly / 2 : kBriefly);
+  std::optional<Clock::time_point> until;  // most are done before anybody looks at a clock
   int still = 0;
   for (int turn = 1; finished.load() == 0 && still < kStill; ++turn) {
     const bool moved = try_poll(false);
     still = moved ? 0 : still + 1;
     // The other ranks need this core, but not before there is nothing left to do here.
     if (!moved && options_.oversubscribed) ::sched_yield();
-    if ((turn % 16 == 0 || (!moved && options_.oversubscribed)) && Clock::now() >= until) return;
+    if (turn % 16 != 0 && (moved || !options_.oversubscribed)) continue;
+    const Clock::time_point now = Clock::now();
+    if (!until) until = now + (options_.oversubscribed ? kBriefly / 2 : kBriefly);
+    if (now >= *until) return;
   }
 }
 

@@ -1,4 +1,5 @@
-// What one call says of itself: its deadline, the stream that it comes after, its parts; and what a world keeps of many.
+// What one call says of itself: its deadline, the stream that it comes after, its parts; and what a world keeps of
+// many.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,8 +27,8 @@ INSTANTIATE_TEST_SUITE_P(Over, Calls, testing::Values("shm", "tcp"),
 /// The world's deadline is a minute.
 TEST_P(Calls, HaveDeadlinesOfTheirOwnAlsoInABatch) {
   for (const bool batch : {false, true})
-    run_threads(2, config_of(GetParam()), [&](Communicator& comm) {
-      if (comm.rank() == 1) {  // until the other's failure has come
+    run_threads(3, config_of(GetParam()), [&](Communicator& comm) {
+      if (comm.rank() > 0) {  // until the other's failure has come
         EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
         return;
       }
@@ -41,6 +42,8 @@ TEST_P(Calls, HaveDeadlinesOfTheirOwnAlsoInABatch) {
       });
       EXPECT_NE(error.find("not done within 200ms"), std::string::npos) << error;
       EXPECT_NE(error.find("(mine)"), std::string::npos) << error;
+      EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
+      EXPECT_EQ(error.find("rank 2"), std::string::npos) << error << ": it has no part in a message of two others";
       EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
     });
 }
@@ -54,7 +57,11 @@ TEST_P(Calls, OfABatchComeAfterItsStream) {
       const int peer = 1 - comm.rank();
       const PointToPoint parts[] = {PointToPoint::send(view_of(x.data(), x.size()), peer),
                                     PointToPoint::recv(view_of(y.data(), y.size()), peer)};
+      const MeterSnapshot before = comm.meter();
       comm.batch(parts, {.after = after ? stream.get() : nullptr}).wait();
+      const MeterSnapshot change = comm.meter() - before;
+      EXPECT_EQ(change.of(OpKind::send).calls, 1U);
+      EXPECT_EQ(change.of(OpKind::recv).calls, 1U);
       // The control: without it what was there before is sent.
       EXPECT_EQ(y, std::vector<float>(1000, after ? 2.0F : 1.0F));
       stream->synchronize();
@@ -83,26 +90,27 @@ TEST_P(Calls, OfPartsThatOverlapAtTheRootAreRefused) {
     const std::vector<std::size_t> counts = {10, 20};
     const bool root = comm.rank() == 0;
     if (root) {
-      const std::string scatter = error_of([&] {
-        comm.scatter_v(view_of(x.data(), 30), view_of(x.data() + 5, 10), counts, 0).wait();
-      });
+      const std::string scatter =
+          error_of([&] { comm.scatter_v(view_of(x.data(), 30), view_of(x.data() + 5, 10), counts, 0).wait(); });
       EXPECT_NE(scatter.find("in and out overlap"), std::string::npos) << scatter;
-      const std::string gather = error_of([&] {
-        comm.gather_v(view_of(x.data() + 5, 10), view_of(x.data(), 30), counts, 0).wait();
-      });
+      const std::string gather =
+          error_of([&] { comm.gather_v(view_of(x.data() + 5, 10), view_of(x.data(), 30), counts, 0).wait(); });
       EXPECT_NE(gather.find("in and out overlap"), std::string::npos) << gather;
     }
     // The control: in its place it is taken.
     std::vector<float> part(20);
     const View own = root ? view_of(x.data(), 10) : view_of(part.data(), 20);
     comm.scatter_v(view_of(x.data(), root ? 30 : 0), own, counts, 0).wait();
-    const std::string different = error_of([&] {
-      const std::vector<std::size_t> more = {5, 10};
-      std::vector<float> in(15), out(15);
-      const std::vector<std::size_t> less = root ? std::vector<std::size_t>{4, 11} : std::vector<std::size_t>{6, 9};
-      comm.all_to_all_v(view_of(in.data(), 15), more, view_of(out.data(), 15), less).wait();
-    });
-    EXPECT_NE(different.find("out_counts of the same rank is"), std::string::npos) << different;
+    // What a rank gives itself is as much as it takes of itself: neither less nor more.
+    for (const bool gives_more : {true, false}) {
+      const std::string different = error_of([&] {
+        const std::vector<std::size_t> given = {5, 10}, less = {4, 11}, more = {6, 9};
+        std::vector<float> in(15), out(15);
+        comm.all_to_all_v(view_of(in.data(), 15), given, view_of(out.data(), 15), root == gives_more ? less : more)
+            .wait();
+      });
+      EXPECT_NE(different.find("out_counts of the same rank is"), std::string::npos) << different;
+    }
   });
 }
 
@@ -111,6 +119,18 @@ TEST_P(Calls, OfOneselfAreRefused) {
     float x = 1;
     EXPECT_NE(error_of([&] { comm.send(view_of(&x, 1), comm.rank()).wait(); }).find("needs another rank"),
               std::string::npos);
+  });
+}
+
+/// Calls come for a communicator that their receiver has not made yet.
+TEST(Splits, AreUsedAtOnceInCheckedMode) {
+  Config config = config_of("tcp");
+  config.check = true;
+  run_threads(4, config, [](Communicator& comm) {
+    for (int i = 0; i < 200; ++i) {
+      const auto part = comm.split(0, comm.rank());
+      part->barrier().wait();
+    }
   });
 }
 

@@ -183,6 +183,35 @@ TEST_P(Failure, NothingToDoIsComparedToo) {
 INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::Values("shm", "tcp"),
                          [](const auto& given) { return std::string(given.param); });
 
+/// Nobody else answers for them: they ask each other while both wait for answers.
+TEST(Deadlines, OfTwoRanksAtOnceDontCallEachOtherDead) {
+  Config config = quick_config();
+  config.progress_thread = false;
+  run_threads(2, config, [](Communicator& comm) {
+    float x = 0;
+    comm.barrier().wait();
+    const std::string error = error_of([&] { comm.recv(view_of(&x, 1), 1 - comm.rank(), {.timeout = 300ms}).wait(); });
+    EXPECT_TRUE(error.starts_with("Timeout: ")) << error;
+    EXPECT_EQ(error.find("not responding"), std::string::npos) << error;
+  });
+}
+
+/// A reader of a small broadcast waits for its root alone, and blames nobody else.
+TEST(Deadlines, OfABroadcastNameItsRoot) {
+  run_ranks(3, [](Communicator& comm) {
+    std::vector<float> x(10);
+    if (comm.rank() != 1) {  // until the failure has come
+      EXPECT_NE(error_of([&] { comm.recv(view_of(x.data(), 1), 1).wait(); }), "");
+      return;
+    }
+    const View view = view_of(x.data(), x.size());
+    const std::string error = error_of([&] { comm.broadcast(view, view, 0, {.timeout = 200ms}).wait(); });
+    EXPECT_TRUE(error.starts_with("Timeout: ")) << error;
+    EXPECT_NE(error.find("rank 0 is behind at operation #0"), std::string::npos) << error;
+    EXPECT_EQ(error.find("rank 2"), std::string::npos) << error;
+  });
+}
+
 /// Without the checked mode lengths that differ are still seen where they arrive.
 TEST(Unchecked, AnotherLengthIsAMismatch) {
   for (const char* backend : {"shm", "tcp"}) {
@@ -197,6 +226,40 @@ TEST(Unchecked, AnotherLengthIsAMismatch) {
       EXPECT_TRUE(error.starts_with("Mismatch: ")) << backend << ": " << error;
     });
   }
+}
+
+/// The root of a small broadcast waits for nobody: who reads sees it, says what each rank called, and tells the root.
+TEST(Unchecked, AReaderThatExpectsAnotherBroadcastSaysSoToAll) {
+  run_ranks(3, [](Communicator& comm) {
+    std::vector<float> x(12);
+    const std::size_t count = comm.rank() == 1 ? 12 : 10;
+    const std::string error = error_of([&] {
+      comm.broadcast(view_of(x.data(), count), view_of(x.data(), count), 0).wait();
+      comm.barrier().wait();
+    });
+    EXPECT_EQ(error,
+              "Mismatch: operation #1 differs between the ranks: rank 0: broadcast of 10 f32 root 0; rank 1: broadcast "
+              "of 12 f32 root 0; rank 2: broadcast of 10 f32 root 0");
+  });
+}
+
+/// A message is between two: nobody else is there to notice that it is too short, or too long.
+TEST(Unchecked, AShorterOrLongerMessageIsAMismatch) {
+  for (const char* backend : {"shm", "tcp"})
+    for (const std::size_t count : {9u, 11u}) {
+      Config config;
+      config.backend = backend;
+      config.timeout = 20s;
+      run_threads(2, config, [&](Communicator& comm) {
+        std::vector<float> x(20, 1);
+        const std::string error = error_of([&] {
+          if (comm.rank() == 0) comm.send(view_of(x.data(), count), 1).wait();
+          if (comm.rank() == 1) comm.recv(view_of(x.data(), 10), 0).wait();
+          comm.barrier().wait();
+        });
+        EXPECT_TRUE(error.starts_with("Mismatch: ")) << backend << ", " << count << ": " << error;
+      });
+    }
 }
 
 /// A peer that is late may still read them.

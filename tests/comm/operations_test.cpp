@@ -1,11 +1,15 @@
 // The operations that the conformance suite has no room for, the meter, split and allocate.
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <thread>
 
+#include "tests/comm/mixed_memory.h"
 #include "tests/comm/support.h"
 
 namespace tessera::comm_test {
@@ -157,6 +161,80 @@ TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
 
 /// Windows that grow past what was given back: the pages of the old ones are dropped while a place for the new one is
 /// looked for. A broken list of free places shows as windows that overlap, and to the sanitizers at once.
+TEST(Operations, OnMemoryOfEitherKindOnAnyRank) {
+  for (const int ranks : {2, 3, 5}) run_ranks(ranks, [](Communicator& comm) { move_mixed_memory(comm, 5, 60); });
+}
+
+/// A root may be far ahead: its payloads stay until all have read them.
+TEST(Operations, ARootThatRunsAheadOverwritesNothing) {
+  run_ranks(3, [](Communicator& comm) {
+    for (int step = 0; step < 300; ++step) {
+      std::vector<float> x(500, comm.rank() == 1 ? static_cast<float>(step) : -1.0f);
+      if (comm.rank() == 2 && step % 50 == 49) std::this_thread::sleep_for(2ms);  // not to order anything: to be late
+      comm.broadcast(view_of(x.data(), x.size()), view_of(x.data(), x.size()), 1).wait();
+      for (const float value : x) ASSERT_EQ(value, static_cast<float>(step));
+    }
+  });
+}
+
+/// A root is done before the others have read: what it gave stays, though it lets go of the communicator and makes
+/// others.
+TEST(Operations, ARootThatLeavesAtOnceTakesNothingAway) {
+  std::atomic<bool> gone{false};
+  run_ranks(3, [&](Communicator& world) {
+    const auto pair = world.split(world.rank() == 1 ? -1 : 0, 0);
+    auto all = world.split(0, world.rank());
+    std::vector<float> x(500, world.rank() == 0 ? 7.0f : 0.0f);
+    const View view = view_of(x.data(), x.size());
+    if (world.rank() == 1)
+      while (!gone.load()) std::this_thread::yield();
+    all->broadcast(view, view, 0).wait();
+    EXPECT_EQ(x, std::vector<float>(500, 7.0f));
+    all.reset();
+    if (pair == nullptr) return;
+    std::vector<std::unique_ptr<Communicator>> others;  // as many as need every free piece of memory
+    for (int i = 0; i < 20; ++i) {
+      others.push_back(pair->split(0, pair->rank()));
+      others.back()->broadcast(view, view, 0).wait();
+    }
+    if (world.rank() == 0) gone.store(true);
+  });
+}
+
+/// The room that a large operation needed between its steps is not kept.
+TEST(Operations, LargeScratchIsGivenBack) {
+  Config config = quick_config();
+  config.backend = "tcp";
+  run_threads(4, config, [](Communicator& comm) {
+    std::vector<float> x(4 << 20, 1);
+    const std::uint64_t before = comm.ledger()->snapshot().now_of(MemoryUse::communication);
+    comm.all_reduce(view_of(x.data(), x.size()), view_of(x.data(), x.size()), ReduceOp::sum()).wait();
+    comm.barrier().wait();  // the operation is put away after its end is told
+    const auto after = comm.ledger()->snapshot();
+    EXPECT_GT(after.peak_of(MemoryUse::communication), before + (1U << 20)) << "the control: it needed much";
+    EXPECT_LE(after.now_of(MemoryUse::communication), before + (1U << 20));
+  });
+}
+
+/// Checked mode keeps what the ranks called only until they agree.
+TEST(Operations, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
+  Config config = quick_config();
+  config.backend = "tcp";
+  config.check = true;
+  static std::size_t used[2];
+  run_threads(2, config, [](Communicator& comm) {
+    const auto barriers = [&](int count) {
+      for (int i = 0; i < count; ++i) comm.barrier().wait();
+    };
+    barriers(500);
+    if (comm.rank() == 0) used[0] = ::mallinfo2().uordblks;
+    barriers(5000);
+    if (comm.rank() == 0) used[1] = ::mallinfo2().uordblks;
+    comm.barrier().wait();
+  });
+  EXPECT_LT(used[1], used[0] + 200'000);
+}
+
 TEST(Operations, GrowingWindowsNeverOverlapLivingOnes) {
   run_ranks(2, [](Communicator& comm) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -245,6 +323,33 @@ TEST(Meter, EqualsTheFormulas) {
               OpKind::scatter, [&] { return comm.scatter(all(in), one(out.data()), 1); }, 1);
         }
     });
+}
+
+TEST(Meter, LeavesOutWhatSplittingSends) {
+  run_ranks(3, [](Communicator& comm) {
+    const MeterSnapshot before = comm.meter();
+    const auto part = comm.split(0, comm.rank());
+    const MeterSnapshot change = comm.meter() - before;
+    EXPECT_EQ(change.bytes_sent(), 0U);
+    EXPECT_EQ(change.calls(), 0U);
+  });
+}
+
+/// What a backend books that can't ask the library below what it sent.
+TEST(Meter, TheFormulasPerPeerAddUp) {
+  constexpr int kRanks = 5;
+  constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::broadcast,
+                               OpKind::all_to_all, OpKind::reduce,     OpKind::gather,         OpKind::scatter};
+  for (const OpKind kind : kKinds)
+    for (int root = 0; root < kRanks; ++root)
+      for (int rank = 0; rank < kRanks; ++rank) {
+        std::uint64_t sum = 0;
+        for (int peer = 0; peer < kRanks; ++peer) {
+          const Route route{.ranks = kRanks, .rank = rank, .peer = peer, .root = root};
+          if (peer != rank) sum += direct_bytes_to(kind, 60, 4, route);
+        }
+        EXPECT_EQ(sum, direct_bytes_sent(kind, 60, 4, kRanks, rank, root)) << name_of(kind) << " " << root << rank;
+      }
 }
 
 /// The negative control: an algorithm that moves more is seen to.

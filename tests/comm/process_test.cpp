@@ -25,17 +25,19 @@ std::string new_run() {
 }
 
 Process start_rank(const std::string& run, int rank, int size, const std::string& mode,
-                   const std::string& timeout = "20s") {
-  return {TESSERA_RANK_PROGRAM,
-          {"TESSERA_RANK=" + std::to_string(rank), "TESSERA_WORLD_SIZE=" + std::to_string(size),
-           "TESSERA_RUN_ID=" + run, "TESSERA_TIMEOUT=" + timeout},
-          mode};
+                   const std::string& timeout = "20s", const std::string& setting = "") {
+  std::vector<std::string> settings = {"TESSERA_RANK=" + std::to_string(rank),
+                                       "TESSERA_WORLD_SIZE=" + std::to_string(size), "TESSERA_RUN_ID=" + run,
+                                       "TESSERA_TIMEOUT=" + timeout};
+  if (!setting.empty()) settings.push_back(setting);
+  return {TESSERA_RANK_PROGRAM, std::move(settings), mode};
 }
 
-std::vector<Process> start_ranks(int size, const std::string& mode, const std::string& timeout = "20s") {
+std::vector<Process> start_ranks(int size, const std::string& mode, const std::string& timeout = "20s",
+                                 const std::string& setting = "") {
   std::vector<Process> ranks;
   const std::string run = new_run();
-  for (int r = size; r-- > 0;) ranks.push_back(start_rank(run, r, size, mode, timeout));  // rank 0 comes last
+  for (int r = size; r-- > 0;) ranks.push_back(start_rank(run, r, size, mode, timeout, setting));  // rank 0 comes last
   std::reverse(ranks.begin(), ranks.end());
   return ranks;
 }
@@ -84,6 +86,18 @@ TEST(Processes, MapTheWindowsOfDifferentRanksAtDifferentColours) {
   }
   for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
 }
+
+class Mixed : public testing::TestWithParam<const char*> {};
+
+TEST_P(Mixed, MemoryOnAnyRankIsMovedAndDoneWithWhenACallSaysSo) {
+  for (const int size : {2, 3, 4}) {
+    std::vector<Process> ranks = start_ranks(size, "mixed", "60s", GetParam());
+    for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
+    for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, Mixed, testing::Values("TESSERA_CMA=1", "TESSERA_CMA=0", "TESSERA_CHECK=1"));
 
 class Killed : public testing::TestWithParam<int> {};
 

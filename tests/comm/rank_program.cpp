@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/context.h"
+#include "tests/comm/mixed_memory.h"
 #include "tests/harness/guarded_device.h"
 
 namespace {
@@ -139,6 +140,11 @@ int run(const std::string& mode) {
   Config config;
   if (mode.starts_with("device ")) return run_on_a_device(std::move(config), mode.substr(7));
   const auto comm = init(config);
+  if (mode == "mixed") {
+    for (unsigned seed = 1; seed <= 3; ++seed) tessera::comm_test::move_mixed_memory(*comm, seed, 60);
+    say("right");
+    return 0;
+  }
   if (mode == "windows") {
     say(window_colours());
     comm->barrier().wait();

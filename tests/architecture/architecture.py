@@ -24,7 +24,7 @@ VENDORS = [  # header, and where it may be included
     (re.compile(r"^(cuda|cublas|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
      ("src/base/cuda/", "src/comm/cuda/", "src/nn/ops/cuda/", "backends/nccl/", "tests/", "bench/")),
     (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
-    (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/", "tests/backends/mpi/")),
+    (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/", "tests/backends/mpi/", "bench/peers/")),
     (re.compile(r"^(ucp|uct|ucs|ucm|ucc)/"), ("backends/ucx/",)),
     (re.compile(r"^(boost/)?asio([./]|$)"), ("backends/tcp/", "src/comm/control/", "tests/backends/tcp/")),
 ]

@@ -66,6 +66,7 @@ CLEAN = {
     "backends/x/ok.cpp": '#include "backends/x/x.h"\n#include "x.h"\n',
     "backends/mpi/ok.cpp": "#include <mpi.h>\n",
     "tests/backends/mpi/ok.cpp": "#include <mpi.h>\n",
+    "bench/peers/ok.cpp": "#include <mpi.h>\n",
     "tools/ok.cpp": '#include "tools/launcher.h"\n#include "tessera/fsdp/engine.h"\nstd::cout << 1;\n',
     "src/nn/host_kernels.cpp": "stream.run([=] { *out = 1; });\n",
     "src/nn/full.cpp": "int x();\n" * 400,

@@ -81,6 +81,7 @@ TEST(Accumulation, EqualsOneLargeBatchToRounding) {
     spec.engine.optimizer.kind = nn::OptimizerConfig::Kind::sgd;
     spec.lr = 0.1;
     spec.steps = 6;
+    spec.drains = true;  // the norms of all steps
     const TrainingRecord accumulated = train(spec);
     spec.microbatches = 1;
     const TrainingRecord whole = train(spec);

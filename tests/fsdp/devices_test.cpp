@@ -20,6 +20,7 @@ TrainingRecord train_on(const std::string& strategy, int ranks, std::shared_ptr<
   spec.engine.poison = true;
   spec.runtime = std::move(runtime);
   spec.device_ipc = ipc;
+  spec.drains = true;  // the norms of all steps
   return harness::train(spec);
 }
 

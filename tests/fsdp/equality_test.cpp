@@ -130,6 +130,7 @@ TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
     TrainingSpec spec = spec_for("fsdp", 1);
     spec.global_batch = 12;
     spec.steps = 20;
+    spec.drains = true;  // the norms of all steps
     spec.lr = kind == nn::OptimizerConfig::Kind::sgd ? 0.1 : 1e-3;
     spec.engine.optimizer.kind = kind;
     spec.engine.measure_norm = true;

@@ -57,7 +57,7 @@ TEST(CompressedGathers, LeaveEncodingsToPlainAndCostWhatTheFormulaSays) {
     for (const char* carrier : {"int8", "bf16"}) {
       TrainingSpec spec = quantized(spec_for(strategy, ranks));
       spec.engine.strategy.all_gather = carrier;
-      spec.engine.poison = spec.lazy_streams = true;
+      spec.lazy_streams = spec.engine.poison = true;
       spec.after_step = stats_are_what_was_sent;
       const TrainingRecord record = train(spec);
       EXPECT_EQ(encodings_of(record, encodings), encodings) << strategy << carrier;

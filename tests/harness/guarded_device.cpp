@@ -93,21 +93,21 @@ class GuardedRuntime final : public DeviceRuntime {
   }
 
   void* allocate_host(std::size_t bytes) override {
-    ++waits_of_this_thread().memory;
     void* const data = std::malloc(bytes);
     pin_host(data, bytes);
     return data;
   }
   void free_host(void* data, std::size_t bytes) noexcept override {
-    ++waits_of_this_thread().memory;
     unpin_host(data, bytes);
     std::free(data);
   }
   void pin_host(void* data, std::size_t bytes) override {
+    ++waits_of_this_thread().memory;
     const std::lock_guard lock(shared_->mutex);
     shared_->pinned.add(data, bytes);
   }
   void unpin_host(void* data, std::size_t) noexcept override {
+    ++waits_of_this_thread().memory;
     const std::lock_guard lock(shared_->mutex);
     shared_->pinned.remove(data);
   }

@@ -60,7 +60,7 @@ class Rank {
     return model;
   }
   static std::function<std::unique_ptr<base::Stream>()> make_stream(const TrainingSpec& spec) {
-    if (spec.lazy_streams) return base::make_lazy_stream;
+    if (spec.lazy()) return base::make_lazy_stream;
     return {};
   }
 
@@ -173,7 +173,7 @@ class Rank {
   }
 
   const TrainingSpec& spec_;
-  const bool drains_ = spec_.drains.value_or(!spec_.lazy_streams);
+  const bool drains_ = spec_.drains.value_or(!spec_.lazy());
   comm::Communicator& world_;
   TrainingRecord& record_;
   std::mutex& mutex_;

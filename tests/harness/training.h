@@ -33,7 +33,9 @@ struct TrainingSpec {
   std::vector<std::pair<std::string, base::DType>> module_dtypes = {};
   /// Makes the model where `model` alone doesn't say enough.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model = {};
-  bool lazy_streams = false;
+  /// Whether what is given to a stream runs only when somebody waits for it. Nothing: where the test needs no device of
+  /// its own, and looks at nothing before the last step.
+  std::optional<bool> lazy_streams = {};
   /// Whether each step's work has run before the next step begins; nothing: unless streams are lazy. Else only the
   /// first step's has, losses are read after the last step, and norms are the last step's only: what a step forgets to
   /// wait for shows in the next one.
@@ -50,6 +52,11 @@ struct TrainingSpec {
   std::function<void(int rank, int step, fsdp::Engine&engine, nn::CausalModel&model)> after_backward, after_step;
   /// Called on every rank after `after_step`, with what ranks tell each other over as long as the training lasts.
   std::function<void(int step, fsdp::Engine& engine, comm::HostExchange& control)> between_steps = {};
+
+  bool lazy() const {
+    return lazy_streams.value_or(runtime == nullptr && !before_training && !after_backward && !after_step &&
+                                 !between_steps);
+  }
 };
 
 /// What the slowest, largest or first rank saw.

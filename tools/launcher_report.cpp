@@ -36,9 +36,13 @@ Launcher::Verdict Launcher::verdict_under_prefix() {
   auto lost = watch_->lost();
   if (lost)
     if (const auto named = watch_->named_in(starter.output->others())) lost = named;
-  if (lost && !error_came_first_) {
+  // Whether we see a foreign program's exit code before its starter takes it is chance; the starter's own words aren't.
+  const bool killed = lost && lost->status && WIFSIGNALED(*lost->status);
+  const bool starter_explains =
+      !plan_.own_program && !killed && starter_failed && !starter.output->last_error_line().empty();
+  if (lost && !error_came_first_ && !starter_explains) {
     const std::string who = "rank " + std::to_string(lost->rank);
-    if (lost->status && WIFSIGNALED(*lost->status)) return {1, who + " " + killed_by(WTERMSIG(*lost->status))};
+    if (killed) return {1, who + " " + killed_by(WTERMSIG(*lost->status))};
     if (!lost->status || !starter.output->has_error()) {
       std::string how = lost->status ? " ended with code " + std::to_string(WEXITSTATUS(*lost->status))
                                      : " died without a word of its own";

@@ -154,15 +154,15 @@ void RankWatch::on_report(pid_t pid, const std::string& text) {
   std::istringstream fields(text);
   std::string what;
   int number = -1;
-  fields >> what >> number;
-  if (!fields) return;
-  if (what == "start" && number >= 0 && number < ranks_) processes_[pid].rank = number;
-  if (what == "end") processes_[pid].code = number;
+  while (fields >> what >> number) {  // one that fails at once has said both when we look
+    if (what == "start" && number >= 0 && number < ranks_) processes_[pid].rank = number;
+    if (what == "end") processes_[pid].code = number;
+  }
 }
 
 void RankWatch::on_end(pid_t pid) {
   Process& process = processes_[pid];
-  process.ended = true;
+  if (std::exchange(process.ended, true)) return;  // asked again, it may have been reaped, and the status be gone
   process.status = status_of_ended(pid);
   if (process.code) return;
   if (lost_ && lost_->rank == process.rank) lost_->status = process.status;

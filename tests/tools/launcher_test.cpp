@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tests/nn/temporary_folder.h"
 
 namespace tessera::tools {
 namespace {
@@ -134,8 +135,8 @@ TEST(LaunchPrefix, RanksLearnTheirPlaceFromIt) {
 }
 
 TEST(LaunchPrefix, TheFirstCauseIsTheLastLine) {
-  const Outcome outcome = run(under_prefix(3), "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then echo 'tessera: disk full' >&2; exit 1; fi;"
-                                               "sleep 0.3; echo 'tessera: all_reduce: rank 1 was lost' >&2; exit 1");
+  const nn::test::TemporaryFolder folder;
+  const Outcome outcome = run(under_prefix(3), "exec python3 " TESSERA_REPORTING_RANK " " + folder.path("said"));
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, EndsWith("\ntessera: disk full\n"));
   EXPECT_THAT(outcome.err, HasSubstr("tessera: all_reduce: rank 1 was lost\n"));

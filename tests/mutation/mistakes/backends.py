@@ -2,7 +2,7 @@
 
 from table import mistake
 
-SHM = (r"^comm\.Over/Failure", r"^comm\.(Operations|Progress|Meter|Over/Operations|Algorithms)", r"^comm_processes$", r"^conformance\.")
+SHM = (r"^comm\.Over/Failure", r"^comm\.(Operations|Unchecked|Progress|Meter|Deadlines|Over/Operations|Algorithms)", r"^comm_processes$", r"^conformance\.")
 TCP = (r"^tcp\.",)
 MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
@@ -17,13 +17,23 @@ MISTAKES = [
     mistake("shm-mismatch-not-compared", "backends/shm/failure.cpp", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint || !host_->options().check;",
             r"^comm\.Unchecked", "ranks that call different things read beyond their windows"),
     mistake("shm-read-after-failure", "backends/shm/collective.cpp", "  if (peer_failed()) return true;\n  collectives_.pop();", "  collectives_.pop();", (*SHM, r"^fsdp_order\."), "what was read of a peer that gave up counts as good"),
-    mistake("shm-counts-itself", "backends/shm/group.cpp", "  if (!op.internal && source != rank_) add(own()", "  if (source != rank_) add(own()", SHM, "the meter counts what splitting sends"),
-    mistake("shm-timeout-names-all", "backends/shm/failure.cpp", "} else if (at < op.sequence) {", "} else if (at <= op.sequence) {", SHM, "a deadline blames ranks that are waiting, too"),
+    mistake("shm-counts-itself", "backends/shm/group.cpp", "  if (!op.internal && reader != rank_) add(sent_", "  if (reader != rank_) add(sent_", SHM, "the meter counts what splitting sends"),
+    mistake("shm-timeout-names-all", "backends/shm/failure.cpp", "} else if (at < wanted) {", "} else if (at <= wanted) {", SHM, "a deadline blames ranks that are waiting, too"),
     mistake("shm-pings-not-answered", "backends/shm/failure.cpp", "    host_->engine().answer_pings();  // the others may be asking at the same moment\n", "", (*SHM, r"^tools\.failure$"), "two ranks that time out together say of each other that they don't respond"),
     mistake("shm-last-words-lost", "backends/shm/host.cpp", "  words.copy(own.last_words.data(), own.last_words.size() - 1);  // the rest is zero from the beginning\n", "", SHM, "who has left doesn't say after which failure"),
     mistake("shm-slots-freed-early", "backends/shm/host.cpp", "    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))", "    if (one.closed.empty())",
             SHM, "a communicator's ports are reused while a peer reads them"),
-    mistake("shm-tile-overwritten", "backends/shm/collective.cpp", "op.staged >= slowest_reader(op, false) + kTiles) return false;", "op.staged >= slowest_reader(op, false) + 2 * kTiles) return false;", SHM, "a tile is written while it is read"),
+    mistake("shm-tile-overwritten", "backends/shm/collective.cpp", "op.staged >= slowest_reader(op, false) + kTiles)) return false;", "op.staged >= slowest_reader(op, false) + 2 * kTiles)) return false;", SHM, "a tile is written while it is read"),
+    mistake("shm-slot-taken-early", "backends/shm/announce.cpp", "    if (k != rank_ && announced_by(k) + 1 < op.sequence) return false;\n", "", (r"^comm\.Operations", *SHM), "a root that runs ahead overwrites a payload that a rank has not read"),
+    mistake("shm-copy-in-one-place", "backends/shm/announce.cpp", "  Buffer& copy = copies_[op.sequence % 2];", "  Buffer& copy = copies_[0];", (r"^comm\.Operations", *SHM), "peers read what is no copy, or of another operation"),
+    mistake("shm-readers-not-awaited", "backends/shm/op.h", "return (gives() && !copied_in) ||", "return (gives() && !copied_in && false) ||", (r"^comm\.Operations", r"^comm_processes$", *SHM), "a call returns while peers still read its input"),
+    mistake("shm-results-not-awaited", "backends/shm/op.h", "(second_half() && !copied_out); }", "(second_half() && !copied_out && false); }", (r"^comm\.Operations", r"^comm_processes$", *SHM), "a call returns while peers still read its output"),
+    mistake("shm-reader-says-nothing", "backends/shm/collective.cpp", "    op.any_awaits |= (slot.hints & kAwaitsReaders) != 0;\n", "", (r"^comm\.Operations", *SHM), "who waits for its readers never hears of them"),
+    mistake("shm-copy-counted-twice", "backends/shm/collective.cpp", "    if (!peer.copied_out) credit(", "    credit(", (r"^comm\.Meter", *SHM), "the meter counts the results of an all_reduce twice"),
+    mistake("shm-copy-not-counted", "backends/shm/announce.cpp", "    if (op.copied_in) count_sent(", "    if (false) count_sent(", (r"^comm\.Meter", *SHM), "the meter misses what was copied"),
+    mistake("shm-rounds-of-a-copy-ignored", "backends/shm/collective.cpp", "std::min({op.rounds_for(whole.count), there, taken", "std::min({op.rounds_for(whole.count), taken", (r"^comm\.Operations", r"^comm_processes$", *SHM), "a reader is ahead of who fills the copy"),
+    mistake("shm-mismatch-without-the-others", "backends/shm/collective.cpp", "    op.everyone = true;  // to say what each of them calls\n", "", (r"^comm\.", *SHM), "a mismatch of a rank that waits for few is never said"),
+    mistake("shm-deadline-never-set", "backends/shm/group.cpp", "  op.set_deadline();\n  engine.wake", "  engine.wake", (r"^comm\.", *SHM), "an operation waits for ever"),
     mistake("shm-large-symmetric", "backends/shm/group.cpp", "  if (named == kSymmetric && bytes > kEagerBytes)", "  if (named == kSymmetric && bytes > 1000 * kEagerBytes)", (*SHM, r"^comm\.Algorithms"), "TESSERA_ALGO=symmetric is ignored for large sizes"),
 
     # tcp

@@ -56,10 +56,18 @@ TEST(Env, MisspelledVariablesAreFound) {
 TEST(Env, AChildsEnvironmentHoldsEachNameOnce) {
   const Setting old("TESSERA_TEST_SAMPLE", "old");
   const Setting kept("TESSERA_TEST_SAMPLE_2", "kept");
-  const std::vector<std::pair<std::string, std::string>> changes = {{"TESSERA_TEST_SAMPLE", "new"}, {"TESSERA_TEST_OTHER", ""}};
+  const std::vector<std::pair<std::string, std::string>> changes = {{"TESSERA_TEST_SAMPLE", "new"},
+                                                                    {"TESSERA_TEST_OTHER", ""}};
   const auto lines = environment_with(changes);
-  EXPECT_THAT(lines, testing::IsSupersetOf({"TESSERA_TEST_SAMPLE=new", "TESSERA_TEST_OTHER=", "TESSERA_TEST_SAMPLE_2=kept"}));
+  EXPECT_THAT(lines,
+              testing::IsSupersetOf({"TESSERA_TEST_SAMPLE=new", "TESSERA_TEST_OTHER=", "TESSERA_TEST_SAMPLE_2=kept"}));
   EXPECT_THAT(lines, testing::Not(testing::Contains("TESSERA_TEST_SAMPLE=old")));
+  // A rank that starts ranks: they have places of their own.
+  const Setting place("TESSERA_RANK", "3");
+  const std::vector<std::pair<std::string, std::string>> child = {{"TESSERA_RANK", "0"}};
+  const std::vector<std::string> ranks = environment_with(child);
+  EXPECT_THAT(ranks, testing::Contains("TESSERA_RANK=0"));
+  EXPECT_THAT(ranks, testing::Not(testing::Contains("TESSERA_RANK=3")));
   EXPECT_EQ(read_env(kSample), "old") << "this process's own is untouched";
 }
 

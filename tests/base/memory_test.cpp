@@ -140,6 +140,9 @@ TEST(Pool, TheUnusedPartOfABlockIsReserved) {
   const Buffer smaller = f.get(7 * kMiB + kMiB / 2);
   const auto s = f.ledger->snapshot();
   EXPECT_EQ(s.total_peak + s.reserved, 8 * kMiB) << "the whole block is held, however much of it was asked for";
+  const Buffer other = f.get(kMiB);  // while the end of the first one is unused
+  const auto both = f.ledger->snapshot();
+  EXPECT_EQ(both.total_peak + both.reserved, 9 * kMiB);
 }
 
 TEST(Pool, TrimGivesIdleBlocksBack) {

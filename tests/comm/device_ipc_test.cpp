@@ -197,17 +197,20 @@ TEST(DeviceIpc, CountsTheBytesOfTheFormulas) {
 }
 
 TEST(DeviceIpc, ADifferentCallIsAMismatchOnEveryRank) {
-  const auto device = lazy_device();
-  run_staged("ipc", 2, device, [&](Communicator& comm) {
-    const auto stream = device->make_stream();
-    Values x(comm, *device, *stream, 100, 1);
-    stream->synchronize();
-    const auto one = static_cast<std::size_t>(comm.rank() + 7);
-    const View view{x.view().data, one, DType::f32, device->device()};
-    const std::string error = error_of([&] { comm.all_reduce(view, view, ReduceOp::sum()).wait(); });
-    EXPECT_TRUE(error.find("called something else than rank") != std::string::npos) << error;
-    EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
-  });
+  for (const bool same_size : {false, true}) {
+    const auto device = lazy_device();
+    run_staged("ipc", 2, device, [&](Communicator& comm) {
+      const auto stream = device->make_stream();
+      Values x(comm, *device, *stream, 100, 1);
+      stream->synchronize();
+      const auto one = static_cast<std::size_t>(same_size ? 8 : comm.rank() + 7);
+      const View view{x.view().data, one, DType::f32, device->device()};
+      const ReduceOp op = same_size && comm.rank() == 1 ? ReduceOp::max() : ReduceOp::sum();
+      const std::string error = error_of([&] { comm.all_reduce(view, view, op).wait(); });
+      EXPECT_TRUE(error.find("called something else than rank") != std::string::npos) << error;
+      EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
+    });
+  }
 }
 
 /// Rank 0 gathers and then writes over what it gave, or gives the memory back to who writes over it; rank 1's copies

@@ -155,7 +155,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Wrong{"rank_only", {{"RANK", "1"}}, {"torchrun", "RANK=1", "WORLD_SIZE is not set"}},
         Wrong{"size_only", {{"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK is not set", "TESSERA_WORLD_SIZE=4"}},
-        Wrong{"rank_too_high", {{"TESSERA_RANK", "4"}, {"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK=4", "below"}},
+        Wrong{"rank_too_high",
+              {{"TESSERA_RANK", "4"}, {"TESSERA_WORLD_SIZE", "4"}},
+              {"TESSERA_RANK=4", "; the rank must be below the number of ranks"}},
         Wrong{"not_a_number", {{"RANK", "one"}, {"WORLD_SIZE", "4"}}, {"RANK", "one"}},
         Wrong{"forced_but_absent", {{"TESSERA_LAUNCHER", "slurm"}}, {"SLURM_PROCID is not set"}},
         Wrong{"node_list_garbage",

@@ -73,6 +73,21 @@ TEST(Algorithms, TheOneThatRanIsNamed) {
   EXPECT_EQ(ran("all_reduce=direct", 1), "direct");
 }
 
+/// Over shm it reads payloads beside the announcements, and there is room for 16 KiB.
+TEST(Algorithms, SymmetricIsRefusedForMoreThanItsRoom) {
+  Config config = quick_config();
+  config.algorithms = "all_reduce=symmetric";
+  run_threads(2, config, [](Communicator& comm) {
+    std::vector<float> x(4097, 1);
+    const auto sum = [&](std::size_t count) {
+      return error_of(
+          [&] { comm.all_reduce(view_of(x.data(), count), view_of(x.data(), count), ReduceOp::sum()).wait(); });
+    };
+    EXPECT_NE(sum(4097).find("algorithm symmetric takes at most 16384 bytes, not 16388"), std::string::npos);
+    EXPECT_EQ(sum(4096), "");
+  });
+}
+
 TEST(Registry, AnUnknownBackendIsAnErrorThatListsAll) {
   const std::string error = error_of([] { find_backend("carrier-pigeon"); });
   EXPECT_TRUE(error.starts_with("InvalidUsage: unknown backend 'carrier-pigeon'")) << error;

@@ -47,12 +47,15 @@ TEST_P(StagingFailure, AFailureReleasesStreamsAndNothingIsWrittenAfterIt) {
       while (failed.load() < 2) std::this_thread::sleep_for(10ms);
       return;  // behind: never calls it
     }
-    Work work = comm.all_reduce(x.view(), y.view(), ReduceOp::sum(), {.after = stream.get(), .timeout = 300ms});
+    Work work = comm.all_reduce(x.view(), y.view(), ReduceOp::sum(),
+                                {.after = stream.get(), .timeout = 300ms, .label = "block.7"});
     Work queued =
         comm.all_gather(x.view(), View{y.view().data, 150'000, DType::f32, y.view().device}, {.timeout = 20s});
     work.wait_on(*stream);
     y.fill(7);
-    EXPECT_TRUE(error_of([&] { work.wait(); }).starts_with("Timeout: all_reduce"));
+    const std::string error = error_of([&] { work.wait(); });
+    EXPECT_TRUE(error.starts_with("Timeout: all_reduce")) << error;
+    EXPECT_NE(error.find("(block.7)"), std::string::npos) << error;
     EXPECT_NE(error_of([&] { queued.wait(); }), "");
     stream->synchronize();  // goes on, though what it waited for failed
     y.fill(8);

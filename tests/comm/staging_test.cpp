@@ -222,6 +222,23 @@ TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
     }
 }
 
+/// To pin memory takes longer than an operation.
+TEST_P(Staging, PinsNothingAnewForOperationsLikeEarlierOnes) {
+  const auto device = lazy_device();
+  run_staged(GetParam(), 2, device, [&](Communicator& comm) {
+    const auto stream = device->make_stream();
+    Values x(comm, *device, *stream, 30'000, 1);
+    const auto operations = [&] {
+      for (int i = 0; i < 4; ++i)
+        comm.all_reduce(x.view(), x.view(), ReduceOp::max(), {.after = stream.get()}).wait();
+    };
+    operations();
+    const harness::HostWaits before = harness::host_waits();
+    operations();
+    EXPECT_EQ((harness::host_waits() - before).memory, 0U);
+  });
+}
+
 TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {

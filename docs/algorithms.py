@@ -13,6 +13,8 @@ import pathlib
 import subprocess
 import sys
 
+from markdown import wrapped
+
 PAGE = pathlib.Path(__file__).with_suffix(".md")
 FOLDER = pathlib.Path(__file__).with_suffix("")
 ROW, COLUMN, LEFT, TOP = 26, 88, 62, 14
@@ -230,9 +232,9 @@ def page(runs):
               "by itself: one is added while the next is coming. In place, a buffer is written only when nobody reads its old content any more: by a",
               "dependency, or because what arrives can only exist after the old content has arrived elsewhere. A test proves this for every algorithm."]
     for name, (drawn, _, _, text) in ABOUT.items():
-        lines += ["", f"### {name}", text, ""]
+        lines += ["", f"### {name}", "", text, ""]
         lines += [f"![{name} on {ranks} ranks](algorithms/{file_of(name, ranks)})" for ranks in drawn]
-    return "\n".join(lines) + "\n"
+    return wrapped(lines)
 
 
 def file_of(name, ranks):

@@ -11,6 +11,8 @@ import re
 import subprocess
 import sys
 
+from markdown import wrapped
+
 TARGET = pathlib.Path(__file__).with_suffix(".md")
 
 
@@ -24,7 +26,7 @@ def page(tool):
     for variable in json.loads(done.stdout)["env"]:
         default = f"`{variable['default']}`" if variable["default"] else ""
         lines.append(f"| `{variable['name']}` | {default} | {variable['help'].replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
+    return wrapped(lines)
 
 
 def same(written, wanted):

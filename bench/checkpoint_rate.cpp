@@ -73,7 +73,7 @@ void read_plainly(const std::string& path, std::vector<char>& memory) {
 
 std::vector<Rates> measure(const Options& options) {
   std::vector<Rates> rounds(static_cast<std::size_t>(options.rounds));
-  comm::Config config;
+  comm::InitOptions config;
   config.timeout = std::chrono::minutes(5);
   comm::run_threads(options.ranks, config, [&](comm::Communicator& world) {
     nn::Context context;
@@ -81,10 +81,11 @@ std::vector<Rates> measure(const Options& options) {
     fsdp::Engine engine(*model, world, {});
     engine.initialize(0);
     const auto channel = world.split(0, world.rank());
-    comm::HostExchange control(*channel, context.runtime());
+    comm::HostCollectives control(*channel, context.runtime());
     const std::string own = options.folder + "/plain-" + std::to_string(world.rank());
     std::size_t bytes = 0;
-    engine.visit_own([&](const fsdp::OwnRange& range) { bytes += static_cast<std::size_t>(range.range.count()) * 4; });
+    engine.for_each_shard(
+        [&](const fsdp::ShardRange& range) { bytes += static_cast<std::size_t>(range.range.count()) * 4; });
     std::vector<char> memory(bytes, 1);
     double total = static_cast<double>(bytes);
     control.all_reduce(&total, 1, comm::ReduceOp::sum(), "bytes");

@@ -72,10 +72,10 @@ class Bench {
  private:
   Stream& stream() { return context_.stream(); }
   template <class T>
-  Kernels<T>& k() {
+  KernelTable<T>& k() {
     return context_.kernels<T>("bench");
   }
-  base::Buffer room(std::size_t bytes) { return context_.memory().allocate(bytes, base::MemoryUse::other); }
+  base::Buffer room(std::size_t bytes) { return context_.memory().allocate(bytes, base::MemoryCategory::other); }
   /// Small random numbers.
   template <class T>
   T* numbers(std::vector<base::Buffer>& keep, std::size_t count) {

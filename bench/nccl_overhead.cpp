@@ -46,7 +46,7 @@ double microseconds(const std::function<void()>& work) {
 class Overhead {
  public:
   Overhead() : device_(base::open_device({base::DeviceType::cuda, 0})), stream_(device_->make_stream()) {
-    comm::Config config;
+    comm::InitOptions config;
     config.backend = "nccl";
     config.device = device_;
     config.launch = comm::Launch{};
@@ -111,7 +111,7 @@ class Overhead {
     if (result != ncclSuccess) throw base::BackendError(std::string("NCCL: ") + api_.ncclGetErrorString(result));
   }
 
-  const nccl::Api& api_ = nccl::loaded_api().api;
+  const nccl::NcclApi& api_ = nccl::loaded_api().api;
   const std::shared_ptr<base::DeviceRuntime> device_;
   const std::unique_ptr<base::Stream> stream_;
   std::unique_ptr<comm::Communicator> ours_;

@@ -127,8 +127,8 @@ double bandwidth(Rank& self, int rank, std::size_t bytes) {
 
 void run_rank(Bootstrap& bootstrap, int streams, bool latency_only) {
   Rank self;
-  WorldOptions options;
-  tessera::tcp::Settings settings;
+  BackendOptions options;
+  tessera::tcp::TcpOptions settings;
   settings.streams = streams;
   self.crowded = static_cast<unsigned>(bootstrap.size()) > std::thread::hardware_concurrency();
   self.transport = make_transport(bootstrap, self.counter, options, settings);

@@ -91,7 +91,7 @@ void train(const Options& options) {
       {"gflops", flops / step / 1e9},
       {"loss", last},
       {"peak_mb", static_cast<double>(memory.total_peak) / 1e6},
-      {"activation_mb", static_cast<double>(memory.peak_of(MemoryUse::activation)) / 1e6},
+      {"activation_mb", static_cast<double>(memory.peak_of(MemoryCategory::activation)) / 1e6},
       {"reserved_mb", static_cast<double>(memory.reserved) / 1e6}};
   fmt::print("{}\n", json.dump());
 }

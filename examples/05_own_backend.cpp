@@ -10,11 +10,11 @@
 #include "tessera/nn/models/causal_model.h"
 
 using namespace tessera;
-using comm::Call, comm::OpKind, comm::Work;
+using comm::OpDesc, comm::OpKind, comm::Work;
 
 struct Meeting {
   explicit Meeting(int size) : calls(size), colors(size), arrived(size) {}
-  std::vector<const Call*> calls;
+  std::vector<const OpDesc*> calls;
   std::vector<int> colors;
   std::mutex mutex;
   std::map<int, std::shared_ptr<Meeting>> rooms;  // by color
@@ -29,14 +29,14 @@ class MeetingCommunicator : public comm::Communicator {
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
  private:
   template <class T>
-  void reduce(const Call& call, std::size_t first, std::vector<std::byte>& result) const {
+  void reduce(const OpDesc& call, std::size_t first, std::vector<std::byte>& result) const {
     T* const out = reinterpret_cast<T*>(result.data());
     for (std::size_t i = 0; i < call.out.count; ++i) {
-      for (const Call* of : meeting_->calls) out[i] = static_cast<T>(out[i] + static_cast<const T*>(of->in.data)[first + i]);
+      for (const OpDesc* of : meeting_->calls) out[i] = static_cast<T>(out[i] + static_cast<const T*>(of->in.data)[first + i]);
       if (call.op.kind == comm::ReduceOp::Kind::avg) out[i] = static_cast<T>(out[i] / static_cast<T>(call.op.scalar));
     }
   }
-  Work do_start(const Call& call) override {
+  Work do_start(const OpDesc& call) override {
     meeting_->calls[rank()] = &call;
     meeting_->arrived.arrive_and_wait();  // all inputs are there
     std::vector<std::byte> result(call.out.bytes());
@@ -55,7 +55,7 @@ class MeetingCommunicator : public comm::Communicator {
     meeting_->arrived.arrive_and_wait();
     return Work();  // done: this backend is never asynchronous
   }
-  Work do_batch(std::span<const Call>) override { throw base::Unsupported("batch over meeting"); }
+  Work do_batch(std::span<const OpDesc>) override { throw base::Unsupported("batch over meeting"); }
   std::unique_ptr<comm::Communicator> do_split(int color, int) override {
     meeting_->colors[rank()] = color;
     meeting_->arrived.arrive_and_wait();
@@ -68,11 +68,11 @@ class MeetingCommunicator : public comm::Communicator {
     meeting_->arrived.arrive_and_wait();
     return std::make_unique<MeetingCommunicator>(mine, members, meeting_->rooms.at(color));
   }
-  base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind, std::optional<base::MemoryUse>) override {
+  base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind, std::optional<base::MemoryCategory>) override {
     return {std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64), bytes, [](void* data, std::size_t) { std::free(data); }};
   }
   void do_abort(std::string_view) noexcept override {}
-  void do_meter(comm::MeterSnapshot&) const override {}
+  void do_meter(comm::TrafficStats&) const override {}
   std::shared_ptr<Meeting> meeting_;
   comm::Capabilities capabilities_;
 };

@@ -31,7 +31,7 @@ struct Run {
           static_cast<int>((static_cast<std::int64_t>(engine.steps()) + 7 * i + engine.rank()) % 256);
     double loss = 0;
     for (int i = 0; i < kMicrobatches; ++i) {
-      engine.set_last_backward(i + 1 == kMicrobatches);  // gradients add up until then
+      engine.set_is_last_backward(i + 1 == kMicrobatches);  // gradients add up until then
       nn::Tape tape;
       nn::Tensor part;
       {
@@ -55,7 +55,7 @@ struct Run {
   nn::Context context;
   std::unique_ptr<nn::CausalModel> model;
   fsdp::Engine engine;
-  comm::HostExchange control;
+  comm::HostCollectives control;
 };
 
 int main() {

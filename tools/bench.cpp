@@ -29,10 +29,10 @@ void print(const std::string& text) {
 
 /// The communicator of all ranks. Unlike in training, sums may be added in any order unless the environment asks for
 /// one.
-std::unique_ptr<comm::Communicator> join(const BenchPlan& plan, const std::string& backend,
+std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::string& backend,
                                          const std::shared_ptr<base::DeviceRuntime>& device,
                                          const std::optional<std::string>& algorithms) {
-  comm::Config config;
+  comm::InitOptions config;
   if (!device->host_accessible()) config.device = device;
   config.backend = backend;
   config.algorithms = algorithms;
@@ -42,7 +42,7 @@ std::unique_ptr<comm::Communicator> join(const BenchPlan& plan, const std::strin
 }
 
 /// As a rank of ours: tells the process that started it, a line of JSON each.
-int run_as_child(const BenchOptions& options, const BenchPlan& plan) {
+int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
   const auto tell = [](const ordered_json& line) { print(json_text(line) + "\n"); };
   const auto device = base::open_device(device_of_rank(plan.device));
   const auto world = join(plan, options.only, device, options.algorithms);
@@ -65,12 +65,12 @@ int run_as_child(const BenchOptions& options, const BenchPlan& plan) {
 }
 
 /// Runs `backend` in processes of its own, which call back here through run_as_child(). Returns the exit code.
-int run_in_processes(const Commands& commands, const BenchPlan& plan, const std::string& backend,
+int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const std::string& backend,
                      const std::optional<std::string>& algorithms, const BenchCallbacks& callbacks) {
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", backend});
   if (algorithms) arguments.insert(arguments.end(), {"--algorithms", *algorithms});
-  LaunchPlan launch_plan = plan_for_this_program(plan.ranks, arguments, backend);
+  LaunchSpec launch_plan = plan_for_this_program(plan.ranks, arguments, backend);
   // Ranks that the scheduler put on one core and leaves there wait for each other's time slices: another thing than the
   // transport.
   launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
@@ -95,7 +95,7 @@ BenchCallbacks printing(BenchReport& report) {
 }
 
 /// As a rank that another launcher started.
-int run_here(const BenchOptions& options, const BenchPlan& plan) {
+int run_here(const BenchOptions& options, const BenchSpec& plan) {
   if (plan.backends.size() > 1)
     throw base::InvalidUsage(
         fmt::format("--backends {}: under a launcher one run has one backend; start it once for each",
@@ -114,7 +114,7 @@ int run_here(const BenchOptions& options, const BenchPlan& plan) {
   return 0;
 }
 
-int run_all(const Commands& commands, const BenchOptions& options, const BenchPlan& plan) {
+int run_all(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
   BenchReport report(plan, options.csv);
   print(report.begin());
   for (const std::string& backend : plan.backends) {
@@ -135,9 +135,9 @@ int run_all(const Commands& commands, const BenchOptions& options, const BenchPl
 }
 
 /// The backend's own choice first, then each of its algorithms, in fresh processes.
-int tune(const Commands& commands, const BenchOptions& options, const BenchPlan& plan) {
+int tune(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
   BenchReport report(plan, false);
-  Tuning tuning(plan);
+  AlgorithmTuner tuning(plan);
   print(report.begin());
   const auto run = [&](const std::string& algorithms, const std::function<void(const BenchRow&)>& on_row) {
     print(fmt::format("# measuring {}\n", algorithms.empty() ? "the backend's own choice" : algorithms));
@@ -170,9 +170,9 @@ int tune(const Commands& commands, const BenchOptions& options, const BenchPlan&
   return 0;
 }
 
-int bench(const Commands& commands, const BenchOptions& options) {
+int bench(const CommandLine& commands, const BenchOptions& options) {
   const int ranks = world_size(options.ranks);
-  const BenchPlan plan = make_bench_plan(options, ranks);
+  const BenchSpec plan = make_bench_plan(options, ranks);
   if (!options.only.empty()) return run_as_child(options, plan);
 
   const comm::Launch launched = comm::resolve_launch();
@@ -194,7 +194,7 @@ void finish_bench(const BenchOptions& options, const BenchReport& report) {
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
 }
 
-void add_bench(Commands& commands) {
+void add_bench(CommandLine& commands) {
   CLI::App* command =
       commands.app.add_subcommand("bench", "time the operations between ranks, in the columns of nccl-tests");
   const auto options = std::make_shared<BenchOptions>();

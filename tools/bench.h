@@ -42,7 +42,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options);
 
 /// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what
 /// to do.
-BenchPlan make_bench_plan(const BenchOptions& options, int ranks);
+BenchSpec make_bench_plan(const BenchOptions& options, int ranks);
 
 /// Writes JSON and plot, and throws CheckFailed (exit code 1) where a value was wrong.
 void finish_bench(const BenchOptions& options, const BenchReport& report);

@@ -89,17 +89,17 @@ void combine_pass(const CombinePass& pass, Stores stores) {
   combine_words(pass, stores == Stores::non_temporal ? combine_vectors<true>(pass) : combine_vectors<false>(pass));
 }
 
-PrivateMemory::PrivateMemory(base::MemoryPool& pool, const BenchTraffic& largest) {
+PrivateMemory::PrivateMemory(base::MemoryPool& pool, const MemoryTraffic& largest) {
   const std::size_t to = rounded_up(largest.combined) + rounded_up(largest.copied);
   const std::size_t from =
       rounded_up(largest.combined) * static_cast<std::size_t>(largest.sources) + rounded_up(largest.copied);
-  from_ = pool.allocate(from, base::MemoryUse::other);
-  to_ = pool.allocate(to, base::MemoryUse::other);
+  from_ = pool.allocate(from, base::MemoryCategory::other);
+  to_ = pool.allocate(to, base::MemoryCategory::other);
   if (from != 0) std::memset(from_.data(), 1, from);  // memory that was never written is one cached page of zeros
   if (to != 0) std::memset(to_.data(), 1, to);
 }
 
-void PrivateMemory::run(const BenchTraffic& traffic, Stores stores) const {
+void PrivateMemory::run(const MemoryTraffic& traffic, Stores stores) const {
   const std::size_t piece = rounded_up(traffic.combined);
   if (traffic.combined != 0)
     combine_pass({from_.bytes_at(0), piece, traffic.sources, to_.bytes_at(0), traffic.combined}, stores);
@@ -113,7 +113,7 @@ void PrivateMemory::run(const BenchTraffic& traffic, Stores stores) const {
   }
 }
 
-void PrivateMemory::evict(const BenchTraffic& traffic) const {
+void PrivateMemory::evict(const MemoryTraffic& traffic) const {
   const std::size_t piece = rounded_up(traffic.combined);
   tools::evict({from_.bytes_at(0), piece * static_cast<std::size_t>(traffic.sources) + traffic.copied});
   tools::evict({to_.bytes_at(0), piece + traffic.copied});

@@ -16,12 +16,12 @@ enum class Stores : std::uint8_t { plain, non_temporal };
 class PrivateMemory {
  public:
   /// Room for every traffic up to this one.
-  PrivateMemory(base::MemoryPool& pool, const BenchTraffic& largest);
+  PrivateMemory(base::MemoryPool& pool, const MemoryTraffic& largest);
 
   /// One pass: what `traffic` says, once.
-  void run(const BenchTraffic& traffic, Stores stores) const;
+  void run(const MemoryTraffic& traffic, Stores stores) const;
   /// Takes what such a pass touches out of the caches.
-  void evict(const BenchTraffic& traffic) const;
+  void evict(const MemoryTraffic& traffic) const;
 
  private:
   base::Buffer from_;

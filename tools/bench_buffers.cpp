@@ -31,8 +31,8 @@ comm::Work BenchCall::start(comm::Communicator& world) const {
       return world.all_to_all(in, out);
     case Id::send_recv: {
       const int n = world.size();
-      const std::array parts = {comm::PointToPoint::send(in, (world.rank() + 1) % n),
-                                comm::PointToPoint::recv(out, (world.rank() + n - 1) % n)};
+      const std::array parts = {comm::P2POp::send(in, (world.rank() + 1) % n),
+                                comm::P2POp::recv(out, (world.rank() + n - 1) % n)};
       return world.batch(parts);
     }
     case Id::barrier:

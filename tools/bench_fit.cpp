@@ -35,7 +35,7 @@ Line solve(const Sums& s) {
 
 }  // namespace
 
-std::optional<AlphaBeta> fit_alpha_beta(std::span<const FitPoint> points) {
+std::optional<AlphaBetaFit> fit_alpha_beta(std::span<const FitPoint> points) {
   std::vector<FitPoint> used;
   std::set<double> sizes;
   for (const FitPoint& point : points) {
@@ -56,10 +56,10 @@ std::optional<AlphaBeta> fit_alpha_beta(std::span<const FitPoint> points) {
     sums.b += b;
   }
   const Line line = solve(sums);
-  AlphaBeta fit{.alpha_us = line.alpha,
-                .beta_us_per_byte = line.beta / unit,
-                .points = static_cast<int>(sizes.size()),
-                .span = unit / *sizes.begin()};
+  AlphaBetaFit fit{.alpha_us = line.alpha,
+                   .beta_us_per_byte = line.beta / unit,
+                   .points = static_cast<int>(sizes.size()),
+                   .span = unit / *sizes.begin()};
   std::vector<double> errors;
   for (const FitPoint& point : used) errors.push_back(std::abs(fit.microseconds(point.bytes) / point.microseconds - 1));
   fit.median_error = median(errors);

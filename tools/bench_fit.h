@@ -12,7 +12,7 @@ struct FitPoint {
 };
 
 /// Errors are relative to the measured time: |fitted / measured - 1|.
-struct AlphaBeta {
+struct AlphaBetaFit {
   double alpha_us = 0;
   double beta_us_per_byte = 0;
   double median_error = 0;
@@ -26,6 +26,6 @@ inline constexpr int kFewestFitPoints = 3;  ///< a line goes through any two
 
 /// The line with the least sum of squared relative errors, neither coefficient negative. Points without bytes or time
 /// are left out; nothing where fewer than kFewestFitPoints sizes remain.
-std::optional<AlphaBeta> fit_alpha_beta(std::span<const FitPoint> points);
+std::optional<AlphaBetaFit> fit_alpha_beta(std::span<const FitPoint> points);
 
 }  // namespace tessera::tools

@@ -22,13 +22,13 @@ struct Repeats {
 inline Repeats fewer(const Repeats& repeats) { return {1, std::clamp(repeats.iterations / 2, 3, 20), repeats.prepare}; }
 
 /// Every sample becomes that of the slowest rank. Collective.
-inline void take_slowest(comm::HostExchange& world, std::vector<double>& samples) {
+inline void take_slowest(comm::HostCollectives& world, std::vector<double>& samples) {
   world.all_reduce(samples.data(), samples.size(), comm::ReduceOp::max(), "bench");
 }
 
 /// This rank's microseconds for one call of `body`, which begins after a barrier. Collective.
 template <class F>
-double time_once(comm::HostExchange& world, const Repeats& repeats, F&& body) {
+double time_once(comm::HostCollectives& world, const Repeats& repeats, F&& body) {
   if (repeats.prepare) repeats.prepare();
   world.communicator().barrier().wait();
   const std::int64_t start = base::host_time_ns();
@@ -38,7 +38,7 @@ double time_once(comm::HostExchange& world, const Repeats& repeats, F&& body) {
 
 /// The slowest rank's time of each iteration, in microseconds. Collective.
 template <class F>
-std::vector<double> measure(comm::HostExchange& world, const Repeats& repeats, F&& body) {
+std::vector<double> measure(comm::HostCollectives& world, const Repeats& repeats, F&& body) {
   std::vector<double> samples;
   samples.reserve(static_cast<std::size_t>(repeats.iterations));
   for (int i = -repeats.warmup; i < repeats.iterations; ++i) {

@@ -39,15 +39,16 @@ std::size_t BenchMemory::larger_than_caches() const {
 /// A device's memory that is not the communicator's passes through the host's, on backends of the host.
 base::Buffer BenchMemory::allocate_there(std::size_t bytes) {
   const MemoryKind kind = on_host() ? MemoryKind::host : MemoryKind::device;
-  if (communicator_memory_ && takes(world_, kind)) return world_.allocate(bytes, kind, base::MemoryUse::communication);
-  if (on_host()) return pool_.allocate(bytes, base::MemoryUse::communication);
+  if (communicator_memory_ && takes(world_, kind))
+    return world_.allocate(bytes, kind, base::MemoryCategory::communication);
+  if (on_host()) return pool_.allocate(bytes, base::MemoryCategory::communication);
   return {runtime_.allocate(bytes), bytes,
           [&runtime = runtime_](void* data, std::size_t size) { runtime.free(data, size); }};
 }
 
 BenchMemory::Block BenchMemory::allocate(std::size_t bytes) {
   Block block{.memory = allocate_there(bytes), .copy = {}};
-  if (!on_host()) block.copy = pool_.allocate(bytes, base::MemoryUse::other);
+  if (!on_host()) block.copy = pool_.allocate(bytes, base::MemoryCategory::other);
   return block;
 }
 
@@ -63,7 +64,7 @@ void BenchMemory::get(Block& block, std::size_t bytes) {
   stream_->synchronize();
 }
 
-void BenchMemory::move(const BenchTraffic& traffic) {
+void BenchMemory::move(const MemoryTraffic& traffic) {
   // A copy loads and stores each byte once; adding n pieces loads n and stores one.
   const std::size_t bytes =
       traffic.copied + (traffic.combined * (static_cast<std::size_t>(traffic.sources) + 1) + 1) / 2;

@@ -34,7 +34,7 @@ class BenchMemory {
   void get(Block& block, std::size_t bytes);  ///< the other way
 
   /// Moves as many bytes as `traffic` loads and stores, within the device's memory, and waits. Not for the host.
-  void move(const BenchTraffic& traffic);
+  void move(const MemoryTraffic& traffic);
 
  private:
   base::Buffer allocate_there(std::size_t bytes);

@@ -78,7 +78,7 @@ double bus_factor(const BenchOp& op, int ranks) {
   }
 }
 
-BenchTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const BenchPlace& place, bool in_place) {
+MemoryTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const BenchPlace& place, bool in_place) {
   const bool root = place.rank == place.root;
   const auto n = static_cast<std::size_t>(place.ranks);
   if (place.ranks == 1) return {0, 0, in_place ? 0 : shape.bytes};
@@ -93,7 +93,7 @@ BenchTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const Ben
     case Id::reduce_scatter:
       return {place.ranks, part, 0};
     case Id::reduce:
-      return root ? BenchTraffic{place.ranks, shape.bytes, 0} : BenchTraffic{};
+      return root ? MemoryTraffic{place.ranks, shape.bytes, 0} : MemoryTraffic{};
     case Id::all_gather:
       return {0, 0, in_place ? shape.bytes - part : shape.bytes};
     case Id::gather:

@@ -53,17 +53,17 @@ double bus_factor(const BenchOp& op, int ranks);
 /// What one rank does in the `direct` algorithm when every buffer can be read in place: it combines `sources` pieces of
 /// `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads and stores
 /// them).
-struct BenchTraffic {
+struct MemoryTraffic {
   int sources = 0;
   std::size_t combined = 0;
   std::size_t copied = 0;
-  bool operator==(const BenchTraffic&) const = default;
+  bool operator==(const MemoryTraffic&) const = default;
 };
 struct BenchPlace {
   int ranks = 1;
   int rank = 0;
   int root = 0;
 };
-BenchTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const BenchPlace& place, bool in_place);
+MemoryTraffic bench_traffic(const BenchOp& op, const BenchShape& shape, const BenchPlace& place, bool in_place);
 
 }  // namespace tessera::tools

@@ -31,13 +31,13 @@ std::vector<std::string> backends_of(const BenchOptions& options) {
 }
 
 template <class Fits>
-bool any_of(const BenchPlan& plan, Fits&& fits) {
+bool any_of(const BenchSpec& plan, Fits&& fits) {
   return std::any_of(plan.ops.begin(), plan.ops.end(), [&](const BenchOp* op) { return fits(*op); });
 }
 
 std::string joined(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ",")); }
 
-void set_sizes(BenchPlan& plan, const BenchOptions& options) {
+void set_sizes(BenchSpec& plan, const BenchOptions& options) {
   plan.min_bytes = base::parse_size(options.min_bytes, "--min-bytes");
   plan.max_bytes = base::parse_size(options.max_bytes, "--max-bytes");
   plan.factor = static_cast<std::uint64_t>(base::parse_integer(options.factor, "--factor", 2, 1 << 20));
@@ -47,7 +47,7 @@ void set_sizes(BenchPlan& plan, const BenchOptions& options) {
     throw base::InvalidUsage("--min-bytes " + options.min_bytes + " is more than --max-bytes " + options.max_bytes);
 }
 
-void check_tuning(const BenchOptions& options, const BenchPlan& plan) {
+void check_tuning(const BenchOptions& options, const BenchSpec& plan) {
   if (plan.backends.size() != 1)
     throw base::InvalidUsage("--tune: a table is for one backend, not for " + joined(plan.backends) +
                              "; give one --backend");
@@ -59,8 +59,8 @@ void check_tuning(const BenchOptions& options, const BenchPlan& plan) {
 
 }  // namespace
 
-BenchPlan make_bench_plan(const BenchOptions& options, int ranks) {
-  BenchPlan plan{.ranks = ranks, .check = options.check, .iterations = options.iterations, .warmup = options.warmup};
+BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
+  BenchSpec plan{.ranks = ranks, .check = options.check, .iterations = options.iterations, .warmup = options.warmup};
   refuse_repeats(options.ops, "operations");
   for (const std::string& name : options.ops) plan.ops.push_back(&bench_op(name));
   set_sizes(plan, options);

@@ -11,7 +11,7 @@ namespace tessera::tools {
 namespace {
 
 /// nccl-tests', as far as its columns go.
-std::string header(const BenchPlan& plan) {
+std::string header(const BenchSpec& plan) {
   const std::string more[3] = {"           out-of-place (us)", "      p50      p99      min      max", ""};
   const std::string overlap[3] = {"       out-of-place", "  overlap", "      (%)"};
   const char* lines[3] = {
@@ -38,13 +38,13 @@ std::string side(const BenchResult* r) {
                      r->wrong ? fmt::to_string(*r->wrong) : "N/A");
 }
 
-std::string redop_of(const BenchPlan& plan, const BenchOp& op) {
+std::string redop_of(const BenchSpec& plan, const BenchOp& op) {
   return op.reduces ? std::string(comm::name_of(plan.redop)) : "none";
 }
 
-int root_of(const BenchPlan& plan, const BenchOp& op) { return op.rooted ? plan.root : -1; }
+int root_of(const BenchSpec& plan, const BenchOp& op) { return op.rooted ? plan.root : -1; }
 
-std::string table_line(const BenchPlan& plan, const BenchRow& row) {
+std::string table_line(const BenchSpec& plan, const BenchRow& row) {
   const BenchResult& r = row.out_of_place;
   const BenchOp& op = bench_op(r.op);
   const BenchShape shape = bench_shape(op, r.bytes, plan.dtype, plan.ranks);
@@ -56,7 +56,7 @@ std::string table_line(const BenchPlan& plan, const BenchRow& row) {
                      r.overlap_percent ? fmt::format("  {:>7.1f}", *r.overlap_percent) : "");
 }
 
-std::string csv_line(const BenchPlan& plan, const BenchResult& r) {
+std::string csv_line(const BenchSpec& plan, const BenchResult& r) {
   const BenchOp& op = bench_op(r.op);
   return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks,
                      r.bytes, bench_shape(op, r.bytes, plan.dtype, plan.ranks).count, r.dtype, redop_of(plan, op),

@@ -12,7 +12,7 @@ namespace tessera::tools {
 /// Collects results and renders them: nccl-tests' table, or CSV. Each function returns the text to print now.
 class BenchReport {
  public:
-  BenchReport(const BenchPlan& plan, bool csv) : plan_(plan), csv_(csv) {}
+  BenchReport(const BenchSpec& plan, bool csv) : plan_(plan), csv_(csv) {}
 
   std::string begin();
   /// Of the first backend's run; the others' say the same.
@@ -31,7 +31,7 @@ class BenchReport {
   std::string begin_block(const BenchResult& first);
   std::string end_block();
 
-  const BenchPlan& plan_;
+  const BenchSpec& plan_;
   const bool csv_;
   std::vector<BenchResult> results_;
   std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed

@@ -39,7 +39,7 @@ void Computation::run(double microseconds) const {
   run_chains(std::max<std::int64_t>(1, static_cast<std::int64_t>(microseconds * rounds_per_microsecond_)));
 }
 
-OverlapTimes measure_overlap(comm::HostExchange& world, const Repeats& repeats,
+OverlapTimes measure_overlap(comm::HostCollectives& world, const Repeats& repeats,
                              const std::function<comm::Work()>& start, const std::function<void()>& compute) {
   std::vector<double> pure;
   std::vector<double> alone;

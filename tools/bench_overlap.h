@@ -30,7 +30,7 @@ class Computation {
 
 /// The three in turn, in every iteration, so that a change of the machine's speed meets all. Collective; `start` begins
 /// the operation, `compute` takes about as long.
-OverlapTimes measure_overlap(comm::HostExchange& world, const Repeats& repeats,
+OverlapTimes measure_overlap(comm::HostCollectives& world, const Repeats& repeats,
                              const std::function<comm::Work()>& start, const std::function<void()>& compute);
 
 }  // namespace tessera::tools

@@ -26,10 +26,10 @@ double gigabytes_per_second(double bytes, double microseconds) {
   return microseconds > 0 ? bytes / microseconds * 1e-3 : 0;
 }
 
-MemcpySpeed measure_memcpy(comm::HostExchange& world, BenchMemory& memory) {
+MemcpySpeed measure_memcpy(comm::HostCollectives& world, BenchMemory& memory) {
   const std::size_t most = memory.on_host() ? kMemcpyBytes : memory.larger_than_caches();
   const std::size_t bytes = std::min(most, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
-  const BenchTraffic traffic{0, 0, bytes};
+  const MemoryTraffic traffic{0, 0, bytes};
   std::optional<PrivateMemory> of_host;
   if (memory.on_host()) of_host.emplace(memory.host_pool(), traffic);
   const auto copy = [&] { of_host ? of_host->run(traffic, Stores::plain) : memory.move(traffic); };
@@ -43,9 +43,10 @@ MemcpySpeed measure_memcpy(comm::HostExchange& world, BenchMemory& memory) {
 }
 
 /// One rank's state while it measures.
-class Bench {
+class BenchRunner {
  public:
-  Bench(const BenchPlan& plan, comm::Communicator& world, base::DeviceRuntime& device, const BenchCallbacks& callbacks)
+  BenchRunner(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
+              const BenchCallbacks& callbacks)
       : plan_(plan),
         world_(world),
         control_(world, device),
@@ -121,7 +122,7 @@ class Bench {
     return result;
   }
 
-  double measure_bound(const BenchTraffic& traffic, const std::optional<PrivateMemory>& of_host, const Repeats& main) {
+  double measure_bound(const MemoryTraffic& traffic, const std::optional<PrivateMemory>& of_host, const Repeats& main) {
     Repeats repeats = fewer(main);
     if (!of_host) return median(measure(control_, repeats, [&] { memory_.move(traffic); }));
     if (plan_.cold) repeats.prepare = [&] { of_host->evict(traffic); };
@@ -145,9 +146,9 @@ class Bench {
     return wrong;
   }
 
-  const BenchPlan& plan_;
+  const BenchSpec& plan_;
   comm::Communicator& world_;
-  comm::HostExchange control_;
+  comm::HostCollectives control_;
   BenchMemory memory_;
   const BenchCallbacks& callbacks_;
   std::optional<Computation> computation_;  ///< only with --overlap
@@ -155,7 +156,7 @@ class Bench {
 
 }  // namespace
 
-std::vector<std::uint64_t> BenchPlan::sizes(const BenchOp& op) const {
+std::vector<std::uint64_t> BenchSpec::sizes(const BenchOp& op) const {
   if (op.id == BenchOp::Id::barrier) return {0};
   std::vector<std::uint64_t> sizes;
   for (std::uint64_t bytes = min_bytes; bytes <= max_bytes; bytes *= factor) {
@@ -174,9 +175,9 @@ BenchTimes bench_times(std::vector<double> samples) {
   return {median(samples), samples[(n * 99 + 99) / 100 - 1], samples.front(), samples.back()};
 }
 
-void run_bench(const BenchPlan& plan, comm::Communicator& world, base::DeviceRuntime& device,
+void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
                const BenchCallbacks& callbacks) {
-  Bench(plan, world, device, callbacks).run();
+  BenchRunner(plan, world, device, callbacks).run();
 }
 
 nlohmann::ordered_json to_json(const BenchResult& r) {

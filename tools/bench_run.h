@@ -14,7 +14,7 @@
 
 namespace tessera::tools {
 
-struct BenchPlan {
+struct BenchSpec {
   std::vector<const BenchOp*> ops;
   std::vector<std::string> backends;
   int ranks = 1;
@@ -92,7 +92,7 @@ struct BenchCallbacks {
 
 /// Collective: every rank calls it with the same plan, of which `backends` is not looked at. `device`: whose memory is
 /// moved.
-void run_bench(const BenchPlan& plan, comm::Communicator& world, base::DeviceRuntime& device,
+void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
                const BenchCallbacks& callbacks);
 
 }  // namespace tessera::tools

@@ -11,7 +11,7 @@ namespace {
 constexpr int kEnoughPoints = 6;
 constexpr double kEnoughSpan = 1000;  // less tells one of the two coefficients badly
 
-std::optional<AlphaBeta> fit_of(std::span<const BenchResult> results, const BenchResult& like) {
+std::optional<AlphaBetaFit> fit_of(std::span<const BenchResult> results, const BenchResult& like) {
   std::vector<FitPoint> points;
   for (const BenchResult& r : results)
     if (r.backend == like.backend && r.op == like.op && !r.in_place)

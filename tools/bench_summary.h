@@ -13,7 +13,7 @@ namespace tessera::tools {
 struct BackendFit {
   std::string backend;
   std::string op;
-  AlphaBeta fit;
+  AlphaBetaFit fit;
 };
 
 /// Over the medians out of place, in the order of the results; without those that have too few sizes.

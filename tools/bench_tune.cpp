@@ -87,7 +87,7 @@ std::string algorithms_text(std::string_view operation, std::span<const Algorith
   return text;
 }
 
-std::vector<std::string> Tuning::names_of(comm::OpKind kind) const {
+std::vector<std::string> AlgorithmTuner::names_of(comm::OpKind kind) const {
   const std::string prefix = std::string(comm::name_of(kind)) + "=";
   std::vector<std::string> names;
   for (const std::string& entry : known_)
@@ -95,7 +95,7 @@ std::vector<std::string> Tuning::names_of(comm::OpKind kind) const {
   return names;
 }
 
-std::string Tuning::round(std::size_t number) const {
+std::string AlgorithmTuner::round(std::size_t number) const {
   std::string text;
   for (const BenchOp* op : plan_.ops) {
     const std::vector<std::string> names = names_of(op->kind);
@@ -105,9 +105,11 @@ std::string Tuning::round(std::size_t number) const {
   return text;
 }
 
-void Tuning::add_default(const BenchResult& result) { operations_[result.op].by_default[result.bytes] = result; }
+void AlgorithmTuner::add_default(const BenchResult& result) {
+  operations_[result.op].by_default[result.bytes] = result;
+}
 
-void Tuning::add(const BenchResult& result) {
+void AlgorithmTuner::add(const BenchResult& result) {
   std::vector<AlgorithmTimes>& times = operations_[result.op].times;
   const auto same = [&](const AlgorithmTimes& one) { return one.name == result.algorithm; };
   auto found = std::find_if(times.begin(), times.end(), same);
@@ -115,7 +117,7 @@ void Tuning::add(const BenchResult& result) {
   found->us[result.bytes] = result.time_us.median;
 }
 
-std::string Tuning::table_of(const BenchOp& op, const Operation& operation) const {
+std::string AlgorithmTuner::table_of(const BenchOp& op, const Operation& operation) const {
   const std::vector<AlgorithmRange> ranges = choose_ranges(operation.times);
   std::string text =
       fmt::format("#\n# {}: median us out of place by algorithm, * what the table takes\n#\n#{:>11}", op.name, "size");
@@ -138,26 +140,26 @@ std::string Tuning::table_of(const BenchOp& op, const Operation& operation) cons
   return text;
 }
 
-std::string Tuning::table() const {
+std::string AlgorithmTuner::table() const {
   std::string text;
   for (const BenchOp* op : plan_.ops)
     if (const auto found = operations_.find(op->name); found != operations_.end()) text += table_of(*op, found->second);
   return text;
 }
 
-std::string Tuning::text_of(const BenchOp& op) const {
+std::string AlgorithmTuner::text_of(const BenchOp& op) const {
   const auto found = operations_.find(op.name);
   return found == operations_.end() ? "" : algorithms_text(comm::name_of(op.kind), choose_ranges(found->second.times));
 }
 
-std::string Tuning::file(const std::string& setting) const {
+std::string AlgorithmTuner::file(const std::string& setting) const {
   std::string text = "# " + setting + "\n# Use: TESSERA_ALGO=@FILE, or these lines joined by commas.\n";
   for (const BenchOp* op : plan_.ops)
     if (const std::string line = text_of(*op); !line.empty()) text += line + "\n";
   return text;
 }
 
-nlohmann::ordered_json Tuning::json() const {
+nlohmann::ordered_json AlgorithmTuner::json() const {
   nlohmann::ordered_json all = nlohmann::ordered_json::object();
   for (const BenchOp* op : plan_.ops)
     if (const std::string line = text_of(*op); !line.empty())

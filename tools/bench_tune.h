@@ -39,9 +39,9 @@ std::vector<AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times)
 std::string algorithms_text(std::string_view operation, std::span<const AlgorithmRange> ranges);
 
 /// Collects the runs of a backend: the first with its own choice, then one for each round of algorithms.
-class Tuning {
+class AlgorithmTuner {
  public:
-  explicit Tuning(const BenchPlan& plan) : plan_(plan) {}
+  explicit AlgorithmTuner(const BenchSpec& plan) : plan_(plan) {}
 
   /// From Capabilities::algorithms.
   void set_known(const std::vector<std::string>& known) { known_ = known; }
@@ -67,7 +67,7 @@ class Tuning {
   std::string table_of(const BenchOp& op, const Operation& operation) const;
   std::string text_of(const BenchOp& op) const;
 
-  const BenchPlan& plan_;
+  const BenchSpec& plan_;
   std::vector<std::string> known_;
   std::map<std::string, Operation, std::less<>> operations_;
 };

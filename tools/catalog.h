@@ -25,7 +25,7 @@ struct ModelEntry {
 
 struct Catalog {
   std::vector<BackendEntry> backends;
-  std::vector<base::DeviceState> devices;
+  std::vector<base::DeviceInfo> devices;
   std::vector<std::string> strategies;
   std::vector<std::string> collectives;
   std::vector<ModelEntry> models;

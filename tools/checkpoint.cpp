@@ -85,10 +85,10 @@ int verify(const CheckpointCommand& options) {
 }
 
 /// Whole; nothing where everything was trained.
-std::optional<nn::AdapterMerge> adapters_in(fsdp::Checkpoint& checkpoint, const nn::ModelConfig& model) {
+std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn::ModelConfig& model) {
   const std::optional<nn::LoraOptions> lora = lora_in(checkpoint.folder());
   if (!lora) return std::nullopt;
-  nn::AdapterMerge merge(model, *lora);
+  nn::LoraMerger merge(model, *lora);
   std::vector<float> values;
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
     if (!nn::is_adapter(tensor.name)) continue;
@@ -105,9 +105,9 @@ int export_folder(const CheckpointCommand& options) {
   fsdp::Checkpoint checkpoint(options.folder);
   const nn::ModelConfig model = model_in(options.folder);
   const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);
-  const std::optional<nn::AdapterMerge> merge = adapters_in(checkpoint, model);
+  const std::optional<nn::LoraMerger> merge = adapters_in(checkpoint, model);
   const bool quantized = quantized_in(options.folder);
-  nn::HfFolderWriter writer(options.output, model, tensors);
+  nn::HfCheckpointWriter writer(options.output, model, tensors);
   std::vector<float> values, numbers;
   for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
     if (nn::is_adapter(tensor.name)) continue;
@@ -145,7 +145,7 @@ int export_folder(const CheckpointCommand& options) {
 
 }  // namespace
 
-void add_checkpoint(Commands& commands) {
+void add_checkpoint(CommandLine& commands) {
   CLI::App* command = commands.app.add_subcommand("checkpoint", "look into, check or convert what train --save wrote");
   command->require_subcommand(1);
   const auto options = std::make_shared<CheckpointCommand>();

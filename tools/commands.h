@@ -8,19 +8,19 @@
 
 namespace tessera::tools {
 
-struct Commands {
+struct CommandLine {
   CLI::App& app;
   std::vector<std::string> arguments;  ///< of the program, without its name: for ranks that re-run it
   std::vector<std::string> program;    ///< what followed `--` of `run`
   std::function<int()> chosen;         ///< set by the callback of the subcommand that was named; returns the exit code
 };
 
-void add_bench(Commands& commands);
-void add_checkpoint(Commands& commands);
-void add_compare(Commands& commands);
-void add_info(Commands& commands);
-void add_report(Commands& commands);
-void add_run(Commands& commands);
-void add_train(Commands& commands);
+void add_bench(CommandLine& commands);
+void add_checkpoint(CommandLine& commands);
+void add_compare(CommandLine& commands);
+void add_info(CommandLine& commands);
+void add_report(CommandLine& commands);
+void add_run(CommandLine& commands);
+void add_train(CommandLine& commands);
 
 }  // namespace tessera::tools

@@ -57,7 +57,7 @@ std::vector<std::string> strategies_of(const CompareOptions& options, const Trai
   return chosen;
 }
 
-std::string events_to_text(const std::vector<base::EventRecord>& events) {
+std::string events_to_text(const std::vector<base::TraceEvent>& events) {
   std::ostringstream text;
   base::write_chrome_trace(text, events);
   return text.str();
@@ -81,7 +81,7 @@ class ProgressLine {
   const bool on_;
 };
 
-struct OneRun {
+struct CompareRun {
   RunResult result;
   std::string trace;
   std::string backend;  ///< the one that carried it
@@ -89,10 +89,10 @@ struct OneRun {
 
 /// As one of the ranks. Under another's launcher the same processes run all strategies, each in a world of its own:
 /// `generation` counts them.
-OneRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
-                const std::function<void(const StepReport&)>& on_step) {
-  const auto ledger = std::make_shared<base::Ledger>();
-  const auto world = join_world({.ranks = plan.ranks,
+CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
+                    const std::function<void(const StepReport&)>& on_step) {
+  const auto ledger = std::make_shared<base::MemoryTracker>();
+  const auto world = init_world({.ranks = plan.ranks,
                                  .backend = plan.options.backend_given ? plan.options.backend : "",
                                  .algorithms = kPinnedAlgorithm,
                                  .generation = generation,
@@ -112,7 +112,7 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
     std::fflush(stdout);
   };
   bool first = false;
-  const OneRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
+  const CompareRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
     first = true;
     tell({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
   });
@@ -121,12 +121,12 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
 }
 
 /// Starts fresh ranks for one strategy. Returns the exit code; 0 fills `run`.
-int run_in_processes(const Commands& commands, const CompareOptions& options, const TrainPlan& plan,
-                     const std::string& strategy, OneRun& run) {
+int run_in_processes(const CommandLine& commands, const CompareOptions& options, const TrainPlan& plan,
+                     const std::string& strategy, CompareRun& run) {
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", strategy});
   if (!options.wraps.empty()) arguments.insert(arguments.end(), {"--only-wrap", plan.options.wrap});
-  LaunchPlan launch_plan = plan_for_training(plan, std::move(arguments));
+  LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
   ProgressLine progress;
   launch_plan.on_output = [&](int, std::string_view line) {
     if (!line.starts_with('{')) {  // not ours: what a vendor's library says
@@ -193,7 +193,7 @@ std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
   return plans;
 }
 
-int compare(const Commands& commands, const CompareOptions& options) {
+int compare(const CommandLine& commands, const CompareOptions& options) {
   const int ranks = world_size(options.ranks);
   const std::vector<TrainPlan> plans = plans_of(options, ranks);
   const TrainPlan& plan = plans.front();
@@ -210,7 +210,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
     check_results(options);
   }
   note_if_alone_under_a_launcher(ranks);
-  if (first) note_what_does_nothing(options);
+  if (first) warn_ineffective_options(options);
   Comparison comparison{.model = options.init.empty() ? options.model : options.init,
                         .parameters = plan.parameters,
                         .ranks = ranks,
@@ -218,7 +218,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
   std::vector<std::string> traces;
   for (const std::string& strategy : strategies)
     for (const TrainPlan& wrapped : plans) {
-      OneRun run;
+      CompareRun run;
       if (spawn || ranks == 1) {
         const int code = run_in_processes(commands, options, wrapped, strategy, run);
         if (code != 0) return code;
@@ -236,7 +236,7 @@ int compare(const Commands& commands, const CompareOptions& options) {
 
 }  // namespace
 
-void add_compare(Commands& commands) {
+void add_compare(CommandLine& commands) {
   CLI::App* command =
       commands.app.add_subcommand("compare", "train the same model under several strategies, and show what each costs");
   const auto options = std::make_shared<CompareOptions>();

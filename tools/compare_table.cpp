@@ -36,7 +36,7 @@ Row row_of(const RunResult& r) {
           bytes(state.parameter),
           bytes(state.gradient),
           bytes(state.optimizer),
-          bytes(r.peak_bytes.peak_of(base::MemoryUse::activation)),
+          bytes(r.peak_bytes.peak_of(base::MemoryCategory::activation)),
           bytes(r.peak_bytes.total_peak),
           calls_and_bytes(r.calls_per_step.all_gather, r.wire_bytes_per_step.all_gather),
           calls_and_bytes(r.calls_per_step.reduce_scatter, r.wire_bytes_per_step.reduce_scatter),
@@ -52,7 +52,7 @@ std::string comparison_table(const Comparison& c) {
   std::vector<Row> rows = {{"strategy", "mesh", "last loss", "parameters", "gradients", "optimizer", "activations",
                             "peak", "all_gather", "reduce_scatter", "all_reduce", "step ms", "exposed", "tokens/s"}};
   for (const RunResult& run : c.runs) rows.push_back(row_of(run));
-  const auto offloaded = [](const RunResult& run) { return run.peak_bytes.peak_of(base::MemoryUse::offloaded); };
+  const auto offloaded = [](const RunResult& run) { return run.peak_bytes.peak_of(base::MemoryCategory::offloaded); };
   if (std::any_of(c.runs.begin(), c.runs.end(), [&](const RunResult& run) { return offloaded(run) > 0; })) {
     rows[0].push_back("with the host");
     for (std::size_t i = 0; i < c.runs.size(); ++i)

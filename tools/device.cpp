@@ -24,7 +24,7 @@ void check_device(const std::string& name) {
 base::Device device_of_rank(const std::string& name) {
   base::Device device = base::parse_device(name);
   if (device.type != base::DeviceType::cuda || name.find(':') != std::string::npos) return device;
-  for (const base::DeviceState& state : base::list_devices())
+  for (const base::DeviceInfo& state : base::list_devices())
     if (state.name == name && !state.devices.empty())
       device.index = comm::resolve_launch().local_rank % static_cast<int>(state.devices.size());
   return device;

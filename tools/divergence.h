@@ -15,13 +15,13 @@ namespace tessera::tools {
 class DivergenceMonitor {
  public:
   /// `control` outlives it. `run` tells this training from others, in the warning.
-  DivergenceMonitor(comm::HostExchange& control, std::string run) : control_(control), run_(std::move(run)) {}
+  DivergenceMonitor(comm::HostCollectives& control, std::string run) : control_(control), run_(std::move(run)) {}
   /// `own` is this rank's loss and `mean` that of all ranks. `norm`: of the gradients, where it was measured and
   /// decides what becomes of the parameters. Collective at the first step that diverges; else it exchanges nothing.
   void after_step(std::int64_t step, double own, double mean, std::optional<double> norm);
 
  private:
-  comm::HostExchange& control_;
+  comm::HostCollectives& control_;
   const std::string run_;
   bool warned_ = false;
 };

@@ -24,7 +24,7 @@ void check_period(const TrainOptions& o) {
       "period: diloco or local_sgd");
 }
 
-fsdp::StepCourse course_of(const TrainOptions& options) {
+fsdp::StepShape course_of(const TrainOptions& options) {
   return {.prefetch = options.prefetch,
           .microbatches = static_cast<int>(options.accumulate),
           .reshard_after_backward = options.reshard_after_backward != "false"};
@@ -44,8 +44,8 @@ void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& v
     return;
   }
   const int shards = engine.mesh->size_of(fsdp::kShardAxis);
-  engine.reshard_to = std::stoi(value);
-  if (shards % engine.reshard_to != 0)
+  engine.reshard_group_size = std::stoi(value);
+  if (shards % engine.reshard_group_size != 0)
     throw InvalidUsage(fmt::format("--reshard-after-forward {}: must divide the {} shards of --strategy {}", value,
                                    shards, engine.strategy.name));
 }
@@ -76,7 +76,7 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.prefetch = plan.options.prefetch;
   engine.backward_prefetch =
       plan.options.backward_prefetch == "post" ? fsdp::BackwardPrefetch::post : fsdp::BackwardPrefetch::pre;
-  engine.limit_gathers = plan.options.limit_all_gathers;
+  engine.limit_all_gathers = plan.options.limit_all_gathers;
   set_reshard_after_forward(engine, plan.options.reshard_after_forward);
   engine.cpu_offload = plan.options.cpu_offload;
   if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
@@ -84,9 +84,9 @@ fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& str
   engine.reshard_after_backward = plan.options.reshard_after_backward != "false";
   engine.clip_norm = plan.options.clip_norm;
   engine.norm = norm_of(plan.options.norm_type);
-  engine.scales_loss = plan.precision.compute == base::DType::f16;
+  engine.use_loss_scaling = plan.precision.compute == base::DType::f16;
   if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;
-  if (engine.scales_loss && !fsdp::periodic_axis(engine.strategy).empty())
+  if (engine.use_loss_scaling && !fsdp::periodic_axis(engine.strategy).empty())
     throw InvalidUsage("--precision f16: under strategy " + engine.strategy.name +
                        " replicas would skip different steps of a scaled loss; use bf16 or f32");
   return engine;
@@ -104,7 +104,7 @@ std::string accumulation_note(const TrainPlan& plan, const std::string& strategy
       fmt::format("{} microbatches a step under {}, per rank:", plan.options.accumulate, options.strategy.name);
   for (const char* way : {"every", "last", "scatter"}) {
     const fsdp::Strategy reduced = fsdp::with_accumulation(options.strategy, fsdp::parse_accumulation(way));
-    const fsdp::StepCourse course = course_of(plan.options);
+    const fsdp::StepShape course = course_of(plan.options);
     const auto sent =
         fsdp::communication_formula(reduced, *options.mesh, units, plan.precision, course, options.collectives).bytes;
     const auto peak = fsdp::peak_formula(reduced, *options.mesh, units, course, plan.precision);

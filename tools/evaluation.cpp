@@ -6,9 +6,9 @@
 
 namespace tessera::tools {
 
-Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostExchange& control) {
+Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCollectives& control) {
   const nn::EvaluationScope no_dropout(model.context());
-  const nn::Windows windows(plan.eval, plan.eval->all(), plan.seq_len);
+  const nn::SequentialSampler windows(plan.eval, plan.eval->all(), plan.seq_len);
   const std::int64_t ranks = control.size();
   const std::int64_t at_once = std::max<std::int64_t>(1, plan.options.global_batch / ranks);
   double sums[2] = {0, 0};  // of losses, and of windows

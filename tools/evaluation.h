@@ -10,6 +10,6 @@ namespace tessera::tools {
 
 /// Cuts --eval's file into non-overlapping windows of seq_len inputs; a shorter rest is left out.
 /// Ranks short of windows run an empty one, so that every rank makes the same collective calls; it counts for nothing.
-Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostExchange& control);
+Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCollectives& control);
 
 }  // namespace tessera::tools

@@ -43,7 +43,7 @@ nlohmann::json to_json(const Catalog& all) {
   for (const BackendEntry& b : all.backends)
     backends.push_back({{"name", b.name}, {"available", b.available}, {"reason", b.reason}, {"devices", b.devices}});
   json devices = json::array();
-  for (const base::DeviceState& d : all.devices) {
+  for (const base::DeviceInfo& d : all.devices) {
     json found = json::array();
     for (const base::DeviceProperties& p : d.devices)
       found.push_back({{"name", p.name},
@@ -90,7 +90,7 @@ void print_all(const Catalog& all) {
   for (const BackendEntry& b : all.backends)
     std::printf("%-12s %-6s %s%s%s\n", "backend", b.name.c_str(), b.available ? "available" : "not available",
                 b.reason.empty() ? "" : ": ", b.reason.c_str());
-  for (const base::DeviceState& d : all.devices) {
+  for (const base::DeviceInfo& d : all.devices) {
     std::string said = d.reason;
     for (const base::DeviceProperties& p : d.devices)
       said += (said.empty() ? "" : ", ") + p.name + (p.shares_memory ? " (IPC)" : "");
@@ -125,7 +125,7 @@ void print_units(const InfoOptions& options) {
     std::printf("%-20s %14lld %12lld %12.2f\n", unit.name.c_str(), static_cast<long long>(elements),
                 static_cast<long long>(padded - elements), mb(bytes));
     if (!unit.is_root) continue;
-    for (const fsdp::NeedlesslyHeld& held : fsdp::needlessly_held(*model, unit)) {
+    for (const fsdp::RootOverhead& held : fsdp::needlessly_held(*model, unit)) {
       std::printf("  %-18s %14lld %12s %12.2f  only this module uses it, but the root holds it for the whole step\n",
                   held.module->path().c_str(), static_cast<long long>(held.elements), "",
                   mb(held.elements * static_cast<std::int64_t>(base::size_of(held.module->dtype()))));
@@ -155,7 +155,7 @@ int run_info(const InfoOptions& options) {
 
 }  // namespace
 
-void add_info(Commands& commands) {
+void add_info(CommandLine& commands) {
   CLI::App* info = commands.app.add_subcommand("info", "show backends, strategies, models and environment variables");
   const auto options = std::make_shared<InfoOptions>();
   info->add_flag("--json", options->json, "everything, for programs");

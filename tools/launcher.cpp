@@ -39,7 +39,7 @@ std::string make_run_id() {
 
 }  // namespace
 
-Launcher::Launcher(const LaunchPlan& plan)
+Launcher::Launcher(const LaunchSpec& plan)
     : plan_(plan),
       run_id_(make_run_id()),
       guardian_("TESSERA_RUN_ID=" + run_id_),
@@ -112,7 +112,7 @@ void Launcher::start(int child, const std::string& token) {
     output.log_file = *plan_.log_dir / (by_prefix() ? "ranks.log" : "rank-" + std::to_string(child) + ".log");
   rank.output.emplace(std::move(output));
 
-  ProcessPlan process{.command = command(), .environment = base::environment_with(variables(child, token))};
+  ProcessSpec process{.command = command(), .environment = base::environment_with(variables(child, token))};
   process.output = rank.output->child_output();
   process.errors = rank.output->child_errors();
   process.cores = cores_of(child);
@@ -270,7 +270,7 @@ bool Launcher::any_running() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
 }
 
-int launch(const LaunchPlan& plan) {
+int launch(const LaunchSpec& plan) {
   std::fflush(nullptr);
   return Launcher(plan).run();
 }

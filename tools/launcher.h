@@ -27,7 +27,7 @@ inline constexpr int kOtherRankFailed = 3;
 /// Gets a rank's lines of standard output, without the newline; under a prefix the lines of all as those of rank -1.
 using LineHandler = std::function<void(int rank, std::string_view line)>;
 
-struct LaunchPlan {
+struct LaunchSpec {
   int ranks = 1;
   std::vector<std::string> command;  ///< the program (looked up in PATH) and its arguments
   /// What starts the ranks instead of us, with "{ranks}" for their number; empty: we do. It binds them as it likes, and
@@ -47,6 +47,6 @@ struct LaunchPlan {
 /// (the rank that failed first had wrong usage); where it isn't 0, the last line on standard error names the first
 /// cause. Throws InvalidUsage where the program can't be started, SystemError where the system refuses. Called by the
 /// main thread, once at a time.
-int launch(const LaunchPlan& plan);
+int launch(const LaunchSpec& plan);
 
 }  // namespace tessera::tools

@@ -18,7 +18,7 @@ namespace tessera::tools {
 
 class Launcher {
  public:
-  explicit Launcher(const LaunchPlan& plan);
+  explicit Launcher(const LaunchSpec& plan);
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -60,10 +60,10 @@ class Launcher {
   Verdict verdict_under_prefix();
   std::string cause_text(Rank& rank, int number);
 
-  const LaunchPlan& plan_;
+  const LaunchSpec& plan_;
   SignalPipe signals_;
   const std::string run_id_;
-  Guardian guardian_;
+  OrphanReaper guardian_;
   Outlet output_;
   Outlet errors_;
   std::optional<RankWatch> watch_;  ///< under a prefix

@@ -37,14 +37,14 @@ std::string names_of(const CLI::App& app) {
   return names;
 }
 
-int usage_error(const Commands& commands, const std::string& text) {
+int usage_error(const CommandLine& commands, const std::string& text) {
   std::string help = "tessera --help";
   for (const CLI::App* command : commands.app.get_subcommands()) help = "tessera " + command->get_name() + " --help";
   say(text + "; see " + help);
   return 2;
 }
 
-int parse(Commands& commands) {
+int parse(CommandLine& commands) {
   CLI::App& app = commands.app;
   if (commands.arguments.empty()) return usage_error(commands, "no subcommand given; known: " + names_of(app));
   const std::string& first = commands.arguments.front();
@@ -105,7 +105,7 @@ void warn_of_unknown_variables() {
     say("warning: " + name + " is no variable of this program; see tessera info --env");
 }
 
-int run(const Commands& commands) {
+int run(const CommandLine& commands) {
   try {
     const int code = commands.chosen();
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
@@ -140,7 +140,7 @@ int main_of(std::vector<std::string> arguments) {
   app.set_version_flag("--version", std::string("tessera ") + kVersion);
   app.require_subcommand(1);
   app.footer("Exit codes: 0 done, 1 the work failed, 2 wrong usage or input. More: tessera SUBCOMMAND --help");
-  Commands commands{app, std::move(arguments), {}, {}};
+  CommandLine commands{app, std::move(arguments), {}, {}};
   add_bench(commands);
   add_checkpoint(commands);
   add_compare(commands);

@@ -30,7 +30,7 @@ std::vector<nn::SafetensorsTensor> adapter_tensors(const nn::Module& model) {
 /// Encodes whole tensors of a folder, one at a time, for whoever asks for parts of them.
 class Encoder {
  public:
-  Encoder(const nn::HfFolder& folder, const nn::ModelConfig& config) : folder_(folder) {
+  Encoder(const nn::HfCheckpointReader& folder, const nn::ModelConfig& config) : folder_(folder) {
     for (const nn::SafetensorsTensor& tensor : dense_tensors(config)) counts_[tensor.name] = nn::count_of(tensor.shape);
   }
   /// Bytes `range` of the tensor's encoding, as numbers.
@@ -47,7 +47,7 @@ class Encoder {
   }
 
  private:
-  const nn::HfFolder& folder_;
+  const nn::HfCheckpointReader& folder_;
   std::map<std::string, std::int64_t> counts_;
   std::string name_;
   std::vector<std::byte> bytes_;
@@ -87,7 +87,7 @@ std::optional<nn::LoraOptions> lora_of(const TrainOptions& o, const std::string&
   std::optional<nn::LoraOptions> lora;
   if (!o.init_adapter.empty()) {
     if (o.init.empty()) throw InvalidUsage("--init-adapter needs --init, the model that the adapter belongs to");
-    lora = nn::AdapterFolder(o.init_adapter).options();
+    lora = nn::PeftAdapterReader(o.init_adapter).options();
     check_given(o, lora, "--init-adapter " + o.init_adapter);
   } else if (!checkpoint.empty()) {
     lora = lora_in(checkpoint);
@@ -142,7 +142,7 @@ void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::str
   model.set_dtype(dtype);
   for (const std::string& item : f32_modules)
     for (nn::Module* module : fsdp::modules_named(model, item, "--f32-modules")) module->set_dtype(base::DType::f32);
-  model.require_dtypes_that_fit();
+  model.validate_dtypes();
 }
 
 nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
@@ -163,10 +163,10 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
   }
   engine.initialize(plan.options.seed);
   if (!plan.options.init.empty()) {
-    const nn::HfFolder folder(plan.options.init);
+    const nn::HfCheckpointReader folder(plan.options.init);
     folder.check(dense_tensors(plan.model));
     Encoder encoder(folder, plan.model);
-    engine.fill(
+    engine.load(
         [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
           if (parameter.dtype() == base::DType::u8) return encoder.read(parameter.name(), range, out);
           folder.read(parameter.name(), range, out);
@@ -177,9 +177,9 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
         [](const nn::ModuleBuffer& buffer) { return buffer.persistent(); });
   }
   if (plan.options.init_adapter.empty()) return;
-  const nn::AdapterFolder adapters(plan.options.init_adapter);
+  const nn::PeftAdapterReader adapters(plan.options.init_adapter);
   adapters.check(adapter_tensors(engine.model()));
-  engine.fill([&](const nn::Parameter& parameter, nn::ElementRange range,
+  engine.load([&](const nn::Parameter& parameter, nn::ElementRange range,
                   float* out) { adapters.read(parameter.name(), range, out); },
               [](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
 }
@@ -187,9 +187,9 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
 namespace {
 
 struct Writers {
-  std::optional<nn::HfFolderWriter> model;
-  std::optional<nn::AdapterFolderWriter> adapter;
-  std::optional<nn::AdapterMerge> merge;
+  std::optional<nn::HfCheckpointWriter> model;
+  std::optional<nn::PeftAdapterWriter> adapter;
+  std::optional<nn::LoraMerger> merge;
   std::map<std::string, nn::Shape> shapes;  // of the model's folder
 
   /// Parameters come in byte order of their names: a layer's lora_A and lora_B before its weight.
@@ -231,7 +231,7 @@ void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
     if (!o.export_adapter.empty())
       writers.adapter.emplace(o.export_adapter, lora_json_of(plan), plan.model, adapter_tensors(engine.model()));
   }
-  engine.visit(
+  engine.for_each_parameter(
       [&](const nn::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });
   if (writers.model) {
     for (const auto& buffer : engine.buffers())

@@ -67,7 +67,7 @@ struct Prepared {  // everything the child needs, made before the fork: after it
   pid_t parent;
 };
 
-[[noreturn]] void run_child(const ProcessPlan& plan, const Prepared& prepared, int report) {
+[[noreturn]] void run_child(const ProcessSpec& plan, const Prepared& prepared, int report) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != prepared.parent) ::_exit(127);  // it died before the line above
   sigset_t none;
@@ -90,7 +90,7 @@ struct Prepared {  // everything the child needs, made before the fork: after it
 
 }  // namespace
 
-pid_t start_process(const ProcessPlan& plan) {
+pid_t start_process(const ProcessSpec& plan) {
   Prepared prepared{pointers(plan.command), pointers(plan.environment), {}, ::getpid()};
   CPU_ZERO(&prepared.cores);
   for (const int core : plan.cores) CPU_SET(core, &prepared.cores);
@@ -167,7 +167,7 @@ int kill_marked(const char* marker, std::size_t length) {
 
 }  // namespace
 
-Guardian::Guardian(const std::string& marker) {
+OrphanReaper::OrphanReaper(const std::string& marker) {
   Pipe pipe = make_pipe();
   pid_ = ::fork();
   if (pid_ < 0) throw base::system_error("launcher: can't start its guardian");
@@ -178,7 +178,7 @@ Guardian::Guardian(const std::string& marker) {
   lifeline_ = std::move(pipe.write_end);
 }
 
-Guardian::~Guardian() {
+OrphanReaper::~OrphanReaper() {
   const char byte = 1;
   [[maybe_unused]] const ssize_t written = ::write(lifeline_.get(), &byte, 1);
   lifeline_.close();

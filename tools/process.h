@@ -32,7 +32,7 @@ struct Pipe {
 /// Closed on exec at both ends. Throws SystemError.
 Pipe make_pipe();
 
-struct ProcessPlan {
+struct ProcessSpec {
   std::vector<std::string> command;      ///< looked up in PATH
   std::vector<std::string> environment;  ///< NAME=value
   int output = -1;                       ///< becomes its standard output; -1: as ours
@@ -42,19 +42,19 @@ struct ProcessPlan {
 };
 
 /// Starts a program that dies with this process. Throws InvalidUsage where there is no such program, else SystemError.
-pid_t start_process(const ProcessPlan& plan);
+pid_t start_process(const ProcessSpec& plan);
 
 /// The cores that this process may use.
 std::vector<int> allowed_cores();
 
 /// A helper process that outlives a launcher which dies unexpectedly, just long enough to kill every process whose
 /// environment has `marker` in it: the ranks' own children too. It ends by itself with the object.
-class Guardian {
+class OrphanReaper {
  public:
-  explicit Guardian(const std::string& marker);
-  ~Guardian();
-  Guardian(const Guardian&) = delete;
-  Guardian& operator=(const Guardian&) = delete;
+  explicit OrphanReaper(const std::string& marker);
+  ~OrphanReaper();
+  OrphanReaper(const OrphanReaper&) = delete;
+  OrphanReaper& operator=(const OrphanReaper&) = delete;
   pid_t pid() const { return pid_; }
 
  private:

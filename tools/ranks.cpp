@@ -51,10 +51,10 @@ void note_if_alone_under_a_launcher(int ranks) {
     fmt::print(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);
 }
 
-LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments) {
+LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {
   // Said by the one that sees all cores: a bound rank sees its share only.
   if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
-  LaunchPlan launch_plan =
+  LaunchSpec launch_plan =
       plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
   launch_plan.bind_to_cores =
       launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
@@ -87,8 +87,8 @@ std::vector<std::string> launch_prefix(const std::string& backend) {
   return {prefix.begin(), prefix.end()};
 }
 
-LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend) {
-  LaunchPlan plan;
+LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend) {
+  LaunchSpec plan;
   plan.ranks = ranks;
   plan.prefix = launch_prefix(backend);
   const std::string self = "/proc/self/exe";  // which is another program once a prefix has been started
@@ -109,8 +109,8 @@ bool user_says(std::string_view variable) {
 
 }  // namespace
 
-std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options) {
-  comm::Config config;
+std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options) {
+  comm::InitOptions config;
   if (!options.backend.empty()) config.backend = options.backend;
   if (!options.algorithms.empty()) config.algorithms = options.algorithms;
   config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();

@@ -29,7 +29,7 @@ void note_if_alone_under_a_launcher(int ranks);
 /// The plan that runs this very program with these arguments as the ranks of a training. They are bound to their shares
 /// of the cores where each computing thread finds one; where there are more threads than cores, the scheduler balances
 /// better than a fixed share would.
-LaunchPlan plan_for_training(const TrainPlan& plan, std::vector<std::string> arguments);
+LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments);
 
 /// What is set for comm's variable of that name. Throws nothing: an unknown name has no value.
 std::optional<std::string> comm_variable(std::string_view name);
@@ -37,12 +37,12 @@ std::optional<std::string> comm_variable(std::string_view name);
 /// TESSERA_BACKEND's value or default.
 std::string default_backend();
 
-/// What must start the ranks of a backend ("": the one of TESSERA_BACKEND), as LaunchPlan::prefix; empty for most.
+/// What must start the ranks of a backend ("": the one of TESSERA_BACKEND), as LaunchSpec::prefix; empty for most.
 /// Throws InvalidUsage where the backend can't be used.
 std::vector<std::string> launch_prefix(const std::string& backend);
 
 /// The plan that runs this very program with these arguments as ranks of a backend ("" likewise).
-LaunchPlan plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend);
+LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend);
 
 /// Where ranks that another program has started report to the launcher: the variable's name, and its value if it is
 /// set.
@@ -53,15 +53,15 @@ std::optional<std::string> launch_socket();
 std::span<const base::EnvVariable> tool_variables();
 
 /// The communicator of all ranks of this job, as one of them. It logs to standard error, from TESSERA_LOG on.
-struct JoinOptions {
+struct WorldInitOptions {
   int ranks = 1;
   std::string backend;     ///< "" for TESSERA_BACKEND
   std::string algorithms;  ///< "" for TESSERA_ALGO
   int generation = 0;      ///< counts the worlds that this process is part of one after another
-  std::shared_ptr<base::Ledger> ledger;
+  std::shared_ptr<base::MemoryTracker> ledger;
   bool ordered = false;      ///< deterministic also where the backend's default is otherwise, unless the user says
   base::Device device = {};  ///< whose memory the communicator must take beside the host's
 };
-std::unique_ptr<comm::Communicator> join_world(const JoinOptions& options);
+std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options);
 
 }  // namespace tessera::tools

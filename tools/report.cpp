@@ -50,7 +50,7 @@ std::string report_page(const std::vector<Comparison>& comparisons) {
   return report::page(parsed);
 }
 
-void add_report(Commands& commands) {
+void add_report(CommandLine& commands) {
   CLI::App* report =
       commands.app.add_subcommand("report", "write one HTML page with pictures of what compare measured");
   const auto options = std::make_shared<ReportOptions>();

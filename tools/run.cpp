@@ -33,7 +33,7 @@ std::vector<std::string> prefix_of_program() {
 int run_program(const RunOptions& options) {
   if (options.program.empty())
     throw base::InvalidUsage("run: no program given; write: tessera run -n 4 -- PROGRAM ARGS");
-  LaunchPlan plan{.ranks = options.ranks, .command = options.program, .tag = !options.no_tag};
+  LaunchSpec plan{.ranks = options.ranks, .command = options.program, .tag = !options.no_tag};
   plan.bind_to_cores = options.bind == "core";
   plan.prefix = prefix_of_program();
   if (!plan.prefix.empty() && (plan.tag || plan.bind_to_cores))
@@ -51,7 +51,7 @@ int run_program(const RunOptions& options) {
 
 }  // namespace
 
-void add_run(Commands& commands) {
+void add_run(CommandLine& commands) {
   CLI::App* run = commands.app.add_subcommand("run", "start a program as ranks on this host");
   const auto options = std::make_shared<RunOptions>();
   run->add_option("-n,--ranks", options->ranks, "how many ranks")

@@ -17,24 +17,25 @@ PerCollective per_collective(const ordered_json& json) {
   return {json.at("all_gather"), json.at("reduce_scatter"), json.at("all_reduce"), json.at("control")};
 }
 
-ordered_json to_json(const base::Ledger::Snapshot& peak) {
+ordered_json to_json(const base::MemoryTracker::Snapshot& peak) {
   ordered_json json = {{"total", peak.total_peak}, {"reserved", peak.reserved}};
   for (std::size_t i = 0; i < base::kMemoryUses; ++i) {
-    const auto use = static_cast<base::MemoryUse>(i);
-    if (use != base::MemoryUse::offloaded || peak.peak[i] > 0) json[std::string(base::name_of(use))] = peak.peak[i];
+    const auto use = static_cast<base::MemoryCategory>(i);
+    if (use != base::MemoryCategory::offloaded || peak.peak[i] > 0)
+      json[std::string(base::name_of(use))] = peak.peak[i];
   }
   return json;
 }
 
-base::Ledger::Snapshot peak_from(const ordered_json& json) {
-  base::Ledger::Snapshot peak;
+base::MemoryTracker::Snapshot peak_from(const ordered_json& json) {
+  base::MemoryTracker::Snapshot peak;
   peak.total_peak = json.at("total");
   peak.reserved = json.at("reserved");
   for (std::size_t i = 0; i < base::kMemoryUses; ++i) {
-    const auto use = static_cast<base::MemoryUse>(i);
+    const auto use = static_cast<base::MemoryCategory>(i);
     const std::string name(base::name_of(use));
-    peak.peak[i] =
-        use == base::MemoryUse::offloaded ? json.value(name, std::uint64_t{0}) : json.at(name).get<std::uint64_t>();
+    peak.peak[i] = use == base::MemoryCategory::offloaded ? json.value(name, std::uint64_t{0})
+                                                          : json.at(name).get<std::uint64_t>();
   }
   return peak;
 }

@@ -55,7 +55,7 @@ struct RunResult {
   PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
   PerCollective plain_bytes_per_step;  ///< the formula, were all collectives carried by `plain`
   ModelState model_state_bytes;
-  base::Ledger::Snapshot peak_bytes;
+  base::MemoryTracker::Snapshot peak_bytes;
 };
 
 /// A number of a JSON file, where null stands for one that isn't finite.

@@ -123,8 +123,8 @@ void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& sc
                     .skipped_steps = static_cast<std::uint64_t>(number(kSkippedSteps))});
 }
 
-Saving::Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& control,
-               const fsdp::GradientScaler* scaler)
+RunCheckpointer::RunCheckpointer(const TrainPlan& plan, fsdp::Engine& engine, comm::HostCollectives& control,
+                                 const fsdp::GradientScaler* scaler)
     : every_(plan.options.save_every.value_or(0)),
       last_(plan.options.steps),
       attributes_(attributes_of(plan)),
@@ -135,7 +135,7 @@ Saving::Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& 
 }
 
 template <class Attempt>
-void Saving::attempt(Attempt&& attempt) {
+void RunCheckpointer::attempt(Attempt&& attempt) {
   try {
     attempt();
   } catch (const base::SystemError& error) {  // on every rank
@@ -144,7 +144,7 @@ void Saving::attempt(Attempt&& attempt) {
   }
 }
 
-void Saving::after_step(std::int64_t step) {
+void RunCheckpointer::after_step(std::int64_t step) {
   if (writer_.saving()) attempt([&] { writer_.poll(); });
   if (step != last_ && (every_ == 0 || step % every_ != 0)) return;
   attempt([&] { writer_.finish(); });
@@ -158,7 +158,7 @@ void Saving::after_step(std::int64_t step) {
   attempt([&] { writer_.save(attributes); });
 }
 
-void Saving::finish() {
+void RunCheckpointer::finish() {
   attempt([&] { writer_.finish(); });
 }
 

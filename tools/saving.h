@@ -26,10 +26,11 @@ std::string divergence_note(const TrainPlan& plan);
 void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& scaler);
 
 /// The checkpoints of a run. A save that fails is said on rank 0, and training goes on. Collective.
-class Saving {
+class RunCheckpointer {
  public:
   /// `scaler`: null where there is none. Throws InvalidUsage where another run saves there.
-  Saving(const TrainPlan& plan, fsdp::Engine& engine, comm::HostExchange& control, const fsdp::GradientScaler* scaler);
+  RunCheckpointer(const TrainPlan& plan, fsdp::Engine& engine, comm::HostCollectives& control,
+                  const fsdp::GradientScaler* scaler);
   void after_step(std::int64_t step);
   /// Waits until the last step's is whole.
   void finish();

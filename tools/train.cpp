@@ -74,8 +74,8 @@ void print_step(const StepReport& step, JsonLines& json) {
 
 int train_as_rank(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
-  const auto ledger = std::make_shared<base::Ledger>();
-  const auto world = join_world({.ranks = plan.ranks,
+  const auto ledger = std::make_shared<base::MemoryTracker>();
+  const auto world = init_world({.ranks = plan.ranks,
                                  .backend = options.backend_given ? options.backend : "",
                                  .algorithms = "",
                                  .ledger = ledger,
@@ -100,7 +100,7 @@ int train_as_rank(const TrainPlan& plan) {
   return 0;
 }
 
-int train(const Commands& commands, const TrainOptions& options) {
+int train(const CommandLine& commands, const TrainOptions& options) {
   const int ranks = world_size(options.ranks);
   const bool spawn = must_spawn(ranks);
   const TrainPlan plan = make_plan(options, ranks);
@@ -108,7 +108,7 @@ int train(const Commands& commands, const TrainOptions& options) {
   if (spawn || comm::resolve_launch().rank == 0) {
     check_outputs(options);
     if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else it has been said
-      note_what_does_nothing(options);
+      warn_ineffective_options(options);
       if (const std::string note = divergence_note(plan); !note.empty()) fmt::print(stderr, "tessera: {}\n", note);
       if (const std::string note = accumulation_note(plan, options.strategy); !note.empty())
         fmt::print(stderr, "tessera: {}\n", note);
@@ -116,12 +116,12 @@ int train(const Commands& commands, const TrainOptions& options) {
   }
   if (!spawn) return train_as_rank(plan);
   note_if_alone_under_a_launcher(ranks);
-  return launch(plan_for_training(plan, commands.arguments));
+  return launch(training_launch_spec(plan, commands.arguments));
 }
 
 }  // namespace
 
-void add_train(Commands& commands) {
+void add_train(CommandLine& commands) {
   CLI::App* train_command = commands.app.add_subcommand("train", "train a model under one strategy");
   const auto options = std::make_shared<TrainOptions>();
   add_train_options(*train_command, *options);

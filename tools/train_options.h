@@ -39,7 +39,7 @@ struct TrainOptions {
   std::string strategy = "fsdp";        // train
   std::vector<std::string> strategies;  // compare; empty: all five that can run
   std::vector<std::string> collectives;
-  fsdp::Period period;
+  fsdp::SyncOverrides period;
   std::string mesh;
   std::string wrap = "block";
   std::optional<int> threads;
@@ -89,11 +89,11 @@ struct TrainPlan {
   std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
   bool quantized = false;               ///< the weights of linear layers are in NF4
   std::int64_t seq_len = 0;
-  std::shared_ptr<const nn::TokenFiles> data;  ///< null where there is nothing to train
-  std::shared_ptr<const nn::TokenFiles> eval;  ///< null without --eval
-  std::string checkpoint;                      ///< the folder that the run goes on from; "": from the beginning
-  std::int64_t first_step = 0;                 ///< that were done before
-  nn::Schedule schedule;
+  std::shared_ptr<const nn::TokenDataset> data;  ///< null where there is nothing to train
+  std::shared_ptr<const nn::TokenDataset> eval;  ///< null without --eval
+  std::string checkpoint;                        ///< the folder that the run goes on from; "": from the beginning
+  std::int64_t first_step = 0;                   ///< that were done before
+  nn::LrSchedule schedule;
   fsdp::Precision precision;
   std::int64_t parameters = 0;
 };
@@ -103,13 +103,13 @@ struct TrainPlan {
 TrainPlan make_plan(const TrainOptions& options, int ranks);
 
 /// What of a step's course its cost depends on.
-fsdp::StepCourse course_of(const TrainOptions& options);
+fsdp::StepShape course_of(const TrainOptions& options);
 
 /// Throws InvalidUsage where --json, --trace or --report can't be written or would replace what the run reads.
 void check_results(const TrainOptions& options);
 
 /// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
-void note_what_does_nothing(const TrainOptions& options);
+void warn_ineffective_options(const TrainOptions& options);
 
 /// Throws InvalidUsage where options of a period are given and no strategy that has one.
 void check_period(const TrainOptions& options);

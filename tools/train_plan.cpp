@@ -36,9 +36,9 @@ int threads_of(const TrainOptions& o, int ranks) {
   return std::max(1, cores / std::max(1, ranks_here));
 }
 
-nn::Schedule schedule_of(const TrainOptions& o) {
+nn::LrSchedule schedule_of(const TrainOptions& o) {
   if (!(o.lr > 0)) throw InvalidUsage("--lr " + std::to_string(o.lr) + ": a learning rate is above 0");
-  nn::Schedule schedule{.kind = nn::parse_schedule(o.schedule), .peak = o.lr, .warmup = o.warmup, .steps = o.steps};
+  nn::LrSchedule schedule{.kind = nn::parse_schedule(o.schedule), .peak = o.lr, .warmup = o.warmup, .steps = o.steps};
   if (o.steps > 0) nn::validate(schedule);
   return schedule;
 }
@@ -48,7 +48,7 @@ nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
     throw InvalidUsage("--init " + o.init + " with --resume " + o.resume +
                        ": the checkpoint has the values; leave --init out");
   if (o.init.empty() && checkpoint.empty()) return nn::find_config(o.model);
-  nn::ModelConfig config = checkpoint.empty() ? nn::HfFolder(o.init).config() : model_in(checkpoint);
+  nn::ModelConfig config = checkpoint.empty() ? nn::HfCheckpointReader(o.init).config() : model_in(checkpoint);
   if (o.model_given) {
     nn::ModelConfig named = nn::find_config(o.model);
     named.name = config.name;
@@ -68,9 +68,9 @@ fsdp::Precision precision_of(const TrainOptions& o) {
   return fsdp::make_precision(base::parse_dtype(o.precision), reduce);
 }
 
-std::shared_ptr<const nn::TokenFiles> open_data(const TrainOptions& o, const std::vector<std::string>& files,
-                                                const nn::ModelConfig& model) {
-  return std::make_shared<const nn::TokenFiles>(files, nn::parse_token_format(o.data_format), model.vocabulary);
+std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const std::vector<std::string>& files,
+                                                  const nn::ModelConfig& model) {
+  return std::make_shared<const nn::TokenDataset>(files, nn::parse_token_format(o.data_format), model.vocabulary);
 }
 
 /// Opens what the run will read, and lets the reader say what is wrong with it.
@@ -78,11 +78,11 @@ void open_files(TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   if (o.steps > 0) {
     plan.data = open_data(o, o.data.empty() ? std::vector{default_corpus()} : o.data, plan.model);
-    const nn::Batches check(plan.data, {plan.data->training(), plan.seq_len, o.global_batch, o.seed});
+    const nn::BatchSampler check(plan.data, {plan.data->training(), plan.seq_len, o.global_batch, o.seed});
   }
   if (!o.eval.empty()) {
     plan.eval = open_data(o, {o.eval}, plan.model);
-    const nn::Windows check(plan.eval, plan.eval->all(), plan.seq_len);
+    const nn::SequentialSampler check(plan.eval, plan.eval->all(), plan.seq_len);
   }
 }
 
@@ -169,7 +169,7 @@ void check_results(const TrainOptions& o) {
   }
 }
 
-void note_what_does_nothing(const TrainOptions& options) {
+void warn_ineffective_options(const TrainOptions& options) {
   if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
     fmt::print(stderr,
                "tessera: --cpu-offload does nothing with --device {}: ranks compute in the host's memory as it is\n",

@@ -26,12 +26,12 @@
 namespace tessera::tools {
 namespace {
 
-using base::EventKind;
-using base::EventRecord;
-using base::MemoryUse;
+using base::MemoryCategory;
+using base::TraceEvent;
+using base::TraceEventKind;
 
 /// What a rank measured; rank 0 takes the slowest and the largest.
-struct Measured {
+struct StepMeasurements {
   std::vector<double> step_ms;
   std::vector<double> exposed_ms;
   std::vector<std::uint64_t> figures;  // the order of `figures_of`
@@ -42,10 +42,10 @@ std::vector<double> without_warm_up(const std::vector<double>& values) {
   return values.size() > 2 ? std::vector<double>(values.begin() + 2, values.end()) : values;
 }
 
-class Training {
+class Trainer {
  public:
-  Training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
-           const std::shared_ptr<base::Ledger>& ledger, bool measure_norm)
+  Trainer(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
+          const std::shared_ptr<base::MemoryTracker>& ledger, bool measure_norm)
       : plan_(plan),
         world_(world),
         control_communicator_(world.split(0, world.rank())),
@@ -75,14 +75,14 @@ class Training {
       if (step == plan_.first_step) mark_first_step();
       if (saving_) saving_->after_step(step + 1);
     }
-    engine_.settle();
+    engine_.wait();
     if (saving_) saving_->finish();
   }
 
   TrainingOutcome finish() {
     TrainingOutcome outcome;
     outcome.result = summarize();
-    engine_.meet_replicas();  // with a period: what follows is of all of them
+    engine_.sync_replicas();  // with a period: what follows is of all of them
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
@@ -129,7 +129,7 @@ class Training {
   std::vector<nn::Tensor> microbatches(std::int64_t step) {
     std::vector<nn::Tensor> losses;
     for (std::int64_t i = 0; i < plan_.options.accumulate; ++i) {
-      engine_.set_last_backward(i + 1 == plan_.options.accumulate);
+      engine_.set_is_last_backward(i + 1 == plan_.options.accumulate);
       losses.push_back(forward_backward(step, i));
     }
     return losses;
@@ -175,23 +175,24 @@ class Training {
   void note_model_state() {
     const auto now = ledger_.snapshot();
     const auto raise = [](std::uint64_t& most, std::uint64_t value) { most = std::max(most, value); };
-    raise(state_.parameter, now.now_of(MemoryUse::parameter));
-    raise(state_.gradient, now.now_of(MemoryUse::gradient));
-    raise(state_.optimizer, now.now_of(MemoryUse::optimizer));
+    raise(state_.parameter, now.now_of(MemoryCategory::parameter));
+    raise(state_.gradient, now.now_of(MemoryCategory::gradient));
+    raise(state_.optimizer, now.now_of(MemoryCategory::optimizer));
   }
 
   void note_times(double ms) {
-    last_events_ = engine_.recorder().take();
+    last_events_ = engine_.recorder().drain();
     std::int64_t exposed = 0;
-    for (const EventRecord& event : last_events_)
-      if (event.kind == EventKind::unshard_wait || event.kind == EventKind::reduce_wait) exposed += event.duration_ns();
+    for (const TraceEvent& event : last_events_)
+      if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
+        exposed += event.duration_ns();
     measured_.step_ms.push_back(ms);
     measured_.exposed_ms.push_back(static_cast<double>(exposed) / 1e6);
   }
 
   /// Traffic is counted from the end of the first step: the formulas describe every step after it.
   void mark_first_step() {
-    engine_.settle();
+    engine_.wait();
     first_traffic_ = engine_.traffic();
     first_control_ = control_communicator_->meter();
     first_copied_ = engine_.copied_bytes();
@@ -209,7 +210,7 @@ class Training {
     const bool one = steps == 1;
     const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
     const fsdp::EngineTraffic t = engine_.traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
-    const comm::MeterSnapshot loss =
+    const comm::TrafficStats loss =
         one ? control_communicator_->meter() : control_communicator_->meter() - first_control_;
     traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
                      (t.control.calls + loss.calls()) / count};
@@ -234,29 +235,29 @@ class Training {
   const TrainPlan& plan_;
   comm::Communicator& world_;
   std::unique_ptr<comm::Communicator> control_communicator_;
-  base::Ledger& ledger_;
+  base::MemoryTracker& ledger_;
   nn::Context context_;
-  comm::HostExchange control_;
+  comm::HostCollectives control_;
   DivergenceMonitor divergence_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
-  std::optional<nn::Batches> batches_;
+  std::optional<nn::BatchSampler> batches_;
   std::optional<fsdp::GradientScaler> scaler_;  // of f16
-  std::optional<Saving> saving_;
+  std::optional<RunCheckpointer> saving_;
   std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
   std::optional<nn::TokenBatch> graphed_batch_;  // what it reads
   std::vector<double> losses_;
-  Measured measured_;
+  StepMeasurements measured_;
   RunResult::ModelState state_;
-  std::vector<EventRecord> last_events_;
+  std::vector<TraceEvent> last_events_;
   fsdp::EngineTraffic first_traffic_;
-  comm::MeterSnapshot first_control_;
+  comm::TrafficStats first_control_;
   std::uint64_t first_copied_ = 0;
 };
 
-RunResult Training::summarize() {
+RunResult Trainer::summarize() {
   const Traffic traffic = traffic_per_step();
-  const base::Ledger::Snapshot peak = ledger_.snapshot();
+  const base::MemoryTracker::Snapshot peak = ledger_.snapshot();
   std::vector<std::uint64_t> figures = {traffic.bytes.all_gather, traffic.bytes.reduce_scatter,
                                         traffic.bytes.all_reduce, traffic.bytes.control,
                                         traffic.copied,           state_.parameter,
@@ -307,8 +308,8 @@ RunResult Training::summarize() {
 }  // namespace
 
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
-                             const std::shared_ptr<base::Ledger>& ledger, const TrainingCallbacks& callbacks) {
-  Training training(plan, strategy, world, ledger, callbacks.measure_norm);
+                             const std::shared_ptr<base::MemoryTracker>& ledger, const TrainingCallbacks& callbacks) {
+  Trainer training(plan, strategy, world, ledger, callbacks.measure_norm);
   training.train(callbacks);
   return training.finish();
 }

@@ -33,13 +33,13 @@ struct TrainingCallbacks {
 };
 
 struct TrainingOutcome {
-  RunResult result;                          ///< complete on rank 0
-  std::vector<base::EventRecord> last_step;  ///< of all ranks, on rank 0, if --trace was given
-  std::string save_failure;                  ///< why the last state is in no checkpoint of --save; "": it is
+  RunResult result;                         ///< complete on rank 0
+  std::vector<base::TraceEvent> last_step;  ///< of all ranks, on rank 0, if --trace was given
+  std::string save_failure;                 ///< why the last state is in no checkpoint of --save; "": it is
 };
 
 /// Collective: every rank of `world` calls it with the same plan. `ledger` is the one that `world` books in.
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
-                             const std::shared_ptr<base::Ledger>& ledger, const TrainingCallbacks& callbacks);
+                             const std::shared_ptr<base::MemoryTracker>& ledger, const TrainingCallbacks& callbacks);
 
 }  // namespace tessera::tools

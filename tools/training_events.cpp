@@ -10,9 +10,9 @@
 namespace tessera::tools {
 
 // They travel as text: unit names vary in length, and this is done once.
-std::vector<base::EventRecord> gather_events(comm::HostExchange& control, const std::vector<base::EventRecord>& own) {
+std::vector<base::TraceEvent> gather_events(comm::HostCollectives& control, const std::vector<base::TraceEvent>& own) {
   nlohmann::json mine = nlohmann::json::array();
-  for (const base::EventRecord& e : own)
+  for (const base::TraceEvent& e : own)
     mine.push_back({static_cast<int>(e.kind), e.unit, e.rank, e.bytes, e.start_ns, e.end_ns});
   const std::string text = json_text(mine);
   const std::vector<std::uint64_t> length = {text.size()};
@@ -24,11 +24,11 @@ std::vector<base::EventRecord> gather_events(comm::HostExchange& control, const 
                    [&](comm::ConstView from, comm::View to, comm::OpOptions options) {
                      return control.communicator().all_gather_v(from, to, counts, options);
                    });
-  std::vector<base::EventRecord> events;
+  std::vector<base::TraceEvent> events;
   const char* position = reinterpret_cast<const char*>(all.data());
   for (const std::size_t count : counts) {
     for (const auto& e : nlohmann::json::parse(position, position + count))
-      events.push_back({static_cast<base::EventKind>(e[0].get<int>()), e[1], e[2], e[3], e[4], e[5]});
+      events.push_back({static_cast<base::TraceEventKind>(e[0].get<int>()), e[1], e[2], e[3], e[4], e[5]});
     position += count;
   }
   return events;

@@ -8,6 +8,6 @@
 namespace tessera::tools {
 
 /// Those of all ranks, by rank. Collective.
-std::vector<base::EventRecord> gather_events(comm::HostExchange& control, const std::vector<base::EventRecord>& own);
+std::vector<base::TraceEvent> gather_events(comm::HostCollectives& control, const std::vector<base::TraceEvent>& own);
 
 }  // namespace tessera::tools

@@ -57,7 +57,7 @@ MPI_Datatype mpi_type(DType dtype) noexcept {
   return MPI_UINT64_T;
 }
 
-MPI_Op Operations::of(Kind kind, DType dtype) noexcept {
+MPI_Op MpiReduceOps::of(Kind kind, DType dtype) noexcept {
   const bool wide = dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64;
   if (kind == Kind::sum && wide) return MPI_SUM;
   const std::size_t type = index_of(kTypeOf, dtype);
@@ -68,7 +68,7 @@ MPI_Op Operations::of(Kind kind, DType dtype) noexcept {
   return own;
 }
 
-void Operations::free() noexcept {
+void MpiReduceOps::free() noexcept {
   for (auto& row : own_)
     for (MPI_Op& op : row)
       if (op != MPI_OP_NULL) MPI_Op_free(&op);

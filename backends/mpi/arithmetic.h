@@ -16,7 +16,7 @@ MPI_Datatype mpi_type(DType dtype) noexcept;
 /// Nearly all are ours. MPI has no 16-bit floats, and its minimum and maximum may lose a NaN; MPICH 4.0 compares
 /// unsigned integers as signed ones, and Open MPI 4.1 adds bytes without wrapping. Made when first asked for, under the
 /// engine's lock.
-class Operations {
+class MpiReduceOps {
  public:
   /// sum, prod, min or max.
   MPI_Op of(ReduceOp::Kind kind, DType dtype) noexcept;

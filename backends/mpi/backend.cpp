@@ -13,10 +13,10 @@
 namespace tessera::mpi {
 namespace {
 
-std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   return make_host_communicator(
       std::move(bootstrap), options, "mpi",
-      [](Bootstrap& ranks, TransportEvents& events, const WorldOptions& own) {
+      [](Bootstrap& ranks, TransportEvents& events, const BackendOptions& own) {
         log_end_to(own.communicator.logger);
         return make_transport(ranks, events, own.communicator.timeout);
       },
@@ -37,8 +37,8 @@ std::vector<std::string_view> launch_prefix() {
 
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                           std::chrono::milliseconds timeout, std::size_t longest_piece) {
-  return std::make_unique<MatchedTransport>(bootstrap, events, [&](WireEvents& told) {
-    return std::make_unique<MpiWire>(bootstrap, told, timeout, longest_piece);
+  return std::make_unique<TagMatchingTransport>(bootstrap, events, [&](LinkEvents& told) {
+    return std::make_unique<MpiLink>(bootstrap, told, timeout, longest_piece);
   });
 }
 

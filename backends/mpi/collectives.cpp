@@ -14,14 +14,14 @@ constexpr std::size_t kLongGather = std::size_t{4} << 20;
 #endif
 constexpr std::size_t kLongCopy = std::size_t{64} << 10;
 
-class MpiGroup final : public NativeGroup {
+class MpiNativeCommunicator final : public NativeCommunicator {
  public:
-  MpiGroup(const MpiCollectives& owner, MPI_Comm what, bool own) : comm(what), owner_(owner), own_(own) {}
-  ~MpiGroup() override {
+  MpiNativeCommunicator(const MpiCollectives& owner, MPI_Comm what, bool own) : comm(what), owner_(owner), own_(own) {}
+  ~MpiNativeCommunicator() override {
     if (own_ && comm != MPI_COMM_NULL && !owner_.closed()) MPI_Comm_free(&comm);
   }
-  MpiGroup(const MpiGroup&) = delete;
-  MpiGroup& operator=(const MpiGroup&) = delete;
+  MpiNativeCommunicator(const MpiNativeCommunicator&) = delete;
+  MpiNativeCommunicator& operator=(const MpiNativeCommunicator&) = delete;
   void abandon() noexcept override { own_ = false; }
 
   MPI_Comm comm;
@@ -31,14 +31,16 @@ class MpiGroup final : public NativeGroup {
   bool own_;
 };
 
-MPI_Comm comm_of(const NativeCollective& collective) { return static_cast<const MpiGroup*>(collective.group)->comm; }
+MPI_Comm comm_of(const NativeRequest& collective) {
+  return static_cast<const MpiNativeCommunicator*>(collective.group)->comm;
+}
 
 }  // namespace
 
 /// Starts the calls of one collective: one, or as many as its counts need.
 class MpiCollectives::Issue {
  public:
-  Issue(MpiCollectives& all, NativeCollective& what)
+  Issue(MpiCollectives& all, NativeRequest& what)
       : all_(all),
         what_(what),
         comm_(comm_of(what)),
@@ -139,7 +141,7 @@ class MpiCollectives::Issue {
   }
 
   MpiCollectives& all_;
-  NativeCollective& what_;
+  NativeRequest& what_;
   const MPI_Comm comm_;
   const MPI_Datatype type_;
   const std::size_t size_;
@@ -151,17 +153,17 @@ class MpiCollectives::Issue {
 MpiCollectives::MpiCollectives(Settings settings) : settings_(std::move(settings)) {}
 
 /// The order of MPI's ranks is ours, or there is none: what copies a communicator without blocking keeps the order.
-std::unique_ptr<NativeGroup> MpiCollectives::whole_world() {
+std::unique_ptr<NativeCommunicator> MpiCollectives::whole_world() {
   const std::vector<int>& mpi_rank = settings_.ranks->mpi_rank;
   if (closed_ || mpi_rank.empty()) return nullptr;
   for (std::size_t i = 0; i < mpi_rank.size(); ++i)
     if (mpi_rank[i] != static_cast<int>(i)) return nullptr;
-  return std::make_unique<MpiGroup>(*this, settings_.ranks->comm, false);
+  return std::make_unique<MpiNativeCommunicator>(*this, settings_.ranks->comm, false);
 }
 
 /// Measured with 2 ranks on one host: what only moves is faster in MPI once it is long; sums are not, since our
 /// schedules add straight from what arrives.
-bool MpiCollectives::prefers(const Problem& problem) const noexcept {
+bool MpiCollectives::prefers(const CollectiveSpec& problem) const noexcept {
   const std::size_t bytes = problem.count * size_of(problem.dtype);
   switch (problem.kind) {
     case OpKind::all_gather:
@@ -174,7 +176,7 @@ bool MpiCollectives::prefers(const Problem& problem) const noexcept {
   }
 }
 
-void MpiCollectives::start(NativeCollective& collective) noexcept {
+void MpiCollectives::start(NativeRequest& collective) noexcept {
   collective.pending = 0;
   if (closed_) return;
   if (collective.copy != nullptr) return start_copy(collective);
@@ -182,8 +184,8 @@ void MpiCollectives::start(NativeCollective& collective) noexcept {
 }
 
 /// The one way to make a communicator that doesn't block.
-void MpiCollectives::start_copy(NativeCollective& collective) noexcept {
-  auto made = std::make_unique<MpiGroup>(*this, MPI_COMM_NULL, true);
+void MpiCollectives::start_copy(NativeRequest& collective) noexcept {
+  auto made = std::make_unique<MpiNativeCommunicator>(*this, MPI_COMM_NULL, true);
   Copy copy{.owner = &collective};
   const ErrorsReturned here;
   copy.code = MPI_Comm_idup(comm_of(collective), &made->comm, &copy.request);
@@ -212,10 +214,10 @@ bool MpiCollectives::poll_copies() noexcept {
 }
 
 /// What MPI has no number left for ends with an error, and whatever handle it has put there is none.
-void MpiCollectives::copy_ended(NativeCollective& collective, int code) noexcept {
-  std::unique_ptr<NativeGroup>& copy = *collective.copy;
+void MpiCollectives::copy_ended(NativeRequest& collective, int code) noexcept {
+  std::unique_ptr<NativeCommunicator>& copy = *collective.copy;
   if (code == MPI_SUCCESS) {
-    MPI_Comm_set_errhandler(static_cast<const MpiGroup&>(*copy).comm, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(static_cast<const MpiNativeCommunicator&>(*copy).comm, MPI_ERRORS_RETURN);
   } else {
     copy->abandon();
     copy.reset();
@@ -224,18 +226,18 @@ void MpiCollectives::copy_ended(NativeCollective& collective, int code) noexcept
   collective.owner->native_done(collective);
 }
 
-void MpiCollectives::give_up(NativeCollective& collective) noexcept {
+void MpiCollectives::give_up(NativeRequest& collective) noexcept {
   if (closed_) return;
   const bool copying =
       std::any_of(copies_.begin(), copies_.end(), [&](const Copy& c) { return c.owner == &collective; });
   // MPI still has the place for the communicator that it makes.
   if (copying) [[maybe_unused]]
-    const NativeGroup* leaked = collective.copy->release();
+    const NativeCommunicator* leaked = collective.copy->release();
   if (copying || std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.given_up();
 }
 
 void MpiCollectives::request_done(std::size_t at) noexcept {
-  NativeCollective& collective = *owners_[at];
+  NativeRequest& collective = *owners_[at];
   requests_[at] = requests_.back();
   requests_.pop_back();
   owners_[at] = owners_.back();

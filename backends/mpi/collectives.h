@@ -34,10 +34,10 @@ class MpiCollectives final : public NativeCollectives {
   MpiCollectives(const MpiCollectives&) = delete;
   MpiCollectives& operator=(const MpiCollectives&) = delete;
 
-  std::unique_ptr<NativeGroup> whole_world() override;
-  bool prefers(const Problem& problem) const noexcept override;
-  void start(NativeCollective& collective) noexcept override;
-  void give_up(NativeCollective& collective) noexcept override;
+  std::unique_ptr<NativeCommunicator> whole_world() override;
+  bool prefers(const CollectiveSpec& problem) const noexcept override;
+  void start(NativeRequest& collective) noexcept override;
+  void give_up(NativeRequest& collective) noexcept override;
 
   /// True: one has ended.
   bool poll() noexcept;
@@ -51,20 +51,20 @@ class MpiCollectives final : public NativeCollectives {
   struct Copy {  ///< a communicator that is being made
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;  ///< of MPI_Comm_idup itself
-    NativeCollective* owner = nullptr;
+    NativeRequest* owner = nullptr;
   };
-  void start_copy(NativeCollective& collective) noexcept;
+  void start_copy(NativeRequest& collective) noexcept;
   bool poll_copies() noexcept;
-  void copy_ended(NativeCollective& collective, int code) noexcept;
+  void copy_ended(NativeRequest& collective, int code) noexcept;
   bool poll_requests() noexcept;
   void request_done(std::size_t at) noexcept;
 
   const Settings settings_;
-  Operations operations_;
+  MpiReduceOps operations_;
   std::vector<MPI_Request> requests_;
-  std::vector<NativeCollective*> owners_;  ///< of `requests_`
-  std::vector<Copy> copies_;               ///< beside them: one that fails is no failure of the others
-  std::vector<int> done_;                  ///< space for MPI_Testsome
+  std::vector<NativeRequest*> owners_;  ///< of `requests_`
+  std::vector<Copy> copies_;            ///< beside them: one that fails is no failure of the others
+  std::vector<int> done_;               ///< space for MPI_Testsome
   bool closed_ = false;
 };
 

@@ -223,9 +223,9 @@ Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
   if (!the.failure.empty())
     throw BackendError("mpi: no new communicator in this process, since an earlier one failed: " + the.failure);
   the.timeout = timeout;
-  require_none(bootstrap.exchange(problem_before_start(bootstrap)));
+  require_none(bootstrap.all_gather(problem_before_start(bootstrap)));
   Ranks ranks;
-  for (const std::string& said : bootstrap.exchange(place_in_mpi(bootstrap))) {
+  for (const std::string& said : bootstrap.all_gather(place_in_mpi(bootstrap))) {
     if (!said.starts_with(kPlace)) rethrow(said);
     ranks.mpi_rank.push_back(std::atoi(said.c_str() + kPlace.size()));
   }

@@ -21,11 +21,11 @@ constexpr auto kDrives = 1s;  // then a peer is probably late, and naps, though 
 
 }  // namespace
 
-NapSleeper::NapSleeper() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+PollingWaiter::PollingWaiter() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!wake_fd_) throw system_error("mpi: eventfd");
 }
 
-bool NapSleeper::arm() noexcept {
+bool PollingWaiter::arm() noexcept {
   std::uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
   if (naps_ < 4 * kMostDoublings && !driving_) ++naps_;
@@ -34,7 +34,7 @@ bool NapSleeper::arm() noexcept {
   return true;
 }
 
-void NapSleeper::sleep(std::chrono::nanoseconds at_most) noexcept {
+void PollingWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   if (yields_) return void(::sched_yield());
   const auto nap = kShortest * (1 << std::min(naps_ / 4, kMostDoublings));
   const timespec limit{0, static_cast<long>(std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap).count())};
@@ -42,7 +42,7 @@ void NapSleeper::sleep(std::chrono::nanoseconds at_most) noexcept {
   ::ppoll(&entry, 1, &limit, nullptr);
 }
 
-void NapSleeper::wake() noexcept {
+void PollingWaiter::wake() noexcept {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t full = ::write(wake_fd_.get(), &one, sizeof(one));
 }

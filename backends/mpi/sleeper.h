@@ -11,9 +11,9 @@
 
 namespace tessera::mpi {
 
-class NapSleeper final : public Sleeper {
+class PollingWaiter final : public ProgressWaiter {
  public:
-  NapSleeper();
+  PollingWaiter();
   bool arm() noexcept override;
   void sleep(std::chrono::nanoseconds at_most) noexcept override;
   void wake() noexcept override;

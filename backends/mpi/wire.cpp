@@ -17,7 +17,7 @@ constexpr int kNotesPerPoll = 16;
 
 }  // namespace
 
-MpiWire::MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece)
+MpiLink::MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece)
     : events_(events),
       rank_(bootstrap.rank()),
       ranks_(open_ranks(bootstrap, timeout)),
@@ -27,21 +27,21 @@ MpiWire::MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::millisec
                     .good = [this](int code) { return good(code); },
                     .failed = [this](const std::string& why) { fail(why); },
                     .given_up = [this] { stop(); }}),
-      arriving_(std::make_unique<std::array<Note, kReceives>>()) {
+      arriving_(std::make_unique<std::array<AmBuffer, kReceives>>()) {
   receives_.fill(MPI_REQUEST_NULL);
   if (ranks_.comm == MPI_COMM_NULL) return;
   for (std::size_t i = 0; i < kReceives; ++i) post_receive(i);
 }
 
-MpiWire::~MpiWire() { close(Ending::broken); }
+MpiLink::~MpiLink() { close(CloseMode::broken); }
 
 /// False, once and for all, where MPI has failed.
-bool MpiWire::good(int code) noexcept {
+bool MpiLink::good(int code) noexcept {
   if (code != MPI_SUCCESS) fail(text_of(code));
   return failure_.empty();
 }
 
-void MpiWire::fail(const std::string& why) noexcept {
+void MpiLink::fail(const std::string& why) noexcept {
   if (!failure_.empty()) return;
   failure_ = why;
   events_.wire_failed(failure_);
@@ -49,27 +49,27 @@ void MpiWire::fail(const std::string& why) noexcept {
 
 /// A collective that is under way can't be taken back, and would write the memory of its caller. MPI has no thread that
 /// does so by itself: without another call it stays as it is.
-void MpiWire::stop() noexcept {
+void MpiLink::stop() noexcept {
   if (!failure_.empty()) return;
   failure_ = "an operation failed while MPI was carrying it out";
-  close(Ending::broken);
+  close(CloseMode::broken);
   events_.wire_failed(failure_);
 }
 
-void MpiWire::post_receive(std::size_t at) noexcept {
-  good(MPI_Irecv(&(*arriving_)[at], static_cast<int>(sizeof(Note)), MPI_BYTE, MPI_ANY_SOURCE, kNoteTag, ranks_.comm,
+void MpiLink::post_receive(std::size_t at) noexcept {
+  good(MPI_Irecv(&(*arriving_)[at], static_cast<int>(sizeof(AmBuffer)), MPI_BYTE, MPI_ANY_SOURCE, kNoteTag, ranks_.comm,
                  &receives_[at]));
 }
 
-void MpiWire::send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+void MpiLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
   if (!failure_.empty()) return;
-  if (free_.empty()) free_.push_back(std::make_unique<Note>());
-  std::unique_ptr<Note> note = std::move(free_.back());
+  if (free_.empty()) free_.push_back(std::make_unique<AmBuffer>());
+  std::unique_ptr<AmBuffer> note = std::move(free_.back());
   free_.pop_back();
   note->header = header;
   if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
   MPI_Request request = MPI_REQUEST_NULL;
-  const int bytes = static_cast<int>(sizeof(NoteHeader) + payload.size());
+  const int bytes = static_cast<int>(sizeof(AmHeader) + payload.size());
   good(MPI_Isend(note.get(), bytes, MPI_BYTE, ranks_.mpi_rank[static_cast<std::size_t>(peer)], kNoteTag, ranks_.comm,
                  &request));
   sending_.push_back(std::move(note));
@@ -77,7 +77,7 @@ void MpiWire::send_note(int peer, const NoteHeader& header, std::span<const std:
 }
 
 /// Takes back the notes that have left. What was sent first has mostly left first.
-void MpiWire::retire_notes() noexcept {
+void MpiLink::retire_notes() noexcept {
   std::size_t left = 0;
   for (int done = 1; left < sends_.size(); ++left) {
     if (!good(MPI_Test(&sends_[left], &done, MPI_STATUS_IGNORE)) || done == 0) break;
@@ -87,7 +87,7 @@ void MpiWire::retire_notes() noexcept {
   sending_.erase(sending_.begin(), sending_.begin() + static_cast<std::ptrdiff_t>(left));
 }
 
-bool MpiWire::receive_notes() noexcept {
+bool MpiLink::receive_notes() noexcept {
   bool moved = false;
   for (int i = 0; i < kNotesPerPoll; ++i) {
     int done = 0;
@@ -95,8 +95,8 @@ bool MpiWire::receive_notes() noexcept {
     if (!good(MPI_Test(&receives_[next_receive_], &done, &status)) || done == 0) return moved;
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    const Note& note = (*arriving_)[next_receive_];
-    const auto payload = static_cast<std::size_t>(bytes) - sizeof(NoteHeader);
+    const AmBuffer& note = (*arriving_)[next_receive_];
+    const auto payload = static_cast<std::size_t>(bytes) - sizeof(AmHeader);
     events_.note_arrived(note.header, {note.payload, payload});
     post_receive(next_receive_);
     next_receive_ = (next_receive_ + 1) % kReceives;
@@ -105,18 +105,18 @@ bool MpiWire::receive_notes() noexcept {
   return moved;
 }
 
-void MpiWire::send_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, false); }
+void MpiLink::send_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, false); }
 
-void MpiWire::receive_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, true); }
+void MpiLink::receive_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, true); }
 
-void MpiWire::start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept {
+void MpiLink::start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept {
   if (!failure_.empty()) return;
   bulk_.push_back({.message = &message, .slot = slot, .receives = receives});
   bulk_requests_.push_back(start_part(bulk_.back()));
 }
 
 /// One part at a time: the parts of a slot have one tag, and MPI keeps their order.
-MPI_Request MpiWire::start_part(Bulk& bulk) noexcept {
+MPI_Request MpiLink::start_part(BulkTransfer& bulk) noexcept {
   MPI_Request request = MPI_REQUEST_NULL;
   const Message& message = *bulk.message;
   bulk.part = std::min(message.bytes - bulk.moved, kLongestPart);
@@ -129,14 +129,14 @@ MPI_Request MpiWire::start_part(Bulk& bulk) noexcept {
   return request;
 }
 
-void MpiWire::remove_bulk(std::size_t at) noexcept {
+void MpiLink::remove_bulk(std::size_t at) noexcept {
   bulk_[at] = bulk_.back();
   bulk_.pop_back();
   bulk_requests_[at] = bulk_requests_.back();
   bulk_requests_.pop_back();
 }
 
-bool MpiWire::move_bulk() noexcept {
+bool MpiLink::move_bulk() noexcept {
   if (bulk_.empty()) return false;
   int ended = 0;
   done_.resize(bulk_.size());
@@ -148,7 +148,7 @@ bool MpiWire::move_bulk() noexcept {
   std::vector<Message*> through;
   for (int i = 0; i < ended; ++i) {
     const auto at = static_cast<std::size_t>(done_[static_cast<std::size_t>(i)]);
-    Bulk& bulk = bulk_[at];
+    BulkTransfer& bulk = bulk_[at];
     bulk.moved += bulk.part;
     if (bulk.moved < bulk.message->bytes) {
       bulk_requests_[at] = start_part(bulk);
@@ -162,7 +162,7 @@ bool MpiWire::move_bulk() noexcept {
 }
 
 /// Tests a request to its end. False: not in time.
-bool MpiWire::end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept {
+bool MpiLink::end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept {
   for (int done = 0;; ::sched_yield()) {
     if (!good(MPI_Test(&request, &done, &status))) return false;
     if (done != 0) return true;
@@ -172,16 +172,17 @@ bool MpiWire::end_request(MPI_Request& request, MPI_Status& status, Clock::time_
 
 /// MPI promises that a receive which is cancelled ends by itself: with nothing, or with its message. A send ends when
 /// its receiver has it, and that one has asked for it.
-Wire::Cancelled MpiWire::cancel_bulk(Message& message) noexcept {
-  const auto found = std::find_if(bulk_.begin(), bulk_.end(), [&](const Bulk& b) { return b.message == &message; });
-  if (found == bulk_.end() || !failure_.empty()) return Cancelled::never;
+Link::CancelResult MpiLink::cancel_bulk(Message& message) noexcept {
+  const auto found =
+      std::find_if(bulk_.begin(), bulk_.end(), [&](const BulkTransfer& b) { return b.message == &message; });
+  if (found == bulk_.end() || !failure_.empty()) return CancelResult::never;
   const auto at = static_cast<std::size_t>(found - bulk_.begin());
   const auto until = Clock::now() + kPatience;
   MPI_Status status;
   while (true) {
-    Bulk& bulk = bulk_[at];
+    BulkTransfer& bulk = bulk_[at];
     if (bulk.receives && bulk.moved == 0) MPI_Cancel(&bulk_requests_[at]);
-    if (!end_request(bulk_requests_[at], status, until)) return Cancelled::never;
+    if (!end_request(bulk_requests_[at], status, until)) return CancelResult::never;
     int cancelled = 0;
     if (bulk.receives) MPI_Test_cancelled(&status, &cancelled);
     bulk.moved += bulk.part;
@@ -191,11 +192,11 @@ Wire::Cancelled MpiWire::cancel_bulk(Message& message) noexcept {
       continue;
     }
     remove_bulk(at);
-    return cancelled != 0 ? Cancelled::before : Cancelled::after;
+    return cancelled != 0 ? CancelResult::before : CancelResult::after;
   }
 }
 
-bool MpiWire::poll(bool) noexcept {
+bool MpiLink::poll(bool) noexcept {
   if (!failure_.empty() || ranks_.comm == MPI_COMM_NULL) return false;
   bool moved = collectives_.poll();
   moved |= receive_notes();
@@ -206,14 +207,14 @@ bool MpiWire::poll(bool) noexcept {
   return moved;
 }
 
-void MpiWire::close(Ending how) noexcept {
+void MpiLink::close(CloseMode how) noexcept {
   if (std::exchange(closed_, true) || ranks_.comm == MPI_COMM_NULL) return;
-  collectives_.close(how == Ending::broken || !failure_.empty());
+  collectives_.close(how == CloseMode::broken || !failure_.empty());
   const auto until = Clock::now() + kClosing;
   MPI_Status status;
-  for (std::size_t i = 0; i < sends_.size() && how != Ending::broken && failure_.empty(); ++i)
+  for (std::size_t i = 0; i < sends_.size() && how != CloseMode::broken && failure_.empty(); ++i)
     if (!end_request(sends_[i], status, until)) failure_ = "the last messages were not taken within 5 s";
-  if (how == Ending::broken && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
+  if (how == CloseMode::broken && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
   if (failure_.empty()) {
     std::vector<MPI_Request> unwanted(receives_.begin(), receives_.end());
     unwanted.insert(unwanted.end(), bulk_requests_.begin(), bulk_requests_.end());
@@ -222,10 +223,10 @@ void MpiWire::close(Ending how) noexcept {
       if (!end_request(request, status, until)) break;
     }
   }
-  close_ranks(ranks_, how != Ending::orderly, failure_);
+  close_ranks(ranks_, how != CloseMode::orderly, failure_);
   if (failure_.empty()) return;
   // MPI may still look at these.
-  for (std::unique_ptr<Note>& note : sending_) [[maybe_unused]] const Note* leaked = note.release();
+  for (std::unique_ptr<AmBuffer>& note : sending_) [[maybe_unused]] const AmBuffer* leaked = note.release();
   [[maybe_unused]] const auto* leaked = arriving_.release();
 }
 

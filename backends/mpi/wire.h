@@ -18,24 +18,24 @@
 
 namespace tessera::mpi {
 
-class MpiWire final : public Wire {
+class MpiLink final : public Link {
  public:
   /// Collective; throws as open_ranks().
-  MpiWire(Bootstrap& bootstrap, WireEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece);
-  ~MpiWire() override;
-  MpiWire(const MpiWire&) = delete;
-  MpiWire& operator=(const MpiWire&) = delete;
+  MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece);
+  ~MpiLink() override;
+  MpiLink(const MpiLink&) = delete;
+  MpiLink& operator=(const MpiLink&) = delete;
 
   std::size_t longest_payload() const noexcept override { return kLongestPayload; }
-  bool has_room() const noexcept override { return sending_.size() < kMostNotes; }
-  void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept override;
+  bool can_send_eager() const noexcept override { return sending_.size() < kMostNotes; }
+  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
   void send_bulk(Message& message, std::uint64_t slot) noexcept override;
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
-  Cancelled cancel_bulk(Message& message) noexcept override;
-  bool poll(bool thorough) noexcept override;
-  Sleeper& sleeper() noexcept override { return sleeper_; }
+  CancelResult cancel_bulk(Message& message) noexcept override;
+  bool poll(bool with_health_check) noexcept override;
+  ProgressWaiter& sleeper() noexcept override { return sleeper_; }
   NativeCollectives* native() noexcept override { return &collectives_; }
-  void close(Ending how) noexcept override;
+  void close(CloseMode how) noexcept override;
 
  private:
   // With its header and MPI's own it fits into the 4 KiB that Open MPI sends at once in shared memory.
@@ -44,11 +44,11 @@ class MpiWire final : public Wire {
   static constexpr std::size_t kReceives = 64;                       ///< posted for notes; MPI keeps what comes beyond
   static constexpr std::size_t kLongestPart = std::size_t{1} << 30;  ///< of bulk: a count of MPI is an int
 
-  struct Note {
-    NoteHeader header;
+  struct AmBuffer {
+    AmHeader header;
     std::byte payload[kLongestPayload];
   };
-  struct Bulk {
+  struct BulkTransfer {
     Message* message = nullptr;
     std::uint64_t slot = 0;
     std::size_t moved = 0;  ///< in whole parts
@@ -58,7 +58,7 @@ class MpiWire final : public Wire {
 
   void post_receive(std::size_t at) noexcept;
   void start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept;
-  MPI_Request start_part(Bulk& bulk) noexcept;
+  MPI_Request start_part(BulkTransfer& bulk) noexcept;
   bool receive_notes() noexcept;
   void retire_notes() noexcept;
   bool move_bulk() noexcept;
@@ -68,18 +68,18 @@ class MpiWire final : public Wire {
   void stop() noexcept;
   bool end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept;
 
-  WireEvents& events_;
+  LinkEvents& events_;
   const int rank_;
   Ranks ranks_;
-  NapSleeper sleeper_;
+  PollingWaiter sleeper_;
   MpiCollectives collectives_;
-  std::unique_ptr<std::array<Note, kReceives>> arriving_;  ///< a ring: MPI fills them in the order they were posted
+  std::unique_ptr<std::array<AmBuffer, kReceives>> arriving_;  ///< a ring: MPI fills them in the order they were posted
   std::array<MPI_Request, kReceives> receives_;
   std::size_t next_receive_ = 0;
-  std::vector<std::unique_ptr<Note>> sending_;
+  std::vector<std::unique_ptr<AmBuffer>> sending_;
   std::vector<MPI_Request> sends_;  ///< of `sending_`
-  std::vector<std::unique_ptr<Note>> free_;
-  std::vector<Bulk> bulk_;
+  std::vector<std::unique_ptr<AmBuffer>> free_;
+  std::vector<BulkTransfer> bulk_;
   std::vector<MPI_Request> bulk_requests_;  ///< of `bulk_`
   std::vector<int> done_;                   ///< space for MPI_Testsome
   std::string failure_;

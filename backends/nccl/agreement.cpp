@@ -4,19 +4,20 @@
 
 namespace tessera::nccl {
 
-void Group::announce(const Op::What& what) {
-  world_->tell(*this,
-               {.kind = Notice::Kind::call, .communicator = id_, .number = what.sequence, .text = what.signature});
+void NcclGroup::announce(const NcclOperation::OpInfo& what) {
+  world_->tell(
+      *this,
+      {.kind = ControlMessage::Kind::call, .communicator = id_, .number = what.sequence, .text = what.signature});
   hear_call(world_->rank(), what.sequence, what.signature);
 }
 
-bool Group::agreed_locked(const Op& op) const {
+bool NcclGroup::agreed_locked(const NcclOperation& op) const {
   if (op.what.signature.empty()) return true;
   const auto found = agreements_.find(op.what.sequence);
   return found != agreements_.end() && found->second.reached;
 }
 
-void Group::hear_call(int world_rank, std::uint64_t sequence, const std::string& signature) noexcept {
+void NcclGroup::hear_call(int world_rank, std::uint64_t sequence, const std::string& signature) noexcept {
   const int member = member_of(world_rank);
   if (member < 0) return;
   std::string table;

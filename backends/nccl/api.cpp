@@ -66,7 +66,7 @@ const LoadedApi& loaded_api() {
   return kLoaded;
 }
 
-std::string unusable(const Api& api) {
+std::string unusable(const NcclApi& api) {
   int version = 0;
   if (api.ncclGetVersion(&version) != ncclSuccess || version < kOldest)
     return "NCCL is version " + version_text(version) + ", needs " + version_text(kOldest) + " or newer";

@@ -61,7 +61,7 @@
 namespace tessera::nccl {
 
 /// There is no function here that makes the host wait for a device.
-struct Api {
+struct NcclApi {
 #define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;
   TESSERA_NCCL_FUNCTIONS(TESSERA_MEMBER, TESSERA_MEMBER)
   TESSERA_CUDA_FUNCTIONS(TESSERA_MEMBER)
@@ -76,7 +76,7 @@ struct Api {
 
 /// The libraries of this machine.
 struct LoadedApi {
-  Api api;
+  NcclApi api;
   std::string problem;  ///< why they can't be used, or ""
 };
 
@@ -84,6 +84,6 @@ struct LoadedApi {
 const LoadedApi& loaded_api();
 
 /// Why `api` can't be used on this machine: its version, or no device. "" where it can.
-std::string unusable(const Api& api);
+std::string unusable(const NcclApi& api);
 
 }  // namespace tessera::nccl

@@ -20,7 +20,7 @@ std::string probe() {
   return loaded.problem.empty() ? unusable(loaded.api) : loaded.problem;
 }
 
-int choose_device(const Bootstrap& bootstrap, const Api& api) {
+int choose_device(const Bootstrap& bootstrap, const NcclApi& api) {
   int devices = 0;
   check_cuda(api, api.cudaGetDeviceCount(&devices), "no CUDA device");
   if (const auto text = read_env(kDevice)) return static_cast<int>(parse_integer(*text, kDevice.name, 0, devices - 1));
@@ -41,7 +41,7 @@ bool only_direct(std::string_view algorithms) {
   return true;
 }
 
-void require_possible(const WorldOptions& options, const Api& api, int ranks) {
+void require_possible(const BackendOptions& options, const NcclApi& api, int ranks) {
   if (options.deterministic && ranks > 1 && api.tree == nullptr)
     throw Unsupported(
         "nccl: this build has no kernels of its own (there was no CUDA compiler), which the deterministic mode needs; "
@@ -51,7 +51,7 @@ void require_possible(const WorldOptions& options, const Api& api, int ranks) {
 }
 
 /// The world's id, made by rank 0; all ranks learn of each other's problems before they wait for each other.
-ncclUniqueId agree(Bootstrap& bootstrap, const Api& api, int& device) {
+ncclUniqueId agree(Bootstrap& bootstrap, const NcclApi& api, int& device) {
   std::string blob = "+";
   try {
     device = choose_device(bootstrap, api);
@@ -65,7 +65,7 @@ ncclUniqueId agree(Bootstrap& bootstrap, const Api& api, int& device) {
   } catch (const Error& error) {
     blob = "-" + std::string(error.what());
   }
-  const std::vector<std::string> blobs = bootstrap.exchange(blob);
+  const std::vector<std::string> blobs = bootstrap.all_gather(blob);
   for (std::size_t r = 0; r < blobs.size(); ++r)
     if (blobs[r].starts_with('-')) throw BackendError("rank " + std::to_string(r) + ": " + blobs[r].substr(1));
   ncclUniqueId id;
@@ -75,22 +75,22 @@ ncclUniqueId agree(Bootstrap& bootstrap, const Api& api, int& device) {
   return id;
 }
 
-std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   return make_world(std::move(bootstrap), options, loaded_api().api);
 }
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options,
-                                         const Api& api) {
+std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options,
+                                         const NcclApi& api) {
   require_possible(options, api, bootstrap->size());
-  WorldOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
+  BackendOptions own = options;
+  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
   int device = 0;
   const ncclUniqueId id = agree(*bootstrap, api, device);
-  const auto world = std::make_shared<World>(std::move(bootstrap), own, api, device);
+  const auto world = std::make_shared<NcclRuntime>(std::move(bootstrap), own, api, device);
   world->open();
-  const auto group = std::make_shared<Group>(world, 0, own.communicator);
+  const auto group = std::make_shared<NcclGroup>(world, 0, own.communicator);
   try {
     group->connect(id);
   } catch (...) {

@@ -5,19 +5,19 @@
 
 namespace tessera::nccl {
 
-NcclCommunicator::NcclCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options)
+NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclGroup> group, CommunicatorOptions options)
     : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)) {}
 
 NcclCommunicator::~NcclCommunicator() { group_->close(); }
 
 std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key) {
-  std::shared_ptr<Group> child = group_->split(color, key);
+  std::shared_ptr<NcclGroup> child = group_->split(color, key);
   return child == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(child), options());
 }
 
-Buffer NcclCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+Buffer NcclCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind != MemoryKind::device) throw Unsupported("nccl: allocate gives memory of the device only");
-  return group_->world().memory().allocate(bytes, use.value_or(MemoryUse::other), use ? ledger() : nullptr);
+  return group_->world().memory().allocate(bytes, use.value_or(MemoryCategory::other), use ? ledger() : nullptr);
 }
 
 void NcclCommunicator::do_after(Stream& stream) {

@@ -10,25 +10,25 @@ namespace tessera::nccl {
 
 /// The communicator of all ranks of `bootstrap` over the vendor's functions in `api`, which must outlive everything.
 /// Collective.
-std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options,
-                                         const Api& api);
+std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options,
+                                         const NcclApi& api);
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options);
+  NcclCommunicator(std::shared_ptr<NcclGroup> group, CommunicatorOptions options);
   ~NcclCommunicator() override;
   const Capabilities& capabilities() const noexcept override { return group_->capabilities(); }
 
  private:
-  Work do_start(const Call& call) override { return group_->start(call); }
-  Work do_batch(std::span<const Call> parts) override { return group_->start_batch(parts); }
+  Work do_start(const OpDesc& call) override { return group_->start(call); }
+  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
   std::unique_ptr<Communicator> do_split(int color, int key) override;
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
   void do_after(Stream& stream) override;
-  void do_meter(MeterSnapshot& snapshot) const override { group_->read_meter(snapshot); }
+  void do_meter(TrafficStats& snapshot) const override { group_->read_meter(snapshot); }
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<NcclGroup> group_;
 };
 
 }  // namespace tessera::nccl

@@ -43,12 +43,12 @@ Capabilities make_capabilities(int size, bool deterministic) {
 
 }  // namespace
 
-Group::~Group() {
-  if (comm_ != nullptr) stopper_ = Stopper::start(api_, world_->device(), comm_);  // it was never finished
+NcclGroup::~NcclGroup() {
+  if (comm_ != nullptr) stopper_ = CommAborter::start(api_, world_->device(), comm_);  // it was never finished
   if (stopper_ != nullptr) stopper_->wait_until(stop_deadline());
 }
 
-void Group::connect(const ncclUniqueId& id) {
+void NcclGroup::connect(const ncclUniqueId& id) {
   members_.resize(static_cast<std::size_t>(world_->size()));
   std::iota(members_.begin(), members_.end(), 0);
   rank_ = world_->rank();
@@ -74,7 +74,7 @@ void Group::connect(const ncclUniqueId& id) {
 }
 
 /// When the vendor's communicator is ready: what its operations need.
-void Group::settle_in() {
+void NcclGroup::settle_in() {
   const DeviceGuard guard(api_, world_->device());
   capabilities_ = make_capabilities(size(), world_->options().deterministic);
   bytes_.assign(kOpKinds, std::vector<std::uint64_t>(members_.size()));
@@ -82,13 +82,13 @@ void Group::settle_in() {
   stream_ = std::make_unique<CudaStream>(api_);
   before_ = std::make_unique<CudaEvent>(api_);
   const std::size_t bytes = sizeof(int) * (members_.size() + 1);
-  scratch_ = std::make_unique<Scratch>(api_, bytes);
+  scratch_ = std::make_unique<PinnedScratch>(api_, bytes);
   check_cuda(api_, api_.cudaMemsetAsync(scratch_->device(), 0, bytes, stream_->get()), "cudaMemsetAsync");
 }
 
-std::shared_ptr<Group> Group::split(int color, int key) {
+std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key) {
   const DeviceGuard guard(api_, world_->device());
-  auto child = std::make_shared<Group>(world_, child_id(id_, ++splits_, color), options_);
+  auto child = std::make_shared<NcclGroup>(world_, child_id(id_, ++splits_, color), options_);
   ncclConfig_t config = non_blocking();
   launch({.name = "split",
           .sequence = called_->fetch_add(1) + 1,
@@ -111,7 +111,7 @@ std::shared_ptr<Group> Group::split(int color, int key) {
   } catch (const Error& error) {
     fail({FailureKind::backend, std::string("split: ") + error.what()}, true);
     throw_failure();
-  } catch (const VendorError& error) {
+  } catch (const NcclError& error) {
     fail({FailureKind::backend, std::string("split: ") + error.function}, true);
     throw_failure();
   }
@@ -121,7 +121,7 @@ std::shared_ptr<Group> Group::split(int color, int key) {
 }
 
 /// Of all members, over the vendor's communicator: which proves it, too.
-std::vector<int> Group::gather_world_ranks() {
+std::vector<int> NcclGroup::gather_world_ranks() {
   std::vector<int> ranks(members_.size());
   const std::size_t bytes = sizeof(int) * ranks.size();
   int* const device = static_cast<int*>(scratch_->device());
@@ -142,15 +142,15 @@ std::vector<int> Group::gather_world_ranks() {
   return ranks;
 }
 
-void Group::close() noexcept {
-  Pause pause;
+void NcclGroup::close() noexcept {
+  Backoff pause;
   while (true) {  // every operation has a deadline, at which it fails: this ends
-    look_for_trouble();
+    check_health();
     const std::lock_guard lock(mutex_);
     if (in_flight_.empty()) break;
     pause(1ms);
   }
-  world_->tell(*this, {.kind = Notice::Kind::leaving, .communicator = id_, .value = called_->load()});
+  world_->tell(*this, {.kind = ControlMessage::Kind::leaving, .communicator = id_, .value = called_->load()});
   world_->memory().remove(*this);
   world_->remove(*this);
   if (!failed_.load()) {
@@ -170,8 +170,8 @@ void Group::close() noexcept {
 }
 
 /// Throws BackendError, Timeout, and the failure that somebody else has told.
-void Group::wait_ready(Clock::time_point until) {
-  Pause pause;
+void NcclGroup::wait_ready(Clock::time_point until) {
+  Backoff pause;
   while (true) {
     {
       const std::lock_guard lock(mutex_);

@@ -6,13 +6,13 @@
 
 namespace tessera::nccl {
 
-void check_cuda(const Api& api, cudaError_t error, std::string_view what) {
+void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return;
   api.cudaGetLastError();
   throw BackendError("nccl: " + std::string(what) + ": " + api.cudaGetErrorString(error));
 }
 
-DeviceGuard::DeviceGuard(const Api& api, int device) : api_(api) {
+DeviceGuard::DeviceGuard(const NcclApi& api, int device) : api_(api) {
   int current = -1;
   check_cuda(api, api.cudaGetDevice(&current), "cudaGetDevice");
   if (current == device) return;
@@ -24,11 +24,11 @@ DeviceGuard::~DeviceGuard() {
   if (before_ >= 0) api_.cudaSetDevice(before_);
 }
 
-CudaStream::CudaStream(const Api& api) : api_(api) {
+CudaStream::CudaStream(const NcclApi& api) : api_(api) {
   check_cuda(api, api.cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 }
 
-CudaEvent::CudaEvent(const Api& api) : api_(api) {
+CudaEvent::CudaEvent(const NcclApi& api) : api_(api) {
   check_cuda(api, api.cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
 }
 
@@ -42,19 +42,19 @@ bool CudaEvent::reached(cudaError_t& error) const noexcept {
   return true;
 }
 
-Scratch::Scratch(const Api& api, std::size_t bytes) : api_(api) {
+PinnedScratch::PinnedScratch(const NcclApi& api, std::size_t bytes) : api_(api) {
   check_cuda(api, api.cudaMalloc(&device_, bytes), "cudaMalloc");
   const cudaError_t error = api.cudaHostAlloc(&host_, bytes, cudaHostAllocDefault);
   if (error != cudaSuccess) api.cudaFree(device_);  // the destructor of what was never made doesn't run
   check_cuda(api, error, "cudaHostAlloc");
 }
 
-Scratch::~Scratch() {
+PinnedScratch::~PinnedScratch() {
   api_.cudaFree(device_);
   api_.cudaFreeHost(host_);
 }
 
-DeviceBlock::DeviceBlock(const Api& api, std::size_t bytes) : api_(api), bytes_(bytes) {
+DeviceBlock::DeviceBlock(const NcclApi& api, std::size_t bytes) : api_(api), bytes_(bytes) {
   check_cuda(api, api.cudaMalloc(&data_, bytes), "cudaMalloc");
 }
 

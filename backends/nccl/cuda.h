@@ -10,69 +10,69 @@
 namespace tessera::nccl {
 
 /// Throws BackendError "WHAT: the vendor's text" unless all went well.
-void check_cuda(const Api& api, cudaError_t error, std::string_view what);
+void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what);
 
 /// Makes a device the thread's current one for a while.
 class DeviceGuard {
  public:
-  DeviceGuard(const Api& api, int device);
+  DeviceGuard(const NcclApi& api, int device);
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  const Api& api_;
+  const NcclApi& api_;
   int before_ = -1;
 };
 
 /// A stream that doesn't synchronise with the default one. Made on the current device.
 class CudaStream {
  public:
-  explicit CudaStream(const Api& api);
+  explicit CudaStream(const NcclApi& api);
   ~CudaStream() { api_.cudaStreamDestroy(stream_); }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
   cudaStream_t get() const noexcept { return stream_; }
 
  private:
-  const Api& api_;
+  const NcclApi& api_;
   cudaStream_t stream_ = nullptr;
 };
 
 /// An event without time. Made on the current device. One that was never recorded counts as reached.
 class CudaEvent {
  public:
-  explicit CudaEvent(const Api& api);
+  explicit CudaEvent(const NcclApi& api);
   ~CudaEvent() { api_.cudaEventDestroy(event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
   cudaEvent_t get() const noexcept { return event_; }
   void record(cudaStream_t stream) { check_cuda(api_, api_.cudaEventRecord(event_, stream), "cudaEventRecord"); }
   /// What `stream` does from here on comes after this event.
-  void hold_up(cudaStream_t stream) const {
+  void make_stream_wait(cudaStream_t stream) const {
     check_cuda(api_, api_.cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
   }
   /// Also where the device is broken: then nothing is under way any more, and `error` says so.
   bool reached(cudaError_t& error) const noexcept;
 
  private:
-  const Api& api_;
+  const NcclApi& api_;
   cudaEvent_t event_ = nullptr;
 };
 
 /// A few bytes of the device and as many of the host beside them, pinned, so that copies between them don't make the
 /// host wait. Made on the current device.
-class Scratch {
+class PinnedScratch {
  public:
-  Scratch(const Api& api, std::size_t bytes);
-  ~Scratch();
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+  PinnedScratch(const NcclApi& api, std::size_t bytes);
+  ~PinnedScratch();
+  PinnedScratch(const PinnedScratch&) = delete;
+  PinnedScratch& operator=(const PinnedScratch&) = delete;
   void* device() const noexcept { return device_; }
   void* host() const noexcept { return host_; }
 
  private:
-  const Api& api_;
+  const NcclApi& api_;
   void* device_ = nullptr;
   void* host_ = nullptr;
 };
@@ -80,7 +80,7 @@ class Scratch {
 /// Bytes of the current device.
 class DeviceBlock {
  public:
-  DeviceBlock(const Api& api, std::size_t bytes);
+  DeviceBlock(const NcclApi& api, std::size_t bytes);
   ~DeviceBlock() { api_.cudaFree(data_); }
   DeviceBlock(const DeviceBlock&) = delete;
   DeviceBlock& operator=(const DeviceBlock&) = delete;
@@ -88,7 +88,7 @@ class DeviceBlock {
   std::size_t bytes() const noexcept { return bytes_; }
 
  private:
-  const Api& api_;
+  const NcclApi& api_;
   const std::size_t bytes_;
   void* data_ = nullptr;
 };

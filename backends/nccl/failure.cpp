@@ -16,11 +16,11 @@ constexpr auto kStopTime = 5s;        ///< in which a device stops after an abor
 
 }  // namespace
 
-std::string Group::rank_name(int member) const {
+std::string NcclGroup::rank_name(int member) const {
   return comm::describe_rank(member, world_->options().job_rank(members_[static_cast<std::size_t>(member)]));
 }
 
-std::string Group::vendor_text_locked(const VendorError& error) const {
+std::string NcclGroup::vendor_text_locked(const NcclError& error) const {
   std::string text = "nccl: " + std::string(error.function) + ": " + api_.ncclGetErrorString(error.result);
   const char* last = comm_ != nullptr ? api_.ncclGetLastError(comm_) : nullptr;
   if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
@@ -28,13 +28,13 @@ std::string Group::vendor_text_locked(const VendorError& error) const {
   return text;
 }
 
-ncclResult_t Group::state_locked() const noexcept {
+ncclResult_t NcclGroup::state_locked() const noexcept {
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = api_.ncclCommGetAsyncError(comm_, &state);
   return asked == ncclSuccess ? state : asked;
 }
 
-Group::Health Group::health_locked(Failure& failure) noexcept {
+NcclGroup::Health NcclGroup::health_locked(Failure& failure) noexcept {
   const ncclResult_t state = state_locked();
   if (state == ncclSuccess || state == ncclInProgress) return Health::well;
   if (state == ncclRemoteError || state == ncclSystemError) {
@@ -47,9 +47,9 @@ Group::Health Group::health_locked(Failure& failure) noexcept {
 }
 
 /// An operation waits for a member that has closed its communicator before it called that.
-bool Group::somebody_left_locked(Failure& failure) const {
-  for (const Op* op : in_flight_) {
-    if (op->what.sort != Op::Sort::ordered || op->what.sequence == 0) continue;
+bool NcclGroup::somebody_left_locked(Failure& failure) const {
+  for (const NcclOperation* op : in_flight_) {
+    if (op->what.sort != NcclOperation::OpClass::ordered || op->what.sequence == 0) continue;
     for (std::size_t k = 0; k < closed_.size(); ++k)
       if (closed_[k] && *closed_[k] < op->what.sequence) {
         failure = {FailureKind::peer_lost,
@@ -62,10 +62,10 @@ bool Group::somebody_left_locked(Failure& failure) const {
 }
 
 /// Finishes what is through, and says what is wrong, if anything is.
-void Group::take_through_locked(std::vector<Op*>& through, Failure& trouble) noexcept {
+void NcclGroup::take_through_locked(std::vector<NcclOperation*>& through, Failure& trouble) noexcept {
   std::size_t reached = 0;
   cudaError_t error = cudaSuccess;
-  const auto is_through = [&](const Op& op) {
+  const auto is_through = [&](const NcclOperation& op) {
     return op.recorded && agreed_locked(op) && op.event.reached(error) && error == cudaSuccess;
   };
   while (reached < in_flight_.size() && is_through(*in_flight_[reached])) ++reached;
@@ -76,8 +76,8 @@ void Group::take_through_locked(std::vector<Op*>& through, Failure& trouble) noe
   if (error != cudaSuccess)
     trouble = {FailureKind::backend, in_flight_[reached]->describe() + ": nccl: " + api_.cudaGetErrorString(error)};
   for (; reached > 0; --reached) {
-    Op* const op = in_flight_.front();
-    op->finished.store(Op::kGood);
+    NcclOperation* const op = in_flight_.front();
+    op->finished.store(NcclOperation::kGood);
     agreements_.erase(op->what.sequence);
     through.push_back(op);
     in_flight_.pop_front();
@@ -85,31 +85,31 @@ void Group::take_through_locked(std::vector<Op*>& through, Failure& trouble) noe
   if (trouble.kind == FailureKind::none) somebody_left_locked(trouble);
 }
 
-void Group::reap() noexcept {
-  std::vector<Op*> through;
+void NcclGroup::retire_completed() noexcept {
+  std::vector<NcclOperation*> through;
   Failure trouble;
   {
     const std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
     take_through_locked(through, trouble);
   }
-  let_go(through);
+  release_operations(through);
   if (trouble.kind != FailureKind::none) fail(std::move(trouble), true);
 }
 
-void Group::let_go(std::span<Op* const> through) noexcept {
-  for (Op* op : through) op->release();
+void NcclGroup::release_operations(std::span<NcclOperation* const> through) noexcept {
+  for (NcclOperation* op : through) op->release();
   world_->end_operations(through.size());
 }
 
-void Group::look_for_trouble() noexcept {
-  reap();
-  Op* late = nullptr;
+void NcclGroup::check_health() noexcept {
+  retire_completed();
+  NcclOperation* late = nullptr;
   {
     const std::lock_guard lock(mutex_);
     const Clock::time_point now = Clock::now();
     const bool any =
-        std::any_of(in_flight_.begin(), in_flight_.end(), [&](const Op* op) { return now >= op->deadline; });
+        std::any_of(in_flight_.begin(), in_flight_.end(), [&](const NcclOperation* op) { return now >= op->deadline; });
     if (!any) return;
     late = in_flight_.front();  // which holds up the one that is late, if it is not late itself
     late->retain();
@@ -118,10 +118,10 @@ void Group::look_for_trouble() noexcept {
   late->release();
 }
 
-void Group::time_out(const Op& op) noexcept {
+void NcclGroup::time_out(const NcclOperation& op) noexcept {
   const std::lock_guard one_at_a_time(time_out_mutex_);
   const auto over = [&] {
-    reap();
+    retire_completed();
     return failed_.load() || op.finished.load() != 0;
   };
   if (over()) return;
@@ -130,12 +130,12 @@ void Group::time_out(const Op& op) noexcept {
   std::string behind;
   for (int k = 0; k < size(); ++k) {
     const auto& answer = at[static_cast<std::size_t>(k)];
-    if (k == rank_ || (op.what.sort == Op::Sort::message && k != op.what.peer)) continue;
+    if (k == rank_ || (op.what.sort == NcclOperation::OpClass::message && k != op.what.peer)) continue;
     if (!answer) {
       behind += "; " + rank_name(k) + " is not responding";
-    } else if (op.what.sort == Op::Sort::message) {
+    } else if (op.what.sort == NcclOperation::OpClass::message) {
       behind += "; " + rank_name(k) + " has not called the other side of it";
-    } else if (op.what.sort == Op::Sort::ordered && *answer < op.what.sequence) {
+    } else if (op.what.sort == NcclOperation::OpClass::ordered && *answer < op.what.sequence) {
       behind += "; " + rank_name(k) + " is behind at operation #" + std::to_string(*answer);
     }
   }
@@ -143,41 +143,41 @@ void Group::time_out(const Op& op) noexcept {
   fail({FailureKind::timeout, op.describe() + ": not done within " + format_duration(op.what.timeout) + behind}, true);
 }
 
-void Group::fail(Failure failure, bool tell) noexcept {
-  std::vector<Op*> over;
+void NcclGroup::fail(Failure failure, bool tell) noexcept {
+  std::vector<NcclOperation*> over;
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
     if (comm_ != nullptr) {
       Failure ignored;
       take_through_locked(over, ignored);  // what was through before the failure has not failed
-      stopper_ = Stopper::start(api_, world_->device(), std::exchange(comm_, nullptr));
+      stopper_ = CommAborter::start(api_, world_->device(), std::exchange(comm_, nullptr));
     }
     failure_ = std::move(failure);
     failed_.store(true);
-    for (Op* op : in_flight_) op->finished.store(Op::kFailed);
+    for (NcclOperation* op : in_flight_) op->finished.store(NcclOperation::kFailed);
     over.insert(over.end(), in_flight_.begin(), in_flight_.end());
     in_flight_.clear();
   }
   if (tell)
-    world_->tell(*this, {.kind = Notice::Kind::failure,
+    world_->tell(*this, {.kind = ControlMessage::Kind::failure,
                          .communicator = id_,
                          .number = static_cast<std::uint64_t>(failure_.kind),
                          .text = failure_.cause});
   if (options_.logger != nullptr) options_.logger->write(LogLevel::debug, failure_.cause);
-  let_go(over);
+  release_operations(over);
 }
 
-void Group::abort(std::string_view reason) noexcept {
+void NcclGroup::abort(std::string_view reason) noexcept {
   fail({FailureKind::aborted, rank_name(rank_) + " aborted: " + std::string(reason)}, true);
 }
 
-int Group::member_of(int world_rank) const noexcept {
+int NcclGroup::member_of(int world_rank) const noexcept {
   const auto found = std::find(members_.begin(), members_.end(), world_rank);
   return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
 }
 
-void Group::lose(int world_rank) noexcept {
+void NcclGroup::lose(int world_rank) noexcept {
   const int member = member_of(world_rank);
   if (member < 0) return;
   std::string what;
@@ -188,20 +188,20 @@ void Group::lose(int world_rank) noexcept {
   fail({FailureKind::peer_lost, what + rank_name(member) + " died"}, true);
 }
 
-void Group::hear_closing(int world_rank, std::uint64_t called) noexcept {
+void NcclGroup::hear_closing(int world_rank, std::uint64_t called) noexcept {
   const int member = member_of(world_rank);
   if (member < 0) return;
   const std::lock_guard lock(mutex_);
   closed_[static_cast<std::size_t>(member)] = called;
 }
 
-Clock::time_point Group::stop_deadline() const noexcept {
+Clock::time_point NcclGroup::stop_deadline() const noexcept {
   return does_not_stop_.load() ? Clock::now() : Clock::now() + kStopTime;
 }
 
-void Group::throw_failure(const Op* op) {
+void NcclGroup::throw_failure(const NcclOperation* op) {
   Failure failure;
-  std::shared_ptr<Stopper> stopper;
+  std::shared_ptr<CommAborter> stopper;
   {
     const std::lock_guard lock(mutex_);
     failure = failure_;
@@ -210,7 +210,7 @@ void Group::throw_failure(const Op* op) {
   if (op != nullptr) {
     const Clock::time_point until = stop_deadline();
     bool stopped = stopper == nullptr || stopper->wait_until(until);
-    Pause pause;
+    Backoff pause;
     cudaError_t error = cudaSuccess;
     while (stopped && !op->event.reached(error)) {
       stopped = Clock::now() < until;

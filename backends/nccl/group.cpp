@@ -14,35 +14,35 @@ using namespace std::chrono_literals;
 
 }  // namespace
 
-Group::Group(std::shared_ptr<World> world, std::uint64_t id, CommunicatorOptions options)
+NcclGroup::NcclGroup(std::shared_ptr<NcclRuntime> world, std::uint64_t id, CommunicatorOptions options)
     : world_(std::move(world)), api_(world_->api()), id_(id), options_(std::move(options)) {}
 
-Op& Group::acquire() {
+NcclOperation& NcclGroup::acquire() {
   {
     const std::lock_guard lock(mutex_);
     if (!free_ops_.empty()) {
-      Op& op = *free_ops_.back();
+      NcclOperation& op = *free_ops_.back();
       free_ops_.pop_back();
       return op;
     }
   }
-  auto made = std::make_unique<Op>(api_);
+  auto made = std::make_unique<NcclOperation>(api_);
   const std::lock_guard lock(mutex_);
   all_ops_.push_back(std::move(made));
   return *all_ops_.back();
 }
 
-void Group::put_back(Op& op) noexcept {
+void NcclGroup::put_back(NcclOperation& op) noexcept {
   const std::lock_guard lock(mutex_);
   free_ops_.push_back(&op);
 }
 
-void Group::come_after(cudaStream_t stream) {
+void NcclGroup::come_after(cudaStream_t stream) {
   before_->record(stream);
   comes_after_ = true;
 }
 
-Target Group::target() const {
+LaunchTarget NcclGroup::target() const {
   return {.api = api_,
           .comm = comm_,
           .stream = stream_->get(),
@@ -51,18 +51,18 @@ Target Group::target() const {
           .scratch = scratch_->device()};
 }
 
-void Group::check_device(const Call& call) const {
+void NcclGroup::check_device(const OpDesc& call) const {
   for (const ConstView& view : {call.in, ConstView(call.out)})
     if (view.count != 0 && view.device.index != world_->device())
       throw InvalidUsage(std::string(name_of(call.kind)) + ": memory is on " + name_of(view.device) +
                          ", this communicator works on device " + std::to_string(world_->device()));
 }
 
-Op::What Group::describe_call(const Call& call) {
+NcclOperation::OpInfo NcclGroup::describe_call(const OpDesc& call) {
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   const bool checked = world_->options().check && !message;
   return {.name = name_of(call.kind),
-          .sort = message ? Op::Sort::message : Op::Sort::ordered,
+          .sort = message ? NcclOperation::OpClass::message : NcclOperation::OpClass::ordered,
           .peer = call.root,
           .sequence = message ? 0 : called_->fetch_add(1) + 1,
           .timeout = call.timeout,
@@ -71,15 +71,15 @@ Op::What Group::describe_call(const Call& call) {
 }
 
 /// Grows: what operations in flight use stays.
-void* Group::workspace(std::size_t bytes) {
+void* NcclGroup::workspace(std::size_t bytes) {
   if (workspaces_.empty() || workspaces_.back()->bytes() < bytes)
     workspaces_.push_back(std::make_unique<DeviceBlock>(
         api_, std::max(bytes, workspaces_.empty() ? std::size_t{0} : 2 * workspaces_.back()->bytes())));
   return workspaces_.back()->data();
 }
 
-Work Group::start_tree(const Call& call) {
-  Target where = target();
+Work NcclGroup::start_tree(const OpDesc& call) {
+  LaunchTarget where = target();
   return launch(
       describe_call(call),
       [&] {
@@ -91,7 +91,7 @@ Work Group::start_tree(const Call& call) {
       [&] { return issue_sum(where, call); });
 }
 
-Work Group::start(const Call& call) {
+Work NcclGroup::start(const OpDesc& call) {
   const bool tree = uses_tree(api_, call, size(), world_->options().deterministic);
   if (!tree) require_supported(call, size());
   check_device(call);
@@ -105,43 +105,46 @@ Work Group::start(const Call& call) {
   });
 }
 
-Work Group::start_batch(std::span<const Call> parts) {
-  for (const Call& part : parts) check_device(part);
+Work NcclGroup::start_batch(std::span<const OpDesc> parts) {
+  for (const OpDesc& part : parts) check_device(part);
   if (failed_.load()) throw_failure();
   if (parts.empty()) return {};
-  const Call& first = parts.front();
-  return launch({.name = "batch", .sort = Op::Sort::batch, .timeout = first.timeout, .label = std::string(first.label)},
+  const OpDesc& first = parts.front();
+  return launch({.name = "batch",
+                 .sort = NcclOperation::OpClass::batch,
+                 .timeout = first.timeout,
+                 .label = std::string(first.label)},
                 [&] {
                   const ncclResult_t result = issue_batch(target(), parts);
-                  for (const Call& part : parts) count(part);
+                  for (const OpDesc& part : parts) count(part);
                   return result;
                 });
 }
 
 /// Throws BackendError; or nothing happens where the communicator has failed.
-void Group::issue_locked(const std::function<ncclResult_t()>& issue) {
+void NcclGroup::issue_locked(const std::function<ncclResult_t()>& issue) {
   const std::lock_guard lock(mutex_);
   if (failed_.load()) return;
   try {
     issue();
-  } catch (const VendorError& error) {
+  } catch (const NcclError& error) {
     throw BackendError(vendor_text_locked(error));
   }
 }
 
-Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue,
-                   const std::function<ncclResult_t()>& and_then) {
+Work NcclGroup::launch(NcclOperation::OpInfo what, const std::function<ncclResult_t()>& issue,
+                       const std::function<ncclResult_t()>& and_then) {
   if (failed_.load()) throw_failure();
   const DeviceGuard guard(api_, world_->device());
-  Op& op = acquire();
-  const WorkHold hold(op);
+  NcclOperation& op = acquire();
+  const WorkRef hold(op);
   op.prepare(shared_from_this(), std::move(what));
   if (!op.what.signature.empty())
     announce(op.what);  // first: the vendor may hang where the ranks call different things
   world_->begin_operation();
   try {
     issue_locked([&] {
-      if (comes_after_) before_->hold_up(stream_->get());
+      if (comes_after_) before_->make_stream_wait(stream_->get());
       comes_after_ = false;
       op.retain();
       in_flight_.push_back(&op);
@@ -160,8 +163,8 @@ Work Group::launch(Op::What what, const std::function<ncclResult_t()>& issue,
 
 /// Waits until the vendor has put what was issued onto the stream; after `all` of the operation the event may follow
 /// it.
-void Group::take_in(Op& op, bool all) {
-  Pause pause;
+void NcclGroup::take_in(NcclOperation& op, bool all) {
+  Backoff pause;
   while (!failed_.load()) {
     Failure trouble;
     {
@@ -186,7 +189,7 @@ void Group::take_in(Op& op, bool all) {
   throw_failure(&op);
 }
 
-void* Group::register_memory(void* data, std::size_t bytes) {
+void* NcclGroup::register_memory(void* data, std::size_t bytes) {
   void* handle = nullptr;
   try {
     wait_ready(Clock::now() + options_.timeout);
@@ -199,17 +202,17 @@ void* Group::register_memory(void* data, std::size_t bytes) {
   return handle;
 }
 
-void Group::deregister_memory(void* handle) noexcept {
+void NcclGroup::deregister_memory(void* handle) noexcept {
   const std::lock_guard lock(mutex_);
   if (comm_ != nullptr) api_.ncclCommDeregister(comm_, handle);  // one that has failed took its registrations along
 }
 
-void Group::count(const Call& call) {
+void NcclGroup::count(const OpDesc& call) {
   for (int peer = 0; peer < size(); ++peer)
     bytes_[static_cast<std::size_t>(call.kind)][static_cast<std::size_t>(peer)] += bytes_to(call, size(), rank_, peer);
 }
 
-void Group::read_meter(MeterSnapshot& snapshot) const {
+void NcclGroup::read_meter(TrafficStats& snapshot) const {
   const std::lock_guard lock(mutex_);
   for (std::size_t kind = 0; kind < kOpKinds; ++kind)
     for (std::size_t peer = 0; peer < members_.size(); ++peer) {

@@ -26,33 +26,33 @@
 
 namespace tessera::nccl {
 
-class Group final : public std::enable_shared_from_this<Group> {
+class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
  public:
-  Group(std::shared_ptr<World> world, std::uint64_t id, CommunicatorOptions options);
-  ~Group();
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  NcclGroup(std::shared_ptr<NcclRuntime> world, std::uint64_t id, CommunicatorOptions options);
+  ~NcclGroup();
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
   /// All ranks of the world become this group. Collective; throws Timeout, BackendError, PeerLost, Aborted.
   void connect(const ncclUniqueId& id);
   /// The part of this group with the same color; null for a negative one. Collective.
-  std::shared_ptr<Group> split(int color, int key);
+  std::shared_ptr<NcclGroup> split(int color, int key);
   /// No more operations; waits for what is in flight.
   void close() noexcept;
 
   /// The next operation comes after what `stream` holds now.
   void come_after(cudaStream_t stream);
-  Work start(const Call& call);
-  Work start_batch(std::span<const Call> parts);
+  Work start(const OpDesc& call);
+  Work start_batch(std::span<const OpDesc> parts);
   void abort(std::string_view reason) noexcept;
-  void read_meter(MeterSnapshot& snapshot) const;
+  void read_meter(TrafficStats& snapshot) const;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(members_.size()); }
   std::uint64_t id() const noexcept { return id_; }
   const std::vector<int>& members() const noexcept { return members_; }  ///< world ranks
   const Capabilities& capabilities() const noexcept { return capabilities_; }
-  World& world() const noexcept { return *world_; }
-  const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
+  NcclRuntime& world() const noexcept { return *world_; }
+  const std::shared_ptr<NcclRuntime>& shared_world() const noexcept { return world_; }
   /// The number of the last operation that all members call.
   std::shared_ptr<const std::atomic<std::uint64_t>> called() const noexcept { return called_; }
 
@@ -62,20 +62,20 @@ class Group final : public std::enable_shared_from_this<Group> {
 
   // failure.cpp; any thread:
   /// Takes out what is through; fails where the vendor has.
-  void reap() noexcept;
+  void retire_completed() noexcept;
   /// The same, and deadlines.
-  void look_for_trouble() noexcept;
-  void time_out(const Op& op) noexcept;
+  void check_health() noexcept;
+  void time_out(const NcclOperation& op) noexcept;
   /// The first cause wins. Returns at once: a thread of its own ends the vendor's communicator.
   void fail(Failure failure, bool tell) noexcept;
   void lose(int world_rank) noexcept;
   void hear_closing(int world_rank, std::uint64_t called) noexcept;
   void hear_call(int world_rank, std::uint64_t sequence, const std::string& signature) noexcept;
   /// `op`: waits, bounded, until the device can no longer write its memory.
-  [[noreturn]] void throw_failure(const Op* op = nullptr);
+  [[noreturn]] void throw_failure(const NcclOperation* op = nullptr);
   /// When waiting for a failed communicator's device ends: once it has lasted too long, nobody waits again.
   Clock::time_point stop_deadline() const noexcept;
-  void put_back(Op& op) noexcept;
+  void put_back(NcclOperation& op) noexcept;
 
  private:
   enum class Health : std::uint8_t { well, suspicious, broken };
@@ -87,36 +87,36 @@ class Group final : public std::enable_shared_from_this<Group> {
   };
 
   /// Lets `issue` call the vendor, and waits until it has taken that in; then likewise `and_then`, if there is one.
-  Work launch(Op::What what, const std::function<ncclResult_t()>& issue,
+  Work launch(NcclOperation::OpInfo what, const std::function<ncclResult_t()>& issue,
               const std::function<ncclResult_t()>& and_then = {});
   void issue_locked(const std::function<ncclResult_t()>& issue);
-  void take_in(Op& op, bool all);
-  Work start_tree(const Call& call);
+  void take_in(NcclOperation& op, bool all);
+  Work start_tree(const OpDesc& call);
   void* workspace(std::size_t bytes);
   void wait_ready(Clock::time_point until);
   void settle_in();
   std::vector<int> gather_world_ranks();
-  Op& acquire();
-  Target target() const;
-  void count(const Call& call);
-  void check_device(const Call& call) const;
-  Op::What describe_call(const Call& call);
+  NcclOperation& acquire();
+  LaunchTarget target() const;
+  void count(const OpDesc& call);
+  void check_device(const OpDesc& call) const;
+  NcclOperation::OpInfo describe_call(const OpDesc& call);
 
   // failure.cpp
   /// In progress, well, or what has gone wrong in the vendor's threads.
   ncclResult_t state_locked() const noexcept;
-  void take_through_locked(std::vector<Op*>& through, Failure& trouble) noexcept;
+  void take_through_locked(std::vector<NcclOperation*>& through, Failure& trouble) noexcept;
   Health health_locked(Failure& failure) noexcept;
   bool somebody_left_locked(Failure& failure) const;
-  void announce(const Op::What& what);
-  bool agreed_locked(const Op& op) const;
+  void announce(const NcclOperation::OpInfo& what);
+  bool agreed_locked(const NcclOperation& op) const;
   std::string rank_name(int member) const;
-  std::string vendor_text_locked(const VendorError& error) const;
+  std::string vendor_text_locked(const NcclError& error) const;
   int member_of(int world_rank) const noexcept;
-  void let_go(std::span<Op* const> through) noexcept;
+  void release_operations(std::span<NcclOperation* const> through) noexcept;
 
-  const std::shared_ptr<World> world_;
-  const Api& api_;
+  const std::shared_ptr<NcclRuntime> world_;
+  const NcclApi& api_;
   const std::uint64_t id_;
   const CommunicatorOptions options_;
   int rank_ = 0;
@@ -124,7 +124,7 @@ class Group final : public std::enable_shared_from_this<Group> {
   Capabilities capabilities_;
   const std::shared_ptr<std::atomic<std::uint64_t>> called_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::uint64_t splits_ = 0;
-  std::unique_ptr<Scratch> scratch_;                      ///< outlives the stream, as do ...
+  std::unique_ptr<PinnedScratch> scratch_;                ///< outlives the stream, as do ...
   std::vector<std::unique_ptr<DeviceBlock>> workspaces_;  ///< ... these: the last is used, operations may be in others
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaEvent> before_;  ///< what the next operation comes after, if ...
@@ -133,14 +133,14 @@ class Group final : public std::enable_shared_from_this<Group> {
   mutable std::mutex mutex_;  ///< guards what follows, and every use of comm_
   ncclComm_t comm_ = nullptr;
   Failure failure_;
-  std::deque<Op*> in_flight_;                      ///< in the order of the stream
+  std::deque<NcclOperation*> in_flight_;           ///< in the order of the stream
   std::map<std::uint64_t, Agreement> agreements_;  ///< by sequence
-  std::vector<std::unique_ptr<Op>> all_ops_;
-  std::vector<Op*> free_ops_;
+  std::vector<std::unique_ptr<NcclOperation>> all_ops_;
+  std::vector<NcclOperation*> free_ops_;
   std::vector<std::vector<std::uint64_t>> bytes_;      ///< sent, by kind and member
   std::vector<std::optional<std::uint64_t>> closed_;   ///< by member: what it had called when it closed
   std::optional<Clock::time_point> suspicious_since_;  ///< the vendor reports what a dead peer looks like
-  std::shared_ptr<Stopper> stopper_;
+  std::shared_ptr<CommAborter> stopper_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> does_not_stop_{false};
   std::mutex time_out_mutex_;

@@ -6,21 +6,21 @@
 namespace tessera::nccl {
 
 /// What is called between here and end() makes progress together. Ended in any case.
-class Grouped {
+class GroupCall {
  public:
-  explicit Grouped(const Api& api) : api_(api) { check(api_.ncclGroupStart(), "ncclGroupStart"); }
-  ~Grouped() {
+  explicit GroupCall(const NcclApi& api) : api_(api) { check(api_.ncclGroupStart(), "ncclGroupStart"); }
+  ~GroupCall() {
     if (!ended_) api_.ncclGroupEnd();
   }
-  Grouped(const Grouped&) = delete;
-  Grouped& operator=(const Grouped&) = delete;
+  GroupCall(const GroupCall&) = delete;
+  GroupCall& operator=(const GroupCall&) = delete;
   ncclResult_t end() {
     ended_ = true;
     return check(api_.ncclGroupEnd(), "ncclGroupEnd");
   }
 
  private:
-  const Api& api_;
+  const NcclApi& api_;
   bool ended_ = false;
 };
 

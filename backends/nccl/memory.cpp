@@ -13,7 +13,7 @@ constexpr std::size_t kRegisteredFrom = std::size_t{2} << 20;
 
 }  // namespace
 
-Buffer Memory::allocate(std::size_t bytes, MemoryUse use, std::shared_ptr<Ledger> ledger) {
+Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> ledger) {
   const DeviceGuard guard(api_, device_);
   const bool registered = api_.registers() && bytes >= kRegisteredFrom;
   void* data = nullptr;
@@ -34,7 +34,7 @@ Buffer Memory::allocate(std::size_t bytes, MemoryUse use, std::shared_ptr<Ledger
     const std::lock_guard lock(mutex_);
     Block& block = blocks_[data];
     block.bytes = bytes;
-    for (Group* group : groups_) enter(*group, data, block);
+    for (NcclGroup* group : groups_) enter(*group, data, block);
   }
   if (ledger != nullptr) ledger->add(use, bytes);
   return {data, bytes,
@@ -44,11 +44,11 @@ Buffer Memory::allocate(std::size_t bytes, MemoryUse use, std::shared_ptr<Ledger
           }};
 }
 
-void Memory::enter(Group& group, void* data, Block& block) {
+void RegisteredMemory::enter(NcclGroup& group, void* data, Block& block) {
   if (void* handle = group.register_memory(data, block.bytes)) block.handles[&group] = handle;
 }
 
-void Memory::release(void* data, bool registered) noexcept {
+void RegisteredMemory::release(void* data, bool registered) noexcept {
   if (registered) {
     const std::lock_guard lock(mutex_);
     for (const auto& [group, handle] : blocks_[data].handles) group->deregister_memory(handle);
@@ -59,13 +59,13 @@ void Memory::release(void* data, bool registered) noexcept {
   }
 }
 
-void Memory::add(Group& group) {
+void RegisteredMemory::add(NcclGroup& group) {
   const std::lock_guard lock(mutex_);
   groups_.push_back(&group);
   for (auto& [data, block] : blocks_) enter(group, data, block);
 }
 
-void Memory::remove(Group& group) noexcept {
+void RegisteredMemory::remove(NcclGroup& group) noexcept {
   const std::lock_guard lock(mutex_);
   std::erase(groups_, &group);
   for (auto& [data, block] : blocks_) {

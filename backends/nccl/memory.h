@@ -12,32 +12,32 @@
 
 namespace tessera::nccl {
 
-class Group;
+class NcclGroup;
 
 /// Large blocks are registered with every communicator of the rank, so that the vendor moves them without copies of its
 /// own; a communicator that is made later gets to know them, too. Thread-safe. Buffers may outlive it.
-class Memory : public std::enable_shared_from_this<Memory> {
+class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
  public:
-  Memory(const Api& api, int device) : api_(api), device_(device) {}
+  RegisteredMemory(const NcclApi& api, int device) : api_(api), device_(device) {}
 
   /// Throws SystemError where the device has no more. `ledger` null: not booked.
-  Buffer allocate(std::size_t bytes, MemoryUse use, std::shared_ptr<Ledger> ledger);
+  Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> ledger);
 
-  void add(Group& group);
-  void remove(Group& group) noexcept;
+  void add(NcclGroup& group);
+  void remove(NcclGroup& group) noexcept;
 
  private:
   struct Block {
     std::size_t bytes = 0;
-    std::map<Group*, void*> handles;  ///< of the registrations
+    std::map<NcclGroup*, void*> handles;  ///< of the registrations
   };
-  void enter(Group& group, void* data, Block& block);
+  void enter(NcclGroup& group, void* data, Block& block);
   void release(void* data, bool registered) noexcept;
 
-  const Api& api_;
+  const NcclApi& api_;
   const int device_;
   std::mutex mutex_;
-  std::vector<Group*> groups_;
+  std::vector<NcclGroup*> groups_;
   std::map<void*, Block> blocks_;  ///< the registered ones
 };
 

@@ -7,7 +7,7 @@
 
 namespace tessera::nccl {
 
-void Op::prepare(std::shared_ptr<Group> owner, What about) {
+void NcclOperation::prepare(std::shared_ptr<NcclGroup> owner, OpInfo about) {
   group = std::move(owner);
   what = std::move(about);
   deadline = Clock::now() + what.timeout;
@@ -15,13 +15,13 @@ void Op::prepare(std::shared_ptr<Group> owner, What about) {
   finished.store(0);
 }
 
-bool Op::done() noexcept {
-  if (finished.load() == 0) group->reap();
+bool NcclOperation::done() noexcept {
+  if (finished.load() == 0) group->retire_completed();
   return finished.load() != 0;
 }
 
-bool Op::wait_until(Clock::time_point until) {
-  Pause pause;
+bool NcclOperation::wait_until(Clock::time_point until) {
+  Backoff pause;
   while (!done()) {
     const Clock::time_point now = Clock::now();
     if (now >= deadline) {
@@ -35,26 +35,26 @@ bool Op::wait_until(Clock::time_point until) {
   return true;
 }
 
-void Op::wait() { wait_until(Clock::time_point::max()); }
+void NcclOperation::wait() { wait_until(Clock::time_point::max()); }
 
-void Op::wait_on(Stream& stream) {
+void NcclOperation::wait_on(Stream& stream) {
   auto* const device = dynamic_cast<DeviceStream*>(&stream);
   if (device == nullptr) return WorkState::wait_on(stream);
   if (finished.load() == kFailed) group->throw_failure(this);
-  event.hold_up(static_cast<cudaStream_t>(device->native()));
+  event.make_stream_wait(static_cast<cudaStream_t>(device->native()));
 }
 
-std::string Op::describe() const {
+std::string NcclOperation::describe() const {
   std::string text(what.name);
-  if (what.sort == Sort::message)
+  if (what.sort == OpClass::message)
     text += (what.name == "send" ? " to rank " : " from rank ") + std::to_string(what.peer);
   if (what.sequence != 0) text += " #" + std::to_string(what.sequence);
   if (!what.label.empty()) text += " (" + what.label + ")";
   return text;
 }
 
-void Op::recycle() noexcept {
-  const std::shared_ptr<Group> keep = std::move(group);  // may be the last to hold the group, and with it this
+void NcclOperation::recycle() noexcept {
+  const std::shared_ptr<NcclGroup> keep = std::move(group);  // may be the last to hold the group, and with it this
   keep->put_back(*this);
 }
 

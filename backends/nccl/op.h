@@ -10,22 +10,22 @@
 
 namespace tessera::nccl {
 
-class Group;
+class NcclGroup;
 
-class Op final : public WorkState {
+class NcclOperation final : public WorkState {
  public:
   static constexpr std::uint32_t kGood = 1;
   static constexpr std::uint32_t kFailed = 2;
 
-  enum class Sort : std::uint8_t {
+  enum class OpClass : std::uint8_t {
     ordered,  ///< called by all members, and counted
     message,
     batch,  ///< of messages
   };
   /// What it was called with. `name` is a literal.
-  struct What {
+  struct OpInfo {
     std::string_view name;
-    Sort sort = Sort::ordered;
+    OpClass sort = OpClass::ordered;
     int peer = 0;                ///< of a message
     std::uint64_t sequence = 0;  ///< of an ordered one, from 1
     std::chrono::milliseconds timeout{};
@@ -33,8 +33,8 @@ class Op final : public WorkState {
     std::string signature = {};  ///< checked mode: what must be equal on all members
   };
 
-  explicit Op(const Api& api) : event(api) {}
-  void prepare(std::shared_ptr<Group> owner, What what);
+  explicit NcclOperation(const NcclApi& api) : event(api) {}
+  void prepare(std::shared_ptr<NcclGroup> owner, OpInfo what);
 
   bool done() noexcept override;
   bool wait_until(Clock::time_point until) override;
@@ -45,8 +45,8 @@ class Op final : public WorkState {
   /// "all_reduce #12 (block.3)", "recv from rank 2".
   std::string describe() const;
 
-  What what;
-  std::shared_ptr<Group> group;  ///< while in use
+  OpInfo what;
+  std::shared_ptr<NcclGroup> group;  ///< while in use
   Clock::time_point deadline;
   CudaEvent event;
   bool recorded = false;  ///< the event stands for this operation; guarded by the group

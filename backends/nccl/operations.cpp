@@ -36,7 +36,7 @@ std::byte* at(const View& view, std::size_t element) {
 /// One call on its way into the vendor's functions.
 class Issue {
  public:
-  Issue(const Target& target, const Call& call)
+  Issue(const LaunchTarget& target, const OpDesc& call)
       : t_(target), c_(call), type_(vendor_type(call.in.dtype)), ranks_(static_cast<std::size_t>(target.size)) {}
 
   ncclResult_t run() const {
@@ -92,7 +92,7 @@ class Issue {
 
   ncclResult_t all_reduce() const {
     if (c_.in.count == 0) return ncclSuccess;
-    const VendorOp op(t_, c_.op, c_.in.dtype);
+    const NcclReduceOp op(t_, c_.op, c_.in.dtype);
     return check(t_.api.ncclAllReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), t_.comm, t_.stream),
                  "ncclAllReduce");
   }
@@ -102,7 +102,7 @@ class Issue {
       return check(t_.api.ncclAllGather(c_.in.data, c_.out.data, c_.in.count, type_, t_.comm, t_.stream),
                    "ncclAllGather");
     const Parts parts(c_.out_counts, 0);
-    Grouped group(t_.api);
+    GroupCall group(t_.api);
     for (int root = 0; root < t_.size; ++root)
       if (parts.count(root) != 0)
         check(t_.api.ncclBroadcast(root == t_.rank ? c_.in.data : nullptr, at(c_.out, parts.offset(root)),
@@ -112,12 +112,12 @@ class Issue {
   }
   ncclResult_t reduce_scatter() const {
     if (c_.in.count == 0) return ncclSuccess;
-    const VendorOp op(t_, c_.op, c_.in.dtype);
+    const NcclReduceOp op(t_, c_.op, c_.in.dtype);
     if (c_.in_counts.empty())
       return check(t_.api.ncclReduceScatter(c_.in.data, c_.out.data, c_.out.count, type_, op.get(), t_.comm, t_.stream),
                    "ncclReduceScatter");
     const Parts parts(c_.in_counts, 0);
-    Grouped group(t_.api);
+    GroupCall group(t_.api);
     for (int root = 0; root < t_.size; ++root)
       if (parts.count(root) != 0)
         check(t_.api.ncclReduce(at(c_.in, parts.offset(root)), root == t_.rank ? c_.out.data : nullptr,
@@ -127,7 +127,7 @@ class Issue {
   }
   ncclResult_t reduce() const {
     if (c_.in.count == 0) return ncclSuccess;
-    const VendorOp op(t_, c_.op, c_.in.dtype);
+    const NcclReduceOp op(t_, c_.op, c_.in.dtype);
     return check(t_.api.ncclReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), c_.root, t_.comm, t_.stream),
                  "ncclReduce");
   }
@@ -135,7 +135,7 @@ class Issue {
     const Parts parts(c_.out_counts, c_.in.count);
     if (t_.rank != c_.root) return send(c_.in.data, c_.in.count, c_.root);
     keep(at(c_.out, parts.offset(t_.rank)), at(c_.in, 0), c_.in.count);
-    Grouped group(t_.api);
+    GroupCall group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer)
       if (peer != t_.rank) recv(at(c_.out, parts.offset(peer)), parts.count(peer), peer);
     return group.end();
@@ -144,7 +144,7 @@ class Issue {
     const Parts parts(c_.in_counts, c_.out.count);
     if (t_.rank != c_.root) return recv(c_.out.data, c_.out.count, c_.root);
     keep(at(c_.out, 0), at(c_.in, parts.offset(t_.rank)), c_.out.count);
-    Grouped group(t_.api);
+    GroupCall group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer)
       if (peer != t_.rank) send(at(c_.in, parts.offset(peer)), parts.count(peer), peer);
     return group.end();
@@ -153,7 +153,7 @@ class Issue {
     const Parts gives(c_.in_counts, c_.in.count / ranks_);
     const Parts takes(c_.out_counts, c_.out.count / ranks_);
     keep(at(c_.out, takes.offset(t_.rank)), at(c_.in, gives.offset(t_.rank)), gives.count(t_.rank));
-    Grouped group(t_.api);
+    GroupCall group(t_.api);
     for (int peer = 0; peer < t_.size; ++peer) {
       if (peer == t_.rank) continue;
       send(at(c_.in, gives.offset(peer)), gives.count(peer), peer);
@@ -162,15 +162,15 @@ class Issue {
     return group.end();
   }
 
-  const Target& t_;
-  const Call& c_;
+  const LaunchTarget& t_;
+  const OpDesc& c_;
   const ncclDataType_t type_;
   const std::size_t ranks_;
 };
 
 }  // namespace
 
-void require_supported(const Call& call, int ranks) {
+void require_supported(const OpDesc& call, int ranks) {
   const bool reduces =
       call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce;
   if (reduces && call.op.kind == ReduceOp::Kind::avg && !is_floating(call.in.dtype) && call.op.scalar != ranks &&
@@ -180,15 +180,15 @@ void require_supported(const Call& call, int ranks) {
                       std::to_string(ranks) + ", not by " + std::to_string(static_cast<std::int64_t>(call.op.scalar)));
 }
 
-ncclResult_t issue(const Target& target, const Call& call) { return Issue(target, call).run(); }
+ncclResult_t issue(const LaunchTarget& target, const OpDesc& call) { return Issue(target, call).run(); }
 
-ncclResult_t issue_batch(const Target& target, std::span<const Call> parts) {
-  Grouped group(target.api);
-  for (const Call& part : parts) Issue(target, part).message();
+ncclResult_t issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts) {
+  GroupCall group(target.api);
+  for (const OpDesc& part : parts) Issue(target, part).message();
   return group.end();
 }
 
-std::uint64_t bytes_to(const Call& call, int ranks, int rank, int peer) {
+std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer) {
   if (peer == rank) return 0;
   const std::uint64_t size = size_of(call.in.dtype);
   switch (call.kind) {

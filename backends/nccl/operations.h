@@ -11,23 +11,23 @@
 namespace tessera::nccl {
 
 /// One of the vendor's functions failed.
-struct VendorError {
+struct NcclError {
   ncclResult_t result = ncclSuccess;
   const char* function = "";
 };
 
-/// Throws VendorError. In progress is well: the communicator is asked later.
+/// Throws NcclError. In progress is well: the communicator is asked later.
 inline ncclResult_t check(ncclResult_t result, const char* function) {
-  if (result != ncclSuccess && result != ncclInProgress) throw VendorError{result, function};
+  if (result != ncclSuccess && result != ncclInProgress) throw NcclError{result, function};
   return result;
 }
 
 /// Throws Unsupported for what the vendor can't do; before anything is sent.
-void require_supported(const Call& call, int ranks);
+void require_supported(const OpDesc& call, int ranks);
 
 /// Where operations are put.
-struct Target {
-  const Api& api;
+struct LaunchTarget {
+  const NcclApi& api;
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
   int rank = 0;
@@ -37,12 +37,12 @@ struct Target {
 };
 
 /// Calls the vendor for one operation, or for the parts of a batch, which are grouped. Returns at once: ncclInProgress
-/// where the stream has not got all of it yet. Throws VendorError, BackendError.
-ncclResult_t issue(const Target& target, const Call& call);
-ncclResult_t issue_batch(const Target& target, std::span<const Call> parts);
+/// where the stream has not got all of it yet. Throws NcclError, BackendError.
+ncclResult_t issue(const LaunchTarget& target, const OpDesc& call);
+ncclResult_t issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts);
 
 /// Bytes that this rank sends to `peer` in `call`. The vendor does not tell what it really moves: its collectives are
 /// counted as the direct algorithms would move them, which is what a bandwidth-optimal one moves in sum.
-std::uint64_t bytes_to(const Call& call, int ranks, int rank, int peer);
+std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer);
 
 }  // namespace tessera::nccl

@@ -8,7 +8,7 @@
 namespace tessera::nccl {
 
 /// Asks again and again for a moment, then yields, then sleeps longer and longer.
-class Pause {
+class Backoff {
  public:
   void operator()(std::chrono::nanoseconds at_most) {
     using namespace std::chrono_literals;

@@ -58,7 +58,7 @@ std::array<std::byte, 8> scalar_of(DType dtype, double factor) {
 
 }  // namespace
 
-VendorOp::VendorOp(const Target& target, const ReduceOp& op, DType dtype) : target_(target) {
+NcclReduceOp::NcclReduceOp(const LaunchTarget& target, const ReduceOp& op, DType dtype) : target_(target) {
   switch (op.kind) {
     case ReduceOp::Kind::sum:
       op_ = ncclSum;
@@ -86,11 +86,11 @@ VendorOp::VendorOp(const Target& target, const ReduceOp& op, DType dtype) : targ
   }
 }
 
-VendorOp::~VendorOp() {
+NcclReduceOp::~NcclReduceOp() {
   if (owned_) target_.api.ncclRedOpDestroy(op_, target_.comm);
 }
 
-void VendorOp::create(double factor, DType dtype) {
+void NcclReduceOp::create(double factor, DType dtype) {
   std::array<std::byte, 8> scalar = scalar_of(dtype, factor);
   check(target_.api.ncclRedOpCreatePreMulSum(&op_, scalar.data(), vendor_type(dtype), ncclScalarHostImmediate,
                                              target_.comm),

@@ -7,14 +7,14 @@
 
 namespace tessera::nccl {
 
-struct Stopper::State {
+struct CommAborter::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
 };
 
-std::shared_ptr<Stopper> Stopper::start(const Api& api, int device, ncclComm_t comm) {
-  auto stopper = std::make_shared<Stopper>();
+std::shared_ptr<CommAborter> CommAborter::start(const NcclApi& api, int device, ncclComm_t comm) {
+  auto stopper = std::make_shared<CommAborter>();
   stopper->state_ = std::make_shared<State>();
   const auto abort = [state = stopper->state_, &api, device, comm] {
     api.cudaSetDevice(device);
@@ -31,7 +31,7 @@ std::shared_ptr<Stopper> Stopper::start(const Api& api, int device, ncclComm_t c
   return stopper;
 }
 
-bool Stopper::wait_until(Clock::time_point until) {
+bool CommAborter::wait_until(Clock::time_point until) {
   std::unique_lock lock(state_->mutex);
   return state_->changed.wait_until(lock, until, [this] { return state_->done; });
 }

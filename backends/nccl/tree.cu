@@ -9,7 +9,7 @@ constexpr unsigned kThreads = 256;
 constexpr std::size_t kMostBlocks = 4096;
 
 template <class T>
-__global__ void reduce_kernel(TreeWork work) {
+__global__ void reduce_kernel(TreeReduceArgs work) {
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
   for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < work.count; i += step)
     tree_element<T>(work, i);
@@ -17,7 +17,7 @@ __global__ void reduce_kernel(TreeWork work) {
 
 __global__ void store_kernel(double* to, double value) { *to = value; }
 
-cudaError_t reduce(const TreeWork& work, cudaStream_t stream) {
+cudaError_t reduce(const TreeReduceArgs& work, cudaStream_t stream) {
   const std::size_t blocks = std::min((work.count + kThreads - 1) / kThreads, kMostBlocks);
   if (blocks == 0) return cudaSuccess;
   comm::with_element(work.dtype, [&](auto zero) {

@@ -10,7 +10,7 @@
 namespace tessera::nccl {
 
 /// Where the pieces of an element's slice are: rank k's at `pieces` + k * stride, but for the own one.
-struct TreeWork {
+struct TreeReduceArgs {
   comm::ReduceOp op;
   base::DType dtype;
   int ranks;
@@ -24,7 +24,7 @@ struct TreeWork {
 };
 
 template <class T>
-TESSERA_HD void tree_element(const TreeWork& work, std::size_t i) {
+TESSERA_HD void tree_element(const TreeReduceArgs& work, std::size_t i) {
   const auto leaf = [&](int rank) {
     const void* const piece = rank == work.own ? work.own_piece
                                                : static_cast<const unsigned char*>(work.pieces) +
@@ -36,7 +36,7 @@ TESSERA_HD void tree_element(const TreeWork& work, std::size_t i) {
 
 struct TreeKernels {
   /// Appends: the tree over all pieces, into `work.out`.
-  cudaError_t (*reduce)(const TreeWork& work, cudaStream_t stream);
+  cudaError_t (*reduce)(const TreeReduceArgs& work, cudaStream_t stream);
   /// Appends: *to = value, on the device.
   cudaError_t (*store)(double* to, double value, cudaStream_t stream);
 };

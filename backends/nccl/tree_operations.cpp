@@ -16,7 +16,7 @@ constexpr std::size_t kAligned = 256;
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
 
 /// Who adds what: the slice of `in` that a rank is responsible for.
-Slice owned(const Call& call, int ranks, int rank) {
+Slice owned(const OpDesc& call, int ranks, int rank) {
   if (call.kind == OpKind::all_reduce) return slice_of(call.in.count, ranks, rank);
   if (call.kind == OpKind::reduce) return {0, rank == call.root ? call.in.count : 0};
   const auto r = static_cast<std::size_t>(rank);
@@ -30,7 +30,7 @@ Slice owned(const Call& call, int ranks, int rank) {
 /// The workspace: the ranks' factors, then their pieces.
 class Layout {
  public:
-  Layout(const Call& call, int ranks, int rank)
+  Layout(const OpDesc& call, int ranks, int rank)
       : ranks_(static_cast<std::size_t>(ranks)),
         stride_(aligned(owned(call, ranks, rank).count * size_of(call.in.dtype))) {}
   std::size_t stride() const { return stride_; }
@@ -50,16 +50,16 @@ const std::byte* at(const ConstView& view, std::size_t element) {
   return static_cast<const std::byte*>(view.data) + element * size_of(view.dtype);
 }
 
-void send(const Target& t, const void* data, std::size_t count, DType dtype, int peer) {
+void send(const LaunchTarget& t, const void* data, std::size_t count, DType dtype, int peer) {
   check(t.api.ncclSend(data, count, vendor_type(dtype), peer, t.comm, t.stream), "ncclSend");
 }
-void receive(const Target& t, void* data, std::size_t count, DType dtype, int peer) {
+void receive(const LaunchTarget& t, void* data, std::size_t count, DType dtype, int peer) {
   check(t.api.ncclRecv(data, count, vendor_type(dtype), peer, t.comm, t.stream), "ncclRecv");
 }
 
 }  // namespace
 
-bool uses_tree(const Api& api, const Call& call, int ranks, bool deterministic) {
+bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool deterministic) {
   const bool reduces =
       call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce;
   if (!reduces || api.tree == nullptr || call.in.count == 0) return false;
@@ -79,16 +79,16 @@ bool uses_tree(const Api& api, const Call& call, int ranks, bool deterministic) 
   }
 }
 
-std::size_t workspace_bytes(const Call& call, int ranks, int rank) { return Layout(call, ranks, rank).bytes(); }
+std::size_t workspace_bytes(const OpDesc& call, int ranks, int rank) { return Layout(call, ranks, rank).bytes(); }
 
-ncclResult_t issue_exchange(const Target& t, const Call& call) {
+ncclResult_t issue_exchange(const LaunchTarget& t, const OpDesc& call) {
   const Layout layout(call, t.size, t.rank);
   double* const factors = layout.factors(t.workspace);
   const bool multiplies = call.op.kind == Kind::premul_sum;
   if (multiplies) check_cuda(t.api, t.api.tree->store(factors + t.rank, call.op.scalar, t.stream), "a kernel");
   if (t.size == 1) return ncclSuccess;
   const Slice mine = owned(call, t.size, t.rank);
-  Grouped group(t.api);
+  GroupCall group(t.api);
   for (int peer = 0; peer < t.size; ++peer) {
     if (peer == t.rank) continue;
     const Slice theirs = owned(call, t.size, peer);
@@ -104,27 +104,27 @@ ncclResult_t issue_exchange(const Target& t, const Call& call) {
   return group.end();
 }
 
-ncclResult_t issue_sum(const Target& t, const Call& call) {
+ncclResult_t issue_sum(const LaunchTarget& t, const OpDesc& call) {
   const Layout layout(call, t.size, t.rank);
   const Slice mine = owned(call, t.size, t.rank);
   const bool everywhere = call.kind == OpKind::all_reduce;
   auto* const out = static_cast<std::byte*>(call.out.data);
   const std::size_t size = size_of(call.in.dtype);
   if (mine.count != 0) {
-    const TreeWork work{.op = call.op,
-                        .dtype = call.in.dtype,
-                        .ranks = t.size,
-                        .own = t.rank,
-                        .own_piece = at(call.in, mine.offset),
-                        .pieces = layout.piece(t.workspace, 0),
-                        .stride = layout.stride(),
-                        .factors = layout.factors(t.workspace),
-                        .out = everywhere ? out + mine.offset * size : out,
-                        .count = mine.count};
+    const TreeReduceArgs work{.op = call.op,
+                              .dtype = call.in.dtype,
+                              .ranks = t.size,
+                              .own = t.rank,
+                              .own_piece = at(call.in, mine.offset),
+                              .pieces = layout.piece(t.workspace, 0),
+                              .stride = layout.stride(),
+                              .factors = layout.factors(t.workspace),
+                              .out = everywhere ? out + mine.offset * size : out,
+                              .count = mine.count};
     check_cuda(t.api, t.api.tree->reduce(work, t.stream), "a kernel");
   }
   if (!everywhere || t.size == 1) return ncclSuccess;
-  Grouped group(t.api);
+  GroupCall group(t.api);
   for (int peer = 0; peer < t.size; ++peer) {
     if (peer == t.rank) continue;
     const Slice theirs = owned(call, t.size, peer);

@@ -14,16 +14,17 @@ constexpr std::size_t kMostEarly = 1024;
 
 }  // namespace
 
-World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, const Api& api, int device)
+NcclRuntime::NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, const NcclApi& api,
+                         int device)
     : bootstrap_(std::move(bootstrap)),
       options_(options),
       api_(api),
       device_(device),
-      memory_(std::make_shared<Memory>(api, device)),
+      memory_(std::make_shared<RegisteredMemory>(api, device)),
       dead_(static_cast<std::size_t>(bootstrap_->size())),
       answers_(static_cast<std::size_t>(bootstrap_->size())) {}
 
-void World::open() {
+void NcclRuntime::open() {
   channel_ = bootstrap_->open_channel("nccl", {.lost = [this](int who) { lost(who); },
                                                .message = [this](int from, std::string_view text) { hear(from, text); },
                                                .damaged = [this](int from) { damaged(from); }});
@@ -31,7 +32,7 @@ void World::open() {
   if (options_.progress_thread) watcher_ = std::thread([this] { watch(); });
 }
 
-World::~World() {
+NcclRuntime::~NcclRuntime() {
   channel_.reset();  // its thread uses what follows
   {
     const std::lock_guard lock(watch_mutex_);
@@ -41,21 +42,21 @@ World::~World() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-void World::add(Group& group) {
+void NcclRuntime::add(NcclGroup& group) {
   {
     const std::lock_guard lock(questions_mutex_);
     called_[group.id()] = group.called();
   }
   const std::unique_lock lock(groups_mutex_);
   groups_.push_back(&group);
-  std::vector<std::pair<int, Notice>> early;
+  std::vector<std::pair<int, ControlMessage>> early;
   early.swap(early_);
   for (const auto& [from, notice] : early) deliver(from, notice);
   for (std::size_t r = 0; r < dead_.size(); ++r)
     if (dead_[r]) group.lose(static_cast<int>(r));
 }
 
-void World::remove(Group& group) noexcept {
+void NcclRuntime::remove(NcclGroup& group) noexcept {
   {
     const std::lock_guard lock(questions_mutex_);
     called_.erase(group.id());
@@ -65,7 +66,7 @@ void World::remove(Group& group) noexcept {
   closed_.insert(group.id());
 }
 
-void World::tell(const Group& group, const Notice& notice) noexcept {
+void NcclRuntime::tell(const NcclGroup& group, const ControlMessage& notice) noexcept {
   ControlChannel* const channel = speaks_.load();
   if (channel == nullptr) return;
   const std::string text = format_notice(notice);
@@ -73,33 +74,34 @@ void World::tell(const Group& group, const Notice& notice) noexcept {
     if (member != rank()) channel->tell(member, text);
 }
 
-void World::deliver(int from, const Notice& notice) noexcept {
+void NcclRuntime::deliver(int from, const ControlMessage& notice) noexcept {
   const auto found =
-      std::find_if(groups_.begin(), groups_.end(), [&](const Group* g) { return g->id() == notice.communicator; });
+      std::find_if(groups_.begin(), groups_.end(), [&](const NcclGroup* g) { return g->id() == notice.communicator; });
   if (found == groups_.end()) {
     const std::lock_guard news(news_mutex_);
     if (early_.size() < kMostEarly && !closed_.contains(notice.communicator)) early_.emplace_back(from, notice);
-  } else if (notice.kind == Notice::Kind::failure) {
+  } else if (notice.kind == ControlMessage::Kind::failure) {
     (*found)->fail({static_cast<FailureKind>(notice.number), notice.text}, false);
-  } else if (notice.kind == Notice::Kind::call) {
+  } else if (notice.kind == ControlMessage::Kind::call) {
     (*found)->hear_call(from, notice.number, notice.text);
   } else {
     (*found)->hear_closing(from, notice.value);
   }
 }
 
-void World::hear(int from, std::string_view text) noexcept {
-  const std::optional<Notice> notice = parse_notice(text);
+void NcclRuntime::hear(int from, std::string_view text) noexcept {
+  const std::optional<ControlMessage> notice = parse_notice(text);
   if (!notice) return;
-  if (notice->kind == Notice::Kind::question) {
-    Notice answer{.kind = Notice::Kind::answer, .communicator = notice->communicator, .number = notice->number};
+  if (notice->kind == ControlMessage::Kind::question) {
+    ControlMessage answer{
+        .kind = ControlMessage::Kind::answer, .communicator = notice->communicator, .number = notice->number};
     {
       const std::lock_guard lock(questions_mutex_);
       const auto found = called_.find(notice->communicator);
       if (found != called_.end()) answer.value = found->second->load();
     }
     if (ControlChannel* const channel = speaks_.load()) channel->tell(from, format_notice(answer));
-  } else if (notice->kind == Notice::Kind::answer) {
+  } else if (notice->kind == ControlMessage::Kind::answer) {
     const std::lock_guard lock(questions_mutex_);
     if (notice->number == question_) answers_[static_cast<std::size_t>(from)] = notice->value;
     answered_.notify_all();
@@ -109,29 +111,29 @@ void World::hear(int from, std::string_view text) noexcept {
   }
 }
 
-void World::lost(int rank) noexcept {
+void NcclRuntime::lost(int rank) noexcept {
   const std::shared_lock lock(groups_mutex_);
   {
     const std::lock_guard news(news_mutex_);
     dead_[static_cast<std::size_t>(rank)] = true;
   }
-  for (Group* group : groups_) group->lose(rank);
+  for (NcclGroup* group : groups_) group->lose(rank);
 }
 
-void World::damaged(int from) noexcept {
+void NcclRuntime::damaged(int from) noexcept {
   const std::string why = "nccl: a message of the control channel from rank " + std::to_string(from) +
                           " came damaged: its authentication code is wrong; check the network between the hosts";
   const std::shared_lock lock(groups_mutex_);
-  for (Group* group : groups_) group->fail({FailureKind::backend, why}, true);
+  for (NcclGroup* group : groups_) group->fail({FailureKind::backend, why}, true);
 }
 
-std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcept {
+std::vector<std::optional<std::uint64_t>> NcclRuntime::ask(const NcclGroup& group) noexcept {
   const std::lock_guard one_at_a_time(asking_mutex_);
   std::unique_lock lock(questions_mutex_);
   const std::uint64_t question = ++question_;
   std::fill(answers_.begin(), answers_.end(), std::nullopt);
   lock.unlock();
-  tell(group, {.kind = Notice::Kind::question, .communicator = group.id(), .number = question});
+  tell(group, {.kind = ControlMessage::Kind::question, .communicator = group.id(), .number = question});
   lock.lock();
   const auto of = [&](int member) { return answers_[static_cast<std::size_t>(member)]; };
   answered_.wait_for(lock, kAnswerTime, [&] {
@@ -143,13 +145,13 @@ std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcep
   return answers;
 }
 
-void World::begin_operation() noexcept {
+void NcclRuntime::begin_operation() noexcept {
   if (outstanding_.fetch_add(1) > 0) return;
   { const std::lock_guard lock(watch_mutex_); }  // it is either before its look at the number, or asleep
   watch_.notify_all();
 }
 
-void World::watch() noexcept {
+void NcclRuntime::watch() noexcept {
   std::unique_lock lock(watch_mutex_);
   while (!stop_) {
     watch_.wait(lock, [this] { return stop_ || outstanding_.load() > 0; });
@@ -158,7 +160,7 @@ void World::watch() noexcept {
     lock.unlock();
     {
       const std::shared_lock groups(groups_mutex_);
-      for (Group* group : groups_) group->look_for_trouble();
+      for (NcclGroup* group : groups_) group->check_health();
     }
     lock.lock();
   }

@@ -20,32 +20,32 @@
 
 namespace tessera::nccl {
 
-class Group;
+class NcclGroup;
 
 /// The watching thread sees to deadlines and broken links while the program only lets streams wait.
-class World {
+class NcclRuntime {
  public:
-  World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, const Api& api, int device);
-  ~World();
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
+  NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, const NcclApi& api, int device);
+  ~NcclRuntime();
+  NcclRuntime(const NcclRuntime&) = delete;
+  NcclRuntime& operator=(const NcclRuntime&) = delete;
   /// Collective. From here on the ranks hear of each other.
   void open();
 
-  const Api& api() const noexcept { return api_; }
+  const NcclApi& api() const noexcept { return api_; }
   int device() const noexcept { return device_; }
   int rank() const noexcept { return bootstrap_->rank(); }
   int size() const noexcept { return bootstrap_->size(); }
-  const WorldOptions& options() const noexcept { return options_; }
-  Memory& memory() noexcept { return *memory_; }
+  const BackendOptions& options() const noexcept { return options_; }
+  RegisteredMemory& memory() noexcept { return *memory_; }
 
   /// `group` must be removed before it goes.
-  void add(Group& group);
-  void remove(Group& group) noexcept;
+  void add(NcclGroup& group);
+  void remove(NcclGroup& group) noexcept;
   /// To the other members of `group`.
-  void tell(const Group& group, const Notice& notice) noexcept;
+  void tell(const NcclGroup& group, const ControlMessage& notice) noexcept;
   /// Which collective each member says that it has called last; nothing for who does not answer in time.
-  std::vector<std::optional<std::uint64_t>> ask(const Group& group) noexcept;
+  std::vector<std::optional<std::uint64_t>> ask(const NcclGroup& group) noexcept;
 
   /// Operations in flight: the watching thread sleeps while there are none.
   void begin_operation() noexcept;
@@ -55,21 +55,21 @@ class World {
   void hear(int from, std::string_view text) noexcept;  // in the channel's thread, as lost()
   void lost(int rank) noexcept;
   void damaged(int from) noexcept;
-  void deliver(int from, const Notice& notice) noexcept;
+  void deliver(int from, const ControlMessage& notice) noexcept;
   void watch() noexcept;
 
   const std::shared_ptr<Bootstrap> bootstrap_;
-  const WorldOptions options_;
-  const Api& api_;
+  const BackendOptions options_;
+  const NcclApi& api_;
   const int device_;
-  const std::shared_ptr<Memory> memory_;
+  const std::shared_ptr<RegisteredMemory> memory_;
 
   /// Shared by who looks (the watching thread may take a while, and the channel's must go on), alone for who changes.
   std::shared_mutex groups_mutex_;
-  std::vector<Group*> groups_;
-  std::mutex news_mutex_;                      ///< guards the next three, for those who share the other
-  std::set<std::uint64_t> closed_;             ///< communicators that were here once
-  std::vector<std::pair<int, Notice>> early_;  ///< about communicators that this rank has not made yet
+  std::vector<NcclGroup*> groups_;
+  std::mutex news_mutex_;                              ///< guards the next three, for those who share the other
+  std::set<std::uint64_t> closed_;                     ///< communicators that were here once
+  std::vector<std::pair<int, ControlMessage>> early_;  ///< about communicators that this rank has not made yet
   std::vector<bool> dead_;
 
   std::mutex asking_mutex_;

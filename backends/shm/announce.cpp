@@ -18,15 +18,15 @@ constexpr std::size_t kCopiedBroadcast = std::size_t{256} << 10;
 constexpr std::size_t kLeastCopies = std::size_t{64} << 10;
 
 /// Copies what others read of my input to the same places in `to`.
-void copy_given(const Op& op, std::byte* to) {
+void copy_given(const ShmOperation& op, std::byte* to) {
   const std::size_t size = size_of(op.call.in.dtype);
   const auto* in = static_cast<const std::byte*>(op.call.in.data);
   const auto copy = [&](std::size_t begin, std::size_t end) {
     if (begin < end) std::memcpy(to + begin * size, in + begin * size, (end - begin) * size);
   };
-  if (!op.gives()) return;
+  if (!op.sends_input()) return;
   if (op.shares_input()) return copy(0, op.call.in.count);
-  const Slice own = op.gives(op.me);
+  const Slice own = op.sent_slice(op.me);
   copy(0, own.offset);
   copy(own.offset + own.count, op.call.in.count);
 }
@@ -34,7 +34,7 @@ void copy_given(const Op& op, std::byte* to) {
 }  // namespace
 
 /// Everybody has announced the operation before, and so is done with the one before that, whose place this one takes.
-bool Group::has_room(const Op& op) {
+bool ShmGroup::has_room(const ShmOperation& op) {
   if (room_seen_ + 1 >= op.sequence) return true;
   for (int k = 0; k < size_; ++k)
     if (k != rank_ && announced_by(k) + 1 < op.sequence) return false;
@@ -42,9 +42,9 @@ bool Group::has_room(const Op& op) {
   return true;
 }
 
-void Group::announce(Op& op) {
-  const Call& call = op.call;
-  Slot& slot = own().slot(op.sequence);
+void ShmGroup::announce(ShmOperation& op) {
+  const OpDesc& call = op.call;
+  CollectiveSlot& slot = own().slot(op.sequence);
   std::uint64_t in_offset = 0;
   std::uint64_t out_offset = 0;
   if (op.eager) {
@@ -57,12 +57,12 @@ void Group::announce(Op& op) {
       if (remote) return kRemote;
       return copied ? staging.offset_of(copies_[op.sequence % 2].data()) : host_->arena().offset_of(memory);
     };
-    if (op.gives()) in_offset = offset(op.stages_in, op.remote_in, op.copied_in, call.in.data);
+    if (op.sends_input()) in_offset = offset(op.stages_in, op.remote_in, op.copied_in, call.in.data);
     if (op.second_half()) out_offset = offset(op.stages_out, op.remote_out, op.copied_out, call.out.data);
     slot.remote = {static_cast<const std::byte*>(call.in.data), static_cast<const std::byte*>(call.out.data)};
     slot.stage_offset = tiles_ ? staging.offset_of(tiles_.data()) : 0;
     if (call.kind == OpKind::all_to_all && op.ragged())
-      for (int j = 0; j < size_; ++j) own().part_offsets(j)[op.sequence % 2] = op.gives(j).offset;
+      for (int j = 0; j < size_; ++j) own().part_offsets(j)[op.sequence % 2] = op.sent_slice(j).offset;
     op.taken_a.assign(static_cast<std::size_t>(size_), 0);
     op.taken_b.assign(static_cast<std::size_t>(size_), 0);
     if (op.copied_in && op.rounds_given() == 1) {  // later, in rounds, where peers can begin with the first meanwhile
@@ -84,14 +84,14 @@ void Group::announce(Op& op) {
   slot.root = call.root;
   slot.factor = call.op.scalar;
   slot.sequence.store(op.sequence);
-  op.stage = Op::Stage::announced;
+  op.stage = ShmOperation::Stage::announced;
   notify();
 }
 
 /// Windows are read where they are. Ordinary memory is copied whole; if it is larger, it goes through tiles where these
 /// keep up (sums, broadcasts), else it is read from this process.
-void Group::choose_places(Op& op) {
-  const Call& call = op.call;
+void ShmGroup::choose_places(ShmOperation& op) {
+  const OpDesc& call = op.call;
   const Arena& arena = host_->arena();
   const std::size_t bytes = call.in.bytes();
   op.round_bytes = tile_bytes();
@@ -101,7 +101,7 @@ void Group::choose_places(Op& op) {
   const bool copies = bytes <= most;
   const bool tiles = op.reduces() || (broadcast && (size_ == 2 || bytes <= kCopiedBytes));
   const bool remote = host_->reads_remote();
-  if (op.gives() && !arena.mapping()->holds(call.in.data, bytes)) {
+  if (op.sends_input() && !arena.mapping()->holds(call.in.data, bytes)) {
     op.copied_in = copies;
     op.remote_in = !copies && remote && !tiles;
     op.stages_in = !copies && !op.remote_in;
@@ -112,17 +112,18 @@ void Group::choose_places(Op& op) {
     op.stages_out = !copies && !remote;
   }
   if ((op.stages_in || op.stages_out) && !tiles_)
-    tiles_ = host_->staging().allocate(tiles_bytes(), MemoryUse::communication, ledger_);
+    tiles_ = host_->staging().allocate(tiles_bytes(), MemoryCategory::communication, ledger_);
   if (!op.copied_in && !op.copied_out) return;
   Buffer& copy = copies_[op.sequence % 2];
   if (!copy || copy.bytes() < bytes) {
     copy.reset();  // nobody reads it any more: see has_room()
-    copy = host_->staging().allocate(std::bit_ceil(std::max(bytes, kLeastCopies)), MemoryUse::communication, ledger_);
+    copy =
+        host_->staging().allocate(std::bit_ceil(std::max(bytes, kLeastCopies)), MemoryCategory::communication, ledger_);
   }
   const std::size_t size = size_of(call.in.dtype);
   for (int j = 0; j < size_; ++j) {
-    if (op.copied_in) count_sent(op, j, op.gives(j).count * size);
-    if (op.copied_out) count_sent(op, j, op.result_slice(rank_).count * size);
+    if (op.copied_in) count_sent(op, j, op.sent_slice(j).count * size);
+    if (op.copied_out) count_sent(op, j, op.owned_slice(rank_).count * size);
   }
 }
 

@@ -115,7 +115,8 @@ Arena::Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping) : fd_(std::move(fd))
   ::madvise(mapping_->data(), mapping_->bytes(), MADV_HUGEPAGE);  // a hint: refusal costs only time
 }
 
-Buffer Arena::allocate(std::size_t bytes, MemoryUse use, const std::shared_ptr<Ledger>& ledger, bool zeroed) {
+Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& ledger,
+                       bool zeroed) {
   // Large pieces begin on pages of their own, so that giving one back returns them.
   const std::size_t unit = bytes >= 16 * kPage ? kPage : 128;
   const std::size_t held = round_up(bytes == 0 ? 1 : bytes, unit);

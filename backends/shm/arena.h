@@ -60,7 +60,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   /// A piece aligned to kAlignment whose pages exist. Given back when the buffer dies. Its bytes are zero only where
   /// `zeroed`. The ledger (null: none) books it. Thread-safe. Throws SystemError.
-  Buffer allocate(std::size_t bytes, MemoryUse use, const std::shared_ptr<Ledger>& ledger, bool zeroed = false);
+  Buffer allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& ledger,
+                  bool zeroed = false);
 
   const std::shared_ptr<Mapping>& mapping() const noexcept { return mapping_; }
   int descriptor() const noexcept { return fd_.get(); }

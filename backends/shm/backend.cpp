@@ -16,15 +16,15 @@ std::string probe() {
   return fd ? "" : "this system has no memfd_create: " + std::string(std::strerror(errno));
 }
 
-std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
-  WorldOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
-  const std::shared_ptr<Host> host = Host::make(bootstrap, own);
-  std::shared_ptr<Group> group = Group::make(host, bootstrap->rank(), bootstrap->size(), own.communicator.ledger);
-  const Group::Member place = group->own_place();
-  std::vector<Group::Member> members;
-  for (const std::string& blob : bootstrap->exchange({reinterpret_cast<const char*>(&place), sizeof(place)})) {
-    Group::Member member;
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
+  BackendOptions own = options;
+  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
+  const std::shared_ptr<ShmRuntime> host = ShmRuntime::make(bootstrap, own);
+  std::shared_ptr<ShmGroup> group = ShmGroup::make(host, bootstrap->rank(), bootstrap->size(), own.communicator.ledger);
+  const ShmGroup::MemberOffsets place = group->own_place();
+  std::vector<ShmGroup::MemberOffsets> members;
+  for (const std::string& blob : bootstrap->all_gather({reinterpret_cast<const char*>(&place), sizeof(place)})) {
+    ShmGroup::MemberOffsets member;
     if (blob.size() != sizeof(member))
       throw SystemError("shm: a rank of another version of the library is in this world");
     std::memcpy(&member, blob.data(), sizeof(member));

@@ -21,14 +21,14 @@ constexpr std::uint64_t kTiles = 4;
 constexpr std::uint64_t kAtOnce = 8;
 
 /// The part of `whole` that belongs to `round`.
-Slice block_of(const Op& op, Slice whole, std::uint64_t round) {
+Slice block_of(const ShmOperation& op, Slice whole, std::uint64_t round) {
   const std::size_t elements = op.round_bytes / size_of(op.call.in.dtype);
   const std::size_t begin = std::min<std::size_t>(whole.count, round * elements);
   return {whole.offset + begin, std::min(elements, whole.count - begin)};
 }
 
 /// ... that belongs to the rounds from `first` until before `end`.
-Slice blocks_of(const Op& op, Slice whole, std::uint64_t first, std::uint64_t end) {
+Slice blocks_of(const ShmOperation& op, Slice whole, std::uint64_t first, std::uint64_t end) {
   const Slice from = block_of(op, whole, first);
   const Slice last = block_of(op, whole, end - 1);
   return {from.offset, last.offset + last.count - from.offset};
@@ -36,31 +36,31 @@ Slice blocks_of(const Op& op, Slice whole, std::uint64_t first, std::uint64_t en
 
 }  // namespace
 
-bool Group::advance_collective(Op& op) {
-  if (op.stage == Op::Stage::queued) {
+bool ShmGroup::advance_collective(ShmOperation& op) {
+  if (op.stage == ShmOperation::Stage::queued) {
     if (!has_room(op)) return false;
     announce(op);
     return true;
   }
   bool moved = false;
-  if (op.stage == Op::Stage::announced) {
+  if (op.stage == ShmOperation::Stage::announced) {
     moved = see_arrivals(op);
-    if (op.stage == Op::Stage::announced) return stage_input(op) || copy_own(op) || moved;
+    if (op.stage == ShmOperation::Stage::announced) return stage_input(op) || copy_own(op) || moved;
   }
   if (op.eager) {
     run_eager(op);
     collectives_.pop();
-    complete(op, Op::kGood);
+    complete(op, ShmOperation::kGood);
     return true;
   }
-  if (op.stage == Op::Stage::running) return run_tiles(op) || moved;
+  if (op.stage == ShmOperation::Stage::running) return run_tiles(op) || moved;
   return finish_collective(op) || moved;
 }
 
-std::size_t Group::tile_bytes() const { return size_ <= 8 ? 64 * 1024 : 16 * 1024; }
-std::size_t Group::tiles_bytes() const { return kTiles * tile_bytes() * static_cast<std::size_t>(size_ + 1); }
+std::size_t ShmGroup::tile_bytes() const { return size_ <= 8 ? 64 * 1024 : 16 * 1024; }
+std::size_t ShmGroup::tiles_bytes() const { return kTiles * tile_bytes() * static_cast<std::size_t>(size_ + 1); }
 
-bool Group::see_arrivals(Op& op) {
+bool ShmGroup::see_arrivals(ShmOperation& op) {
   const int before = op.arrived;
   while (op.arrived < size_ && (op.arrived == rank_ || !op.awaits(op.arrived) ||
                                 port(op.arrived).slot(op.sequence).sequence.load() >= op.sequence))
@@ -73,13 +73,13 @@ bool Group::see_arrivals(Op& op) {
     return true;
   }
   if (op.everyone) room_seen_ = op.sequence;
-  op.stage = Op::Stage::running;
+  op.stage = ShmOperation::Stage::running;
   if (op.eager) return true;
   op.any_staged = op.stages_in || op.stages_out;
   for (int k = 0; k < size_; ++k) {
     if (k == rank_) continue;
-    const Slot& slot = port(k).slot(op.sequence);
-    Peer& peer = peers_[static_cast<std::size_t>(k)];
+    const CollectiveSlot& slot = port(k).slot(op.sequence);
+    PeerBuffers& peer = peers_[static_cast<std::size_t>(k)];
     peer.remote_in = slot.in_offset == kRemote;
     peer.remote_out = slot.out_offset == kRemote;
     peer.copied_in = (slot.hints & kCopiedIn) != 0;
@@ -99,32 +99,32 @@ bool Group::see_arrivals(Op& op) {
 }
 
 /// One bounded piece of work of whatever can be done now.
-bool Group::run_tiles(Op& op) {
+bool ShmGroup::run_tiles(ShmOperation& op) {
   if (stage_input(op)) return true;
   if (op.reduces() ? reduce_round(op) : copy_round(op)) return true;
   if (op.second_half() && copy_results(op)) return true;
   // All of mine done?
   if (op.fills() && op.staged < op.rounds_given()) return false;
   if (op.reduces()) {
-    if (op.reduced < op.rounds_for(op.reads(rank_).count)) return false;
+    if (op.reduced < op.rounds_for(op.read_slice(rank_).count)) return false;
   } else {
     for (int k = 0; k < size_; ++k)
-      if (op.taken_a[static_cast<std::size_t>(k)] < op.rounds_for(op.reads(k).count)) return false;
+      if (op.taken_a[static_cast<std::size_t>(k)] < op.rounds_for(op.read_slice(k).count)) return false;
   }
   if (op.second_half())
     for (int k = 0; k < size_; ++k)
-      if (k != rank_ && op.taken_b[static_cast<std::size_t>(k)] < op.rounds_for(op.result_slice(k).count)) return false;
+      if (k != rank_ && op.taken_b[static_cast<std::size_t>(k)] < op.rounds_for(op.owned_slice(k).count)) return false;
   if (op.any_awaits) {
     own().head().phase_a.value.store(encode(op.sequence, kAllRounds));
     publish(own().head().phase_b.value, op, kAllRounds);
   }
-  op.stage = Op::Stage::draining;
+  op.stage = ShmOperation::Stage::draining;
   op.arrived = 0;
   return true;
 }
 
 /// Done when every peer has read what it wants of mine, unless that is a copy; its last flag says so.
-bool Group::finish_collective(Op& op) {
+bool ShmGroup::finish_collective(ShmOperation& op) {
   const int before = op.arrived;
   const bool awaited = op.awaits_readers();
   while (awaited && op.arrived < size_ &&
@@ -132,41 +132,41 @@ bool Group::finish_collective(Op& op) {
     ++op.arrived;
   if (awaited && op.arrived < size_) return op.arrived != before;
   // A peer that gave up may have let its caller write into what we read.
-  if (peer_failed()) return true;
+  if (adopt_peer_failure()) return true;
   collectives_.pop();
-  complete(op, Op::kGood);
+  complete(op, ShmOperation::kGood);
   return true;
 }
 
-void Group::publish(std::atomic<std::uint64_t>& flag, const Op& op, std::uint64_t rounds) noexcept {
+void ShmGroup::publish(std::atomic<std::uint64_t>& flag, const ShmOperation& op, std::uint64_t rounds) noexcept {
   flag.store(encode(op.sequence, rounds));
   notify();
 }
 
 /// Rounds of my tiles that every reader is done with.
-std::uint64_t Group::slowest_reader(const Op& op, bool results) const {
+std::uint64_t ShmGroup::slowest_reader(const ShmOperation& op, bool results) const {
   std::uint64_t slowest = kAllRounds;
   for (int j = 0; j < size_; ++j) {
-    if (j == rank_ || (!results && op.gives(j).count == 0)) continue;
-    const PortHead& head = ports_[static_cast<std::size_t>(j)].head();
+    if (j == rank_ || (!results && op.sent_slice(j).count == 0)) continue;
+    const ControlHeader& head = ports_[static_cast<std::size_t>(j)].head();
     slowest = std::min(slowest, rounds_of((results ? head.phase_b : head.phase_a).value.load(), op.sequence));
   }
   return slowest;
 }
 
 /// Layout of the tiles: kTiles for the inputs, each with a part for every reader; then kTiles for the results.
-std::size_t Group::tile_offset(const Op& op, std::uint64_t round, int reader, bool result) const {
+std::size_t ShmGroup::tile_offset(const ShmOperation& op, std::uint64_t round, int reader, bool result) const {
   const auto n = static_cast<std::uint64_t>(size_);
   const std::uint64_t turn = round % kTiles;
   return op.round_bytes * (result ? kTiles * n + turn : turn * n + static_cast<std::uint64_t>(reader));
 }
 
-std::byte* Group::own_tile(const Op& op, std::uint64_t round, int reader, bool result) {
+std::byte* ShmGroup::own_tile(const ShmOperation& op, std::uint64_t round, int reader, bool result) {
   return tiles_.bytes_at(tile_offset(op, round, reader, result));
 }
 
 /// Copies the next round of my input to its tile, or to its place in the copy.
-bool Group::stage_input(Op& op) {
+bool ShmGroup::stage_input(ShmOperation& op) {
   if (!op.fills()) return false;
   const std::uint64_t rounds = op.rounds_given();
   if (op.staged >= rounds || (op.stages_in && op.staged >= slowest_reader(op, false) + kTiles)) return false;
@@ -174,7 +174,7 @@ bool Group::stage_input(Op& op) {
   const auto* in = static_cast<const std::byte*>(op.call.in.data);
   for (int j = 0; j < size_; ++j) {
     if (j == rank_) continue;
-    const Slice block = block_of(op, op.gives(j), op.staged);
+    const Slice block = block_of(op, op.sent_slice(j), op.staged);
     if (block.count == 0) continue;
     std::byte* to = op.copied_in ? copies_[op.sequence % 2].bytes_at(block.offset * size)
                                  : own_tile(op, op.staged, op.shares_input() ? 0 : j, false);
@@ -187,20 +187,20 @@ bool Group::stage_input(Op& op) {
 }
 
 /// Rounds of what `source` gives that can be read.
-std::uint64_t Group::rounds_there(const Op& op, int source) const {
+std::uint64_t ShmGroup::rounds_there(const ShmOperation& op, int source) const {
   const auto k = static_cast<std::size_t>(source);
   return peers_[k].all_there ? kAllRounds : rounds_of(ports_[k].head().staged.value.load(), op.sequence);
 }
 
 /// Where the block of `round` of what `source` gives me lies.
-const std::byte* Group::source_block(const Op& op, int source, Slice whole, std::uint64_t round) const {
+const std::byte* ShmGroup::source_block(const ShmOperation& op, int source, Slice whole, std::uint64_t round) const {
   const std::size_t size = size_of(op.call.in.dtype);
   const Slice block = block_of(op, whole, round);
   if (source == rank_) {
-    const std::size_t mine = op.ragged() && op.call.kind == OpKind::all_to_all ? op.gives(rank_).offset : 0;
+    const std::size_t mine = op.ragged() && op.call.kind == OpKind::all_to_all ? op.sent_slice(rank_).offset : 0;
     return static_cast<const std::byte*>(op.call.in.data) + (mine + block.offset) * size;
   }
-  const Peer& peer = peers_[static_cast<std::size_t>(source)];
+  const PeerBuffers& peer = peers_[static_cast<std::size_t>(source)];
   if (peer.in == nullptr) return peer.tiles + tile_offset(op, round, op.shares_input() ? 0 : rank_, false);
   std::size_t begins = 0;
   if (op.ragged() && op.call.kind == OpKind::all_to_all)
@@ -208,8 +208,8 @@ const std::byte* Group::source_block(const Op& op, int source, Slice whole, std:
   return peer.in + (begins + block.offset) * size;
 }
 
-bool Group::reduce_round(Op& op) {
-  const Slice whole = op.reads(rank_);
+bool ShmGroup::reduce_round(ShmOperation& op) {
+  const Slice whole = op.read_slice(rank_);
   const std::uint64_t rounds = op.rounds_for(whole.count);
   const std::uint64_t round = op.reduced;
   if (round >= rounds) return false;
@@ -226,7 +226,7 @@ bool Group::reduce_round(Op& op) {
     if (!peers_[static_cast<std::size_t>(k)].copied_in) credit(op, k, block.count * size);
   // Results land where the slice lies in all_reduce, from the start in the other two.
   std::byte* out =
-      static_cast<std::byte*>(op.call.out.data) + (op.lands_at(rank_) + block.offset - whole.offset) * size;
+      static_cast<std::byte*>(op.call.out.data) + (op.output_offset(rank_) + block.offset - whole.offset) * size;
   combine(op, sources_, out, block.count);
   if (op.stages_out) copy_bytes(own_tile(op, round, 0, true), out, block.count * size, false);
   if (op.copied_out)  // where nobody reads inputs
@@ -238,27 +238,27 @@ bool Group::reduce_round(Op& op) {
 }
 
 /// What I give to myself needs nobody.
-bool Group::copy_own(Op& op) {
+bool ShmGroup::copy_own(ShmOperation& op) {
   if (op.eager || op.reduces()) return false;
   std::uint64_t& taken = op.taken_a[static_cast<std::size_t>(rank_)];
-  const Slice whole = op.reads(rank_);
+  const Slice whole = op.read_slice(rank_);
   const std::uint64_t rounds = op.rounds_for(whole.count);
   if (taken >= rounds) return false;
   const std::uint64_t end = std::min(rounds, taken + kAtOnce);
   const Slice block = blocks_of(op, whole, taken, end);
   const std::size_t size = size_of(op.call.in.dtype);
-  copy_bytes(static_cast<std::byte*>(op.call.out.data) + (op.lands_at(rank_) + block.offset - whole.offset) * size,
+  copy_bytes(static_cast<std::byte*>(op.call.out.data) + (op.output_offset(rank_) + block.offset - whole.offset) * size,
              source_block(op, rank_, whole, taken), block.count * size, op.streaming);
   taken = end;
   return true;
 }
 
-bool Group::copy_round(Op& op) {
+bool ShmGroup::copy_round(ShmOperation& op) {
   const std::size_t size = size_of(op.call.in.dtype);
   for (int turn = 1; turn < size_; ++turn) {
     const int k = (rank_ + turn) % size_;  // each rank begins with another source
     std::uint64_t& taken = op.taken_a[static_cast<std::size_t>(k)];
-    const Slice whole = op.reads(k);
+    const Slice whole = op.read_slice(k);
     if (taken >= op.rounds_for(whole.count)) continue;
     const std::uint64_t there = rounds_there(op, k);
     if (there <= taken) continue;
@@ -266,7 +266,8 @@ bool Group::copy_round(Op& op) {
     const bool staged = peers_[static_cast<std::size_t>(k)].in == nullptr;
     const std::uint64_t end = std::min({op.rounds_for(whole.count), there, taken + (staged ? 1 : kAtOnce)});
     const Slice block = blocks_of(op, whole, taken, end);
-    std::byte* out = static_cast<std::byte*>(op.call.out.data) + (op.lands_at(k) + block.offset - whole.offset) * size;
+    std::byte* out =
+        static_cast<std::byte*>(op.call.out.data) + (op.output_offset(k) + block.offset - whole.offset) * size;
     const std::byte* from = source_block(op, k, whole, taken);
     if (!remote) {
       copy_bytes(out, from, block.count * size, op.streaming);
@@ -278,7 +279,7 @@ bool Group::copy_round(Op& op) {
     std::uint64_t slowest = kAllRounds;
     for (int j = 0; j < size_; ++j) {
       const std::uint64_t done = op.taken_a[static_cast<std::size_t>(j)];
-      if (j != rank_ && done < op.rounds_for(op.reads(j).count)) slowest = std::min(slowest, done);
+      if (j != rank_ && done < op.rounds_for(op.read_slice(j).count)) slowest = std::min(slowest, done);
     }
     if (op.any_staged) publish(own().head().phase_a.value, op, slowest);
     return true;
@@ -286,15 +287,15 @@ bool Group::copy_round(Op& op) {
   return copy_own(op);
 }
 
-bool Group::copy_results(Op& op) {
+bool ShmGroup::copy_results(ShmOperation& op) {
   const std::size_t size = size_of(op.call.in.dtype);
   for (int turn = 1; turn < size_; ++turn) {
     const int k = (rank_ + turn) % size_;
     std::uint64_t& taken = op.taken_b[static_cast<std::size_t>(k)];
-    const Slice whole = op.result_slice(k);
+    const Slice whole = op.owned_slice(k);
     if (taken >= op.rounds_for(whole.count)) continue;
     if (rounds_of(port(k).head().phase_a.value.load(), op.sequence) <= taken) continue;
-    const Peer& peer = peers_[static_cast<std::size_t>(k)];
+    const PeerBuffers& peer = peers_[static_cast<std::size_t>(k)];
     const std::uint64_t there =
         std::min(op.rounds_for(whole.count), rounds_of(port(k).head().phase_a.value.load(), op.sequence));
     const std::uint64_t end = std::min(there, taken + (peer.out == nullptr ? 1 : kAtOnce));
@@ -312,7 +313,7 @@ bool Group::copy_results(Op& op) {
     std::uint64_t slowest = kAllRounds;
     for (int j = 0; j < size_; ++j) {
       const std::uint64_t done = op.taken_b[static_cast<std::size_t>(j)];
-      if (j != rank_ && done < op.rounds_for(op.result_slice(j).count)) slowest = std::min(slowest, done);
+      if (j != rank_ && done < op.rounds_for(op.owned_slice(j).count)) slowest = std::min(slowest, done);
     }
     // The last word, that all is read, is said in run_tiles.
     if (op.any_staged && slowest != kAllRounds) publish(own().head().phase_b.value, op, slowest);

@@ -10,23 +10,23 @@ namespace tessera::shm {
 
 class ShmCommunicator final : public Communicator {
  public:
-  ShmCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options, bool is_world);
+  ShmCommunicator(std::shared_ptr<ShmGroup> group, CommunicatorOptions options, bool is_world);
   ~ShmCommunicator() override;
   const Capabilities& capabilities() const noexcept override;
 
  private:
-  Work do_start(const Call& call) override;
-  Work do_batch(std::span<const Call> parts) override;
+  Work do_start(const OpDesc& call) override;
+  Work do_batch(std::span<const OpDesc> parts) override;
   std::unique_ptr<Communicator> do_split(int color, int key) override;
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override;
-  void do_meter(MeterSnapshot& snapshot) const override;
+  void do_meter(TrafficStats& snapshot) const override;
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   /// What every member gives, without metering. `mine` has the same length everywhere.
   template <class T>
   std::vector<T> collect(const T& mine);
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<ShmGroup> group_;
   const bool is_world_;
 };
 

@@ -6,7 +6,8 @@
 
 namespace tessera::shm {
 
-void Group::combine(const Op& op, std::span<const void* const> sources, std::byte* out, std::size_t count) {
+void ShmGroup::combine(const ShmOperation& op, std::span<const void* const> sources, std::byte* out,
+                       std::size_t count) {
   if (op.call.op.kind == ReduceOp::Kind::premul_sum)
     for (int k = 0; k < size_; ++k)
       factors_[static_cast<std::size_t>(k)] = k == rank_ ? op.call.op.scalar : port(k).slot(op.sequence).factor;
@@ -14,29 +15,29 @@ void Group::combine(const Op& op, std::span<const void* const> sources, std::byt
 }
 
 /// Everyone has arrived: all payloads are there.
-void Group::run_eager(Op& op) {
-  const Call& call = op.call;
+void ShmGroup::run_eager(ShmOperation& op) {
+  const OpDesc& call = op.call;
   if (call.kind == OpKind::barrier) return;
   const std::size_t size = size_of(call.in.dtype);
-  for (int k = 0; k < size_; ++k) count_sent(op, k, op.gives(k).count * size);
+  for (int k = 0; k < size_; ++k) count_sent(op, k, op.sent_slice(k).count * size);
   const auto payload = [&](int k) {
     return k == rank_ ? static_cast<const std::byte*>(call.in.data)
                       : static_cast<const std::byte*>(port(k).slot(op.sequence).payload);
   };
   auto* out = static_cast<std::byte*>(call.out.data);
   if (op.reduces()) {
-    const Slice whole = op.reads(rank_);
+    const Slice whole = op.read_slice(rank_);
     if (whole.count == 0) return;
     for (int k = 0; k < size_; ++k) {
       sources_[static_cast<std::size_t>(k)] = payload(k) + whole.offset * size;
     }
-    combine(op, sources_, out + op.lands_at(rank_) * size, whole.count);
+    combine(op, sources_, out + op.output_offset(rank_) * size, whole.count);
     return;
   }
   for (int k = 0; k < size_; ++k) {
-    const Slice whole = op.reads(k);
+    const Slice whole = op.read_slice(k);
     if (whole.count == 0) continue;
-    copy_bytes(out + op.lands_at(k) * size, payload(k) + whole.offset * size, whole.count * size, false);
+    copy_bytes(out + op.output_offset(k) * size, payload(k) + whole.offset * size, whole.count * size, false);
   }
 }
 

@@ -18,11 +18,11 @@ std::string number(std::uint64_t value) { return std::to_string(value); }
 
 }  // namespace
 
-void Group::throw_failure() const { comm::throw_failure({failure_, cause_}); }
+void ShmGroup::throw_failure() const { comm::throw_failure({failure_, cause_}); }
 
 /// Under the engine's lock, so nobody moves an operation meanwhile: when they are marked as failed, nothing of ours
 /// writes the caller's memory any more.
-void Group::fail(FailureKind kind, std::string_view text) noexcept {
+void ShmGroup::fail(FailureKind kind, std::string_view text) noexcept {
   if (!failed_.load()) {
     failure_ = kind;
     cause_ = text;
@@ -40,36 +40,36 @@ void Group::fail(FailureKind kind, std::string_view text) noexcept {
     if (const auto& logger = host_->options().communicator.logger) logger->write(LogLevel::debug, cause_);
   }
   drain_submissions();
-  while (!collectives_.empty()) complete(collectives_.pop(), Op::kFailed);
-  for (std::vector<Channel>* side : {&sends_, &receives_})
-    for (Channel& channel : *side)
-      while (!channel.queue.empty()) complete(channel.queue.pop(), Op::kFailed);
+  while (!collectives_.empty()) complete(collectives_.pop(), ShmOperation::kFailed);
+  for (std::vector<MessageChannel>* side : {&sends_, &receives_})
+    for (MessageChannel& channel : *side)
+      while (!channel.queue.empty()) complete(channel.queue.pop(), ShmOperation::kFailed);
   messages_waiting_ = 0;
 }
 
-void Group::abort(std::string_view reason) noexcept {
+void ShmGroup::abort(std::string_view reason) noexcept {
   const std::lock_guard lock(host_->engine().mutex());
   if (!failed_.load()) fail(FailureKind::aborted, rank_name(rank_) + " aborted: " + std::string(reason));
 }
 
-std::string Group::rank_name(int member) const {
+std::string ShmGroup::rank_name(int member) const {
   return comm::describe_rank(member, host_->options().job_rank(world_rank(member)));
 }
 
-std::string Group::describe(const Op& op) const { return comm::describe(op.call, op.sequence); }
+std::string ShmGroup::describe(const ShmOperation& op) const { return comm::describe(op.call, op.sequence); }
 
 /// Those that have come call the same.
-bool Group::fits_others(const Op& op) {
+bool ShmGroup::fits_others(const ShmOperation& op) {
   bool same = true;
   for (int k = 0; k < size_; ++k)
     if (op.awaits(k)) same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;
   return same;
 }
 
-std::string Group::table_of(const Op& op) {
+std::string ShmGroup::table_of(const ShmOperation& op) {
   std::string table = "operation #" + number(op.sequence) + " differs between the ranks:";
   for (int k = 0; k < size_; ++k) {
-    const Slot& slot = port(k).slot(op.sequence);
+    const CollectiveSlot& slot = port(k).slot(op.sequence);
     table += (k == 0 ? " " : "; ") + rank_name(k) + ": " + std::string(name_of(slot.kind));
     if (slot.kind == OpKind::barrier) continue;
     table += " of " + number(slot.count) + " " + std::string(name_of(slot.dtype));
@@ -84,7 +84,7 @@ std::string Group::table_of(const Op& op) {
   return table;
 }
 
-bool Group::peer_failed() noexcept {
+bool ShmGroup::adopt_peer_failure() noexcept {
   for (int k = 0; k < size_; ++k) {
     const FailureRecord& record = port(k).head().failure;
     if (k == rank_ || record.state.load() == 0) continue;
@@ -95,37 +95,37 @@ bool Group::peer_failed() noexcept {
 }
 
 /// Deadlines, and whether the peers are well. True: the communicator has failed.
-bool Group::look_for_trouble() noexcept {
-  if (peer_failed()) return true;
+bool ShmGroup::check_health() noexcept {
+  if (adopt_peer_failure()) return true;
   const Clock::time_point now = Clock::now();
   if (!collectives_.empty()) check_peers(*collectives_.head);
-  for (std::vector<Channel>* side : {&sends_, &receives_}) {
+  for (std::vector<MessageChannel>* side : {&sends_, &receives_}) {
     if (messages_waiting_ == 0) break;
-    for (Channel& channel : *side)
+    for (MessageChannel& channel : *side)
       if (!failed_.load() && !channel.queue.empty()) check_peers(*channel.queue.head);
   }
   const auto too_late = [&](const OpQueue& queue) {  // the one at the head is what holds the others up
-    for (const Op* op = queue.head; op != nullptr; op = op->next)
+    for (const ShmOperation* op = queue.head; op != nullptr; op = op->next)
       if (now >= op->deadline.load(std::memory_order_relaxed)) return true;
     return false;
   };
   if (!failed_.load() && too_late(collectives_)) time_out(*collectives_.head);
-  for (std::vector<Channel>* side : {&sends_, &receives_})
-    for (Channel& channel : *side)
+  for (std::vector<MessageChannel>* side : {&sends_, &receives_})
+    for (MessageChannel& channel : *side)
       if (!failed_.load() && too_late(channel.queue)) time_out(*channel.queue.head);
   return failed_.load();
 }
 
-std::uint64_t Group::announced_by(int member) const {
-  const Port& theirs = ports_[static_cast<std::size_t>(member)];
+std::uint64_t ShmGroup::announced_by(int member) const {
+  const ControlBlock& theirs = ports_[static_cast<std::size_t>(member)];
   return std::max(theirs.slot(0).sequence.load(), theirs.slot(1).sequence.load());
 }
 
-void Group::check_peers(const Op& op) noexcept {
+void ShmGroup::check_peers(const ShmOperation& op) noexcept {
   const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
   for (int k = 0; k < size_; ++k) {
     if (k == rank_ || (message && k != op.call.root)) continue;
-    const BoardEntry& entry = board(k);
+    const RankRecord& entry = board(k);
     const std::string who = rank_name(k);
     if (entry.lost.load() != 0)
       return fail(FailureKind::peer_lost,
@@ -137,11 +137,12 @@ void Group::check_peers(const Op& op) noexcept {
             ? (port(k).sends(rank_).sent.load() >> kRoundBits) <= receives_[static_cast<std::size_t>(k)].messages
             : rounds_of(port(k).received(rank_).load(), sends_[static_cast<std::size_t>(k)].messages) != kAllRounds;
     if (stuck)
-      return fail(FailureKind::peer_lost, describe(op) + ": " + describe_leaving(who, entry.last_words.data()));
+      return fail(FailureKind::peer_lost,
+                  describe(op) + ": " + describe_leaving(who, entry.first_failure_cause.data()));
   }
 }
 
-void Group::time_out(const Op& op) noexcept {
+void ShmGroup::time_out(const ShmOperation& op) noexcept {
   const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
   std::vector<std::uint32_t> asked(static_cast<std::size_t>(size_));
   const auto answered = [&](int k) {
@@ -157,10 +158,10 @@ void Group::time_out(const Op& op) noexcept {
     for (int k = 0; k < size_; ++k) all &= k == rank_ || answered(k);
   }
   // Somebody else may have told the cause while we asked.
-  if (peer_failed()) return;
+  if (adopt_peer_failure()) return;
   std::string behind;
   // Before it is announced, an operation waits for all to be done with the one whose place it takes.
-  const bool queued = !message && op.stage == Op::Stage::queued;
+  const bool queued = !message && op.stage == ShmOperation::Stage::queued;
   const std::uint64_t wanted = queued ? op.sequence - 1 : op.sequence;
   for (int k = 0; k < size_; ++k) {
     if (k == rank_ || (message ? k != op.call.root : !queued && !op.awaits(k))) continue;

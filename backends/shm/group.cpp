@@ -7,20 +7,21 @@
 
 namespace tessera::shm {
 
-std::shared_ptr<Group> Group::make(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger) {
-  return std::shared_ptr<Group>(new Group(std::move(host), rank, members, std::move(ledger)));
+std::shared_ptr<ShmGroup> ShmGroup::make(std::shared_ptr<ShmRuntime> host, int rank, int members,
+                                         std::shared_ptr<MemoryTracker> ledger) {
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(host), rank, members, std::move(ledger)));
 }
 
-Group::Group(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger)
+ShmGroup::ShmGroup(std::shared_ptr<ShmRuntime> host, int rank, int members, std::shared_ptr<MemoryTracker> ledger)
     : host_(std::move(host)), rank_(rank), size_(members), ledger_(std::move(ledger)) {
-  head_ = host_->staging().allocate(Port::head_bytes(members), MemoryUse::communication, ledger_, true);
-  sent_ = std::vector<Credit>(static_cast<std::size_t>(members));
-  slots_ = host_->staging().allocate(sizeof(PortSlots), MemoryUse::communication, ledger_, true);
+  head_ = host_->staging().allocate(ControlBlock::head_bytes(members), MemoryCategory::communication, ledger_, true);
+  sent_ = std::vector<ByteCounts>(static_cast<std::size_t>(members));
+  slots_ = host_->staging().allocate(sizeof(PortSlots), MemoryCategory::communication, ledger_, true);
 }
 
-Group::~Group() {
-  Host::Retired retired;
-  for (Port& member : ports_) retired.closed.push_back(&member.head().closed.value);
+ShmGroup::~ShmGroup() {
+  ShmRuntime::RetiredBlock retired;
+  for (ControlBlock& member : ports_) retired.closed.push_back(&member.head().closed.value);
   retired.head = std::move(head_);
   retired.slots = std::move(slots_);
   retired.tiles = std::move(tiles_);
@@ -28,13 +29,13 @@ Group::~Group() {
   host_->retire(std::move(retired));
 }
 
-Group::Member Group::own_place() const {
+ShmGroup::MemberOffsets ShmGroup::own_place() const {
   return {host_->rank(), host_->staging().offset_of(head_.data()), host_->staging().offset_of(slots_.data())};
 }
 
-void Group::connect(std::vector<Member> members) {
+void ShmGroup::connect(std::vector<MemberOffsets> members) {
   members_ = std::move(members);
-  for (const Member& member : members_) {
+  for (const MemberOffsets& member : members_) {
     std::byte* staging = host_->staging(member.world_rank);
     ports_.emplace_back(staging + member.head_offset, staging + member.slots_offset, size_);
   }
@@ -46,7 +47,7 @@ void Group::connect(std::vector<Member> members) {
   host_->engine().add(*this);
 }
 
-void Group::close() noexcept {
+void ShmGroup::close() noexcept {
   // Every operation has a deadline, at which it fails: this ends.
   while (!host_->engine().wait(idle_, Clock::now() + std::chrono::hours(1))) {
   }
@@ -54,14 +55,14 @@ void Group::close() noexcept {
   own().head().closed.value.store(1);
 }
 
-Op& Group::acquire() {
+ShmOperation& ShmGroup::acquire() {
   const std::lock_guard lock(submit_mutex_);
   if (!free_ops_.empty()) return free_ops_.pop();
-  all_ops_.push_back(std::make_unique<Op>());
+  all_ops_.push_back(std::make_unique<ShmOperation>());
   return *all_ops_.back();
 }
 
-void Group::put_back(Op& op) noexcept {
+void ShmGroup::put_back(ShmOperation& op) noexcept {
   const std::lock_guard lock(submit_mutex_);
   free_ops_.push(op);
 }
@@ -73,10 +74,10 @@ constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 
 }  // namespace
 
-Work Group::start(const Call& call, bool internal) {
+Work ShmGroup::start(const OpDesc& call, bool internal) {
   if (failed_.load()) throw_failure();
-  Op& op = acquire();
-  const WorkHold hold(op);
+  ShmOperation& op = acquire();
+  const WorkRef hold(op);
   op.prepare(shared_from_this(), call);
   op.internal = internal;
   if (!internal) last_algorithm_ = kDirect;
@@ -85,7 +86,7 @@ Work Group::start(const Call& call, bool internal) {
       run_alone(op);
       return {};
     }
-    choose_way(op);
+    select_protocol(op);
     if (op.symmetric && !internal) last_algorithm_ = kSymmetric;
     op.sequence = ++sequence_;
     op.fingerprint = op.make_fingerprint();
@@ -95,8 +96,8 @@ Work Group::start(const Call& call, bool internal) {
   return launch(op);
 }
 
-void Group::choose_way(Op& op) const {
-  const Call& call = op.call;
+void ShmGroup::select_protocol(ShmOperation& op) const {
+  const OpDesc& call = op.call;
   const std::size_t bytes = std::max(call.in.bytes(), call.out.bytes());
   const std::string_view named = host_->algorithms().choose(call.kind, bytes);
   if (named == kSymmetric && bytes > kEagerBytes)
@@ -110,16 +111,16 @@ void Group::choose_way(Op& op) const {
   op.everyone = !op.eager || !one_sided || host_->options().check;
 }
 
-Work Group::start_batch(std::span<const Call> parts) {
+Work ShmGroup::start_batch(std::span<const OpDesc> parts) {
   if (failed_.load()) throw_failure();
   if (parts.empty()) return {};
   last_algorithm_ = kDirect;
-  Op& whole = acquire();
+  ShmOperation& whole = acquire();
   whole.prepare(shared_from_this(), parts.front());
   whole.parts_left = static_cast<std::uint32_t>(parts.size());
   Work work(&whole);
-  for (const Call& part : parts) {
-    Op& op = acquire();
+  for (const OpDesc& part : parts) {
+    ShmOperation& op = acquire();
     op.prepare(shared_from_this(), part);
     op.set_deadline();
     op.parent = &whole;
@@ -127,11 +128,11 @@ Work Group::start_batch(std::span<const Call> parts) {
   }
   host_->engine().try_poll(false);
   host_->engine().wake_waiters();
-  host_->engine().hand_over();
+  host_->engine().wake_progress_thread();
   return work;
 }
 
-void Group::submit(Op& op) noexcept {
+void ShmGroup::submit(ShmOperation& op) noexcept {
   op.retain();  // until complete()
   if (op.parent != nullptr) op.parent->retain();
   host_->engine().begin_operation();
@@ -141,32 +142,33 @@ void Group::submit(Op& op) noexcept {
   any_submitted_.store(true);
 }
 
-Work Group::launch(Op& op) {
+Work ShmGroup::launch(ShmOperation& op) {
   ProgressEngine& engine = host_->engine();
   engine.try_poll(false);
-  if (op.small) engine.drive_briefly(op.finished);
-  if (op.finished_well()) return {};
+  if (op.small) engine.spin_for_completion(op.finished);
+  if (op.succeeded()) return {};
   op.set_deadline();
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
-  engine.hand_over_unless_awaited();
+  engine.wake_progress_thread_if_idle();
   return Work(&op);
 }
 
-void Group::run_alone(Op& op) {
-  const Call& call = op.call;
+void ShmGroup::run_alone(ShmOperation& op) {
+  const OpDesc& call = op.call;
   if (op.reduces()) {
     const void* source = call.in.data;
     combine(op, std::span(&source, 1), static_cast<std::byte*>(call.out.data), call.out.count);
   } else if (call.kind != OpKind::barrier) {
     copy_bytes(call.out.data, call.in.data, call.out.bytes(), false);
   }
-  op.finished.store(Op::kGood);
+  op.finished.store(ShmOperation::kGood);
 }
 
-void Group::complete(Op& op, std::uint32_t how) noexcept {
-  Op* parent = op.parent;
+void ShmGroup::complete(ShmOperation& op, std::uint32_t how) noexcept {
+  ShmOperation* parent = op.parent;
   op.finished.store(how);
-  if (parent != nullptr && --parent->parts_left == 0) parent->finished.store(failed_.load() ? Op::kFailed : Op::kGood);
+  if (parent != nullptr && --parent->parts_left == 0)
+    parent->finished.store(failed_.load() ? ShmOperation::kFailed : ShmOperation::kGood);
   host_->engine().end_operation();
   op.release();
   if (parent != nullptr) parent->release();
@@ -177,13 +179,13 @@ void Group::complete(Op& op, std::uint32_t how) noexcept {
   host_->engine().wake_waiters();
 }
 
-bool Group::drain_submissions() noexcept {
+bool ShmGroup::drain_submissions() noexcept {
   if (!any_submitted_.load()) return false;
   const std::lock_guard lock(submit_mutex_);
   any_submitted_.store(false);
   bool any = false;
   while (!submitted_.empty()) {
-    Op& op = submitted_.pop();
+    ShmOperation& op = submitted_.pop();
     any = true;
     if (op.call.kind == OpKind::send || op.call.kind == OpKind::recv) {
       const auto peer = static_cast<std::size_t>(op.call.root);
@@ -196,7 +198,7 @@ bool Group::drain_submissions() noexcept {
   return any;
 }
 
-bool Group::poll(bool thorough) noexcept {
+bool ShmGroup::poll(bool with_health_check) noexcept {
   if (in_flight_.load() == 0) return false;
   bool moved = drain_submissions();
   try {
@@ -204,7 +206,7 @@ bool Group::poll(bool thorough) noexcept {
       fail(failure_, cause_);  // what was submitted since
       return true;
     }
-    if (thorough && look_for_trouble()) return true;
+    if (with_health_check && check_health()) return true;
     if (!collectives_.empty()) moved |= advance_first();
     if (messages_waiting_ > 0) moved |= advance_messages();
   } catch (const Mismatch& error) {
@@ -212,14 +214,14 @@ bool Group::poll(bool thorough) noexcept {
     return true;
   } catch (const std::exception& error) {
     // Memory that a peer let go of can't be read any more: then its failure is the cause, and not what came of it here.
-    if (!peer_failed()) fail(FailureKind::system, error.what());
+    if (!adopt_peer_failure()) fail(FailureKind::system, error.what());
     return true;
   }
   return moved;
 }
 
 /// A piece of the collective at the head, or, where it is small, many.
-bool Group::advance_first() {
+bool ShmGroup::advance_first() {
   constexpr int kPieces = 64;  // deadlines are looked at, too
   const std::uint64_t sequence = collectives_.head->sequence;
   for (int piece = 0; piece < kPieces; ++piece) {
@@ -230,33 +232,33 @@ bool Group::advance_first() {
   return true;
 }
 
-void Group::notify() noexcept {
+void ShmGroup::notify() noexcept {
   for (int k = 0; k < size_; ++k)
     if (k != rank_) ring(board(k).bell);
 }
 
 namespace {
 
-void add(Credit& credit, OpKind kind, std::size_t bytes) noexcept {
+void add(ByteCounts& credit, OpKind kind, std::size_t bytes) noexcept {
   auto& counter = credit.bytes[static_cast<std::size_t>(kind)];
   counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);  // one writer
 }
 
 }  // namespace
 
-void Group::credit(const Op& op, int source, std::size_t bytes) noexcept {
+void ShmGroup::credit(const ShmOperation& op, int source, std::size_t bytes) noexcept {
   if (!op.internal && source != rank_) add(own().credit(source), op.call.kind, bytes);
 }
 
-void Group::count_sent(const Op& op, int reader, std::size_t bytes) noexcept {
+void ShmGroup::count_sent(const ShmOperation& op, int reader, std::size_t bytes) noexcept {
   if (!op.internal && reader != rank_) add(sent_[static_cast<std::size_t>(reader)], op.call.kind, bytes);
 }
 
-void Group::read_meter(MeterSnapshot& snapshot) const {
+void ShmGroup::read_meter(TrafficStats& snapshot) const {
   for (int k = 0; k < size_; ++k) {
     if (k == rank_) continue;
-    const Credit& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us
-    const Credit& sent = sent_[static_cast<std::size_t>(k)];
+    const ByteCounts& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us
+    const ByteCounts& sent = sent_[static_cast<std::size_t>(k)];
     for (std::size_t i = 0; i < kOpKinds; ++i) {
       const std::uint64_t bytes =
           read.bytes[i].load(std::memory_order_relaxed) + sent.bytes[i].load(std::memory_order_relaxed);

@@ -17,39 +17,40 @@
 
 namespace tessera::shm {
 
-class Group final : public Pollable, public std::enable_shared_from_this<Group> {
+class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmGroup> {
  public:
-  struct Member {
+  struct MemberOffsets {
     int world_rank = 0;
     std::size_t head_offset = 0;
     std::size_t slots_offset = 0;
   };
   /// Allocates this rank's port for a group of `members`; its place is then told to the others, and connect() called.
-  static std::shared_ptr<Group> make(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger);
-  ~Group() override;
-  Member own_place() const;
-  void connect(std::vector<Member> members);
+  static std::shared_ptr<ShmGroup> make(std::shared_ptr<ShmRuntime> host, int rank, int members,
+                                        std::shared_ptr<MemoryTracker> ledger);
+  ~ShmGroup() override;
+  MemberOffsets own_place() const;
+  void connect(std::vector<MemberOffsets> members);
   /// No more operations; waits for what is in flight.
   void close() noexcept;
 
-  Work start(const Call& call, bool internal);
-  Work start_batch(std::span<const Call> parts);
+  Work start(const OpDesc& call, bool internal);
+  Work start_batch(std::span<const OpDesc> parts);
   void abort(std::string_view reason) noexcept;
-  void read_meter(MeterSnapshot& snapshot) const;
+  void read_meter(TrafficStats& snapshot) const;
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
-  Host& host() noexcept { return *host_; }
-  const std::shared_ptr<Host>& shared_host() const noexcept { return host_; }
+  ShmRuntime& host() noexcept { return *host_; }
+  const std::shared_ptr<ShmRuntime>& shared_host() const noexcept { return host_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  const std::shared_ptr<Ledger>& ledger() const noexcept { return ledger_; }
+  const std::shared_ptr<MemoryTracker>& ledger() const noexcept { return ledger_; }
   int world_rank(int member) const noexcept { return members_[static_cast<std::size_t>(member)].world_rank; }
 
   [[noreturn]] void throw_failure() const;
-  bool poll(bool thorough) noexcept override;
-  void put_back(Op& op) noexcept;
+  bool poll(bool with_health_check) noexcept override;
+  void put_back(ShmOperation& op) noexcept;
 
  private:
-  struct Peer {                      ///< what the peers of the collective at the head announced
+  struct PeerBuffers {               ///< what the peers of the collective at the head announced
     const std::byte* in = nullptr;   ///< null: staged
     bool remote_in = false;          ///< `in` is an address in the peer's process
     const std::byte* out = nullptr;  ///< null: staged
@@ -61,7 +62,7 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
   };
   static constexpr std::string_view kDirect = "direct";
   static constexpr std::string_view kSymmetric = "symmetric";
-  struct Channel {  ///< messages to or from one peer
+  struct MessageChannel {  ///< messages to or from one peer
     OpQueue queue;
     std::uint64_t messages = 0;  ///< begun
     std::uint64_t rounds = 0;
@@ -69,53 +70,53 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
     Buffer tiles;
   };
 
-  Group(std::shared_ptr<Host> host, int rank, int members, std::shared_ptr<Ledger> ledger);
-  Op& acquire();
-  void choose_way(Op& op) const;
-  void submit(Op& op) noexcept;
-  Work launch(Op& op);
-  void run_alone(Op& op);
-  void complete(Op& op, std::uint32_t how) noexcept;
+  ShmGroup(std::shared_ptr<ShmRuntime> host, int rank, int members, std::shared_ptr<MemoryTracker> ledger);
+  ShmOperation& acquire();
+  void select_protocol(ShmOperation& op) const;
+  void submit(ShmOperation& op) noexcept;
+  Work launch(ShmOperation& op);
+  void run_alone(ShmOperation& op);
+  void complete(ShmOperation& op, std::uint32_t how) noexcept;
   bool drain_submissions() noexcept;
   bool advance_first();
   void notify() noexcept;
-  Port& port(int member) { return ports_[static_cast<std::size_t>(member)]; }
-  Port& own() { return port(rank_); }
+  ControlBlock& port(int member) { return ports_[static_cast<std::size_t>(member)]; }
+  ControlBlock& own() { return port(rank_); }
   const std::byte* window_of(int member) const { return host_->window(world_rank(member)); }
   const std::byte* staging_of(int member) const { return host_->staging(world_rank(member)); }
-  BoardEntry& board(int member) const { return host_->board(world_rank(member)); }
+  RankRecord& board(int member) const { return host_->board(world_rank(member)); }
   /// Counts bytes that were read from a peer's memory: in our port, where the peer finds them.
-  void credit(const Op& op, int source, std::size_t bytes) noexcept;
+  void credit(const ShmOperation& op, int source, std::size_t bytes) noexcept;
   /// Counts bytes that went out with a payload or a tile, where we may be done before the peer has read them.
-  void count_sent(const Op& op, int reader, std::size_t bytes) noexcept;
+  void count_sent(const ShmOperation& op, int reader, std::size_t bytes) noexcept;
 
   // announce.cpp
-  bool has_room(const Op& op);
-  void announce(Op& op);
-  void choose_places(Op& op);
+  bool has_room(const ShmOperation& op);
+  void announce(ShmOperation& op);
+  void choose_places(ShmOperation& op);
 
   // collective.cpp
-  bool advance_collective(Op& op);
-  bool see_arrivals(Op& op);
-  bool run_tiles(Op& op);
-  bool stage_input(Op& op);
+  bool advance_collective(ShmOperation& op);
+  bool see_arrivals(ShmOperation& op);
+  bool run_tiles(ShmOperation& op);
+  bool stage_input(ShmOperation& op);
   std::size_t tile_bytes() const;
   std::size_t tiles_bytes() const;
-  bool reduce_round(Op& op);
-  bool copy_own(Op& op);
-  bool copy_round(Op& op);
-  bool copy_results(Op& op);
-  bool finish_collective(Op& op);
-  void publish(std::atomic<std::uint64_t>& flag, const Op& op, std::uint64_t rounds) noexcept;
-  std::uint64_t slowest_reader(const Op& op, bool results) const;
-  std::size_t tile_offset(const Op& op, std::uint64_t round, int reader, bool result) const;
-  std::byte* own_tile(const Op& op, std::uint64_t round, int reader, bool result);
-  std::uint64_t rounds_there(const Op& op, int source) const;
-  const std::byte* source_block(const Op& op, int source, Slice whole, std::uint64_t round) const;
+  bool reduce_round(ShmOperation& op);
+  bool copy_own(ShmOperation& op);
+  bool copy_round(ShmOperation& op);
+  bool copy_results(ShmOperation& op);
+  bool finish_collective(ShmOperation& op);
+  void publish(std::atomic<std::uint64_t>& flag, const ShmOperation& op, std::uint64_t rounds) noexcept;
+  std::uint64_t slowest_reader(const ShmOperation& op, bool results) const;
+  std::size_t tile_offset(const ShmOperation& op, std::uint64_t round, int reader, bool result) const;
+  std::byte* own_tile(const ShmOperation& op, std::uint64_t round, int reader, bool result);
+  std::uint64_t rounds_there(const ShmOperation& op, int source) const;
+  const std::byte* source_block(const ShmOperation& op, int source, Slice whole, std::uint64_t round) const;
 
   // eager.cpp
-  void run_eager(Op& op);
-  void combine(const Op& op, std::span<const void* const> sources, std::byte* out, std::size_t count);
+  void run_eager(ShmOperation& op);
+  void combine(const ShmOperation& op, std::span<const void* const> sources, std::byte* out, std::size_t count);
 
   // peer_to_peer.cpp
   bool advance_send(int peer);
@@ -124,35 +125,35 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
 
   // failure.cpp
   void fail(FailureKind kind, std::string_view text) noexcept;
-  bool fits_others(const Op& op);
-  std::string table_of(const Op& op);
-  bool look_for_trouble() noexcept;
-  void check_peers(const Op& op) noexcept;
-  void time_out(const Op& op) noexcept;
+  bool fits_others(const ShmOperation& op);
+  std::string table_of(const ShmOperation& op);
+  bool check_health() noexcept;
+  void check_peers(const ShmOperation& op) noexcept;
+  void time_out(const ShmOperation& op) noexcept;
   std::string rank_name(int member) const;
-  std::string describe(const Op& op) const;
+  std::string describe(const ShmOperation& op) const;
   std::uint64_t announced_by(int member) const;
-  bool peer_failed() noexcept;
+  bool adopt_peer_failure() noexcept;
 
   std::string_view last_algorithm_ = kDirect;  ///< that carried what was called last
 
-  const std::shared_ptr<Host> host_;
+  const std::shared_ptr<ShmRuntime> host_;
   const int rank_;
   const int size_;
-  const std::shared_ptr<Ledger> ledger_;
+  const std::shared_ptr<MemoryTracker> ledger_;
   Buffer head_;
   Buffer slots_;
   std::array<Buffer, 2> copies_;  ///< of inputs and results that peers read, for two operations in turns; made likewise
   std::uint64_t room_seen_ = 0;   ///< everybody has announced this operation
   Buffer tiles_;                  ///< of collectives; made at the first operation that needs them
-  std::vector<Member> members_;
-  std::vector<Port> ports_;
-  std::vector<Credit> sent_;  ///< by reader; written under the engine's lock
+  std::vector<MemberOffsets> members_;
+  std::vector<ControlBlock> ports_;
+  std::vector<ByteCounts> sent_;  ///< by reader; written under the engine's lock
 
   std::mutex submit_mutex_;
   OpQueue submitted_;
   std::atomic<bool> any_submitted_{false};  ///< spares who polls the lock
-  std::vector<std::unique_ptr<Op>> all_ops_;
+  std::vector<std::unique_ptr<ShmOperation>> all_ops_;
   OpQueue free_ops_;
   std::uint64_t sequence_ = 0;
   std::atomic<std::uint32_t> in_flight_{0};
@@ -160,10 +161,10 @@ class Group final : public Pollable, public std::enable_shared_from_this<Group> 
 
   // Under the engine's lock:
   OpQueue collectives_;
-  std::vector<Channel> sends_;
-  std::vector<Channel> receives_;
+  std::vector<MessageChannel> sends_;
+  std::vector<MessageChannel> receives_;
   std::size_t messages_waiting_ = 0;
-  std::vector<Peer> peers_;
+  std::vector<PeerBuffers> peers_;
   std::vector<const void*> sources_;
   std::vector<double> factors_;
   std::atomic<bool> failed_{false};

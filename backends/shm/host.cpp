@@ -43,7 +43,7 @@ std::size_t last_level_cache() {
 }
 
 std::size_t board_bytes(int ranks) {
-  return (sizeof(BoardEntry) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096;
+  return (sizeof(RankRecord) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096;
 }
 
 std::shared_ptr<Mapping> plain_board(int ranks) {
@@ -55,7 +55,7 @@ std::shared_ptr<Mapping> plain_board(int ranks) {
 
 }  // namespace
 
-Host::Host(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options)
+ShmRuntime::ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options)
     : rank_(bootstrap->rank()),
       options_(options),
       capabilities_(make_capabilities()),
@@ -68,13 +68,13 @@ Host::Host(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options)
   require_one_host(*bootstrap_, "shm", "; auto chooses what reaches them all");
 }
 
-std::shared_ptr<Host> Host::make(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
-  std::shared_ptr<Host> host(new Host(std::move(bootstrap), options));
+std::shared_ptr<ShmRuntime> ShmRuntime::make(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
+  std::shared_ptr<ShmRuntime> host(new ShmRuntime(std::move(bootstrap), options));
   host->connect();
   return host;
 }
 
-void Host::connect() {
+void ShmRuntime::connect() {
   Bootstrap& others = *bootstrap_;
   const int ranks = others.size();
   constexpr int kStagingColour = kColours / 2;
@@ -82,11 +82,11 @@ void Host::connect() {
   staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColour + rank_), true, kStagingColour);
   if (others.in_process()) {
     board_ =
-        std::static_pointer_cast<Mapping>(others.exchange_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
+        std::static_pointer_cast<Mapping>(others.all_gather_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
   } else {
     // Everyone offers a board; rank 0's is taken.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
-    board_ = map_segment(others.exchange_descriptors(offered.get()).front().get(), true);
+    board_ = map_segment(others.all_gather_fds(offered.get()).front().get(), true);
     const std::vector<int> processes = near_processes(others);
     reads_remote_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
   }
@@ -97,13 +97,13 @@ void Host::connect() {
                                          .oversubscribed = static_cast<unsigned>(ranks) > (cores == 0 ? 1 : cores)});
 }
 
-Host::Arenas Host::exchange(std::shared_ptr<Arena> own, bool writable, int first_colour) {
+ShmRuntime::Arenas ShmRuntime::exchange(std::shared_ptr<Arena> own, bool writable, int first_colour) {
   std::vector<std::shared_ptr<Mapping>> mapped;
   if (bootstrap_->in_process()) {
-    for (const auto& object : bootstrap_->exchange_objects(own->mapping()))
+    for (const auto& object : bootstrap_->all_gather_objects(own->mapping()))
       mapped.push_back(std::static_pointer_cast<Mapping>(object));
   } else {
-    const std::vector<UniqueFd> segments = bootstrap_->exchange_descriptors(own->descriptor());
+    const std::vector<UniqueFd> segments = bootstrap_->all_gather_fds(own->descriptor());
     for (int r = 0; r < bootstrap_->size(); ++r)
       mapped.push_back(r == rank_
                            ? own->mapping()
@@ -112,7 +112,7 @@ Host::Arenas Host::exchange(std::shared_ptr<Arena> own, bool writable, int first
   return {std::move(own), std::move(mapped)};
 }
 
-void Host::watch() {
+void ShmRuntime::watch() {
   channel_ = bootstrap_->open_channel("shm", {.lost =
                                                   [this](int lost) {
                                                     if (board(lost).left.load() != 0) return;
@@ -122,23 +122,24 @@ void Host::watch() {
                                               .message = {}});
 }
 
-Host::~Host() {
+ShmRuntime::~ShmRuntime() {
   channel_.reset();  // its thread uses the board
   engine_.reset();
 }
 
-void Host::leave() noexcept {
-  BoardEntry& own = board(rank_);
-  const std::string words = options_.last_words();
-  words.copy(own.last_words.data(), own.last_words.size() - 1);  // the rest is zero from the beginning
+void ShmRuntime::leave() noexcept {
+  RankRecord& own = board(rank_);
+  const std::string words = options_.first_failure_cause();
+  words.copy(own.first_failure_cause.data(),
+             own.first_failure_cause.size() - 1);  // the rest is zero from the beginning
   own.left.store(1);
   for (int r = 0; r < size(); ++r) ring(board(r).bell);
 }
 
-void Host::retire(Retired retired) {
+void ShmRuntime::retire(RetiredBlock retired) {
   const std::lock_guard lock(retired_mutex_);
   retired_.push_back(std::move(retired));
-  for (Retired& one : retired_) {
+  for (RetiredBlock& one : retired_) {
     if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))
       continue;
     one.slots.reset();

@@ -17,20 +17,21 @@
 namespace tessera::shm {
 
 /// One rank's place on the board: the only memory that all ranks write.
-struct BoardEntry {
+struct RankRecord {
   Doorbell bell;
   alignas(128) std::atomic<std::uint32_t> left{0};  ///< has closed its world, in good order
   std::atomic<std::uint32_t> lost{0};               ///< died; set by whoever sees it
   std::atomic<std::int32_t> pid{0};
-  std::array<char, 400> last_words{};  ///< the first failure of a rank that has left, ends with a zero; before `left`
+  std::array<char, 400>
+      first_failure_cause{};  ///< the first failure of a rank that has left, ends with a zero; before `left`
 };
 
-class Host {
+class ShmRuntime {
  public:
-  static std::shared_ptr<Host> make(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options);
-  ~Host();
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
+  static std::shared_ptr<ShmRuntime> make(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
+  ~ShmRuntime();
+  ShmRuntime(const ShmRuntime&) = delete;
+  ShmRuntime& operator=(const ShmRuntime&) = delete;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(windows_.mapped.size()); }
@@ -39,9 +40,9 @@ class Host {
   /// For what the ranks exchange among themselves.
   Arena& staging() noexcept { return *staging_.own; }
   std::byte* staging(int world_rank) const noexcept { return staging_.of(world_rank); }
-  BoardEntry& board(int world_rank) const noexcept { return reinterpret_cast<BoardEntry*>(board_->data())[world_rank]; }
+  RankRecord& board(int world_rank) const noexcept { return reinterpret_cast<RankRecord*>(board_->data())[world_rank]; }
   ProgressEngine& engine() noexcept { return *engine_; }
-  const WorldOptions& options() const noexcept { return options_; }
+  const BackendOptions& options() const noexcept { return options_; }
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   const Capabilities& capabilities() const noexcept { return capabilities_; }
   std::size_t cache_bytes() const noexcept { return cache_bytes_; }
@@ -53,14 +54,14 @@ class Host {
   void leave() noexcept;
 
   /// Keeps the memory of a closed communicator until no member can still read it.
-  struct Retired {
+  struct RetiredBlock {
     std::vector<const std::atomic<std::uint64_t>*> closed;  ///< of all members
     Buffer head;                                            ///< stays until the world ends
     Buffer slots;
     Buffer tiles;
     std::array<Buffer, 2> copies;
   };
-  void retire(Retired retired);
+  void retire(RetiredBlock retired);
 
  private:
   struct Arenas {
@@ -68,13 +69,13 @@ class Host {
     std::vector<std::shared_ptr<Mapping>> mapped;  ///< by world rank
     std::byte* of(int world_rank) const noexcept { return mapped[static_cast<std::size_t>(world_rank)]->data(); }
   };
-  Host(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options);
+  ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
   void connect();
   /// What the others have made of the same kind.
   Arenas exchange(std::shared_ptr<Arena> own, bool writable, int first_colour);
 
   const int rank_;
-  const WorldOptions options_;
+  const BackendOptions options_;
   const Capabilities capabilities_;
   const AlgorithmTable algorithms_;
   std::size_t cache_bytes_ = 0;
@@ -85,7 +86,7 @@ class Host {
   Arenas staging_;
   std::shared_ptr<Mapping> board_;
   std::mutex retired_mutex_;
-  std::vector<Retired> retired_;
+  std::vector<RetiredBlock> retired_;
   std::unique_ptr<ProgressEngine> engine_;
 };
 

@@ -4,7 +4,7 @@
 
 namespace tessera::shm {
 
-void Op::prepare(std::shared_ptr<Group> owner, const Call& what) {
+void ShmOperation::prepare(std::shared_ptr<ShmGroup> owner, const OpDesc& what) {
   group = std::move(owner);
   call = what;
   me = group->rank();
@@ -30,11 +30,11 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what) {
   parts_left = 0;
 }
 
-ProgressEngine& Op::engine() const noexcept { return group->host().engine(); }
-void Op::throw_failure() const { group->throw_failure(); }
+ProgressEngine& ShmOperation::engine() const noexcept { return group->host().engine(); }
+void ShmOperation::throw_failure() const { group->throw_failure(); }
 
-void Op::recycle() noexcept {
-  const std::shared_ptr<Group> keep = std::move(group);  // may be the last to hold the group, and with it this
+void ShmOperation::recycle() noexcept {
+  const std::shared_ptr<ShmGroup> keep = std::move(group);  // may be the last to hold the group, and with it this
   keep->put_back(*this);
 }
 

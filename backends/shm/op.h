@@ -13,38 +13,38 @@
 
 namespace tessera::shm {
 
-class Group;
+class ShmGroup;
 
-class Op final : public DrivenWork {
+class ShmOperation final : public DrivenWork {
  public:
   enum class Stage : std::uint8_t { queued, announced, running, draining };
-  void prepare(std::shared_ptr<Group> owner, const Call& what);
+  void prepare(std::shared_ptr<ShmGroup> owner, const OpDesc& what);
   void set_deadline() noexcept { deadline.store(Clock::now() + call.timeout, std::memory_order_relaxed); }
 
   // How the buffers are cut, in elements. `me` and `ranks` are those of the group.
-  bool shares_input() const;               ///< every reader reads the same part of my input
-  bool reduces() const;                    ///< readers combine the sources; else they copy them
-  Slice reads(int source) const;           ///< what I read from this rank's input
-  Slice gives(int reader) const;           ///< what this rank reads of mine
-  std::size_t lands_at(int source) const;  ///< where in my output it goes
-  Slice result_slice(int owner) const;     ///< all_reduce: what `owner` computes
+  bool shares_input() const;                    ///< every reader reads the same part of my input
+  bool reduces() const;                         ///< readers combine the sources; else they copy them
+  Slice read_slice(int source) const;           ///< what I read from this rank's input
+  Slice sent_slice(int reader) const;           ///< what this rank reads of mine
+  std::size_t output_offset(int source) const;  ///< where in my output it goes
+  Slice owned_slice(int owner) const;           ///< all_reduce: what `owner` computes
   bool second_half() const { return call.kind == OpKind::all_reduce && !symmetric; }
   /// The bytes that decide between the small way and the tiled one; the same on all ranks. Nothing: always tiled.
   std::size_t eager_size() const;
-  bool gives() const;  ///< others read my input
+  bool sends_input() const;  ///< others read my input
   std::uint64_t rounds_for(std::size_t count) const;
   std::uint64_t rounds_given() const;  ///< until every reader has what it gets from me
   bool fills() const { return stages_in || copied_in; }
   /// Others read memory of the caller, or tiles: what is theirs only until the operation is done.
-  bool awaits_readers() const { return (gives() && !copied_in) || (second_half() && !copied_out); }
+  bool awaits_readers() const { return (sends_input() && !copied_in) || (second_half() && !copied_out); }
   /// A small operation is done here once these ranks have come: those that it reads from.
-  bool awaits(int peer) const { return everyone || reads(peer).count > 0; }
+  bool awaits(int peer) const { return everyone || read_slice(peer).count > 0; }
   std::uint64_t make_fingerprint() const;
   std::uint64_t table_count() const;
   bool ragged() const { return !in_starts.empty() || !out_starts.empty(); }
 
-  std::shared_ptr<Group> group;  ///< while in use
-  Call call;
+  std::shared_ptr<ShmGroup> group;  ///< while in use
+  OpDesc call;
   std::vector<std::size_t> in_starts;  ///< the _v forms: size + 1 offsets
   std::vector<std::size_t> out_starts;
   int me = 0;
@@ -74,9 +74,9 @@ class Op final : public DrivenWork {
   std::uint64_t round_bytes = 0;
   std::vector<std::uint64_t> taken_a;  ///< rounds copied, by source
   std::vector<std::uint64_t> taken_b;
-  Op* parent = nullptr;  ///< of a part of a batch
+  ShmOperation* parent = nullptr;  ///< of a part of a batch
   std::uint32_t parts_left = 0;
-  Op* next = nullptr;
+  ShmOperation* next = nullptr;
 
  protected:
   ProgressEngine& engine() const noexcept override;
@@ -86,16 +86,16 @@ class Op final : public DrivenWork {
 
 /// A queue of operations, linked through them.
 struct OpQueue {
-  Op* head = nullptr;
-  Op* tail = nullptr;
+  ShmOperation* head = nullptr;
+  ShmOperation* tail = nullptr;
   bool empty() const { return head == nullptr; }
-  void push(Op& op) {
+  void push(ShmOperation& op) {
     op.next = nullptr;
     (tail == nullptr ? head : tail->next) = &op;
     tail = &op;
   }
-  Op& pop() {
-    Op& first = *head;
+  ShmOperation& pop() {
+    ShmOperation& first = *head;
     head = first.next;
     if (head == nullptr) tail = nullptr;
     return first;

@@ -18,7 +18,7 @@ std::uint64_t rounds_of_bytes(std::size_t bytes) { return (bytes + kMessageTile 
 
 }  // namespace
 
-bool Group::advance_messages() {
+bool ShmGroup::advance_messages() {
   bool moved = false;
   for (int k = 0; k < size_ && !failed_.load(); ++k) {
     if (k == rank_) continue;
@@ -28,12 +28,12 @@ bool Group::advance_messages() {
   return moved;
 }
 
-bool Group::advance_send(int peer) {
-  Channel& channel = sends_[static_cast<std::size_t>(peer)];
+bool ShmGroup::advance_send(int peer) {
+  MessageChannel& channel = sends_[static_cast<std::size_t>(peer)];
   if (channel.queue.empty()) return false;
-  Op& op = *channel.queue.head;
+  ShmOperation& op = *channel.queue.head;
   const ConstView& in = op.call.in;
-  SendLine& line = own().sends(peer);
+  SendSlot& line = own().sends(peer);
   const std::uint64_t received = port(peer).received(rank_).load();
   if (!channel.running) {
     if (channel.messages > 0 && rounds_of(received, channel.messages) != kAllRounds)
@@ -46,7 +46,7 @@ bool Group::advance_send(int peer) {
     op.remote_in = ordinary && host_->reads_remote() && in.bytes() > kMessageTiles * kMessageTile;
     op.stages_in = ordinary && !op.remote_in;
     if (op.stages_in && in.bytes() > 0 && !channel.tiles)
-      channel.tiles = host_->staging().allocate(kMessageTiles * kMessageTile, MemoryUse::communication, ledger_);
+      channel.tiles = host_->staging().allocate(kMessageTiles * kMessageTile, MemoryCategory::communication, ledger_);
     line.bytes = in.bytes();
     line.dtype = in.dtype;
     line.in_offset = op.stages_in ? kStaged : (op.remote_in ? kRemote : host_->arena().offset_of(in.data));
@@ -70,21 +70,21 @@ bool Group::advance_send(int peer) {
   }
   // What went through tiles is ours again once it is in them; a window once the peer has read it.
   if (!op.stages_in && taken != kAllRounds) return false;
-  if (!op.stages_in && peer_failed()) return true;
+  if (!op.stages_in && adopt_peer_failure()) return true;
   count_sent(op, peer, in.bytes());
   channel.running = false;
   channel.queue.pop();
   --messages_waiting_;
-  complete(op, Op::kGood);
+  complete(op, ShmOperation::kGood);
   return true;
 }
 
-bool Group::advance_receive(int peer) {
-  Channel& channel = receives_[static_cast<std::size_t>(peer)];
+bool ShmGroup::advance_receive(int peer) {
+  MessageChannel& channel = receives_[static_cast<std::size_t>(peer)];
   if (channel.queue.empty()) return false;
-  Op& op = *channel.queue.head;
+  ShmOperation& op = *channel.queue.head;
   const View& out = op.call.out;
-  const SendLine& line = port(peer).sends(rank_);
+  const SendSlot& line = port(peer).sends(rank_);
   const std::uint64_t message = channel.messages + 1;
   const std::uint64_t sent = line.sent.load();
   if ((sent >> kRoundBits) < message) return false;
@@ -118,7 +118,7 @@ bool Group::advance_receive(int peer) {
     channel.rounds = until;
   }
   const bool all = channel.rounds == rounds;
-  if (all && line.in_offset != kStaged && peer_failed()) return true;
+  if (all && line.in_offset != kStaged && adopt_peer_failure()) return true;
   own().received(peer).store(encode(message, all ? kAllRounds : channel.rounds));
   ring(board(peer).bell);
   if (!all) return true;
@@ -126,7 +126,7 @@ bool Group::advance_receive(int peer) {
   channel.running = false;
   channel.queue.pop();
   --messages_waiting_;
-  complete(op, Op::kGood);
+  complete(op, ShmOperation::kGood);
   return true;
 }
 

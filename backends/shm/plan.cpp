@@ -25,21 +25,21 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 
 }  // namespace
 
-bool Op::shares_input() const {
+bool ShmOperation::shares_input() const {
   return call.kind == OpKind::all_gather || call.kind == OpKind::broadcast || call.kind == OpKind::reduce ||
          call.kind == OpKind::gather || symmetric;
 }
 
-bool Op::reduces() const {
+bool ShmOperation::reduces() const {
   return call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce;
 }
 
-Slice Op::result_slice(int owner) const { return slice_of(call.in.count, ranks, owner); }
+Slice ShmOperation::owned_slice(int owner) const { return slice_of(call.in.count, ranks, owner); }
 
-Slice Op::reads(int source) const {
+Slice ShmOperation::read_slice(int source) const {
   switch (call.kind) {
     case OpKind::all_reduce:
-      return symmetric ? Slice{0, call.in.count} : result_slice(me);
+      return symmetric ? Slice{0, call.in.count} : owned_slice(me);
     case OpKind::reduce_scatter:
       return part(in_starts, call.in.count, ranks, me);
     case OpKind::all_gather:
@@ -63,10 +63,10 @@ Slice Op::reads(int source) const {
   }
 }
 
-Slice Op::gives(int reader) const {
+Slice ShmOperation::sent_slice(int reader) const {
   switch (call.kind) {
     case OpKind::all_reduce:
-      return symmetric ? Slice{0, call.in.count} : result_slice(reader);
+      return symmetric ? Slice{0, call.in.count} : owned_slice(reader);
     case OpKind::reduce_scatter:
       return part(in_starts, call.in.count, ranks, reader);
     case OpKind::all_gather:
@@ -85,28 +85,28 @@ Slice Op::gives(int reader) const {
   }
 }
 
-bool Op::gives() const {
+bool ShmOperation::sends_input() const {
   for (int j = 0; j < ranks; ++j)
-    if (j != me && gives(j).count > 0) return true;
+    if (j != me && sent_slice(j).count > 0) return true;
   return false;
 }
 
-std::uint64_t Op::rounds_for(std::size_t count) const {
+std::uint64_t ShmOperation::rounds_for(std::size_t count) const {
   const std::uint64_t elements = round_bytes / size_of(call.in.dtype);
   return (count + elements - 1) / elements;
 }
 
-std::uint64_t Op::rounds_given() const {
+std::uint64_t ShmOperation::rounds_given() const {
   std::size_t most = 0;
   for (int j = 0; j < ranks; ++j)
-    if (j != me) most = std::max(most, gives(j).count);
+    if (j != me) most = std::max(most, sent_slice(j).count);
   return rounds_for(most);
 }
 
-std::size_t Op::lands_at(int source) const {
+std::size_t ShmOperation::output_offset(int source) const {
   switch (call.kind) {
     case OpKind::all_reduce:
-      return symmetric ? 0 : result_slice(me).offset;
+      return symmetric ? 0 : owned_slice(me).offset;
     case OpKind::all_gather:
     case OpKind::gather:
     case OpKind::all_to_all:
@@ -116,7 +116,7 @@ std::size_t Op::lands_at(int source) const {
   }
 }
 
-std::size_t Op::eager_size() const {
+std::size_t ShmOperation::eager_size() const {
   constexpr std::size_t kNever = ~std::size_t{0};
   const std::size_t size = size_of(call.in.dtype);
   const auto n = static_cast<std::size_t>(ranks);
@@ -146,7 +146,7 @@ std::size_t Op::eager_size() const {
   }
 }
 
-std::uint64_t Op::table_count() const {
+std::uint64_t ShmOperation::table_count() const {
   switch (call.kind) {
     case OpKind::reduce_scatter:
     case OpKind::scatter:
@@ -157,7 +157,7 @@ std::uint64_t Op::table_count() const {
   }
 }
 
-std::uint64_t Op::make_fingerprint() const {
+std::uint64_t ShmOperation::make_fingerprint() const {
   std::uint64_t hash = mix(1, static_cast<std::uint64_t>(call.kind));
   hash = mix(hash, static_cast<std::uint64_t>(call.in.dtype));
   hash = mix(hash, static_cast<std::uint64_t>(call.root));

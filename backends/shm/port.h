@@ -48,7 +48,7 @@ struct RemoteBuffers {
 
 /// The announcement of one collective, and the payload of a small one right behind it. Two take turns: operation s is
 /// announced when everybody has announced s - 1, hence finished s - 2.
-struct Slot {
+struct CollectiveSlot {
   std::atomic<std::uint64_t> sequence{0};  ///< stored last
   std::uint64_t fingerprint = 0;
   std::uint64_t in_offset = 0;     ///< in the arena, or kStaged, or kRemote
@@ -66,7 +66,7 @@ struct Slot {
     std::byte payload[kEagerBytes];
   };
 };
-static_assert(offsetof(Slot, payload) == 64);
+static_assert(offsetof(CollectiveSlot, payload) == 64);
 
 struct alignas(kLine) FailureRecord {
   std::atomic<std::uint32_t> state{0};  ///< 1: the rest is valid
@@ -75,7 +75,7 @@ struct alignas(kLine) FailureRecord {
 };
 
 /// One direction of one pair of ranks, on the sender's side ...
-struct alignas(kLine) SendLine {
+struct alignas(kLine) SendSlot {
   std::atomic<std::uint64_t> sent{0};  ///< message number and tiles staged
   std::uint64_t bytes = 0;
   std::uint64_t in_offset = 0;  ///< as in a Slot
@@ -85,7 +85,7 @@ struct alignas(kLine) SendLine {
 };
 
 /// What lives as long as the world, since a peer may look at it after its owner has closed the communicator.
-struct alignas(kLine) PortHead {
+struct alignas(kLine) ControlHeader {
   Flag staged;
   Flag phase_a;  ///< inputs read; with all_reduce also: results there
   Flag phase_b;  ///< results read
@@ -95,41 +95,43 @@ struct alignas(kLine) PortHead {
 
 /// What goes when all members have closed the communicator.
 struct PortSlots {
-  alignas(kLine) Slot slots[2];
+  alignas(kLine) CollectiveSlot slots[2];
 };
 
 /// Counters of the bytes that this rank read from one peer. Written by one rank only.
-struct alignas(kLine) Credit {
+struct alignas(kLine) ByteCounts {
   std::array<std::atomic<std::uint64_t>, kOpKinds> bytes{};
 };
 
-/// A port in somebody's arena: PortHead, then for each member a Credit, a SendLine, a Flag (messages received) and an
-/// offset table of two entries (all_to_all_v: where in its input the part for that member begins).
-class Port {
+/// A port in somebody's arena: ControlHeader, then for each member a Credit, a SendSlot, a Flag (messages received) and
+/// an offset table of two entries (all_to_all_v: where in its input the part for that member begins).
+class ControlBlock {
  public:
-  Port() = default;
-  Port(std::byte* head, std::byte* slots, int members) : head_(head), slots_(slots), members_(members) {}
+  ControlBlock() = default;
+  ControlBlock(std::byte* head, std::byte* slots, int members) : head_(head), slots_(slots), members_(members) {}
   static std::size_t head_bytes(int members) {
-    return sizeof(PortHead) +
-           static_cast<std::size_t>(members) * (sizeof(Credit) + sizeof(SendLine) + sizeof(Flag) + kLine);
+    return sizeof(ControlHeader) +
+           static_cast<std::size_t>(members) * (sizeof(ByteCounts) + sizeof(SendSlot) + sizeof(Flag) + kLine);
   }
 
-  PortHead& head() const { return *reinterpret_cast<PortHead*>(head_); }
-  Slot& slot(std::uint64_t sequence) const { return reinterpret_cast<PortSlots*>(slots_)->slots[sequence % 2]; }
-  Credit& credit(int peer) const { return at<Credit>(0, peer); }
-  SendLine& sends(int peer) const { return at<SendLine>(sizeof(Credit), peer); }
+  ControlHeader& head() const { return *reinterpret_cast<ControlHeader*>(head_); }
+  CollectiveSlot& slot(std::uint64_t sequence) const {
+    return reinterpret_cast<PortSlots*>(slots_)->slots[sequence % 2];
+  }
+  ByteCounts& credit(int peer) const { return at<ByteCounts>(0, peer); }
+  SendSlot& sends(int peer) const { return at<SendSlot>(sizeof(ByteCounts), peer); }
   std::atomic<std::uint64_t>& received(int peer) const {
-    return at<Flag>(sizeof(Credit) + sizeof(SendLine), peer).value;
+    return at<Flag>(sizeof(ByteCounts) + sizeof(SendSlot), peer).value;
   }
   std::uint64_t* part_offsets(int peer) const {
-    return &at<std::uint64_t>(sizeof(Credit) + sizeof(SendLine) + sizeof(Flag), peer, kLine);
+    return &at<std::uint64_t>(sizeof(ByteCounts) + sizeof(SendSlot) + sizeof(Flag), peer, kLine);
   }
 
  private:
   template <class T>
   T& at(std::size_t before, int peer, std::size_t stride = sizeof(T)) const {
     const std::size_t offset =
-        sizeof(PortHead) + static_cast<std::size_t>(members_) * before + static_cast<std::size_t>(peer) * stride;
+        sizeof(ControlHeader) + static_cast<std::size_t>(members_) * before + static_cast<std::size_t>(peer) * stride;
     return *reinterpret_cast<T*>(head_ + offset);
   }
   std::byte* head_ = nullptr;

@@ -40,7 +40,7 @@ class SimulatedWork final : public WorkState {
 bool on_host(const ConstView& view) { return view.device.type == DeviceType::cpu && view.count > 0; }
 
 /// The results as if all ranks had the same input.
-void fill_result(const Call& call, int ranks) {
+void fill_result(const OpDesc& call, int ranks) {
   if (!on_host(call.out)) return;
   if (!call.in_counts.empty() || !call.out_counts.empty())  // parts of other lengths than this rank's
     throw Unsupported(std::string(name_of(call.kind)) +
@@ -92,20 +92,20 @@ class SimulatedCommunicator final : public Communicator {
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
 
  private:
-  Work do_start(const Call& call) override {
+  Work do_start(const OpDesc& call) override {
     if (call.in.count > 0 || call.out.count > 0 || call.kind == OpKind::barrier) fill_result(call, size());
     return take(call.kind, std::span(&call, 1));
   }
-  Work do_batch(std::span<const Call> parts) override {
-    for (const Call& part : parts) fill_result(part, size());
+  Work do_batch(std::span<const OpDesc> parts) override {
+    for (const OpDesc& part : parts) fill_result(part, size());
     return take(parts.empty() ? OpKind::barrier : parts.front().kind, parts);
   }
 
   /// When it is done, by the network's word.
-  Work take(OpKind kind, std::span<const Call> parts) {
+  Work take(OpKind kind, std::span<const OpDesc> parts) {
     if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);
-    Operation operation{.kind = kind, .bytes = 0, .bytes_sent = 0, .ranks = size()};
-    for (const Call& part : parts) {
+    SimulatedOp operation{.kind = kind, .bytes = 0, .bytes_sent = 0, .ranks = size()};
+    for (const OpDesc& part : parts) {
       operation.bytes += std::max(part.in.bytes(), part.out.bytes());
       operation.bytes_sent += count(part);
     }
@@ -117,7 +117,7 @@ class SimulatedCommunicator final : public Communicator {
   }
 
   /// What it sends, booked by kind and peer.
-  std::uint64_t count(const Call& call) {
+  std::uint64_t count(const OpDesc& call) {
     const std::uint64_t elements = std::max(call.in.count, call.out.count);
     const std::size_t element = size_of(call.out.count > 0 ? call.out.dtype : call.in.dtype);
     std::uint64_t all = 0;
@@ -139,10 +139,10 @@ class SimulatedCommunicator final : public Communicator {
     return std::make_unique<SimulatedCommunicator>(key + 1, simulation_, options());
   }
 
-  Buffer do_allocate(std::size_t bytes, MemoryKind, std::optional<MemoryUse> use) override {
+  Buffer do_allocate(std::size_t bytes, MemoryKind, std::optional<MemoryCategory> use) override {
     const std::shared_ptr<DeviceRuntime> host = open_device({});
     void* const data = host->allocate(bytes);
-    const std::shared_ptr<Ledger> book = use ? ledger() : nullptr;
+    const std::shared_ptr<MemoryTracker> book = use ? ledger() : nullptr;
     if (book != nullptr) book->add(*use, bytes);
     return {data, bytes, [host, book, use](void* p, std::size_t n) {
               host->free(p, n);
@@ -163,7 +163,7 @@ class SimulatedCommunicator final : public Communicator {
     else if (!stream.immediate())
       stream.record().wait();
   }
-  void do_meter(MeterSnapshot& snapshot) const override {
+  void do_meter(TrafficStats& snapshot) const override {
     for (std::size_t kind = 0; kind < kOpKinds; ++kind)
       snapshot.by_kind[kind].bytes_sent += sent_.by_kind[kind].bytes_sent;
     snapshot.bytes_to_peer = sent_.bytes_to_peer;
@@ -171,7 +171,7 @@ class SimulatedCommunicator final : public Communicator {
 
   const std::shared_ptr<Simulation> simulation_;
   Capabilities capabilities_;
-  MeterSnapshot sent_;
+  TrafficStats sent_;
   std::int64_t after_ = 0;  // of the operation that is started next
   std::int64_t free_ = 0;   // when the last one is done
 };
@@ -185,14 +185,14 @@ Network alpha_beta(std::chrono::nanoseconds latency, double bytes_per_second) {
   if (latency.count() < 0 || !(bytes_per_second > 0))
     throw InvalidUsage("network: latency " + std::to_string(latency.count()) + " ns and " +
                        std::to_string(bytes_per_second) + " bytes a second; not negative, and above 0");
-  return {.time = [=](const Operation& operation) {
+  return {.time = [=](const SimulatedOp& operation) {
     const std::chrono::duration<double> sending(static_cast<double>(operation.bytes_sent) / bytes_per_second);
     return rounds(operation.kind) * latency + std::chrono::duration_cast<std::chrono::nanoseconds>(sending);
   }};
 }
 
-Network measured(std::map<OpKind, TimeTable> seconds) {
-  return {.time = [tables = std::move(seconds)](const Operation& operation) {
+Network measured(std::map<OpKind, CostTable> seconds) {
+  return {.time = [tables = std::move(seconds)](const SimulatedOp& operation) {
     const auto found = tables.find(operation.kind);
     if (found == tables.end())
       throw InvalidUsage("network: it was not measured how long " + std::string(name_of(operation.kind)) + " takes");
@@ -203,7 +203,7 @@ Network measured(std::map<OpKind, TimeTable> seconds) {
 
 std::unique_ptr<Communicator> make_world(int ranks, VirtualClock& clock, Network network, CommunicatorOptions options) {
   if (ranks < 1) throw InvalidUsage("simulation: " + std::to_string(ranks) + " ranks; 1 or more");
-  if (options.ledger == nullptr) options.ledger = std::make_shared<Ledger>();
+  if (options.ledger == nullptr) options.ledger = std::make_shared<MemoryTracker>();
   return std::make_unique<SimulatedCommunicator>(
       ranks, std::make_shared<Simulation>(Simulation{clock, std::move(network), {}}), std::move(options));
 }

@@ -20,7 +20,7 @@
 namespace tessera::sim {
 
 /// One operation, for those who say how long it takes.
-struct Operation {
+struct SimulatedOp {
   OpKind kind = OpKind::barrier;
   std::uint64_t bytes = 0;       ///< of the larger buffer; a batch's parts are added up
   std::uint64_t bytes_sent = 0;  ///< by this rank: comm::direct_bytes_sent
@@ -28,7 +28,7 @@ struct Operation {
 };
 
 struct Network {
-  std::function<std::chrono::nanoseconds(const Operation&)> time;
+  std::function<std::chrono::nanoseconds(const SimulatedOp&)> time;
   /// Operations of one communicator begin when the one before is done; false: each begins when it is called, as under
   /// the decorator `delay`.
   bool in_order = true;
@@ -42,7 +42,7 @@ TESSERA_API Network alpha_beta(std::chrono::nanoseconds latency, double bytes_pe
 
 /// As it was measured, by operation and bytes of the larger buffer, for the number of ranks that it was measured with.
 /// Throws InvalidUsage, when it is asked for it, for an operation that was not.
-TESSERA_API Network measured(std::map<OpKind, TimeTable> seconds);
+TESSERA_API Network measured(std::map<OpKind, CostTable> seconds);
 
 /// Rank `ranks` - 1 of so many; `clock` outlives it and made the streams that are given to its operations. It is the
 /// last in all communicators split from it, too, and their keys are 0, 1, ... without gaps, so that a split has key + 1

@@ -7,9 +7,9 @@
 namespace tessera::tcp {
 namespace {
 
-std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   return make_host_communicator(std::move(bootstrap), options, "tcp",
-                                [](Bootstrap& others, TransportEvents& events, const WorldOptions& world) {
+                                [](Bootstrap& others, TransportEvents& events, const BackendOptions& world) {
                                   return make_transport(others, events, world);
                                 });
 }

@@ -5,7 +5,7 @@
 
 namespace tessera::tcp {
 
-FrameReader::Buffers FrameReader::buffers() {
+FrameDecoder::Buffers FrameDecoder::buffers() {
   Buffers buffers;
   if (target_ != nullptr) buffers[0] = sink_.room_for(*target_, frame_.offset + done_, frame_.length - done_);
   direct_ = buffers[0];
@@ -14,7 +14,7 @@ FrameReader::Buffers FrameReader::buffers() {
   return buffers;
 }
 
-std::string_view FrameReader::take(std::size_t bytes) {
+std::string_view FrameDecoder::take(std::size_t bytes) {
   const std::size_t direct = std::min(bytes, direct_.size());
   if (direct > 0)
     if (const std::string_view wrong = advance(direct_.first(direct)); !wrong.empty()) return wrong;
@@ -23,25 +23,25 @@ std::string_view FrameReader::take(std::size_t bytes) {
 }
 
 /// These bytes of the payload have come, and lie where they belong.
-std::string_view FrameReader::advance(std::span<const std::byte> bytes) {
+std::string_view FrameDecoder::advance(std::span<const std::byte> bytes) {
   done_ += bytes.size();
   if (checked_ && !summed_) sum_.add(bytes);
   return done_ < frame_.length ? "" : end_payload();
 }
 
-std::string_view FrameReader::end_payload() {
+std::string_view FrameDecoder::end_payload() {
   if (checked_ && !summed_ && sum_.value() != frame_.payload_sum) return damage("the content of a message");
   sink_.frame_ends(*target_, frame_.length);
   target_ = nullptr;
   return "";
 }
 
-std::string_view FrameReader::damage(std::string_view what) noexcept {
+std::string_view FrameDecoder::damage(std::string_view what) noexcept {
   damaged_ = true;
   return what;
 }
 
-std::string_view FrameReader::take_header() {
+std::string_view FrameDecoder::take_header() {
   std::memcpy(&frame_, staging_.data() + begin_, sizeof(Frame));
   begin_ += sizeof(Frame);
   if (frame_.magic != Frame::kMagic) return damage("bytes that are no frame of this version");
@@ -54,7 +54,7 @@ std::string_view FrameReader::take_header() {
 }
 
 /// A payload that is here as a whole is compared before anybody's memory is touched.
-std::string_view FrameReader::begin_payload() {
+std::string_view FrameDecoder::begin_payload() {
   done_ = 0;
   summed_ = end_ - begin_ >= frame_.length;
   if (!checked_) return frame_.length == 0 ? end_payload() : "";
@@ -66,7 +66,7 @@ std::string_view FrameReader::begin_payload() {
   return frame_.length == 0 ? end_payload() : "";
 }
 
-std::string_view FrameReader::take_staged() {
+std::string_view FrameDecoder::take_staged() {
   while (begin_ < end_) {
     std::string_view wrong;
     if (target_ != nullptr) {

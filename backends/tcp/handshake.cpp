@@ -23,7 +23,7 @@ struct Challenge {
 
 struct Answer {
   std::uint32_t magic = kMagic;
-  Link link;
+  ConnectionId link;
   Digest nonce;
   Digest proof;
 };
@@ -52,7 +52,7 @@ asio::awaitable<bool> receive(Socket& socket, T& value) {
 
 }  // namespace
 
-asio::awaitable<std::optional<Link>> welcome(Socket& socket, const Bootstrap::Token& token) {
+asio::awaitable<std::optional<ConnectionId>> welcome(Socket& socket, const Bootstrap::Token& token) {
   Challenge challenge;
   challenge.nonce = random_digest();
   if (!co_await send(socket, challenge)) co_return std::nullopt;
@@ -65,7 +65,7 @@ asio::awaitable<std::optional<Link>> welcome(Socket& socket, const Bootstrap::To
   co_return answer.link;
 }
 
-asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, Link link) {
+asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, ConnectionId link) {
   Challenge challenge;
   if (!co_await receive(socket, challenge)) co_return "it did not answer";
   if (challenge.magic != kMagic) co_return "who answers there is no rank of this version";

@@ -19,7 +19,7 @@ namespace tessera::tcp {
 using Socket = boost::asio::ip::tcp::socket;
 
 /// Which of the world's connections: `from` connects to `to`.
-struct Link {
+struct ConnectionId {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   std::uint32_t stream = 0;
@@ -27,9 +27,9 @@ struct Link {
 
 /// The side that was connected to: asks for the proof first, so that it tells strangers nothing. Nothing where the
 /// other side fails it, speaks something else or goes.
-boost::asio::awaitable<std::optional<Link>> welcome(Socket& socket, const Bootstrap::Token& token);
+boost::asio::awaitable<std::optional<ConnectionId>> welcome(Socket& socket, const Bootstrap::Token& token);
 
 /// The side that connects. Returns "" or why it is not accepted.
-boost::asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, Link link);
+boost::asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, ConnectionId link);
 
 }  // namespace tessera::tcp

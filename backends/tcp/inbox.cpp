@@ -7,31 +7,31 @@
 
 namespace tessera::tcp {
 
-Inbound& Inbox::entry(const MessageTag& tag) {
-  Inbound& inbound = pool_.take();
+InboundMessage& ReceiveQueue::entry(const MessageTag& tag) {
+  InboundMessage& inbound = pool_.take();
   inbound.tag = tag;
   inbound.cancelled = given_up_.has(tag);
   table_.insert(inbound);
   return inbound;
 }
 
-void Inbox::forget(Inbound& inbound) noexcept {
+void ReceiveQueue::forget(InboundMessage& inbound) noexcept {
   table_.erase(inbound);
   pool_.give(inbound);
 }
 
-void Inbox::release_storage(Inbound& inbound) noexcept {
+void ReceiveQueue::release_storage(InboundMessage& inbound) noexcept {
   if (inbound.storage != nullptr) buffers_.give(inbound.storage, inbound.total);
   inbound.storage = nullptr;
 }
 
-void Inbox::ask(Inbound& inbound) {
+void ReceiveQueue::ask(InboundMessage& inbound) {
   inbound.asked = true;
   outbox_.tell(FrameKind::ready, inbound.tag);
 }
 
-void Inbox::receive(Message& message) {
-  Inbound* inbound = table_.find(message.tag);
+void ReceiveQueue::receive(Message& message) {
+  InboundMessage* inbound = table_.find(message.tag);
   if (inbound == nullptr) inbound = &entry(message.tag);
   inbound->message = &message;
   message.handle = inbound;
@@ -39,8 +39,8 @@ void Inbox::receive(Message& message) {
   if (!inbound->eager && (inbound->announced || message.bytes > kEagerLimit)) ask(*inbound);
 }
 
-void Inbox::cancel(Message& message) noexcept {
-  auto& inbound = *static_cast<Inbound*>(message.handle);
+void ReceiveQueue::cancel(Message& message) noexcept {
+  auto& inbound = *static_cast<InboundMessage*>(message.handle);
   inbound.message = nullptr;
   inbound.cancelled = true;  // the entry stays, so that what still comes finds it and isn't kept
   release_storage(inbound);
@@ -48,9 +48,9 @@ void Inbox::cancel(Message& message) noexcept {
 
 /// What is on its way needs its entry; for what may still begin, entry() knows. Nobody asks any more for what has only
 /// announced itself, so it doesn't come.
-void Inbox::give_up(std::uint32_t communicator) {
+void ReceiveQueue::discard_communicator(std::uint32_t communicator) {
   given_up_.add(communicator);
-  for (Inbound* inbound : table_.of(communicator)) {
+  for (InboundMessage* inbound : table_.of(communicator)) {
     if (inbound->message != nullptr) continue;
     inbound->cancelled = true;
     release_storage(*inbound);
@@ -61,7 +61,7 @@ void Inbox::give_up(std::uint32_t communicator) {
   }
 }
 
-std::string_view Inbox::frame_begins(const Frame& frame, Inbound*& target) {
+std::string_view ReceiveQueue::frame_begins(const Frame& frame, InboundMessage*& target) {
   if (!outbox_.note_consumed(frame.consumed)) return "a credit for more than was sent";
   switch (frame.kind) {
     case FrameKind::eager:
@@ -79,8 +79,8 @@ std::string_view Inbox::frame_begins(const Frame& frame, Inbound*& target) {
   return "";
 }
 
-std::string_view Inbox::begin_eager(const Frame& frame, Inbound*& target) {
-  Inbound* inbound = table_.find(frame.tag);
+std::string_view ReceiveQueue::begin_eager(const Frame& frame, InboundMessage*& target) {
+  InboundMessage* inbound = table_.find(frame.tag);
   if (inbound == nullptr) inbound = &entry(frame.tag);
   if (inbound->known || inbound->announced) return "a message that has come already";
   if (held_ + eager_cost(frame.total) > kCredit) return "more unasked messages than it may";
@@ -93,8 +93,8 @@ std::string_view Inbox::begin_eager(const Frame& frame, Inbound*& target) {
   return "";
 }
 
-std::string_view Inbox::begin_piece(const Frame& frame, Inbound*& target) {
-  Inbound* inbound = table_.find(frame.tag);
+std::string_view ReceiveQueue::begin_piece(const Frame& frame, InboundMessage*& target) {
+  InboundMessage* inbound = table_.find(frame.tag);
   if (inbound == nullptr || !inbound->asked || inbound->eager || inbound->complete)
     return "a part of a message that nobody asked for";
   if (inbound->known && inbound->total != frame.total) return "parts that don't agree on their message's length";
@@ -107,8 +107,8 @@ std::string_view Inbox::begin_piece(const Frame& frame, Inbound*& target) {
   return "";
 }
 
-std::string_view Inbox::note_announce(const Frame& frame) {
-  Inbound* inbound = table_.find(frame.tag);
+std::string_view ReceiveQueue::note_announce(const Frame& frame) {
+  InboundMessage* inbound = table_.find(frame.tag);
   if (inbound == nullptr && given_up_.has(frame.tag)) return "";
   if (inbound == nullptr) inbound = &entry(frame.tag);
   if (inbound->announced || inbound->eager) return "two announcements of one message";
@@ -121,14 +121,14 @@ std::string_view Inbox::note_announce(const Frame& frame) {
   return "";
 }
 
-std::span<std::byte> Inbox::room_for(Inbound& target, std::size_t offset, std::size_t bytes) {
+std::span<std::byte> ReceiveQueue::room_for(InboundMessage& target, std::size_t offset, std::size_t bytes) {
   if (target.storage != nullptr) return {target.storage + offset, bytes};
   if (target.message != nullptr && offset < target.message->bytes)
     return {target.message->data + offset, std::min(bytes, target.message->bytes - offset)};
   return {trash_.data(), std::min(bytes, trash_.size())};
 }
 
-void Inbox::frame_ends(Inbound& target, std::size_t bytes) {
+void ReceiveQueue::frame_ends(InboundMessage& target, std::size_t bytes) {
   target.arrived += bytes;
   if (target.arrived < target.total) return;
   target.complete = true;
@@ -136,7 +136,7 @@ void Inbox::frame_ends(Inbound& target, std::size_t bytes) {
 }
 
 /// Complete, and either received or cancelled.
-void Inbox::finish(Inbound& inbound) {
+void ReceiveQueue::finish(InboundMessage& inbound) {
   Message* const message = inbound.message;
   const std::size_t total = inbound.total;
   if (inbound.storage != nullptr && message != nullptr && message->bytes > 0)

@@ -12,9 +12,9 @@
 
 namespace tessera::tcp {
 
-class Outbox;
+class SendQueue;
 
-struct Inbound : Tagged {
+struct InboundMessage : Tagged {
   Message* message = nullptr;    // the receive; null: not called yet, or cancelled
   std::byte* storage = nullptr;  // where an eager message waits for its receive
   std::size_t total = 0;         // of the message, once `known`
@@ -29,18 +29,18 @@ struct Inbound : Tagged {
   bool cancelled = false;     // nobody wants it: what comes is thrown away
 };
 
-class Inbox final : public FrameSink {
+class ReceiveQueue final : public FrameSink {
  public:
-  explicit Inbox(Outbox& outbox) : outbox_(outbox) {}
+  explicit ReceiveQueue(SendQueue& outbox) : outbox_(outbox) {}
 
   void receive(Message& message);
   void cancel(Message& message) noexcept;
   /// What came for this communicator and what still comes is as if its receives had been cancelled.
-  void give_up(std::uint32_t communicator);
+  void discard_communicator(std::uint32_t communicator);
 
-  std::string_view frame_begins(const Frame& frame, Inbound*& target) override;
-  std::span<std::byte> room_for(Inbound& target, std::size_t offset, std::size_t bytes) override;
-  void frame_ends(Inbound& target, std::size_t bytes) override;
+  std::string_view frame_begins(const Frame& frame, InboundMessage*& target) override;
+  std::span<std::byte> room_for(InboundMessage& target, std::size_t offset, std::size_t bytes) override;
+  void frame_ends(InboundMessage& target, std::size_t bytes) override;
 
   // For tests.
   std::size_t entries() const noexcept { return table_.size(); }  ///< expected, waiting, or to be thrown away
@@ -48,20 +48,20 @@ class Inbox final : public FrameSink {
   std::uint64_t announcements() const noexcept { return announcements_; }
 
  private:
-  Inbound& entry(const MessageTag& tag);
-  std::string_view begin_eager(const Frame& frame, Inbound*& target);
-  std::string_view begin_piece(const Frame& frame, Inbound*& target);
+  InboundMessage& entry(const MessageTag& tag);
+  std::string_view begin_eager(const Frame& frame, InboundMessage*& target);
+  std::string_view begin_piece(const Frame& frame, InboundMessage*& target);
   std::string_view note_announce(const Frame& frame);
-  void ask(Inbound& inbound);
-  void finish(Inbound& inbound);
-  void release_storage(Inbound& inbound) noexcept;
-  void forget(Inbound& inbound) noexcept;
+  void ask(InboundMessage& inbound);
+  void finish(InboundMessage& inbound);
+  void release_storage(InboundMessage& inbound) noexcept;
+  void forget(InboundMessage& inbound) noexcept;
 
-  Outbox& outbox_;
-  Pool<Inbound> pool_;
+  SendQueue& outbox_;
+  ObjectPool<InboundMessage> pool_;
   BufferPool buffers_;
-  TagTable<Inbound> table_;
-  GivenUp given_up_;
+  TagTable<InboundMessage> table_;
+  DiscardedCommunicators given_up_;
   std::uint64_t held_ = 0;           // cost of the eager messages that are not handed over yet
   std::uint64_t announcements_ = 0;  // that have come
   std::array<std::byte, 64 << 10> trash_;

@@ -46,13 +46,13 @@ class TimeLimit {
 
 }  // namespace
 
-Meeting::Meeting(int rank, int streams, const Bootstrap::Token& token)
+MeshConnector::MeshConnector(int rank, int streams, const Bootstrap::Token& token)
     : rank_(static_cast<std::size_t>(rank)),
       streams_(static_cast<std::size_t>(streams)),
       token_(token),
       most_strangers_(std::clamp(free_descriptors() / 4, kFewestStrangers, kMostStrangers)) {}
 
-Endpoint Meeting::listen(const Address& address) {
+Endpoint MeshConnector::listen(const Address& address) {
   const Endpoint wanted(address, 0);
   Failure failure;
   acceptor_.open(wanted.protocol(), failure);
@@ -63,7 +63,7 @@ Endpoint Meeting::listen(const Address& address) {
   return acceptor_.local_endpoint();
 }
 
-void Meeting::start(Task<void> task) {
+void MeshConnector::start(Task<void> task) {
   asio::co_spawn(context_, std::move(task), [this](std::exception_ptr failure) {
     if (failure == nullptr) return;
     failure_ = failure;
@@ -71,7 +71,7 @@ void Meeting::start(Task<void> task) {
   });
 }
 
-std::string Meeting::run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) {
+std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) {
   done_.assign(endpoints.size(), std::vector<SharedSocket>(streams_));
   reasons_.assign(endpoints.size(), "it has not come");
   to_come_ = (endpoints.size() - 1) * streams_;
@@ -87,7 +87,7 @@ std::string Meeting::run(const std::vector<Endpoint>& endpoints, std::chrono::mi
   return to_come_ == 0 ? "" : missing(endpoints, limit);
 }
 
-std::string Meeting::missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const {
+std::string MeshConnector::missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const {
   std::string text;
   for (std::size_t r = 0; r < endpoints.size(); ++r) {
     if (r == rank_ || std::find(done_[r].begin(), done_[r].end(), nullptr) == done_[r].end()) continue;
@@ -99,7 +99,7 @@ std::string Meeting::missing(const std::vector<Endpoint>& endpoints, std::chrono
          " (TESSERA_IFNAME chooses the network interface)";
 }
 
-std::vector<std::vector<UniqueFd>> Meeting::take() {
+std::vector<std::vector<UniqueFd>> MeshConnector::take() {
   std::vector<std::vector<UniqueFd>> all(done_.size());
   for (std::size_t r = 0; r < done_.size(); ++r)
     if (r != rank_)
@@ -107,20 +107,20 @@ std::vector<std::vector<UniqueFd>> Meeting::take() {
   return all;
 }
 
-void Meeting::keep(std::size_t rank, std::size_t stream, SharedSocket socket) {
+void MeshConnector::keep(std::size_t rank, std::size_t stream, SharedSocket socket) {
   SharedSocket& place = done_[rank][stream];
   if (place == nullptr) --to_come_;  // else: the rank did not hear our answer in time, and has come again
   place = std::move(socket);
   if (to_come_ == 0) context_.stop();
 }
 
-Meeting::Task<void> Meeting::pause(std::chrono::milliseconds time) {
+MeshConnector::Task<void> MeshConnector::pause(std::chrono::milliseconds time) {
   asio::steady_timer timer(context_, time);
   Failure ignored;
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
 }
 
-Meeting::Task<void> Meeting::accept_ranks() {
+MeshConnector::Task<void> MeshConnector::accept_ranks() {
   while (true) {
     const auto socket = std::make_shared<Socket>(context_);
     Failure failure;
@@ -136,18 +136,18 @@ Meeting::Task<void> Meeting::accept_ranks() {
   }
 }
 
-bool Meeting::belongs(const Link& link) const {
+bool MeshConnector::belongs(const ConnectionId& link) const {
   return link.to == rank_ && link.from < rank_ && link.stream < streams_;
 }
 
-Meeting::Task<void> Meeting::accept_one(SharedSocket socket) {
+MeshConnector::Task<void> MeshConnector::accept_one(SharedSocket socket) {
   const TimeLimit limit(socket, kStrangersTime);
-  const std::optional<Link> link = co_await welcome(*socket, token_);
+  const std::optional<ConnectionId> link = co_await welcome(*socket, token_);
   strangers_.remove(socket);
   if (link && belongs(*link) && socket->is_open()) keep(link->from, link->stream, socket);
 }
 
-Meeting::Task<void> Meeting::connect_one(Link link, Endpoint endpoint) {
+MeshConnector::Task<void> MeshConnector::connect_one(ConnectionId link, Endpoint endpoint) {
   for (auto time = 5ms;; time = std::min(2 * time, 500ms)) {
     std::string& reason = reasons_[link.to];
     reason = co_await try_to_connect(link, endpoint);
@@ -156,7 +156,7 @@ Meeting::Task<void> Meeting::connect_one(Link link, Endpoint endpoint) {
   }
 }
 
-Meeting::Task<std::string> Meeting::try_to_connect(Link link, Endpoint endpoint) {
+MeshConnector::Task<std::string> MeshConnector::try_to_connect(ConnectionId link, Endpoint endpoint) {
   const auto socket = std::make_shared<Socket>(context_);
   Failure failure;
   socket->open(endpoint.protocol(), failure);

@@ -23,9 +23,9 @@ namespace tessera::tcp {
 
 using Endpoint = boost::asio::ip::tcp::endpoint;
 
-class Meeting {
+class MeshConnector {
  public:
-  Meeting(int rank, int streams, const Bootstrap::Token& token);
+  MeshConnector(int rank, int streams, const Bootstrap::Token& token);
 
   /// On a port that the system chooses. Throws SystemError.
   Endpoint listen(const Address& address);
@@ -42,10 +42,10 @@ class Meeting {
   void start(Task<void> task);
   Task<void> accept_ranks();
   Task<void> accept_one(SharedSocket socket);
-  Task<void> connect_one(Link link, Endpoint endpoint);
-  Task<std::string> try_to_connect(Link link, Endpoint endpoint);
+  Task<void> connect_one(ConnectionId link, Endpoint endpoint);
+  Task<std::string> try_to_connect(ConnectionId link, Endpoint endpoint);
   Task<void> pause(std::chrono::milliseconds time);
-  bool belongs(const Link& link) const;
+  bool belongs(const ConnectionId& link) const;
   void keep(std::size_t rank, std::size_t stream, SharedSocket socket);
   std::string missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const;
 

@@ -26,7 +26,7 @@ void rethrow_first(const std::vector<std::string>& lines) {
 }
 
 /// "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS" of this rank, or its complaint.
-std::string open_listener(Meeting& meeting, const Bootstrap& bootstrap, const Settings& settings, int streams) {
+std::string open_listener(MeshConnector& meeting, const Bootstrap& bootstrap, const TcpOptions& settings, int streams) {
   try {
     const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
     const Address address = choose_address(settings.interfaces, list_interfaces(), usual);
@@ -67,15 +67,15 @@ std::vector<Endpoint> read_lines(const std::vector<std::string>& lines, int own_
 
 }  // namespace
 
-Mesh connect_mesh(Bootstrap& bootstrap, const Settings& settings, std::chrono::milliseconds timeout) {
+ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout) {
   const int streams = streams_for(settings, bootstrap.hosts());
-  Meeting meeting(bootstrap.rank(), streams, bootstrap.token());
-  const std::vector<std::string> lines = bootstrap.exchange(open_listener(meeting, bootstrap, settings, streams));
+  MeshConnector meeting(bootstrap.rank(), streams, bootstrap.token());
+  const std::vector<std::string> lines = bootstrap.all_gather(open_listener(meeting, bootstrap, settings, streams));
   rethrow_first(lines);
   const std::vector<Endpoint> endpoints = read_lines(lines, streams, settings.checksum);
   // A quarter of the time is left to say who could not reach whom.
   const std::string complaint = meeting.run(endpoints, timeout / 4 * 3);
-  rethrow_first(bootstrap.exchange(complaint.empty() ? "" : std::string(kFailed) + " " + complaint));
+  rethrow_first(bootstrap.all_gather(complaint.empty() ? "" : std::string(kFailed) + " " + complaint));
   return {meeting.take(), checked_peers(settings.checksum, bootstrap.hosts(), bootstrap.rank()),
           endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
 }

@@ -11,7 +11,7 @@
 
 namespace tessera::tcp {
 
-struct Mesh {
+struct ConnectionMesh {
   std::vector<std::vector<UniqueFd>> connections;  ///< by rank and stream; none to the rank itself
   std::vector<bool> checked;                       ///< by rank: whether content has a checksum, both ways
   std::string address;                             ///< where this rank listened
@@ -21,6 +21,6 @@ struct Mesh {
 /// connects to the higher. Both ends of a connection prove the world's token; whoever can't is turned away and disturbs
 /// nobody. Throws InvalidUsage (a rank's settings; on all ranks), Timeout naming the ranks that could not be reached,
 /// PeerLost, SystemError.
-Mesh connect_mesh(Bootstrap& bootstrap, const Settings& settings, std::chrono::milliseconds timeout);
+ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout);
 
 }  // namespace tessera::tcp

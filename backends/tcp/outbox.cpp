@@ -18,10 +18,10 @@ std::size_t piece_of(std::size_t bytes, std::size_t connections) {
 
 }  // namespace
 
-void Outbox::send(Message& message) {
+void SendQueue::send(Message& message) {
   const std::uint64_t cost = eager_cost(message.bytes);
   const bool eager = message.bytes <= kEagerLimit && in_flight() + cost <= kCredit;
-  Outbound* outbound = eager || table_.size() == 0 ? nullptr : table_.find(message.tag);
+  OutboundMessage* outbound = eager || table_.size() == 0 ? nullptr : table_.find(message.tag);
   const bool asked = outbound != nullptr;
   if (!asked) outbound = &pool_.take();
   message.handle = outbound;
@@ -32,41 +32,41 @@ void Outbox::send(Message& message) {
   if (eager) {
     eager_sent_ += cost;
     outbound->eager = true;
-    outbound->state = Outbound::State::queued;
+    outbound->state = OutboundMessage::State::queued;
     eager_.push_back(*outbound);
   } else if (asked) {
     table_.erase(*outbound);
     start(*outbound);
   } else {
-    outbound->state = Outbound::State::waiting;
+    outbound->state = OutboundMessage::State::waiting;
     table_.insert(*outbound);
     unannounced_.push_back(*outbound);
     if (message.bytes <= kEagerLimit) announce(*outbound);  // its receive doesn't ask by itself
   }
 }
 
-void Outbox::start(Outbound& outbound) {
-  outbound.state = Outbound::State::queued;
+void SendQueue::start(OutboundMessage& outbound) {
+  outbound.state = OutboundMessage::State::queued;
   bulk_.push_back(outbound);
 }
 
-void Outbox::announce(Outbound& outbound) {
+void SendQueue::announce(OutboundMessage& outbound) {
   tell(FrameKind::announce, outbound.tag);
   outbound.announced = true;
   unannounced_.erase(Queue::s_iterator_to(outbound));
 }
 
-void Outbox::announce_waiting() {
+void SendQueue::announce_waiting() {
   while (!unannounced_.empty()) announce(unannounced_.front());
 }
 
-void Outbox::tell(FrameKind kind, const MessageTag& tag) {
+void SendQueue::tell(FrameKind kind, const MessageTag& tag) {
   if (control_.full()) control_.set_capacity(2 * control_.capacity());
   control_.push_back({kind, tag});
 }
 
-bool Outbox::note_ready(const MessageTag& tag) {
-  Outbound* outbound = table_.find(tag);
+bool SendQueue::note_ready(const MessageTag& tag) {
+  OutboundMessage* outbound = table_.find(tag);
   if (outbound == nullptr && given_up_.has(tag)) return true;
   if (outbound == nullptr) {
     outbound = &pool_.take();
@@ -74,32 +74,32 @@ bool Outbox::note_ready(const MessageTag& tag) {
     table_.insert(*outbound);
     return true;
   }
-  if (outbound->state == Outbound::State::expected) return false;
+  if (outbound->state == OutboundMessage::State::expected) return false;
   table_.erase(*outbound);
   if (!outbound->announced) unannounced_.erase(Queue::s_iterator_to(*outbound));
   start(*outbound);
   return true;
 }
 
-bool Outbox::note_consumed(std::uint64_t cost) noexcept {
+bool SendQueue::note_consumed(std::uint64_t cost) noexcept {
   if (cost > eager_sent_) return false;
   eager_consumed_ = std::max(eager_consumed_, cost);  // frames of several connections overtake each other
   return true;
 }
 
-void Outbox::add_consumed(std::uint64_t cost) {
+void SendQueue::add_consumed(std::uint64_t cost) {
   consumed_ += cost;
   if (consumed_ - told_ < kCredit / 2 || credit_queued_) return;
   credit_queued_ = true;
   tell(FrameKind::credit, {});
 }
 
-bool Outbox::cancel(Message& message) noexcept {
-  auto& outbound = *static_cast<Outbound*>(message.handle);
-  const bool untouched =
-      outbound.state == Outbound::State::waiting || (outbound.state == Outbound::State::queued && outbound.handed == 0);
+bool SendQueue::cancel(Message& message) noexcept {
+  auto& outbound = *static_cast<OutboundMessage*>(message.handle);
+  const bool untouched = outbound.state == OutboundMessage::State::waiting ||
+                         (outbound.state == OutboundMessage::State::queued && outbound.handed == 0);
   if (untouched) {
-    if (outbound.state == Outbound::State::waiting) {
+    if (outbound.state == OutboundMessage::State::waiting) {
       table_.erase(outbound);
       if (!outbound.announced) unannounced_.erase(Queue::s_iterator_to(outbound));
     } else if (outbound.eager) {
@@ -127,22 +127,22 @@ bool Outbox::cancel(Message& message) noexcept {
   return true;
 }
 
-void Outbox::give_up(std::uint32_t communicator) {
+void SendQueue::discard_communicator(std::uint32_t communicator) {
   given_up_.add(communicator);
-  for (Outbound* outbound : table_.of(communicator)) {
-    if (outbound->state != Outbound::State::expected) continue;
+  for (OutboundMessage* outbound : table_.of(communicator)) {
+    if (outbound->state != OutboundMessage::State::expected) continue;
     table_.erase(*outbound);
     pool_.give(*outbound);
   }
 }
 
-bool Outbox::has_work(std::size_t connection) const noexcept {
+bool SendQueue::has_work(std::size_t connection) const noexcept {
   const Slot& slot = slots_[connection];
   return slot.active || !bulk_.empty() || (connection == 0 && (!control_.empty() || !eager_.empty())) ||
          (closing_ && !slot.said_bye);
 }
 
-void Outbox::take_piece(Frame& frame, Outbound& source) {
+void SendQueue::take_piece(Frame& frame, OutboundMessage& source) {
   frame.kind = source.eager ? FrameKind::eager : FrameKind::piece;
   frame.tag = source.tag;
   frame.announced = source.announced ? 1 : 0;
@@ -153,19 +153,19 @@ void Outbox::take_piece(Frame& frame, Outbound& source) {
       static_cast<std::uint32_t>(source.eager ? left : std::min(left, piece_of(source.bytes, slots_.size())));
   source.handed += frame.length;
   if (source.handed < source.bytes) return;
-  source.state = Outbound::State::handed;
+  source.state = OutboundMessage::State::handed;
   (source.eager ? eager_ : bulk_).erase(Queue::s_iterator_to(source));
 }
 
-void Outbox::seal(Slot& slot) const noexcept {
+void SendQueue::seal(Slot& slot) const noexcept {
   Frame& frame = slot.frame;
-  const Outbound* const source = slot.source;
+  const OutboundMessage* const source = slot.source;
   if (checked_ && source != nullptr)
     frame.payload_sum = checksum({source->data + (frame.offset - source->first), frame.length});
   frame.header_sum = header_sum_of(frame);
 }
 
-bool Outbox::fill(std::size_t connection) {
+bool SendQueue::fill(std::size_t connection) {
   Slot& slot = slots_[connection];
   if (!has_work(connection)) return false;
   slot.frame = {};
@@ -189,7 +189,7 @@ bool Outbox::fill(std::size_t connection) {
   return true;
 }
 
-bool Outbox::next(std::size_t connection, Buffers& buffers) {
+bool SendQueue::next(std::size_t connection, Buffers& buffers) {
   Slot& slot = slots_[connection];
   if (!slot.active && !fill(connection)) return false;
   const auto header = std::as_bytes(std::span(&slot.frame, 1));
@@ -202,12 +202,12 @@ bool Outbox::next(std::size_t connection, Buffers& buffers) {
   return true;
 }
 
-void Outbox::wrote(std::size_t connection, std::size_t bytes) {
+void SendQueue::wrote(std::size_t connection, std::size_t bytes) {
   Slot& slot = slots_[connection];
   const std::size_t before = std::max(slot.done, sizeof(Frame));
   slot.done += bytes;
   const std::size_t payload = std::max(slot.done, sizeof(Frame)) - before;
-  Outbound* const source = slot.source;
+  OutboundMessage* const source = slot.source;
   if (source != nullptr) {
     source->written += payload;
     if (source->message != nullptr && source->message->sent != nullptr)
@@ -215,7 +215,7 @@ void Outbox::wrote(std::size_t connection, std::size_t bytes) {
   }
   if (slot.done < sizeof(Frame) + slot.frame.length) return;
   slot.active = false;
-  if (source == nullptr || source->state != Outbound::State::handed || source->written < source->bytes) return;
+  if (source == nullptr || source->state != OutboundMessage::State::handed || source->written < source->bytes) return;
   Message* const message = source->message;
   pool_.give(*source);
   if (message == nullptr) return;

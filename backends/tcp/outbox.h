@@ -16,7 +16,7 @@
 
 namespace tessera::tcp {
 
-struct Outbound : Tagged, boost::intrusive::list_base_hook<> {
+struct OutboundMessage : Tagged, boost::intrusive::list_base_hook<> {
   enum class State : std::uint8_t {
     expected,  // asked for, not sent yet
     waiting,   // sent, not asked for yet
@@ -35,24 +35,24 @@ struct Outbound : Tagged, boost::intrusive::list_base_hook<> {
   std::unique_ptr<std::byte[]> own;  // what is left of it, once cancelled
 };
 
-class Outbox {
+class SendQueue {
  public:
   using Buffers = std::array<std::span<const std::byte>, 2>;
 
   /// `checked`: payloads get a checksum.
-  Outbox(std::size_t connections, bool checked) : checked_(checked), slots_(connections), control_(64) {}
+  SendQueue(std::size_t connections, bool checked) : checked_(checked), slots_(connections), control_(64) {}
 
   void send(Message& message);
   /// False: half sent, and no memory to complete it.
   [[nodiscard]] bool cancel(Message& message) noexcept;
   /// The peer may still ask for messages of this communicator: there are none.
-  void give_up(std::uint32_t communicator);
+  void discard_communicator(std::uint32_t communicator);
   /// Tells the peer of messages that it has not asked for so far.
   void announce_waiting();
   /// Queues a frame without payload.
   void tell(FrameKind kind, const MessageTag& tag);
   /// The last frame of every connection, once all that is queued has gone.
-  void say_bye() noexcept { closing_ = true; }
+  void queue_close() noexcept { closing_ = true; }
   bool said_bye(std::size_t connection) const noexcept {
     return slots_[connection].said_bye && !slots_[connection].active;
   }
@@ -76,8 +76,8 @@ class Outbox {
   /// The frame that is being written to a connection.
   struct Slot {
     Frame frame;
-    Outbound* source = nullptr;  // of its payload
-    std::size_t done = 0;        // bytes written, of header and payload
+    OutboundMessage* source = nullptr;  // of its payload
+    std::size_t done = 0;               // bytes written, of header and payload
     bool active = false;
     bool said_bye = false;
   };
@@ -85,21 +85,21 @@ class Outbox {
     FrameKind kind;
     MessageTag tag;
   };
-  using Queue = boost::intrusive::list<Outbound>;
+  using Queue = boost::intrusive::list<OutboundMessage>;
 
   bool fill(std::size_t connection);
   void seal(Slot& slot) const noexcept;
-  void take_piece(Frame& frame, Outbound& source);
-  void start(Outbound& outbound);
-  void announce(Outbound& outbound);
+  void take_piece(Frame& frame, OutboundMessage& source);
+  void start(OutboundMessage& outbound);
+  void announce(OutboundMessage& outbound);
   std::uint64_t in_flight() const noexcept { return eager_sent_ - eager_consumed_; }
 
   const bool checked_;
   std::vector<Slot> slots_;
   boost::circular_buffer<Control> control_;
-  Pool<Outbound> pool_;
-  TagTable<Outbound> table_;  // expected and waiting ones
-  GivenUp given_up_;
+  ObjectPool<OutboundMessage> pool_;
+  TagTable<OutboundMessage> table_;  // expected and waiting ones
+  DiscardedCommunicators given_up_;
   Queue unannounced_;  // waiting
   Queue eager_;
   Queue bulk_;

@@ -25,7 +25,7 @@ bool must_wait(const Failure& failure) {
 
 }  // namespace
 
-Peer::Peer(asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll)
+PeerConnection::PeerConnection(asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll)
     : epoll_(epoll), outbox_(connections.size(), checked) {
   for (std::size_t i = 0; i < connections.size(); ++i) {
     sockaddr_storage name = {};
@@ -36,8 +36,8 @@ Peer::Peer(asio::io_context& context, std::vector<UniqueFd> connections, bool ch
     connections[i].release();
     socket.non_blocking(true);
     socket.set_option(asio::ip::tcp::no_delay(true));
-    Stream& stream =
-        *streams_.emplace_back(std::make_unique<Stream>(*this, FrameReader(inbox_, checked), i, std::move(socket)));
+    TcpStream& stream =
+        *streams_.emplace_back(std::make_unique<TcpStream>(*this, FrameDecoder(inbox_, checked), i, std::move(socket)));
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.ptr = &stream;
@@ -47,23 +47,23 @@ Peer::Peer(asio::io_context& context, std::vector<UniqueFd> connections, bool ch
   }
 }
 
-void Peer::send(Message& message) {
+void PeerConnection::send(Message& message) {
   if (gone_) return;
   message.state = kSending;
   outbox_.send(message);
   write(kAtOnce);
 }
 
-void Peer::receive(Message& message) {
+void PeerConnection::receive(Message& message) {
   message.state = kReceiving;
   inbox_.receive(message);  // also of who has gone: it may be here already
   write(kAtOnce);
 }
 
-bool Peer::read(Stream& stream, std::size_t budget) {
+bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
   bool moved = false;
   for (std::size_t done = 0; done < budget && stream.socket.is_open();) {
-    const FrameReader::Buffers buffers = stream.reader.buffers();
+    const FrameDecoder::Buffers buffers = stream.reader.buffers();
     const std::array<asio::mutable_buffer, 2> room{asio::buffer(buffers[0].data(), buffers[0].size()),
                                                    asio::buffer(buffers[1].data(), buffers[1].size())};
     Failure failure;
@@ -85,16 +85,16 @@ bool Peer::read(Stream& stream, std::size_t budget) {
   return moved;
 }
 
-bool Peer::write(std::size_t budget) {
+bool PeerConnection::write(std::size_t budget) {
   bool moved = false;
   for (const auto& stream : streams_)
     if (!gone_ && !stream->shut && outbox_.has_work(stream->number)) moved |= write_stream(*stream, budget);
   return moved;
 }
 
-bool Peer::write_stream(Stream& stream, std::size_t budget) {
+bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
   bool moved = false;
-  Outbox::Buffers buffers;
+  SendQueue::Buffers buffers;
   for (std::size_t done = 0; done < budget && outbox_.next(stream.number, buffers);) {
     const std::array<asio::const_buffer, 2> what{asio::buffer(buffers[0].data(), buffers[0].size()),
                                                  asio::buffer(buffers[1].data(), buffers[1].size())};
@@ -123,14 +123,14 @@ bool Peer::write_stream(Stream& stream, std::size_t budget) {
 }
 
 /// The other side has gone, in order if it has said so: what it sent before may still be unread.
-void Peer::write_failed(Stream& stream, const Failure& failure) {
+void PeerConnection::write_failed(TcpStream& stream, const Failure& failure) {
   stream.shut = true;
   while (stream.socket.is_open() && read(stream, 1 << 20)) {
   }
   if (stream.socket.is_open()) ended(stream, failure.message());
 }
 
-void Peer::ended(Stream& stream, const std::string& why) {
+void PeerConnection::ended(TcpStream& stream, const std::string& why) {
   if (!stream.reader.said_bye()) return drop(why);
   Failure ignored;
   stream.socket.close(ignored);
@@ -138,7 +138,7 @@ void Peer::ended(Stream& stream, const std::string& why) {
   gone_ = --open_ == 0;
 }
 
-bool Peer::has_all() const noexcept {
+bool PeerConnection::has_all() const noexcept {
   for (const auto& stream : streams_) {
     if (!stream->socket.is_open()) continue;
     int under_way = 0;
@@ -149,7 +149,7 @@ bool Peer::has_all() const noexcept {
   return true;
 }
 
-void Peer::drop(const std::string& why) noexcept {
+void PeerConnection::drop(const std::string& why) noexcept {
   Failure ignored;
   for (const auto& stream : streams_) {
     stream->socket.close(ignored);
@@ -159,7 +159,7 @@ void Peer::drop(const std::string& why) noexcept {
   loss_ = why;
 }
 
-void Peer::watch_room(Stream& stream, bool on) noexcept {
+void PeerConnection::watch_room(TcpStream& stream, bool on) noexcept {
   if (stream.watched == on) return;
   stream.watched = on;
   epoll_event event = {};
@@ -168,13 +168,13 @@ void Peer::watch_room(Stream& stream, bool on) noexcept {
   ::epoll_ctl(epoll_, EPOLL_CTL_MOD, stream.socket.native_handle(), &event);
 }
 
-void Peer::give_up(std::uint32_t communicator) {
-  inbox_.give_up(communicator);
-  outbox_.give_up(communicator);
+void PeerConnection::discard_communicator(std::uint32_t communicator) {
+  inbox_.discard_communicator(communicator);
+  outbox_.discard_communicator(communicator);
   write(kAtOnce);  // the peer's credit
 }
 
-void Peer::cancel(Message& message) noexcept {
+void PeerConnection::cancel(Message& message) noexcept {
   if (gone_ || message.state == kIdle) return;  // nobody will touch it again
   if (message.state == kReceiving)
     inbox_.cancel(message);

@@ -17,41 +17,41 @@ namespace tessera::tcp {
 
 using Socket = boost::asio::ip::tcp::socket;
 
-class Peer;
+class PeerConnection;
 
 /// One connection of a peer; what the set of watched sockets knows it by.
-struct Stream {
-  Stream(Peer& owner, FrameReader its_reader, std::size_t its_number, Socket open_socket)
+struct TcpStream {
+  TcpStream(PeerConnection& owner, FrameDecoder its_reader, std::size_t its_number, Socket open_socket)
       : peer(owner), number(its_number), socket(std::move(open_socket)), reader(std::move(its_reader)) {}
-  Peer& peer;
+  PeerConnection& peer;
   const std::size_t number;
   Socket socket;
-  FrameReader reader;
+  FrameDecoder reader;
   bool full = false;     // the last write found no room
   bool watched = false;  // for room, too
   bool shut = false;     // nothing more will be written
 };
 
-class Peer {
+class PeerConnection {
  public:
   /// Owns the connections. `checked`: content has a checksum, both ways. `epoll`: where they are watched.
-  Peer(boost::asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll);
-  Peer(const Peer&) = delete;
-  Peer& operator=(const Peer&) = delete;
+  PeerConnection(boost::asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll);
+  PeerConnection(const PeerConnection&) = delete;
+  PeerConnection& operator=(const PeerConnection&) = delete;
 
   void send(Message& message);
   void receive(Message& message);
   void cancel(Message& message) noexcept;
-  void give_up(std::uint32_t communicator);
+  void discard_communicator(std::uint32_t communicator);
   /// Queues only: write() follows.
   void announce_waiting() { outbox_.announce_waiting(); }
 
   /// Reads at most about `budget` bytes from one connection. True if something came.
-  bool read(Stream& stream, std::size_t budget);
+  bool read(TcpStream& stream, std::size_t budget);
   /// Writes at most about `budget` bytes to each connection that may have room. True if something went.
   bool write(std::size_t budget);
 
-  std::vector<std::unique_ptr<Stream>>& streams() noexcept { return streams_; }
+  std::vector<std::unique_ptr<TcpStream>>& streams() noexcept { return streams_; }
   /// No connection is left.
   bool gone() const noexcept { return gone_; }
   /// Why, where that was not in order.
@@ -60,24 +60,24 @@ class Peer {
   bool damaged() const noexcept { return damaged_; }
 
   /// Sends what is queued, then the last frame; read() and write() go on until gone().
-  void say_bye() noexcept { outbox_.say_bye(); }
+  void queue_close() noexcept { outbox_.queue_close(); }
   /// The peer's system has all that we sent, with the last frame: nothing of it is lost any more, whoever closes when.
   bool has_all() const noexcept;
   void drop(const std::string& why) noexcept;
 
-  const Inbox& inbox() const noexcept { return inbox_; }
-  const Outbox& outbox() const noexcept { return outbox_; }
+  const ReceiveQueue& inbox() const noexcept { return inbox_; }
+  const SendQueue& outbox() const noexcept { return outbox_; }
 
  private:
-  bool write_stream(Stream& stream, std::size_t budget);
-  void write_failed(Stream& stream, const boost::system::error_code& failure);
-  void ended(Stream& stream, const std::string& why);
-  void watch_room(Stream& stream, bool on) noexcept;
+  bool write_stream(TcpStream& stream, std::size_t budget);
+  void write_failed(TcpStream& stream, const boost::system::error_code& failure);
+  void ended(TcpStream& stream, const std::string& why);
+  void watch_room(TcpStream& stream, bool on) noexcept;
 
   const int epoll_;
-  Outbox outbox_;
-  Inbox inbox_{outbox_};
-  std::vector<std::unique_ptr<Stream>> streams_;
+  SendQueue outbox_;
+  ReceiveQueue inbox_{outbox_};
+  std::vector<std::unique_ptr<TcpStream>> streams_;
   std::size_t open_ = 0;
   bool gone_ = false;
   bool damaged_ = false;

@@ -17,7 +17,7 @@ namespace tessera::tcp {
 
 /// Objects that never move. What was taken is given back, or goes with the pool.
 template <class T>
-class Pool {
+class ObjectPool {
  public:
   T& take() {
     if (free_.empty()) {

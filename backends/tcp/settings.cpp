@@ -24,7 +24,7 @@ constexpr std::array<EnvVariable, 3> kVariables{{
 
 std::span<const EnvVariable> variables() { return kVariables; }
 
-int streams_for(const Settings& settings, const std::vector<std::string>& hosts) {
+int streams_for(const TcpOptions& settings, const std::vector<std::string>& hosts) {
   if (settings.streams != 0) return settings.streams;
   return std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts.front(); }) ? 1
                                                                                                                  : 2;
@@ -38,8 +38,8 @@ std::vector<bool> checked_peers(Checksum checksum, const std::vector<std::string
   return checked;
 }
 
-Settings settings_from_environment() {
-  Settings settings;
+TcpOptions settings_from_environment() {
+  TcpOptions settings;
   settings.interfaces = env_or_default(kVariables[0]);
   const std::string streams = env_or_default(kVariables[2]);
   if (!streams.empty()) settings.streams = static_cast<int>(parse_integer(streams, kVariables[2].name, 1, 16));

@@ -17,12 +17,11 @@ thread_local std::uint32_t t_seen = 0;  // NOLINT(cppcoreguidelines-avoid-non-co
 
 }  // namespace
 
-SocketSleeper::SocketSleeper()
-    : epoll_(::epoll_create1(EPOLL_CLOEXEC)), woken_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+EpollWaiter::EpollWaiter() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), woken_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !woken_) throw system_error("tcp: epoll_create1 or eventfd");
 }
 
-bool SocketSleeper::arm() noexcept {
+bool EpollWaiter::arm() noexcept {
   t_seen = wakes_.load();
   // While somebody sleeps, it may not have looked at the eventfd yet; who is just about to sleep compares wakes_.
   if (sleeping_.load() != 0) return true;
@@ -33,12 +32,12 @@ bool SocketSleeper::arm() noexcept {
   return false;
 }
 
-void SocketSleeper::signal() noexcept {
+void EpollWaiter::signal() noexcept {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = ::write(woken_.get(), &one, sizeof(one));  // can only fail where it is readable
 }
 
-void SocketSleeper::sleep(std::chrono::nanoseconds at_most) noexcept {
+void EpollWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   sleeping_.fetch_add(1);
   if (wakes_.load() == t_seen) {
     const timespec time{static_cast<time_t>(at_most.count() / 1'000'000'000),
@@ -49,7 +48,7 @@ void SocketSleeper::sleep(std::chrono::nanoseconds at_most) noexcept {
   sleeping_.fetch_sub(1);
 }
 
-void SocketSleeper::wake() noexcept {
+void EpollWaiter::wake() noexcept {
   wakes_.fetch_add(1);
   signal();
 }

@@ -11,9 +11,9 @@
 
 namespace tessera::tcp {
 
-class SocketSleeper final : public Sleeper {
+class EpollWaiter final : public ProgressWaiter {
  public:
-  SocketSleeper();  ///< throws SystemError
+  EpollWaiter();  ///< throws SystemError
   bool arm() noexcept override;
   void sleep(std::chrono::nanoseconds at_most) noexcept override;
   void wake() noexcept override;

@@ -24,12 +24,13 @@ constexpr auto kLongestClose = 2s;
 
 }  // namespace
 
-TcpTransport::TcpTransport(int rank, Mesh mesh, TransportEvents& events)
+TcpTransport::TcpTransport(int rank, ConnectionMesh mesh, TransportEvents& events)
     : rank_(rank), events_(events), reported_(mesh.connections.size(), false) {
   for (std::size_t r = 0; r < mesh.connections.size(); ++r) {
-    std::unique_ptr<Peer>& peer = peers_.emplace_back();
+    std::unique_ptr<PeerConnection>& peer = peers_.emplace_back();
     if (r == static_cast<std::size_t>(rank)) continue;
-    peer = std::make_unique<Peer>(context_, std::move(mesh.connections[r]), mesh.checked[r], sleeper_.epoll());
+    peer =
+        std::make_unique<PeerConnection>(context_, std::move(mesh.connections[r]), mesh.checked[r], sleeper_.epoll());
     for (const auto& stream : peer->streams()) streams_.push_back(stream.get());
   }
 }
@@ -59,7 +60,7 @@ void TcpTransport::report_losses() noexcept {
   }
 }
 
-Peer* TcpTransport::peer_of(const Message& message) noexcept {
+PeerConnection* TcpTransport::peer_of(const Message& message) noexcept {
   if (message.peer >= 0 && static_cast<std::size_t>(message.peer) < peers_.size() && message.peer != rank_)
     return peers_[static_cast<std::size_t>(message.peer)].get();
   failed_ = true;
@@ -70,14 +71,14 @@ Peer* TcpTransport::peer_of(const Message& message) noexcept {
 void TcpTransport::send(Message& message) noexcept {
   message.state = kIdle;
   guarded([&] {
-    if (Peer* peer = peer_of(message)) peer->send(message);
+    if (PeerConnection* peer = peer_of(message)) peer->send(message);
   });
 }
 
 void TcpTransport::receive(Message& message) noexcept {
   message.state = kIdle;
   guarded([&] {
-    if (Peer* peer = peer_of(message)) peer->receive(message);
+    if (PeerConnection* peer = peer_of(message)) peer->receive(message);
   });
 }
 
@@ -86,16 +87,16 @@ void TcpTransport::cancel(Message& message) noexcept {
   peers_[static_cast<std::size_t>(message.peer)]->cancel(message);
 }
 
-void TcpTransport::give_up(std::uint32_t communicator) noexcept {
+void TcpTransport::discard_communicator(std::uint32_t communicator) noexcept {
   guarded([&] {
     for (const auto& peer : peers_)
-      if (peer != nullptr) peer->give_up(communicator);
+      if (peer != nullptr) peer->discard_communicator(communicator);
   });
 }
 
 bool TcpTransport::read_all() {
   bool moved = false;
-  for (Stream* stream : streams_)
+  for (TcpStream* stream : streams_)
     if (stream->socket.is_open()) moved |= stream->peer.read(*stream, kBudget);
   return moved;
 }
@@ -105,7 +106,7 @@ bool TcpTransport::read_ready() {
   const int n = ::epoll_wait(sleeper_.epoll(), events.data(), static_cast<int>(events.size()), 0);
   bool moved = false;
   for (int i = 0; i < n; ++i) {
-    auto& stream = *static_cast<Stream*>(events[static_cast<std::size_t>(i)].data.ptr);
+    auto& stream = *static_cast<TcpStream*>(events[static_cast<std::size_t>(i)].data.ptr);
     const std::uint32_t what = events[static_cast<std::size_t>(i)].events;
     if ((what & EPOLLOUT) != 0) stream.full = false;
     if ((what & ~std::uint32_t{EPOLLOUT}) != 0) moved |= stream.peer.read(stream, kBudget);
@@ -113,13 +114,13 @@ bool TcpTransport::read_ready() {
   return moved;
 }
 
-bool TcpTransport::poll(bool thorough) noexcept {
+bool TcpTransport::poll(bool with_health_check) noexcept {
   bool moved = false;
   guarded([&] {
     moved = streams_.size() <= kFewStreams ? read_all() : read_ready();
     for (const auto& peer : peers_) {
       if (peer == nullptr || peer->gone()) continue;
-      if (thorough) peer->announce_waiting();
+      if (with_health_check) peer->announce_waiting();
       moved |= peer->write(kBudget);
     }
   });
@@ -136,7 +137,7 @@ bool TcpTransport::may_go() const noexcept {
 void TcpTransport::close(bool failed) noexcept {
   const Clock::time_point until = Clock::now() + kLongestClose;
   for (const auto& peer : peers_)
-    if (peer != nullptr) peer->say_bye();
+    if (peer != nullptr) peer->queue_close();
   while (!failed && !failed_ && !may_go() && Clock::now() < until) {
     bool moved = false;
     try {
@@ -155,11 +156,11 @@ void TcpTransport::close(bool failed) noexcept {
     if (peer != nullptr && !peer->gone()) peer->drop("it was closed");
 }
 
-std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options,
-                                             const Settings& settings) {
-  Settings agreed = settings;
+std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
+                                             const BackendOptions& options, const TcpOptions& settings) {
+  TcpOptions agreed = settings;
   if (options.check && settings.checksum == Checksum::between_hosts) agreed.checksum = Checksum::everywhere;
-  Mesh mesh = connect_mesh(bootstrap, agreed, options.communicator.timeout);
+  ConnectionMesh mesh = connect_mesh(bootstrap, agreed, options.communicator.timeout);
   if (const auto& logger = options.communicator.logger)
     logger->write(LogLevel::info, "tcp: rank " + std::to_string(bootstrap.rank()) + " of " +
                                       std::to_string(bootstrap.size()) + " at " + mesh.address + ", " +
@@ -168,7 +169,8 @@ std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEven
   return std::make_unique<TcpTransport>(bootstrap.rank(), std::move(mesh), events);
 }
 
-std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options) {
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
+                                          const BackendOptions& options) {
   return make_transport(bootstrap, events, options, settings_from_environment());
 }
 

@@ -16,26 +16,26 @@
 
 namespace tessera::tcp {
 
-struct Mesh;
+struct ConnectionMesh;
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(int rank, Mesh mesh, TransportEvents& events);
-  bool poll(bool thorough) noexcept override;
+  TcpTransport(int rank, ConnectionMesh mesh, TransportEvents& events);
+  bool poll(bool with_health_check) noexcept override;
   void send(Message& message) noexcept override;
   void receive(Message& message) noexcept override;
   void cancel(Message& message) noexcept override;
-  void give_up(std::uint32_t communicator) noexcept override;
-  Sleeper& sleeper() noexcept override { return sleeper_; }
+  void discard_communicator(std::uint32_t communicator) noexcept override;
+  ProgressWaiter& sleeper() noexcept override { return sleeper_; }
   void close(bool failed) noexcept override;
 
   /// The peer at the other end, for tests; null for this rank.
-  Peer* peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)].get(); }
+  PeerConnection* peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)].get(); }
 
  private:
   template <class F>
   void guarded(F&& call) noexcept;
-  Peer* peer_of(const Message& message) noexcept;
+  PeerConnection* peer_of(const Message& message) noexcept;
   bool read_ready();
   bool read_all();
   bool may_go() const noexcept;
@@ -44,17 +44,17 @@ class TcpTransport final : public Transport {
   const int rank_;
   TransportEvents& events_;
   boost::asio::io_context context_{1};  // never run: the sockets are only read and written
-  SocketSleeper sleeper_;
-  std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<Stream*> streams_;
+  EpollWaiter sleeper_;
+  std::vector<std::unique_ptr<PeerConnection>> peers_;
+  std::vector<TcpStream*> streams_;
   std::vector<bool> reported_;
   bool failed_ = false;
 };
 
 /// Collective. Reads the settings from the environment. `events` outlives the transport. Throws what connect_mesh()
 /// does; all waiting is over after options.communicator.timeout.
-std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options);
-std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const WorldOptions& options,
-                                             const Settings& settings);
+std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const BackendOptions& options);
+std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
+                                             const BackendOptions& options, const TcpOptions& settings);
 
 }  // namespace tessera::tcp

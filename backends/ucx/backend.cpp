@@ -37,19 +37,19 @@ std::string probe() {
          ucp_get_version_string();
 }
 
-std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   return make_host_communicator(
       std::move(bootstrap), options, "ucx",
-      [](Bootstrap& ranks, TransportEvents& events, const WorldOptions&) { return make_transport(ranks, events); });
+      [](Bootstrap& ranks, TransportEvents& events, const BackendOptions&) { return make_transport(ranks, events); });
 }
 
 }  // namespace
 
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events) {
   leave_signals_alone();
-  return std::make_unique<MatchedTransport>(bootstrap, events, [&](WireEvents& told) {
-    return std::make_unique<NearWire>(bootstrap, near_processes(bootstrap, may_share_memory()), told,
-                                      [&](WireEvents& notes) { return std::make_unique<UcxWire>(bootstrap, notes); });
+  return std::make_unique<TagMatchingTransport>(bootstrap, events, [&](LinkEvents& told) {
+    return std::make_unique<CmaLink>(bootstrap, near_processes(bootstrap, may_share_memory()), told,
+                                     [&](LinkEvents& notes) { return std::make_unique<UcxLink>(bootstrap, notes); });
   });
 }
 

@@ -20,13 +20,13 @@ constexpr std::chrono::nanoseconds kNap = 50us;  // where nothing would wake us
 
 }  // namespace
 
-WorkerSleeper::WorkerSleeper(ucp_worker_h worker, const int& unsent)
+UcpWaiter::UcpWaiter(ucp_worker_h worker, const int& unsent)
     : worker_(worker), unsent_(unsent), wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!wake_fd_) throw system_error("ucx: eventfd");
   if (ucp_worker_get_efd(worker, &worker_fd_) != UCS_OK) worker_fd_ = -1;  // poll() skips negative ones
 }
 
-bool WorkerSleeper::arm() noexcept {
+bool UcpWaiter::arm() noexcept {
   std::uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
   nap_ = worker_ == nullptr || worker_fd_ < 0 || unsent_ > 0;
@@ -34,14 +34,14 @@ bool WorkerSleeper::arm() noexcept {
   return ucp_worker_arm(worker_) != UCS_ERR_BUSY;  // busy: something has come
 }
 
-void WorkerSleeper::sleep(std::chrono::nanoseconds at_most) noexcept {
+void UcpWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
   const auto time = std::clamp<std::chrono::nanoseconds>(at_most, 0ns, nap_ ? kNap : kLongest);
   const timespec limit{0, static_cast<long>(time.count())};
   pollfd entries[] = {{worker_fd_, POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
   ::ppoll(entries, 2, &limit, nullptr);
 }
 
-void WorkerSleeper::wake() noexcept {
+void UcpWaiter::wake() noexcept {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t full = ::write(wake_fd_.get(), &one, sizeof(one));
 }

@@ -12,11 +12,11 @@
 
 namespace tessera::ucx {
 
-class WorkerSleeper final : public Sleeper {
+class UcpWaiter final : public ProgressWaiter {
  public:
   /// The worker outlives it, or stop() is called before. `unsent` counts what the worker still has to send: there is no
   /// wake-up when it could go on.
-  WorkerSleeper(ucp_worker_h worker, const int& unsent);
+  UcpWaiter(ucp_worker_h worker, const int& unsent);
   bool arm() noexcept override;
   void sleep(std::chrono::nanoseconds at_most) noexcept override;
   void wake() noexcept override;

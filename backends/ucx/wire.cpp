@@ -57,7 +57,7 @@ bool may_share_memory() {
   return transports.starts_with("^") ? transports.find("sm") == std::string::npos : named;
 }
 
-UcxWire::UcxWire(Bootstrap& bootstrap, WireEvents& events)
+UcxLink::UcxLink(Bootstrap& bootstrap, LinkEvents& events)
     : events_(events), rank_(bootstrap.rank()), peers_(static_cast<std::size_t>(bootstrap.size())) {
   ucp_config_t* const config = read_config();
   ucp_params_t params{};
@@ -77,7 +77,7 @@ UcxWire::UcxWire(Bootstrap& bootstrap, WireEvents& events)
   }
 }
 
-void UcxWire::make_worker() {
+void UcxLink::make_worker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // several threads, one at a time: the engine's lock
@@ -88,18 +88,18 @@ void UcxWire::make_worker() {
   handler.cb = on_note;
   handler.arg = this;
   check(ucp_worker_set_am_recv_handler(worker_, &handler), "setting the handler");
-  sleeper_ = std::make_unique<WorkerSleeper>(worker_, unsent_);
+  sleeper_ = std::make_unique<UcpWaiter>(worker_, unsent_);
 }
 
-void UcxWire::connect(Bootstrap& bootstrap) {
+void UcxLink::connect(Bootstrap& bootstrap) {
   ucp_address_t* address = nullptr;
   std::size_t length = 0;
   check(ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
   const std::string own(reinterpret_cast<const char*>(address), length);
   ucp_worker_release_address(worker_, address);
-  const std::vector<std::string> all = bootstrap.exchange(own);
+  const std::vector<std::string> all = bootstrap.all_gather(own);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    Peer& peer = peers_[rank];
+    UcpPeer& peer = peers_[rank];
     peer.wire = this;
     peer.rank = static_cast<int>(rank);
     ucp_ep_params_t params{};
@@ -115,22 +115,22 @@ void UcxWire::connect(Bootstrap& bootstrap) {
 }
 
 /// The endpoint stays, and refuses everything, until it is closed.
-void UcxWire::on_peer_error(void* arg, ucp_ep_h, ucs_status_t status) {
-  const Peer& peer = *static_cast<Peer*>(arg);
+void UcxLink::on_peer_error(void* arg, ucp_ep_h, ucs_status_t status) {
+  const UcpPeer& peer = *static_cast<UcpPeer*>(arg);
   peer.wire->events_.peer_lost(peer.rank, "ucx: " + text_of(status));
 }
 
-UcxWire::~UcxWire() { destroy(); }
+UcxLink::~UcxLink() { destroy(); }
 
-void UcxWire::destroy() noexcept {
+void UcxLink::destroy() noexcept {
   if (sleeper_) sleeper_->stop();
   if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
   if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
 }
 
-UcxWire::Note* UcxWire::take_note() {
+UcxLink::AmBuffer* UcxLink::take_note() {
   if (free_notes_ == nullptr) {
-    notes_.push_back(std::make_unique_for_overwrite<Note>());
+    notes_.push_back(std::make_unique_for_overwrite<AmBuffer>());
     notes_.back()->wire = this;
     notes_.back()->next = nullptr;
     free_notes_ = notes_.back().get();
@@ -138,10 +138,10 @@ UcxWire::Note* UcxWire::take_note() {
   return std::exchange(free_notes_, free_notes_->next);
 }
 
-void UcxWire::send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+void UcxLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
   const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(peer)].endpoint;
-  if (endpoint == nullptr) return;  // given up
-  Note* const note = take_note();   // UCX may read it until the callback
+  if (endpoint == nullptr) return;     // given up
+  AmBuffer* const note = take_note();  // UCX may read it until the callback
   note->header = header;
   if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
   ucp_request_param_t param = host_memory(note);
@@ -151,7 +151,7 @@ void UcxWire::send_note(int peer, const NoteHeader& header, std::span<const std:
   ++pending_notes_;
   ++unsent_;
   const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint, kNote, &note->header, sizeof(NoteHeader), note->payload, payload.size(), &param);
+      ucp_am_send_nbx(endpoint, kNote, &note->header, sizeof(AmHeader), note->payload, payload.size(), &param);
   if (!UCS_PTR_IS_ERR(request) && request != nullptr) return;
   note->next = std::exchange(free_notes_, note);
   --pending_notes_;
@@ -159,9 +159,9 @@ void UcxWire::send_note(int peer, const NoteHeader& header, std::span<const std:
   if (request != nullptr) events_.peer_lost(peer, "ucx: " + text_of(UCS_PTR_STATUS(request)));
 }
 
-void UcxWire::on_note_sent(void* request, ucs_status_t status, void* user_data) {
-  Note* const note = static_cast<Note*>(user_data);
-  UcxWire& self = *note->wire;
+void UcxLink::on_note_sent(void* request, ucs_status_t status, void* user_data) {
+  AmBuffer* const note = static_cast<AmBuffer*>(user_data);
+  UcxLink& self = *note->wire;
   note->next = std::exchange(self.free_notes_, note);
   --self.pending_notes_;
   --self.unsent_;
@@ -169,38 +169,38 @@ void UcxWire::on_note_sent(void* request, ucs_status_t status, void* user_data) 
   (void)status;  // on_peer_error() has it
 }
 
-ucs_status_t UcxWire::on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
+ucs_status_t UcxLink::on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
                               const ucp_am_recv_param_t*) {
-  NoteHeader own;  // theirs may lie unaligned
+  AmHeader own;  // theirs may lie unaligned
   if (header_length != sizeof(own)) return UCS_OK;
   std::memcpy(&own, header, sizeof(own));
-  static_cast<UcxWire*>(self)->events_.note_arrived(own, {static_cast<const std::byte*>(data), length});
+  static_cast<UcxLink*>(self)->events_.note_arrived(own, {static_cast<const std::byte*>(data), length});
   return UCS_OK;
 }
 
-UcxWire::Bulk& UcxWire::take_bulk(Message& message, bool receives) {
+UcxLink::BulkTransfer& UcxLink::take_bulk(Message& message, bool receives) {
   if (free_bulks_ == nullptr) {
-    bulks_.push_back(std::make_unique<Bulk>());
+    bulks_.push_back(std::make_unique<BulkTransfer>());
     free_bulks_ = bulks_.back().get();
   }
-  Bulk* const bulk = std::exchange(free_bulks_, free_bulks_->next);
+  BulkTransfer* const bulk = std::exchange(free_bulks_, free_bulks_->next);
   *bulk = {.wire = this, .message = &message, .receives = receives};
   unsent_ += receives ? 0 : 1;
   message.handle = bulk;
   return *bulk;
 }
 
-void UcxWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
+void UcxLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
   const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(message.peer)].endpoint;
   if (endpoint == nullptr) return events_.bulk_failed(message, "ucx: the connection was given up");
-  Bulk& bulk = take_bulk(message, false);
+  BulkTransfer& bulk = take_bulk(message, false);
   ucp_request_param_t param = host_memory(&bulk);
   param.cb.send = on_bulk_sent;
   started(bulk, ucp_tag_send_nbx(endpoint, message.data, message.bytes, bulk_tag(rank_, slot), &param));
 }
 
-void UcxWire::receive_bulk(Message& message, std::uint64_t slot) noexcept {
-  Bulk& bulk = take_bulk(message, true);
+void UcxLink::receive_bulk(Message& message, std::uint64_t slot) noexcept {
+  BulkTransfer& bulk = take_bulk(message, true);
   ucp_request_param_t param = host_memory(&bulk);
   param.cb.recv = on_bulk_received;
   started(bulk,
@@ -208,7 +208,7 @@ void UcxWire::receive_bulk(Message& message, std::uint64_t slot) noexcept {
 }
 
 /// UCX has it, or is through with it already.
-void UcxWire::started(Bulk& bulk, ucs_status_ptr_t request) noexcept {
+void UcxLink::started(BulkTransfer& bulk, ucs_status_ptr_t request) noexcept {
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
     bulk.request = request;
   } else {
@@ -216,17 +216,17 @@ void UcxWire::started(Bulk& bulk, ucs_status_ptr_t request) noexcept {
   }
 }
 
-void UcxWire::on_bulk_sent(void* request, ucs_status_t status, void* user_data) {
+void UcxLink::on_bulk_sent(void* request, ucs_status_t status, void* user_data) {
   ucp_request_free(request);
-  Bulk& bulk = *static_cast<Bulk*>(user_data);
+  BulkTransfer& bulk = *static_cast<BulkTransfer*>(user_data);
   bulk.wire->bulk_ended(bulk, status);
 }
 
-void UcxWire::on_bulk_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t*, void* user_data) {
+void UcxLink::on_bulk_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t*, void* user_data) {
   on_bulk_sent(request, status, user_data);
 }
 
-void UcxWire::bulk_ended(Bulk& bulk, ucs_status_t status) noexcept {
+void UcxLink::bulk_ended(BulkTransfer& bulk, ucs_status_t status) noexcept {
   Message& message = *bulk.message;
   bulk.next = std::exchange(free_bulks_, &bulk);
   unsent_ -= bulk.receives ? 0 : 1;
@@ -241,7 +241,7 @@ void UcxWire::bulk_ended(Bulk& bulk, ucs_status_t status) noexcept {
 }
 
 template <class Done>
-bool UcxWire::progress_until(Clock::time_point until, Done done) noexcept {
+bool UcxLink::progress_until(Clock::time_point until, Done done) noexcept {
   while (!done()) {
     if (ucp_worker_progress(worker_) != 0) continue;
     if (Clock::now() >= until) return false;
@@ -252,12 +252,12 @@ bool UcxWire::progress_until(Clock::time_point until, Done done) noexcept {
 
 /// A receive that nothing has come for is taken back. Anything else moves between two ranks that both poll, so it soon
 /// ends; where it doesn't, the peer is given up with all that is under way.
-Wire::Cancelled UcxWire::cancel_bulk(Message& message) noexcept {
+Link::CancelResult UcxLink::cancel_bulk(Message& message) noexcept {
   cancelling_ = &message;
   cancelled_as_ = UCS_OK;
   const auto ended = [&] { return message.handle == nullptr; };
-  if (static_cast<Bulk*>(message.handle)->receives)
-    ucp_request_cancel(worker_, static_cast<Bulk*>(message.handle)->request);
+  if (static_cast<BulkTransfer*>(message.handle)->receives)
+    ucp_request_cancel(worker_, static_cast<BulkTransfer*>(message.handle)->request);
   bool good = progress_until(Clock::now() + kPatience, ended);
   if (!good) {
     close_endpoints({&peers_[static_cast<std::size_t>(message.peer)], 1}, UCP_EP_CLOSE_FLAG_FORCE);
@@ -266,19 +266,19 @@ Wire::Cancelled UcxWire::cancel_bulk(Message& message) noexcept {
     cancelled_as_ = UCS_OK;
   }
   cancelling_ = nullptr;
-  if (!good) return Cancelled::never;
-  return cancelled_as_ == UCS_ERR_CANCELED ? Cancelled::before : Cancelled::after;
+  if (!good) return CancelResult::never;
+  return cancelled_as_ == UCS_ERR_CANCELED ? CancelResult::before : CancelResult::after;
 }
 
-bool UcxWire::poll(bool) noexcept {
+bool UcxLink::poll(bool) noexcept {
   bool moved = false;
   for (int step = 0; step < kStepsPerPoll && ucp_worker_progress(worker_) != 0; ++step) moved = true;
   return moved;
 }
 
-void UcxWire::close_endpoints(std::span<Peer> peers, unsigned flags) noexcept {
+void UcxLink::close_endpoints(std::span<UcpPeer> peers, unsigned flags) noexcept {
   std::vector<ucs_status_ptr_t> closing;
-  for (Peer& peer : peers) {
+  for (UcpPeer& peer : peers) {
     if (peer.endpoint == nullptr) continue;
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -293,9 +293,9 @@ void UcxWire::close_endpoints(std::span<Peer> peers, unsigned flags) noexcept {
   }
 }
 
-void UcxWire::close(Ending how) noexcept {
+void UcxLink::close(CloseMode how) noexcept {
   if (worker_ == nullptr) return;
-  if (how == Ending::broken) {
+  if (how == CloseMode::broken) {
     close_endpoints(peers_, UCP_EP_CLOSE_FLAG_FORCE);
   } else {
     progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });

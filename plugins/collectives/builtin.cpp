@@ -5,16 +5,16 @@
 
 namespace tessera::fsdp {
 
-using collectives::Encoded;
-using collectives::EncodedOptions;
+using collectives::CompressedCollective;
+using collectives::CompressionOptions;
 using collectives::Encoding;
 using collectives::PowerSgd;
 using comm::OpKind;
 
 void add_built_in_collectives(CollectiveRegistry& registry) {
-  const auto add_encoded = [&](const char* name, const EncodedOptions& options) {
+  const auto add_encoded = [&](const char* name, const CompressionOptions& options) {
     registry.add(
-        options.collective, name, [options] { return std::make_unique<Encoded>(options); },
+        options.collective, name, [options] { return std::make_unique<CompressedCollective>(options); },
         [options](const CollectiveSize& size) { return encoded_cost(options, size); });
   };
   for (const OpKind collective : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce}) {

@@ -12,9 +12,9 @@ using base::Stream;
 using comm::OpKind;
 using comm::ReduceOp;
 using fsdp::CollectiveCall;
+using fsdp::FlatTransfer;
 using fsdp::Lease;
-using fsdp::Transfer;
-using fsdp::Works;
+using fsdp::WorkChain;
 using nn::kernels::encoded_bytes;
 
 namespace {
@@ -44,14 +44,14 @@ std::byte* element(void* base, DType dtype, std::size_t index) {
 }  // namespace
 
 /// What encoding has taken off: of what this rank sent to each, and of the slice that it sums and sends on.
-struct Encoded::Errors {
+struct CompressedCollective::ErrorFeedback {
   std::string name;
   Buffer sent, slice;
 };
 
 /// One transfer on its way.
-struct Encoded::Flight {
-  Flight(const CollectiveCall& call, const Transfer& what)
+struct CompressedCollective::InFlight {
+  InFlight(const CollectiveCall& call, const FlatTransfer& what)
       : channel(call.channel),
         transfer(what),
         op(call.op),
@@ -68,7 +68,7 @@ struct Encoded::Flight {
   std::byte* out(std::size_t index) const { return element(transfer.out.data, transfer.out.dtype, index); }
 
   comm::Communicator& channel;
-  const Transfer transfer;
+  const FlatTransfer transfer;
   const ReduceOp op;
   comm::OpOptions options;
   const std::size_t ranks, rank;
@@ -79,27 +79,27 @@ struct Encoded::Flight {
   float* slice_error = nullptr;
 };
 
-Encoded::Encoded(const EncodedOptions& options) : options_(options) {}
-Encoded::~Encoded() = default;
+CompressedCollective::CompressedCollective(const CompressionOptions& options) : options_(options) {}
+CompressedCollective::~CompressedCollective() = default;
 
-fsdp::CollectiveCapabilities Encoded::capabilities() const {
+fsdp::CollectiveCapabilities CompressedCollective::capabilities() const {
   return {.exact = false,
           .linear = false,
           .carries_state = options_.feedback,
           .dtypes = {DType::f32, DType::bf16, DType::f16}};
 }
 
-void Encoded::prepare(const fsdp::CollectiveSetup& setup) {
+void CompressedCollective::prepare(const fsdp::CollectiveSetup& setup) {
   context_ = &setup.context;
   buffers_ = &setup.buffers;
   if (!options_.feedback) return;
-  for (const fsdp::PlannedTransfer& transfer : setup.transfers) {
+  for (const fsdp::TransferSpec& transfer : setup.transfers) {
     if (travels_as_it_is(options_.encoding, transfer.dtype)) continue;
     const auto elements = static_cast<std::size_t>(transfer.elements);
     const auto room = [&](std::size_t count) {
-      return context_->memory().allocate(count * sizeof(float), base::MemoryUse::communication);
+      return context_->memory().allocate(count * sizeof(float), base::MemoryCategory::communication);
     };
-    Errors errors{transfer.name, room(elements), {}};
+    ErrorFeedback errors{transfer.name, room(elements), {}};
     if (options_.collective == OpKind::all_reduce)
       errors.slice = room(elements / static_cast<std::size_t>(transfer.ranks));
     errors_.emplace(std::pair(transfer.flat, elements), std::move(errors));
@@ -107,10 +107,10 @@ void Encoded::prepare(const fsdp::CollectiveSetup& setup) {
   clear_state(context_->stream());
 }
 
-Works Encoded::run(const CollectiveCall& call) {
-  std::vector<std::shared_ptr<Flight>> flights;
-  Works works;  // before the flights in destruction: their memory is in use until then
-  for (const Transfer& transfer : call.transfers) {
+WorkChain CompressedCollective::run(const CollectiveCall& call) {
+  std::vector<std::shared_ptr<InFlight>> flights;
+  WorkChain works;  // before the flights in destruction: their memory is in use until then
+  for (const FlatTransfer& transfer : call.transfers) {
     const std::uint64_t raw = plain_bytes(options_.collective, transfer, call.channel.size());
     stats_.raw += raw;
     if (travels_as_it_is(options_.encoding, transfer.in.dtype)) {
@@ -118,7 +118,7 @@ Works Encoded::run(const CollectiveCall& call) {
       stats_.sent += raw;
       continue;
     }
-    auto flight = std::make_shared<Flight>(call, transfer);
+    auto flight = std::make_shared<InFlight>(call, transfer);
     flight->encoded = encoded_bytes(options_.encoding, flight->part);
     if (flight->part * flight->ranks != std::max(transfer.in.count, transfer.out.count))
       throw base::InvalidUsage(
@@ -142,12 +142,12 @@ Works Encoded::run(const CollectiveCall& call) {
   if (options_.collective == OpKind::all_gather) {
     works.then([this, flights](Stream& stream) {
       for (const auto& flight : flights) decode_parts(*flight, stream);
-      return Works();
+      return WorkChain();
     });
     return works;
   }
   works.then([this, flights](Stream& stream) {
-    Works more;
+    WorkChain more;
     for (const auto& flight : flights) {
       sum_parts(*flight, stream);
       if (options_.collective == OpKind::all_reduce) gather_part(*flight, more);
@@ -155,7 +155,7 @@ Works Encoded::run(const CollectiveCall& call) {
     if (options_.collective != OpKind::all_reduce) return more;
     more.then([this, flights](Stream& last) {
       for (const auto& flight : flights) decode_parts(*flight, last);
-      return Works();
+      return WorkChain();
     });
     return more;
   });
@@ -163,9 +163,9 @@ Works Encoded::run(const CollectiveCall& call) {
 }
 
 /// What every rank is to add goes to it.
-void Encoded::send_parts(Flight& flight, Works& works) {
+void CompressedCollective::send_parts(InFlight& flight, WorkChain& works) {
   Stream& stream = *flight.options.after;
-  const Transfer& t = flight.transfer;
+  const FlatTransfer& t = flight.transfer;
   divisor_of(flight.op, flight.channel.size());  // says what it can't do before anything is sent
   flight.theirs = buffers_->acquire(flight.mine.bytes(), flight.mine.owner(), stream);
   for (std::size_t to = 0; to < flight.ranks; ++to)
@@ -182,7 +182,7 @@ void Encoded::send_parts(Flight& flight, Works& works) {
 }
 
 /// The sum of what came, where this rank's part of the result belongs.
-void Encoded::sum_parts(Flight& flight, Stream& stream) {
+void CompressedCollective::sum_parts(InFlight& flight, Stream& stream) {
   const bool whole = options_.collective == OpKind::all_reduce;
   context_->device_kernels().sum_encoded(stream, {.encoding = options_.encoding,
                                                   .in = flight.theirs.data(),
@@ -198,8 +198,8 @@ void Encoded::sum_parts(Flight& flight, Stream& stream) {
 }
 
 /// Of a gather the part that it was given, of an all_reduce the one that it has added.
-void Encoded::gather_part(Flight& flight, Works& works) {
-  const Transfer& t = flight.transfer;
+void CompressedCollective::gather_part(InFlight& flight, WorkChain& works) {
+  const FlatTransfer& t = flight.transfer;
   const bool added = options_.collective == OpKind::all_reduce;
   const std::size_t own = flight.rank * flight.encoded;
   context_->device_kernels().encode(*flight.options.after,
@@ -214,7 +214,7 @@ void Encoded::gather_part(Flight& flight, Works& works) {
   stats_.sent += (flight.ranks - 1) * flight.encoded;
 }
 
-void Encoded::decode_parts(Flight& flight, Stream& stream) {
+void CompressedCollective::decode_parts(InFlight& flight, Stream& stream) {
   for (std::size_t from = 0; from < flight.ranks; ++from)
     context_->device_kernels().sum_encoded(
         stream, {.encoding = options_.encoding,
@@ -226,7 +226,7 @@ void Encoded::decode_parts(Flight& flight, Stream& stream) {
   flight.mine.give_back(stream.record());
 }
 
-std::vector<fsdp::CollectivePlugin::State> Encoded::state() {
+std::vector<fsdp::CollectivePlugin::State> CompressedCollective::state() {
   std::vector<State> all;
   const auto add = [&](const std::string& name, const Buffer& buffer) {
     if (buffer) all.push_back({name, static_cast<float*>(buffer.data()), buffer.bytes() / sizeof(float)});
@@ -238,11 +238,11 @@ std::vector<fsdp::CollectivePlugin::State> Encoded::state() {
   return all;
 }
 
-void Encoded::clear_state(Stream& stream) {
+void CompressedCollective::clear_state(Stream& stream) {
   for (const State& each : state()) context_->runtime().fill(stream, each.data, 0, each.count * sizeof(float));
 }
 
-fsdp::CollectiveCost encoded_cost(const EncodedOptions& options, const fsdp::CollectiveSize& size) {
+fsdp::CollectiveCost encoded_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size) {
   const auto ranks = static_cast<std::uint64_t>(size.ranks);
   const std::uint64_t hops = options.collective == OpKind::all_reduce ? 2 : 1;
   const std::uint64_t part = size.elements / ranks;

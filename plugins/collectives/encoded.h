@@ -16,37 +16,37 @@ namespace tessera::collectives {
 
 using nn::kernels::Encoding;
 
-struct EncodedOptions {
+struct CompressionOptions {
   comm::OpKind collective = comm::OpKind::all_gather;
   Encoding encoding = Encoding::bf16;
   bool feedback = false;  ///< of reductions
 };
 
-class Encoded final : public fsdp::CollectivePlugin {
+class CompressedCollective final : public fsdp::CollectivePlugin {
  public:
-  explicit Encoded(const EncodedOptions& options);
-  ~Encoded() override;
+  explicit CompressedCollective(const CompressionOptions& options);
+  ~CompressedCollective() override;
   fsdp::CollectiveCapabilities capabilities() const override;
   void prepare(const fsdp::CollectiveSetup& setup) override;
-  fsdp::Works run(const fsdp::CollectiveCall& call) override;
+  fsdp::WorkChain run(const fsdp::CollectiveCall& call) override;
   std::vector<State> state() override;
   void clear_state(base::Stream& stream) override;
 
  private:
-  struct Errors;
-  struct Flight;
-  void send_parts(Flight& flight, fsdp::Works& works);
-  void gather_part(Flight& flight, fsdp::Works& works);
-  void decode_parts(Flight& flight, base::Stream& stream);
-  void sum_parts(Flight& flight, base::Stream& stream);
+  struct ErrorFeedback;
+  struct InFlight;
+  void send_parts(InFlight& flight, fsdp::WorkChain& works);
+  void gather_part(InFlight& flight, fsdp::WorkChain& works);
+  void decode_parts(InFlight& flight, base::Stream& stream);
+  void sum_parts(InFlight& flight, base::Stream& stream);
 
-  const EncodedOptions options_;
+  const CompressionOptions options_;
   nn::Context* context_ = nullptr;
   fsdp::LeasePool* buffers_ = nullptr;
-  std::map<std::pair<const fsdp::FlatLayout*, std::size_t>, Errors> errors_;
+  std::map<std::pair<const fsdp::FlatLayout*, std::size_t>, ErrorFeedback> errors_;
 };
 
 /// What Encoded sends. Data of 16 bits has nothing to gain from bf16 and travels as it is.
-fsdp::CollectiveCost encoded_cost(const EncodedOptions& options, const fsdp::CollectiveSize& size);
+fsdp::CollectiveCost encoded_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size);
 
 }  // namespace tessera::collectives

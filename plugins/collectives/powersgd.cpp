@@ -12,9 +12,9 @@ using base::Stream;
 using comm::OpKind;
 using comm::ReduceOp;
 using fsdp::CollectiveCall;
+using fsdp::FlatTransfer;
 using fsdp::Lease;
-using fsdp::Transfer;
-using fsdp::Works;
+using fsdp::WorkChain;
 
 namespace {
 
@@ -75,7 +75,7 @@ double share_of(const ReduceOp& op, int ranks) {
 }  // namespace
 
 /// From step to step, of one flat parameter.
-struct PowerSgd::Carried {
+struct PowerSgd::PowerSgdState {
   std::string name;
   Packing packing;
   Buffer errors;  // of all matrices; M while a step is under way
@@ -84,13 +84,13 @@ struct PowerSgd::Carried {
   float* q_of(const Piece& piece) const { return static_cast<float*>(q.data()) + piece.q; }
 };
 
-struct PowerSgd::Flight {
+struct PowerSgd::InFlight {
   comm::Communicator& channel;
-  const Transfer transfer;
+  const FlatTransfer transfer;
   const ReduceOp op;
   comm::OpOptions options;
   fsdp::Copier& copier;
-  const Carried& carried;
+  const PowerSgdState& carried;
   Lease first;
   float* p(const Piece& piece) const { return static_cast<float*>(first.data()) + piece.p; }
   float* gradient(std::size_t entry) const {
@@ -113,31 +113,31 @@ fsdp::CollectiveCapabilities PowerSgd::capabilities() const {
 void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
   context_ = &setup.context;
   buffers_ = &setup.buffers;
-  for (const fsdp::PlannedTransfer& transfer : setup.transfers) {
+  for (const fsdp::TransferSpec& transfer : setup.transfers) {
     std::vector<nn::Shape> shapes;
     for (const fsdp::FlatEntry& entry : transfer.flat->entries) shapes.push_back(entry.parameter->shape());
-    Carried carried{.name = transfer.name, .packing = pack(shapes, rank_, transfer.ranks)};
+    PowerSgdState carried{.name = transfer.name, .packing = pack(shapes, rank_, transfer.ranks)};
     carried.errors =
-        context_->memory().allocate(carried.packing.errors * sizeof(float), base::MemoryUse::communication);
+        context_->memory().allocate(carried.packing.errors * sizeof(float), base::MemoryCategory::communication);
     carried.q = buffers_->acquire(carried.packing.second * sizeof(float), transfer.name, context_->stream());
     carried_.emplace(transfer.flat, std::move(carried));
   }
   clear_state(context_->stream());
 }
 
-Works PowerSgd::run(const CollectiveCall& call) {
-  std::vector<std::shared_ptr<Flight>> flights;
-  Works works;                          // before the flights in destruction: their memory is in use until then
+WorkChain PowerSgd::run(const CollectiveCall& call) {
+  std::vector<std::shared_ptr<InFlight>> flights;
+  WorkChain works;                      // before the flights in destruction: their memory is in use until then
   Stream& stream = context_->stream();  // products share scratch memory: all of them belong on this one
   stream.wait(call.options.after->record());
-  nn::Kernels<float>& kernels = context_->kernels<float>(name_);
-  for (const Transfer& transfer : call.transfers) {
+  nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
+  for (const FlatTransfer& transfer : call.transfers) {
     if (transfer.in.data != transfer.out.data) throw base::InvalidUsage(name_ + ": reduces in place");
     share_of(call.op, call.channel.size());  // says what it can't do before anything is sent
-    const Carried& carried = carried_.at(transfer.flat);
+    const PowerSgdState& carried = carried_.at(transfer.flat);
     const Packing& packing = carried.packing;
-    auto flight =
-        std::make_shared<Flight>(Flight{call.channel, transfer, call.op, call.options, call.copier, carried, Lease()});
+    auto flight = std::make_shared<InFlight>(
+        InFlight{call.channel, transfer, call.op, call.options, call.copier, carried, Lease()});
     flight->first = buffers_->acquire(packing.first * sizeof(float), std::string(call.options.label), stream);
     for (std::size_t i = 0; i < packing.pieces.size(); ++i) {
       const Piece& piece = packing.pieces[i];
@@ -161,11 +161,11 @@ Works PowerSgd::run(const CollectiveCall& call) {
     flights.push_back(std::move(flight));
   }
   works.then([this, flights](Stream& then) {
-    Works second;
+    WorkChain second;
     for (const auto& flight : flights) sum_q(*flight, then, second);
     second.then([this, flights](Stream& last) {
       for (const auto& flight : flights) finish(*flight, last);
-      return Works();
+      return WorkChain();
     });
     return second;
   });
@@ -173,10 +173,10 @@ Works PowerSgd::run(const CollectiveCall& call) {
 }
 
 /// P is there; Q of the matrices that it was made of.
-void PowerSgd::sum_q(Flight& flight, Stream& stream, Works& works) {
+void PowerSgd::sum_q(InFlight& flight, Stream& stream, WorkChain& works) {
   const Packing& packing = flight.carried.packing;
   if (packing.second == 0) return;
-  nn::Kernels<float>& kernels = context_->kernels<float>(name_);
+  nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   for (const Piece& piece : packing.pieces) {
     if (piece.rank == 0) continue;
     float* const p = flight.p(piece);
@@ -192,8 +192,8 @@ void PowerSgd::sum_q(Flight& flight, Stream& stream, Works& works) {
 }
 
 /// P and Q are there: their product is the result, and what it isn't is kept.
-void PowerSgd::finish(Flight& flight, Stream& stream) {
-  nn::Kernels<float>& kernels = context_->kernels<float>(name_);
+void PowerSgd::finish(InFlight& flight, Stream& stream) {
+  nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   const double share = share_of(flight.op, flight.channel.size());
   const Packing& packing = flight.carried.packing;
   for (std::size_t i = 0; i < packing.pieces.size(); ++i) {

@@ -22,22 +22,22 @@ class PowerSgd final : public fsdp::CollectivePlugin {
   ~PowerSgd() override;
   fsdp::CollectiveCapabilities capabilities() const override;
   void prepare(const fsdp::CollectiveSetup& setup) override;
-  fsdp::Works run(const fsdp::CollectiveCall& call) override;
+  fsdp::WorkChain run(const fsdp::CollectiveCall& call) override;
   std::vector<State> state() override;
   void clear_state(base::Stream& stream) override;
 
  private:
-  struct Carried;
-  struct Flight;
-  void sum_q(Flight& flight, base::Stream& stream, fsdp::Works& works);
-  void finish(Flight& flight, base::Stream& stream);
+  struct PowerSgdState;
+  struct InFlight;
+  void sum_q(InFlight& flight, base::Stream& stream, fsdp::WorkChain& works);
+  void finish(InFlight& flight, base::Stream& stream);
 
   const std::string name_;
   const int rank_;
   const bool feedback_;
   nn::Context* context_ = nullptr;
   fsdp::LeasePool* buffers_ = nullptr;
-  std::map<const fsdp::FlatLayout*, Carried> carried_;
+  std::map<const fsdp::FlatLayout*, PowerSgdState> carried_;
 };
 
 /// What PowerSgd sends.

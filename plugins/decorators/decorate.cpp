@@ -79,7 +79,7 @@ std::unique_ptr<Communicator> make_delay(std::unique_ptr<Communicator> inner, It
   }
   if (const auto op = item.take("op"); !op.empty()) options.only = parse_op_kind(op);
   item.expect_no_more();
-  return std::make_unique<Delay>(std::move(inner), options);
+  return std::make_unique<DelayDecorator>(std::move(inner), options);
 }
 
 std::unique_ptr<Communicator> make_fault(std::unique_ptr<Communicator> inner, Item& item) {
@@ -93,15 +93,15 @@ std::unique_ptr<Communicator> make_fault(std::unique_ptr<Communicator> inner, It
   if (const auto rank = item.take("rank"); !rank.empty())
     options.rank = static_cast<int>(parse_integer(rank, item.what(), 0, inner->size() - 1));
   item.expect_no_more();
-  return std::make_unique<Fault>(std::move(inner), options);
+  return std::make_unique<FaultDecorator>(std::move(inner), options);
 }
 
 std::unique_ptr<Communicator> make_trace(std::unique_ptr<Communicator> inner, Item& item) {
   item.expect_no_more();
   const std::shared_ptr<Logger> logger = inner->logger();
-  if (item.value().empty()) return std::make_unique<Trace>(std::move(inner), trace_to_log(logger));
+  if (item.value().empty()) return std::make_unique<TraceDecorator>(std::move(inner), trace_to_log(logger));
   std::string path = std::string(item.value()) + ".rank" + std::to_string(inner->rank()) + ".json";
-  return std::make_unique<Trace>(std::move(inner), trace_to_file(std::move(path), logger));
+  return std::make_unique<TraceDecorator>(std::move(inner), trace_to_file(std::move(path), logger));
 }
 
 }  // namespace

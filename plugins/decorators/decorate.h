@@ -18,7 +18,7 @@ namespace tessera::decorators {
 ///   trace[:FILE]                                     each operation to the log, or as a Chrome trace to
 ///   FILE.rankN.json
 ///
-/// Throws InvalidUsage that says what is wrong with `spec`. Fits Config::decorate:
+/// Throws InvalidUsage that says what is wrong with `spec`. Fits InitOptions::decorate:
 ///   config.decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:2ms"); };
 std::unique_ptr<comm::Communicator> decorate(std::unique_ptr<comm::Communicator> communicator, std::string_view spec);
 

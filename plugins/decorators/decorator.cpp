@@ -6,7 +6,7 @@
 namespace tessera::decorators {
 namespace {
 
-Work issue(Communicator& comm, const Call& c, const OpOptions& options) {
+Work issue(Communicator& comm, const OpDesc& c, const OpOptions& options) {
   const bool equal_parts = c.in_counts.empty() && c.out_counts.empty();
   switch (c.kind) {
     case OpKind::all_reduce:
@@ -52,21 +52,20 @@ Decorator::Decorator(std::unique_ptr<Communicator> inner, std::shared_ptr<Family
       family_(family_of(std::move(family), *inner_)),
       index_(family_->communicators.fetch_add(1)) {}
 
-Work Decorator::forward(std::span<const Call> calls, bool batch) {
+Work Decorator::forward(std::span<const OpDesc> calls, bool batch) {
   OpOptions options{.after = after_};
   if (!calls.empty()) {
     options.timeout = calls.front().timeout;
     options.label = calls.front().label;
   }
   if (!batch) return issue(*inner_, calls.front(), options);
-  std::vector<PointToPoint> parts;
-  for (const Call& call : calls)
-    parts.push_back(call.kind == OpKind::send ? PointToPoint::send(call.in, call.root)
-                                              : PointToPoint::recv(call.out, call.root));
+  std::vector<P2POp> parts;
+  for (const OpDesc& call : calls)
+    parts.push_back(call.kind == OpKind::send ? P2POp::send(call.in, call.root) : P2POp::recv(call.out, call.root));
   return inner_->batch(parts, options);
 }
 
-Work Decorator::run(std::span<const Call> calls, bool batch) {
+Work Decorator::run(std::span<const OpDesc> calls, bool batch) {
   struct Reset {  // also where the call throws
     Stream*& stream;
     ~Reset() { stream = nullptr; }
@@ -74,31 +73,31 @@ Work Decorator::run(std::span<const Call> calls, bool batch) {
   return do_call(calls, batch, family_->calls.fetch_add(1) + 1);
 }
 
-Work Decorator::do_start(const Call& call) { return run({&call, 1}, false); }
-Work Decorator::do_batch(std::span<const Call> parts) { return run(parts, true); }
+Work Decorator::do_start(const OpDesc& call) { return run({&call, 1}, false); }
+Work Decorator::do_batch(std::span<const OpDesc> parts) { return run(parts, true); }
 
 std::unique_ptr<Communicator> Decorator::do_split(int color, int key) {
   std::unique_ptr<Communicator> child = inner_->split(color, key);
   return child == nullptr ? nullptr : decorate_child(std::move(child));
 }
 
-Buffer Decorator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+Buffer Decorator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   return inner_->allocate(bytes, kind, use);
 }
 
 void Decorator::do_abort(std::string_view reason) noexcept { inner_->abort(std::string(reason)); }
 
-std::uint64_t bytes_of(std::span<const Call> calls) {
+std::uint64_t bytes_of(std::span<const OpDesc> calls) {
   std::uint64_t bytes = 0;
-  for (const Call& call : calls) bytes += std::max(call.in.bytes(), call.out.bytes());
+  for (const OpDesc& call : calls) bytes += std::max(call.in.bytes(), call.out.bytes());
   return bytes;
 }
 
-std::string_view name_of(std::span<const Call> calls, bool batch) {
+std::string_view name_of(std::span<const OpDesc> calls, bool batch) {
   return batch ? "batch" : comm::name_of(calls.front().kind);
 }
 
-std::string describe(std::span<const Call> calls, bool batch, std::uint64_t number) {
+std::string describe(std::span<const OpDesc> calls, bool batch, std::uint64_t number) {
   std::string text = std::string(name_of(calls, batch)) + " #" + std::to_string(number);
   if (!calls.empty() && !calls.front().label.empty()) text += " (" + std::string(calls.front().label) + ")";
   return text;

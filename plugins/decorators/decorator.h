@@ -36,22 +36,22 @@ class Decorator : public Communicator {
   int index() const noexcept { return index_; }  ///< in the order in which this rank's family was made
 
   /// The same calls on the inner communicator. One call, or the parts of a batch.
-  Work forward(std::span<const Call> calls, bool batch);
+  Work forward(std::span<const OpDesc> calls, bool batch);
   /// The stream that the call comes after, or null.
   Stream* after() const noexcept { return after_; }
 
  private:
-  virtual Work do_call(std::span<const Call> calls, bool batch, std::uint64_t number) = 0;
+  virtual Work do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) = 0;
   virtual std::unique_ptr<Communicator> decorate_child(std::unique_ptr<Communicator> child) = 0;
 
-  Work do_start(const Call& call) final;
-  Work do_batch(std::span<const Call> parts) final;
-  Work run(std::span<const Call> calls, bool batch);
+  Work do_start(const OpDesc& call) final;
+  Work do_batch(std::span<const OpDesc> parts) final;
+  Work run(std::span<const OpDesc> calls, bool batch);
   std::unique_ptr<Communicator> do_split(int color, int key) final;
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) final;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) final;
   void do_abort(std::string_view reason) noexcept override;
   void do_after(Stream& stream) final { after_ = &stream; }
-  void do_meter(MeterSnapshot& snapshot) const final { snapshot = inner_->meter(); }
+  void do_meter(TrafficStats& snapshot) const final { snapshot = inner_->meter(); }
 
   const std::unique_ptr<Communicator> inner_;
   const std::shared_ptr<Family> family_;
@@ -76,10 +76,10 @@ class WrappedWork : public WorkState {
 };
 
 /// Of the larger buffer; a batch's parts are added up.
-std::uint64_t bytes_of(std::span<const Call> calls);
+std::uint64_t bytes_of(std::span<const OpDesc> calls);
 /// "all_gather", "batch".
-std::string_view name_of(std::span<const Call> calls, bool batch);
+std::string_view name_of(std::span<const OpDesc> calls, bool batch);
 /// "all_gather #12 (block.3)".
-std::string describe(std::span<const Call> calls, bool batch, std::uint64_t number);
+std::string describe(std::span<const OpDesc> calls, bool batch, std::uint64_t number);
 
 }  // namespace tessera::decorators

@@ -55,7 +55,7 @@ std::chrono::nanoseconds delay_of(const DelayOptions& options, int rank, std::ui
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
 }
 
-Work Delay::do_call(std::span<const Call> calls, bool batch, std::uint64_t number) {
+Work DelayDecorator::do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) {
   if (calls.empty() || (options_.only && calls.front().kind != *options_.only)) return forward(calls, batch);
   const Clock::time_point called = Clock::now();
   const std::chrono::nanoseconds delay = delay_of(options_, family()->rank, number, bytes_of(calls));
@@ -63,8 +63,8 @@ Work Delay::do_call(std::span<const Call> calls, bool batch, std::uint64_t numbe
   return Work(new DelayedWork(forward(calls, batch), called + std::min(delay, limit)));
 }
 
-std::unique_ptr<Communicator> Delay::decorate_child(std::unique_ptr<Communicator> child) {
-  return std::make_unique<Delay>(std::move(child), options_, family());
+std::unique_ptr<Communicator> DelayDecorator::decorate_child(std::unique_ptr<Communicator> child) {
+  return std::make_unique<DelayDecorator>(std::move(child), options_, family());
 }
 
 }  // namespace tessera::decorators

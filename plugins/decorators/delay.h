@@ -26,13 +26,13 @@ struct DelayOptions {
 std::chrono::nanoseconds delay_of(const DelayOptions& options, int rank, std::uint64_t number, std::uint64_t bytes);
 
 /// Streams must be the host's: a device's would need a kernel that sleeps; Unsupported is thrown.
-class Delay final : public Decorator {
+class DelayDecorator final : public Decorator {
  public:
-  Delay(std::unique_ptr<Communicator> inner, DelayOptions options, std::shared_ptr<Family> family = nullptr)
+  DelayDecorator(std::unique_ptr<Communicator> inner, DelayOptions options, std::shared_ptr<Family> family = nullptr)
       : Decorator(std::move(inner), std::move(family)), options_(options) {}
 
  private:
-  Work do_call(std::span<const Call> calls, bool batch, std::uint64_t number) override;
+  Work do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) override;
   std::unique_ptr<Communicator> decorate_child(std::unique_ptr<Communicator> child) override;
   const DelayOptions options_;
 };

@@ -12,7 +12,7 @@
 
 namespace tessera::decorators {
 
-struct Fault::Stop {
+struct FaultDecorator::AbortFlag {
   std::mutex mutex;
   std::condition_variable changed;
   bool stopped = false;  ///< guarded by mutex
@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 /// Never done: what a rank sees that waits for something it has not told the others.
 class DroppedWork final : public WorkState {
  public:
-  DroppedWork(std::shared_ptr<Fault::Stop> stop, Clock::time_point deadline, std::string what)
+  DroppedWork(std::shared_ptr<FaultDecorator::AbortFlag> stop, Clock::time_point deadline, std::string what)
       : stop_(std::move(stop)), deadline_(deadline), what_(std::move(what)) {}
 
   bool done() noexcept override {
@@ -44,7 +44,7 @@ class DroppedWork final : public WorkState {
 
  private:
   void recycle() noexcept override { delete this; }
-  const std::shared_ptr<Fault::Stop> stop_;
+  const std::shared_ptr<FaultDecorator::AbortFlag> stop_;
   const Clock::time_point deadline_;
   const std::string what_;
 };
@@ -76,10 +76,11 @@ class CorruptedWork final : public WrappedWork {
 
 }  // namespace
 
-Fault::Fault(std::unique_ptr<Communicator> inner, FaultOptions options, std::shared_ptr<Family> family)
-    : Decorator(std::move(inner), std::move(family)), options_(options), stop_(std::make_shared<Stop>()) {}
+FaultDecorator::FaultDecorator(std::unique_ptr<Communicator> inner, FaultOptions options,
+                               std::shared_ptr<Family> family)
+    : Decorator(std::move(inner), std::move(family)), options_(options), stop_(std::make_shared<AbortFlag>()) {}
 
-Work Fault::do_call(std::span<const Call> calls, bool batch, std::uint64_t number) {
+Work FaultDecorator::do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) {
   const bool mine = number == options_.call && (!options_.rank || *options_.rank == family()->rank);
   if (!mine || calls.empty()) return forward(calls, batch);
   switch (options_.kind) {
@@ -95,11 +96,11 @@ Work Fault::do_call(std::span<const Call> calls, bool batch, std::uint64_t numbe
   return {};
 }
 
-Work Fault::corrupt(std::span<const Call> calls, bool batch, std::uint64_t number) {
+Work FaultDecorator::corrupt(std::span<const OpDesc> calls, bool batch, std::uint64_t number) {
   const std::string what = "fault: corrupt at " + describe(calls, batch, number);
-  std::vector<Call> changed(calls.begin(), calls.end());
-  const auto received = std::find_if(changed.begin(), changed.end(), [](const Call& c) { return c.out.bytes() > 0; });
-  const auto given = std::find_if(changed.begin(), changed.end(), [](const Call& c) { return c.in.bytes() > 0; });
+  std::vector<OpDesc> changed(calls.begin(), calls.end());
+  const auto received = std::find_if(changed.begin(), changed.end(), [](const OpDesc& c) { return c.out.bytes() > 0; });
+  const auto given = std::find_if(changed.begin(), changed.end(), [](const OpDesc& c) { return c.in.bytes() > 0; });
   if (received == changed.end() && given == changed.end())
     throw InvalidUsage(what + ": it has no elements on this rank");
   const ConstView touched = received != changed.end() ? ConstView(received->out) : given->in;
@@ -120,11 +121,11 @@ Work Fault::corrupt(std::span<const Call> calls, bool batch, std::uint64_t numbe
   return Work(new CorruptedWork(std::move(work), nullptr, kMask, std::move(sent)));
 }
 
-std::unique_ptr<Communicator> Fault::decorate_child(std::unique_ptr<Communicator> child) {
-  return std::make_unique<Fault>(std::move(child), options_, family());
+std::unique_ptr<Communicator> FaultDecorator::decorate_child(std::unique_ptr<Communicator> child) {
+  return std::make_unique<FaultDecorator>(std::move(child), options_, family());
 }
 
-void Fault::do_abort(std::string_view reason) noexcept {
+void FaultDecorator::do_abort(std::string_view reason) noexcept {
   inner().abort(std::string(reason));
   {
     const std::lock_guard lock(stop_->mutex);

@@ -23,20 +23,20 @@ struct FaultOptions {
 
 /// Memory must be the host's to be corrupted: Unsupported is thrown at the call. A call without any element can't be
 /// corrupted: InvalidUsage.
-class Fault final : public Decorator {
+class FaultDecorator final : public Decorator {
  public:
-  Fault(std::unique_ptr<Communicator> inner, FaultOptions options, std::shared_ptr<Family> family = nullptr);
+  FaultDecorator(std::unique_ptr<Communicator> inner, FaultOptions options, std::shared_ptr<Family> family = nullptr);
 
-  struct Stop;  ///< ends the waiting for dropped calls
+  struct AbortFlag;  ///< ends the waiting for dropped calls
 
  private:
-  Work do_call(std::span<const Call> calls, bool batch, std::uint64_t number) override;
+  Work do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) override;
   std::unique_ptr<Communicator> decorate_child(std::unique_ptr<Communicator> child) override;
   void do_abort(std::string_view reason) noexcept override;
-  Work corrupt(std::span<const Call> calls, bool batch, std::uint64_t number);
+  Work corrupt(std::span<const OpDesc> calls, bool batch, std::uint64_t number);
 
   const FaultOptions options_;
-  const std::shared_ptr<Stop> stop_;
+  const std::shared_ptr<AbortFlag> stop_;
 };
 
 }  // namespace tessera::decorators

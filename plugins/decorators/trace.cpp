@@ -7,7 +7,7 @@ namespace {
 
 class TracedWork final : public WrappedWork {
  public:
-  TracedWork(Work inner, TraceEvent event, std::shared_ptr<const TraceSink> sink)
+  TracedWork(Work inner, OperationEvent event, std::shared_ptr<const TraceSink> sink)
       : WrappedWork(std::move(inner)), event_(std::move(event)), sink_(std::move(sink)) {}
 
   bool done() noexcept override {
@@ -51,19 +51,19 @@ class TracedWork final : public WrappedWork {
     sink_ = nullptr;
   }
 
-  TraceEvent event_;
+  OperationEvent event_;
   std::shared_ptr<const TraceSink> sink_;
 };
 
 }  // namespace
 
-Work Trace::do_call(std::span<const Call> calls, bool batch, std::uint64_t number) {
-  TraceEvent event{.operation = std::string(name_of(calls, batch)),
-                   .rank = family()->rank,
-                   .communicator = index(),
-                   .number = number,
-                   .bytes = bytes_of(calls),
-                   .start_ns = host_time_ns()};
+Work TraceDecorator::do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) {
+  OperationEvent event{.operation = std::string(name_of(calls, batch)),
+                       .rank = family()->rank,
+                       .communicator = index(),
+                       .number = number,
+                       .bytes = bytes_of(calls),
+                       .start_ns = host_time_ns()};
   if (!calls.empty()) event.label = calls.front().label;
   try {
     Work work = forward(calls, batch);
@@ -76,8 +76,8 @@ Work Trace::do_call(std::span<const Call> calls, bool batch, std::uint64_t numbe
   }
 }
 
-std::unique_ptr<Communicator> Trace::decorate_child(std::unique_ptr<Communicator> child) {
-  return std::make_unique<Trace>(std::move(child), *sink_, family());
+std::unique_ptr<Communicator> TraceDecorator::decorate_child(std::unique_ptr<Communicator> child) {
+  return std::make_unique<TraceDecorator>(std::move(child), *sink_, family());
 }
 
 }  // namespace tessera::decorators

@@ -12,7 +12,7 @@
 
 namespace tessera::decorators {
 
-struct TraceEvent {
+struct OperationEvent {
   std::string operation;      ///< "all_gather", "batch", ...
   std::string label;          ///< what the caller called it
   int rank = 0;               ///< of the world
@@ -28,15 +28,15 @@ struct TraceEvent {
 };
 
 /// Called once for each operation, when it has ended, by the thread that saw it end. Must not throw.
-using TraceSink = std::function<void(const TraceEvent&)>;
+using TraceSink = std::function<void(const OperationEvent&)>;
 
-class Trace final : public Decorator {
+class TraceDecorator final : public Decorator {
  public:
-  Trace(std::unique_ptr<Communicator> inner, TraceSink sink, std::shared_ptr<Family> family = nullptr)
+  TraceDecorator(std::unique_ptr<Communicator> inner, TraceSink sink, std::shared_ptr<Family> family = nullptr)
       : Decorator(std::move(inner), std::move(family)), sink_(std::make_shared<const TraceSink>(std::move(sink))) {}
 
  private:
-  Work do_call(std::span<const Call> calls, bool batch, std::uint64_t number) override;
+  Work do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) override;
   std::unique_ptr<Communicator> decorate_child(std::unique_ptr<Communicator> child) override;
   const std::shared_ptr<const TraceSink> sink_;
 };
@@ -49,6 +49,6 @@ TraceSink trace_to_log(std::shared_ptr<Logger> logger);
 TraceSink trace_to_file(std::string path, std::shared_ptr<Logger> logger);
 
 /// One process per rank, one track per communicator. Times become microseconds of the host's clock.
-void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events);
+void write_chrome_trace(std::ostream& out, std::span<const OperationEvent> events);
 
 }  // namespace tessera::decorators

@@ -12,7 +12,7 @@
 namespace tessera::decorators {
 namespace {
 
-std::string title(const TraceEvent& event) {
+std::string title(const OperationEvent& event) {
   return event.label.empty() ? event.operation : event.operation + " " + event.label;
 }
 
@@ -34,7 +34,7 @@ class TraceFile {
       warn(error.what());
     }
   }
-  void add(const TraceEvent& event) {
+  void add(const OperationEvent& event) {
     const std::lock_guard lock(mutex_);
     events_.push_back(event);
   }
@@ -46,13 +46,13 @@ class TraceFile {
   const std::string path_;
   const std::shared_ptr<Logger> logger_;
   std::mutex mutex_;
-  std::vector<TraceEvent> events_;
+  std::vector<OperationEvent> events_;
 };
 
 }  // namespace
 
 TraceSink trace_to_log(std::shared_ptr<Logger> logger) {
-  return [logger = std::move(logger)](const TraceEvent& event) {
+  return [logger = std::move(logger)](const OperationEvent& event) {
     if (logger == nullptr || !logger->enabled(LogLevel::info)) return;
     std::string text = "trace: " + event.operation + " #" + std::to_string(event.number);
     if (!event.label.empty()) text += " (" + event.label + ")";
@@ -65,16 +65,16 @@ TraceSink trace_to_log(std::shared_ptr<Logger> logger) {
 }
 
 TraceSink trace_to_file(std::string path, std::shared_ptr<Logger> logger) {
-  return [file = std::make_shared<TraceFile>(std::move(path), std::move(logger))](const TraceEvent& event) {
+  return [file = std::make_shared<TraceFile>(std::move(path), std::move(logger))](const OperationEvent& event) {
     file->add(event);
   };
 }
 
-void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events) {
+void write_chrome_trace(std::ostream& out, std::span<const OperationEvent> events) {
   using nlohmann::json;
   json trace = json::array();
   std::set<std::pair<int, int>> named;
-  for (const TraceEvent& event : events) {
+  for (const OperationEvent& event : events) {
     const int track = event.communicator;
     if (named.insert({event.rank, -1}).second)
       trace.push_back({{"ph", "M"},

@@ -20,7 +20,7 @@ namespace {
 using namespace tessera::comm;
 
 struct Note {
-  NoteHeader header;
+  AmHeader header;
   std::vector<std::byte> payload;
 };
 
@@ -42,17 +42,17 @@ struct Mailbox {
   bool woken = false;
 };
 
-class QueueWire final : public Wire, private Sleeper {
+class QueueWire final : public Link, private ProgressWaiter {
  public:
-  QueueWire(Bootstrap& bootstrap, WireEvents& events) : events_(events), rank_(bootstrap.rank()) {
-    for (const auto& object : bootstrap.exchange_objects(std::make_shared<Mailbox>()))
+  QueueWire(Bootstrap& bootstrap, LinkEvents& events) : events_(events), rank_(bootstrap.rank()) {
+    for (const auto& object : bootstrap.all_gather_objects(std::make_shared<Mailbox>()))
       boxes_.push_back(std::static_pointer_cast<Mailbox>(object));
   }
 
   std::size_t longest_payload() const noexcept override { return 4096; }
-  bool has_room() const noexcept override { return true; }
+  bool can_send_eager() const noexcept override { return true; }
 
-  void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept override {
+  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override {
     put(peer, [&](Mailbox& box) { box.notes.push_back({header, {payload.begin(), payload.end()}}); });
   }
   void send_bulk(Message& message, std::uint64_t slot) noexcept override {
@@ -62,13 +62,13 @@ class QueueWire final : public Wire, private Sleeper {
     wanted_.push_back({&message, message.peer, slot});
   }
 
-  Cancelled cancel_bulk(Message& message) noexcept override {
+  CancelResult cancel_bulk(Message& message) noexcept override {
     const auto is_it = [&](const Offer& offer) { return offer.message == &message; };
-    if (std::erase_if(wanted_, is_it) > 0) return Cancelled::before;
+    if (std::erase_if(wanted_, is_it) > 0) return CancelResult::before;
     Mailbox& theirs = box(message.peer);
     {
       const std::lock_guard lock(theirs.mutex);
-      if (std::erase_if(theirs.offers, is_it) > 0) return Cancelled::before;
+      if (std::erase_if(theirs.offers, is_it) > 0) return CancelResult::before;
     }
     std::unique_lock lock(own().mutex);  // the receiver is copying right now: that ends
     const auto copied = [&] {
@@ -76,7 +76,7 @@ class QueueWire final : public Wire, private Sleeper {
     };
     own().changed.wait(lock, copied);
     std::erase(own().taken, &message);
-    return Cancelled::after;
+    return CancelResult::after;
   }
 
   bool poll(bool) noexcept override {
@@ -94,8 +94,8 @@ class QueueWire final : public Wire, private Sleeper {
     return moved;
   }
 
-  Sleeper& sleeper() noexcept override { return *this; }
-  void close(Ending) noexcept override {}
+  ProgressWaiter& sleeper() noexcept override { return *this; }
+  void close(CloseMode) noexcept override {}
 
  private:
   Mailbox& box(int rank) { return *boxes_[static_cast<std::size_t>(rank)]; }
@@ -147,19 +147,19 @@ class QueueWire final : public Wire, private Sleeper {
     put(rank_, [](Mailbox& box) { box.woken = true; });
   }
 
-  WireEvents& events_;
+  LinkEvents& events_;
   const int rank_;
   std::vector<std::shared_ptr<Mailbox>> boxes_;
   std::vector<Offer> wanted_;  ///< receives of bulk; `from` is who sends
 };
 
-std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   if (!bootstrap->in_process())
     throw tessera::base::InvalidUsage("queue: its ranks are threads of one process; use another backend for processes");
   return make_host_communicator(
-      std::move(bootstrap), options, "queue", [](Bootstrap& ranks, TransportEvents& told, const WorldOptions&) {
-        return std::make_unique<MatchedTransport>(
-            ranks, told, [&](WireEvents& events) { return std::make_unique<QueueWire>(ranks, events); });
+      std::move(bootstrap), options, "queue", [](Bootstrap& ranks, TransportEvents& told, const BackendOptions&) {
+        return std::make_unique<TagMatchingTransport>(
+            ranks, told, [&](LinkEvents& events) { return std::make_unique<QueueWire>(ranks, events); });
       });
 }
 

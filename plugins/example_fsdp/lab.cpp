@@ -14,7 +14,7 @@ using namespace tessera::base;
 using namespace tessera::fsdp;
 using tessera::comm::OpKind;
 
-class HalfGather final : public CollectivePlugin {
+class F16AllGather final : public CollectivePlugin {
  public:
   CollectiveCapabilities capabilities() const override {
     return {.exact = false, .linear = false, .dtypes = {DType::f32, DType::f16, DType::bf16}};
@@ -25,10 +25,10 @@ class HalfGather final : public CollectivePlugin {
     buffers_ = &setup.buffers;
   }
 
-  Works run(const CollectiveCall& call) override {
+  WorkChain run(const CollectiveCall& call) override {
     std::vector<std::shared_ptr<Flight>> flights;
-    Works works;  // before the flights in destruction: their memory is in use until then
-    for (const Transfer& transfer : call.transfers) {
+    WorkChain works;  // before the flights in destruction: their memory is in use until then
+    for (const FlatTransfer& transfer : call.transfers) {
       const bool half_already = size_of(transfer.in.dtype) == 2;
       const std::uint64_t raw = plain_bytes(OpKind::all_gather, transfer, call.channel.size());
       stats_.raw += raw;
@@ -45,7 +45,7 @@ class HalfGather final : public CollectivePlugin {
         context_->device_kernels().convert(stream, {flight->wire.data(), DType::f16, out.data, out.dtype, out.count});
         flight->wire.give_back(stream.record());
       }
-      return Works();
+      return WorkChain();
     });
     return works;
   }
@@ -56,7 +56,7 @@ class HalfGather final : public CollectivePlugin {
     tessera::comm::View out;
   };
 
-  std::shared_ptr<Flight> send(const CollectiveCall& call, const Transfer& transfer, Works& works) {
+  std::shared_ptr<Flight> send(const CollectiveCall& call, const FlatTransfer& transfer, WorkChain& works) {
     Stream& stream = *call.options.after;
     const auto& [in, out, flat] = transfer;
     auto flight = std::make_shared<Flight>(
@@ -78,10 +78,10 @@ CollectiveCost half_cost(const CollectiveSize& size) {
   return {.calls = 1, .bytes = (ranks - 1) * (size.elements / ranks) * size_of(DType::f16)};
 }
 
-Offer offer() {
+PluginExports offer() {
   const Axes shard = {kShardAxis}, all = {kReplicateAxis, kShardAxis};
   return {
-      .collectives = {{OpKind::all_gather, "f16", [] { return std::make_unique<HalfGather>(); }, half_cost}},
+      .collectives = {{OpKind::all_gather, "f16", [] { return std::make_unique<F16AllGather>(); }, half_cost}},
       .strategies = {{.name = "hfsdp",
                       .param_at_rest = shard,
                       .param_after_forward = shard,

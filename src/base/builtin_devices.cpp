@@ -22,15 +22,15 @@ void DeviceRuntime::begin_capture(Stream&) {
 
 std::unique_ptr<Graph> DeviceRuntime::end_capture(Stream&) { throw InvalidUsage("graph: nothing is being recorded"); }
 
-MemoryHandle DeviceRuntime::export_memory(void*, std::size_t) {
+IpcMemoryHandle DeviceRuntime::get_ipc_handle(void*, std::size_t) {
   throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
 }
 
-void* DeviceRuntime::import_memory(const MemoryHandle&) {
+void* DeviceRuntime::open_ipc_handle(const IpcMemoryHandle&) {
   throw Unsupported("memory of " + name_of(device()) + " can't be shared between processes");
 }
 
-void DeviceRuntime::release_memory(void*) noexcept {}
+void DeviceRuntime::close_ipc_handle(void*) noexcept {}
 
 namespace {
 

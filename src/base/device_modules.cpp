@@ -23,8 +23,8 @@ std::string kind_of(Device device) {
   return name.substr(0, name.find(':'));
 }
 
-DeviceState state_of_module(const std::string& name, const std::string& path) {
-  DeviceState state{.name = name, .available = false, .reason = {}, .devices = {}};
+DeviceInfo state_of_module(const std::string& name, const std::string& path) {
+  DeviceInfo state{.name = name, .available = false, .reason = {}, .devices = {}};
   try {
     DeviceProbe probe = load_device_module(path).probe();
     state.available = probe.problem.empty();
@@ -46,7 +46,7 @@ std::string module_folder() {
   return error ? "" : (library.parent_path() / "tessera-modules").string();
 }
 
-void* module_entry(const std::string& path, const ModuleTable& table) {
+void* module_entry(const std::string& path, const ModuleDescriptor& table) {
   // dlopen() itself remembers what is loaded. RTLD_NOW: a vendor's function that is missing is missed here, not in the
   // middle of a run.
   if (const std::string problem = shared_object_problem(path); !problem.empty())
@@ -61,7 +61,7 @@ void* module_entry(const std::string& path, const ModuleTable& table) {
   return entry;
 }
 
-void check_module(const std::string& path, const ModuleTable& table, const char* abi, const std::size_t* size) {
+void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi, const std::size_t* size) {
   if (abi == nullptr) throw InvalidUsage(path + ": its " + table.name + "_entry() returned nothing");
   if (std::strcmp(abi, table.abi) != 0)
     throw InvalidUsage(path + " was built for '" + abi + "', this library is '" + table.abi +
@@ -113,8 +113,8 @@ std::shared_ptr<DeviceRuntime> open_device(Device device) {
   return std::move(opened.runtime);
 }
 
-std::vector<DeviceState> list_devices() {
-  std::vector<DeviceState> states = {
+std::vector<DeviceInfo> list_devices() {
+  std::vector<DeviceInfo> states = {
       {.name = "cpu", .available = true, .reason = "", .devices = {cpu_runtime()->properties()}},
       {.name = "meta", .available = true, .reason = "", .devices = {}},
   };

@@ -30,21 +30,21 @@ enum class CopyDirection : std::uint8_t { host_to_device, device_to_host, device
 struct DeviceTraits {
   bool host_accessible = false;  ///< the host may read and write the device's memory (in the order of its streams)
   bool slow_allocation = false;  ///< pools keep more idle memory, and cut small blocks out of large ones
-  bool shares_memory = false;    ///< export_memory() and import_memory() are there
+  bool shares_memory = false;    ///< get_ipc_handle() and open_ipc_handle() are there
 };
 
 /// What another process needs to use memory of a device. Bytes that may be sent to it; what they mean is the device's.
-struct MemoryHandle {
+struct IpcMemoryHandle {
   std::array<std::byte, 128> bytes{};
 };
 
 /// A point that the host reaches: how a stream comes after something that the host still has to do.
-class TESSERA_API Signal {
+class TESSERA_API HostEvent {
  public:
-  Signal() = default;
-  virtual ~Signal();  ///< what is armed counts as reached
-  Signal(const Signal&) = delete;
-  Signal& operator=(const Signal&) = delete;
+  HostEvent() = default;
+  virtual ~HostEvent();  ///< what is armed counts as reached
+  HostEvent(const HostEvent&) = delete;
+  HostEvent& operator=(const HostEvent&) = delete;
   /// A new event; the one before must have been reached. It may outlive the signal.
   virtual Event arm() = 0;
   /// Reaches the event. Any thread, once.
@@ -79,7 +79,7 @@ class TESSERA_API DeviceRuntime {
   /// One for copies that must get on while all other streams wait for something.
   virtual std::unique_ptr<Stream> make_copy_stream() { return make_stream(); }
   /// Streams of this device that wait for its events wait on the device. The default's make the host wait instead.
-  virtual std::unique_ptr<Signal> make_signal();
+  virtual std::unique_ptr<HostEvent> make_signal();
 
   /// At least `bytes` (0: a valid pointer), aligned to kAlignment, uninitialised. Slow: pools stand above it.
   virtual void* allocate(std::size_t bytes) = 0;
@@ -88,12 +88,12 @@ class TESSERA_API DeviceRuntime {
 
   /// For the processes of this host: `data` is all that one allocate() gave. It may be freed only when everybody who
   /// imported it has released it. Throws Unsupported where this device or system shares nothing.
-  virtual MemoryHandle export_memory(void* data, std::size_t bytes);
+  virtual IpcMemoryHandle get_ipc_handle(void* data, std::size_t bytes);
   /// Where this device reads and writes that memory, which may be another device's; in the process that exported it
   /// that is the memory's own address. Throws Unsupported, with the reason, where it can't reach it.
-  virtual void* import_memory(const MemoryHandle& handle);
-  /// What import_memory() gave; as free() for what is under way.
-  virtual void release_memory(void* imported) noexcept;
+  virtual void* open_ipc_handle(const IpcMemoryHandle& handle);
+  /// What open_ipc_handle() gave; as free() for what is under way.
+  virtual void close_ipc_handle(void* imported) noexcept;
 
   /// Host memory that copies from and to this device may use without making the host wait.
   virtual void* allocate_host(std::size_t bytes) = 0;
@@ -143,7 +143,7 @@ TESSERA_API void require_device(Device device);
 /// The device, ready for use. Throws InvalidUsage with the reason where it can't be used on this machine.
 TESSERA_API std::shared_ptr<DeviceRuntime> open_device(Device device);
 
-struct DeviceState {
+struct DeviceInfo {
   std::string name;  ///< "cpu", "meta", "cuda"
   bool available = false;
   std::string reason;                     ///< why it isn't
@@ -151,6 +151,6 @@ struct DeviceState {
 };
 
 /// Every device that this library knows or finds a module for. Never throws for a device that can't be used.
-TESSERA_API std::vector<DeviceState> list_devices();
+TESSERA_API std::vector<DeviceInfo> list_devices();
 
 }  // namespace tessera::base

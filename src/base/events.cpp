@@ -21,25 +21,25 @@ struct Track {
   const char* name;
 };
 
-Track track_of(EventKind kind) {
+Track track_of(TraceEventKind kind) {
   switch (kind) {
-    case EventKind::unshard_issue:
-    case EventKind::reshard: return {2, "gather"};
-    case EventKind::reduce_issue: return {3, "reduce"};
-    case EventKind::unshard_wait:
-    case EventKind::reduce_wait: return {1, "waiting"};
+    case TraceEventKind::unshard_issue:
+    case TraceEventKind::reshard: return {2, "gather"};
+    case TraceEventKind::reduce_issue: return {3, "reduce"};
+    case TraceEventKind::unshard_wait:
+    case TraceEventKind::reduce_wait: return {1, "waiting"};
     default: return {0, "compute"};
   }
 }
 
 }  // namespace
 
-std::string_view name_of(EventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
+std::string_view name_of(TraceEventKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
-Recorder::Span Recorder::begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+TraceRecorder::Span TraceRecorder::begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
   if (!recording_) return kNone;
   Pending& pending = pending_.emplace_back();
-  pending.record = EventRecord{kind, std::string(unit), rank_, bytes};
+  pending.record = TraceEvent{kind, std::string(unit), rank_, bytes};
   const Span span = pending_.size() - 1;
   if (profiled_ != nullptr) {
     ranges_.push_back(span);
@@ -49,18 +49,18 @@ Recorder::Span Recorder::begin(EventKind kind, std::string_view unit, std::uint6
   return span;
 }
 
-void Recorder::close_ranges_from(Span span) noexcept {
+void TraceRecorder::close_ranges_from(Span span) noexcept {
   for (; !ranges_.empty() && ranges_.back() >= span; ranges_.pop_back()) profiled_->range_end();
 }
 
-void Recorder::end(Span span, Stream& stream) {
+void TraceRecorder::end(Span span, Stream& stream) {
   if (span == kNone) return;
   pending_.at(span).finish = stream.record();
   pending_.at(span).ended = true;
   close_ranges_from(span);
 }
 
-void Recorder::mark(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
+void TraceRecorder::mark(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream) {
   const Span span = begin(kind, unit, bytes, stream);
   if (span == kNone) return;
   pending_[span].finish = pending_[span].start;
@@ -68,29 +68,29 @@ void Recorder::mark(EventKind kind, std::string_view unit, std::uint64_t bytes, 
   close_ranges_from(span);
 }
 
-std::vector<EventRecord> Recorder::take() {
+std::vector<TraceEvent> TraceRecorder::drain() {
   close_ranges_from(0);
   const std::deque<Pending> taken = std::exchange(pending_, {});  // forgotten also where a stream's work threw
-  std::vector<EventRecord> records;
+  std::vector<TraceEvent> records;
   records.reserve(taken.size());
   for (const Pending& pending : taken) {
     if (!pending.ended) continue;
-    EventRecord& record = records.emplace_back(pending.record);
+    TraceEvent& record = records.emplace_back(pending.record);
     record.start_ns = pending.start.time_ns();
     record.end_ns = pending.finish.time_ns();
   }
   return records;
 }
 
-void write_chrome_trace(std::ostream& out, std::span<const EventRecord> events) {
+void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events) {
   using nlohmann::json;
   std::int64_t origin = std::numeric_limits<std::int64_t>::max();
-  for (const EventRecord& e : events) origin = std::min(origin, e.start_ns);
+  for (const TraceEvent& e : events) origin = std::min(origin, e.start_ns);
   const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000.0; };
 
   json trace = json::array();
   std::set<std::pair<int, int>> named;
-  for (const EventRecord& e : events) {
+  for (const TraceEvent& e : events) {
     const Track track = track_of(e.kind);
     if (named.insert({e.rank, -1}).second)
       trace.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", e.rank}, {"args", {{"name", "rank " + std::to_string(e.rank)}}}});

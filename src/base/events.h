@@ -14,7 +14,7 @@
 
 namespace tessera::base {
 
-enum class EventKind : std::uint8_t {
+enum class TraceEventKind : std::uint8_t {
   unshard_issue,
   unshard_wait,
   forward,
@@ -24,10 +24,10 @@ enum class EventKind : std::uint8_t {
   reduce_wait,
   optimizer_step,
 };
-TESSERA_API std::string_view name_of(EventKind kind);
+TESSERA_API std::string_view name_of(TraceEventKind kind);
 
-struct EventRecord {
-  EventKind kind = EventKind::forward;
+struct TraceEvent {
+  TraceEventKind kind = TraceEventKind::forward;
   std::string unit;
   int rank = 0;
   std::uint64_t bytes = 0;
@@ -39,30 +39,30 @@ struct EventRecord {
 class DeviceRuntime;
 
 /// Collects the events of one rank. Times are taken from the streams, never from a clock of its own. One thread at a time.
-class TESSERA_API Recorder {
+class TESSERA_API TraceRecorder {
  public:
   /// `profiled`, not null: events are ranges of its profiler, too, in the host's time, when work is put on streams. It
   /// outlives the recorder.
-  explicit Recorder(int rank, DeviceRuntime* profiled = nullptr) : rank_(rank), profiled_(profiled) {}
-  ~Recorder() { close_ranges_from(0); }
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
+  explicit TraceRecorder(int rank, DeviceRuntime* profiled = nullptr) : rank_(rank), profiled_(profiled) {}
+  ~TraceRecorder() { close_ranges_from(0); }
+  TraceRecorder(const TraceRecorder&) = delete;
+  TraceRecorder& operator=(const TraceRecorder&) = delete;
 
   /// False: what happens from here on is no event; what has begun must have ended.
   void set_recording(bool recording) { recording_ = recording; }
 
   using Span = std::size_t;  ///< names a begun event until it is ended
-  Span begin(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
+  Span begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
   void end(Span span, Stream& stream);
   /// An event without duration.
-  void mark(EventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
+  void mark(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
 
   /// The ended events in the order they were begun, and forgets them. Waits for their streams. Unended ones are dropped.
-  std::vector<EventRecord> take();
+  std::vector<TraceEvent> drain();
 
  private:
   struct Pending {
-    EventRecord record;
+    TraceEvent record;
     Event start;
     Event finish;
     bool ended = false;
@@ -79,6 +79,6 @@ class TESSERA_API Recorder {
 
 /// Chrome trace format (JSON): opens in Perfetto and chrome://tracing. One process per rank; compute, gather and reduce are its
 /// threads. Times become microseconds since the earliest event.
-TESSERA_API void write_chrome_trace(std::ostream& out, std::span<const EventRecord> events);
+TESSERA_API void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events);
 
 }  // namespace tessera::base

@@ -10,37 +10,37 @@ constexpr std::array<std::string_view, kMemoryUses> kNames = {
     "unsharded_gradient", "communication", "other",     "offloaded"};
 }
 
-std::string_view name_of(MemoryUse use) { return kNames[static_cast<std::size_t>(use)]; }
+std::string_view name_of(MemoryCategory use) { return kNames[static_cast<std::size_t>(use)]; }
 
-void Ledger::raise(Counter& peak, std::int64_t value) noexcept {
+void MemoryTracker::raise(Counter& peak, std::int64_t value) noexcept {
   std::int64_t seen = peak.load(std::memory_order_relaxed);
   while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
   }
 }
 
-void Ledger::add(MemoryUse use, std::size_t bytes) noexcept {
+void MemoryTracker::add(MemoryCategory use, std::size_t bytes) noexcept {
   const auto change = static_cast<std::int64_t>(bytes);
   const auto index = static_cast<std::size_t>(use);
   raise(peak_[index], now_[index].fetch_add(change, std::memory_order_relaxed) + change);
-  if (use == MemoryUse::offloaded) return;
+  if (use == MemoryCategory::offloaded) return;
   const std::int64_t total = total_.fetch_add(change, std::memory_order_relaxed) + change;
   raise(total_peak_, total);
   raise(held_peak_, total + slack_.load(std::memory_order_relaxed));
 }
 
-void Ledger::remove(MemoryUse use, std::size_t bytes) noexcept {
+void MemoryTracker::remove(MemoryCategory use, std::size_t bytes) noexcept {
   const auto change = static_cast<std::int64_t>(bytes);
   now_[static_cast<std::size_t>(use)].fetch_sub(change, std::memory_order_relaxed);
-  if (use == MemoryUse::offloaded) return;
+  if (use == MemoryCategory::offloaded) return;
   total_.fetch_sub(change, std::memory_order_relaxed);
 }
 
-void Ledger::hold(std::int64_t change) noexcept {
+void MemoryTracker::hold(std::int64_t change) noexcept {
   const std::int64_t slack = slack_.fetch_add(change, std::memory_order_relaxed) + change;
   raise(held_peak_, total_.load(std::memory_order_relaxed) + slack);
 }
 
-Ledger::Snapshot Ledger::snapshot() const noexcept {
+MemoryTracker::Snapshot MemoryTracker::snapshot() const noexcept {
   Snapshot s;
   for (std::size_t i = 0; i < kMemoryUses; ++i) {
     s.now[i] = static_cast<std::uint64_t>(now_[i].load(std::memory_order_relaxed));
@@ -53,17 +53,17 @@ Ledger::Snapshot Ledger::snapshot() const noexcept {
   return s;
 }
 
-void Ledger::reset_peaks() noexcept {
+void MemoryTracker::reset_peaks() noexcept {
   for (std::size_t i = 0; i < kMemoryUses; ++i) peak_[i].store(now_[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
   const std::int64_t total = total_.load(std::memory_order_relaxed);
   total_peak_.store(total, std::memory_order_relaxed);
   held_peak_.store(total + slack_.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
-LedgerEntry::LedgerEntry(LedgerEntry&& other) noexcept
+TrackedBytes::TrackedBytes(TrackedBytes&& other) noexcept
     : ledger_(std::exchange(other.ledger_, nullptr)), use_(other.use_), bytes_(other.bytes_) {}
 
-LedgerEntry& LedgerEntry::operator=(LedgerEntry&& other) noexcept {
+TrackedBytes& TrackedBytes::operator=(TrackedBytes&& other) noexcept {
   if (this != &other) {
     reset();
     ledger_ = std::exchange(other.ledger_, nullptr);
@@ -73,7 +73,7 @@ LedgerEntry& LedgerEntry::operator=(LedgerEntry&& other) noexcept {
   return *this;
 }
 
-void LedgerEntry::reset() noexcept {
+void TrackedBytes::reset() noexcept {
   if (ledger_ != nullptr) std::exchange(ledger_, nullptr)->remove(use_, bytes_);
 }
 

@@ -12,7 +12,7 @@
 namespace tessera::base {
 
 /// What memory is for. The names are those of the reports and of the JSON.
-enum class MemoryUse : std::uint8_t {
+enum class MemoryCategory : std::uint8_t {
   parameter,
   gradient,
   optimizer,
@@ -24,10 +24,10 @@ enum class MemoryUse : std::uint8_t {
   offloaded,  ///< shards in the host's memory that belong on a device: another memory, so in no total
 };
 inline constexpr std::size_t kMemoryUses = 9;
-TESSERA_API std::string_view name_of(MemoryUse use);
+TESSERA_API std::string_view name_of(MemoryCategory use);
 
 /// One per rank. Thread-safe. All figures are bytes.
-class TESSERA_API Ledger {
+class TESSERA_API MemoryTracker {
  public:
   struct Snapshot {
     std::array<std::uint64_t, kMemoryUses> now{};
@@ -35,12 +35,12 @@ class TESSERA_API Ledger {
     std::uint64_t total_now = 0;
     std::uint64_t total_peak = 0;  ///< highest sum at one instant
     std::uint64_t reserved = 0;    ///< highest held minus total_peak: what pooling cost at its worst
-    std::uint64_t peak_of(MemoryUse use) const { return peak[static_cast<std::size_t>(use)]; }
-    std::uint64_t now_of(MemoryUse use) const { return now[static_cast<std::size_t>(use)]; }
+    std::uint64_t peak_of(MemoryCategory use) const { return peak[static_cast<std::size_t>(use)]; }
+    std::uint64_t now_of(MemoryCategory use) const { return now[static_cast<std::size_t>(use)]; }
   };
 
-  void add(MemoryUse use, std::size_t bytes) noexcept;
-  void remove(MemoryUse use, std::size_t bytes) noexcept;
+  void add(MemoryCategory use, std::size_t bytes) noexcept;
+  void remove(MemoryCategory use, std::size_t bytes) noexcept;
 
   /// A pool tells how much it holds beyond what is live in it (idle blocks, rounding).
   void hold(std::int64_t change) noexcept;
@@ -61,20 +61,21 @@ class TESSERA_API Ledger {
 };
 
 /// Keeps bytes in a ledger for as long as it lives. The ledger must outlive it. Move-only.
-class TESSERA_API LedgerEntry {
+class TESSERA_API TrackedBytes {
  public:
-  LedgerEntry() = default;
-  LedgerEntry(Ledger& ledger, MemoryUse use, std::size_t bytes) : ledger_(&ledger), use_(use), bytes_(bytes) {
+  TrackedBytes() = default;
+  TrackedBytes(MemoryTracker& ledger, MemoryCategory use, std::size_t bytes)
+      : ledger_(&ledger), use_(use), bytes_(bytes) {
     ledger.add(use, bytes);
   }
-  LedgerEntry(LedgerEntry&& other) noexcept;
-  LedgerEntry& operator=(LedgerEntry&& other) noexcept;
-  ~LedgerEntry() { reset(); }
+  TrackedBytes(TrackedBytes&& other) noexcept;
+  TrackedBytes& operator=(TrackedBytes&& other) noexcept;
+  ~TrackedBytes() { reset(); }
   void reset() noexcept;
 
  private:
-  Ledger* ledger_ = nullptr;
-  MemoryUse use_ = MemoryUse::other;
+  MemoryTracker* ledger_ = nullptr;
+  MemoryCategory use_ = MemoryCategory::other;
   std::size_t bytes_ = 0;
 };
 

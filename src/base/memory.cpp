@@ -74,7 +74,7 @@ std::shared_ptr<DeviceRuntime> unless_host(std::shared_ptr<DeviceRuntime> runtim
 /// Idle blocks by size, oldest first among equals; a request takes the smallest that fits and wastes at most an eighth.
 class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options, std::shared_ptr<DeviceRuntime> runtime)
+  Impl(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options, std::shared_ptr<DeviceRuntime> runtime)
       : ledger_(std::move(ledger)), runtime_(std::move(runtime)), options_(adapted(options, runtime_.get())) {
     if (runtime_ != nullptr && runtime_->traits().slow_allocation)
       small_.emplace(*runtime_, *ledger_, options_.pooled_from);
@@ -83,7 +83,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Buffer small(std::size_t bytes, MemoryUse use) {
+  Buffer small(std::size_t bytes, MemoryCategory use) {
     if (runtime_ != nullptr) return small_of_device(bytes, use);
     void* data = std::aligned_alloc(kAlignment, round_up(bytes == 0 ? 1 : bytes, kAlignment));
     if (data == nullptr) out_of_memory(bytes);
@@ -95,7 +95,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
             }};
   }
 
-  Buffer small_of_device(std::size_t bytes, MemoryUse use) {
+  Buffer small_of_device(std::size_t bytes, MemoryCategory use) {
     void* data = small_ ? small_->take(bytes) : runtime_->allocate(bytes);
     ledger_->add(use, bytes);
     return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
@@ -108,7 +108,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
             }};
   }
 
-  Buffer pooled(std::size_t bytes, MemoryUse use) {
+  Buffer pooled(std::size_t bytes, MemoryCategory use) {
     const std::size_t needed = round_up(bytes, kPage);
     const Block block = take(needed);
     ledger_->add(use, bytes);
@@ -124,8 +124,8 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     while (!idle_.empty()) drop_oldest();
   }
 
-  Ledger& ledger() const { return *ledger_; }
-  std::shared_ptr<Ledger> shared_ledger() const { return ledger_; }
+  MemoryTracker& ledger() const { return *ledger_; }
+  std::shared_ptr<MemoryTracker> shared_ledger() const { return ledger_; }
   const MemoryPoolOptions& options() const { return options_; }
 
   std::shared_ptr<Impl> make_keeping() const {
@@ -219,10 +219,10 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     return begin + before;
   }
 
-  const std::shared_ptr<Ledger> ledger_;
+  const std::shared_ptr<MemoryTracker> ledger_;
   const std::shared_ptr<DeviceRuntime> runtime_;  // null: the host
   const MemoryPoolOptions options_;
-  std::optional<SmallBlocks> small_;
+  std::optional<SlabAllocator> small_;
   std::mutex mutex_;
   std::list<Block> idle_;  // oldest first
   Idle by_size_;
@@ -233,7 +233,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   std::int64_t told_ = 0;
 };
 
-MemoryPool::MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options,
+MemoryPool::MemoryPool(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options,
                        std::shared_ptr<DeviceRuntime> runtime)
     : impl_(std::make_shared<Impl>(std::move(ledger), options, unless_host(std::move(runtime)))) {}
 MemoryPool::MemoryPool(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -243,12 +243,12 @@ std::unique_ptr<MemoryPool> MemoryPool::make_keeping() const {
   return std::unique_ptr<MemoryPool>(new MemoryPool(impl_->make_keeping()));
 }
 
-Buffer MemoryPool::allocate(std::size_t bytes, MemoryUse use) {
+Buffer MemoryPool::allocate(std::size_t bytes, MemoryCategory use) {
   return bytes < impl_->options().pooled_from ? impl_->small(bytes, use) : impl_->pooled(bytes, use);
 }
 
 void MemoryPool::trim() { impl_->trim(); }
-Ledger& MemoryPool::ledger() const noexcept { return impl_->ledger(); }
-std::shared_ptr<Ledger> MemoryPool::shared_ledger() const noexcept { return impl_->shared_ledger(); }
+MemoryTracker& MemoryPool::ledger() const noexcept { return impl_->ledger(); }
+std::shared_ptr<MemoryTracker> MemoryPool::shared_ledger() const noexcept { return impl_->shared_ledger(); }
 
 }  // namespace tessera::base

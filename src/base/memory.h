@@ -51,7 +51,7 @@ struct MemoryPoolOptions {
 class TESSERA_API MemoryPool {
  public:
   /// `runtime` null: the host's memory. Only the host's memory is poisoned.
-  explicit MemoryPool(std::shared_ptr<Ledger> ledger, MemoryPoolOptions options = {},
+  explicit MemoryPool(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options = {},
                       std::shared_ptr<DeviceRuntime> runtime = nullptr);
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
@@ -59,7 +59,7 @@ class TESSERA_API MemoryPool {
 
   /// Uninitialised bytes, aligned to kAlignment, booked in the ledger under `use`. Zero bytes give a valid buffer of
   /// size 0. Throws SystemError where the system has no more.
-  Buffer allocate(std::size_t bytes, MemoryUse use);
+  Buffer allocate(std::size_t bytes, MemoryCategory use);
 
   /// Gives all idle blocks back to the system.
   void trim();
@@ -70,8 +70,8 @@ class TESSERA_API MemoryPool {
   /// Each serves the other's requests from here on; buffers go back where they came from. Not thread-safe.
   void swap(MemoryPool& other) noexcept { impl_.swap(other.impl_); }
 
-  Ledger& ledger() const noexcept;
-  std::shared_ptr<Ledger> shared_ledger() const noexcept;
+  MemoryTracker& ledger() const noexcept;
+  std::shared_ptr<MemoryTracker> shared_ledger() const noexcept;
 
  private:
   class Impl;

@@ -9,7 +9,7 @@
 namespace tessera::base {
 namespace {
 
-class HostPoint final : public Event::State {
+class HostEventState final : public Event::State {
  public:
   bool done() const override { return time_.load(std::memory_order_acquire) != 0; }
   void wait() override {
@@ -32,25 +32,25 @@ class HostPoint final : public Event::State {
   std::atomic<std::int64_t> time_{0};
 };
 
-class HostSignal final : public Signal {
+class CpuHostEvent final : public HostEvent {
  public:
-  ~HostSignal() override {
+  ~CpuHostEvent() override {
     if (point_ != nullptr) point_->reach();
   }
   Event arm() override {
-    point_ = std::make_shared<HostPoint>();
+    point_ = std::make_shared<HostEventState>();
     return Event(point_);
   }
   void set() noexcept override { point_->reach(); }
 
  private:
-  std::shared_ptr<HostPoint> point_;
+  std::shared_ptr<HostEventState> point_;
 };
 
 }  // namespace
 
-Signal::~Signal() = default;
+HostEvent::~HostEvent() = default;
 
-std::unique_ptr<Signal> DeviceRuntime::make_signal() { return std::make_unique<HostSignal>(); }
+std::unique_ptr<HostEvent> DeviceRuntime::make_signal() { return std::make_unique<CpuHostEvent>(); }
 
 }  // namespace tessera::base

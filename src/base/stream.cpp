@@ -18,7 +18,7 @@ std::int64_t host_time_ns() {
 
 namespace {
 
-class ReachedEvent final : public Event::State {
+class CompletedEvent final : public Event::State {
  public:
   bool done() const override { return true; }
   void wait() override {}
@@ -31,7 +31,7 @@ class ReachedEvent final : public Event::State {
 class ImmediateStream final : public Stream {
  public:
   ImmediateStream() : Stream(Device{}, true) {}
-  Event record() override { return Event(std::make_shared<ReachedEvent>()); }
+  Event record() override { return Event(std::make_shared<CompletedEvent>()); }
   void wait(const Event& event) override { event.wait(); }
 
  protected:

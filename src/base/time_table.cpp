@@ -8,7 +8,7 @@
 
 namespace tessera::base {
 
-void TimeTable::add(double size, double seconds) {
+void CostTable::add(double size, double seconds) {
   if (!std::isfinite(size) || !std::isfinite(seconds) || size < 0 || seconds < 0)
     throw InvalidUsage("time table: size " + std::to_string(size) + " and time " + std::to_string(seconds) +
                        " s must be finite and not negative");
@@ -16,13 +16,13 @@ void TimeTable::add(double size, double seconds) {
   of_size.insert(std::upper_bound(of_size.begin(), of_size.end(), seconds), seconds);
 }
 
-void TimeTable::merge(const TimeTable& other) {
+void CostTable::merge(const CostTable& other) {
   for (const auto& [size, seconds] : other.measured_)
     for (const double one : seconds) add(size, one);
 }
 
 /// Medians, with none below an earlier one.
-std::vector<TimeTable::Point> TimeTable::points() const {
+std::vector<CostTable::Point> CostTable::points() const {
   std::vector<Point> all;
   for (const auto& [size, seconds] : measured_) {
     const double median = (seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2;
@@ -31,7 +31,7 @@ std::vector<TimeTable::Point> TimeTable::points() const {
   return all;
 }
 
-double TimeTable::at(double size) const {
+double CostTable::at(double size) const {
   const std::vector<Point> all = points();
   if (all.empty()) return 0;
   if (all.size() == 1 || size < all.front().size)

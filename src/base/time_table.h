@@ -10,13 +10,13 @@
 namespace tessera::base {
 
 /// Copyable; reading is thread-safe.
-class TESSERA_API TimeTable {
+class TESSERA_API CostTable {
  public:
   /// Several measurements of one size: their median counts. Throws InvalidUsage unless both are finite and not
   /// negative.
   void add(double size, double seconds);
   /// Adds what another one has measured.
-  void merge(const TimeTable& other);
+  void merge(const CostTable& other);
 
   /// The straight line between the sizes next to it. Beyond the largest the slope of the last two goes on; below the
   /// smallest, and where there is one size only, it is in proportion. Never falls with the size, even if a measurement

@@ -8,13 +8,11 @@ namespace tessera::comm {
 Bootstrap::~Bootstrap() = default;
 ControlChannel::~ControlChannel() = default;
 
-std::vector<std::shared_ptr<void>> Bootstrap::exchange_objects(std::shared_ptr<void>) {
+std::vector<std::shared_ptr<void>> Bootstrap::all_gather_objects(std::shared_ptr<void>) {
   throw Unsupported("bootstrap: these ranks are not threads of one process");
 }
 
-std::vector<UniqueFd> Bootstrap::exchange_descriptors(int) {
-  throw Unsupported("bootstrap: these ranks don't share a host");
-}
+std::vector<UniqueFd> Bootstrap::all_gather_fds(int) { throw Unsupported("bootstrap: these ranks don't share a host"); }
 
 void require_one_host(const Bootstrap& bootstrap, std::string_view what, std::string_view advice) {
   const std::vector<std::string>& hosts = bootstrap.hosts();

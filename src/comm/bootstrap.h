@@ -57,11 +57,11 @@ class TESSERA_API Bootstrap {
   virtual bool in_process() const noexcept = 0;
 
   /// What every rank gave, in rank order.
-  virtual std::vector<std::string> exchange(std::string_view blob) = 0;
+  virtual std::vector<std::string> all_gather(std::string_view blob) = 0;
   /// In-process only: the object of every rank, in rank order.
-  virtual std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> object);
+  virtual std::vector<std::shared_ptr<void>> all_gather_objects(std::shared_ptr<void> object);
   /// Processes of one host only (else Unsupported): a duplicate of every rank's descriptor, in rank order.
-  virtual std::vector<UniqueFd> exchange_descriptors(int fd);
+  virtual std::vector<UniqueFd> all_gather_fds(int fd);
 
   /// Opens the channel `name` (at most 16 letters). Collective, after the exchanges: every rank opens the same names in
   /// the same order, and all wait for all. Ranks that are threads don't die alone; processes do. Once rank 0 has left

@@ -8,9 +8,9 @@
 
 namespace tessera::comm {
 
-class Checker {
+class ArgumentChecker {
  public:
-  Checker(const Call& call, const Capabilities& capabilities, int rank, int size)
+  ArgumentChecker(const OpDesc& call, const Capabilities& capabilities, int rank, int size)
       : call_(call), capabilities_(capabilities), rank_(rank), size_(size) {}
 
   void reduce_op() const;
@@ -33,7 +33,7 @@ class Checker {
   [[noreturn]] void fail(const std::string& text) const;
   void overlap(const void* in_place_in, std::string_view how) const;
   void parts(std::size_t have, std::size_t per_rank, std::string_view which) const;
-  const Call& call_;
+  const OpDesc& call_;
   const Capabilities& capabilities_;
   const int rank_;
   const int size_;

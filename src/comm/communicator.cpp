@@ -14,7 +14,7 @@ void Communicator::do_after(Stream& stream) {
   if (!stream.immediate()) stream.record().wait();
 }
 
-Work Communicator::start(Call& call, const OpOptions& options) {
+Work Communicator::start(OpDesc& call, const OpOptions& options) {
   call.timeout = options.timeout.value_or(options_.timeout);
   call.label = options.label;
   if (call.op.kind == ReduceOp::Kind::avg && call.op.scalar == 0) call.op.scalar = size_;
@@ -24,21 +24,21 @@ Work Communicator::start(Call& call, const OpOptions& options) {
   return do_start(call);
 }
 
-Work Communicator::pass_on(Communicator& inner, const Call& call) {
+Work Communicator::forward_to(Communicator& inner, const OpDesc& call) {
   ++inner.calls_[static_cast<std::size_t>(call.kind)];
   inner.last_ = call.kind;
   return inner.do_start(call);
 }
 
-Work Communicator::pass_on(Communicator& inner, std::span<const Call> parts) {
-  for (const Call& call : parts) ++inner.calls_[static_cast<std::size_t>(call.kind)];
+Work Communicator::forward_to(Communicator& inner, std::span<const OpDesc> parts) {
+  for (const OpDesc& call : parts) ++inner.calls_[static_cast<std::size_t>(call.kind)];
   if (!parts.empty()) inner.last_ = parts.back().kind;
   return inner.do_batch(parts);
 }
 
 Work Communicator::all_reduce(ConstView in, View out, ReduceOp op, OpOptions options) {
-  Call call{.kind = OpKind::all_reduce, .in = in, .out = out, .op = op};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::all_reduce, .in = in, .out = out, .op = op};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.reduce_op();
   check.views();
   check.out_count(in.count, "as many as in");
@@ -47,8 +47,8 @@ Work Communicator::all_reduce(ConstView in, View out, ReduceOp op, OpOptions opt
 }
 
 Work Communicator::all_gather(ConstView in, View out, OpOptions options) {
-  Call call{.kind = OpKind::all_gather, .in = in, .out = out};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::all_gather, .in = in, .out = out};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.views();
   check.out_parts(in.count);
   check.overlap_in_is_part_of_out(static_cast<std::size_t>(rank_) * in.count);
@@ -56,8 +56,8 @@ Work Communicator::all_gather(ConstView in, View out, OpOptions options) {
 }
 
 Work Communicator::reduce_scatter(ConstView in, View out, ReduceOp op, OpOptions options) {
-  Call call{.kind = OpKind::reduce_scatter, .in = in, .out = out, .op = op};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::reduce_scatter, .in = in, .out = out, .op = op};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.reduce_op();
   check.views();
   check.in_parts(out.count);
@@ -66,8 +66,8 @@ Work Communicator::reduce_scatter(ConstView in, View out, ReduceOp op, OpOptions
 }
 
 Work Communicator::broadcast(ConstView in, View out, int root, OpOptions options) {
-  Call call{.kind = OpKind::broadcast, .in = in, .out = out, .root = root};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::broadcast, .in = in, .out = out, .root = root};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.root();
   if (rank_ != root) call.in = ConstView{nullptr, 0, out.dtype, out.device};
   check.views();
@@ -79,8 +79,8 @@ Work Communicator::broadcast(ConstView in, View out, int root, OpOptions options
 }
 
 Work Communicator::reduce(ConstView in, View out, ReduceOp op, int root, OpOptions options) {
-  Call call{.kind = OpKind::reduce, .in = in, .out = out, .op = op, .root = root};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::reduce, .in = in, .out = out, .op = op, .root = root};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.root();
   check.reduce_op();
   if (rank_ != root) call.out = View{nullptr, 0, in.dtype, in.device};
@@ -93,8 +93,8 @@ Work Communicator::reduce(ConstView in, View out, ReduceOp op, int root, OpOptio
 }
 
 Work Communicator::gather(ConstView in, View out, int root, OpOptions options) {
-  Call call{.kind = OpKind::gather, .in = in, .out = out, .root = root};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::gather, .in = in, .out = out, .root = root};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.root();
   if (rank_ != root) call.out = View{nullptr, 0, in.dtype, in.device};
   check.views();
@@ -106,8 +106,8 @@ Work Communicator::gather(ConstView in, View out, int root, OpOptions options) {
 }
 
 Work Communicator::scatter(ConstView in, View out, int root, OpOptions options) {
-  Call call{.kind = OpKind::scatter, .in = in, .out = out, .root = root};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::scatter, .in = in, .out = out, .root = root};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.root();
   if (rank_ != root) call.in = ConstView{nullptr, 0, out.dtype, out.device};
   check.views();
@@ -119,8 +119,8 @@ Work Communicator::scatter(ConstView in, View out, int root, OpOptions options) 
 }
 
 Work Communicator::all_to_all(ConstView in, View out, OpOptions options) {
-  Call call{.kind = OpKind::all_to_all, .in = in, .out = out};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::all_to_all, .in = in, .out = out};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.views();
   check.out_count(in.count, "as many as in");
   check.multiple_of_size(in.count);
@@ -129,32 +129,32 @@ Work Communicator::all_to_all(ConstView in, View out, OpOptions options) {
 }
 
 Work Communicator::send(ConstView data, int peer, OpOptions options) {
-  Call call{.kind = OpKind::send, .in = data, .out = View{nullptr, 0, data.dtype, data.device}, .root = peer};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::send, .in = data, .out = View{nullptr, 0, data.dtype, data.device}, .root = peer};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.peer();
   check.views();
   return start(call, options);
 }
 
 Work Communicator::recv(View data, int peer, OpOptions options) {
-  Call call{.kind = OpKind::recv, .in = ConstView{nullptr, 0, data.dtype, data.device}, .out = data, .root = peer};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::recv, .in = ConstView{nullptr, 0, data.dtype, data.device}, .out = data, .root = peer};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.peer();
   check.views();
   return start(call, options);
 }
 
-Work Communicator::batch(std::span<const PointToPoint> parts, OpOptions options) {
-  std::vector<Call> calls;
+Work Communicator::batch(std::span<const P2POp> parts, OpOptions options) {
+  std::vector<OpDesc> calls;
   calls.reserve(parts.size());
-  for (const PointToPoint& part : parts) {
-    Call call{.kind = part.sends ? OpKind::send : OpKind::recv, .in = part.in, .out = part.out, .root = part.peer};
+  for (const P2POp& part : parts) {
+    OpDesc call{.kind = part.sends ? OpKind::send : OpKind::recv, .in = part.in, .out = part.out, .root = part.peer};
     if (part.sends) {
       call.out = View{nullptr, 0, part.in.dtype, part.in.device};
     } else {
       call.in = ConstView{nullptr, 0, part.out.dtype, part.out.device};
     }
-    const Checker check(call, capabilities(), rank_, size_);
+    const ArgumentChecker check(call, capabilities(), rank_, size_);
     check.peer();
     check.views();
     call.timeout = options.timeout.value_or(options_.timeout);
@@ -162,19 +162,19 @@ Work Communicator::batch(std::span<const PointToPoint> parts, OpOptions options)
     calls.push_back(call);
   }
   if (options.after != nullptr) do_after(*options.after);
-  for (const Call& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];
+  for (const OpDesc& call : calls) ++calls_[static_cast<std::size_t>(call.kind)];
   if (!calls.empty()) last_ = calls.back().kind;
   return do_batch(calls);
 }
 
 Work Communicator::barrier(OpOptions options) {
-  Call call{.kind = OpKind::barrier};
+  OpDesc call{.kind = OpKind::barrier};
   return start(call, options);
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) { return do_split(color, key); }
 
-Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+Buffer Communicator::allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   return do_allocate(bytes, kind, use);
 }
 
@@ -192,8 +192,8 @@ std::string_view Communicator::do_last_algorithm() const noexcept { return {}; }
 
 void Communicator::abort(std::string reason) noexcept { do_abort(reason); }
 
-MeterSnapshot Communicator::meter() const {
-  MeterSnapshot snapshot;
+TrafficStats Communicator::meter() const {
+  TrafficStats snapshot;
   snapshot.bytes_to_peer.assign(static_cast<std::size_t>(size_), 0);
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].calls = calls_[i];
   do_meter(snapshot);

@@ -23,7 +23,7 @@
 namespace tessera::comm {
 
 /// One operation as a backend receives it: checked, numbered, with its deadline fixed.
-struct Call {
+struct OpDesc {
   OpKind kind = OpKind::barrier;
   ConstView in = {};
   View out = {};
@@ -39,8 +39,8 @@ struct Call {
 
 struct CommunicatorOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  std::shared_ptr<Logger> logger;  ///< null: silence
-  std::shared_ptr<Ledger> ledger;  ///< null: one of its own
+  std::shared_ptr<Logger> logger;         ///< null: silence
+  std::shared_ptr<MemoryTracker> ledger;  ///< null: one of its own
 };
 
 /// Every rank of the group calls the same collectives in the same order with matching arguments; all calls return at
@@ -101,7 +101,7 @@ class TESSERA_API Communicator {
   Work send(ConstView data, int peer, OpOptions options = {});
   Work recv(View data, int peer, OpOptions options = {});
   /// Sends and receives that make progress together. Done when all are.
-  Work batch(std::span<const PointToPoint> parts, OpOptions options = {});
+  Work batch(std::span<const P2POp> parts, OpOptions options = {});
 
   /// Done when every rank has called it.
   Work barrier(OpOptions options = {});
@@ -113,21 +113,21 @@ class TESSERA_API Communicator {
   /// Uninitialised memory that this backend moves fastest, aligned to base::kAlignment, booked in the ledger under
   /// `use`, else by the caller. Local: nobody else takes part. May outlive the communicator. Zero bytes give a valid
   /// buffer. No stream may be at work on one that is given back: it is the next's. Throws SystemError, Unsupported.
-  Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use);
+  Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 
   /// Every pending and later call fails with Aborted naming this rank and the reason, on all ranks (unless something
   /// else has failed before). Any thread.
   void abort(std::string reason) noexcept;
 
   /// Since the communicator was made.
-  MeterSnapshot meter() const;
+  TrafficStats meter() const;
 
   /// The algorithm of the operation that was called last, in the spelling of TESSERA_ALGO: "direct". "" before the
   /// first call.
   std::string_view last_algorithm() const noexcept;
 
   const std::shared_ptr<Logger>& logger() const noexcept { return options_.logger; }
-  const std::shared_ptr<Ledger>& ledger() const noexcept { return options_.ledger; }
+  const std::shared_ptr<MemoryTracker>& ledger() const noexcept { return options_.ledger; }
   std::chrono::milliseconds timeout() const noexcept { return options_.timeout; }
 
  protected:
@@ -135,23 +135,23 @@ class TESSERA_API Communicator {
   const CommunicatorOptions& options() const noexcept { return options_; }
 
   /// For a communicator that stands before another one of the same ranks: calls that were checked go on to it.
-  static Work pass_on(Communicator& inner, const Call& call);
-  static Work pass_on(Communicator& inner, std::span<const Call> parts);
+  static Work forward_to(Communicator& inner, const OpDesc& call);
+  static Work forward_to(Communicator& inner, std::span<const OpDesc> parts);
 
  private:
-  virtual Work do_start(const Call& call) = 0;
-  virtual Work do_batch(std::span<const Call> parts) = 0;
+  virtual Work do_start(const OpDesc& call) = 0;
+  virtual Work do_batch(std::span<const OpDesc> parts) = 0;
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
-  virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) = 0;
+  virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) = 0;
   virtual void do_abort(std::string_view reason) noexcept = 0;
   /// The operation that is started next comes after what `stream` holds now. The default lets the host wait.
   virtual void do_after(Stream& stream);
   /// Adds bytes_sent by kind and by peer; calls are counted here.
-  virtual void do_meter(MeterSnapshot& snapshot) const = 0;
+  virtual void do_meter(TrafficStats& snapshot) const = 0;
   /// What carried the last call. "": the only algorithm that the capabilities have for it.
   virtual std::string_view do_last_algorithm() const noexcept;
 
-  Work start(Call& call, const OpOptions& options);
+  Work start(OpDesc& call, const OpOptions& options);
 
   const int rank_;
   const int size_;

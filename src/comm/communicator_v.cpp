@@ -14,8 +14,8 @@ std::size_t offset_of(std::span<const std::size_t> counts, int rank) {
 }  // namespace
 
 Work Communicator::all_gather_v(ConstView in, View out, std::span<const std::size_t> counts, OpOptions options) {
-  Call call{.kind = OpKind::all_gather, .in = in, .out = out, .out_counts = counts};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::all_gather, .in = in, .out = out, .out_counts = counts};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.views();
   check.counts(counts, out.count, "out");
   check.own_part(counts, in.count, "in");
@@ -25,8 +25,8 @@ Work Communicator::all_gather_v(ConstView in, View out, std::span<const std::siz
 
 Work Communicator::reduce_scatter_v(ConstView in, View out, std::span<const std::size_t> counts, ReduceOp op,
                                     OpOptions options) {
-  Call call{.kind = OpKind::reduce_scatter, .in = in, .out = out, .op = op, .in_counts = counts};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::reduce_scatter, .in = in, .out = out, .op = op, .in_counts = counts};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.reduce_op();
   check.views();
   check.counts(counts, in.count, "in");
@@ -36,8 +36,8 @@ Work Communicator::reduce_scatter_v(ConstView in, View out, std::span<const std:
 }
 
 Work Communicator::gather_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options) {
-  Call call{.kind = OpKind::gather, .in = in, .out = out, .root = root, .out_counts = counts};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::gather, .in = in, .out = out, .root = root, .out_counts = counts};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.root();
   if (rank_ != root) call.out = View{nullptr, 0, in.dtype, in.device};
   check.views();
@@ -48,8 +48,8 @@ Work Communicator::gather_v(ConstView in, View out, std::span<const std::size_t>
 }
 
 Work Communicator::scatter_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options) {
-  Call call{.kind = OpKind::scatter, .in = in, .out = out, .root = root, .in_counts = counts};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::scatter, .in = in, .out = out, .root = root, .in_counts = counts};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.root();
   if (rank_ != root) call.in = ConstView{nullptr, 0, out.dtype, out.device};
   check.views();
@@ -61,8 +61,8 @@ Work Communicator::scatter_v(ConstView in, View out, std::span<const std::size_t
 
 Work Communicator::all_to_all_v(ConstView in, std::span<const std::size_t> in_counts, View out,
                                 std::span<const std::size_t> out_counts, OpOptions options) {
-  Call call{.kind = OpKind::all_to_all, .in = in, .out = out, .in_counts = in_counts, .out_counts = out_counts};
-  const Checker check(call, capabilities(), rank_, size_);
+  OpDesc call{.kind = OpKind::all_to_all, .in = in, .out = out, .in_counts = in_counts, .out_counts = out_counts};
+  const ArgumentChecker check(call, capabilities(), rank_, size_);
   check.views();
   check.counts(in_counts, in.count, "in");
   check.counts(out_counts, out.count, "out");

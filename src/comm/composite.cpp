@@ -5,9 +5,9 @@
 namespace tessera::comm {
 namespace {
 
-class Composite final : public Communicator {
+class CompositeCommunicator final : public Communicator {
  public:
-  Composite(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far)
+  CompositeCommunicator(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far)
       : Communicator(far->rank(), far->size(), {far->timeout(), far->logger(), far->ledger()}),
         far_(std::move(far)),
         near_(std::move(near)),
@@ -21,24 +21,24 @@ class Composite final : public Communicator {
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
 
  private:
-  Work do_start(const Call& call) override { return pass_on(used_, call); }
-  Work do_batch(std::span<const Call> parts) override { return pass_on(used_, parts); }
+  Work do_start(const OpDesc& call) override { return forward_to(used_, call); }
+  Work do_batch(std::span<const OpDesc> parts) override { return forward_to(used_, parts); }
   /// All members of a child that share a host are members of one and the same near communicator: it is split alike.
   std::unique_ptr<Communicator> do_split(int color, int key) override {
     auto far = far_->split(color, key);
     auto near = near_->split(color, key);
     if (far == nullptr) return nullptr;
-    return std::make_unique<Composite>(std::move(near), std::move(far));
+    return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
   }
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override {
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
     return near_->allocate(bytes, kind, use);
   }
   void do_abort(std::string_view reason) noexcept override {
     far_->abort(std::string(reason));
     near_->abort(std::string(reason));
   }
-  void do_meter(MeterSnapshot& snapshot) const override {
-    const MeterSnapshot inner = used_.meter();
+  void do_meter(TrafficStats& snapshot) const override {
+    const TrafficStats inner = used_.meter();
     for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
     snapshot.bytes_to_peer = inner.bytes_to_peer;
   }
@@ -52,7 +52,7 @@ class Composite final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> compose(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far) {
-  return std::make_unique<Composite>(std::move(near), std::move(far));
+  return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
 }
 
 }  // namespace tessera::comm

@@ -19,8 +19,8 @@
 namespace tessera::comm {
 namespace {
 
-WorldOptions world_options(const Config& config) {
-  WorldOptions options;
+BackendOptions world_options(const InitOptions& config) {
+  BackendOptions options;
   options.communicator.timeout =
       config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
   options.communicator.logger = config.logger;
@@ -32,13 +32,13 @@ WorldOptions world_options(const Config& config) {
 }
 
 /// Nothing: as it suits the backend.
-std::optional<bool> deterministic(const Config& config) {
+std::optional<bool> deterministic(const InitOptions& config) {
   if (config.deterministic) return config.deterministic;
   const auto set = read_env(env::kDeterministic);
   return set ? std::optional(parse_flag(*set, env::kDeterministic.name)) : std::nullopt;
 }
 
-std::string backend_name(const Config& config) {
+std::string backend_name(const InitOptions& config) {
   return config.backend ? *config.backend : env_or_default(env::kBackend);
 }
 
@@ -47,8 +47,8 @@ bool takes_device_memory(const Communicator& world) {
   return std::find(kinds.begin(), kinds.end(), MemoryKind::device) != kinds.end();
 }
 
-std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const Config& config,
-                                        const WorldOptions& options) {
+std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const InitOptions& config,
+                                        const BackendOptions& options) {
   const bool ipc =
       config.device_ipc ? *config.device_ipc : parse_flag(env_or_default(env::kDeviceIpc), env::kDeviceIpc.name);
   if (config.device != nullptr && !config.device->host_accessible() && !takes_device_memory(*world)) {
@@ -59,19 +59,19 @@ std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, con
   return config.decorate ? config.decorate(std::move(world)) : std::move(world);
 }
 
-std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const WorldOptions& options) {
+std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const BackendOptions& options) {
   if (launch.size == 1) return make_thread_bootstraps(1, options.communicator.timeout).front();
-  return meet({.launch = launch,
-               .timeout = options.communicator.timeout,
-               .master = env_or_default(env::kMaster),
-               .token = env_or_default(env::kToken),
-               .host_id = env_or_default(env::kHostId)});
+  return rendezvous({.launch = launch,
+                     .timeout = options.communicator.timeout,
+                     .master = env_or_default(env::kMaster),
+                     .token = env_or_default(env::kToken),
+                     .host_id = env_or_default(env::kHostId)});
 }
 
 /// The communicators of ranks that are threads, so that the first to fail can stop the others.
-class Crew {
+class ThreadRanks {
  public:
-  explicit Crew(int ranks) : members_(static_cast<std::size_t>(ranks)) {}
+  explicit ThreadRanks(int ranks) : members_(static_cast<std::size_t>(ranks)) {}
 
   void enter(int rank, Communicator* member) {
     const std::lock_guard lock(mutex_);
@@ -96,8 +96,8 @@ class Crew {
   std::exception_ptr error_;
 };
 
-void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Communicator>()>& create, Crew& crew,
-              const std::function<void(Communicator&)>& body) {
+void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Communicator>()>& create,
+              ThreadRanks& crew, const std::function<void(Communicator&)>& body) {
   const int rank = bootstrap.rank();
   try {
     const std::unique_ptr<Communicator> world = create();
@@ -115,20 +115,20 @@ void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Co
 
 }  // namespace
 
-std::unique_ptr<Communicator> init(Config config) {
+std::unique_ptr<Communicator> init(InitOptions config) {
   const Launch launch = config.launch ? *config.launch : resolve_launch();
-  const WorldOptions options = world_options(config);
+  const BackendOptions options = world_options(config);
   return decorated(
       make_world(backend_name(config), gather_ranks(launch, options), launch, options, deterministic(config)), config,
       options);
 }
 
-void run_threads(int ranks, const Config& config, const std::function<void(Communicator&)>& body) {
+void run_threads(int ranks, const InitOptions& config, const std::function<void(Communicator&)>& body) {
   if (ranks < 1) throw InvalidUsage("run_threads: needs at least one rank, not " + std::to_string(ranks));
-  const WorldOptions options = world_options(config);
+  const BackendOptions options = world_options(config);
   const std::string backend = backend_name(config);
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
-  Crew crew(ranks);
+  ThreadRanks crew(ranks);
   std::vector<std::thread> threads;
   for (const auto& bootstrap : bootstraps)
     threads.emplace_back([&, bootstrap] {

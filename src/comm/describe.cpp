@@ -5,7 +5,7 @@
 
 namespace tessera::comm {
 
-std::string describe(const Call& call, std::uint64_t sequence) {
+std::string describe(const OpDesc& call, std::uint64_t sequence) {
   std::string text(name_of(call.kind));
   if (call.kind == OpKind::send) text += " to rank " + std::to_string(call.root);
   if (call.kind == OpKind::recv) text += " from rank " + std::to_string(call.root);
@@ -19,11 +19,11 @@ std::string describe_rank(int rank, int job_rank) {
   return rank == job_rank ? text : text + " (" + std::to_string(job_rank) + " of the job)";
 }
 
-std::string describe_leaving(const std::string& rank, const std::string& last_words) {
-  return rank + " has closed its communicator" + (last_words.empty() ? "" : " after: " + last_words);
+std::string describe_leaving(const std::string& rank, const std::string& first_failure_cause) {
+  return rank + " has closed its communicator" + (first_failure_cause.empty() ? "" : " after: " + first_failure_cause);
 }
 
-std::size_t larger_count(const Call& call, int ranks) {
+std::size_t larger_count(const OpDesc& call, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   const auto total = [](std::span<const std::size_t> counts) {
     return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
@@ -42,7 +42,7 @@ std::size_t larger_count(const Call& call, int ranks) {
   }
 }
 
-std::size_t part_count(const Call& call, int ranks) {
+std::size_t part_count(const OpDesc& call, int ranks) {
   switch (call.kind) {
     case OpKind::all_gather:
     case OpKind::gather:
@@ -57,7 +57,7 @@ std::size_t part_count(const Call& call, int ranks) {
   }
 }
 
-std::string signature(const Call& call, int ranks) {
+std::string signature(const OpDesc& call, int ranks) {
   std::string text(name_of(call.kind));
   if (call.kind == OpKind::barrier) return text;
   if (call.kind == OpKind::all_to_all && !call.in_counts.empty())
@@ -71,7 +71,7 @@ std::string signature(const Call& call, int ranks) {
   return text;
 }
 
-std::string checked_signature(const Call& call, int ranks) {
+std::string checked_signature(const OpDesc& call, int ranks) {
   std::string text = signature(call, ranks);
   if (!call.label.empty()) text += " (" + std::string(call.label) + ")";
   return text;

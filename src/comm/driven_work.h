@@ -18,7 +18,7 @@ class TESSERA_API DrivenWork : public WorkState {
   bool done() noexcept final;
   bool wait_until(Clock::time_point until) final;
   void wait() final;
-  bool finished_well() const noexcept { return finished.load() == kGood; }
+  bool succeeded() const noexcept { return finished.load() == kGood; }
 
   std::atomic<std::uint32_t> finished{0};  ///< kGood or kFailed; 0: under way
 

@@ -6,7 +6,7 @@
 
 namespace tessera::comm {
 
-void FirstFailure::note(std::string_view cause) noexcept {
+void FirstFailureRecord::note(std::string_view cause) noexcept {
   const std::lock_guard lock(mutex_);
   if (!cause_.empty()) return;
   try {
@@ -15,7 +15,7 @@ void FirstFailure::note(std::string_view cause) noexcept {
   }
 }
 
-std::string FirstFailure::cause() const {
+std::string FirstFailureRecord::cause() const {
   const std::lock_guard lock(mutex_);
   return cause_;
 }

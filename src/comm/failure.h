@@ -21,7 +21,7 @@ struct Failure {
 
 /// The first failure of any communicator of a rank. When the rank leaves, it tells the others, who may learn of its end
 /// on communicators that this failure has not reached. Any thread.
-class TESSERA_API FirstFailure {
+class TESSERA_API FirstFailureRecord {
  public:
   void note(std::string_view cause) noexcept;
   std::string cause() const;  ///< "" while all is well

@@ -18,13 +18,13 @@ namespace tessera::comm {
 /// Connects this rank with all ranks of the bootstrap. Collective; throws Timeout, PeerLost, InvalidUsage, SystemError.
 /// `events` outlives the transport, but nothing may be told before the factory has returned.
 using TransportFactory = std::function<std::unique_ptr<Transport>(Bootstrap& bootstrap, TransportEvents& events,
-                                                                  const WorldOptions& options)>;
+                                                                  const BackendOptions& options)>;
 
 /// The world's communicator of the backend `name` over what the factory makes. Collective. Every rank has a progress
 /// engine and a control channel of that name. `native`: the operations that the transport may offer as a whole
 /// (Transport::native()); used where sums need no order.
 TESSERA_API std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> bootstrap,
-                                                                 const WorldOptions& options, const std::string& name,
+                                                                 const BackendOptions& options, const std::string& name,
                                                                  const TransportFactory& make_transport,
                                                                  std::span<const OpKind> native = {});
 

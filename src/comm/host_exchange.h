@@ -16,13 +16,13 @@ TESSERA_API bool finished(Work& work);
 
 /// Collectives on the host's memory over any communicator. Used by one thread. Every call is collective, and waits
 /// unless it says otherwise; errors are the communicator's.
-class TESSERA_API HostExchange {
+class TESSERA_API HostCollectives {
  public:
   /// A collective from `in` to `out`, with these options (and a label of its own).
   using Exchange = std::function<Work(ConstView in, View out, OpOptions options)>;
 
   /// Both outlive it. `device` is the communicator's; its memory is used where the communicator takes nothing else.
-  HostExchange(Communicator& communicator, base::DeviceRuntime& device)
+  HostCollectives(Communicator& communicator, base::DeviceRuntime& device)
       : communicator_(communicator), device_(device) {}
 
   Communicator& communicator() { return communicator_; }
@@ -37,10 +37,10 @@ class TESSERA_API HostExchange {
 
   /// One that was begun and that nobody waits for. Of the exchange's own; it may be dropped before it is done, but not
   /// outlive it.
-  class TESSERA_API Pending;
+  class TESSERA_API AsyncCollective;
   /// As exchange(), without waiting: `in` and `out` stay valid until it is done.
-  std::unique_ptr<Pending> begin(ConstView in, View out, const Exchange& run);
-  std::unique_ptr<Pending> begin_through_device(ConstView in, View out, const Exchange& run);
+  std::unique_ptr<AsyncCollective> begin(ConstView in, View out, const Exchange& run);
+  std::unique_ptr<AsyncCollective> begin_through_device(ConstView in, View out, const Exchange& run);
 
   /// In place.
   template <class T>
@@ -67,34 +67,34 @@ class TESSERA_API HostExchange {
 
  private:
   /// In the host's memory and in the device's, for one exchange at a time.
-  struct Room {
+  struct StagingBuffer {
     base::Buffer pinned, device;
     bool used = false;
   };
-  Room& room_for(std::size_t bytes);
+  StagingBuffer& room_for(std::size_t bytes);
 
   Communicator& communicator_;
   base::DeviceRuntime& device_;
-  std::unique_ptr<base::Stream> stream_;      // made at the first detour, as the rooms
-  std::vector<std::unique_ptr<Room>> rooms_;  // kept: making device memory stops the device
+  std::unique_ptr<base::Stream> stream_;               // made at the first detour, as the rooms
+  std::vector<std::unique_ptr<StagingBuffer>> rooms_;  // kept: making device memory stops the device
 };
 
-class HostExchange::Pending {
+class HostCollectives::AsyncCollective {
  public:
-  ~Pending();
-  Pending(const Pending&) = delete;
-  Pending& operator=(const Pending&) = delete;
+  ~AsyncCollective();
+  AsyncCollective(const AsyncCollective&) = delete;
+  AsyncCollective& operator=(const AsyncCollective&) = delete;
   /// Whether `out` is there; it stays so. Throws what went wrong. Never waits.
   bool done();
 
  private:
-  friend class HostExchange;
-  Pending() = default;
+  friend class HostCollectives;
+  AsyncCollective() = default;
   void wait();
   void finish();  // what came, to the host's own memory
   bool done_ = false;
   Work work_;  // of the host's memory
-  Room* room_ = nullptr;
+  StagingBuffer* room_ = nullptr;
   View out_;
   std::size_t offset_ = 0;  // of `out` in the room
   base::Event arrived_;     // in the room

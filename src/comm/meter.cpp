@@ -5,20 +5,20 @@
 
 namespace tessera::comm {
 
-std::uint64_t MeterSnapshot::calls() const {
+std::uint64_t TrafficStats::calls() const {
   std::uint64_t sum = 0;
-  for (const Line& line : by_kind) sum += line.calls;
+  for (const TrafficCount& line : by_kind) sum += line.calls;
   return sum;
 }
 
-std::uint64_t MeterSnapshot::bytes_sent() const {
+std::uint64_t TrafficStats::bytes_sent() const {
   std::uint64_t sum = 0;
-  for (const Line& line : by_kind) sum += line.bytes_sent;
+  for (const TrafficCount& line : by_kind) sum += line.bytes_sent;
   return sum;
 }
 
-MeterSnapshot MeterSnapshot::operator-(const MeterSnapshot& earlier) const {
-  MeterSnapshot difference = *this;
+TrafficStats TrafficStats::operator-(const TrafficStats& earlier) const {
+  TrafficStats difference = *this;
   for (std::size_t i = 0; i < kOpKinds; ++i) {
     difference.by_kind[i].calls -= earlier.by_kind[i].calls;
     difference.by_kind[i].bytes_sent -= earlier.by_kind[i].bytes_sent;

@@ -12,20 +12,20 @@ namespace tessera::comm {
 
 /// What one rank did on one communicator since it was made. Bytes are counted by the backend where they cross: sent by
 /// this rank, or read by a peer from this rank's memory. Complete for every operation whose Work is done.
-struct TESSERA_API MeterSnapshot {
-  struct Line {
+struct TESSERA_API TrafficStats {
+  struct TrafficCount {
     std::uint64_t calls = 0;
     std::uint64_t bytes_sent = 0;
-    bool operator==(const Line&) const = default;
+    bool operator==(const TrafficCount&) const = default;
   };
-  std::array<Line, kOpKinds> by_kind{};
+  std::array<TrafficCount, kOpKinds> by_kind{};
   std::vector<std::uint64_t> bytes_to_peer;  ///< by rank of the communicator; this rank's own entry is 0
 
-  const Line& of(OpKind kind) const { return by_kind[static_cast<std::size_t>(kind)]; }
+  const TrafficCount& of(OpKind kind) const { return by_kind[static_cast<std::size_t>(kind)]; }
   std::uint64_t calls() const;
   std::uint64_t bytes_sent() const;
   /// What happened between two snapshots of the same communicator, the later one on the left.
-  MeterSnapshot operator-(const MeterSnapshot& earlier) const;
+  TrafficStats operator-(const TrafficStats& earlier) const;
 };
 
 /// The formulas, apart from the code they are compared with: bytes that rank `rank` of `ranks` sends in one call whose

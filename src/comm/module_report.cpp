@@ -25,12 +25,12 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{20};
 
 /// One process that describes one module.
-class Asked {
+class ModuleProbe {
  public:
-  Asked(const std::string& program, const std::string& module);
-  Asked(Asked&& other) noexcept : pid_(std::exchange(other.pid_, -1)), out_(std::move(other.out_)) {}
-  Asked& operator=(Asked&&) = delete;
-  ~Asked();
+  ModuleProbe(const std::string& program, const std::string& module);
+  ModuleProbe(ModuleProbe&& other) noexcept : pid_(std::exchange(other.pid_, -1)), out_(std::move(other.out_)) {}
+  ModuleProbe& operator=(ModuleProbe&&) = delete;
+  ~ModuleProbe();
 
   std::string read_all(Clock::time_point until);
   /// How it ended, for people. After read_all().
@@ -42,7 +42,7 @@ class Asked {
   bool late_ = false;
 };
 
-Asked::Asked(const std::string& program, const std::string& module) {
+ModuleProbe::ModuleProbe(const std::string& program, const std::string& module) {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error("pipe");
   out_ = UniqueFd(ends[0]);
@@ -73,14 +73,14 @@ Asked::Asked(const std::string& program, const std::string& module) {
   if (failed != 0) throw system_error("can't start " + program, failed);
 }
 
-Asked::~Asked() {
+ModuleProbe::~ModuleProbe() {
   if (pid_ < 0) return;
   ::kill(pid_, SIGKILL);  // what it had to say is said; how vendors' libraries end is not waited for
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
-std::string Asked::read_all(Clock::time_point until) {
+std::string ModuleProbe::read_all(Clock::time_point until) {
   std::string text;
   std::array<char, 4096> piece{};
   while (true) {
@@ -97,7 +97,7 @@ std::string Asked::read_all(Clock::time_point until) {
   }
 }
 
-std::string Asked::fate() {
+std::string ModuleProbe::fate() {
   if (late_) return "no answer within " + std::to_string(kPatience.count()) + " s";
   int status = 0;
   if (::waitpid(pid_, &status, 0) != pid_) return "no answer";
@@ -172,7 +172,7 @@ bool read_report(const std::string& text, ModuleReport& report) {
 std::vector<ModuleReport> ask_modules(std::span<const ModuleFile> files) {
   const std::string program = base::module_folder() + "/module-probe";
   std::vector<ModuleReport> reports;
-  std::vector<std::optional<Asked>> asked;  // all at once: each takes a while
+  std::vector<std::optional<ModuleProbe>> asked;  // all at once: each takes a while
   for (const ModuleFile& file : files) {
     ModuleReport& report = reports.emplace_back(ModuleReport{.file = file, .reason = file.problem});
     asked.emplace_back();

@@ -47,7 +47,7 @@ Backend backend_of(const tessera_plugin& plugin) {
           .devices = plugin.devices,
           .probe = plugin.probe,
           .create =
-              [create = plugin.create](std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) {
+              [create = plugin.create](std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
                 PluginCommunicator made = create(std::move(bootstrap), options);
                 if (made.error != nullptr) std::rethrow_exception(made.error);
                 return std::move(made.communicator);

@@ -23,7 +23,7 @@ std::uint64_t random_number() {
 }
 
 /// What an offer says beside its header. Addresses are the sender's.
-struct Offer {
+struct CmaAddress {
   const std::byte* data = nullptr;
   const std::atomic<std::uint64_t>* number_at = nullptr;
   std::uint64_t number = 0;
@@ -31,21 +31,21 @@ struct Offer {
 
 }  // namespace
 
-struct NearWire::Sending {
+struct CmaLink::CmaSend {
   std::atomic<std::uint64_t> number{0};  ///< 0 as soon as the message's memory is its owner's again
   Message* message = nullptr;
   std::uint64_t slot = 0;
 };
 
-struct NearWire::Reading {
+struct CmaLink::CmaReceive {
   Message* message = nullptr;
   std::uint64_t slot = 0;
   bool offered = false;
-  Offer offer;
+  CmaAddress offer;
   std::size_t done = 0;
 };
 
-NearWire::NearWire(const Bootstrap& bootstrap, std::vector<int> processes, WireEvents& events, const Factory& make_wire)
+CmaLink::CmaLink(const Bootstrap& bootstrap, std::vector<int> processes, LinkEvents& events, const Factory& make_wire)
     : events_(events),
       rank_(bootstrap.rank()),
       world_(world_number(bootstrap)),
@@ -53,29 +53,29 @@ NearWire::NearWire(const Bootstrap& bootstrap, std::vector<int> processes, WireE
       number_(random_number()),
       wire_(make_wire(*this)) {}
 
-NearWire::~NearWire() = default;
+CmaLink::~CmaLink() = default;
 
-bool NearWire::is_near(const Message& message) const noexcept {
+bool CmaLink::is_near(const Message& message) const noexcept {
   return message.bytes >= kShortest && processes_[static_cast<std::size_t>(message.peer)] != 0;
 }
 
-void NearWire::send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+void CmaLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
   wire_->send_note(peer, header, payload);
 }
 
-void NearWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
+void CmaLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
   if (!is_near(message)) return wire_->send_bulk(message, slot);
-  if (idle_sendings_.empty()) idle_sendings_.push_back(sendings_.emplace_back(std::make_unique<Sending>()).get());
-  Sending& sending = *idle_sendings_.back();
+  if (idle_sendings_.empty()) idle_sendings_.push_back(sendings_.emplace_back(std::make_unique<CmaSend>()).get());
+  CmaSend& sending = *idle_sendings_.back();
   idle_sendings_.pop_back();
   sent_.push_back(&sending);
   sending.message = &message;
   sending.slot = slot;
   message.handle = &sending;
   sending.number.store(++number_);
-  const Offer offer{message.data, &sending.number, number_};
+  const CmaAddress offer{message.data, &sending.number, number_};
   wire_->send_note(message.peer,
-                   {.kind = NoteHeader::Kind::offer,
+                   {.kind = AmHeader::Kind::offer,
                     .from = rank_,
                     .tag = message.tag,
                     .world = world_,
@@ -84,37 +84,37 @@ void NearWire::send_bulk(Message& message, std::uint64_t slot) noexcept {
                    std::as_bytes(std::span(&offer, 1)));
 }
 
-void NearWire::receive_bulk(Message& message, std::uint64_t slot) noexcept {
+void CmaLink::receive_bulk(Message& message, std::uint64_t slot) noexcept {
   if (!is_near(message)) return wire_->receive_bulk(message, slot);
-  readings_.push_back(std::make_unique<Reading>());
+  readings_.push_back(std::make_unique<CmaReceive>());
   readings_.back()->message = &message;
   readings_.back()->slot = slot;
   message.handle = readings_.back().get();
 }
 
-void NearWire::note_arrived(const NoteHeader& header, std::span<const std::byte> payload) noexcept {
-  const bool ours = header.kind == NoteHeader::Kind::offer || header.kind == NoteHeader::Kind::taken;
+void CmaLink::note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept {
+  const bool ours = header.kind == AmHeader::Kind::offer || header.kind == AmHeader::Kind::taken;
   if (!ours) return events_.note_arrived(header, payload);
   if (header.world != world_) return;
-  header.kind == NoteHeader::Kind::offer ? begin_reading(header, payload) : end_sending(header.from, header.slot);
+  header.kind == AmHeader::Kind::offer ? begin_reading(header, payload) : end_sending(header.from, header.slot);
 }
 
-void NearWire::begin_reading(const NoteHeader& header, std::span<const std::byte> payload) noexcept {
+void CmaLink::begin_reading(const AmHeader& header, std::span<const std::byte> payload) noexcept {
   const auto found = std::find_if(readings_.begin(), readings_.end(), [&](const auto& reading) {
     return reading->slot == header.slot && reading->message->peer == header.from && !reading->offered;
   });
   // Given up meanwhile: the sender needn't wait.
-  if (found == readings_.end()) return tell_taken(header.from, header.slot);
-  Reading& reading = **found;
-  if (payload.size() != sizeof(Offer) || header.bytes != reading.message->bytes) return;
-  std::memcpy(&reading.offer, payload.data(), sizeof(Offer));
+  if (found == readings_.end()) return send_fin(header.from, header.slot);
+  CmaReceive& reading = **found;
+  if (payload.size() != sizeof(CmaAddress) || header.bytes != reading.message->bytes) return;
+  std::memcpy(&reading.offer, payload.data(), sizeof(CmaAddress));
   reading.offered = true;
   reading.done = 0;
   ++offered_;
 }
 
-void NearWire::end_sending(int peer, std::uint64_t slot) noexcept {
-  const auto found = std::find_if(sent_.begin(), sent_.end(), [&](const Sending* sending) {
+void CmaLink::end_sending(int peer, std::uint64_t slot) noexcept {
+  const auto found = std::find_if(sent_.begin(), sent_.end(), [&](const CmaSend* sending) {
     return sending->slot == slot && sending->message->peer == peer;
   });
   if (found == sent_.end()) return;  // given up
@@ -123,7 +123,7 @@ void NearWire::end_sending(int peer, std::uint64_t slot) noexcept {
   events_.bulk_done(message);
 }
 
-void NearWire::release(Sending& sending) noexcept {
+void CmaLink::release(CmaSend& sending) noexcept {
   sending.number.store(0);
   sending.message->handle = nullptr;
   sending.message = nullptr;
@@ -131,18 +131,18 @@ void NearWire::release(Sending& sending) noexcept {
   idle_sendings_.push_back(&sending);
 }
 
-void NearWire::release(Reading& reading) noexcept {
+void CmaLink::release(CmaReceive& reading) noexcept {
   reading.message->handle = nullptr;
   if (reading.offered) --offered_;
   const auto is_it = [&](const auto& one) { return one.get() == &reading; };
   readings_.erase(std::find_if(readings_.begin(), readings_.end(), is_it));
 }
 
-void NearWire::tell_taken(int peer, std::uint64_t slot) noexcept {
-  wire_->send_note(peer, {.kind = NoteHeader::Kind::taken, .from = rank_, .world = world_, .slot = slot}, {});
+void CmaLink::send_fin(int peer, std::uint64_t slot) noexcept {
+  wire_->send_note(peer, {.kind = AmHeader::Kind::taken, .from = rank_, .world = world_, .slot = slot}, {});
 }
 
-bool NearWire::read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept {
+bool CmaLink::read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept {
   try {
     if (read_remote(processes_[static_cast<std::size_t>(peer)], from, to, bytes)) return true;
     why = "its process is gone";
@@ -152,7 +152,7 @@ bool NearWire::read(int peer, const void* from, void* to, std::size_t bytes, std
   return false;
 }
 
-void NearWire::read_some(Reading& reading) noexcept {
+void CmaLink::read_some(CmaReceive& reading) noexcept {
   Message& message = *reading.message;
   const int peer = message.peer;
   const std::size_t bytes = std::min(kPiece, message.bytes - reading.done);
@@ -171,18 +171,18 @@ void NearWire::read_some(Reading& reading) noexcept {
   const std::uint64_t slot = reading.slot;
   release(reading);
   if (!there || !alive) return events_.bulk_failed(message, there ? gone : why);
-  tell_taken(peer, slot);
+  send_fin(peer, slot);
   events_.bulk_done(message);
 }
 
-bool NearWire::poll(bool thorough) noexcept {
-  const bool moved = wire_->poll(thorough);
+bool CmaLink::poll(bool with_health_check) noexcept {
+  const bool moved = wire_->poll(with_health_check);
   if (offered_ == 0) return moved;
   // What ends tells its owner, who may start others: by index, and only those that are there now.
-  std::vector<Reading*> now;
+  std::vector<CmaReceive*> now;
   for (const auto& reading : readings_)
     if (reading->offered) now.push_back(reading.get());
-  for (Reading* reading : now) {
+  for (CmaReceive* reading : now) {
     const bool still =
         std::any_of(readings_.begin(), readings_.end(), [&](const auto& r) { return r.get() == reading; });
     if (still && reading->offered) read_some(*reading);
@@ -190,19 +190,19 @@ bool NearWire::poll(bool thorough) noexcept {
   return true;
 }
 
-Wire::Cancelled NearWire::cancel_bulk(Message& message) noexcept {
+Link::CancelResult CmaLink::cancel_bulk(Message& message) noexcept {
   if (!is_near(message)) return wire_->cancel_bulk(message);
   const auto sending =
-      std::find_if(sent_.begin(), sent_.end(), [&](const Sending* s) { return s->message == &message; });
+      std::find_if(sent_.begin(), sent_.end(), [&](const CmaSend* s) { return s->message == &message; });
   if (sending != sent_.end()) {
     release(**sending);
-    return Cancelled::after;
+    return CancelResult::after;
   }
-  Reading& reading = *static_cast<Reading*>(message.handle);
+  CmaReceive& reading = *static_cast<CmaReceive*>(message.handle);
   const bool offered = reading.offered;
-  if (offered) tell_taken(message.peer, reading.slot);
+  if (offered) send_fin(message.peer, reading.slot);
   release(reading);
-  return offered ? Cancelled::after : Cancelled::before;
+  return offered ? CancelResult::after : CancelResult::before;
 }
 
 }  // namespace tessera::comm

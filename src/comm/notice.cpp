@@ -20,21 +20,21 @@ bool take_number(std::string_view& text, std::uint64_t& value) {
 
 }  // namespace
 
-std::string format_notice(const Notice& notice) {
+std::string format_notice(const ControlMessage& notice) {
   return std::string(1, static_cast<char>(notice.kind)) + std::to_string(notice.communicator) + " " +
          std::to_string(notice.number) + " " + std::to_string(notice.value) + " " + notice.text.substr(0, kMostText);
 }
 
-std::optional<Notice> parse_notice(std::string_view text) {
+std::optional<ControlMessage> parse_notice(std::string_view text) {
   constexpr std::string_view kKinds = "FQACL";  // loss and damage are never told, only seen
   if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
-  Notice notice;
-  notice.kind = static_cast<Notice::Kind>(text.front());
+  ControlMessage notice;
+  notice.kind = static_cast<ControlMessage::Kind>(text.front());
   text.remove_prefix(1);
   if (!take_number(text, notice.communicator) || !take_number(text, notice.number) ||
       !take_number(text, notice.value) || text.size() > kMostText)
     return std::nullopt;
-  if (notice.kind == Notice::Kind::failure &&
+  if (notice.kind == ControlMessage::Kind::failure &&
       (notice.number == 0 || notice.number > static_cast<std::uint64_t>(FailureKind::backend)))
     return std::nullopt;
   notice.text = printable(text);

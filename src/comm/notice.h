@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-struct Notice {
+struct ControlMessage {
   enum class Kind : char {
     failure = 'F',   ///< number: its FailureKind; text: the cause
     question = 'Q',  ///< number: which question
@@ -30,8 +30,8 @@ struct Notice {
 };
 
 /// Texts of more than 4096 bytes are cut.
-TESSERA_API std::string format_notice(const Notice& notice);
+TESSERA_API std::string format_notice(const ControlMessage& notice);
 /// Nothing where the text is not a notice.
-TESSERA_API std::optional<Notice> parse_notice(std::string_view text);
+TESSERA_API std::optional<ControlMessage> parse_notice(std::string_view text);
 
 }  // namespace tessera::comm

@@ -44,7 +44,7 @@ struct tessera_plugin {
   std::string_view devices;
   std::string (*probe)() noexcept;
   tessera::comm::PluginCommunicator (*create)(std::shared_ptr<tessera::comm::Bootstrap>,
-                                              const tessera::comm::WorldOptions&) noexcept;
+                                              const tessera::comm::BackendOptions&) noexcept;
   std::span<const tessera::base::EnvVariable> variables;
   bool deterministic;  ///< Backend::deterministic
   std::span<const std::string_view> launch_prefix;
@@ -59,28 +59,28 @@ namespace tessera::comm {
 template <const Backend& (*backend)()>
 tessera_plugin plugin_of(const char* abi) noexcept {
   const Backend& b = backend();
-  return {
-      .abi = abi,
-      .size = sizeof(tessera_plugin),
-      .name = b.name,
-      .devices = b.devices,
-      .probe = +[]() noexcept -> std::string {
-        try {
-          return backend().probe();
-        } catch (const std::exception& error) {
-          return error.what();
-        }
-      },
-      .create = +[](std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options) noexcept -> PluginCommunicator {
-        try {
-          return {backend().create(std::move(bootstrap), options), nullptr};
-        } catch (...) {
-          return {nullptr, std::current_exception()};
-        }
-      },
-      .variables = b.variables,
-      .deterministic = b.deterministic,
-      .launch_prefix = b.launch_prefix};
+  return {.abi = abi,
+          .size = sizeof(tessera_plugin),
+          .name = b.name,
+          .devices = b.devices,
+          .probe = +[]() noexcept -> std::string {
+            try {
+              return backend().probe();
+            } catch (const std::exception& error) {
+              return error.what();
+            }
+          },
+          .create =
+              +[](std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) noexcept -> PluginCommunicator {
+            try {
+              return {backend().create(std::move(bootstrap), options), nullptr};
+            } catch (...) {
+              return {nullptr, std::current_exception()};
+            }
+          },
+          .variables = b.variables,
+          .deterministic = b.deterministic,
+          .launch_prefix = b.launch_prefix};
 }
 
 }  // namespace tessera::comm

@@ -57,7 +57,7 @@ void nap() noexcept {
 }  // namespace
 
 Pollable::~Pollable() = default;
-Sleeper::~Sleeper() = default;
+ProgressWaiter::~ProgressWaiter() = default;
 
 void ring(Doorbell& bell) noexcept {
   if (bell.sleepers.load() == 0) return;
@@ -103,18 +103,18 @@ void ProgressEngine::remove(Pollable& item) {
   items_.erase(std::remove(items_.begin(), items_.end(), &item), items_.end());
 }
 
-bool ProgressEngine::poll_locked(bool thorough) noexcept {
+bool ProgressEngine::poll_locked(bool with_health_check) noexcept {
   bool moved = false;
-  for (Pollable* item : items_) moved |= item->poll(thorough);
+  for (Pollable* item : items_) moved |= item->poll(with_health_check);
   return moved;
 }
 
-bool ProgressEngine::try_poll(bool thorough) noexcept {
+bool ProgressEngine::try_poll(bool with_health_check) noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  return lock.owns_lock() && poll_locked(thorough);
+  return lock.owns_lock() && poll_locked(with_health_check);
 }
 
-void ProgressEngine::drive_briefly(const std::atomic<std::uint32_t>& finished) noexcept {
+void ProgressEngine::spin_for_completion(const std::atomic<std::uint32_t>& finished) noexcept {
   std::optional<Clock::time_point> until;  // most are done before anybody looks at a clock
   int still = 0;
   for (int turn = 1; finished.load() == 0 && still < kStill; ++turn) {
@@ -132,7 +132,7 @@ void ProgressEngine::drive_briefly(const std::atomic<std::uint32_t>& finished) n
 /// Says that we sleep, looks once more (under the lock itself: whoever holds it may have looked too early), then sleeps
 /// unless that moved something or `needless()`.
 template <class Condition>
-void ProgressEngine::sleep_unless(Condition needless, Clock::time_point until) noexcept {
+void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until) noexcept {
   bell_.sleepers.fetch_add(1);
   const std::uint32_t seen = bell_.rings.load();
   bool moved = false;
@@ -172,22 +172,22 @@ bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::tim
       ::sched_yield();
       continue;
     }
-    sleep_unless([&] { return finished.load() != 0; }, until);
+    wait_for_event([&] { return finished.load() != 0; }, until);
     idle_since = Clock::now() - kSpin;  // after a sleep: yield a little before the next one
   }
   waiters_.fetch_sub(1);
-  if (outstanding_.load() > 0) hand_over();
+  if (outstanding_.load() > 0) wake_progress_thread();
   return finished.load() != 0;
 }
 
-void ProgressEngine::hand_over() noexcept {
+void ProgressEngine::wake_progress_thread() noexcept {
   if (waiters_.load() != 0 || bell_.idle.load() == 0) return;
   bell_.attention.fetch_add(1);
   futex_wake(bell_.attention);
 }
 
-void ProgressEngine::hand_over_unless_awaited() noexcept {
-  if (awaited_.load() < kTrust || bell_.idle.load() != kDozes) return hand_over();
+void ProgressEngine::wake_progress_thread_if_idle() noexcept {
+  if (awaited_.load() < kTrust || bell_.idle.load() != kDozes) return wake_progress_thread();
   unseen_.store(true);
 }
 
@@ -226,7 +226,7 @@ void ProgressEngine::run() noexcept {
     }
     if (try_poll(false)) continue;
     const auto needless = [this, idle] { return stop_ || idle() || bell_.ping.load() != bell_.pong.load(); };
-    sleep_unless(needless, Clock::now() + options_.longest_sleep);
+    wait_for_event(needless, Clock::now() + options_.longest_sleep);
   }
 }
 

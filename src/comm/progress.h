@@ -37,15 +37,15 @@ TESSERA_API std::uint32_t send_ping(Doorbell& bell) noexcept;
 class TESSERA_API Pollable {
  public:
   virtual ~Pollable();
-  /// Called under the engine's lock. Does a bounded piece of work and never blocks. `thorough`: also look at deadlines
-  /// and at the health of the peers. True if anything moved.
-  virtual bool poll(bool thorough) noexcept = 0;
+  /// Called under the engine's lock. Does a bounded piece of work and never blocks. `with_health_check`: also look at
+  /// deadlines and at the health of the peers. True if anything moved.
+  virtual bool poll(bool with_health_check) noexcept = 0;
 };
 
 /// How threads of a rank sleep where peers don't ring its doorbell: they send something instead.
-class TESSERA_API Sleeper {
+class TESSERA_API ProgressWaiter {
  public:
-  virtual ~Sleeper();
+  virtual ~ProgressWaiter();
   /// Under the engine's lock, after a poll() that moved nothing. False: something has come meanwhile, don't sleep.
   virtual bool arm() noexcept = 0;
   /// Returns when something has come, when wake() was called since arm(), or after `at_most`; also without a reason.
@@ -55,9 +55,9 @@ class TESSERA_API Sleeper {
 };
 
 struct ProgressOptions {
-  bool thread = true;           ///< tests switch it off to see what depends on it
-  bool oversubscribed = false;  ///< more ranks than cores: never spin
-  Sleeper* sleeper = nullptr;   ///< instead of the doorbell's words; outlives the engine
+  bool thread = true;                 ///< tests switch it off to see what depends on it
+  bool oversubscribed = false;        ///< more ranks than cores: never spin
+  ProgressWaiter* sleeper = nullptr;  ///< instead of the doorbell's words; outlives the engine
   /// Deadlines and the health of peers are looked at this often, also by who sleeps. Tests make it long: it would hide
   /// that somebody was not woken.
   std::chrono::milliseconds longest_sleep{100};
@@ -85,15 +85,15 @@ class TESSERA_API ProgressEngine {
   bool wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept;
   /// For who has just started a small operation: its peers are probably about to do the same, and a hand-off would cost
   /// more than all of it. So drives as long as that moves anything or for a moment, until `finished`.
-  void drive_briefly(const std::atomic<std::uint32_t>& finished) noexcept;
+  void spin_for_completion(const std::atomic<std::uint32_t>& finished) noexcept;
   /// One bounded piece of work, if nobody else is at it.
-  bool try_poll(bool thorough) noexcept;
+  bool try_poll(bool with_health_check) noexcept;
   /// Somebody leaves work under way: the progress thread takes over.
-  void hand_over() noexcept;
+  void wake_progress_thread() noexcept;
   /// Somebody has issued work, and either leaves or waits for it at once, which nobody can know. To wake the thread in
   /// vain costs 40 us of an operation where the two share a core; so it isn't woken where the last operations were all
   /// waited for at once, and looks by itself within a tick.
-  void hand_over_unless_awaited() noexcept;
+  void wake_progress_thread_if_idle() noexcept;
   /// The lock under which everything is polled.
   std::mutex& mutex() noexcept { return mutex_; }
   /// Wakes this rank's own waiters (an operation is done that somebody else may wait for).
@@ -104,9 +104,9 @@ class TESSERA_API ProgressEngine {
 
  private:
   void note_awaited() noexcept;
-  bool poll_locked(bool thorough) noexcept;
+  bool poll_locked(bool with_health_check) noexcept;
   template <class Condition>
-  void sleep_unless(Condition needless, Clock::time_point until) noexcept;
+  void wait_for_event(Condition needless, Clock::time_point until) noexcept;
   void run() noexcept;
 
   Doorbell& bell_;

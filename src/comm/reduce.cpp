@@ -29,7 +29,7 @@ HWY_EXPORT(stream_copy);
 void reduce_tree(const ReduceOp& op, DType dtype, std::span<const void* const> sources, std::span<const double> factors,
                  void* out, std::size_t count, bool streaming) {
   const bool whole_lines = reinterpret_cast<std::uintptr_t>(out) % kStreamLine == 0;
-  const Combination work{op, dtype, sources, factors, out, count, streaming && whole_lines};
+  const ReduceTask work{op, dtype, sources, factors, out, count, streaming && whole_lines};
   HWY_DYNAMIC_DISPATCH(combine_all)(work);
 }
 

@@ -23,19 +23,19 @@ using Kind = ReduceOp::Kind;
 /// What elements of type T are added in, and how they get there and back. Signed integers wrap, so they are added
 /// unsigned.
 template <class T>
-struct Arithmetic {
+struct AccumulateTraits {
   using Sum = T;
   static Sum load(T x) { return x; }
   static T store(Sum x) { return x; }
 };
 template <>
-struct Arithmetic<f16> {
+struct AccumulateTraits<f16> {
   using Sum = float;
   static Sum load(f16 x) { return base::widen(x); }
   static f16 store(Sum x) { return base::narrow<f16>(x); }
 };
 template <>
-struct Arithmetic<bf16> {
+struct AccumulateTraits<bf16> {
   using Sum = float;
   static Sum load(bf16 x) { return base::widen(x); }
   static bf16 store(Sum x) { return base::narrow<bf16>(x); }
@@ -69,10 +69,11 @@ S multiplier(double factor) {
 }
 
 template <Kind kKind, class T, std::size_t kA, std::size_t kB>
-inline typename Arithmetic<T>::Sum tree(const T* const* in, const typename Arithmetic<T>::Sum* factors, std::size_t i) {
-  using S = typename Arithmetic<T>::Sum;
+inline typename AccumulateTraits<T>::Sum tree(const T* const* in, const typename AccumulateTraits<T>::Sum* factors,
+                                              std::size_t i) {
+  using S = typename AccumulateTraits<T>::Sum;
   if constexpr (kB - kA == 1) {
-    const S x = Arithmetic<T>::load(in[kA][i]);
+    const S x = AccumulateTraits<T>::load(in[kA][i]);
     if constexpr (kKind == Kind::premul_sum) return combine<Kind::prod, S>(x, factors[kA]);
     return x;
   } else {
@@ -95,9 +96,9 @@ HWY_INLINE void stream_lines(void* out, const void* in, std::size_t bytes) {
 
 /// What the tree over all sources becomes.
 template <Kind kKind, class T>
-inline T finish(typename Arithmetic<T>::Sum sum, [[maybe_unused]] typename Arithmetic<T>::Sum divisor) {
-  if constexpr (kKind == Kind::avg) sum = static_cast<typename Arithmetic<T>::Sum>(sum / divisor);
-  return Arithmetic<T>::store(sum);
+inline T finish(typename AccumulateTraits<T>::Sum sum, [[maybe_unused]] typename AccumulateTraits<T>::Sum divisor) {
+  if constexpr (kKind == Kind::avg) sum = static_cast<typename AccumulateTraits<T>::Sum>(sum / divisor);
+  return AccumulateTraits<T>::store(sum);
 }
 
 constexpr std::size_t kFew = 4;  ///< sources that one pass adds
@@ -105,14 +106,14 @@ constexpr std::size_t kFew = 4;  ///< sources that one pass adds
 /// Sums of floating-point numbers are what training spends its time on. They have loops of their own for up to kFew
 /// sources; each costs a second to compile, so all others go through the blocks of Reducer, two sources at a time.
 template <Kind kKind, class T>
-constexpr bool kHot = std::is_floating_point_v<typename Arithmetic<T>::Sum> &&
+constexpr bool kHot = std::is_floating_point_v<typename AccumulateTraits<T>::Sum> &&
                       (kKind == Kind::sum || kKind == Kind::avg || kKind == Kind::premul_sum);
 
 /// kN sources in one pass, a line of `out` at a time: loads and stores alternate, which memory likes better than a
 /// block of one and then of the other. `out` may be one of the sources: elements meet only their own.
 template <Kind kKind, class T, std::size_t kN>
-void add_few(const Combination& work, const typename Arithmetic<T>::Sum* factors) {
-  using S = typename Arithmetic<T>::Sum;
+void add_few(const ReduceTask& work, const typename AccumulateTraits<T>::Sum* factors) {
+  using S = typename AccumulateTraits<T>::Sum;
   constexpr std::size_t kLine = kStreamLine / sizeof(T);
   const T* in[kN];
   for (std::size_t k = 0; k < kN; ++k) in[k] = static_cast<const T*>(work.sources[k]);
@@ -146,10 +147,10 @@ constexpr std::size_t kBlock = 1024;  // elements: two or three blocks stay in t
 
 /// The tree over kN sources of a block.
 template <Kind kKind, class T, std::size_t kN>
-void fused(const T* const* in, const typename Arithmetic<T>::Sum* factors, typename Arithmetic<T>::Sum* out,
+void fused(const T* const* in, const typename AccumulateTraits<T>::Sum* factors, typename AccumulateTraits<T>::Sum* out,
            std::size_t count) {
   const T* local[kN];
-  typename Arithmetic<T>::Sum by[kN] = {};
+  typename AccumulateTraits<T>::Sum by[kN] = {};
   for (std::size_t k = 0; k < kN; ++k) local[k] = in[k];
   if constexpr (kKind == Kind::premul_sum)
     for (std::size_t k = 0; k < kN; ++k) by[k] = factors[k];
@@ -159,7 +160,7 @@ void fused(const T* const* in, const typename Arithmetic<T>::Sum* factors, typen
 
 template <Kind kKind, class T>
 struct Reducer {
-  using S = typename Arithmetic<T>::Sum;
+  using S = typename AccumulateTraits<T>::Sum;
   const void* const* sources;
   const S* factors;
   std::size_t start;
@@ -185,8 +186,8 @@ struct Reducer {
 };
 
 template <Kind kKind, class T>
-void combine_typed(const Combination& work) {
-  using S = typename Arithmetic<T>::Sum;
+void combine_typed(const ReduceTask& work) {
+  using S = typename AccumulateTraits<T>::Sum;
   constexpr std::size_t kMost = kMostRanks;
   S factors[kKind == Kind::premul_sum ? kMost : 1];
   factors[0] = S{1};
@@ -212,7 +213,7 @@ void combine_typed(const Combination& work) {
 }
 
 template <class T>
-void combine_kinds(const Combination& work) {
+void combine_kinds(const ReduceTask& work) {
   switch (work.op.kind) {
     case Kind::sum:
       return combine_typed<Kind::sum, T>(work);
@@ -229,7 +230,7 @@ void combine_kinds(const Combination& work) {
   }
 }
 
-void combine_dtypes(const Combination& work) {
+void combine_dtypes(const ReduceTask& work) {
   switch (work.dtype) {
     case DType::f32:
       return combine_kinds<float>(work);
@@ -254,7 +255,7 @@ void combine_dtypes(const Combination& work) {
   }
 }
 
-void combine_all(const Combination& work) {
+void combine_all(const ReduceTask& work) {
   combine_dtypes(work);
   if (work.streaming) hwy::FlushStream();
 }

@@ -15,7 +15,7 @@ inline constexpr std::size_t kMostRanks = 1024;
 /// What streaming stores write at once.
 inline constexpr std::size_t kStreamLine = 64;
 
-struct Combination {
+struct ReduceTask {
   ReduceOp op;
   DType dtype;
   std::span<const void* const> sources;

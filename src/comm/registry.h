@@ -17,19 +17,20 @@ namespace tessera::comm {
 
 class Bootstrap;
 
-struct WorldOptions {
+struct BackendOptions {
   CommunicatorOptions communicator;
   bool deterministic = true;
   std::string algorithms;       ///< TESSERA_ALGO's grammar; "" for the backend's own choice
   bool check = false;           ///< TESSERA_CHECK: compare what the ranks call before an operation counts as done
   bool progress_thread = true;  ///< off only in tests: nothing then moves while its rank is outside the library
-  std::shared_ptr<FirstFailure> first_failure;  ///< of this rank, in this world and others beside it; null: nobody asks
+  std::shared_ptr<FirstFailureRecord>
+      first_failure;           ///< of this rank, in this world and others beside it; null: nobody asks
   std::vector<int> job_ranks;  ///< by rank, where these are some of the job's only: their ranks there; else empty
 
   void note_failure(std::string_view cause) const noexcept {
     if (first_failure != nullptr) first_failure->note(cause);
   }
-  std::string last_words() const { return first_failure == nullptr ? "" : first_failure->cause(); }
+  std::string first_failure_cause() const { return first_failure == nullptr ? "" : first_failure->cause(); }
 
   /// How errors name a rank of this world to people, who know the job's.
   int job_rank(int rank) const { return job_ranks.empty() ? rank : job_ranks[static_cast<std::size_t>(rank)]; }
@@ -43,12 +44,12 @@ struct Backend {
   /// Why it can't be used here; "" where it can. Must not throw, or start anything that stays.
   std::function<std::string()> probe;
   /// The communicator of all ranks that `bootstrap` connects. Every rank calls it.
-  std::function<std::unique_ptr<Communicator>(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options)>
+  std::function<std::unique_ptr<Communicator>(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options)>
       create;
   /// The backend's own environment variables.
   std::span<const EnvVariable> variables;
   bool one_host = false;  ///< its ranks must share a host
-  /// What a program gets that says nothing: WorldOptions::deterministic.
+  /// What a program gets that says nothing: BackendOptions::deterministic.
   bool deterministic = true;
   /// The command under which its ranks must be started, with "{ranks}" for their number; empty: any launcher will do.
   std::span<const std::string_view> launch_prefix = {};

@@ -46,7 +46,7 @@ std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted) {
   own.place = reinterpret_cast<const std::byte*>(own.content.data());
   std::vector<int> processes(ranks, 0);
   std::string shown(ranks, '0');
-  const std::vector<std::string> blobs = bootstrap.exchange({reinterpret_cast<const char*>(&own), sizeof(own)});
+  const std::vector<std::string> blobs = bootstrap.all_gather({reinterpret_cast<const char*>(&own), sizeof(own)});
   for (std::size_t r = 0; r < ranks; ++r) {
     Sample sample;
     if (blobs[r].size() != sizeof(sample))
@@ -58,7 +58,7 @@ std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted) {
     shown[r] = '1';
   }
   // Also holds everyone here until the last has looked.
-  const std::vector<std::string> answers = bootstrap.exchange(shown);
+  const std::vector<std::string> answers = bootstrap.all_gather(shown);
   for (std::size_t r = 0; r < ranks; ++r)
     if (answers[r].size() != ranks || answers[r][me] != '1') processes[r] = 0;
   return processes;

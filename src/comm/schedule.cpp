@@ -63,11 +63,11 @@ bool adds(OpKind kind) {
   return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
 }
 
-bool unequal(const Problem& problem) { return !problem.in_starts.empty() || !problem.out_starts.empty(); }
+bool unequal(const CollectiveSpec& problem) { return !problem.in_starts.empty() || !problem.out_starts.empty(); }
 
 /// Whether adding two operands at a time along the tree gives the bits of adding all at once. Sixteen bits are rounded
 /// to after every addition then: harmless where there is one, or nothing is rounded.
-bool steps_are_exact(const Problem& problem) {
+bool steps_are_exact(const CollectiveSpec& problem) {
   using Kind = ReduceOp::Kind;
   if (size_of(problem.dtype) != 2) return true;
   if (problem.reduce == Kind::min || problem.reduce == Kind::max) return true;
@@ -77,16 +77,16 @@ bool steps_are_exact(const Problem& problem) {
 /// One rank: no messages.
 void write_alone(ScheduleBuilder& builder) {
   using Kind = ReduceOp::Kind;
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   if (problem.kind == OpKind::barrier) return;
-  const Region in = builder.in(everything(problem));
-  const Region out = builder.out(everything(problem));
+  const BufferRegion in = builder.in(everything(problem));
+  const BufferRegion out = builder.out(everything(problem));
   if (adds(problem.kind) && problem.reduce == Kind::premul_sum) {
     StepId ready = kNoStep;
-    const Region factor = builder.own_factor(ready);
-    builder.reduce(Arithmetic::whole, {&in, 1}, out, {ready}, factor);
+    const BufferRegion factor = builder.own_factor(ready);
+    builder.reduce(ReducePhase::whole, {&in, 1}, out, {ready}, factor);
   } else if (adds(problem.kind) && problem.reduce == Kind::avg) {
-    builder.reduce(Arithmetic::whole, {&in, 1}, out);
+    builder.reduce(ReducePhase::whole, {&in, 1}, out);
   } else {
     builder.copy(in, out, {}, problem.in_place);
   }
@@ -102,7 +102,7 @@ std::vector<std::string> known_algorithms(bool ordered_only) {
   return names;
 }
 
-std::string refusal(const Problem& problem, std::string_view name) {
+std::string refusal(const CollectiveSpec& problem, std::string_view name) {
   const std::string asked = std::string(name_of(problem.kind)).append("=").append(name);
   const Algorithm* algorithm = find(problem.kind, name);
   if (algorithm == nullptr) {
@@ -122,7 +122,7 @@ std::string refusal(const Problem& problem, std::string_view name) {
   return "";
 }
 
-Schedule build_schedule(const Problem& problem, std::string_view name) {
+Schedule build_schedule(const CollectiveSpec& problem, std::string_view name) {
   if (const std::string why = refusal(problem, name); !why.empty()) throw InvalidUsage(why);
   const Algorithm& algorithm = *find(problem.kind, name);
   ScheduleBuilder builder(problem, algorithm.name);

@@ -18,24 +18,24 @@
 namespace tessera::comm {
 
 /// `factor` holds 8 bytes: this rank's factor of premul_sum, a double.
-enum class Place : std::uint8_t { in, out, scratch, factor };
+enum class BufferId : std::uint8_t { in, out, scratch, factor };
 
 /// Bytes of the call's buffers or of the operation's own scratch memory.
-struct Region {
-  Place place = Place::in;
+struct BufferRegion {
+  BufferId place = BufferId::in;
   std::size_t offset = 0;
   std::size_t bytes = 0;
-  bool operator==(const Region&) const = default;
+  bool operator==(const BufferRegion&) const = default;
 };
 
 /// What a reduce step computes with its sources.
-enum class Arithmetic : std::uint8_t {
+enum class ReducePhase : std::uint8_t {
   partial,  ///< the plain sum (also for avg and premul_sum), product, minimum or maximum
   last,     ///< the same, then avg's division
   whole,    ///< the call's operation as it is, all at once: avg divides, premul_sum multiplies by `factors`
 };
 
-struct Step {
+struct ScheduleStep {
   enum class Kind : std::uint8_t {
     send,
     receive,
@@ -44,29 +44,29 @@ struct Step {
     native  ///< the whole operation, by the library below the transport (native.h); at most one
   };
   Kind kind = Kind::copy;
-  Arithmetic arithmetic = Arithmetic::partial;
+  ReducePhase arithmetic = ReducePhase::partial;
   int peer = 0;                      ///< of send and receive
   std::uint32_t number = 0;          ///< send, receive: the how-manieth between the two ranks in this direction
-  Region from;                       ///< read by send, copy and native
-  Region to;                         ///< written by receive, copy, reduce and native
+  BufferRegion from;                 ///< read by send, copy and native
+  BufferRegion to;                   ///< written by receive, copy, reduce and native
   std::uint32_t first_source = 0;    ///< reduce: its sources, in rank order, are these entries of Schedule::sources
   std::uint32_t sources = 0;         ///< ... each as long as `to`; `to` may be one of them, else overlaps none
-  Region factors;                    ///< whole premul_sum: one double per source, in scratch; bytes 0 otherwise
+  BufferRegion factors;              ///< whole premul_sum: one double per source, in scratch; bytes 0 otherwise
   std::uint32_t waits_for = 0;       ///< how many steps come before
   std::uint32_t first_follower = 0;  ///< the steps that wait for this one: these entries of Schedule::followers
   std::uint32_t followers = 0;
 };
 
 struct Schedule {
-  std::string_view algorithm;  ///< a literal
-  std::vector<Step> steps;     ///< a step comes after all that it waits for
-  std::vector<Region> sources;
+  std::string_view algorithm;       ///< a literal
+  std::vector<ScheduleStep> steps;  ///< a step comes after all that it waits for
+  std::vector<BufferRegion> sources;
   std::vector<std::uint32_t> followers;
   std::size_t scratch_bytes = 0;
 };
 
 /// All that decides a schedule.
-struct Problem {
+struct CollectiveSpec {
   OpKind kind = OpKind::barrier;
   DType dtype = DType::f32;
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
@@ -80,7 +80,7 @@ struct Problem {
   /// The _v forms: ranks + 1 offsets in elements of the parts of `in` and `out`; empty for equal parts.
   std::vector<std::size_t> in_starts;
   std::vector<std::size_t> out_starts;
-  bool operator==(const Problem&) const = default;
+  bool operator==(const CollectiveSpec&) const = default;
 };
 
 /// "all_reduce=direct", ...: every algorithm, in the spelling of TESSERA_ALGO. `ordered_only`: those that can keep the
@@ -88,13 +88,13 @@ struct Problem {
 TESSERA_API std::vector<std::string> known_algorithms(bool ordered_only);
 
 /// The best known one for this problem; decides alike on all ranks.
-TESSERA_API std::string_view default_algorithm(const Problem& problem);
+TESSERA_API std::string_view default_algorithm(const CollectiveSpec& problem);
 
 /// Whether `algorithm` can solve this problem as it is asked (order, number of ranks, dtype), alike on all ranks. "" or
 /// the reason why not.
-TESSERA_API std::string refusal(const Problem& problem, std::string_view algorithm);
+TESSERA_API std::string refusal(const CollectiveSpec& problem, std::string_view algorithm);
 
 /// This rank's schedule. Throws InvalidUsage with the refusal.
-TESSERA_API Schedule build_schedule(const Problem& problem, std::string_view algorithm);
+TESSERA_API Schedule build_schedule(const CollectiveSpec& problem, std::string_view algorithm);
 
 }  // namespace tessera::comm

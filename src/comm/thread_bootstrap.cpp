@@ -58,15 +58,15 @@ class Mailbox {
 };
 
 /// The mailboxes of all ranks on one channel; empty before a rank has opened it and after it has closed it.
-struct Boxes {
-  explicit Boxes(int ranks) : of(static_cast<std::size_t>(ranks)) {}
+struct MailboxSet {
+  explicit MailboxSet(int ranks) : of(static_cast<std::size_t>(ranks)) {}
   std::mutex mutex;
   std::vector<std::unique_ptr<Mailbox>> of;
 };
 
 class ThreadChannel final : public ControlChannel {
  public:
-  ThreadChannel(std::shared_ptr<Boxes> boxes, int rank)
+  ThreadChannel(std::shared_ptr<MailboxSet> boxes, int rank)
       : boxes_(std::move(boxes)), rank_(static_cast<std::size_t>(rank)) {}
   ~ThreadChannel() override {
     std::unique_ptr<Mailbox> own;  // ends outside the lock: its handler may be telling something
@@ -81,7 +81,7 @@ class ThreadChannel final : public ControlChannel {
   }
 
  private:
-  const std::shared_ptr<Boxes> boxes_;
+  const std::shared_ptr<MailboxSet> boxes_;
   const std::size_t rank_;
 };
 
@@ -152,26 +152,26 @@ const Bootstrap::Token& ThreadBootstrap::token() const noexcept { return hub_->t
 int ThreadBootstrap::size() const noexcept { return hub_->size(); }
 void ThreadBootstrap::abandon() noexcept { hub_->abandon(); }
 
-std::vector<std::string> ThreadBootstrap::exchange(std::string_view blob) {
+std::vector<std::string> ThreadBootstrap::all_gather(std::string_view blob) {
   std::vector<std::string> blobs;
   for (Hub::Item& item : hub_->exchange(rank_, {std::string(blob), nullptr})) blobs.push_back(std::move(item.blob));
   return blobs;
 }
 
-std::vector<std::shared_ptr<void>> ThreadBootstrap::exchange_objects(std::shared_ptr<void> object) {
+std::vector<std::shared_ptr<void>> ThreadBootstrap::all_gather_objects(std::shared_ptr<void> object) {
   std::vector<std::shared_ptr<void>> objects;
   for (Hub::Item& item : hub_->exchange(rank_, {{}, std::move(object)})) objects.push_back(std::move(item.object));
   return objects;
 }
 
 std::unique_ptr<ControlChannel> ThreadBootstrap::open_channel(std::string_view, ControlEvents events) {
-  const auto offered = rank_ == 0 ? std::make_shared<Boxes>(size()) : nullptr;
-  const auto boxes = std::static_pointer_cast<Boxes>(exchange_objects(offered).front());
+  const auto offered = rank_ == 0 ? std::make_shared<MailboxSet>(size()) : nullptr;
+  const auto boxes = std::static_pointer_cast<MailboxSet>(all_gather_objects(offered).front());
   {
     const std::lock_guard lock(boxes->mutex);
     boxes->of[static_cast<std::size_t>(rank_)] = std::make_unique<Mailbox>(std::move(events.message));
   }
-  exchange({});  // nobody tells anything before all can hear
+  all_gather({});  // nobody tells anything before all can hear
   return std::make_unique<ThreadChannel>(boxes, rank_);
 }
 

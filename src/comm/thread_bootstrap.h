@@ -20,8 +20,8 @@ class TESSERA_API ThreadBootstrap final : public Bootstrap {
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override;
   bool in_process() const noexcept override { return true; }
-  std::vector<std::string> exchange(std::string_view blob) override;
-  std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> object) override;
+  std::vector<std::string> all_gather(std::string_view blob) override;
+  std::vector<std::shared_ptr<void>> all_gather_objects(std::shared_ptr<void> object) override;
   std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override;
   const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
   const Token& token() const noexcept override;

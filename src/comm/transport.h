@@ -87,12 +87,12 @@ class TESSERA_API Transport : public Pollable {
   virtual void cancel(Message& message) noexcept = 0;
   /// No message of this communicator is sent or received here any more, and its number is not used again: what has come
   /// for it without a receive, and what still comes, is thrown away.
-  virtual void give_up(std::uint32_t communicator) noexcept = 0;
+  virtual void discard_communicator(std::uint32_t communicator) noexcept = 0;
   /// True while peers need this rank to poll although no message of its own is on its way: it has given some up. Ends
   /// by itself within seconds.
   virtual bool needs_polls() const noexcept { return false; }
   /// How threads of this rank sleep while messages are on their way.
-  virtual Sleeper& sleeper() noexcept = 0;
+  virtual ProgressWaiter& sleeper() noexcept = 0;
   /// Whole collectives by the library below; null where it has none.
   virtual NativeCollectives* native() noexcept { return nullptr; }
   /// Waits, bounded, until what was sent has left, and ends the connections. The world's ranks have all said that they

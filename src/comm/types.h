@@ -102,9 +102,9 @@ struct OpOptions {
 };
 
 /// One part of a batch.
-struct PointToPoint {
-  static PointToPoint send(ConstView data, int peer) { return {true, data, {}, peer}; }
-  static PointToPoint recv(View data, int peer) { return {false, {}, data, peer}; }
+struct P2POp {
+  static P2POp send(ConstView data, int peer) { return {true, data, {}, peer}; }
+  static P2POp recv(View data, int peer) { return {false, {}, data, peer}; }
   bool sends = false;
   ConstView in = {};
   View out = {};

@@ -42,12 +42,12 @@ class TESSERA_API WorkState {
 };
 
 /// Keeps an operation from being recycled, without waiting for it as a Work would.
-class WorkHold {
+class WorkRef {
  public:
-  explicit WorkHold(WorkState& state) : state_(state) { state_.retain(); }
-  ~WorkHold() { state_.release(); }
-  WorkHold(const WorkHold&) = delete;
-  WorkHold& operator=(const WorkHold&) = delete;
+  explicit WorkRef(WorkState& state) : state_(state) { state_.retain(); }
+  ~WorkRef() { state_.release(); }
+  WorkRef(const WorkRef&) = delete;
+  WorkRef& operator=(const WorkRef&) = delete;
 
  private:
   WorkState& state_;

@@ -26,7 +26,7 @@ std::vector<int> ranks_on_host(const Bootstrap& all) {
 }
 
 /// Connects the ranks of this rank's host once more, by themselves. The world's token makes the name of their meeting.
-std::shared_ptr<Bootstrap> meet_on_host(const Bootstrap& all, const WorldOptions& options) {
+std::shared_ptr<Bootstrap> meet_on_host(const Bootstrap& all, const BackendOptions& options) {
   const auto& hosts = all.hosts();
   const auto me = static_cast<std::size_t>(all.rank());
   Launch local;
@@ -36,19 +36,19 @@ std::shared_ptr<Bootstrap> meet_on_host(const Bootstrap& all, const WorldOptions
   local.local_rank = local.rank;
   local.local_size = local.size;
   local.job = "host." + hosts[me] + "." + to_hex(all.token());
-  return meet(
+  return rendezvous(
       {.launch = local, .timeout = options.communicator.timeout, .master = {}, .token = {}, .host_id = hosts[me]});
 }
 
 std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far, std::shared_ptr<Bootstrap> bootstrap,
-                                        const WorldOptions& options) {
+                                        const BackendOptions& options) {
   if (!near.one_host || far.one_host)
     throw InvalidUsage("backend '" + std::string(near.name) + "+" + std::string(far.name) +
                        "': the first must be one for ranks of one host, the second one between hosts");
   if (share_a_host(*bootstrap)) return near.create(std::move(bootstrap), options);  // nothing is far
-  WorldOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
-  WorldOptions local = own;
+  BackendOptions own = options;
+  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
+  BackendOptions local = own;
   local.job_ranks = ranks_on_host(*bootstrap);
   auto near_world = near.create(meet_on_host(*bootstrap, local), local);
   return compose(std::move(near_world), far.create(std::move(bootstrap), own));
@@ -71,10 +71,10 @@ const Backend& best(bool one_host) {
 }  // namespace
 
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
-                                         const Launch& launch, const WorldOptions& given,
+                                         const Launch& launch, const BackendOptions& given,
                                          std::optional<bool> deterministic) {
-  WorldOptions options = given;
-  options.first_failure = std::make_shared<FirstFailure>();
+  BackendOptions options = given;
+  options.first_failure = std::make_shared<FirstFailureRecord>();
   options.deterministic = deterministic.value_or(true);
   if (const std::size_t plus = name.find('+'); plus != std::string::npos)
     return make_both(find_backend(name.substr(0, plus)), find_backend(name.substr(plus + 1)), std::move(bootstrap),

@@ -16,7 +16,7 @@ namespace tessera::comm {
 /// the best of the library's own backends, composed so. Collective. Throws InvalidUsage (unknown or unusable names, two
 /// parts that don't fit) and what the backends throw. `deterministic` where the backend's own default is not wanted.
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
-                                         const Launch& launch, const WorldOptions& options,
+                                         const Launch& launch, const BackendOptions& options,
                                          std::optional<bool> deterministic);
 
 }  // namespace tessera::comm

@@ -11,16 +11,16 @@
 
 namespace tessera::fsdp {
 
-struct Fabric;
+struct EngineResources;
 
 /// Of one engine, on one rank; used by its thread. Nothing here makes the host wait but fill().
-class TESSERA_API BufferStore {
+class TESSERA_API ModuleBuffers {
  public:
   /// Gives them memory, booked as `other`. Collective where there are any. `fabric` outlives it.
-  BufferStore(const nn::Module& model, Fabric& fabric);
-  ~BufferStore();
-  BufferStore(const BufferStore&) = delete;
-  BufferStore& operator=(const BufferStore&) = delete;
+  ModuleBuffers(const nn::Module& model, EngineResources& fabric);
+  ~ModuleBuffers();
+  ModuleBuffers(const ModuleBuffers&) = delete;
+  ModuleBuffers& operator=(const ModuleBuffers&) = delete;
 
   const std::vector<std::shared_ptr<nn::ModuleBuffer>>& all() const { return buffers_; }
   /// Initial values, appended to the compute stream.
@@ -31,12 +31,12 @@ class TESSERA_API BufferStore {
             const std::function<bool(const nn::ModuleBuffer&)>& wanted);
   /// Bytes that this rank sends in a broadcast from rank 0.
   std::uint64_t formula_bytes() const;
-  comm::MeterSnapshot::Line traffic() const;
+  comm::TrafficStats::TrafficCount traffic() const;
 
  private:
   comm::View view();
 
-  Fabric& fabric_;
+  EngineResources& fabric_;
   const std::vector<std::shared_ptr<nn::ModuleBuffer>> buffers_;
   Buffer memory_;
   std::unique_ptr<comm::Communicator> channel_;  // null where nothing is ever sent

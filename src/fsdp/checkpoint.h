@@ -26,7 +26,7 @@
 namespace tessera::fsdp {
 
 namespace checkpoint {
-class FolderLock;
+class DirectoryLock;
 }
 
 /// What the program saves beside the engine's state: seed, data position, the model's configuration...
@@ -50,7 +50,7 @@ struct CheckpointOptions {
 class TESSERA_API CheckpointWriter {
  public:
   /// All outlive it. `control`: of the engine's ranks, by the same numbers.
-  CheckpointWriter(Engine& engine, comm::HostExchange& control, CheckpointOptions options);
+  CheckpointWriter(Engine& engine, comm::HostCollectives& control, CheckpointOptions options);
   ~CheckpointWriter();  ///< a save that nobody finished is given up
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -77,9 +77,9 @@ class TESSERA_API CheckpointWriter {
   void lock_folder(std::chrono::milliseconds patience);
 
   Engine& engine_;
-  comm::HostExchange& control_;
+  comm::HostCollectives& control_;
   const CheckpointOptions options_;
-  std::unique_ptr<checkpoint::FolderLock> lock_;  // on rank 0
+  std::unique_ptr<checkpoint::DirectoryLock> lock_;  // on rank 0
   std::unique_ptr<Save> save_;
 };
 
@@ -123,12 +123,12 @@ class TESSERA_API Checkpoint {
   /// All of a buffer, as it is. Throws InvalidUsage as read().
   void read_buffer(const std::string& name, void* out);
   /// What the collective plug-ins of a rank that wrote it carried over, as Engine::carried() names it.
-  struct Carried {
+  struct PluginStateEntry {
     std::string name;
     std::size_t count = 0;
-    auto operator<=>(const Carried&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
+    auto operator<=>(const PluginStateEntry&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
   };
-  std::vector<Carried> carried(int rank) const;  ///< in byte order of the names
+  std::vector<PluginStateEntry> carried(int rank) const;  ///< in byte order of the names
   /// One of those. Throws InvalidUsage as read().
   void read_carried(int rank, const std::string& name, float* out);
   /// Bytes of data read so far, whole blocks.

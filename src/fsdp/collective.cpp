@@ -15,7 +15,7 @@ bool CollectiveCapabilities::carries_encodings() const {
   return exact && (dtypes.empty() || std::find(dtypes.begin(), dtypes.end(), DType::u8) != dtypes.end());
 }
 
-bool Works::advance(Stream& stream) {
+bool WorkChain::advance(Stream& stream) {
   for (comm::Work& work : works_) work.wait_on(stream);
   works_.clear();
   const Next next = std::exchange(next_, nullptr);
@@ -24,12 +24,12 @@ bool Works::advance(Stream& stream) {
   return !empty();
 }
 
-void Works::wait_on(Stream& stream) {
+void WorkChain::wait_on(Stream& stream) {
   while (advance(stream)) {
   }
 }
 
-comm::Work start_plain(OpKind collective, const CollectiveCall& call, const Transfer& transfer) {
+comm::Work start_plain(OpKind collective, const CollectiveCall& call, const FlatTransfer& transfer) {
   switch (collective) {
     case OpKind::all_gather:
       return call.channel.all_gather(transfer.in, transfer.out, call.options);
@@ -40,7 +40,7 @@ comm::Work start_plain(OpKind collective, const CollectiveCall& call, const Tran
   }
 }
 
-std::uint64_t plain_bytes(OpKind collective, const Transfer& transfer, int ranks) {
+std::uint64_t plain_bytes(OpKind collective, const FlatTransfer& transfer, int ranks) {
   const std::size_t elements = std::max(transfer.in.count, transfer.out.count);
   return comm::direct_bytes_sent(collective, elements, size_of(transfer.in.dtype), ranks, 0);
 }
@@ -50,9 +50,9 @@ namespace {
 class Plain final : public CollectivePlugin {
  public:
   explicit Plain(OpKind kind) : kind_(kind) {}
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& transfer : call.transfers) {
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& transfer : call.transfers) {
       works.add(start_plain(kind_, call, transfer));
       stats_.raw += plain_bytes(kind_, transfer, call.channel.size());
     }
@@ -79,12 +79,12 @@ CollectiveRegistry CollectiveRegistry::built_in() {
   return registry;
 }
 
-CollectiveRegistry::Entry CollectiveRegistry::entry_of(OpKind collective, Make make, Cost cost) {
+CollectiveRegistry::Entry CollectiveRegistry::entry_of(OpKind collective, Factory make, Cost cost) {
   if (!cost) cost = [collective](const CollectiveSize& size) { return plain_cost(collective, size); };
   return {std::move(make), std::move(cost)};
 }
 
-void CollectiveRegistry::add(OpKind collective, std::string name, Make make, Cost cost) {
+void CollectiveRegistry::add(OpKind collective, std::string name, Factory make, Cost cost) {
   entries_[{collective, std::move(name)}] = entry_of(collective, std::move(make), std::move(cost));
 }
 

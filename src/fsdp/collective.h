@@ -21,7 +21,7 @@
 namespace tessera::fsdp {
 
 /// One flat parameter's part in a collective. In place as the communicator allows it.
-struct Transfer {
+struct FlatTransfer {
   comm::ConstView in;
   comm::View out;
   const FlatLayout* flat = nullptr;  ///< the flat parameter; the same in every step
@@ -30,22 +30,23 @@ struct Transfer {
 /// All flat parameters of a unit, in one call.
 struct CollectiveCall {
   comm::Communicator& channel;
-  std::span<const Transfer> transfers;  ///< valid during the call only; the memory stays valid until the works are done
-  comm::ReduceOp op;                    ///< of reductions: a sum, or one that is divided at its end
-  comm::OpOptions options;              ///< options.after holds what must come before
-  Copier& copier;                       ///< the only way to copy between buffers: it counts
+  std::span<const FlatTransfer>
+      transfers;            ///< valid during the call only; the memory stays valid until the works are done
+  comm::ReduceOp op;        ///< of reductions: a sum, or one that is divided at its end
+  comm::OpOptions options;  ///< options.after holds what must come before
+  Copier& copier;           ///< the only way to copy between buffers: it counts
 };
 
 /// What was started. Some collectives have several rounds: when the operations of one are done, work on the stream that
 /// waits for them makes the result, or what the next round sends.
-class TESSERA_API Works {
+class TESSERA_API WorkChain {
  public:
   /// Called once, when the works before it are waited for: appends to `stream`, and may start more.
-  using Next = std::function<Works(Stream& stream)>;
-  Works() = default;
-  Works(Works&&) = default;
-  Works& operator=(Works&&) = default;  // waits for the old works before it lets go of what `next` holds
-  ~Works() { works_.clear(); }
+  using Next = std::function<WorkChain(Stream& stream)>;
+  WorkChain() = default;
+  WorkChain(WorkChain&&) = default;
+  WorkChain& operator=(WorkChain&&) = default;  // waits for the old works before it lets go of what `next` holds
+  ~WorkChain() { works_.clear(); }
 
   void add(comm::Work work) { works_.push_back(std::move(work)); }
   void then(Next next) { next_ = std::move(next); }
@@ -74,7 +75,7 @@ struct CollectiveCapabilities {
 };
 
 /// A flat parameter that an instance will carry, in every step.
-struct PlannedTransfer {
+struct TransferSpec {
   std::string name;  ///< of the unit, and where it has several flat parameters which one
   const FlatLayout* flat = nullptr;
   DType dtype = DType::f32;
@@ -86,8 +87,8 @@ struct PlannedTransfer {
 struct CollectiveSetup {
   comm::OpKind collective = comm::OpKind::all_gather;
   nn::Context& context;
-  LeasePool& buffers;                          ///< memory that the backend moves fastest, booked as `communication`
-  std::span<const PlannedTransfer> transfers;  ///< valid during the call
+  LeasePool& buffers;                       ///< memory that the backend moves fastest, booked as `communication`
+  std::span<const TransferSpec> transfers;  ///< valid during the call
 };
 
 /// Bytes since the beginning: what `plain` would have sent from this rank, and what was sent.
@@ -97,8 +98,8 @@ struct CollectiveStats {
 };
 
 /// What `plain` starts, and what it sends from each rank for it.
-TESSERA_API comm::Work start_plain(comm::OpKind collective, const CollectiveCall& call, const Transfer& transfer);
-TESSERA_API std::uint64_t plain_bytes(comm::OpKind collective, const Transfer& transfer, int ranks);
+TESSERA_API comm::Work start_plain(comm::OpKind collective, const CollectiveCall& call, const FlatTransfer& transfer);
+TESSERA_API std::uint64_t plain_bytes(comm::OpKind collective, const FlatTransfer& transfer, int ranks);
 
 /// An instance belongs to one engine and one collective; used by the engine's thread.
 class TESSERA_API CollectivePlugin {
@@ -109,7 +110,7 @@ class TESSERA_API CollectivePlugin {
   virtual void prepare(const CollectiveSetup& /*setup*/) {}
   /// Appends to call.options.after, starts operations, and waits for nothing. An exception leaves the communicator as
   /// it was, or failed.
-  virtual Works run(const CollectiveCall& call) = 0;
+  virtual WorkChain run(const CollectiveCall& call) = 0;
 
   /// What it carries from step to step: f32, in the device's memory, saved and restored with the rank's checkpoint.
   /// Empty before prepare().
@@ -142,12 +143,12 @@ struct CollectiveCost {
 /// What can be plugged in, by collective and name. A value: a program copies built_in() and adds its own.
 class TESSERA_API CollectiveRegistry {
  public:
-  using Make = std::function<std::unique_ptr<CollectivePlugin>()>;
+  using Factory = std::function<std::unique_ptr<CollectivePlugin>()>;
   using Cost = std::function<CollectiveCost(const CollectiveSize&)>;
   /// `plain`, and those of plugins/collectives.
   static CollectiveRegistry built_in();
   /// `cost` empty: that of `plain`.
-  void add(comm::OpKind collective, std::string name, Make make, Cost cost = {});
+  void add(comm::OpKind collective, std::string name, Factory make, Cost cost = {});
   /// A name may also be FILE.so:NAME, of a shared object; see plugin.h. Throws InvalidUsage that lists the names known
   /// for this collective.
   std::unique_ptr<CollectivePlugin> make(comm::OpKind collective, std::string_view name) const;
@@ -159,10 +160,10 @@ class TESSERA_API CollectiveRegistry {
 
  private:
   struct Entry {
-    Make make;
+    Factory make;
     Cost cost;
   };
-  static Entry entry_of(comm::OpKind collective, Make make, Cost cost);
+  static Entry entry_of(comm::OpKind collective, Factory make, Cost cost);
   Entry find(comm::OpKind collective, std::string_view name) const;
   std::map<std::pair<comm::OpKind, std::string>, Entry> entries_;
 };

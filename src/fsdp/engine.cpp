@@ -26,34 +26,34 @@ void Engine::prefetch(std::size_t unit, int direction, nn::Phase phase) {
 
 /// False: there is no room for more.
 bool Engine::gather_ahead(std::size_t index, nn::Phase phase) {
-  Unit& unit = *units_[index];
+  ParamGroup& unit = *units_[index];
   if (unit.gathered() || (phase == nn::Phase::recompute && progress_[index].uses == 0)) return true;
   if (!may_gather_ahead(unit)) return false;
   order_->note(unit.name());
-  unit.unshard_issue();
+  unit.unshard();
   return true;
 }
 
 /// Tells the other ranks what the last step did, before this one's first gather.
 void Engine::begin_step() {
   if (std::exchange(in_step_, true)) return;
-  stop_where_ranks_differ([this] { order_->begin("step " + std::to_string(steps_ + 1)); });
+  abort_on_mismatch([this] { order_->begin("step " + std::to_string(steps_ + 1)); });
 }
 
 /// Where they are rank 0's: before the first forward of a step that a backward follows.
 void Engine::share_buffers(nn::Phase phase) {
-  if (options_.buffers == Buffers::own || phase != nn::Phase::forward || model_.context().tape() == nullptr) return;
+  if (options_.buffers == BufferSync::own || phase != nn::Phase::forward || model_.context().tape() == nullptr) return;
   if (!std::exchange(buffers_shared_, true)) buffers_->broadcast(0);
 }
 
 void Engine::agree(const std::string& what) {
   in_step_ = false;
-  stop_where_ranks_differ([&] { order_->agree(what); });
+  abort_on_mismatch([&] { order_->agree(what); });
 }
 
 /// The others may be waiting for this rank, on any channel: they learn why nothing comes.
 template <class Check>
-void Engine::stop_where_ranks_differ(Check&& check) {
+void Engine::abort_on_mismatch(Check&& check) {
   try {
     check();
   } catch (const base::Mismatch& error) {
@@ -64,21 +64,21 @@ void Engine::stop_where_ranks_differ(Check&& check) {
   }
 }
 
-bool Engine::may_gather_ahead(const Unit& unit) const {
+bool Engine::may_gather_ahead(const ParamGroup& unit) const {
   int count = 1;
   std::size_t bytes = unit.bytes();
   for (const auto& other : units_) {
-    if (!other->plan().leases_parameters || !other->gathered() || other->spec().is_root) continue;
+    if (!other->plan().unshards_to_lease || !other->gathered() || other->spec().is_root) continue;
     ++count;
     bytes += other->bytes();
   }
-  return (options_.limit_gathers == 0 || count <= options_.limit_gathers) &&
+  return (options_.limit_all_gathers == 0 || count <= options_.limit_all_gathers) &&
          (options_.limit_gather_bytes == 0 || bytes <= options_.limit_gather_bytes);
 }
 
-void Engine::begin_forward(std::size_t index, nn::Phase phase) {
-  Unit& unit = *units_[index];
-  Progress& progress = progress_[index];
+void Engine::pre_forward(std::size_t index, nn::Phase phase) {
+  ParamGroup& unit = *units_[index];
+  UnitProgress& progress = progress_[index];
   const bool again = phase == nn::Phase::recompute;
   if (again) reshard_recomputed(index);
   if (!again && model_.context().tape() != nullptr) ++progress.uses;
@@ -86,15 +86,16 @@ void Engine::begin_forward(std::size_t index, nn::Phase phase) {
   begin_step();
   share_buffers(phase);
   if (!unit.gathered()) order_->note(unit.name());
-  unit.unshard_issue();
+  unit.unshard();
   prefetch(index, +1, phase);
-  unit.unshard_wait();
-  progress.spans.push_back(fabric_->recorder.begin(EventKind::forward, unit.name(), unit.bytes(), fabric_->compute()));
+  unit.wait_for_unshard();
+  progress.spans.push_back(
+      fabric_->recorder.begin(TraceEventKind::forward, unit.name(), unit.bytes(), fabric_->compute()));
 }
 
-void Engine::end_forward(std::size_t index, nn::Module& module, nn::Phase phase) {
-  Unit& unit = *units_[index];
-  Progress& progress = progress_[index];
+void Engine::post_forward(std::size_t index, nn::Module& module, nn::Phase phase) {
+  ParamGroup& unit = *units_[index];
+  UnitProgress& progress = progress_[index];
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
   if (unit.kept_after_forward() || &module == &model_) return;
@@ -115,37 +116,37 @@ void Engine::reshard_recomputed(std::size_t but) {
 }
 
 void Engine::end_root_forward() {
-  for (Progress& progress : progress_) progress.entered = 0;
+  for (UnitProgress& progress : progress_) progress.entered = 0;
   if (model_.context().tape() != nullptr) return;
   for (const auto& unit : units_) unit->reshard();  // no backward follows
 }
 
-void Engine::begin_backward(std::size_t index) {
+void Engine::pre_backward(std::size_t index) {
   if (gradients_ == Gradients::complete)
     throw InvalidUsage(
-        "backward: this step's gradients are complete; call step() first, or set_last_backward(false) before all "
+        "backward: this step's gradients are complete; call step() first, or set_is_last_backward(false) before all "
         "backwards of a step but the last");
   if (!std::exchange(orders_agreed_, true))  // once it is worth a wait: most often ranks differ from the beginning
-    stop_where_ranks_differ([this] {
+    abort_on_mismatch([this] {
       // Libraries round differently: with the same code on all ranks the strategies end with the same bits.
       const bool here = model_.context().runtime().host_accessible();
       order_->agree("the first backward" + (here ? " with products by " + nn::kernels::products_name() : ""));
     });
-  Unit& unit = *units_[index];
+  ParamGroup& unit = *units_[index];
   std::erase(recomputed_, index);
   progress_[index].entered = 0;
   if (!unit.gathered()) order_->note(unit.name());
-  unit.unshard_issue();
+  unit.unshard();
   if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, nn::Phase::backward);
-  unit.unshard_wait();
+  unit.wait_for_unshard();
   if (unit.reducing()) finish_reductions();  // of the microbatch before: they had this forward to run in
-  unit.begin_gradients();
+  unit.prepare_gradients();
   progress_[index].spans.push_back(
-      fabric_->recorder.begin(EventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
+      fabric_->recorder.begin(TraceEventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
 }
 
-void Engine::end_backward(std::size_t index) {
-  Progress& progress = progress_[index];
+void Engine::post_backward(std::size_t index) {
+  UnitProgress& progress = progress_[index];
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
   if (options_.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1, nn::Phase::backward);
@@ -163,14 +164,14 @@ void Engine::reduce(std::size_t index) {
   // happens to be done, keeps the order of issue the same on every rank and two full gradients the most there are
   // (beside the root's).
   order_->note(units_[index]->name());
-  units_[index]->reduce_issue(last_backward_);
+  units_[index]->start_reduction(last_backward_);
   continue_reductions();
   progress_[index].reduced = true;
   if (units_[index]->reducing()) reducing_.push_back(index);
 }
 
 void Engine::continue_reductions() {
-  for (const std::size_t i : reducing_) units_[i]->reduce_continue();
+  for (const std::size_t i : reducing_) units_[i]->advance_reduction();
   std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
 }
 
@@ -187,7 +188,7 @@ void Engine::end_root_backward() {
   // Also those that were gathered ahead for nothing: the step would leave them with what parameters were before.
   for (std::size_t i = 0; i < units_.size(); ++i) reshard_after_backward(i);
   gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
-  for (Progress& progress : progress_) progress = Progress{};
+  for (UnitProgress& progress : progress_) progress = UnitProgress{};
   recomputed_.clear();
 }
 

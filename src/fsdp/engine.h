@@ -34,13 +34,13 @@
 
 namespace tessera::fsdp {
 
-struct Fabric;
-class BufferStore;
-class OrderCheck;
-class Unit;
+struct EngineResources;
+class ModuleBuffers;
+class ExecOrderValidator;
+class ParamGroup;
 
 /// A range of a parameter, or of one of the optimizer's states of it, that one rank holds.
-struct OwnRange {
+struct ShardRange {
   const nn::Parameter& parameter;
   int state = -1;  ///< -1: the parameter's values
   nn::ElementRange range;
@@ -50,7 +50,7 @@ struct OwnRange {
 };
 
 /// A range of a parameter's gradient that this rank updates with, or of all where the optimizer is replicated.
-struct GradientRange {
+struct GradientShard {
   const nn::Parameter& parameter;
   nn::ElementRange range;
   DType dtype = DType::f32;
@@ -60,14 +60,14 @@ struct GradientRange {
 
 /// What one rank called and sent, by kind; `control` holds norms and votes. Cumulative.
 struct TESSERA_API EngineTraffic {
-  comm::MeterSnapshot::Line all_gather, reduce_scatter, all_reduce, control;
-  comm::MeterSnapshot::Line broadcast;  ///< of buffers
+  comm::TrafficStats::TrafficCount all_gather, reduce_scatter, all_reduce, control;
+  comm::TrafficStats::TrafficCount broadcast;  ///< of buffers
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };
 
 /// One per rank and model; used by one thread. `model` and `world` outlive it. Constructing it is collective; so are
-/// step(), initialize(), visit() and a forward or backward of the model. Every rank makes the same calls in the same
-/// order.
+/// step(), initialize(), for_each_parameter() and a forward or backward of the model. Every rank makes the same calls
+/// in the same order.
 class TESSERA_API Engine {
  public:
   Engine(nn::Module& model, comm::Communicator& world, EngineOptions options);
@@ -79,47 +79,47 @@ class TESSERA_API Engine {
   void initialize(std::uint64_t seed);
   /// Values from somewhere else: `fill` is called for ranges of parameters and writes them to the
   /// host memory that it is given. Only of the parameters that are `wanted` (empty: all).
-  using Wanted = std::function<bool(const nn::Parameter&)>;
-  using Fill = std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>;
-  void fill(const Fill& fill, const Wanted& wanted = {});
+  using ParameterFilter = std::function<bool(const nn::Parameter&)>;
+  using ParameterLoader = std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>;
+  void load(const ParameterLoader& fill, const ParameterFilter& wanted = {});
 
   /// Initial values of the program's own for the parameters that it wants, ranges of them where they live; the others
   /// as above.
-  void initialize(std::uint64_t seed, const Fill& own, const Wanted& wanted);
+  void initialize(std::uint64_t seed, const ParameterLoader& own, const ParameterFilter& wanted);
   /// Values that rank `from` has: `fill` is called there only, for whole parameters; buffers get what they hold there.
   /// Needs memory of the host for a unit.
-  void broadcast_from(int from, const Fill& fill, const Wanted& wanted = {});
+  void broadcast_from(int from, const ParameterLoader& fill, const ParameterFilter& wanted = {});
 
   /// After parameters began or ceased to require a gradient: lays out anew the units in which that is so, without
   /// changing a value. What is trained from now on has an optimizer that begins here; of what is frozen it is dropped,
   /// and of 16-bit parameters the masters. Between two steps; collective: throws Mismatch where the ranks don't agree.
-  void refresh();
+  void apply_requires_grad();
 
   /// Gradients as they are after the last backward, averaged over the ranks (and as often too large as loss_scale()
   /// says), until step(). In memory of the device, in the order of its compute stream. What is written is what step()
   /// clips and uses. Throws InvalidUsage without a last backward, Unsupported where the norm has been formed and the
   /// gradients lie with the host.
-  void visit_gradients(const std::function<void(const GradientRange&)>& visitor);
+  void for_each_gradient(const std::function<void(const GradientShard&)>& visitor);
 
   /// Whether the backwards from here on are the last of their step. Before it, gradients add up as the strategy says
   /// (Sync::when); give the loss a share of the step's, as in backward(loss, 1.0 / microbatches).
-  void set_last_backward(bool last) { last_backward_ = last; }
+  void set_is_last_backward(bool last) { last_backward_ = last; }
 
   /// After the last backward: waits for the reductions, clips, updates, and starts what must be gathered again.
   /// Throws InvalidUsage where no last backward of the whole model came before.
   void step(double learning_rate);
   /// Where the strategy has a period: the replicas meet now, as they do by themselves at its end. No effect where they
   /// have just met, or meet in every step. Collective.
-  void meet_replicas();
+  void sync_replicas();
   /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
-  void settle();
-  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.scales_loss; }
+  void wait();
+  bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.use_loss_scaling; }
   /// Gradients are this many times too large from the next backward on, since the loss is; step() divides them. Throws
-  /// InvalidUsage without scales_loss.
+  /// InvalidUsage without use_loss_scaling.
   void set_loss_scale(double scale);
   double loss_scale() const { return loss_scale_; }
   /// Of the last step, over all ranks, before clipping, and unscaled. Waits. Throws InvalidUsage unless one
-  /// of clip_norm, measure_norm and scales_loss is set.
+  /// of clip_norm, measure_norm and use_loss_scaling is set.
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
 
@@ -127,15 +127,16 @@ class TESSERA_API Engine {
   /// encodings the bytes, as numbers (so do fill() and checkpoints). The data is in host memory and valid during the
   /// call. Waits.
   using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
-  void visit(const Visitor& visitor);
+  void for_each_parameter(const Visitor& visitor);
 
   /// This rank's share of what is saved: an n-th of every parameter (its f32 master where there is one) and of the
   /// optimizer's state, so that all ranks' shares are the whole, each element once. Ranges are of the parameter's own
   /// elements; `data` is valid during the call, the device's in the order of the compute stream. Not collective.
-  void visit_own(const std::function<void(const OwnRange&)>& visitor);
+  void for_each_shard(const std::function<void(const ShardRange&)>& visitor);
   /// As fill(), of the optimizer's states: `state` counts from 0. Every rank sets all that it holds.
-  void fill_states(const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float* out)>& fill,
-                   const Wanted& wanted = {});
+  void load_optimizer_state(
+      const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float* out)>& fill,
+      const ParameterFilter& wanted = {});
   /// How many there are for each element of a trainable parameter.
   int states() const;
   /// The step after which a parameter began to be trained: 0, unless refresh() unfroze it. Its optimizer counts from
@@ -172,9 +173,9 @@ class TESSERA_API Engine {
 
   /// Drops a half-done step after an exception, and what the collective plug-ins carried over; parameters and optimizer
   /// are as they were before it, buffers as its forward left them.
-  void reset();
+  void abort_step();
 
-  struct UnitInfo {
+  struct UnitStats {
     std::string name;
     std::int64_t elements = 0;  ///< of the parameters
     std::int64_t padding = 0;   ///< beyond them: between parameters and at the end
@@ -183,7 +184,7 @@ class TESSERA_API Engine {
     Strategy strategy;
     std::size_t peak_bytes = 0;  ///< so far, of what it leased: unsharded parameters and gradients
   };
-  std::vector<UnitInfo> units() const;  ///< in forward order
+  std::vector<UnitStats> units() const;  ///< in forward order
   std::vector<UnitSize> unit_sizes() const;
   /// That of most units, as it is laid over the mesh.
   const Strategy& strategy() const { return options_.strategy; }
@@ -197,15 +198,15 @@ class TESSERA_API Engine {
   std::uint64_t copied_bytes() const;
   /// Between this rank's device and its shards in the host's memory. Cumulative.
   OffloadBytes offload_bytes() const;
-  Recorder& recorder();
+  TraceRecorder& recorder();
 
  private:
   void install_hooks();
-  void begin_forward(std::size_t unit, nn::Phase phase);
-  void end_forward(std::size_t unit, nn::Module& module, nn::Phase phase);
+  void pre_forward(std::size_t unit, nn::Phase phase);
+  void post_forward(std::size_t unit, nn::Module& module, nn::Phase phase);
   void reshard_recomputed(std::size_t but);
-  void begin_backward(std::size_t unit);
-  void end_backward(std::size_t unit);
+  void pre_backward(std::size_t unit);
+  void post_backward(std::size_t unit);
   void end_root_forward();
   void end_root_backward();
   void reduce(std::size_t unit);
@@ -219,8 +220,8 @@ class TESSERA_API Engine {
   void share_buffers(nn::Phase phase);
   void agree(const std::string& what);
   template <class Check>
-  void stop_where_ranks_differ(Check&& check);
-  bool may_gather_ahead(const Unit& unit) const;
+  void abort_on_mismatch(Check&& check);
+  bool may_gather_ahead(const ParamGroup& unit) const;
   void make_collectives();
   void prepare_collectives();
   void clear_carried();
@@ -230,7 +231,7 @@ class TESSERA_API Engine {
   void prepare_norm();
   void add_unit(UnitSpec spec);
   void compute_norm();
-  void decide_what_is_kept();
+  void mark_kept_units();
   /// Before values are written: what the last step left in flight comes first.
   void begin_values();
   /// What was written to parameters on the compute stream comes before the next gather.
@@ -238,19 +239,19 @@ class TESSERA_API Engine {
 
   nn::Module& model_;
   const EngineOptions options_;
-  std::unique_ptr<Fabric> fabric_;
-  std::vector<std::unique_ptr<Unit>> units_;  // in forward order
-  std::vector<Strategy> strategies_;          // of units_
-  struct Progress {
+  std::unique_ptr<EngineResources> fabric_;
+  std::vector<std::unique_ptr<ParamGroup>> units_;  // in forward order
+  std::vector<Strategy> strategies_;                // of units_
+  struct UnitProgress {
     int uses = 0;             // forwards recorded on the tape whose backward has not ended
     std::size_t entered = 0;  // of the unit's modules, in this forward
     bool reduced = false;     // in this backward
-    std::vector<Recorder::Span> spans;
+    std::vector<TraceRecorder::Span> spans;
   };
-  std::vector<Progress> progress_;
+  std::vector<UnitProgress> progress_;
   std::vector<std::vector<std::size_t>> ahead_forward_, ahead_backward_;  // by unit: what the program wants gathered
-  std::unique_ptr<BufferStore> buffers_;
-  std::unique_ptr<OrderCheck> order_;
+  std::unique_ptr<ModuleBuffers> buffers_;
+  std::unique_ptr<ExecOrderValidator> order_;
   bool orders_agreed_ = false;           // those of the first forward
   bool in_step_ = false;                 // something was gathered or reduced since the last one
   bool buffers_shared_ = false;          // in this step
@@ -261,7 +262,7 @@ class TESSERA_API Engine {
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;
-  std::vector<Plan::Cut> norm_cuts_;  // along which ranks have parts of the norm
+  std::vector<ShardingPlan::AxisSlice> norm_cuts_;  // along which ranks have parts of the norm
   std::uint64_t steps_ = 0;
   std::uint64_t skipped_steps_ = 0;
   double loss_scale_ = 1;

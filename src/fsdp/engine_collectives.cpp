@@ -12,13 +12,13 @@ using comm::OpKind;
 namespace {
 
 /// A collective, the name of what carries it, and the instance.
-struct Carrier {
+struct CollectiveBinding {
   OpKind collective;
   const std::string& name;
   CollectivePlugin& plugin;
 };
 
-std::vector<Carrier> carriers(const Strategy& strategy, Fabric& fabric) {
+std::vector<CollectiveBinding> carriers(const Strategy& strategy, EngineResources& fabric) {
   return {{OpKind::all_gather, strategy.all_gather, *fabric.all_gather},
           {OpKind::reduce_scatter, strategy.reduce_scatter, *fabric.reduce_scatter},
           {OpKind::all_reduce, strategy.all_reduce, *fabric.all_reduce}};
@@ -33,10 +33,10 @@ void Engine::prepare_collectives() {
   const CollectiveCapabilities gathers = fabric_->all_gather->capabilities();
   fabric_->exact_gathers = gathers.exact;
   fabric_->carries_encodings = gathers.carries_encodings();
-  for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) {
-    std::vector<PlannedTransfer> transfers;
+  for (const CollectiveBinding& carrier : carriers(options_.strategy, *fabric_)) {
+    std::vector<TransferSpec> transfers;
     for (const auto& unit : units_)
-      for (PlannedTransfer& transfer : unit->transfers_of(carrier.collective)) transfers.push_back(std::move(transfer));
+      for (TransferSpec& transfer : unit->transfers_of(carrier.collective)) transfers.push_back(std::move(transfer));
     carrier.plugin.prepare({carrier.collective, model_.context(), *fabric_->buffers, transfers});
   }
 }
@@ -52,7 +52,7 @@ void Engine::make_collectives() {
 
 std::vector<CollectivePlugin::State> Engine::carried() {
   std::vector<CollectivePlugin::State> all;
-  for (const Carrier& carrier : carriers(options_.strategy, *fabric_))
+  for (const CollectiveBinding& carrier : carriers(options_.strategy, *fabric_))
     for (CollectivePlugin::State& state : carrier.plugin.state()) {
       state.name = std::string(comm::name_of(carrier.collective)) + ":" + carrier.name + "/" + state.name;
       all.push_back(std::move(state));
@@ -66,14 +66,14 @@ std::vector<CollectivePlugin::State> Engine::carried() {
 void Engine::clear_carried() {
   Stream& stream = fabric_->compute();
   stream.wait(fabric_->reduce_stream->record());  // where plug-ins use it
-  for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) carrier.plugin.clear_state(stream);
+  for (const CollectiveBinding& carrier : carriers(options_.strategy, *fabric_)) carrier.plugin.clear_state(stream);
 }
 
 void Engine::fill_carried(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill) {
   begin_values();
   if (!fill) {
     clear_carried();
-    for (const auto& unit : units_) unit->begin_period();
+    for (const auto& unit : units_) unit->set_anchor();
   } else {
     fabric_->compute().synchronize();  // the host may write over what the stream's work reads
     for (const CollectivePlugin::State& state : carried())
@@ -85,7 +85,7 @@ void Engine::fill_carried(const std::function<void(const CollectivePlugin::State
 }
 
 CollectiveStats Engine::collective_stats(OpKind collective) const {
-  for (const Carrier& carrier : carriers(options_.strategy, *fabric_)) {
+  for (const CollectiveBinding& carrier : carriers(options_.strategy, *fabric_)) {
     if (carrier.collective != collective) continue;
     CollectiveStats stats = carrier.plugin.stats();
     if (collective == OpKind::all_gather) {

@@ -22,26 +22,28 @@ void require_offload(const base::DeviceRuntime& runtime) {
 
 /// What can be known before there are ranks to talk to, and the mesh.
 EngineOptions checked(EngineOptions options, int ranks) {
-  if (options.limit_gathers < 0)
-    throw InvalidUsage("limit_gathers: " + std::to_string(options.limit_gathers) + " units; 0 (no limit) or more");
+  if (options.limit_all_gathers < 0)
+    throw InvalidUsage("limit_all_gathers: " + std::to_string(options.limit_all_gathers) +
+                       " units; 0 (no limit) or more");
   if (options.prefetch < 0) throw InvalidUsage("prefetch: " + std::to_string(options.prefetch) + " units; 0 or more");
   if (options.clip_norm < 0)
     throw InvalidUsage("clip norm: " + std::to_string(options.clip_norm) + "; above 0, or 0 for none");
-  if (options.offload_piece < 1)
-    throw InvalidUsage("offload piece: " + std::to_string(options.offload_piece) + " parameters; 1 or more");
+  if (options.offload_chunk_elements < 1)
+    throw InvalidUsage("offload piece: " + std::to_string(options.offload_chunk_elements) + " parameters; 1 or more");
   nn::validate(options.optimizer);
   if (!options.mesh) options.mesh = default_mesh(options.strategy, ranks, ranks);
-  if (options.reshard_to == 0) return options;
+  if (options.reshard_group_size == 0) return options;
   if (options.reshard_after_forward)
-    throw InvalidUsage("reshard_to and reshard_after_forward: one of the two says what is resharded after forward");
+    throw InvalidUsage(
+        "reshard_group_size and reshard_after_forward: one of the two says what is resharded after forward");
   const int shards = options.mesh->size_of(kShardAxis);
-  if (options.reshard_to < 1 || shards % options.reshard_to != 0)
-    throw InvalidUsage("reshard to " + std::to_string(options.reshard_to) + " ranks: must divide the " +
+  if (options.reshard_group_size < 1 || shards % options.reshard_group_size != 0)
+    throw InvalidUsage("reshard to " + std::to_string(options.reshard_group_size) + " ranks: must divide the " +
                        std::to_string(shards) + " shards of the mesh");
-  if (options.reshard_to == 1 || options.reshard_to == shards) {
-    options.reshard_after_forward = options.reshard_to != 1;
+  if (options.reshard_group_size == 1 || options.reshard_group_size == shards) {
+    options.reshard_after_forward = options.reshard_group_size != 1;
   } else {
-    options.mesh = in_groups(*options.mesh, options.reshard_to);
+    options.mesh = in_groups(*options.mesh, options.reshard_group_size);
     options.strategy = over_groups(std::move(options.strategy));
   }
   return options;
@@ -51,46 +53,48 @@ EngineOptions checked(EngineOptions options, int ranks) {
 
 Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
     : model_(model), options_(checked(std::move(options), world.size())) {
-  model.require_dtypes_that_fit();
-  std::vector<UnitSpec> specs = options_.wrap_by ? make_units(model, options_.wrap_by, options_.ignored)
-                                                 : make_units(model, options_.wrap, options_.ignored);
+  model.validate_dtypes();
+  std::vector<UnitSpec> specs = options_.wrap_policy ? make_units(model, options_.wrap_policy, options_.ignored)
+                                                     : make_units(model, options_.wrap, options_.ignored);
   nn::Context& context = model.context();
   Mesh mesh(world, *options_.mesh);
   if (options_.cpu_offload) require_offload(context.runtime());
-  fabric_.reset(new Fabric{.context = context,
-                           .mesh = std::move(mesh),
-                           .gather_stream = context.make_stream(),
-                           .reduce_stream = context.make_stream(),
-                           .poison_stream = options_.poison ? context.make_stream() : nullptr,
-                           .parameters = nullptr,
-                           .gradients = nullptr,
-                           .buffers = nullptr,
-                           .all_gather = nullptr,
-                           .reduce_scatter = nullptr,
-                           .all_reduce = nullptr,
-                           .recorder = Recorder(world.rank(), &context.runtime()),
-                           .copier = Copier(context.runtime()),
-                           .offload = nullptr,
-                           .offload_piece = options_.offload_piece,
-                           .reduce_dtype = options_.reduce_dtype});
+  fabric_.reset(new EngineResources{.context = context,
+                                    .mesh = std::move(mesh),
+                                    .gather_stream = context.make_stream(),
+                                    .reduce_stream = context.make_stream(),
+                                    .poison_stream = options_.poison ? context.make_stream() : nullptr,
+                                    .parameters = nullptr,
+                                    .gradients = nullptr,
+                                    .buffers = nullptr,
+                                    .all_gather = nullptr,
+                                    .reduce_scatter = nullptr,
+                                    .all_reduce = nullptr,
+                                    .recorder = TraceRecorder(world.rank(), &context.runtime()),
+                                    .copier = Copier(context.runtime()),
+                                    .offload = nullptr,
+                                    .offload_chunk_elements = options_.offload_chunk_elements,
+                                    .reduce_dtype = options_.reduce_dtype});
   const auto unbooked = [this](std::size_t bytes) { return fabric_->allocate(bytes, std::nullopt); };
   LeasePool::Poison poison;
   if (options_.poison)
     poison = [this](const Event& released, void* data, std::size_t bytes) {
       return fabric_->poison(released, data, bytes);
     };
-  fabric_->parameters = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_parameter, unbooked, poison);
-  fabric_->gradients = std::make_unique<LeasePool>(context.ledger(), MemoryUse::unsharded_gradient, unbooked, poison);
-  fabric_->buffers = std::make_unique<LeasePool>(context.ledger(), MemoryUse::communication, unbooked, poison);
+  fabric_->parameters =
+      std::make_unique<LeasePool>(context.ledger(), MemoryCategory::unsharded_parameter, unbooked, poison);
+  fabric_->gradients =
+      std::make_unique<LeasePool>(context.ledger(), MemoryCategory::unsharded_gradient, unbooked, poison);
+  fabric_->buffers = std::make_unique<LeasePool>(context.ledger(), MemoryCategory::communication, unbooked, poison);
 
-  if (options_.cpu_offload) fabric_->offload = std::make_unique<Offload>(context, fabric_->copier, options_.poison);
+  if (options_.cpu_offload) fabric_->offload = std::make_unique<CpuOffload>(context, fabric_->copier, options_.poison);
   for (UnitSpec& spec : specs) add_unit(std::move(spec));
   progress_.resize(units_.size());
   make_collectives();
   resolve_prefetch_order();
-  buffers_ = std::make_unique<BufferStore>(model, *fabric_);
-  order_ = std::make_unique<OrderCheck>(world, context.runtime());
-  decide_what_is_kept();
+  buffers_ = std::make_unique<ModuleBuffers>(model, *fabric_);
+  order_ = std::make_unique<ExecOrderValidator>(world, context.runtime());
+  mark_kept_units();
   if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
   publish_values();
@@ -116,7 +120,7 @@ Engine::~Engine() {
 }
 
 void Engine::add_unit(UnitSpec spec) {
-  std::optional<Strategy> own = options_.strategy_of ? options_.strategy_of(spec) : std::nullopt;
+  std::optional<Strategy> own = options_.unit_strategy ? options_.unit_strategy(spec) : std::nullopt;
   const bool has_own = own.has_value();
   Strategy strategy = options_.strategy;
   if (has_own) {
@@ -126,11 +130,11 @@ void Engine::add_unit(UnitSpec spec) {
         throw InvalidUsage("unit " + spec.name + ": its strategy " + strategy.name + " has another collective (" +
                            strategy.*member + ") than the engine's (" + options_.strategy.*member + ")");
   }
-  Plan plan = make_plan(strategy, fabric_->mesh, options_.cpu_offload);
-  if (plan.periodic && options_.scales_loss)
+  ShardingPlan plan = make_plan(strategy, fabric_->mesh, options_.cpu_offload);
+  if (plan.periodic && options_.use_loss_scaling)
     throw Unsupported("strategy " + strategy.name +
                       " has a period: its replicas would skip different steps of a scaled loss; use bf16 or f32");
-  if (plan.periodic && options_.buffers != Buffers::own)
+  if (plan.periodic && options_.buffers != BufferSync::own)
     throw Unsupported("strategy " + strategy.name +
                       " has a period, between whose ends replicas are alone; leave buffers each rank's own");
   if (periodic_axis(strategy) != periodic_axis(options_.strategy) || (has_own && plan.periodic))
@@ -138,10 +142,10 @@ void Engine::add_unit(UnitSpec spec) {
                       ", and units whose replicas meet once in a period can't be mixed");
   strategies_.push_back(std::move(strategy));
   units_.push_back(
-      std::make_unique<Unit>(*fabric_, std::move(spec), std::move(plan), nn::state_slots(options_.optimizer)));
+      std::make_unique<ParamGroup>(*fabric_, std::move(spec), std::move(plan), nn::state_slots(options_.optimizer)));
 }
 
-void Engine::decide_what_is_kept() {
+void Engine::mark_kept_units() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     const bool kept = keeps_after_forward(units_[i]->plan().sharded_after_forward, units_[i]->spec().is_root,
                                           i + 1 == units_.size(), options_.reshard_after_forward);
@@ -175,30 +179,30 @@ void Engine::install_hooks() {
   bool root_is_unit = false;
   for (std::size_t i = 0; i < units_.size(); ++i) {
     for (nn::Module* module : units_[i]->spec().modules) {
-      nn::Hooks hooks;
+      nn::ModuleHooks hooks;
       const bool is_root = module == &model_;
       root_is_unit = root_is_unit || is_root;
-      hooks.begin_forward = [this, i](nn::Phase phase) { begin_forward(i, phase); };
-      hooks.end_forward = [this, i, module, is_root](nn::Phase phase) {
-        end_forward(i, *module, phase);
+      hooks.pre_forward = [this, i](nn::Phase phase) { pre_forward(i, phase); };
+      hooks.post_forward = [this, i, module, is_root](nn::Phase phase) {
+        post_forward(i, *module, phase);
         if (is_root && phase == nn::Phase::forward) end_root_forward();
       };
-      hooks.begin_backward = [this, i] { begin_backward(i); };
-      hooks.end_backward = [this, i, is_root] {
-        end_backward(i);
+      hooks.pre_backward = [this, i] { pre_backward(i); };
+      hooks.post_backward = [this, i, is_root] {
+        post_backward(i);
         if (is_root) end_root_backward();
       };
       module->set_hooks(std::move(hooks));
     }
   }
   if (root_is_unit) return;
-  model_.set_hooks({.begin_forward = [this](nn::Phase phase) { share_buffers(phase); },
-                    .end_forward =
+  model_.set_hooks({.pre_forward = [this](nn::Phase phase) { share_buffers(phase); },
+                    .post_forward =
                         [this](nn::Phase phase) {
                           if (phase == nn::Phase::forward) end_root_forward();
                         },
-                    .begin_backward = {},
-                    .end_backward = [this] { end_root_backward(); }});
+                    .pre_backward = {},
+                    .post_backward = [this] { end_root_backward(); }});
 }
 
 }  // namespace tessera::fsdp

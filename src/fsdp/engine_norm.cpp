@@ -10,13 +10,13 @@ namespace tessera::fsdp {
 void Engine::prepare_norm() {
   Axes axes;
   for (const auto& unit : units_)
-    for (const Plan::Cut& cut : unit->plan().optimizer_cuts) axes.insert(cut.axis);
+    for (const ShardingPlan::AxisSlice& cut : unit->plan().optimizer_cuts) axes.insert(cut.axis);
   norm_cuts_ = cuts_of(axes, fabric_->mesh);
   nn::MemoryPool& memory = model_.context().memory();
   norm_slots_ = 0;
   for (const auto& unit : units_) norm_slots_ += unit->norm_slots();
-  norm_parts_ = memory.allocate(norm_slots_ * sizeof(double), MemoryUse::other);
-  norms_ = memory.allocate((norm_slots_ + 2) * sizeof(double), MemoryUse::other);
+  norm_parts_ = memory.allocate(norm_slots_ * sizeof(double), MemoryCategory::other);
+  norms_ = memory.allocate((norm_slots_ + 2) * sizeof(double), MemoryCategory::other);
   fabric_->zero(fabric_->compute(), norm_parts_.data(), norm_parts_.bytes());
   auto* slots = static_cast<double*>(norm_parts_.data());
   for (const auto& unit : units_) {
@@ -36,7 +36,7 @@ void Engine::compute_norm() {
   Stream& stream = fabric_->compute();
   auto* const totals = static_cast<double*>(norms_.data());
   const void* parts = norm_parts_.data();
-  for (const Plan::Cut& cut : norm_cuts_) {
+  for (const ShardingPlan::AxisSlice& cut : norm_cuts_) {
     comm::Communicator& control = *fabric_->mesh.channels(cut.axis).control;
     control
         .all_reduce({parts, norm_slots_, DType::f64, fabric_->device()},
@@ -49,14 +49,14 @@ void Engine::compute_norm() {
                     .parts = static_cast<const double*>(parts),
                     .count = norm_slots_,
                     .loss_scale = loss_scale_,
-                    .skips = options_.scales_loss,
+                    .skips = options_.use_loss_scaling,
                     .out = totals + norm_slots_};
   if (options_.clip_norm > 0) clip.most = options_.clip_norm;
   model_.context().device_kernels().clip_factor(stream, clip);
 }
 
 double Engine::grad_norm() {
-  if (!measures_norm()) throw InvalidUsage("grad_norm: set clip_norm, measure_norm or scales_loss");
+  if (!measures_norm()) throw InvalidUsage("grad_norm: set clip_norm, measure_norm or use_loss_scaling");
   double norm = 0;
   nn::download(model_.context(), static_cast<const double*>(norms_.data()) + norm_slots_, sizeof(norm),
                [&](const void* from) { norm = *static_cast<const double*>(from); });

@@ -16,7 +16,7 @@ void Engine::initialize(std::uint64_t seed) {
   for (const auto& unit : units_) {
     unit->initialize(seed);
     unit->clear_optimizer();
-    unit->begin_period();
+    unit->set_anchor();
   }
   buffers_->initialize(seed);
   clear_carried();
@@ -25,13 +25,13 @@ void Engine::initialize(std::uint64_t seed) {
   set_steps(0);
 }
 
-void Engine::initialize(std::uint64_t seed, const Fill& own, const Wanted& wanted) {
+void Engine::initialize(std::uint64_t seed, const ParameterLoader& own, const ParameterFilter& wanted) {
   initialize(seed);
-  fill(own, wanted);
+  load(own, wanted);
 }
 
-void Engine::broadcast_from(int from, const Fill& fill, const Wanted& wanted) {
-  comm::HostExchange& host = order_->host();
+void Engine::broadcast_from(int from, const ParameterLoader& fill, const ParameterFilter& wanted) {
+  comm::HostCollectives& host = order_->host();
   if (from < 0 || from >= host.size())
     throw InvalidUsage("broadcast_from: rank " + std::to_string(from) + " of " + std::to_string(host.size()));
   agree("broadcast_from rank " + std::to_string(from));
@@ -50,7 +50,7 @@ void Engine::broadcast_from(int from, const Fill& fill, const Wanted& wanted) {
         return host.communicator().broadcast(in, out, from, options);
       });
     }
-    unit->fill([&](const nn::Parameter& parameter, nn::ElementRange range,
+    unit->load([&](const nn::Parameter& parameter, nn::ElementRange range,
                    float* out) { std::copy_n(whole.at(&parameter).data() + range.begin, range.count(), out); },
                wanted);
   }
@@ -65,34 +65,35 @@ void Engine::fill_buffers(const std::function<void(const nn::ModuleBuffer&, void
   buffers_->fill(fill, wanted);
 }
 
-void Engine::visit_gradients(const std::function<void(const GradientRange&)>& visitor) {
-  if (gradients_ != Gradients::complete) throw InvalidUsage("visit_gradients: no last backward came before");
+void Engine::for_each_gradient(const std::function<void(const GradientShard&)>& visitor) {
+  if (gradients_ != Gradients::complete) throw InvalidUsage("for_each_gradient: no last backward came before");
   if (fabric_->offload && measures_norm())
-    throw Unsupported("visit_gradients: with cpu offload a norm is formed before gradients go to the host");
+    throw Unsupported("for_each_gradient: with cpu offload a norm is formed before gradients go to the host");
   finish_reductions();
   if (fabric_->offload) begin_values();
-  for (const auto& unit : units_) unit->visit_gradients(visitor);
+  for (const auto& unit : units_) unit->for_each_gradient(visitor);
   norm_parts_stale_ = measures_norm();
 }
 
-void Engine::fill(const Fill& fill, const Wanted& wanted) {
+void Engine::load(const ParameterLoader& fill, const ParameterFilter& wanted) {
   begin_values();
   for (const auto& unit : units_) {
-    unit->fill(fill, wanted);
-    unit->begin_period();
+    unit->load(fill, wanted);
+    unit->set_anchor();
   }
   publish_values();
 }
 
-void Engine::visit_own(const std::function<void(const OwnRange&)>& visitor) {
+void Engine::for_each_shard(const std::function<void(const ShardRange&)>& visitor) {
   begin_values();
-  for (const auto& unit : units_) unit->visit_own(visitor);
+  for (const auto& unit : units_) unit->for_each_shard(visitor);
 }
 
-void Engine::fill_states(const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float*)>& fill,
-                         const Wanted& wanted) {
+void Engine::load_optimizer_state(
+    const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float*)>& fill,
+    const ParameterFilter& wanted) {
   begin_values();
-  for (const auto& unit : units_) unit->fill_states(fill, wanted);
+  for (const auto& unit : units_) unit->load_optimizer_state(fill, wanted);
 }
 
 void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped) {
@@ -106,7 +107,7 @@ void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped) {
 int Engine::states() const { return nn::state_slots(options_.optimizer); }
 
 void Engine::begin_values() {
-  settle();
+  wait();
   if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes where copies read
 }
 
@@ -116,9 +117,9 @@ void Engine::publish_values() {
   if (fabric_->offload) fabric_->offload->up().wait(written);
 }
 
-void Engine::visit(const Visitor& visitor) {
+void Engine::for_each_parameter(const Visitor& visitor) {
   struct Item {
-    Unit* unit;
+    ParamGroup* unit;
     const nn::Parameter* parameter;
   };
   std::vector<Item> items;
@@ -127,12 +128,12 @@ void Engine::visit(const Visitor& visitor) {
   fabric_->join_offload();
   std::sort(items.begin(), items.end(),
             [](const Item& a, const Item& b) { return a.parameter->name() < b.parameter->name(); });
-  Unit* open = nullptr;
+  ParamGroup* open = nullptr;
   for (const Item& item : items) {
     if (item.unit != open) {
       if (open != nullptr) open->close_values();
       open = item.unit;
-      open->open_values();
+      open->gather_full();
     }
     open->download_values(*item.parameter, [&](std::span<const float> values) { visitor(*item.parameter, values); });
   }
@@ -155,8 +156,8 @@ void Engine::require_graphable() const {
       refuse("gradients pass through buffers that are lent; reduce them in the type of the parameters");
 }
 
-std::vector<Engine::UnitInfo> Engine::units() const {
-  std::vector<UnitInfo> infos;
+std::vector<Engine::UnitStats> Engine::units() const {
+  std::vector<UnitStats> infos;
   for (std::size_t i = 0; i < units_.size(); ++i)
     infos.push_back({units_[i]->name(), units_[i]->elements(), units_[i]->padding(), units_[i]->kept_after_forward(),
                      units_[i]->spec().is_root, strategies_[i], units_[i]->peak_bytes()});
@@ -180,16 +181,17 @@ std::uint64_t Engine::copied_bytes() const { return fabric_->copier.copied_bytes
 OffloadBytes Engine::offload_bytes() const {
   return {fabric_->copier.uploaded_bytes(), fabric_->copier.downloaded_bytes()};
 }
-Recorder& Engine::recorder() { return fabric_->recorder; }
+TraceRecorder& Engine::recorder() { return fabric_->recorder; }
 
 namespace {
 
-void add(comm::MeterSnapshot::Line& line, const comm::MeterSnapshot::Line& more) {
+void add(comm::TrafficStats::TrafficCount& line, const comm::TrafficStats::TrafficCount& more) {
   line.calls += more.calls;
   line.bytes_sent += more.bytes_sent;
 }
 
-comm::MeterSnapshot::Line difference(const comm::MeterSnapshot::Line& a, const comm::MeterSnapshot::Line& b) {
+comm::TrafficStats::TrafficCount difference(const comm::TrafficStats::TrafficCount& a,
+                                            const comm::TrafficStats::TrafficCount& b) {
   return {a.calls - b.calls, a.bytes_sent - b.bytes_sent};
 }
 
@@ -204,14 +206,14 @@ EngineTraffic EngineTraffic::operator-(const EngineTraffic& earlier) const {
 std::uint64_t Engine::control_formula_bytes() const {
   std::uint64_t bytes = 0;
   if (measures_norm())
-    for (const Plan::Cut& cut : norm_cuts_)
+    for (const ShardingPlan::AxisSlice& cut : norm_cuts_)
       bytes += comm::direct_bytes_sent(OpKind::all_reduce, norm_slots_, sizeof(double), cut.size, 0);
   bytes += order_->formula_bytes();
   return bytes;
 }
 
 std::uint64_t Engine::buffer_formula_bytes() const {
-  return options_.buffers == Buffers::own ? 0 : buffers_->formula_bytes();
+  return options_.buffers == BufferSync::own ? 0 : buffers_->formula_bytes();
 }
 
 /// A plug-in may carry a collective by operations of other kinds: what counts is whose channel they went over. Where
@@ -219,20 +221,20 @@ std::uint64_t Engine::buffer_formula_bytes() const {
 EngineTraffic Engine::traffic() const {
   EngineTraffic traffic;
   for (const auto& [axis, channels] : fabric_->mesh.all_channels()) {
-    const comm::MeterSnapshot gathers = channels.gather->meter();
+    const comm::TrafficStats gathers = channels.gather->meter();
     add(traffic.all_gather, {gathers.calls(), gathers.bytes_sent()});
     bool scatters = false;
     for (const ReduceStage& stage : units_.front()->plan().reductions)
       if (stage.axis == axis) scatters = stage.scatter;
-    const comm::MeterSnapshot reduce = channels.reduce->meter();
-    const comm::MeterSnapshot::Line other = reduce.of(scatters ? OpKind::all_reduce : OpKind::reduce_scatter);
+    const comm::TrafficStats reduce = channels.reduce->meter();
+    const comm::TrafficStats::TrafficCount other = reduce.of(scatters ? OpKind::all_reduce : OpKind::reduce_scatter);
     add(scatters ? traffic.all_reduce : traffic.reduce_scatter, other);
     add(scatters ? traffic.reduce_scatter : traffic.all_reduce,
         difference({reduce.calls(), reduce.bytes_sent()}, other));
-    const comm::MeterSnapshot control = channels.control->meter();
+    const comm::TrafficStats control = channels.control->meter();
     add(traffic.control, {control.calls(), control.bytes_sent()});
   }
-  const comm::MeterSnapshot order = order_->host().communicator().meter();
+  const comm::TrafficStats order = order_->host().communicator().meter();
   add(traffic.control, {order.calls(), order.bytes_sent()});
   traffic.broadcast = buffers_->traffic();
   return traffic;

@@ -18,7 +18,7 @@ int cuts(const Axes& axes, const MeshShape& mesh) {
   return count;
 }
 
-std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepCourse course) {
+std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepShape course) {
   const auto sync = strategy.sync.find(axis);
   const bool once = sync != strategy.sync.end() && sync->second.when == Sync::When::step;
   return once ? 1 : static_cast<std::uint64_t>(course.microbatches);
@@ -42,7 +42,7 @@ std::vector<Part> parts_of(const UnitSize& unit, Precision precision) {
 namespace {
 
 /// How often a step gathers a unit over an axis over which it is sharded at rest.
-std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const UnitSize& unit, StepCourse course) {
+std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const UnitSize& unit, StepShape course) {
   const auto microbatches = static_cast<std::uint64_t>(course.microbatches);
   const std::uint64_t forwards = course.reshard_after_backward ? microbatches : 1;
   const bool again = !unit.kept_after_forward && strategy.param_after_forward.contains(axis);
@@ -52,7 +52,7 @@ std::uint64_t gathers_over(const Axis& axis, const Strategy& strategy, const Uni
 /// Costs of one strategy's collectives, summed over units.
 class Costs {
  public:
-  Costs(const Strategy& strategy, const MeshShape& mesh, StepCourse course, const CollectiveRegistry& registry)
+  Costs(const Strategy& strategy, const MeshShape& mesh, StepShape course, const CollectiveRegistry& registry)
       : strategy_(strategy), mesh_(mesh), course_(course), registry_(registry) {}
 
   /// Gradients of one flat parameter: scattered where the optimizer is sharded, then all-reduced over the other axes.
@@ -103,15 +103,15 @@ class Costs {
  private:
   void add(OpKind collective, const std::string& plugin, const CollectiveSize& size, std::uint64_t times) {
     const CollectiveCost cost = registry_.cost(collective, plugin, size);
-    const auto field = collective == OpKind::all_gather       ? &Volume::all_gather
-                       : collective == OpKind::reduce_scatter ? &Volume::reduce_scatter
-                                                              : &Volume::all_reduce;
+    const auto field = collective == OpKind::all_gather       ? &TrafficVolume::all_gather
+                       : collective == OpKind::reduce_scatter ? &TrafficVolume::reduce_scatter
+                                                              : &TrafficVolume::all_reduce;
     total.calls.*field += times * cost.calls;
     total.bytes.*field += times * cost.bytes;
   }
   const Strategy& strategy_;
   const MeshShape& mesh_;
-  const StepCourse course_;
+  const StepShape course_;
   const CollectiveRegistry& registry_;
 };
 
@@ -147,7 +147,7 @@ std::vector<UnitSize> planned_units(nn::Module& model, std::string_view wrap, co
 }
 
 CommunicationFormula communication_formula(const Strategy& strategy, const MeshShape& mesh,
-                                           std::span<const UnitSize> units, Precision precision, StepCourse course,
+                                           std::span<const UnitSize> units, Precision precision, StepShape course,
                                            const CollectiveRegistry& collectives) {
   Costs costs(strategy, mesh, course, collectives);
   for (const UnitSize& unit : units)

@@ -44,29 +44,29 @@ TESSERA_API std::vector<UnitSize> planned_units(nn::Module& model, std::string_v
                                                 const MeshShape& mesh, std::optional<bool> reshard_after_forward = {});
 
 /// Per step (every one after the first) and rank.
-struct Volume {
+struct TrafficVolume {
   std::uint64_t all_gather = 0;
   std::uint64_t reduce_scatter = 0;
   std::uint64_t all_reduce = 0;
-  bool operator==(const Volume&) const = default;
+  bool operator==(const TrafficVolume&) const = default;
 };
 
 /// What of a step's course its cost depends on.
-struct StepCourse {
+struct StepShape {
   int prefetch = 1;      ///< units gathered ahead
   int microbatches = 1;  ///< the strategy says when each axis reduces their gradients
   bool reshard_after_backward = true;
 };
 
 struct CommunicationFormula {
-  Volume calls;
-  Volume bytes;  ///< sent by one rank
+  TrafficVolume calls;
+  TrafficVolume bytes;  ///< sent by one rank
 };
 
 /// `units` in forward order; the plug-ins that the strategy names are those of `collectives`.
 TESSERA_API CommunicationFormula communication_formula(
     const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, Precision precision = {},
-    StepCourse course = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
+    StepShape course = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
 
 struct ModelStateBytes {
   std::uint64_t parameter = 0;
@@ -107,6 +107,6 @@ struct PeakBounds {
 /// stages it holds those of one unit longer. Where microbatches wait for the last one, all gradients are held. Where
 /// gradients are cast for their reduction, both forms of a unit live at once.
 TESSERA_API PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                                    StepCourse course, Precision precision = {});
+                                    StepShape course, Precision precision = {});
 
 }  // namespace tessera::fsdp

@@ -10,7 +10,7 @@ namespace tessera::fsdp {
 namespace {
 
 /// Nothing is reduced before the last microbatch.
-bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
+bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepShape course) {
   if (course.microbatches == 1) return false;
   return std::all_of(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
     return axis.size == 1 || reductions_over(axis.name, strategy, course) == 1;
@@ -19,7 +19,7 @@ bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepCourse
 
 /// How many units before the one that computes still hold full gradients: one, that is scattered. Where there are
 /// microbatches, a unit's gradients stay until they are reduced over all axes that this happens on for each of them.
-std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepCourse course) {
+std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepShape course) {
   if (course.microbatches == 1) return 1;
   return static_cast<std::size_t>(std::count_if(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
     return axis.size > 1 && reductions_over(axis.name, strategy, course) > 1;
@@ -130,7 +130,7 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
   const auto cut = [&](const Axes& axes, DType dtype) {
     return static_cast<std::uint64_t>(padded) * size_of(dtype) / static_cast<std::uint64_t>(cuts(axes, mesh));
   };
-  int values = slots + (precision.masters() ? 1 : 0);
+  int values = slots + (precision.has_master_weights() ? 1 : 0);
   if (const Axis axis = periodic_axis(strategy); !axis.empty())  // where replicas met, and the outer momentum
     values += strategy.sync.at(axis).outer.momentum > 0 ? 2 : 1;
   return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
@@ -168,7 +168,7 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
     if (!strategy.param_at_rest.empty()) {
       total.to_device += state.parameter * (unit.kept_after_forward ? 1 : 2);  // for each gather
       if (!part.trained) return;
-      if (!part.precision.masters()) total.to_device += state.parameter;  // for the update
+      if (!part.precision.has_master_weights()) total.to_device += state.parameter;  // for the update
       total.to_host += state.parameter;
     }
     if (!strategy.gradient.empty()) {
@@ -184,7 +184,7 @@ OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh, st
 }
 
 PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
-                        StepCourse course, Precision precision) {
+                        StepShape course, Precision precision) {
   const bool keeps_all =
       std::all_of(units.begin(), units.end(), [](const UnitSize& u) { return u.kept_after_forward; }) ||
       (course.microbatches > 1 && !course.reshard_after_backward);

@@ -1,6 +1,6 @@
 // The loss scale of a training in f16: as large as gradients allow, so that small ones don't vanish.
 //
-//   fsdp::GradientScaler scaler(engine);                     // engine's options: .scales_loss = true
+//   fsdp::GradientScaler scaler(engine);                     // engine's options: .use_loss_scaling = true
 //   for (...) {
 //     ... tape.backward(loss, scaler.scale());
 //     engine.step(learning_rate);
@@ -39,7 +39,7 @@ class TESSERA_API GradientScaler {
   using Options = GradientScalerOptions;
   using State = GradientScalerState;
 
-  /// Throws InvalidUsage for options that make no sense, or an engine without scales_loss.
+  /// Throws InvalidUsage for options that make no sense, or an engine without use_loss_scaling.
   explicit GradientScaler(Engine& engine, Options options = {});
 
   /// What the loss's gradient begins with, times the loss's share of the step.

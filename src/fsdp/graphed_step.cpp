@@ -8,13 +8,13 @@ namespace {
 /// Events are points of a stream that runs; in a graph there are none.
 class WithoutEvents {
  public:
-  explicit WithoutEvents(Recorder& recorder) : recorder_(recorder) { recorder_.set_recording(false); }
+  explicit WithoutEvents(TraceRecorder& recorder) : recorder_(recorder) { recorder_.set_recording(false); }
   ~WithoutEvents() { recorder_.set_recording(true); }
   WithoutEvents(const WithoutEvents&) = delete;
   WithoutEvents& operator=(const WithoutEvents&) = delete;
 
  private:
-  Recorder& recorder_;
+  TraceRecorder& recorder_;
 };
 
 }  // namespace
@@ -42,7 +42,7 @@ void GraphedStep::record(const std::function<nn::Tensor()>& step) {
   context_.memory().trim();  // the graph's memory is its own: what a step has left idle would be there twice
   memory_ = context_.memory().make_keeping();
   const WithoutEvents without(engine_.recorder());
-  nn::Capture capture(context_, *memory_);
+  nn::GraphCapture capture(context_, *memory_);
   loss_ = step();
   graph_ = capture.finish();
 }

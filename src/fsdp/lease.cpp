@@ -33,7 +33,7 @@ void Lease::give_back(Event released) {
   bytes_ = 0;
 }
 
-LeasePool::LeasePool(Ledger& ledger, MemoryUse use, Allocate allocate, Poison poison)
+LeasePool::LeasePool(MemoryTracker& ledger, MemoryCategory use, Allocate allocate, Poison poison)
     : ledger_(ledger), use_(use), allocate_(std::move(allocate)), poison_(std::move(poison)) {}
 
 LeasePool::~LeasePool() {

@@ -44,7 +44,7 @@ class TESSERA_API LeasePool {
   using Allocate = std::function<Buffer(std::size_t bytes)>;  ///< memory that is booked nowhere: the pool books it
   /// Fills memory that was given back with NaN once `released` is reached; the event returned comes after that.
   using Poison = std::function<Event(const Event& released, void* data, std::size_t bytes)>;
-  LeasePool(Ledger& ledger, MemoryUse use, Allocate allocate, Poison poison);  ///< `poison` may be empty
+  LeasePool(MemoryTracker& ledger, MemoryCategory use, Allocate allocate, Poison poison);  ///< `poison` may be empty
   ~LeasePool();
   LeasePool(const LeasePool&) = delete;
   LeasePool& operator=(const LeasePool&) = delete;
@@ -65,8 +65,8 @@ class TESSERA_API LeasePool {
     std::string owner;
   };
   void release(std::size_t slot, Event released);
-  Ledger& ledger_;
-  const MemoryUse use_;
+  MemoryTracker& ledger_;
+  const MemoryCategory use_;
   const Allocate allocate_;
   const Poison poison_;
   std::vector<Slot> slots_;

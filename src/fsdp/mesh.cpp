@@ -55,7 +55,7 @@ Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(s
     for (auto it = shape_.axes.rbegin(); it != shape_.axes.rend() && it->name != axis.name; ++it) stride *= it->size;
     const int mine = coordinate(axis.name);
     const int color = rank() - mine * stride;
-    AxisChannels channels;
+    AxisCommunicators channels;
     channels.gather = world.split(color, mine);
     channels.reduce = world.split(color, mine);
     channels.control = world.split(color, mine);
@@ -81,7 +81,7 @@ int Mesh::coordinate(const Axis& name) const {
   return 0;
 }
 
-AxisChannels& Mesh::channels(const Axis& name) {
+AxisCommunicators& Mesh::channels(const Axis& name) {
   for (auto& [axis, channels] : channels_)
     if (axis == name) return channels;
   throw InvalidUsage("mesh: axis " + name + " has length 1 and carries no collectives");

@@ -37,7 +37,7 @@ TESSERA_API MeshShape in_groups(const MeshShape& mesh, int shards);
 
 /// The communicators of one axis. Two channels carry gathers and reductions, so that neither queues behind the other;
 /// each has one issue order, the same on every rank. `control` is for norms and votes.
-struct AxisChannels {
+struct AxisCommunicators {
   std::unique_ptr<comm::Communicator> gather;
   std::unique_ptr<comm::Communicator> reduce;
   std::unique_ptr<comm::Communicator> control;
@@ -56,13 +56,13 @@ class TESSERA_API Mesh {
   /// This rank's place on the axis.
   int coordinate(const Axis& axis) const;
   /// Throws InvalidUsage for an axis of length 1.
-  AxisChannels& channels(const Axis& axis);
-  const std::vector<std::pair<Axis, AxisChannels>>& all_channels() const { return channels_; }
+  AxisCommunicators& channels(const Axis& axis);
+  const std::vector<std::pair<Axis, AxisCommunicators>>& all_channels() const { return channels_; }
 
  private:
   comm::Communicator& world_;
   const MeshShape shape_;
-  std::vector<std::pair<Axis, AxisChannels>> channels_;
+  std::vector<std::pair<Axis, AxisCommunicators>> channels_;
 };
 
 }  // namespace tessera::fsdp

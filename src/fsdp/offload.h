@@ -18,12 +18,12 @@ namespace tessera::fsdp {
 /// One per engine; used by its thread. `context` and `copier` outlive it.
 ///
 /// The optimizer's state passes through the device in pieces, a few at a time: one comes, one is updated, one goes.
-///   begin_piece(); bring(), exchange(), place() for each array; arrive(); kernels; depart();
-class TESSERA_API Offload {
+///   begin_piece(); bring(), exchange(), place() for each array; arrive(); kernels; start_write_back();
+class TESSERA_API CpuOffload {
  public:
-  Offload(nn::Context& context, Copier& copier, bool poison);
-  Offload(const Offload&) = delete;
-  Offload& operator=(const Offload&) = delete;
+  CpuOffload(nn::Context& context, Copier& copier, bool poison);
+  CpuOffload(const CpuOffload&) = delete;
+  CpuOffload& operator=(const CpuOffload&) = delete;
 
   /// Waits for all copies. After it the host's memory is in nobody's use.
   void finish() noexcept;
@@ -48,14 +48,14 @@ class TESSERA_API Offload {
   /// Kernels that are appended from here on find everything in its place.
   void arrive();
   /// What they wrote goes to the host.
-  void depart();
+  void start_write_back();
 
  private:
-  struct Piece {
+  struct UpdateSlot {
     Buffer room;
     Event free;  // its results have left
   };
-  struct Return {
+  struct WriteBack {
     void* host;
     const void* device;
     std::size_t bytes;
@@ -66,10 +66,10 @@ class TESSERA_API Offload {
   Copier& copier_;
   const bool poison_;
   const std::unique_ptr<Stream> up_, down_;
-  std::array<Piece, 3> pieces_;
+  std::array<UpdateSlot, 3> pieces_;
   std::size_t current_ = 0;
   std::size_t used_ = 0;  // bytes of the current piece
-  std::vector<Return> returns_;
+  std::vector<WriteBack> returns_;
 };
 
 }  // namespace tessera::fsdp

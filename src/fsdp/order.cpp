@@ -16,7 +16,7 @@ comm::View bytes_of(std::vector<T>& all) {
 
 }  // namespace
 
-OrderCheck::OrderCheck(comm::Communicator& world, base::DeviceRuntime& runtime)
+ExecOrderValidator::ExecOrderValidator(comm::Communicator& world, base::DeviceRuntime& runtime)
     : communicator_(world.split(0, world.rank())),
       host_(*communicator_, runtime),
       gather_([this](comm::ConstView in, comm::View out, comm::OpOptions options) {
@@ -24,20 +24,20 @@ OrderCheck::OrderCheck(comm::Communicator& world, base::DeviceRuntime& runtime)
         return communicator_->all_gather(in, out, options);
       }) {}
 
-void OrderCheck::note(std::string_view what) {
+void ExecOrderValidator::note(std::string_view what) {
   hash_ = XXH3_64bits_withSeed(what.data(), what.size(), hash_ + 1);
-  if (noted_.size() > sizeof(Told::text)) return;
+  if (noted_.size() > sizeof(OrderRecord::text)) return;
   noted_ += ' ';
   noted_ += what;
 }
 
-void OrderCheck::forget() {
+void ExecOrderValidator::forget() {
   hash_ = told_hash_;
   noted_.clear();
 }
 
-OrderCheck::Told OrderCheck::take(const std::string& next) {
-  Told told;
+ExecOrderValidator::OrderRecord ExecOrderValidator::take(const std::string& next) {
+  OrderRecord told;
   const std::string text = next + (noted_.empty() ? "" : ", after" + noted_);
   told.hash = XXH3_64bits_withSeed(text.data(), text.size(), hash_);
   std::copy_n(text.data(), std::min(text.size(), told.text.size() - 1), told.text.data());
@@ -46,42 +46,42 @@ OrderCheck::Told OrderCheck::take(const std::string& next) {
   return told;
 }
 
-void OrderCheck::begin(const std::string& next) {
+void ExecOrderValidator::begin(const std::string& next) {
   check();
-  const Told mine = take(next);
+  const OrderRecord mine = take(next);
   if (communicator_->size() == 1) return;
-  auto& exchange = exchanges_.emplace_back(std::make_unique<Exchange>());
+  auto& exchange = exchanges_.emplace_back(std::make_unique<PendingCheck>());
   exchange->mine = mine;
   exchange->all.resize(static_cast<std::size_t>(communicator_->size()));
-  exchange->pending = host_.begin(bytes_of(&exchange->mine, sizeof(Told)), bytes_of(exchange->all), gather_);
+  exchange->pending = host_.begin(bytes_of(&exchange->mine, sizeof(OrderRecord)), bytes_of(exchange->all), gather_);
 }
 
-void OrderCheck::check() {
+void ExecOrderValidator::check() {
   while (!exchanges_.empty() && exchanges_.front()->pending->done()) {
-    const std::unique_ptr<Exchange> oldest = std::move(exchanges_.front());
+    const std::unique_ptr<PendingCheck> oldest = std::move(exchanges_.front());
     exchanges_.pop_front();
-    for (const Told& told : oldest->all)
+    for (const OrderRecord& told : oldest->all)
       if (told != oldest->mine) fail(oldest->all);
   }
 }
 
-std::uint64_t OrderCheck::formula_bytes() const {
+std::uint64_t ExecOrderValidator::formula_bytes() const {
   if (communicator_->size() == 1) return 0;
   const auto ranks = static_cast<std::uint64_t>(communicator_->size());
-  return comm::direct_bytes_sent(comm::OpKind::all_gather, ranks * sizeof(Told), 1, communicator_->size(), 0);
+  return comm::direct_bytes_sent(comm::OpKind::all_gather, ranks * sizeof(OrderRecord), 1, communicator_->size(), 0);
 }
 
-void OrderCheck::agree(const std::string& next) {
+void ExecOrderValidator::agree(const std::string& next) {
   check();
-  Told mine = take(next);
+  OrderRecord mine = take(next);
   if (communicator_->size() == 1) return;
-  std::vector<Told> all(static_cast<std::size_t>(communicator_->size()));
-  host_.exchange(bytes_of(&mine, sizeof(Told)), bytes_of(all), gather_);
-  for (const Told& told : all)
+  std::vector<OrderRecord> all(static_cast<std::size_t>(communicator_->size()));
+  host_.exchange(bytes_of(&mine, sizeof(OrderRecord)), bytes_of(all), gather_);
+  for (const OrderRecord& told : all)
     if (told != mine) fail(all);
 }
 
-void OrderCheck::fail(const std::vector<Told>& all) {
+void ExecOrderValidator::fail(const std::vector<OrderRecord>& all) {
   std::string text = "the ranks don't do the same:";
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     text += (rank == 0 ? " rank " : "; rank ") + std::to_string(rank) + ": " + all[rank].text.data();

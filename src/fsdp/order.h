@@ -18,10 +18,10 @@
 namespace tessera::fsdp {
 
 /// One rank's; used by the engine's thread. Every rank calls begin() and agree() alike.
-class TESSERA_API OrderCheck {
+class TESSERA_API ExecOrderValidator {
  public:
   /// Collective. `world` outlives it.
-  OrderCheck(comm::Communicator& world, base::DeviceRuntime& runtime);
+  ExecOrderValidator(comm::Communicator& world, base::DeviceRuntime& runtime);
 
   /// Something was issued.
   void note(std::string_view what);
@@ -37,30 +37,30 @@ class TESSERA_API OrderCheck {
   /// Bytes that a rank sends for one begin().
   std::uint64_t formula_bytes() const;
   /// Of all ranks, for what else they must tell each other.
-  comm::HostExchange& host() { return host_; }
+  comm::HostCollectives& host() { return host_; }
 
  private:
-  struct Told {
+  struct OrderRecord {
     std::uint64_t hash = 0;
     std::array<char, 248> text = {};
-    friend bool operator==(const Told&, const Told&) = default;
+    friend bool operator==(const OrderRecord&, const OrderRecord&) = default;
   };
   /// On its way.
-  struct Exchange {
-    Told mine;
-    std::vector<Told> all;
-    std::unique_ptr<comm::HostExchange::Pending> pending;
+  struct PendingCheck {
+    OrderRecord mine;
+    std::vector<OrderRecord> all;
+    std::unique_ptr<comm::HostCollectives::AsyncCollective> pending;
   };
-  Told take(const std::string& next);
-  [[noreturn]] void fail(const std::vector<Told>& all);
+  OrderRecord take(const std::string& next);
+  [[noreturn]] void fail(const std::vector<OrderRecord>& all);
 
   std::unique_ptr<comm::Communicator> communicator_;
-  comm::HostExchange host_;
-  const comm::HostExchange::Exchange gather_;
+  comm::HostCollectives host_;
+  const comm::HostCollectives::Exchange gather_;
   std::uint64_t hash_ = 0;
-  std::uint64_t told_hash_ = 0;                      // hash_ when the others were told last
-  std::string noted_;                                // as much as is told
-  std::deque<std::unique_ptr<Exchange>> exchanges_;  // oldest first
+  std::uint64_t told_hash_ = 0;                          // hash_ when the others were told last
+  std::string noted_;                                    // as much as is told
+  std::deque<std::unique_ptr<PendingCheck>> exchanges_;  // oldest first
 };
 
 }  // namespace tessera::fsdp

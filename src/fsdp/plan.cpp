@@ -6,8 +6,8 @@ namespace tessera::fsdp {
 namespace {
 
 /// `inside` false: of the mesh's other axes.
-std::vector<Plan::Cut> cuts_along(const Axes& axes, const Mesh& mesh, bool inside) {
-  std::vector<Plan::Cut> cuts;
+std::vector<ShardingPlan::AxisSlice> cuts_along(const Axes& axes, const Mesh& mesh, bool inside) {
+  std::vector<ShardingPlan::AxisSlice> cuts;
   const auto& all = mesh.shape().axes;
   for (auto axis = all.rbegin(); axis != all.rend(); ++axis)
     if (axis->size > 1 && axes.contains(axis->name) == inside)
@@ -15,13 +15,13 @@ std::vector<Plan::Cut> cuts_along(const Axes& axes, const Mesh& mesh, bool insid
   return cuts;
 }
 
-Plan::Offloaded offloaded_by(const Strategy& strategy) {
+ShardingPlan::OffloadedState offloaded_by(const Strategy& strategy) {
   require_offloadable(strategy);
   return {!strategy.param_at_rest.empty(), !strategy.gradient.empty(), !strategy.optimizer.empty()};
 }
 
 /// How many of the reductions, from the first, run for every microbatch.
-std::size_t reduced_each(const Plan& plan, const Strategy& strategy) {
+std::size_t reduced_each(const ShardingPlan& plan, const Strategy& strategy) {
   const auto waits = [&](const ReduceStage& stage) {
     const auto sync = strategy.sync.find(stage.axis);
     return sync != strategy.sync.end() && sync->second.when == Sync::When::step;
@@ -39,42 +39,44 @@ std::size_t reduced_each(const Plan& plan, const Strategy& strategy) {
   return static_cast<std::size_t>(first - plan.reductions.begin());
 }
 
-std::optional<Plan::Periodic> periodic_of(const Strategy& strategy, const Mesh& mesh) {
+std::optional<ShardingPlan::SyncPlan> periodic_of(const Strategy& strategy, const Mesh& mesh) {
   const Axis axis = periodic_axis(strategy);
   if (axis.empty()) return std::nullopt;
   const Sync& sync = strategy.sync.at(axis);
-  return Plan::Periodic{axis, mesh.shape().size_of(axis), sync.period, sync.outer};
+  return ShardingPlan::SyncPlan{axis, mesh.shape().size_of(axis), sync.period, sync.outer};
 }
 
 }  // namespace
 
-ElementRange narrow(ElementRange range, std::span<const Plan::Cut> cuts) {
-  for (const Plan::Cut& cut : cuts) {
+ElementRange narrow(ElementRange range, std::span<const ShardingPlan::AxisSlice> cuts) {
+  for (const ShardingPlan::AxisSlice& cut : cuts) {
     const std::int64_t part = range.count() / cut.size;
     range = {range.begin + part * cut.coordinate, range.begin + part * (cut.coordinate + 1)};
   }
   return range;
 }
 
-std::vector<Plan::Cut> cuts_of(const Axes& axes, const Mesh& mesh) { return cuts_along(axes, mesh, true); }
+std::vector<ShardingPlan::AxisSlice> cuts_of(const Axes& axes, const Mesh& mesh) {
+  return cuts_along(axes, mesh, true);
+}
 
-ElementRange Plan::rest(std::int64_t padded) const { return narrow({0, padded}, rest_cuts); }
-ElementRange Plan::unsharded(std::int64_t padded, std::size_t gathered) const {
+ElementRange ShardingPlan::rest(std::int64_t padded) const { return narrow({0, padded}, rest_cuts); }
+ElementRange ShardingPlan::unsharded(std::int64_t padded, std::size_t gathered) const {
   return narrow({0, padded}, std::span(rest_cuts).first(rest_cuts.size() - gathered));
 }
-ElementRange Plan::kept_gradient(std::int64_t padded) const { return narrow({0, padded}, gradient_cuts); }
-ElementRange Plan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_cuts); }
+ElementRange ShardingPlan::gradient_range(std::int64_t padded) const { return narrow({0, padded}, gradient_cuts); }
+ElementRange ShardingPlan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_cuts); }
 
-ElementRange Plan::own(std::int64_t padded) const { return narrow(optimizer(padded), optimizer_copies); }
-ElementRange Plan::own_frozen(std::int64_t padded) const { return narrow(rest(padded), rest_copies); }
+ElementRange ShardingPlan::own(std::int64_t padded) const { return narrow(optimizer(padded), optimizer_copies); }
+ElementRange ShardingPlan::own_frozen(std::int64_t padded) const { return narrow(rest(padded), rest_copies); }
 
-ElementRange Plan::after_gathers(std::int64_t padded, std::size_t gathered) const {
+ElementRange ShardingPlan::after_gathers(std::int64_t padded, std::size_t gathered) const {
   return narrow({0, padded}, std::span(optimizer_cuts).first(optimizer_cuts.size() - gathered));
 }
 
-Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
+ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
   validate(strategy, mesh.shape());
-  Plan plan;
+  ShardingPlan plan;
   if (cpu_offload) plan.offloaded = offloaded_by(strategy);
   plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
   plan.gradient_cuts = cuts_of(strategy.gradient, mesh);
@@ -95,9 +97,9 @@ Plan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
   } else if (plan.offloaded.parameters) {
     plan.sharded_after_forward = !strategy.param_after_forward.empty();
   }
-  plan.leases_parameters = !plan.gather_axes.empty() || plan.offloaded.parameters;
+  plan.unshards_to_lease = !plan.gather_axes.empty() || plan.offloaded.parameters;
   plan.gradient_sharded = !plan.gradient_cuts.empty() || plan.offloaded.gradients;
-  for (const Plan::Cut& cut : plan.optimizer_cuts) {
+  for (const ShardingPlan::AxisSlice& cut : plan.optimizer_cuts) {
     // Only the last cut leaves what is kept; and where that is with the host, it goes there from the lease.
     const bool to_kept =
         !plan.gradient_cuts.empty() && cut.axis == plan.gradient_cuts.back().axis && !plan.offloaded.gradients;

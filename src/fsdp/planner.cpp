@@ -7,17 +7,17 @@
 namespace tessera::fsdp {
 namespace {
 
-nn::Tensor token_ids(nn::Context& context, const Step& step, std::int64_t vocabulary) {
+nn::Tensor token_ids(nn::Context& context, const TrainingStep& step, std::int64_t vocabulary) {
   nn::Tensor ids = nn::Tensor::empty(context, {step.sequences, step.seq_len}, DType::i32);
   context.device_kernels().positions(context.stream(), ids.data<std::int32_t>(), static_cast<std::size_t>(ids.count()),
                                      static_cast<std::size_t>(vocabulary));
   return ids;
 }
 
-void train_step(const Step& step, nn::CausalModel& model, Engine& engine) {
+void train_step(const TrainingStep& step, nn::CausalModel& model, Engine& engine) {
   nn::Context& context = model.context();
   for (int microbatch = 0; microbatch < step.microbatches; ++microbatch) {
-    engine.set_last_backward(microbatch + 1 == step.microbatches);
+    engine.set_is_last_backward(microbatch + 1 == step.microbatches);
     const nn::Tensor tokens = token_ids(context, step, model.config().vocabulary);
     nn::Tape tape;
     nn::Tensor loss;
@@ -28,13 +28,13 @@ void train_step(const Step& step, nn::CausalModel& model, Engine& engine) {
     tape.backward(loss, 1.0 / step.microbatches);
   }
   engine.step(1e-3);
-  engine.settle();
+  engine.wait();
 }
 
-StepTimes timed(const Event& begin, const Event& end, std::vector<EventRecord> events) {
+StepTimes timed(const Event& begin, const Event& end, std::vector<TraceEvent> events) {
   StepTimes times{.step_ns = end.time_ns() - begin.time_ns(), .exposed_ns = 0, .events = std::move(events)};
-  for (const EventRecord& event : times.events)
-    if (event.kind == base::EventKind::unshard_wait || event.kind == base::EventKind::reduce_wait)
+  for (const TraceEvent& event : times.events)
+    if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
       times.exposed_ns += event.duration_ns();
   return times;
 }
@@ -43,8 +43,8 @@ StepTimes timed(const Event& begin, const Event& end, std::vector<EventRecord> e
 void time_copies(nn::Context& context) {
   base::DeviceRuntime& runtime = context.runtime();
   for (const std::size_t bytes : {std::size_t{1} << 12, std::size_t{1} << 22}) {
-    const Buffer from = context.memory().allocate(bytes, MemoryUse::other);
-    const Buffer to = context.memory().allocate(bytes, MemoryUse::other);
+    const Buffer from = context.memory().allocate(bytes, MemoryCategory::other);
+    const Buffer to = context.memory().allocate(bytes, MemoryCategory::other);
     for (int i = 0; i < 3; ++i) {
       runtime.fill(context.stream(), from.data(), 0, bytes);
       runtime.copy(context.stream(), base::CopyDirection::device_to_device, to.data(), from.data(), bytes);
@@ -52,18 +52,18 @@ void time_copies(nn::Context& context) {
   }
 }
 
-StepRecord run(const Step& step, comm::Communicator& world, nn::Context& context, int steps) {
+StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context, int steps) {
   const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
   Engine engine(*model, world, step.engine);
   engine.initialize(0);
-  StepRecord record;
+  StepProfile record;
   EngineTraffic first;
   for (int i = 0; i < steps; ++i) {
-    engine.recorder().take();
+    engine.recorder().drain();
     const Event begin = context.stream().record();
     train_step(step, *model, engine);
     const Event end = context.stream().record();
-    record.steps.push_back(timed(begin, end, engine.recorder().take()));
+    record.steps.push_back(timed(begin, end, engine.recorder().drain()));
     if (i == 0) first = engine.traffic();
   }
   record.traffic = engine.traffic() - first;
@@ -74,9 +74,9 @@ StepRecord run(const Step& step, comm::Communicator& world, nn::Context& context
 
 }  // namespace
 
-StepRecord measure(const Step& step, comm::Communicator& world, int steps) {
+StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps) {
   if (steps < 1) throw InvalidUsage("measure: " + std::to_string(steps) + " steps; 1 or more");
-  nn::KernelMeasurement measurement;
+  nn::KernelProfiler measurement;
   nn::Context context({.threads = step.threads,
                        .ledger = world.ledger(),
                        .memory = {},
@@ -84,15 +84,15 @@ StepRecord measure(const Step& step, comm::Communicator& world, int steps) {
                        .device = {},
                        .runtime = nn::observe(base::open_device({}), measurement)});
   time_copies(context);
-  StepRecord record = run(step, world, context, steps);
+  StepProfile record = run(step, world, context, steps);
   record.kernels = measurement.times();
   return record;
 }
 
-StepRecord foretell(const Step& step, comm::Communicator& world, base::VirtualClock& clock,
-                    const nn::KernelTimes& kernels, int steps) {
+StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
+                         const nn::KernelCostModel& kernels, int steps) {
   if (steps < 1) throw InvalidUsage("foretell: " + std::to_string(steps) + " steps; 1 or more");
-  nn::SimulatedKernels observer(clock, kernels);
+  nn::KernelSimulator observer(clock, kernels);
   const Device meta{base::DeviceType::meta, 0};
   nn::Context context({.threads = step.threads,
                        .ledger = world.ledger(),
@@ -100,7 +100,7 @@ StepRecord foretell(const Step& step, comm::Communicator& world, base::VirtualCl
                        .make_stream = [&clock, meta] { return clock.make_stream(meta); },
                        .device = meta,
                        .runtime = nn::observe(base::open_device(meta), observer)});
-  StepRecord record = run(step, world, context, 1 + steps);
+  StepProfile record = run(step, world, context, 1 + steps);
   record.steps.erase(record.steps.begin());
   record.kernels = kernels;
   return record;

@@ -46,7 +46,7 @@ fs::path find_file(const std::string& file) {
                      (bare ? " here, nor where TESSERA_PLUGIN_PATH points; name its folder too, as ./" + file : ""));
 }
 
-std::string listed(const Offer& offer) {
+std::string listed(const PluginExports& offer) {
   std::string text;
   const auto add = [&](std::string_view kind, const std::string& name) {
     text += (text.empty() ? "" : ", ") + std::string(kind) + " " + name;
@@ -66,7 +66,7 @@ void require_name(const std::string& name, const std::string& what) {
 }
 
 /// Throws InvalidUsage where something of it can't be.
-void look_over(const Offer& offer) {
+void look_over(const PluginExports& offer) {
   std::set<std::pair<std::string, std::string>> names;
   const auto add = [&](const std::string& kind, const std::string& name) {
     require_name(name, "its " + kind);
@@ -109,10 +109,10 @@ auto call_named(const std::string& name, const Function& function, const Argumen
   }
 }
 
-const Offer& load(const std::string& file) {
+const PluginExports& load(const std::string& file) {
   // What is loaded is a fact of the process, as for dlopen() itself.
   static std::mutex mutex;
-  static std::map<std::string, Offer> loaded;
+  static std::map<std::string, PluginExports> loaded;
   const std::string path = find_file(file).string();
   const std::lock_guard lock(mutex);
   const auto known = loaded.find(path);
@@ -134,14 +134,14 @@ const Offer& load(const std::string& file) {
   return loaded.emplace(path, std::move(got.offer)).first->second;
 }
 
-[[noreturn]] void refuse(const PluginName& wanted, std::string_view kind, const Offer& offer) {
+[[noreturn]] void refuse(const PluginName& wanted, std::string_view kind, const PluginExports& offer) {
   if (wanted.name.empty())
     throw InvalidUsage(wanted.file + ": write " + wanted.file + ":NAME; it offers " + listed(offer));
   throw InvalidUsage(wanted.file + " offers no " + std::string(kind) + " '" + wanted.name + "'; it offers " +
                      listed(offer));
 }
 
-const OfferedCollective* find(const Offer& offer, OpKind collective, const std::string& name) {
+const OfferedCollective* find(const PluginExports& offer, OpKind collective, const std::string& name) {
   const auto found =
       std::find_if(offer.collectives.begin(), offer.collectives.end(),
                    [&](const OfferedCollective& each) { return each.collective == collective && each.name == name; });
@@ -156,7 +156,7 @@ bool is_plugin_name(std::string_view name) {
 
 Strategy plugin_strategy(std::string_view name) {
   const PluginName wanted = split(name);
-  const Offer& offer = load(wanted.file);
+  const PluginExports& offer = load(wanted.file);
   for (const Strategy& each : offer.strategies) {
     if (each.name != wanted.name) continue;
     Strategy strategy = each;
@@ -172,7 +172,7 @@ Strategy plugin_strategy(std::string_view name) {
 
 OfferedCollective plugin_collective(OpKind collective, std::string_view name) {
   const PluginName wanted = split(name);
-  const Offer& offer = load(wanted.file);
+  const PluginExports& offer = load(wanted.file);
   const OfferedCollective* const found = find(offer, collective, wanted.name);
   if (found == nullptr) refuse(wanted, comm::name_of(collective), offer);
   OfferedCollective named = *found;

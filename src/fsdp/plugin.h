@@ -28,20 +28,20 @@ namespace tessera::fsdp {
 struct OfferedCollective {
   comm::OpKind collective = comm::OpKind::all_gather;  ///< or reduce_scatter, or all_reduce
   std::string name;
-  CollectiveRegistry::Make make;
+  CollectiveRegistry::Factory make;
   CollectiveRegistry::Cost cost = {};  ///< empty: that of `plain`
 };
 
 /// Names have letters, digits, '_', '-' and '.', and occur once. What carries a strategy's collectives is built in, or
 /// one of the same offer, by its name alone.
-struct Offer {
+struct PluginExports {
   std::vector<OfferedCollective> collectives;
   std::vector<Strategy> strategies;
 };
 
 /// Nothing throws through the entry; see comm::PluginCommunicator.
 struct PluginOffer {
-  Offer offer;
+  PluginExports offer;
   std::exception_ptr error;
 };
 
@@ -62,7 +62,7 @@ using tessera_fsdp_plugin_entry_function = const tessera_fsdp_plugin*();
 namespace tessera::fsdp {
 
 /// The struct that hands out what `offer` returns.
-template <Offer (*offer)()>
+template <PluginExports (*offer)()>
 tessera_fsdp_plugin plugin_of(const char* abi) noexcept {
   return {.abi = abi, .size = sizeof(tessera_fsdp_plugin), .offer = +[]() noexcept -> PluginOffer {
             try {

@@ -13,7 +13,7 @@ Precision make_precision(DType compute, std::optional<DType> reduce) {
     throw base::Unsupported("parameters of dtype " + name(compute) + "; f32, bf16 and f16 are supported");
   if (precision.casts() && precision.reduce != DType::f32)
     throw base::Unsupported("gradients of " + name(compute) + " can't be reduced in " + name(precision.reduce) +
-                            "; use " + name(compute) + (precision.masters() ? " or f32" : ""));
+                            "; use " + name(compute) + (precision.has_master_weights() ? " or f32" : ""));
   return precision;
 }
 

@@ -17,7 +17,7 @@ struct Precision {
   /// Gradients are converted before their reduction.
   bool casts() const { return compute != reduce; }
   /// The optimizer keeps f32 values of its own.
-  bool masters() const { return compute != DType::f32; }
+  bool has_master_weights() const { return compute != DType::f32; }
   bool operator==(const Precision&) const = default;
 };
 

@@ -103,7 +103,7 @@ Axis periodic_axis(const Strategy& strategy) {
   return "";
 }
 
-Strategy with_period(Strategy strategy, const Period& period) {
+Strategy with_period(Strategy strategy, const SyncOverrides& period) {
   const Axis axis = periodic_axis(strategy);
   if (axis.empty())
     throw InvalidUsage("strategy " + strategy.name + " exchanges gradients in every step and has no period to set");

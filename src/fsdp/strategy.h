@@ -69,13 +69,13 @@ TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulat
 /// The axis whose replicas meet once in a period, or "".
 TESSERA_API Axis periodic_axis(const Strategy& strategy);
 /// What may be set of it; nothing: as it is.
-struct Period {
+struct SyncOverrides {
   std::optional<int> steps;
   std::optional<double> outer_learning_rate;
   std::optional<double> outer_momentum;
 };
 /// Throws InvalidUsage for a strategy without one.
-TESSERA_API Strategy with_period(Strategy strategy, const Period& period);
+TESSERA_API Strategy with_period(Strategy strategy, const SyncOverrides& period);
 
 /// The strategy on a mesh whose shards are cut into groups: what it shards over `shard` is sharded over both axes, but
 /// after forward over the inner one only.

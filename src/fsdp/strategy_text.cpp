@@ -15,13 +15,13 @@ using comm::OpKind;
 
 namespace {
 
-struct Carried {
+struct CollectiveChoice {
   OpKind collective;
   std::string Strategy::*name;
 };
-constexpr std::array<Carried, 3> kCarried = {{{OpKind::all_gather, &Strategy::all_gather},
-                                              {OpKind::reduce_scatter, &Strategy::reduce_scatter},
-                                              {OpKind::all_reduce, &Strategy::all_reduce}}};
+constexpr std::array<CollectiveChoice, 3> kCarried = {{{OpKind::all_gather, &Strategy::all_gather},
+                                                       {OpKind::reduce_scatter, &Strategy::reduce_scatter},
+                                                       {OpKind::all_reduce, &Strategy::all_reduce}}};
 
 /// Where the first part of `text` ends: at a +, but for those in the folders of a plug-in's file.
 std::size_t end_of_part(std::string_view text) {
@@ -36,7 +36,7 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
   const bool all = equals == std::string_view::npos || part.find('/') < equals;
   const std::string plugin(all ? part : part.substr(equals + 1));
   bool found = false;
-  for (const Carried& carried : kCarried) {
+  for (const CollectiveChoice& carried : kCarried) {
     if (all ? !registry.has(carried.collective, plugin) : comm::name_of(carried.collective) != part.substr(0, equals))
       continue;
     registry.cost(carried.collective, plugin, {.ranks = 1});  // throws where it isn't known
@@ -59,14 +59,14 @@ bool cuts(const Axes& axes, const MeshShape& mesh) {
 }
 
 /// What one collective does under a strategy: nothing, or of which type, and whether of shards or over what is updated.
-struct Use {
+struct CollectiveUse {
   bool used = false;
   DType dtype = DType::f32;
   bool shards = false;
   bool overwrites = false;
 };
 
-Use use_of(OpKind collective, const Strategy& strategy, const MeshShape& mesh, Precision precision) {
+CollectiveUse use_of(OpKind collective, const Strategy& strategy, const MeshShape& mesh, Precision precision) {
   Axes replicated, after_step;
   for (const MeshAxis& axis : mesh.axes) {
     if (!strategy.optimizer.contains(axis.name)) replicated.insert(axis.name);
@@ -75,7 +75,7 @@ Use use_of(OpKind collective, const Strategy& strategy, const MeshShape& mesh, P
   }
   const bool sharded = cuts(strategy.optimizer, mesh);
   if (collective == OpKind::all_gather)
-    return {sharded, precision.compute, false, cuts(after_step, mesh) && !precision.masters()};
+    return {sharded, precision.compute, false, cuts(after_step, mesh) && !precision.has_master_weights()};
   if (collective == OpKind::reduce_scatter) return {sharded, precision.reduce, false, false};
   return {cuts(replicated, mesh), periodic_axis(strategy).empty() ? precision.reduce : DType::f32, sharded, false};
 }
@@ -97,10 +97,10 @@ Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collect
 
 void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
                           const CollectiveRegistry& collectives) {
-  for (const Carried& carried : kCarried) {
+  for (const CollectiveChoice& carried : kCarried) {
     const std::string& name = strategy.*carried.name;
     const CollectiveCapabilities can = collectives.make(carried.collective, name)->capabilities();
-    const Use use = use_of(carried.collective, strategy, mesh, precision);
+    const CollectiveUse use = use_of(carried.collective, strategy, mesh, precision);
     const std::string title = std::string(comm::name_of(carried.collective)) + " by " + name;
     if (!use.used) continue;
     if (!can.dtypes.empty() && std::find(can.dtypes.begin(), can.dtypes.end(), use.dtype) == can.dtypes.end()) {

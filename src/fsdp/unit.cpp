@@ -6,10 +6,10 @@ namespace tessera::fsdp {
 namespace {
 
 /// Runs of equal weight decay and age inside `range`; padding joins the run before it (it is zero and stays zero).
-template <class Run>
-std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range,
-                         const std::map<const nn::Parameter*, std::uint64_t>& trained_since) {
-  std::vector<Run> runs;
+template <class UpdateRange>
+std::vector<UpdateRange> runs_in(const FlatLayout& layout, ElementRange range,
+                                 const std::map<const nn::Parameter*, std::uint64_t>& trained_since) {
+  std::vector<UpdateRange> runs;
   for (const FlatEntry& entry : layout.entries) {
     const std::int64_t begin = std::max(range.begin, entry.offset);
     const std::int64_t end = std::min(range.end, entry.end());
@@ -28,14 +28,14 @@ std::vector<Run> runs_in(const FlatLayout& layout, ElementRange range,
 
 }  // namespace
 
-Buffer Fabric::allocate(std::size_t bytes, std::optional<MemoryUse> use) {
+Buffer EngineResources::allocate(std::size_t bytes, std::optional<MemoryCategory> use) {
   comm::Communicator& world = mesh.world();
   base::DeviceRuntime& runtime = context.runtime();
   if (runtime.host_accessible()) return world.allocate(bytes, comm::MemoryKind::host, use);
   const std::vector<comm::MemoryKind>& kinds = world.capabilities().memory;
   if (std::find(kinds.begin(), kinds.end(), comm::MemoryKind::device) != kinds.end())
     return world.allocate(bytes, comm::MemoryKind::device, use);
-  Ledger& ledger = context.ledger();
+  MemoryTracker& ledger = context.ledger();
   void* data = runtime.allocate(bytes);
   if (use) ledger.add(*use, bytes);
   return {data, bytes, [&runtime, &ledger, use](void* p, std::size_t n) {
@@ -44,122 +44,125 @@ Buffer Fabric::allocate(std::size_t bytes, std::optional<MemoryUse> use) {
           }};
 }
 
-void Fabric::join_offload() {
+void EngineResources::join_offload() {
   if (offload == nullptr) return;
   compute().wait(offload->up().record());
   compute().wait(offload->down().record());
 }
 
-Unit::Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots)
+ParamGroup::ParamGroup(EngineResources& fabric, UnitSpec spec, ShardingPlan plan, int optimizer_slots)
     : fabric_(fabric), spec_(std::move(spec)), plan_(std::move(plan)), slots_(optimizer_slots) {
   lay_out();
 }
 
-void Unit::lay_out() {
+void ParamGroup::lay_out() {
   for (FlatLayout& layout : make_layouts(spec_.parameters, fabric_.mesh.size())) {
-    Flat& flat = flats_.emplace_back();
+    FlatParameter& flat = flats_.emplace_back();
     if (layout.trainable) flat.precision = make_precision(layout.dtype, fabric_.reduce_dtype);
     flat.layout = std::move(layout);
     allocate(flat);
   }
-  if (plan_.leases_parameters) {
+  if (plan_.unshards_to_lease) {
     reshard();
   } else {
-    for (Flat& flat : flats_) bind_parameters(flat, flat.values.data());
+    for (FlatParameter& flat : flats_) bind_parameters(flat, flat.values.data());
     state_ = State::ready;
   }
 }
 
-void Unit::allocate(Flat& flat) {
+void ParamGroup::allocate(FlatParameter& flat) {
   const std::int64_t padded = flat.layout.padded;
   flat.rest = plan_.rest(padded);
-  flat.kept = plan_.kept_gradient(padded);
+  flat.kept = plan_.gradient_range(padded);
   flat.optimized = plan_.optimizer(padded);
-  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryUse use, bool offloaded) {
+  const auto allocate_zeroed = [&](ElementRange range, DType dtype, MemoryCategory use, bool offloaded) {
     const std::size_t bytes = static_cast<std::size_t>(range.count()) * size_of(dtype);
     if (offloaded) return fabric_.offload->allocate(bytes);
     Buffer buffer = fabric_.allocate(bytes, use);
     fabric_.zero(fabric_.compute(), buffer.data(), buffer.bytes());
     return buffer;
   };
-  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryUse::parameter, plan_.offloaded.parameters);
+  flat.values = allocate_zeroed(flat.rest, flat.layout.dtype, MemoryCategory::parameter, plan_.offloaded.parameters);
   if (!flat.layout.trainable) return;
-  flat.gradient = allocate_zeroed(flat.kept, flat.precision.reduce, MemoryUse::gradient, plan_.offloaded.gradients);
+  flat.gradient =
+      allocate_zeroed(flat.kept, flat.precision.reduce, MemoryCategory::gradient, plan_.offloaded.gradients);
   const auto allocate_state = [&] {
-    return allocate_zeroed(flat.optimized, DType::f32, MemoryUse::optimizer, plan_.offloaded.optimizer);
+    return allocate_zeroed(flat.optimized, DType::f32, MemoryCategory::optimizer, plan_.offloaded.optimizer);
   };
   for (int i = 0; i < slots_; ++i) flat.state.push_back(allocate_state());
-  if (flat.precision.masters()) flat.masters = allocate_state();
+  if (flat.precision.has_master_weights()) flat.masters = allocate_state();
   if (plan_.periodic) flat.anchor = allocate_state();
   if (plan_.periodic && plan_.periodic->has_momentum()) flat.outer_momentum = allocate_state();
   find_runs(flat);
 }
 
-void Unit::find_runs(Flat& flat) { flat.runs = runs_in<Flat::Run>(flat.layout, flat.optimized, trained_since_); }
+void ParamGroup::find_runs(FlatParameter& flat) {
+  flat.runs = runs_in<FlatParameter::UpdateRange>(flat.layout, flat.optimized, trained_since_);
+}
 
-std::int64_t Unit::elements() const {
+std::int64_t ParamGroup::elements() const {
   std::int64_t sum = 0;
-  for (const Flat& flat : flats_) sum += flat.layout.elements;
+  for (const FlatParameter& flat : flats_) sum += flat.layout.elements;
   return sum;
 }
 
-std::int64_t Unit::padding() const {
+std::int64_t ParamGroup::padding() const {
   std::int64_t sum = 0;
-  for (const Flat& flat : flats_) sum += flat.layout.padding();
+  for (const FlatParameter& flat : flats_) sum += flat.layout.padding();
   return sum;
 }
 
-std::vector<const FlatLayout*> Unit::layouts() const {
+std::vector<const FlatLayout*> ParamGroup::layouts() const {
   std::vector<const FlatLayout*> all;
-  for (const Flat& flat : flats_) all.push_back(&flat.layout);
+  for (const FlatParameter& flat : flats_) all.push_back(&flat.layout);
   return all;
 }
 
-std::size_t Unit::bytes() const {
+std::size_t ParamGroup::bytes() const {
   std::size_t sum = 0;
-  for (const Flat& flat : flats_) sum += flat.layout.bytes();
+  for (const FlatParameter& flat : flats_) sum += flat.layout.bytes();
   return sum;
 }
 
-bool Unit::casts() const {
-  return std::any_of(flats_.begin(), flats_.end(), [](const Flat& flat) { return flat.precision.casts(); });
+bool ParamGroup::casts() const {
+  return std::any_of(flats_.begin(), flats_.end(), [](const FlatParameter& flat) { return flat.precision.casts(); });
 }
 
 // --- parameters
 
-void Unit::bind_parameters(Flat& flat, void* base) {
+void ParamGroup::bind_parameters(FlatParameter& flat, void* base) {
   for (const FlatEntry& entry : flat.layout.entries) {
     nn::Tensor tensor = entry.parameter->tensor();
-    tensor.bind(Flat::at(base, flat.layout.dtype, entry.offset));
+    tensor.bind(FlatParameter::at(base, flat.layout.dtype, entry.offset));
   }
 }
 
-void Unit::unshard_issue() {
+void ParamGroup::unshard() {
   if (state_ != State::sharded) return;
   Stream& stream = *fabric_.gather_stream;
   const bool offloaded = plan_.offloaded.parameters;
   Stream& first = offloaded ? fabric_.offload->up() : stream;
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_issue, name(), bytes(), stream);
+  const TraceRecorder::Span span = fabric_.recorder.begin(TraceEventKind::unshard_issue, name(), bytes(), stream);
   if (!gathers_.empty()) gathers_.wait_on(stream);  // what the optimizer step left to gather on another axis
   stream.wait(updated_);
   first.wait(stored_);
   const bool has_secondary = static_cast<bool>(flats_.front().secondary);
-  for (Flat& flat : flats_) lease_for_gather(flat, first);
+  for (FlatParameter& flat : flats_) lease_for_gather(flat, first);
   note_leases();
   gather(has_secondary ? plan_.rest_cuts.size() - plan_.forward_cuts.size() : 0);
   fabric_.recorder.end(span, stream);
   state_ = State::gathering;
 }
 
-void Unit::note_leases() {
+void ParamGroup::note_leases() {
   std::size_t bytes = 0;
-  for (const Flat& flat : flats_)
+  for (const FlatParameter& flat : flats_)
     for (const Lease* lease : {&flat.unsharded, &flat.secondary, &flat.written_gradient, &flat.full_gradient})
       if (*lease) bytes += lease->bytes();
   peak_bytes_ = std::max(peak_bytes_, bytes);
 }
 
-void Unit::lease_for_gather(Flat& flat, Stream& stream) {
+void ParamGroup::lease_for_gather(FlatParameter& flat, Stream& stream) {
   flat.unsharded = fabric_.parameters->acquire(flat.layout.bytes(), name(), stream);
   if (!plan_.keeps_secondary || kept_after_forward_ || flat.secondary) return;
   const ElementRange part = narrow({0, flat.layout.padded}, plan_.forward_cuts);
@@ -168,7 +171,7 @@ void Unit::lease_for_gather(Flat& flat, Stream& stream) {
 }
 
 /// After so many gathers: in its place in the whole, or where it stays for the backward.
-Unit::Place Unit::gathered_to(Flat& flat, std::size_t gathered) {
+ParamGroup::GatherTarget ParamGroup::gathered_to(FlatParameter& flat, std::size_t gathered) {
   const bool whole = gathered == plan_.rest_cuts.size();
   if (whole || !flat.secondary || gathered > plan_.rest_cuts.size() - plan_.forward_cuts.size())
     return {&flat.unsharded, 0};
@@ -176,7 +179,7 @@ Unit::Place Unit::gathered_to(Flat& flat, std::size_t gathered) {
 }
 
 /// At rest; or, from the host's memory, in its place in the first result: that gather is in place then.
-const void* Unit::part_to_gather(Flat& flat) {
+const void* ParamGroup::part_to_gather(FlatParameter& flat) {
   if (!plan_.offloaded.parameters) return flat.values.data();
   void* const place = gathered_to(flat, std::min<std::size_t>(1, plan_.rest_cuts.size())).of(flat, flat.rest.begin);
   fabric_.copier.upload(fabric_.offload->up(), place, flat.values.data(), flat.values.bytes());
@@ -184,25 +187,25 @@ const void* Unit::part_to_gather(Flat& flat) {
 }
 
 /// Over one axis after the other, the first `already` of which are done.
-void Unit::gather(std::size_t already) {
+void ParamGroup::gather(std::size_t already) {
   Stream& stream = *fabric_.gather_stream;
   std::vector<const void*> parts;
   if (already == 0) {
-    for (Flat& flat : flats_) parts.push_back(part_to_gather(flat));
+    for (FlatParameter& flat : flats_) parts.push_back(part_to_gather(flat));
     if (plan_.offloaded.parameters) {
       loaded_ = fabric_.offload->up().record();
       stream.wait(loaded_);
     }
   }
   for (std::size_t i = already; i < plan_.gather_axes.size(); ++i) {
-    std::vector<Transfer> transfers, encodings;
-    for (Flat& flat : flats_) {
+    std::vector<FlatTransfer> transfers, encodings;
+    for (FlatParameter& flat : flats_) {
       const ElementRange part = plan_.unsharded(flat.layout.padded, i);
       const ElementRange whole = plan_.unsharded(flat.layout.padded, i + 1);
       const DType dtype = flat.layout.dtype;
       const void* const from =
           i == 0 ? parts[static_cast<std::size_t>(&flat - flats_.data())] : gathered_to(flat, i).of(flat, part.begin);
-      std::vector<Transfer>& carried = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
+      std::vector<FlatTransfer>& carried = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
       carried.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
                          {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
                           dtype, fabric_.device()},
@@ -214,40 +217,40 @@ void Unit::gather(std::size_t already) {
                               {},
                               {.after = &stream, .label = name()},
                               fabric_.copier};
-    gathers_ = transfers.empty() ? Works() : fabric_.all_gather->run(call);
-    for (const Transfer& encoding : encodings) {
+    gathers_ = transfers.empty() ? WorkChain() : fabric_.all_gather->run(call);
+    for (const FlatTransfer& encoding : encodings) {
       gathers_.add(start_plain(comm::OpKind::all_gather, call, encoding));
       fabric_.encodings_sent += plain_bytes(comm::OpKind::all_gather, encoding, call.channel.size());
     }
   }
 }
 
-void Unit::wait_for_gather() {
+void ParamGroup::wait_for_gather() {
   fabric_.compute().wait(loaded_);
   gathers_.wait_on(fabric_.compute());
 }
 
-void Unit::unshard_wait() {
+void ParamGroup::wait_for_unshard() {
   if (state_ == State::ready) return;
-  unshard_issue();
+  unshard();
   Stream& stream = fabric_.compute();
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::unshard_wait, name(), bytes(), stream);
+  const TraceRecorder::Span span = fabric_.recorder.begin(TraceEventKind::unshard_wait, name(), bytes(), stream);
   wait_for_gather();
   fabric_.recorder.end(span, stream);
-  for (Flat& flat : flats_)
+  for (FlatParameter& flat : flats_)
     if (flat.unsharded) bind_parameters(flat, flat.unsharded.data());
   state_ = State::ready;
 }
 
-void Unit::settle() {
-  if (state_ == State::gathering && !plan_.leases_parameters) unshard_wait();
+void ParamGroup::settle() {
+  if (state_ == State::gathering && !plan_.unshards_to_lease) wait_for_unshard();
   if (!gathers_.empty()) gathers_.wait_on(fabric_.compute());
 }
 
-void Unit::reshard(bool for_backward) {
-  if (!plan_.leases_parameters) return;
+void ParamGroup::reshard(bool for_backward) {
+  if (!plan_.unshards_to_lease) return;
   if (state_ == State::gathering) wait_for_gather();  // nothing used it, but its memory goes to the next
-  for (Flat& flat : flats_) {
+  for (FlatParameter& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
       nn::Tensor tensor = entry.parameter->tensor();
       tensor.unbind("unit " + name() + " is resharded");
@@ -255,23 +258,23 @@ void Unit::reshard(bool for_backward) {
     if (flat.unsharded) flat.unsharded.give_back(fabric_.compute().record());
     if (flat.secondary && !for_backward) flat.secondary.give_back(fabric_.compute().record());
   }
-  if (state_ == State::ready) fabric_.recorder.mark(EventKind::reshard, name(), bytes(), fabric_.compute());
+  if (state_ == State::ready) fabric_.recorder.mark(TraceEventKind::reshard, name(), bytes(), fabric_.compute());
   state_ = State::sharded;
 }
 
-void Unit::reset() {
-  gathers_ = Works();
-  reductions_ = Works();
+void ParamGroup::reset() {
+  gathers_ = WorkChain();
+  reductions_ = WorkChain();
   stage_ = kIdle;
   has_gradients_ = held_ = accumulated_ = false;
-  for (Flat& flat : flats_) {
+  for (FlatParameter& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
     if (flat.full_gradient) flat.full_gradient.give_back(Event());
     if (flat.written_gradient) flat.written_gradient.give_back(Event());
     if (flat.delta) flat.delta.give_back(Event());
     flat.shown = Buffer();
   }
-  if (plan_.leases_parameters) {
+  if (plan_.unshards_to_lease) {
     state_ = State::gathering;  // whatever it was: reshard() returns the lease
     reshard();
   } else {

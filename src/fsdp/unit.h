@@ -25,7 +25,7 @@
 namespace tessera::fsdp {
 
 /// What the units of one engine share.
-struct Fabric {
+struct EngineResources {
   nn::Context& context;
   Mesh mesh;
   std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
@@ -38,17 +38,17 @@ struct Fabric {
   bool exact_gathers = true;         ///< what is gathered has the bits of the parameters at rest
   bool carries_encodings = true;     ///< ... and encodings are among it; else they go as `plain` does
   std::uint64_t encodings_sent = 0;  ///< bytes, by this rank, of those that do
-  Recorder recorder;
+  TraceRecorder recorder;
   Copier copier;
-  std::unique_ptr<Offload> offload;  ///< null: everything is on the device
-  std::int64_t offload_piece =
+  std::unique_ptr<CpuOffload> offload;  ///< null: everything is on the device
+  std::int64_t offload_chunk_elements =
       0;  ///< parameters that an optimizer updates at a time where their state is with the host
   std::optional<DType> reduce_dtype;  ///< nothing: gradients are reduced in the type they have
 
   Stream& compute() { return context.stream(); }
   Device device() const { return context.device(); }
   /// The device's memory, from the backend where it has such: it moves its own fastest. `use` nothing: booked nowhere.
-  Buffer allocate(std::size_t bytes, std::optional<MemoryUse> use);
+  Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use);
   /// What the compute stream does from here on comes after every copy to or from the host's shards.
   void join_offload();
   void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
@@ -61,15 +61,15 @@ struct Fabric {
 };
 
 /// Every verb only issues; nothing here makes the host wait.
-class TESSERA_API Unit {
+class TESSERA_API ParamGroup {
  public:
-  Unit(Fabric& fabric, UnitSpec spec, Plan plan, int optimizer_slots);
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
+  ParamGroup(EngineResources& fabric, UnitSpec spec, ShardingPlan plan, int optimizer_slots);
+  ParamGroup(const ParamGroup&) = delete;
+  ParamGroup& operator=(const ParamGroup&) = delete;
 
   const std::string& name() const { return spec_.name; }
   const UnitSpec& spec() const { return spec_; }
-  const Plan& plan() const { return plan_; }
+  const ShardingPlan& plan() const { return plan_; }
   bool kept_after_forward() const { return kept_after_forward_; }
   void set_kept_after_forward(bool kept) { kept_after_forward_ = kept; }
   std::int64_t elements() const;
@@ -82,25 +82,25 @@ class TESSERA_API Unit {
 
   // Parameters.
   bool gathered() const { return state_ != State::sharded; }  ///< or on its way; always where they are replicated
-  void unshard_issue();                                       ///< no effect unless sharded
-  void unshard_wait();  ///< after it, work on the compute stream may read the parameters
+  void unshard();                                             ///< no effect unless sharded
+  void wait_for_unshard();  ///< after it, work on the compute stream may read the parameters
   /// No effect where they are replicated. `for_backward`: a backward follows, for which the plan may keep something.
   void reshard(bool for_backward = false);
   void settle();  ///< waits for gathers that an optimizer step started
 
   // Gradients.
-  void begin_gradients();  ///< memory for a backward; no effect where there is some
+  void prepare_gradients();  ///< memory for a backward; no effect where there is some
   /// `last`: of the step's backwards. The others' gradients are added up: what is kept of them, or all of them where
   /// nothing is reduced before the last.
-  void reduce_issue(bool last = true);
+  void start_reduction(bool last = true);
   bool reducing() const { return stage_ != kIdle; }
   /// Waits (on the compute stream) for the stage in flight and starts the next one, if there is one.
-  void reduce_continue();
+  void advance_reduction();
 
   /// From now on a step's last reduction ends with this rank's parts of the norm: an f64 for each flat parameter and
   /// n-th of it. Slots of those that it doesn't hold are left as they are.
   /// `cuts`: a rank adds what is its own along them.
-  void add_norm_into(double* slots, nn::kernels::Norm norm, std::vector<Plan::Cut> cuts) {
+  void add_norm_into(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> cuts) {
     norm_parts_ = slots;
     norm_ = norm;
     norm_cuts_ = std::move(cuts);
@@ -109,23 +109,23 @@ class TESSERA_API Unit {
   /// Again, where gradients have been written since.
   void find_norm_parts();
 
-  /// See Engine::visit_gradients(); after the reductions.
-  void visit_gradients(const std::function<void(const GradientRange&)>& visit);
+  /// See Engine::for_each_gradient(); after the reductions.
+  void for_each_gradient(const std::function<void(const GradientShard&)>& visit);
 
   /// What a collective will carry of this unit in every step.
-  std::vector<PlannedTransfer> transfers_of(comm::OpKind collective) const;
+  std::vector<TransferSpec> transfers_of(comm::OpKind collective) const;
   /// Of its trainable flat parameters, in their order.
   std::vector<Precision> precisions() const;
 
   // After backward.
   void update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
   /// What the updates wrote comes before the next gathers; starts those that follow a step.
-  void publish_update();
+  void all_gather_updated();
 
   // Replicas with a period.
-  void meet_issue();    ///< sends how far this one has come
-  void meet_finish();   ///< goes on from where all of them are to be
-  void begin_period();  ///< they are all here: from initial values, or others that are the same everywhere
+  void start_sync();   ///< sends how far this one has come
+  void finish_sync();  ///< goes on from where all of them are to be
+  void set_anchor();   ///< they are all here: from initial values, or others that are the same everywhere
   /// All that a replica has of its own, and what it will meet the others with.
   void add_replica_state(std::vector<CollectivePlugin::State>& all) const;
   void publish_replica_state();  ///< it was written
@@ -135,15 +135,15 @@ class TESSERA_API Unit {
   // Values.
   /// Initial values, from the parameters' Init; appended to the compute stream.
   void initialize(std::uint64_t seed);
-  using Fill = std::function<void(const nn::Parameter& parameter, ElementRange range, float* out)>;
+  using ParameterLoader = std::function<void(const nn::Parameter& parameter, ElementRange range, float* out)>;
   /// Sets the parameters at rest, each rank its own ranges. Waits for the compute stream.
-  void fill(const Fill& fill, const Engine::Wanted& wanted);
-  /// See Engine::visit_own() and Engine::fill_states().
-  void visit_own(const std::function<void(const OwnRange&)>& visit) const;
-  void fill_states(const std::function<void(const nn::Parameter&, int, ElementRange, float*)>& fill,
-                   const Engine::Wanted& wanted);
+  void load(const ParameterLoader& fill, const Engine::ParameterFilter& wanted);
+  /// See Engine::for_each_shard() and Engine::load_optimizer_state().
+  void for_each_shard(const std::function<void(const ShardRange&)>& visit) const;
+  void load_optimizer_state(const std::function<void(const nn::Parameter&, int, ElementRange, float*)>& fill,
+                            const Engine::ParameterFilter& wanted);
   /// Makes download_values() work: gathers the masters, or where there are none the parameters. Collective.
-  void open_values();
+  void gather_full();
   /// Shows all elements in f32, of an encoding the bytes as numbers, in the host's memory, during the call. Until
   /// close_values(). Waits.
   using Values = std::function<void(std::span<const float> values)>;
@@ -163,8 +163,8 @@ class TESSERA_API Unit {
   void reset();
 
  private:
-  /// values, gradient, and state with masters: each on the device, or with the host (Plan::offloaded).
-  struct Flat {
+  /// values, gradient, and state with masters: each on the device, or with the host (ShardingPlan::offloaded).
+  struct FlatParameter {
     FlatLayout layout;
     Buffer values;              // at rest: this rank's part, or all where replicated
     Buffer gradient;            // kept: this rank's part, or all
@@ -172,20 +172,20 @@ class TESSERA_API Unit {
     Buffer masters;             // f32, beside 16-bit values: the optimizer's part
     Buffer anchor;              // f32, with a period: where the replicas met, the optimizer's part
     Buffer outer_momentum;      // ... and the outer optimizer's state, if it has some
-    Lease delta;                // between meet_issue() and meet_finish()
-    Buffer shown;               // all in f32, or an encoding's bytes, between open_values and close_values
+    Lease delta;                // between start_sync() and finish_sync()
+    Buffer shown;               // all in f32, or an encoding's bytes, between gather_full and close_values
     Lease unsharded;            // parameters, between unshard and reshard
     Lease secondary;            // ... and what a plan keeps of them between forward and backward
     Lease written_gradient;     // what a backward writes, where it is converted for the reduction
     Lease full_gradient;        // between the backward and the end of the first reduction stage
     Precision precision;
     ElementRange rest, kept, optimized;
-    struct Run {
+    struct UpdateRange {
       ElementRange range;  // within the flat parameter
       bool decay;
       std::uint64_t since;  // the step after which these began to be trained
     };
-    std::vector<Run> runs;  // of equal weight decay, within `optimized`
+    std::vector<UpdateRange> runs;  // of equal weight decay, within `optimized`
     bool encoded() const { return layout.dtype == DType::u8; }
     static std::byte* at(void* base, DType dtype, std::int64_t element) {
       return static_cast<std::byte*>(base) + element * static_cast<std::int64_t>(size_of(dtype));
@@ -214,56 +214,57 @@ class TESSERA_API Unit {
 
   void lay_out();
   void note_leases();
-  void allocate(Flat& flat);
-  void find_runs(Flat& flat);
-  void gather_part(Flat& flat, const float* part);
+  void allocate(FlatParameter& flat);
+  void find_runs(FlatParameter& flat);
+  void gather_part(FlatParameter& flat, const float* part);
   using Whole = std::map<const nn::Parameter*, std::vector<std::vector<float>>>;  // values, then each state
   Whole download_all();
-  void bind_parameters(Flat& flat, void* base);
-  void bind_gradients(Flat& flat, void* base, bool keep);
+  void bind_parameters(FlatParameter& flat, void* base);
+  void bind_gradients(FlatParameter& flat, void* base, bool keep);
   bool reduces_in_lease() const;
-  void end_writing(Flat& flat);
+  void end_writing(FlatParameter& flat);
   void add_earlier_microbatches();
-  void cast_gradients(Flat& flat);
-  void add_gradients(const Flat& flat, const void* from, void* to, std::size_t count);
-  void fill_bytes(const nn::Parameter& parameter, ElementRange range, const Fill& fill, void* at);
-  void widen_parameters(Flat& flat);
-  void gather_exactly(Flat& flat);
+  void cast_gradients(FlatParameter& flat);
+  void add_gradients(const FlatParameter& flat, const void* from, void* to, std::size_t count);
+  void fill_bytes(const nn::Parameter& parameter, ElementRange range, const ParameterLoader& fill, void* at);
+  void widen_parameters(FlatParameter& flat);
+  void gather_exactly(FlatParameter& flat);
   /// Where a gather finds or leaves a part of a flat parameter.
-  struct Place {
+  struct GatherTarget {
     Lease* lease = nullptr;
     std::int64_t first = 0;  // the element that the lease begins with
-    void* of(const Flat& flat, std::int64_t element) const {
-      return Flat::at(lease->data(), flat.layout.dtype, element - first);
+    void* of(const FlatParameter& flat, std::int64_t element) const {
+      return FlatParameter::at(lease->data(), flat.layout.dtype, element - first);
     }
   };
-  Place gathered_to(Flat& flat, std::size_t gathered);
-  void lease_for_gather(Flat& flat, Stream& stream);
-  const void* part_to_gather(Flat& flat);
+  GatherTarget gathered_to(FlatParameter& flat, std::size_t gathered);
+  void lease_for_gather(FlatParameter& flat, Stream& stream);
+  const void* part_to_gather(FlatParameter& flat);
   void gather(std::size_t already);
   void wait_for_gather();
   void store_gradients();
-  void update_part(Flat& flat, const Flat::Run& part, const nn::OptimizerConfig& config, const nn::OptimizerStep& step);
-  nn::OptimizerRange optimizer_range(Flat& flat, const Flat::Run& part);
+  void update_part(FlatParameter& flat, const FlatParameter::UpdateRange& part, const nn::OptimizerConfig& config,
+                   const nn::OptimizerStep& step);
+  nn::OptimizerRange optimizer_range(FlatParameter& flat, const FlatParameter::UpdateRange& part);
   using Produce = std::function<void(void* device)>;
   void write(bool offloaded, void* at, std::size_t bytes, const Produce& produce);
   void start_stage();
   void finish_reduction();
   comm::ReduceOp op_of(const ReduceStage& stage) const;
   void gather_updated();
-  std::vector<Transfer> stage_transfers(const ReduceStage& stage);
+  std::vector<FlatTransfer> stage_transfers(const ReduceStage& stage);
   CollectivePlugin& plugin_for(const ReduceStage& stage);
 
-  Fabric& fabric_;
+  EngineResources& fabric_;
   const UnitSpec spec_;
-  const Plan plan_;
+  const ShardingPlan plan_;
   const int slots_;                                              // of the optimizer
   std::map<const nn::Parameter*, std::uint64_t> trained_since_;  // else from the beginning
-  std::vector<Flat> flats_;
+  std::vector<FlatParameter> flats_;
   bool kept_after_forward_ = false;
   State state_ = State::sharded;
-  Works gathers_;
-  Works reductions_;
+  WorkChain gathers_;
+  WorkChain reductions_;
   Event loaded_;            // parameters have come from the host, where no gather follows
   Event updated_;           // the optimizer has written: this unit's gather needs to wait for no other's
   Event stored_;            // what the optimizer wrote is with the host
@@ -278,7 +279,7 @@ class TESSERA_API Unit {
   bool accumulated_ = false;  // ... and so is what is kept of them
   double* norm_parts_ = nullptr;
   nn::kernels::Norm norm_ = nn::kernels::Norm::two;
-  std::vector<Plan::Cut> norm_cuts_;
+  std::vector<ShardingPlan::AxisSlice> norm_cuts_;
 };
 
 }  // namespace tessera::fsdp

@@ -5,15 +5,15 @@ namespace tessera::fsdp {
 
 using comm::OpKind;
 
-std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
-  const Plan& plan = plan_;
-  std::vector<PlannedTransfer> planned;
-  const auto add = [&](const Flat& flat, const Axis& axis, DType dtype, std::int64_t elements) {
+std::vector<TransferSpec> ParamGroup::transfers_of(OpKind collective) const {
+  const ShardingPlan& plan = plan_;
+  std::vector<TransferSpec> planned;
+  const auto add = [&](const FlatParameter& flat, const Axis& axis, DType dtype, std::int64_t elements) {
     std::string each = name() + "/" + axis;
     if (flats_.size() > 1) each += "/" + std::to_string(&flat - flats_.data());
     planned.push_back({std::move(each), &flat.layout, dtype, elements, fabric_.mesh.shape().size_of(axis)});
   };
-  for (const Flat& flat : flats_) {
+  for (const FlatParameter& flat : flats_) {
     const std::int64_t padded = flat.layout.padded;
     if (collective == OpKind::all_gather) {
       if (flat.encoded() && !fabric_.carries_encodings) continue;
@@ -36,9 +36,9 @@ std::vector<PlannedTransfer> Unit::transfers_of(OpKind collective) const {
   return planned;
 }
 
-std::vector<Precision> Unit::precisions() const {
+std::vector<Precision> ParamGroup::precisions() const {
   std::vector<Precision> all;
-  for (const Flat& flat : flats_)
+  for (const FlatParameter& flat : flats_)
     if (flat.layout.trainable) all.push_back(flat.precision);
   return all;
 }

@@ -6,18 +6,18 @@
 
 namespace tessera::fsdp {
 
-void Unit::bind_gradients(Flat& flat, void* base, bool keep) {
+void ParamGroup::bind_gradients(FlatParameter& flat, void* base, bool keep) {
   for (const FlatEntry& entry : flat.layout.entries)
-    entry.parameter->gradient().bind(Flat::at(base, flat.layout.dtype, entry.offset), keep);
+    entry.parameter->gradient().bind(FlatParameter::at(base, flat.layout.dtype, entry.offset), keep);
 }
 
 /// Else in what is kept, which is free for it: all of it is kept, and holds nothing yet.
-bool Unit::reduces_in_lease() const { return plan_.gradient_sharded || accumulated_; }
+bool ParamGroup::reduces_in_lease() const { return plan_.gradient_sharded || accumulated_; }
 
-void Unit::begin_gradients() {
+void ParamGroup::prepare_gradients() {
   if (has_gradients_) return;
   Stream& stream = fabric_.compute();
-  for (Flat& flat : flats_) {
+  for (FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     const bool casts = flat.precision.casts();
     if (!casts && !reduces_in_lease()) {
@@ -30,7 +30,7 @@ void Unit::begin_gradients() {
       lease = fabric_.gradients->acquire(flat.layout.bytes(), name(), stream);
       const DType dtype = flat.layout.dtype;
       for (const ElementRange gap : flat.layout.gaps())
-        fabric_.zero(stream, Flat::at(lease.data(), dtype, gap.begin),
+        fabric_.zero(stream, FlatParameter::at(lease.data(), dtype, gap.begin),
                      static_cast<std::size_t>(gap.count()) * size_of(dtype));
     }
     bind_gradients(flat, lease.data(), keep);
@@ -40,7 +40,7 @@ void Unit::begin_gradients() {
 }
 
 /// What the backward wrote, in the type of the reduction: into the kept buffer, or a lease.
-void Unit::cast_gradients(Flat& flat) {
+void ParamGroup::cast_gradients(FlatParameter& flat) {
   Stream& stream = fabric_.compute();
   const auto count = static_cast<std::size_t>(flat.layout.padded);
   const auto convert_to = [&](void* to) {
@@ -61,7 +61,7 @@ void Unit::cast_gradients(Flat& flat) {
 }
 
 /// to += from, in the type of the reduction.
-void Unit::add_gradients(const Flat& flat, const void* from, void* to, std::size_t count) {
+void ParamGroup::add_gradients(const FlatParameter& flat, const void* from, void* to, std::size_t count) {
   nn::ops::for_floating("gradients", flat.precision.reduce, [&](auto zero) {
     using T = decltype(zero);
     fabric_.context.kernels<T>("gradients")
@@ -70,7 +70,7 @@ void Unit::add_gradients(const Flat& flat, const void* from, void* to, std::size
 }
 
 /// A backward has written what it had to.
-void Unit::end_writing(Flat& flat) {
+void ParamGroup::end_writing(FlatParameter& flat) {
   for (const FlatEntry& entry : flat.layout.entries) {
     nn::Gradient& gradient = entry.parameter->gradient();
     if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
@@ -82,13 +82,13 @@ void Unit::end_writing(Flat& flat) {
   if (flat.written_gradient) cast_gradients(flat);
 }
 
-void Unit::reduce_issue(bool last) {
+void ParamGroup::start_reduction(bool last) {
   last_ = last;
   stages_ = last ? plan_.reductions.size() : plan_.reduced_each;
   if (!last && stages_ == 0 && !has_gradients_) return;  // nothing used it, and nobody waits for its zeros
-  begin_gradients();
+  prepare_gradients();
   stage_input_.clear();
-  for (Flat& flat : flats_) {
+  for (FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     end_writing(flat);
     stage_input_.push_back({0, flat.layout.padded});
@@ -105,15 +105,15 @@ void Unit::reduce_issue(bool last) {
   }
 }
 
-CollectivePlugin& Unit::plugin_for(const ReduceStage& stage) {
+CollectivePlugin& ParamGroup::plugin_for(const ReduceStage& stage) {
   return stage.scatter ? *fabric_.reduce_scatter : *fabric_.all_reduce;
 }
 
-std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
+std::vector<FlatTransfer> ParamGroup::stage_transfers(const ReduceStage& stage) {
   const Mesh& mesh = fabric_.mesh;
-  std::vector<Transfer> transfers;
+  std::vector<FlatTransfer> transfers;
   std::size_t index = 0;
-  for (Flat& flat : flats_) {
+  for (FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     ElementRange& range = stage_input_[index++];
     // Full gradients are leased until a stage has put a part of them into the kept buffer.
@@ -139,18 +139,18 @@ std::vector<Transfer> Unit::stage_transfers(const ReduceStage& stage) {
 
 /// A sum, divided at the end of the last stage. Where gradients are reduced in f16, whose largest number is 65504,
 /// every stage divides what it adds: then no sum on the way is larger than the largest gradient.
-comm::ReduceOp Unit::op_of(const ReduceStage& stage) const {
-  const bool narrow = std::any_of(flats_.begin(), flats_.end(), [](const Flat& flat) {
+comm::ReduceOp ParamGroup::op_of(const ReduceStage& stage) const {
+  const bool narrow = std::any_of(flats_.begin(), flats_.end(), [](const FlatParameter& flat) {
     return flat.layout.trainable && flat.precision.reduce == DType::f16;
   });
   return narrow ? comm::ReduceOp::premul_sum(1.0 / fabric_.mesh.shape().size_of(stage.axis)) : stage.op;
 }
 
-void Unit::start_stage() {
+void ParamGroup::start_stage() {
   const ReduceStage& stage = plan_.reductions[stage_];
   Stream& stream = *fabric_.reduce_stream;
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_issue, name(), bytes(), stream);
-  const std::vector<Transfer> transfers = stage_transfers(stage);
+  const TraceRecorder::Span span = fabric_.recorder.begin(TraceEventKind::reduce_issue, name(), bytes(), stream);
+  const std::vector<FlatTransfer> transfers = stage_transfers(stage);
   reductions_ = plugin_for(stage).run({*fabric_.mesh.channels(stage.axis).reduce,
                                        transfers,
                                        op_of(stage),
@@ -159,15 +159,15 @@ void Unit::start_stage() {
   fabric_.recorder.end(span, stream);
 }
 
-void Unit::reduce_continue() {
+void ParamGroup::advance_reduction() {
   if (!reducing()) return;
   Stream& stream = fabric_.compute();
-  const Recorder::Span span = fabric_.recorder.begin(EventKind::reduce_wait, name(), bytes(), stream);
+  const TraceRecorder::Span span = fabric_.recorder.begin(TraceEventKind::reduce_wait, name(), bytes(), stream);
   const bool more = reductions_.advance(stream);
   fabric_.recorder.end(span, stream);
   if (more) return;
   if (plan_.reductions[stage_].to_kept && !accumulated_)
-    for (Flat& flat : flats_)
+    for (FlatParameter& flat : flats_)
       if (flat.full_gradient) flat.full_gradient.give_back(stream.record());
   ++stage_;
   if (accumulated_ && stage_ == plan_.reduced_each) add_earlier_microbatches();
@@ -181,10 +181,10 @@ void Unit::reduce_continue() {
 
 /// What this microbatch's reductions have left in the lease, and what is kept of the earlier ones: from here on they
 /// are one, in what is kept, or in the lease where that goes to the host.
-void Unit::add_earlier_microbatches() {
+void ParamGroup::add_earlier_microbatches() {
   Stream& stream = fabric_.compute();
   std::size_t index = 0;
-  for (Flat& flat : flats_) {
+  for (FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     const ElementRange range = stage_input_[index++];
     const auto count = static_cast<std::size_t>(range.count());
@@ -206,7 +206,7 @@ void Unit::add_earlier_microbatches() {
   }
 }
 
-void Unit::finish_reduction() {
+void ParamGroup::finish_reduction() {
   stage_ = kIdle;
   accumulated_ = !last_;
   if (last_ && norm_parts_ != nullptr) find_norm_parts();
@@ -215,22 +215,22 @@ void Unit::finish_reduction() {
 
 /// This rank's part goes from the lease to the host. The step before is done with the host's copy: what the compute
 /// stream has got to comes after that step's updates, and they after their gradients' way up.
-void Unit::store_gradients() {
+void ParamGroup::store_gradients() {
   Stream& down = fabric_.offload->down();
   down.wait(fabric_.compute().record());
-  for (Flat& flat : flats_) {
+  for (FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     const std::int64_t first = flat.optimized.begin;
     fabric_.copier.download(down, flat.gradient_of(first), flat.leased_gradient_of(first),
                             static_cast<std::size_t>(flat.optimized.count()) * size_of(flat.precision.reduce));
   }
   gradients_stored_ = down.record();
-  for (Flat& flat : flats_)
+  for (FlatParameter& flat : flats_)
     if (flat.full_gradient) flat.full_gradient.give_back(gradients_stored_);
 }
 
-void Unit::visit_gradients(const std::function<void(const GradientRange&)>& visit) {
-  for (Flat& flat : flats_) {
+void ParamGroup::for_each_gradient(const std::function<void(const GradientShard&)>& visit) {
+  for (FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     for (const FlatEntry& entry : flat.layout.entries) {
       const ElementRange range = within(entry, flat.optimized);
@@ -244,17 +244,17 @@ void Unit::visit_gradients(const std::function<void(const GradientRange&)>& visi
   }
 }
 
-std::size_t Unit::norm_slots() const {
+std::size_t ParamGroup::norm_slots() const {
   std::size_t slots = 0;
-  for (const Flat& flat : flats_)
+  for (const FlatParameter& flat : flats_)
     if (flat.layout.trainable) slots += static_cast<std::size_t>(fabric_.mesh.size());
   return slots;
 }
 
-void Unit::find_norm_parts() {
+void ParamGroup::find_norm_parts() {
   const int world = fabric_.mesh.size();
   double* slot = norm_parts_;
-  for (const Flat& flat : flats_) {
+  for (const FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     const std::int64_t length = flat.layout.padded / world;
     const ElementRange own = narrow({0, flat.layout.padded}, norm_cuts_);

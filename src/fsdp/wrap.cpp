@@ -139,7 +139,7 @@ std::vector<UnitSpec> make_units(Module& model, std::string_view spec, const Ign
   return units_of(model, groups_of(model, spec), ignored);
 }
 
-std::vector<UnitSpec> make_units(Module& model, const ChosenModules& chosen, const IgnoredParameters& ignored) {
+std::vector<UnitSpec> make_units(Module& model, const WrapPolicy& chosen, const IgnoredParameters& ignored) {
   std::vector<Group> groups;
   for (Module* module : model.modules())
     if (module != &model && chosen(*module)) groups.push_back({module});
@@ -175,9 +175,9 @@ std::string type_name(const nn::Module& module) {
   return colon == std::string::npos ? name : name.substr(colon + 1);
 }
 
-std::vector<NeedlesslyHeld> needlessly_held(Module& model, const UnitSpec& unit) {
+std::vector<RootOverhead> needlessly_held(Module& model, const UnitSpec& unit) {
   const auto owners = owners_of(model);
-  std::vector<NeedlesslyHeld> held;
+  std::vector<RootOverhead> held;
   for (const auto& parameter : unit.parameters) {
     const auto& uses = owners.at(parameter.get());
     const Module* const only = *uses.begin();

@@ -30,8 +30,8 @@ using IgnoredParameters = std::function<bool(const nn::Parameter&)>;
 TESSERA_API std::vector<UnitSpec> make_units(nn::Module& model, std::string_view spec,
                                              const IgnoredParameters& ignored = {});
 /// The same with a unit for each module, the root apart, that is chosen.
-using ChosenModules = std::function<bool(const nn::Module&)>;
-TESSERA_API std::vector<UnitSpec> make_units(nn::Module& model, const ChosenModules& chosen,
+using WrapPolicy = std::function<bool(const nn::Module&)>;
+TESSERA_API std::vector<UnitSpec> make_units(nn::Module& model, const WrapPolicy& chosen,
                                              const IgnoredParameters& ignored = {});
 
 /// The modules that an item of such a list names: "type:NAME", or a path. Throws InvalidUsage that says what there is;
@@ -43,10 +43,10 @@ TESSERA_API std::string type_name(const nn::Module& module);
 
 /// What gathering a unit that is kept for the whole step holds for nothing: its parameters that one module inside it
 /// alone uses, which could be a unit of its own.
-struct NeedlesslyHeld {
+struct RootOverhead {
   const nn::Module* module = nullptr;
   std::int64_t elements = 0;
 };
-TESSERA_API std::vector<NeedlesslyHeld> needlessly_held(nn::Module& model, const UnitSpec& unit);
+TESSERA_API std::vector<RootOverhead> needlessly_held(nn::Module& model, const UnitSpec& unit);
 
 }  // namespace tessera::fsdp

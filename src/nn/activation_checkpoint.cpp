@@ -30,10 +30,10 @@ void backward(const Region& region, Gradient& dy) {
       throw InvalidUsage("checkpoint: the region returned " + to_string(from.shape()) + " " +
                          std::string(name_of(from.dtype())) + ", and in the backward " + to_string(y.shape()) + " " +
                          std::string(name_of(y.dtype())) + "; it must compute the same again");
-    y.gradient()->give(from);
+    y.gradient()->accumulate(from);
   }
   dy.clear();  // one holder of its memory again, so that the first backward may run in place
-  tape.walk();
+  tape.backward_from_gradients();
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ Tensor run_checkpointed(Context& context, std::function<Tensor()> region, Module
   Tensor y;
   {
     // Marks what requires a gradient, and lets hooks know that a backward follows; keeps no node.
-    Tape forgetful(tape->phase(), Tape::Keep::nothing);
+    Tape forgetful(tape->phase(), Tape::RecordMode::nothing);
     const TapeScope recording(context, &forgetful);
     y = region();
   }

@@ -90,7 +90,7 @@ LoraOptions parse_lora(std::string_view text, const std::string& origin) {
   return options;
 }
 
-AdapterFolder::AdapterFolder(const std::string& folder)
+PeftAdapterReader::PeftAdapterReader(const std::string& folder)
     : folder_(folder),
       options_(parse_lora(internal::read_text(folder + kConfig), folder + kConfig)),
       file_(folder + kTensors) {
@@ -99,7 +99,7 @@ AdapterFolder::AdapterFolder(const std::string& folder)
       throw InvalidUsage(file_.path() + ": '" + canonical(entry.name).substr(0, 100) + "' is there twice");
 }
 
-void AdapterFolder::check(const std::vector<SafetensorsTensor>& needed) const {
+void PeftAdapterReader::check(const std::vector<SafetensorsTensor>& needed) const {
   const auto fail = [&](const std::string& what) {
     throw InvalidUsage(folder_ + ": does not fit the model and its targets: " + what);
   };
@@ -115,24 +115,24 @@ void AdapterFolder::check(const std::vector<SafetensorsTensor>& needed) const {
     if (!known.contains(name)) fail("'" + name.substr(0, 100) + "' is unexpected");
 }
 
-void AdapterFolder::read(std::string_view name, ElementRange range, float* out) const {
+void PeftAdapterReader::read(std::string_view name, ElementRange range, float* out) const {
   const auto found = places_.find(name);
   if (found == places_.end()) throw InvalidUsage(folder_ + ": has no tensor '" + std::string(name) + "'");
   file_.read(*found->second, range, out);
 }
 
-AdapterFolderWriter::AdapterFolderWriter(const std::string& folder, std::string json, const ModelConfig& config,
-                                         const std::vector<SafetensorsTensor>& tensors)
+PeftAdapterWriter::PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
+                                     const std::vector<SafetensorsTensor>& tensors)
     : folder_(made(folder)),
       json_(std::move(json)),
       prefix_(prefix_of(config)),
       writer_(folder + kTensors, prefixed(tensors, prefix_), {{"format", "pt"}}) {}
 
-void AdapterFolderWriter::write(std::string_view name, ElementRange range, const float* values) {
+void PeftAdapterWriter::write(std::string_view name, ElementRange range, const float* values) {
   writer_.write(prefix_ + std::string(name), range, values);
 }
 
-void AdapterFolderWriter::commit() {
+void PeftAdapterWriter::commit() {
   writer_.commit();
   write_file_atomically(folder_ + kConfig, json_ + "\n");
 }

@@ -18,10 +18,10 @@ TESSERA_API std::string lora_json(const LoraOptions& options, const ModelConfig&
 TESSERA_API LoraOptions parse_lora(std::string_view text, const std::string& origin);
 
 /// An adapter's folder, opened for reading. Thread-safe.
-class TESSERA_API AdapterFolder {
+class TESSERA_API PeftAdapterReader {
  public:
   /// Throws InvalidUsage for what is missing or malformed.
-  explicit AdapterFolder(const std::string& folder);
+  explicit PeftAdapterReader(const std::string& folder);
   const LoraOptions& options() const { return options_; }
   /// `needed`: the adapters' parameters. Throws InvalidUsage that names what is missing, of another shape, or
   /// unexpected.
@@ -37,11 +37,11 @@ class TESSERA_API AdapterFolder {
 };
 
 /// Writes such a folder, which is made where it doesn't exist.
-class TESSERA_API AdapterFolderWriter {
+class TESSERA_API PeftAdapterWriter {
  public:
   /// `tensors`: the adapters' parameters.
-  AdapterFolderWriter(const std::string& folder, std::string json, const ModelConfig& config,
-                      const std::vector<SafetensorsTensor>& tensors);
+  PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
+                    const std::vector<SafetensorsTensor>& tensors);
   void write(std::string_view name, ElementRange range, const float* values);
   /// Until then, what was in the folder before stays.
   void commit();

@@ -2,19 +2,19 @@
 
 namespace tessera::nn {
 
-Capture::Capture(Context& context, MemoryPool& memory) : context_(context), memory_(memory) {
+GraphCapture::GraphCapture(Context& context, MemoryPool& memory) : context_(context), memory_(memory) {
   context_.runtime().begin_capture(context_.stream());
   context_.memory().swap(memory_);
   context_.capturing_ = true;
 }
 
-void Capture::end() noexcept {
+void GraphCapture::end() noexcept {
   open_ = false;
   context_.capturing_ = false;
   context_.memory().swap(memory_);
 }
 
-Capture::~Capture() {
+GraphCapture::~GraphCapture() {
   if (!open_) return;
   end();
   try {
@@ -23,7 +23,7 @@ Capture::~Capture() {
   }
 }
 
-std::unique_ptr<base::Graph> Capture::finish() {
+std::unique_ptr<base::Graph> GraphCapture::finish() {
   end();
   return context_.runtime().end_capture(context_.stream());
 }

@@ -10,13 +10,13 @@ namespace tessera::nn {
 /// While it lives, what goes to the compute stream is recorded instead of run, and memory comes from `memory`: the
 /// graph will use the same addresses, so nobody else may get them while it lives. The host can neither write nor read
 /// tensors meanwhile, and dropout is refused, since its masks change.
-class TESSERA_API Capture {
+class TESSERA_API GraphCapture {
  public:
   /// Both outlive it. Throws Unsupported where the device has no graphs.
-  Capture(Context& context, MemoryPool& memory);
-  ~Capture();  ///< what was not finished is dropped
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
+  GraphCapture(Context& context, MemoryPool& memory);
+  ~GraphCapture();  ///< what was not finished is dropped
+  GraphCapture(const GraphCapture&) = delete;
+  GraphCapture& operator=(const GraphCapture&) = delete;
 
   std::unique_ptr<base::Graph> finish();
 

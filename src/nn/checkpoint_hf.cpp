@@ -43,7 +43,8 @@ std::vector<SafetensorsTensor> saved_tensors(const Module& model) {
   return tensors;
 }
 
-HfFolder::HfFolder(const std::string& folder) : folder_(folder), config_(read_config(folder + "/config.json")) {
+HfCheckpointReader::HfCheckpointReader(const std::string& folder)
+    : folder_(folder), config_(read_config(folder + "/config.json")) {
   std::error_code ignore;
   const std::string single = folder + "/model.safetensors", index = single + ".index.json";
   if (std::filesystem::exists(single, ignore)) {
@@ -55,7 +56,7 @@ HfFolder::HfFolder(const std::string& folder) : folder_(folder), config_(read_co
   }
 }
 
-void HfFolder::open_index(const std::string& path) {
+void HfCheckpointReader::open_index(const std::string& path) {
   const MappedFile file(path);
   const std::span<const std::byte> bytes = file.bytes();
   const auto* text = reinterpret_cast<const char*>(bytes.data());
@@ -79,7 +80,7 @@ void HfFolder::open_index(const std::string& path) {
   for (const auto& [name, tensors] : names) add_file(folder_ + "/" + name);
 }
 
-void HfFolder::add_file(const std::string& path) {
+void HfCheckpointReader::add_file(const std::string& path) {
   files_.push_back(std::make_unique<SafetensorsFile>(path));
   for (const SafetensorsEntry& entry : files_.back()->entries()) {
     if (ignored(entry.name)) continue;
@@ -88,12 +89,12 @@ void HfFolder::add_file(const std::string& path) {
   }
 }
 
-bool HfFolder::ignored(std::string_view name) const {
+bool HfCheckpointReader::ignored(std::string_view name) const {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
          name.ends_with(".rotary_emb.inv_freq") || (config_.tied && name == "lm_head.weight");
 }
 
-void HfFolder::check(const std::vector<SafetensorsTensor>& needed) const {
+void HfCheckpointReader::check(const std::vector<SafetensorsTensor>& needed) const {
   std::vector<std::string> missing, unexpected, different;
   std::set<std::string_view> known;
   for (const SafetensorsTensor& tensor : needed) {
@@ -115,27 +116,27 @@ void HfFolder::check(const std::vector<SafetensorsTensor>& needed) const {
   if (!wrong.empty()) throw InvalidUsage(folder_ + ": does not fit the model" + wrong);
 }
 
-const HfFolder::Place& HfFolder::place_of(std::string_view name) const {
+const HfCheckpointReader::Place& HfCheckpointReader::place_of(std::string_view name) const {
   const auto found = places_.find(name);
   if (found == places_.end()) throw InvalidUsage(folder_ + ": has no tensor '" + std::string(name) + "'");
   return found->second;
 }
 
-void HfFolder::read(std::string_view name, ElementRange range, float* out) const {
+void HfCheckpointReader::read(std::string_view name, ElementRange range, float* out) const {
   const Place& place = place_of(name);
   place.file->read(*place.entry, range, out);
 }
 
-void HfFolder::read_whole(std::string_view name, DType dtype, void* out) const {
+void HfCheckpointReader::read_whole(std::string_view name, DType dtype, void* out) const {
   const Place& place = place_of(name);
   place.file->read_whole(*place.entry, dtype, out);
 }
 
-HfFolderWriter::HfFolderWriter(const std::string& folder, const ModelConfig& config,
-                               const std::vector<SafetensorsTensor>& tensors)
+HfCheckpointWriter::HfCheckpointWriter(const std::string& folder, const ModelConfig& config,
+                                       const std::vector<SafetensorsTensor>& tensors)
     : folder_(made(folder)), config_(config), writer_(folder + "/model.safetensors", tensors, {{"format", "pt"}}) {}
 
-void HfFolderWriter::commit() {
+void HfCheckpointWriter::commit() {
   writer_.commit();
   write_file_atomically(folder_ + "/config.json", config_json(config_));
 }

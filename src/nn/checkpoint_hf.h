@@ -17,10 +17,10 @@ TESSERA_API std::vector<SafetensorsTensor> saved_tensors(const Module& model);
 
 /// A folder opened for reading. Tensors are found by canonical name, with or without the prefix "transformer."; GPT-2's
 /// mask buffers and Llama's rotary frequencies are ignored, and so is the copy of a tied head. Thread-safe.
-class TESSERA_API HfFolder {
+class TESSERA_API HfCheckpointReader {
  public:
   /// Throws InvalidUsage for what is missing or malformed.
-  explicit HfFolder(const std::string& folder);
+  explicit HfCheckpointReader(const std::string& folder);
   const ModelConfig& config() const { return config_; }
 
   /// Throws InvalidUsage that names what is missing, what is unexpected, and what has another shape than `needed`.
@@ -47,10 +47,11 @@ class TESSERA_API HfFolder {
 };
 
 /// Writes such a folder, which is made where it doesn't exist: what is needed first, then any ranges of the tensors.
-class TESSERA_API HfFolderWriter {
+class TESSERA_API HfCheckpointWriter {
  public:
   /// Throws InvalidUsage where the folder can't be made or written.
-  HfFolderWriter(const std::string& folder, const ModelConfig& config, const std::vector<SafetensorsTensor>& tensors);
+  HfCheckpointWriter(const std::string& folder, const ModelConfig& config,
+                     const std::vector<SafetensorsTensor>& tensors);
   void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
   void write_whole(std::string_view name, const void* values) { writer_.write_whole(name, values); }
   /// Until then, what was in the folder before stays.

@@ -11,11 +11,11 @@ Context::Context(ContextOptions options)
     : runtime_(options.runtime ? std::move(options.runtime) : open_device(options.device)),
       make_stream_(options.make_stream ? std::move(options.make_stream)
                                        : [runtime = runtime_] { return runtime->make_stream(); }),
-      memory_(options.ledger ? std::move(options.ledger) : std::make_shared<Ledger>(), options.memory, runtime_),
+      memory_(options.ledger ? std::move(options.ledger) : std::make_shared<MemoryTracker>(), options.memory, runtime_),
       stream_(make_stream_()),
       threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))),
       kernels_(make_kernels({*runtime_, memory_, *threads_})),
-      staging_(std::make_unique<Staging>(*runtime_)) {}
+      staging_(std::make_unique<PinnedBufferCache>(*runtime_)) {}
 
 Context::~Context() = default;
 

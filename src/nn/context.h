@@ -11,10 +11,10 @@
 namespace tessera::nn {
 
 class Tape;
-class Staging;
+class PinnedBufferCache;
 
 /// What a dropout mask depends on besides its module and element: the masks are the same for every world size.
-struct RandomState {
+struct RngState {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
   std::int64_t first_sample = 0;  ///< global index of the batch's first sequence
@@ -22,13 +22,13 @@ struct RandomState {
 
 /// What a forward depends on besides its inputs.
 struct ForwardState {
-  RandomState random;
+  RngState random;
   bool training = true;
 };
 
 struct ContextOptions {
   int threads = 1;
-  std::shared_ptr<Ledger> ledger;  ///< null: one of its own
+  std::shared_ptr<MemoryTracker> ledger;  ///< null: one of its own
   MemoryPoolOptions memory;
   std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: the device's own
   Device device;                                         ///< where tensors live and kernels run
@@ -46,23 +46,23 @@ class TESSERA_API Context {
   Device device() const { return runtime_->device(); }
   DeviceRuntime& runtime() { return *runtime_; }
   MemoryPool& memory() { return memory_; }  ///< of the device
-  Ledger& ledger() { return memory_.ledger(); }
+  MemoryTracker& ledger() { return memory_.ledger(); }
   Stream& stream() { return *stream_; }  ///< the compute stream
   std::unique_ptr<Stream> make_stream() const;
   ThreadPool& threads() { return *threads_; }
-  RandomState& random() {
+  RngState& random() {
     refuse_in_capture("dropout", "its masks change with every step");
     return random_;
   }
   DeviceKernels& device_kernels() { return *kernels_; }
   /// Those for elements of type T. Throws Unsupported "OP: no kernel for DTYPE on DEVICE".
   template <class T>
-  Kernels<T>& kernels(std::string_view op) {
-    Kernels<T>* found = kernels_->of<T>();
+  KernelTable<T>& kernels(std::string_view op) {
+    KernelTable<T>* found = kernels_->of<T>();
     if (found == nullptr) throw_unsupported(op, dtype_of<T>);
     return *found;
   }
-  Staging& staging() { return *staging_; }  ///< for host_access.h
+  PinnedBufferCache& staging() { return *staging_; }  ///< for host_access.h
 
   /// False: dropout does nothing (evaluation).
   bool training() const { return training_; }
@@ -80,7 +80,7 @@ class TESSERA_API Context {
  private:
   friend class TapeScope;
   friend class ForwardStateScope;
-  friend class Capture;
+  friend class GraphCapture;
   [[noreturn]] void throw_unsupported(std::string_view op, DType dtype) const;
   const std::shared_ptr<DeviceRuntime> runtime_;
   std::function<std::unique_ptr<Stream>()> make_stream_;
@@ -88,8 +88,8 @@ class TESSERA_API Context {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<DeviceKernels> kernels_;
-  std::unique_ptr<Staging> staging_;
-  RandomState random_;
+  std::unique_ptr<PinnedBufferCache> staging_;
+  RngState random_;
   Tape* tape_ = nullptr;
   bool training_ = true;
   bool capturing_ = false;

@@ -60,7 +60,7 @@ Tensor make_ids(Context& context, const Shape& shape, const WriteRow& write) {
   return ids;
 }
 
-void require_window(const TokenFiles& files, ElementRange range, std::int64_t positions) {
+void require_window(const TokenDataset& files, ElementRange range, std::int64_t positions) {
   if (positions < 1)
     throw InvalidUsage("data: a sequence length of " + std::to_string(positions) + ", needs 1 or more");
   if (range.begin < 0 || range.end > files.size() || range.count() < positions + 1)
@@ -78,7 +78,7 @@ TokenFormat parse_token_format(std::string_view name) {
   throw InvalidUsage("data format '" + std::string(name) + "' is unknown; there are: bytes u16 u32");
 }
 
-TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary)
+TokenDataset::TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary)
     : format_(format) {
   if (paths.empty()) throw InvalidUsage("data: no file was named");
   if (format == TokenFormat::bytes && vocabulary < 256)
@@ -96,7 +96,7 @@ TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenFormat format
   }
 }
 
-void TokenFiles::check_ids(std::size_t file, std::int64_t vocabulary) const {
+void TokenDataset::check_ids(std::size_t file, std::int64_t vocabulary) const {
   if (format_ == TokenFormat::bytes) return;
   const std::span<const std::byte> bytes = files_[file].bytes();
   const std::int64_t most = format_ == TokenFormat::u16 ? largest<std::uint16_t>(bytes) : largest<std::uint32_t>(bytes);
@@ -105,12 +105,12 @@ void TokenFiles::check_ids(std::size_t file, std::int64_t vocabulary) const {
                        ", but the model's vocabulary has " + std::to_string(vocabulary));
 }
 
-std::string TokenFiles::name() const {
+std::string TokenDataset::name() const {
   if (files_.size() == 1) return files_.front().path();
   return files_.front().path() + " and " + std::to_string(files_.size() - 1) + " more";
 }
 
-void TokenFiles::read_file(std::size_t file, std::int64_t begin, std::int64_t count, std::int32_t* out) const {
+void TokenDataset::read_file(std::size_t file, std::int64_t begin, std::int64_t count, std::int32_t* out) const {
   const std::byte* from = files_[file].bytes().data() + begin * bytes_of(format_);
   switch (format_) {
     case TokenFormat::bytes:
@@ -122,7 +122,7 @@ void TokenFiles::read_file(std::size_t file, std::int64_t begin, std::int64_t co
   }
 }
 
-void TokenFiles::read(std::int64_t begin, std::int64_t count, std::int32_t* out) const {
+void TokenDataset::read(std::int64_t begin, std::int64_t count, std::int32_t* out) const {
   if (begin < 0 || count < 0 || count > size() - begin)
     throw InvalidUsage("data: tokens " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of " +
                        name() + ", which has " + std::to_string(size()));
@@ -137,14 +137,14 @@ void TokenFiles::read(std::int64_t begin, std::int64_t count, std::int32_t* out)
   }
 }
 
-Batches::Batches(std::shared_ptr<const TokenFiles> files, const BatchOptions& options)
+BatchSampler::BatchSampler(std::shared_ptr<const TokenDataset> files, const BatchOptions& options)
     : files_(std::move(files)), options_(options) {
   if (options.global_batch < 1)
     throw InvalidUsage("data: a global batch of " + std::to_string(options.global_batch) + ", needs 1 or more");
   require_window(*files_, options_.range, options_.positions);
 }
 
-std::int64_t Batches::window(std::int64_t step, std::int64_t index) const {
+std::int64_t BatchSampler::window(std::int64_t step, std::int64_t index) const {
   if (step < 1 || index < 0 || index >= options_.global_batch)
     throw InvalidUsage("data: sequence " + std::to_string(index) + " of step " + std::to_string(step) +
                        "; steps count from 1, and " + std::to_string(options_.global_batch) + " sequences are in one");
@@ -156,7 +156,7 @@ std::int64_t Batches::window(std::int64_t step, std::int64_t index) const {
   return options_.range.begin + below(random, options_.range.count() - options_.positions);
 }
 
-TokenBatch Batches::batch(Context& context, std::int64_t step, ElementRange indices) const {
+TokenBatch BatchSampler::batch(Context& context, std::int64_t step, ElementRange indices) const {
   const Shape shape{indices.count(), options_.positions};
   const auto ids = [&](std::int64_t later) {
     return make_ids(context, shape, [&](std::int64_t row, std::int32_t* out) {
@@ -166,12 +166,13 @@ TokenBatch Batches::batch(Context& context, std::int64_t step, ElementRange indi
   return {ids(0), ids(1)};
 }
 
-Windows::Windows(std::shared_ptr<const TokenFiles> files, ElementRange range, std::int64_t positions)
+SequentialSampler::SequentialSampler(std::shared_ptr<const TokenDataset> files, ElementRange range,
+                                     std::int64_t positions)
     : files_(std::move(files)), range_(range), positions_(positions) {
   require_window(*files_, range_, positions_);
 }
 
-TokenBatch Windows::batch(Context& context, ElementRange windows) const {
+TokenBatch SequentialSampler::batch(Context& context, ElementRange windows) const {
   const auto ids = [&](std::int64_t later, std::int32_t beyond) {
     return make_ids(context, {windows.count(), positions_}, [&, later, beyond](std::int64_t row, std::int32_t* out) {
       const std::int64_t window = windows.begin + row;

@@ -21,11 +21,11 @@ enum class TokenFormat : std::uint8_t {
 TESSERA_API TokenFormat parse_token_format(std::string_view name);
 
 /// One or more files, read as one sequence of tokens. Thread-safe once opened.
-class TESSERA_API TokenFiles {
+class TESSERA_API TokenDataset {
  public:
   /// Throws InvalidUsage for files that can't be read, are empty, hold half a token, or hold an id outside the
   /// vocabulary (u16 and u32 files are scanned once).
-  TokenFiles(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary);
+  TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary);
 
   std::int64_t size() const { return ends_.back(); }  ///< in tokens
   ElementRange all() const { return {0, size()}; }
@@ -53,7 +53,7 @@ struct TokenBatch {
 };
 
 struct BatchOptions {
-  ElementRange range;  ///< of the files: TokenFiles::training(), say
+  ElementRange range;  ///< of the files: TokenDataset::training(), say
   std::int64_t positions = 0;
   std::int64_t global_batch = 0;  ///< sequences per step over all ranks and microbatches
   std::uint64_t seed = 0;
@@ -61,32 +61,32 @@ struct BatchOptions {
 
 /// Random windows. The window of sequence `index` of step `step` depends on the seed, the step, the global batch and
 /// the index alone, so rank r of n takes the sequences [r * global_batch / n, (r + 1) * global_batch / n).
-class TESSERA_API Batches {
+class TESSERA_API BatchSampler {
  public:
   /// Throws InvalidUsage where the range is shorter than positions + 1.
-  Batches(std::shared_ptr<const TokenFiles> files, const BatchOptions& options);
+  BatchSampler(std::shared_ptr<const TokenDataset> files, const BatchOptions& options);
   /// Where the window begins: uniform over all places where a window and its last target fit. Steps count from 1.
   std::int64_t window(std::int64_t step, std::int64_t index) const;
   /// Sequences `indices` of the step's global batch, in new memory.
   TokenBatch batch(Context& context, std::int64_t step, ElementRange indices) const;
 
  private:
-  std::shared_ptr<const TokenFiles> files_;
+  std::shared_ptr<const TokenDataset> files_;
   const BatchOptions options_;
 };
 
 /// Non-overlapping windows in order: window w has the inputs [w * positions, (w + 1) * positions) of the range, each of
 /// which predicts the next token; a rest shorter than that is left out.
-class TESSERA_API Windows {
+class TESSERA_API SequentialSampler {
  public:
   /// Throws InvalidUsage where there is not even one.
-  Windows(std::shared_ptr<const TokenFiles> files, ElementRange range, std::int64_t positions);
+  SequentialSampler(std::shared_ptr<const TokenDataset> files, ElementRange range, std::int64_t positions);
   std::int64_t count() const { return (range_.count() - 1) / positions_; }
   /// Windows `windows`. Those at count() and beyond are empty: all their targets are kIgnoreIndex.
   TokenBatch batch(Context& context, ElementRange windows) const;
 
  private:
-  std::shared_ptr<const TokenFiles> files_;
+  std::shared_ptr<const TokenDataset> files_;
   const ElementRange range_;
   const std::int64_t positions_;
 };

@@ -55,9 +55,9 @@ struct TransposeArgs {
 
 /// The kernels for elements of type T. An argument struct of kernels/ says what its function does.
 template <class T>
-class Kernels {
+class KernelTable {
  public:
-  virtual ~Kernels() = default;
+  virtual ~KernelTable() = default;
 
   virtual void fill(Stream& stream, T value, T* out, std::size_t count) = 0;
   virtual void fill_normal(Stream& stream, const NormalFill<T>& args) = 0;
@@ -136,10 +136,10 @@ class TESSERA_API DeviceKernels {
   virtual ~DeviceKernels();
 
   /// Null where the device has no kernels for the type.
-  virtual Kernels<float>* f32() { return nullptr; }
-  virtual Kernels<double>* f64() { return nullptr; }
-  virtual Kernels<f16>* half() { return nullptr; }
-  virtual Kernels<bf16>* brain() { return nullptr; }
+  virtual KernelTable<float>* f32() { return nullptr; }
+  virtual KernelTable<double>* f64() { return nullptr; }
+  virtual KernelTable<f16>* half() { return nullptr; }
+  virtual KernelTable<bf16>* brain() { return nullptr; }
 
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
@@ -151,7 +151,7 @@ class TESSERA_API DeviceKernels {
   virtual void orthonormalize(Stream& stream, const kernels::OrthonormalizeArgs& args) = 0;
 
   template <class T>
-  Kernels<T>* of() {
+  KernelTable<T>* of() {
     if constexpr (std::is_same_v<T, float>) return f32();
     if constexpr (std::is_same_v<T, double>) return f64();
     if constexpr (std::is_same_v<T, f16>) return half();
@@ -167,7 +167,7 @@ struct KernelResources {
 };
 
 /// What DeviceRuntime::find() gives for nn.
-struct KernelsEntry {
+struct KernelFactory {
   static constexpr std::string_view kInterface = "nn.kernels";
   std::unique_ptr<DeviceKernels> (*make)(const KernelResources& resources) = nullptr;
 };

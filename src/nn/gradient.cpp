@@ -26,15 +26,15 @@ GradientTarget Gradient::write() {
   return {value_, std::exchange(written_, true)};
 }
 
-GradientTarget Gradient::write_over(const Gradient& finished) {
+GradientTarget Gradient::acquire_reusing(const Gradient& finished) {
   const Tensor& source = finished.value();
   if (written_ || bound_ || source.shares_memory() || source.dtype() != dtype_ || source.count() != count_of(shape_))
     return write();
-  give(source);
+  accumulate(source);
   return {value_, false};
 }
 
-void Gradient::give(const Tensor& gradient) {
+void Gradient::accumulate(const Tensor& gradient) {
   if (gradient.count() != count_of(shape_) || gradient.dtype() != dtype_)
     throw InvalidUsage("gradient: got " + to_string(gradient.shape()) + " " + std::string(name_of(gradient.dtype())) +
                        " for a tensor of shape " + to_string(shape_) + " " + std::string(name_of(dtype_)));

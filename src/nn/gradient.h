@@ -21,10 +21,10 @@ class TESSERA_API Gradient {
   GradientTarget write();
   /// As write(), but takes over the memory of `finished` where nobody else reads it: for element-wise backwards, which
   /// may run in place on their output's gradient. `finished` must not be read afterwards.
-  GradientTarget write_over(const Gradient& finished);
+  GradientTarget acquire_reusing(const Gradient& finished);
   /// Hands over a finished gradient of the same count. The first one is shared, not copied; a later one is added.
   /// Shared memory is never written: whoever adds to it while another still holds it continues in a copy.
-  void give(const Tensor& gradient);
+  void accumulate(const Tensor& gradient);
 
   bool written() const { return written_; }
   /// Throws InvalidUsage where nothing was written.
@@ -37,13 +37,13 @@ class TESSERA_API Gradient {
   void unbind();
   bool bound() const { return bound_; }
   /// What own memory is booked under; `gradient` for leaves.
-  void set_use(MemoryUse use) { use_ = use; }
+  void set_use(MemoryCategory use) { use_ = use; }
 
  private:
   Context& context_;
   const Shape shape_;
   const DType dtype_;
-  MemoryUse use_ = MemoryUse::activation;
+  MemoryCategory use_ = MemoryCategory::activation;
   Tensor value_;
   bool written_ = false;
   bool bound_ = false;

@@ -5,14 +5,14 @@
 
 namespace tessera::nn {
 
-Staging::~Staging() {
+PinnedBufferCache::~PinnedBufferCache() {
   for (const Block& block : blocks_) {
     block.free.wait();
     runtime_.free_host(block.data, block.bytes);
   }
 }
 
-Staging::Block Staging::take(std::size_t bytes) {
+PinnedBufferCache::Block PinnedBufferCache::take(std::size_t bytes) {
   const auto idle = [](const Block& block) { return block.free.done(); };
   std::erase_if(blocks_, [&](const Block& block) {
     const bool dropped = block.bytes > kKept && idle(block);
@@ -32,7 +32,7 @@ void upload(Context& context, void* to, std::size_t bytes, const std::function<v
   context.refuse_in_capture("an upload", "its data would be those of the recording for ever");
   if (runtime.host_accessible()) return write(to);
   if (runtime.device().type == DeviceType::meta || bytes == 0) return;
-  Staging::Block block = context.staging().take(bytes);
+  PinnedBufferCache::Block block = context.staging().take(bytes);
   write(block.data);
   runtime.copy(context.stream(), CopyDirection::host_to_device, to, block.data, bytes);
   block.free = context.stream().record();
@@ -46,7 +46,7 @@ void download(Context& context, const void* from, std::size_t bytes, const std::
     context.stream().synchronize();
     return read(from);
   }
-  Staging::Block block = context.staging().take(bytes);
+  PinnedBufferCache::Block block = context.staging().take(bytes);
   runtime.copy(context.stream(), CopyDirection::device_to_host, block.data, from, bytes);
   context.stream().synchronize();
   read(block.data);

@@ -19,12 +19,12 @@ TESSERA_API void download(Context& context, const void* from, std::size_t bytes,
                           const std::function<void(const void*)>& read);
 
 /// Host memory that copies pass through, kept for the next one. One per context.
-class Staging {
+class PinnedBufferCache {
  public:
-  explicit Staging(DeviceRuntime& runtime) : runtime_(runtime) {}
-  ~Staging();
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
+  explicit PinnedBufferCache(DeviceRuntime& runtime) : runtime_(runtime) {}
+  ~PinnedBufferCache();
+  PinnedBufferCache(const PinnedBufferCache&) = delete;
+  PinnedBufferCache& operator=(const PinnedBufferCache&) = delete;
 
   struct Block {
     void* data = nullptr;

@@ -38,9 +38,9 @@ void transpose_on(ThreadPool& pool, const TransposeArgs<T>& args) {
 }
 
 template <class T>
-class HostKernels final : public Kernels<T> {
+class CpuKernels final : public KernelTable<T> {
  public:
-  explicit HostKernels(ThreadPool& pool) : pool_(pool) {}
+  explicit CpuKernels(ThreadPool& pool) : pool_(pool) {}
 
   void fill(Stream& s, T value, T* out, std::size_t count) override {
     s.run([=, &pool = pool_] { kernels::fill<T>(pool, value, out, count); });
@@ -197,14 +197,14 @@ void convert_on(ThreadPool& pool, const ConvertArgs& a) {
                     " on the host");
 }
 
-class AllHostKernels final : public DeviceKernels {
+class CpuDeviceKernels final : public DeviceKernels {
  public:
-  explicit AllHostKernels(const KernelResources& r)
+  explicit CpuDeviceKernels(const KernelResources& r)
       : pool_(r.threads), f32_(pool_), f64_(pool_), half_(*this, r.memory, pool_), brain_(*this, r.memory, pool_) {}
-  Kernels<float>* f32() override { return &f32_; }
-  Kernels<double>* f64() override { return &f64_; }
-  Kernels<f16>* half() override { return &half_; }
-  Kernels<bf16>* brain() override { return &brain_; }
+  KernelTable<float>* f32() override { return &f32_; }
+  KernelTable<double>* f64() override { return &f64_; }
+  KernelTable<f16>* half() override { return &half_; }
+  KernelTable<bf16>* brain() override { return &brain_; }
 
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     s.run([=] {
@@ -239,8 +239,8 @@ class AllHostKernels final : public DeviceKernels {
 
  private:
   ThreadPool& pool_;
-  HostKernels<float> f32_;
-  HostKernels<double> f64_;
+  CpuKernels<float> f32_;
+  CpuKernels<double> f64_;
   HostNarrowKernels<f16> half_;
   HostNarrowKernels<bf16> brain_;
 };
@@ -250,7 +250,7 @@ class AllHostKernels final : public DeviceKernels {
 DeviceKernels::~DeviceKernels() = default;
 
 std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources) {
-  return std::make_unique<AllHostKernels>(resources);
+  return std::make_unique<CpuDeviceKernels>(resources);
 }
 
 }  // namespace tessera::nn

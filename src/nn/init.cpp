@@ -29,7 +29,7 @@ namespace {
 
 template <class T>
 void draw(Context& context, const InitialValues& values, T* out) {
-  Kernels<T>& device = context.kernels<T>("init");
+  KernelTable<T>& device = context.kernels<T>("init");
   const ElementRange& range = values.range;
   const auto number = [](float value) { return static_cast<T>(value); };
   const auto deviation = static_cast<kernels::Wide<T>>(values.init.deviation);

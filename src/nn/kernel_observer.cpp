@@ -4,25 +4,25 @@
 
 namespace tessera::nn {
 
-KernelObserver::~KernelObserver() = default;
+KernelInterceptor::~KernelInterceptor() = default;
 
-double KernelTimes::seconds(const KernelCall& call) const {
+double KernelCostModel::seconds(const KernelInvocation& call) const {
   const auto found = tables_.find(key(call));
   return found == tables_.end() ? 0 : found->second.at(call.size) * factor_;
 }
 
-KernelTimes KernelTimes::scaled(double factor) const {
-  KernelTimes result = *this;
+KernelCostModel KernelCostModel::scaled(double factor) const {
+  KernelCostModel result = *this;
   result.factor_ *= factor;
   return result;
 }
 
-void KernelTimes::merge(const KernelTimes& other) {
+void KernelCostModel::merge(const KernelCostModel& other) {
   if (factor_ != 1 || other.factor_ != 1) throw InvalidUsage("kernel times: what is scaled can't be merged");
   for (const auto& [key, table] : other.tables_) tables_[key].merge(table);
 }
 
-void KernelMeasurement::call(const KernelCall& call, Stream& stream, const std::function<void()>& run) {
+void KernelProfiler::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
   const Event before = stream.record();
   run();
   const Event after = stream.record();
@@ -30,7 +30,7 @@ void KernelMeasurement::call(const KernelCall& call, Stream& stream, const std::
   times_.add(call, static_cast<double>(after.time_ns() - begun) / 1e9);
 }
 
-void SimulatedKernels::call(const KernelCall& call, Stream& stream, const std::function<void()>& run) {
+void KernelSimulator::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
   if (!times_.has(call))
     throw InvalidUsage("simulation: it was not measured how long " + std::string(call.kernel) + " of " +
                        std::string(name_of(call.dtype)) + " takes");
@@ -41,23 +41,23 @@ void SimulatedKernels::call(const KernelCall& call, Stream& stream, const std::f
 namespace {
 
 /// Forwards everything; what does work on streams is shown to the observer.
-class ObservedRuntime final : public DeviceRuntime {
+class InstrumentedRuntime final : public DeviceRuntime {
  public:
-  ObservedRuntime(std::shared_ptr<DeviceRuntime> inner, KernelObserver& observer)
+  InstrumentedRuntime(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer)
       : DeviceRuntime(inner->device(), inner->traits()), inner_(std::move(inner)), observer_(observer) {}
 
   DeviceRuntime& inner() { return *inner_; }
-  KernelObserver& observer() { return observer_; }
+  KernelInterceptor& observer() { return observer_; }
 
   DeviceProperties properties() const override { return inner_->properties(); }
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
   std::unique_ptr<Stream> make_copy_stream() override { return inner_->make_copy_stream(); }
-  std::unique_ptr<Signal> make_signal() override { return inner_->make_signal(); }
+  std::unique_ptr<HostEvent> make_signal() override { return inner_->make_signal(); }
   void* allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   void free(void* data, std::size_t bytes) noexcept override { inner_->free(data, bytes); }
-  MemoryHandle export_memory(void* data, std::size_t bytes) override { return inner_->export_memory(data, bytes); }
-  void* import_memory(const MemoryHandle& handle) override { return inner_->import_memory(handle); }
-  void release_memory(void* imported) noexcept override { inner_->release_memory(imported); }
+  IpcMemoryHandle get_ipc_handle(void* data, std::size_t bytes) override { return inner_->get_ipc_handle(data, bytes); }
+  void* open_ipc_handle(const IpcMemoryHandle& handle) override { return inner_->open_ipc_handle(handle); }
+  void close_ipc_handle(void* imported) noexcept override { inner_->close_ipc_handle(imported); }
   void* allocate_host(std::size_t bytes) override { return inner_->allocate_host(bytes); }
   void free_host(void* data, std::size_t bytes) noexcept override { inner_->free_host(data, bytes); }
   void pin_host(void* data, std::size_t bytes) override { inner_->pin_host(data, bytes); }
@@ -77,23 +77,23 @@ class ObservedRuntime final : public DeviceRuntime {
                    [&] { inner_->fill(stream, data, value, bytes); });
   }
   const void* find(std::string_view interface) const noexcept override {
-    static constexpr KernelsEntry kEntry{[](const KernelResources& resources) {
-      auto& runtime = dynamic_cast<ObservedRuntime&>(resources.runtime);
-      return std::unique_ptr<DeviceKernels>(std::make_unique<AllObservedKernels>(
+    static constexpr KernelFactory kEntry{[](const KernelResources& resources) {
+      auto& runtime = dynamic_cast<InstrumentedRuntime&>(resources.runtime);
+      return std::unique_ptr<DeviceKernels>(std::make_unique<InstrumentedDeviceKernels>(
           make_kernels({runtime.inner(), resources.memory, resources.threads}), runtime.observer()));
     }};
-    return interface == KernelsEntry::kInterface ? &kEntry : inner_->find(interface);
+    return interface == KernelFactory::kInterface ? &kEntry : inner_->find(interface);
   }
 
  private:
   const std::shared_ptr<DeviceRuntime> inner_;
-  KernelObserver& observer_;
+  KernelInterceptor& observer_;
 };
 
 }  // namespace
 
-std::shared_ptr<DeviceRuntime> observe(std::shared_ptr<DeviceRuntime> inner, KernelObserver& observer) {
-  return std::make_shared<ObservedRuntime>(std::move(inner), observer);
+std::shared_ptr<DeviceRuntime> observe(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer) {
+  return std::make_shared<InstrumentedRuntime>(std::move(inner), observer);
 }
 
 }  // namespace tessera::nn

@@ -63,14 +63,14 @@ int add_lora(Module& model, const LoraOptions& options) {
   return adapted;
 }
 
-AdapterMerge::AdapterMerge(const ModelConfig& config, const LoraOptions& options)
+LoraMerger::LoraMerger(const ModelConfig& config, const LoraOptions& options)
     : in_out_(config.family == ModelConfig::Family::gpt2), factor_(static_cast<float>(options.factor())) {}
 
-void AdapterMerge::add(std::string_view name, const Shape& shape, const float* values) {
+void LoraMerger::add(std::string_view name, const Shape& shape, const float* values) {
   factors_[std::string(name)] = {shape, {values, values + count_of(shape)}};
 }
 
-void AdapterMerge::merge(std::string_view name, ElementRange range, float* values) const {
+void LoraMerger::merge(std::string_view name, ElementRange range, float* values) const {
   if (!name.ends_with(kWeight)) return;
   const std::string layer(name.substr(0, name.size() - kWeight.size()));
   const auto a = factors_.find(layer + std::string(kA)), b = factors_.find(layer + std::string(kB));

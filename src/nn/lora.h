@@ -39,9 +39,9 @@ TESSERA_API bool is_adapter(std::string_view name);
 
 /// W + alpha / rank B A in f32, for any ranges of the weights; the adapters come first. The sum over the rank is in
 /// order, so any cut of a weight gives the same bits.
-class TESSERA_API AdapterMerge {
+class TESSERA_API LoraMerger {
  public:
-  AdapterMerge(const ModelConfig& config, const LoraOptions& options);
+  LoraMerger(const ModelConfig& config, const LoraOptions& options);
   /// A whole factor: a parameter with is_adapter(name).
   void add(std::string_view name, const Shape& shape, const float* values);
   /// Adds the layer's product to elements `range` of the weight `name`; others are left as they are.

@@ -8,7 +8,7 @@ namespace tessera::nn {
 namespace {
 
 template <class T>
-class MetaKernels final : public Kernels<T> {
+class MetaKernels final : public KernelTable<T> {
  public:
   explicit MetaKernels(ThreadPool& pool) : pool_(pool) {}
   void fill(Stream&, T, T*, std::size_t) override {}
@@ -66,14 +66,14 @@ class MetaNarrowKernels final : public NarrowKernels<T> {
   }
 };
 
-class AllMetaKernels final : public DeviceKernels {
+class MetaDeviceKernels final : public DeviceKernels {
  public:
-  explicit AllMetaKernels(const KernelResources& r)
+  explicit MetaDeviceKernels(const KernelResources& r)
       : f32_(r.threads), f64_(r.threads), half_(*this, r.memory), brain_(*this, r.memory) {}
-  Kernels<float>* f32() override { return &f32_; }
-  Kernels<double>* f64() override { return &f64_; }
-  Kernels<f16>* half() override { return &half_; }
-  Kernels<bf16>* brain() override { return &brain_; }
+  KernelTable<float>* f32() override { return &f32_; }
+  KernelTable<double>* f64() override { return &f64_; }
+  KernelTable<f16>* half() override { return &half_; }
+  KernelTable<bf16>* brain() override { return &brain_; }
   void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
   void clip_factor(Stream&, const ClipArgs&) override {}
   void decode_nf4(Stream&, const DecodeArgs&) override {}
@@ -92,11 +92,11 @@ class AllMetaKernels final : public DeviceKernels {
 }  // namespace
 
 std::unique_ptr<DeviceKernels> make_meta_kernels(const KernelResources& resources) {
-  return std::make_unique<AllMetaKernels>(resources);
+  return std::make_unique<MetaDeviceKernels>(resources);
 }
 
 std::unique_ptr<DeviceKernels> make_kernels(const KernelResources& resources) {
-  if (const KernelsEntry* entry = resources.runtime.find<KernelsEntry>()) return entry->make(resources);
+  if (const KernelFactory* entry = resources.runtime.find<KernelFactory>()) return entry->make(resources);
   switch (resources.runtime.device().type) {
     case DeviceType::cpu:
       return make_host_kernels(resources);

@@ -10,7 +10,7 @@ namespace tessera::nn {
 Parameter::Parameter(Context& context, std::string name, Shape shape, Init init)
     : name_(name), init_(init), tensor_(Tensor::unbound(context, std::move(shape), DType::f32, std::move(name))) {
   tensor_.set_requires_grad(true);
-  tensor_.gradient()->set_use(MemoryUse::gradient);
+  tensor_.gradient()->set_use(MemoryCategory::gradient);
 }
 
 Module::~Module() = default;
@@ -132,7 +132,7 @@ void Module::remake(Parameter& parameter, std::string name, Shape shape, DType d
   parameter.tensor_ = Tensor::unbound(context_, std::move(shape), dtype, name);
   parameter.name_ = std::move(name);
   parameter.tensor_.set_requires_grad(trainable);
-  parameter.tensor_.gradient()->set_use(MemoryUse::gradient);
+  parameter.tensor_.gradient()->set_use(MemoryCategory::gradient);
 }
 
 void Module::set_dtype(DType dtype) {
@@ -160,7 +160,7 @@ DType Module::dtype() const {
   return parent_ != nullptr ? parent_->dtype() : DType::f32;
 }
 
-void Module::require_dtypes_that_fit() const {
+void Module::validate_dtypes() const {
   const DType own = dtype();
   for (const auto& parameter : parameters_)
     if (is_floating(parameter->dtype()) && parameter->dtype() != own)
@@ -172,7 +172,7 @@ void Module::require_dtypes_that_fit() const {
   if (is_border() && (own == DType::f64 || parent_->dtype() == DType::f64))
     throw InvalidUsage(path_ + " is of " + std::string(name_of(own)) + " inside " +
                        std::string(name_of(parent_->dtype())) + ": f64 is cast to nothing else; use one dtype");
-  for (const auto& child : children_) child->require_dtypes_that_fit();
+  for (const auto& child : children_) child->validate_dtypes();
 }
 
 Tensor Module::border_cast(const Tensor& x, DType dtype) {
@@ -188,35 +188,35 @@ void Module::encode_parameter(Parameter& parameter, std::int64_t bytes) {
 }
 
 void Module::materialize(std::uint64_t seed) {
-  require_dtypes_that_fit();
-  const auto give_memory = [&](const auto& owner, MemoryUse use) {
+  validate_dtypes();
+  const auto give_memory = [&](const auto& owner, MemoryCategory use) {
     Tensor tensor = owner.tensor();
     storage_.push_back(context_.memory().allocate(tensor.bytes(), use));
     tensor.bind(storage_.back().data());
     fill_initial(context_, {owner.init(), owner.name(), seed, {0, owner.count()}}, tensor.dtype(), tensor.raw());
   };
-  for (const auto& parameter : parameters()) give_memory(*parameter, MemoryUse::parameter);
-  for (const auto& buffer : buffers()) give_memory(*buffer, MemoryUse::other);
+  for (const auto& parameter : parameters()) give_memory(*parameter, MemoryCategory::parameter);
+  for (const auto& buffer : buffers()) give_memory(*buffer, MemoryCategory::other);
 }
 
 void Module::notify_forward_begins() {
   Tape* const tape = context_.tape();
   if (tape != nullptr) tape->enter(*this);
-  if (hooks_.begin_forward) hooks_.begin_forward(tape != nullptr ? tape->phase() : Phase::forward);
+  if (hooks_.pre_forward) hooks_.pre_forward(tape != nullptr ? tape->phase() : Phase::forward);
 }
 
 void Module::notify_forward_ends() {
   Tape* const tape = context_.tape();
-  if (hooks_.end_forward) hooks_.end_forward(tape != nullptr ? tape->phase() : Phase::forward);
+  if (hooks_.post_forward) hooks_.post_forward(tape != nullptr ? tape->phase() : Phase::forward);
   if (tape != nullptr) tape->leave(*this);
 }
 
 void Module::notify_recompute_begins() {
-  if (hooks_.begin_forward) hooks_.begin_forward(Phase::recompute);
+  if (hooks_.pre_forward) hooks_.pre_forward(Phase::recompute);
 }
 
 void Module::notify_recompute_ends() {
-  if (hooks_.end_forward) hooks_.end_forward(Phase::recompute);
+  if (hooks_.post_forward) hooks_.post_forward(Phase::recompute);
 }
 
 void Module::refuse_checkpoint() const {
@@ -225,11 +225,11 @@ void Module::refuse_checkpoint() const {
 }
 
 void Module::notify_backward_begins() {
-  if (hooks_.begin_backward) hooks_.begin_backward();
+  if (hooks_.pre_backward) hooks_.pre_backward();
 }
 
 void Module::notify_backward_ends() {
-  if (hooks_.end_backward) hooks_.end_backward();
+  if (hooks_.post_backward) hooks_.post_backward();
 }
 
 }  // namespace tessera::nn

@@ -69,13 +69,13 @@ class TESSERA_API ModuleBuffer {
   Tensor tensor_;
 };
 
-/// Called at a module's borders; any may be empty. `end_backward` of a module comes when all gradients that its
+/// Called at a module's borders; any may be empty. `post_backward` of a module comes when all gradients that its
 /// operations in that call produce are written.
-struct Hooks {
-  std::function<void(Phase)> begin_forward;
-  std::function<void(Phase)> end_forward;
-  std::function<void()> begin_backward;
-  std::function<void()> end_backward;
+struct ModuleHooks {
+  std::function<void(Phase)> pre_forward;
+  std::function<void(Phase)> post_forward;
+  std::function<void()> pre_backward;
+  std::function<void()> post_backward;
 };
 
 /// Derive through Layer<Self>. Children and parameters are registered in the order of construction.
@@ -110,7 +110,7 @@ class TESSERA_API Module {
   void checkpoint_activations(bool value) { checkpoints_ = value; }
   bool checkpoints_activations() const { return checkpoints_; }
 
-  void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
+  void set_hooks(ModuleHooks hooks) { hooks_ = std::move(hooks); }
 
   /// What this module and all below compute in from here on: their parameters, and with them activations and gradients.
   /// Replaces what was said of modules below, so the whole comes before its parts:
@@ -127,10 +127,10 @@ class TESSERA_API Module {
   /// Its own, else that of the module it is in; f32 at first.
   DType dtype() const;
   /// False: results stay in the module's dtype, for whoever takes any (a head, whose logits go to a loss).
-  void cast_results_back(bool value) { casts_results_back_ = value; }
+  void set_cast_outputs(bool value) { casts_results_back_ = value; }
   /// Throws InvalidUsage where a tied parameter's modules have several dtypes, or one of f64 is inside one of another.
   /// materialize() and engines ask.
-  void require_dtypes_that_fit() const;
+  void validate_dtypes() const;
   /// Gives every parameter and buffer memory and its initial values, which depend on seed, name and shape only. For
   /// training alone.
   void materialize(std::uint64_t seed);
@@ -171,7 +171,7 @@ class TESSERA_API Module {
   /// Whether calls cast.
   bool is_border() const { return own_dtype_ && parent_ != nullptr && *own_dtype_ != parent_->dtype(); }
   template <class T>
-  decltype(auto) inward(T& argument) const {
+  decltype(auto) cast_input(T& argument) const {
     if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {
       return border_cast(argument, *own_dtype_);
     } else {
@@ -179,7 +179,7 @@ class TESSERA_API Module {
     }
   }
   template <class T>
-  T outward(T result) const {
+  T cast_output(T result) const {
     if (casts_results_back_) cast_back(result);
     return result;
   }
@@ -212,7 +212,7 @@ class TESSERA_API Module {
   std::vector<std::string> local_names_;  // of parameters_; "" where tied
   std::vector<std::shared_ptr<ModuleBuffer>> buffers_;
   std::vector<Buffer> storage_;  // from materialize()
-  Hooks hooks_;
+  ModuleHooks hooks_;
   bool is_block_ = false;
   bool checkpoints_ = false;
   std::optional<DType> own_dtype_;
@@ -242,7 +242,7 @@ class Layer : public Module {
     const auto forward = [this](auto&&... inner) {
       return static_cast<Self*>(this)->forward(static_cast<Arguments&&>(inner)...);
     };
-    return is_border() ? outward(forward(inward(arguments)...)) : forward(arguments...);
+    return is_border() ? cast_output(forward(cast_input(arguments)...)) : forward(arguments...);
   }
 
   template <class... Arguments>

@@ -29,7 +29,7 @@ P* shifted(P* pointer, std::size_t by) {
 
 /// y = function(inputs...) element by element; `old`: y's value is read too.
 template <class T, std::size_t n, class Function>
-void by_elements(NarrowScratch<T>& scratch, std::size_t count, const T* const (&inputs)[n], Function&& function) {
+void by_elements(F32Scratch<T>& scratch, std::size_t count, const T* const (&inputs)[n], Function&& function) {
   float* wide[n];
   for (std::size_t i = 0; i < n; ++i) wide[i] = scratch.room_for(inputs[i], piece_of(count, 1));
   in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
@@ -42,7 +42,7 @@ void by_elements(NarrowScratch<T>& scratch, std::size_t count, const T* const (&
 
 template <class T>
 void NarrowKernels<T>::fill(Stream& s, T value, T* out, std::size_t count) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   float* values = scratch.room(piece_of(count, 1));
   wide().fill(s, static_cast<float>(value), values, piece_of(count, 1));
   in_pieces(count, 1, [&](std::size_t at, std::size_t length) { scratch.store(values, out + at, length); });
@@ -50,7 +50,7 @@ void NarrowKernels<T>::fill(Stream& s, T value, T* out, std::size_t count) {
 
 template <class T>
 void NarrowKernels<T>::fill_normal(Stream& s, const NormalFill<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.range.end - a.range.begin;
   float* values = scratch.room(piece_of(count, 1));
   in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
@@ -62,7 +62,7 @@ void NarrowKernels<T>::fill_normal(Stream& s, const NormalFill<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::fill_uniform(Stream& s, const UniformFill<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.range.end - a.range.begin;
   float* values = scratch.room(piece_of(count, 1));
   in_pieces(count, 1, [&](std::size_t at, std::size_t length) {
@@ -74,7 +74,7 @@ void NarrowKernels<T>::fill_uniform(Stream& s, const UniformFill<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::assign(Stream& s, const AssignArgs<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x, a.accumulate ? a.out : nullptr};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     if (a.accumulate) wide().assign(s, {in[0], in[1], length, true});
@@ -84,7 +84,7 @@ void NarrowKernels<T>::assign(Stream& s, const AssignArgs<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::add(Stream& s, const AddArgs<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.a, a.b};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     wide().add(s, {in[0], in[1], in[0], length});
@@ -94,7 +94,7 @@ void NarrowKernels<T>::add(Stream& s, const AddArgs<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::scale(Stream& s, const ScaleArgs<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x, a.accumulate ? a.out : nullptr};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     float* out = in[a.accumulate ? 1 : 0];
@@ -105,7 +105,7 @@ void NarrowKernels<T>::scale(Stream& s, const ScaleArgs<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::transpose(Stream& s, const TransposeArgs<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t matrix = a.rows * a.columns;
   float* in = scratch.room(piece_of(a.batch, matrix));
   float* out = scratch.room(piece_of(a.batch, matrix));
@@ -118,7 +118,7 @@ void NarrowKernels<T>::transpose(Stream& s, const TransposeArgs<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t piece = piece_of(count, 1);
   float* in = scratch.room(piece);
   if (count <= piece) {
@@ -137,7 +137,7 @@ void NarrowKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std:
 
 template <class T>
 void NarrowKernels<T>::activation_forward(Stream& s, const ActivationForward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     wide().activation_forward(s, {a.kind, in[0], in[0], length});
@@ -147,7 +147,7 @@ void NarrowKernels<T>::activation_forward(Stream& s, const ActivationForward<T>&
 
 template <class T>
 void NarrowKernels<T>::activation_backward(Stream& s, Activation kind, const ActivationBackward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.x, a.dy, a.accumulate ? a.dx : nullptr};
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
     float* dx = in[a.accumulate ? 2 : 1];
@@ -158,7 +158,7 @@ void NarrowKernels<T>::activation_backward(Stream& s, Activation kind, const Act
 
 template <class T>
 void NarrowKernels<T>::swiglu_forward(Stream& s, const SwigluForward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.gate, a.up};
   float* y = scratch.room(piece_of(a.count, 1));
   by_elements<T>(scratch, a.count, inputs, [&](float* const* in, std::size_t at, std::size_t length) {
@@ -169,7 +169,7 @@ void NarrowKernels<T>::swiglu_forward(Stream& s, const SwigluForward<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::swiglu_backward(Stream& s, const SwigluBackward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const T* inputs[] = {a.gate, a.up, a.dy};
   float* dgate = scratch.room_for(a.dgate, piece_of(a.count, 1));
   float* dup = scratch.room_for(a.dup, piece_of(a.count, 1));
@@ -184,7 +184,7 @@ void NarrowKernels<T>::swiglu_backward(Stream& s, const SwigluBackward<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::dropout(Stream& s, const DropoutArgs<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   float* x = scratch.room(piece_of(a.samples, a.elements));
   float* y = a.accumulate ? scratch.room(piece_of(a.samples, a.elements)) : x;
   in_pieces(a.samples, a.elements, [&](std::size_t at, std::size_t samples) {
@@ -199,7 +199,7 @@ void NarrowKernels<T>::dropout(Stream& s, const DropoutArgs<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::embedding_backward(Stream& s, const EmbeddingBackward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t table = a.vocabulary * a.width;
   const float* dy = scratch.widened(a.dy, a.rows * a.width);
   float* dweight = scratch.room(table);  // sums in f32: an id may come up often
@@ -210,7 +210,7 @@ void NarrowKernels<T>::embedding_backward(Stream& s, const EmbeddingBackward<T>&
 
 template <class T>
 void NarrowKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out);
   const float* weight = scratch.widened(a.weight, shape.in * shape.out);
@@ -229,7 +229,7 @@ void NarrowKernels<T>::linear_forward(Stream& s, const LinearForward<T>& a) {
 namespace {
 
 template <class T>
-void linear_dx(Kernels<float>& wide, NarrowScratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
+void linear_dx(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out);
   const std::size_t most = piece_of(shape.rows, width) / std::max<std::size_t>(1, width);
@@ -248,7 +248,7 @@ void linear_dx(Kernels<float>& wide, NarrowScratch<T>& scratch, Stream& s, const
 
 /// Sums over pieces of rows stay in f32 to the end.
 template <class T>
-void linear_dweight(Kernels<float>& wide, NarrowScratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
+void linear_dweight(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
   const LinearShape& shape = a.shape;
   const std::size_t width = std::max(shape.in, shape.out), weights = shape.in * shape.out;
   const std::size_t most = piece_of(shape.rows, width) / std::max<std::size_t>(1, width);
@@ -279,11 +279,11 @@ template <class T>
 void NarrowKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& a) {
   // One after the other, so that the weight's two f32 forms never live at once.
   if (a.dweight != nullptr || a.dbias != nullptr) {
-    NarrowScratch<T> scratch(all_, memory_, s);
+    F32Scratch<T> scratch(all_, memory_, s);
     linear_dweight(wide(), scratch, s, a);
   }
   if (a.dx != nullptr) {
-    NarrowScratch<T> scratch(all_, memory_, s);
+    F32Scratch<T> scratch(all_, memory_, s);
     linear_dx(wide(), scratch, s, a);
   }
 }

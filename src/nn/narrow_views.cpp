@@ -6,7 +6,7 @@
 namespace tessera::nn {
 
 template <class T>
-WideViews<T>::WideViews(NarrowScratch<std::remove_const_t<T>>& scratch, std::initializer_list<Part> parts)
+F32Views<T>::F32Views(F32Scratch<std::remove_const_t<T>>& scratch, std::initializer_list<Part> parts)
     : scratch_(scratch) {
   for (const Part& part : parts) {
     const Extents& e = part.extents;
@@ -38,7 +38,7 @@ WideViews<T>::WideViews(NarrowScratch<std::remove_const_t<T>>& scratch, std::ini
 }
 
 template <class T>
-kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> WideViews<T>::of(
+kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> F32Views<T>::of(
     const kernels::HeadsView<T>& view) const {
   for (const Region& region : regions_) {
     const bool inside =
@@ -50,13 +50,13 @@ kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> W
 }
 
 template <class T>
-void WideViews<T>::store() requires(!std::is_const_v<T>) {
+void F32Views<T>::store() requires(!std::is_const_v<T>) {
   for (const Region& region : regions_) scratch_.store(region.wide, region.begin, region.count);
 }
 
-template class WideViews<f16>;
-template class WideViews<const f16>;
-template class WideViews<bf16>;
-template class WideViews<const bf16>;
+template class F32Views<f16>;
+template class F32Views<const f16>;
+template class F32Views<bf16>;
+template class F32Views<const bf16>;
 
 }  // namespace tessera::nn

@@ -93,11 +93,11 @@ Optimizer::Optimizer(Module& model, OptimizerConfig config) : config_(config) {
     const Tensor& tensor = parameter->tensor();
     const std::size_t bytes = static_cast<std::size_t>(tensor.count()) * sizeof(float);
     for (int slot = 0; slot < state_slots(config_); ++slot) {
-      entry.state.push_back(context.memory().allocate(bytes, MemoryUse::optimizer));
+      entry.state.push_back(context.memory().allocate(bytes, MemoryCategory::optimizer));
       context.runtime().fill(context.stream(), entry.state.back().data(), 0, bytes);
     }
     if (tensor.dtype() != DType::f32) {
-      entry.master = context.memory().allocate(bytes, MemoryUse::optimizer);
+      entry.master = context.memory().allocate(bytes, MemoryCategory::optimizer);
       context.device_kernels().convert(context.stream(), {tensor.raw(), tensor.dtype(), entry.master.data(), DType::f32,
                                                           static_cast<std::size_t>(tensor.count())});
     }

@@ -9,13 +9,13 @@
 
 namespace tessera::nn {
 
-Schedule::Kind parse_schedule(std::string_view name) {
-  if (name == "constant") return Schedule::Kind::constant;
-  if (name == "cosine") return Schedule::Kind::cosine;
+LrSchedule::Kind parse_schedule(std::string_view name) {
+  if (name == "constant") return LrSchedule::Kind::constant;
+  if (name == "cosine") return LrSchedule::Kind::cosine;
   throw base::InvalidUsage("schedule '" + std::string(name) + "' is unknown; there are: constant cosine");
 }
 
-void validate(const Schedule& schedule) {
+void validate(const LrSchedule& schedule) {
   const auto require = [](bool holds, const std::string& what) {
     if (!holds) throw base::InvalidUsage("learning rate: " + what);
   };
@@ -25,9 +25,9 @@ void validate(const Schedule& schedule) {
   require(schedule.warmup >= 0, "the warm-up is " + std::to_string(schedule.warmup) + " steps, needs 0 or more");
 }
 
-double learning_rate(const Schedule& schedule, std::int64_t step) {
+double learning_rate(const LrSchedule& schedule, std::int64_t step) {
   if (step <= schedule.warmup) return schedule.peak * static_cast<double>(step) / static_cast<double>(schedule.warmup);
-  if (schedule.kind == Schedule::Kind::constant) return schedule.peak;
+  if (schedule.kind == LrSchedule::Kind::constant) return schedule.peak;
   const double length = static_cast<double>(std::max<std::int64_t>(schedule.steps - schedule.warmup, 1));
   const double part = std::min(static_cast<double>(step - schedule.warmup) / length, 1.0);
   return schedule.floor + (schedule.peak - schedule.floor) * 0.5 * (1.0 + std::cos(std::numbers::pi * part));

@@ -12,7 +12,7 @@ namespace tessera::nn {
 ///   warm-up, s <= W:  peak * s / W
 ///   constant, s > W:  peak
 ///   cosine,   s > W:  floor + (peak - floor) * (1 + cos(pi * (s - W) / (N - W))) / 2, which ends at `floor` in step N
-struct Schedule {
+struct LrSchedule {
   enum class Kind : std::uint8_t { constant, cosine };
   Kind kind = Kind::constant;
   double peak = 1e-3;
@@ -22,10 +22,10 @@ struct Schedule {
 };
 
 /// "constant", "cosine". Throws InvalidUsage.
-TESSERA_API Schedule::Kind parse_schedule(std::string_view name);
+TESSERA_API LrSchedule::Kind parse_schedule(std::string_view name);
 /// Throws InvalidUsage for values that make no sense.
-TESSERA_API void validate(const Schedule& schedule);
+TESSERA_API void validate(const LrSchedule& schedule);
 /// The rate of step `step`; steps after the last keep its rate.
-TESSERA_API double learning_rate(const Schedule& schedule, std::int64_t step);
+TESSERA_API double learning_rate(const LrSchedule& schedule, std::int64_t step);
 
 }  // namespace tessera::nn

@@ -11,16 +11,16 @@ void Tape::record(std::string_view op, const Tensor& output, std::function<void(
 }
 
 void Tape::add(Node node) {
-  if (keep_ == Keep::nodes) nodes_.push_back(std::move(node));
+  if (keep_ == RecordMode::nodes) nodes_.push_back(std::move(node));
 }
 
 void Tape::enter(Module& module) { add({Kind::enter, {}, nullptr, nullptr, &module}); }
 void Tape::leave(Module& module) { add({Kind::leave, {}, nullptr, nullptr, &module}); }
 void Tape::clear() { nodes_.clear(); }
 
-struct Tape::Emptied {
+struct Tape::ClearOnExit {
   Tape& tape;
-  ~Emptied() { tape.clear(); }
+  ~ClearOnExit() { tape.clear(); }
 };
 
 void Tape::run(Node& node) {
@@ -42,7 +42,7 @@ void Tape::run(Node& node) {
 void Tape::backward(const Tensor& loss, double seed) {
   if (loss.count() != 1)
     throw InvalidUsage("backward: the loss has shape " + to_string(loss.shape()) + ", not one element");
-  const Emptied emptied{*this};
+  const ClearOnExit emptied{*this};
   if (nodes_.empty() || !loss.requires_grad())
     throw InvalidUsage(
         "backward: nothing was recorded for this loss; compute it inside a TapeScope, from tensors that require a "
@@ -54,11 +54,11 @@ void Tape::backward(const Tensor& loss, double seed) {
     const T value(static_cast<kernels::Wide<T>>(seed));
     start.context().kernels<T>("backward").fill(start.context().stream(), value, start.data<T>(), 1);
   });
-  walk();
+  backward_from_gradients();
 }
 
-void Tape::walk() {
-  const Emptied emptied{*this};
+void Tape::backward_from_gradients() {
+  const ClearOnExit emptied{*this};
   while (!nodes_.empty()) {
     Node node = std::move(nodes_.back());
     nodes_.pop_back();

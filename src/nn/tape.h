@@ -26,9 +26,9 @@ enum class Phase : std::uint8_t { forward, recompute, backward };
 class TESSERA_API Tape {
  public:
   /// `nothing`: marks what requires a gradient, as recording does, and drops every node.
-  enum class Keep : std::uint8_t { nodes, nothing };
+  enum class RecordMode : std::uint8_t { nodes, nothing };
   /// `phase`: what hooks are told of the forwards that it records.
-  explicit Tape(Phase phase = Phase::forward, Keep keep = Keep::nodes) : phase_(phase), keep_(keep) {}
+  explicit Tape(Phase phase = Phase::forward, RecordMode keep = RecordMode::nodes) : phase_(phase), keep_(keep) {}
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
@@ -45,7 +45,7 @@ class TESSERA_API Tape {
   /// throws.
   void backward(const Tensor& loss, double seed = 1.0);
   /// The same, of everything whose gradient was written by others. Empties the tape, also when it throws.
-  void walk();
+  void backward_from_gradients();
   void clear();
   Phase phase() const { return phase_; }
   std::size_t size() const { return nodes_.size(); }
@@ -59,11 +59,11 @@ class TESSERA_API Tape {
     std::function<void()> backward;
     Module* module = nullptr;
   };
-  struct Emptied;
+  struct ClearOnExit;
   void run(Node& node);
   void add(Node node);
   const Phase phase_;
-  const Keep keep_;
+  const RecordMode keep_;
   std::vector<Node> nodes_;
 };
 

@@ -41,7 +41,7 @@ std::shared_ptr<Buffer> stream_ordered(Context& context, Buffer buffer) {
 
 }  // namespace
 
-Tensor Tensor::empty(Context& context, Shape shape, DType dtype, MemoryUse use) {
+Tensor Tensor::empty(Context& context, Shape shape, DType dtype, MemoryCategory use) {
   auto impl = std::make_shared<Impl>();
   impl->context = &context;
   const auto bytes = static_cast<std::size_t>(count_of(shape)) * size_of(dtype);
@@ -52,7 +52,7 @@ Tensor Tensor::empty(Context& context, Shape shape, DType dtype, MemoryUse use) 
   return Tensor(std::move(impl));
 }
 
-Tensor Tensor::zeros(Context& context, Shape shape, DType dtype, MemoryUse use) {
+Tensor Tensor::zeros(Context& context, Shape shape, DType dtype, MemoryCategory use) {
   Tensor tensor = empty(context, std::move(shape), dtype, use);
   context.runtime().fill(context.stream(), tensor.raw(), 0, tensor.bytes());
   return tensor;

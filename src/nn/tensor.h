@@ -25,8 +25,8 @@ class TESSERA_API Tensor {
   Tensor() = default;
 
   /// Uninitialised memory from the context's pool, booked under `use`.
-  static Tensor empty(Context& context, Shape shape, DType dtype, MemoryUse use = MemoryUse::activation);
-  static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryUse use = MemoryUse::activation);
+  static Tensor empty(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
+  static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
   /// A handle without memory; see bind().
   static Tensor unbound(Context& context, Shape shape, DType dtype, std::string name);
   /// The same memory under another shape of equal count, without a gradient. Of a parameter it is a view of what is

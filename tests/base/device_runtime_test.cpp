@@ -59,8 +59,8 @@ TEST(DeviceRuntime, WhatSharesNoMemorySaysSo) {
   const auto cpu = open_device({});
   EXPECT_FALSE(cpu->traits().shares_memory);
   void* const data = cpu->allocate(64);
-  EXPECT_THROW(cpu->export_memory(data, 64), Unsupported);
-  EXPECT_THROW(cpu->import_memory({}), Unsupported);
+  EXPECT_THROW(cpu->get_ipc_handle(data, 64), Unsupported);
+  EXPECT_THROW(cpu->open_ipc_handle({}), Unsupported);
   cpu->free(data, 64);
 }
 
@@ -76,11 +76,11 @@ TEST(Process, AForkIsAnotherOne) {
 }
 
 TEST(DeviceRuntime, EveryDeviceSaysWhatItIsOrWhyNot) {
-  const std::vector<DeviceState> states = list_devices();
+  const std::vector<DeviceInfo> states = list_devices();
   ASSERT_GE(states.size(), 2U);
   EXPECT_EQ(states[0].name, "cpu");
   EXPECT_EQ(states[1].name, "meta");
-  for (const DeviceState& state : states) {
+  for (const DeviceInfo& state : states) {
     EXPECT_EQ(state.available, state.reason.empty()) << state.name << ": " << state.reason;
     if (state.available) {
       EXPECT_NE(open_device(parse_device(state.name)), nullptr);
@@ -138,14 +138,14 @@ class CountingRuntime final : public DeviceRuntime {
 
 TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
   const auto runtime = std::make_shared<CountingRuntime>();
-  const auto ledger = std::make_shared<Ledger>();
+  const auto ledger = std::make_shared<MemoryTracker>();
   {
     MemoryPool pool(ledger, {}, runtime);
     const auto step = [&] {
       std::vector<Buffer> live;
-      for (std::size_t i = 0; i < 60; ++i) live.push_back(pool.allocate(i * i * 1777, MemoryUse::activation));
+      for (std::size_t i = 0; i < 60; ++i) live.push_back(pool.allocate(i * i * 1777, MemoryCategory::activation));
       while (live.size() > 20) live.erase(live.begin() + static_cast<long>(live.size() / 2));
-      for (std::size_t i = 0; i < 30; ++i) live.push_back(pool.allocate(i * 100'000, MemoryUse::activation));
+      for (std::size_t i = 0; i < 30; ++i) live.push_back(pool.allocate(i * 100'000, MemoryCategory::activation));
     };
     step();
     const int first = runtime->asked;
@@ -160,11 +160,11 @@ TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
 
 TEST(DevicePool, SmallBlocksShareOneLargeBlockAndAreBooked) {
   const auto runtime = std::make_shared<CountingRuntime>();
-  const auto ledger = std::make_shared<Ledger>();
+  const auto ledger = std::make_shared<MemoryTracker>();
   MemoryPool pool(ledger, {}, runtime);
   std::vector<Buffer> live;
   for (std::size_t i = 0; i < 1000; ++i) {
-    live.push_back(pool.allocate(1 + i % 1500, MemoryUse::gradient));
+    live.push_back(pool.allocate(1 + i % 1500, MemoryCategory::gradient));
     std::memset(live.back().data(), static_cast<int>(i % 251), live.back().bytes());
   }
   EXPECT_EQ(runtime->asked, 1);
@@ -174,7 +174,7 @@ TEST(DevicePool, SmallBlocksShareOneLargeBlockAndAreBooked) {
     for (std::size_t at = 0; at < live[i].bytes(); ++at)
       ASSERT_EQ(std::to_integer<std::size_t>(*live[i].bytes_at(at)), i % 251) << "blocks overlap";
   }
-  EXPECT_EQ(ledger->snapshot().now_of(MemoryUse::gradient), sum);
+  EXPECT_EQ(ledger->snapshot().now_of(MemoryCategory::gradient), sum);
   EXPECT_EQ(ledger->snapshot().total_peak + ledger->snapshot().reserved, runtime->held);
 }
 

@@ -15,42 +15,42 @@ using nlohmann::json;
 
 TEST(Recorder, KeepsTheOrderOfBeginning) {
   const auto stream = make_immediate_stream();
-  Recorder recorder(3);
-  const auto outer = recorder.begin(EventKind::forward, "h.0", 64, *stream);
-  recorder.mark(EventKind::reshard, "h.0", 32, *stream);
+  TraceRecorder recorder(3);
+  const auto outer = recorder.begin(TraceEventKind::forward, "h.0", 64, *stream);
+  recorder.mark(TraceEventKind::reshard, "h.0", 32, *stream);
   recorder.end(outer, *stream);
-  const auto records = recorder.take();
+  const auto records = recorder.drain();
   ASSERT_EQ(records.size(), 2U);
-  EXPECT_EQ(records[0].kind, EventKind::forward);
+  EXPECT_EQ(records[0].kind, TraceEventKind::forward);
   EXPECT_EQ(records[0].unit, "h.0");
   EXPECT_EQ(records[0].rank, 3);
   EXPECT_EQ(records[0].bytes, 64U);
   EXPECT_LE(records[0].start_ns, records[1].start_ns);
   EXPECT_GE(records[0].end_ns, records[1].end_ns);
   EXPECT_EQ(records[1].duration_ns(), 0);
-  EXPECT_TRUE(recorder.take().empty());
+  EXPECT_TRUE(recorder.drain().empty());
 }
 
 TEST(Recorder, DropsWhatNeverEnded) {
   const auto stream = make_immediate_stream();
-  Recorder recorder(0);
-  recorder.begin(EventKind::forward, "lost", 0, *stream);
-  recorder.mark(EventKind::reshard, "kept", 0, *stream);
-  const auto records = recorder.take();
+  TraceRecorder recorder(0);
+  recorder.begin(TraceEventKind::forward, "lost", 0, *stream);
+  recorder.mark(TraceEventKind::reshard, "kept", 0, *stream);
+  const auto records = recorder.drain();
   ASSERT_EQ(records.size(), 1U);
   EXPECT_EQ(records[0].unit, "kept");
 }
 
 TEST(Recorder, TakesTimesFromALazyStreamWhenTheWorkRuns) {
   const auto stream = make_lazy_stream();
-  Recorder recorder(0);
+  TraceRecorder recorder(0);
   bool ran = false;
-  const auto span = recorder.begin(EventKind::backward, "root", 0, *stream);
+  const auto span = recorder.begin(TraceEventKind::backward, "root", 0, *stream);
   stream->run([&] { ran = true; });
   recorder.end(span, *stream);
   EXPECT_FALSE(ran) << "recording waits for nothing";
   const std::int64_t issued = host_time_ns();
-  const auto records = recorder.take();
+  const auto records = recorder.drain();
   EXPECT_TRUE(ran);
   ASSERT_EQ(records.size(), 1U);
   EXPECT_GE(records[0].start_ns, issued) << "the time is when the stream got there, not when it was told";
@@ -58,26 +58,26 @@ TEST(Recorder, TakesTimesFromALazyStreamWhenTheWorkRuns) {
 
 TEST(Recorder, AFailedStreamLeavesNoHalfRecords) {
   const auto stream = make_lazy_stream();
-  Recorder recorder(0);
-  recorder.mark(EventKind::reshard, "a", 0, *stream);
-  const auto span = recorder.begin(EventKind::forward, "b", 0, *stream);
+  TraceRecorder recorder(0);
+  recorder.mark(TraceEventKind::reshard, "a", 0, *stream);
+  const auto span = recorder.begin(TraceEventKind::forward, "b", 0, *stream);
   stream->run([] { throw std::runtime_error("lost"); });
   recorder.end(span, *stream);
-  EXPECT_THROW(recorder.take(), std::runtime_error);
-  EXPECT_TRUE(recorder.take().empty());
+  EXPECT_THROW(recorder.drain(), std::runtime_error);
+  EXPECT_TRUE(recorder.drain().empty());
 }
 
-json trace_of(const std::vector<EventRecord>& records) {
+json trace_of(const std::vector<TraceEvent>& records) {
   std::ostringstream out;
   write_chrome_trace(out, records);
   return json::parse(out.str());
 }
 
 TEST(ChromeTrace, IsJsonWithATrackPerRankAndKind) {
-  const std::vector<EventRecord> records = {
-      {EventKind::unshard_issue, "h.0", 0, 4096, 5'000, 6'000}, {EventKind::unshard_wait, "h.0", 0, 0, 6'000, 8'500},
-      {EventKind::forward, "h.0", 0, 0, 8'500, 20'000},         {EventKind::reduce_issue, "h.0", 1, 4096, 30'000, 30'000},
-      {EventKind::optimizer_step, "root", 1, 0, 31'000, 32'000}};
+  const std::vector<TraceEvent> records = {
+      {TraceEventKind::unshard_issue, "h.0", 0, 4096, 5'000, 6'000}, {TraceEventKind::unshard_wait, "h.0", 0, 0, 6'000, 8'500},
+      {TraceEventKind::forward, "h.0", 0, 0, 8'500, 20'000},         {TraceEventKind::reduce_issue, "h.0", 1, 4096, 30'000, 30'000},
+      {TraceEventKind::optimizer_step, "root", 1, 0, 31'000, 32'000}};
   const json trace = trace_of(records);
   std::set<std::pair<int, std::string>> tracks;
   std::vector<json> events;
@@ -103,13 +103,13 @@ TEST(ChromeTrace, IsJsonWithATrackPerRankAndKind) {
 
 TEST(ChromeTrace, EmptyAndHostileNamesStayJson) {
   EXPECT_TRUE(trace_of({}).at("traceEvents").empty());
-  const json trace = trace_of({{EventKind::forward, "a\"b\\\n\xff", 0, 0, 0, 1}});
+  const json trace = trace_of({{TraceEventKind::forward, "a\"b\\\n\xff", 0, 0, 0, 1}});
   EXPECT_EQ(trace.at("traceEvents").size(), 3U);
 }
 
 TEST(EventKind, NamesAreTheVocabulary) {
-  EXPECT_EQ(name_of(EventKind::unshard_issue), "unshard_issue");
-  EXPECT_EQ(name_of(EventKind::optimizer_step), "optimizer_step");
+  EXPECT_EQ(name_of(TraceEventKind::unshard_issue), "unshard_issue");
+  EXPECT_EQ(name_of(TraceEventKind::optimizer_step), "optimizer_step");
 }
 
 }  // namespace

@@ -10,40 +10,40 @@ namespace tessera::base {
 namespace {
 
 TEST(Ledger, EachUseHasItsOwnPeakAndTheTotalItsOwnInstant) {
-  Ledger ledger;
-  ledger.add(MemoryUse::parameter, 100);
-  ledger.add(MemoryUse::activation, 50);
-  ledger.remove(MemoryUse::activation, 50);
-  ledger.add(MemoryUse::gradient, 30);
+  MemoryTracker ledger;
+  ledger.add(MemoryCategory::parameter, 100);
+  ledger.add(MemoryCategory::activation, 50);
+  ledger.remove(MemoryCategory::activation, 50);
+  ledger.add(MemoryCategory::gradient, 30);
   const auto s = ledger.snapshot();
-  EXPECT_EQ(s.now_of(MemoryUse::parameter), 100U);
-  EXPECT_EQ(s.now_of(MemoryUse::activation), 0U);
-  EXPECT_EQ(s.peak_of(MemoryUse::activation), 50U);
-  EXPECT_EQ(s.peak_of(MemoryUse::gradient), 30U);
-  EXPECT_EQ(s.peak_of(MemoryUse::optimizer), 0U);
+  EXPECT_EQ(s.now_of(MemoryCategory::parameter), 100U);
+  EXPECT_EQ(s.now_of(MemoryCategory::activation), 0U);
+  EXPECT_EQ(s.peak_of(MemoryCategory::activation), 50U);
+  EXPECT_EQ(s.peak_of(MemoryCategory::gradient), 30U);
+  EXPECT_EQ(s.peak_of(MemoryCategory::optimizer), 0U);
   EXPECT_EQ(s.total_now, 130U);
   EXPECT_EQ(s.total_peak, 150U) << "the highest sum at one instant, not the sum of the peaks (180)";
 }
 
 TEST(Ledger, PeakRemembersWhatNowForgot) {  // negative control: a peak that followed `now` would say 10
-  Ledger ledger;
-  ledger.add(MemoryUse::other, 1000);
-  ledger.remove(MemoryUse::other, 990);
+  MemoryTracker ledger;
+  ledger.add(MemoryCategory::other, 1000);
+  ledger.remove(MemoryCategory::other, 990);
   EXPECT_EQ(ledger.snapshot().total_peak, 1000U);
   EXPECT_EQ(ledger.snapshot().total_now, 10U);
   ledger.reset_peaks();
   EXPECT_EQ(ledger.snapshot().total_peak, 10U);
-  EXPECT_EQ(ledger.snapshot().peak_of(MemoryUse::other), 10U);
+  EXPECT_EQ(ledger.snapshot().peak_of(MemoryCategory::other), 10U);
 }
 
 TEST(Ledger, ReservedIsWhatPoolingCostAtItsWorst) {
-  Ledger ledger;
-  ledger.add(MemoryUse::activation, 100);
+  MemoryTracker ledger;
+  ledger.add(MemoryCategory::activation, 100);
   EXPECT_EQ(ledger.snapshot().reserved, 0U);
   ledger.hold(40);  // held 140, live 100
   EXPECT_EQ(ledger.snapshot().reserved, 40U);
   ledger.hold(-40);
-  ledger.add(MemoryUse::activation, 20);
+  ledger.add(MemoryCategory::activation, 20);
   EXPECT_EQ(ledger.snapshot().total_peak, 120U);
   EXPECT_EQ(ledger.snapshot().reserved, 20U) << "140 were held once; the live peak is 120";
   ledger.reset_peaks();
@@ -51,71 +51,71 @@ TEST(Ledger, ReservedIsWhatPoolingCostAtItsWorst) {
 }
 
 TEST(Ledger, IdleMemoryBelowThePeakIsNotReserved) {
-  Ledger ledger;
-  ledger.add(MemoryUse::other, 100);
-  ledger.remove(MemoryUse::other, 60);
+  MemoryTracker ledger;
+  ledger.add(MemoryCategory::other, 100);
+  ledger.remove(MemoryCategory::other, 60);
   ledger.hold(60);  // the same 100 bytes are held, 60 of them idle
   EXPECT_EQ(ledger.snapshot().reserved, 0U);
 }
 
 TEST(Ledger, CountsFromManyThreads) {
-  Ledger ledger;
+  MemoryTracker ledger;
   std::vector<std::jthread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&] {
       for (int i = 0; i < 20'000; ++i) {
-        ledger.add(MemoryUse::activation, 8);
-        ledger.remove(MemoryUse::activation, 8);
+        ledger.add(MemoryCategory::activation, 8);
+        ledger.remove(MemoryCategory::activation, 8);
       }
-      ledger.add(MemoryUse::parameter, 5);
+      ledger.add(MemoryCategory::parameter, 5);
     });
   threads.clear();
   const auto s = ledger.snapshot();
-  EXPECT_EQ(s.now_of(MemoryUse::activation), 0U);
-  EXPECT_EQ(s.now_of(MemoryUse::parameter), 20U);
+  EXPECT_EQ(s.now_of(MemoryCategory::activation), 0U);
+  EXPECT_EQ(s.now_of(MemoryCategory::parameter), 20U);
   EXPECT_EQ(s.total_now, 20U);
-  EXPECT_GE(s.peak_of(MemoryUse::activation), 8U);
+  EXPECT_GE(s.peak_of(MemoryCategory::activation), 8U);
   EXPECT_LE(s.total_peak, 4U * 8 + 20);
 }
 
 TEST(LedgerEntry, BooksForAsLongAsItLives) {
-  Ledger ledger;
-  const auto now = [&] { return ledger.snapshot().now_of(MemoryUse::optimizer); };
+  MemoryTracker ledger;
+  const auto now = [&] { return ledger.snapshot().now_of(MemoryCategory::optimizer); };
   {
-    LedgerEntry first(ledger, MemoryUse::optimizer, 10);
+    TrackedBytes first(ledger, MemoryCategory::optimizer, 10);
     EXPECT_EQ(now(), 10U);
-    LedgerEntry second = std::move(first);
+    TrackedBytes second = std::move(first);
     EXPECT_EQ(now(), 10U) << "moved, not doubled";
-    LedgerEntry third(ledger, MemoryUse::optimizer, 5);
+    TrackedBytes third(ledger, MemoryCategory::optimizer, 5);
     third = std::move(second);
     EXPECT_EQ(now(), 10U) << "the old booking is gone";
     third.reset();
     third.reset();
     EXPECT_EQ(now(), 0U);
-    LedgerEntry last(ledger, MemoryUse::optimizer, 7);
+    TrackedBytes last(ledger, MemoryCategory::optimizer, 7);
     EXPECT_EQ(now(), 7U);
   }
   EXPECT_EQ(now(), 0U);
 }
 
 TEST(Ledger, UsesHaveTheNamesOfTheReports) {
-  EXPECT_EQ(name_of(MemoryUse::unsharded_parameter), "unsharded_parameter");
-  EXPECT_EQ(name_of(MemoryUse::other), "other");
-  EXPECT_EQ(name_of(MemoryUse::offloaded), "offloaded");
-  EXPECT_EQ(static_cast<std::size_t>(MemoryUse::offloaded) + 1, kMemoryUses);
+  EXPECT_EQ(name_of(MemoryCategory::unsharded_parameter), "unsharded_parameter");
+  EXPECT_EQ(name_of(MemoryCategory::other), "other");
+  EXPECT_EQ(name_of(MemoryCategory::offloaded), "offloaded");
+  EXPECT_EQ(static_cast<std::size_t>(MemoryCategory::offloaded) + 1, kMemoryUses);
 }
 
 TEST(Ledger, WhatLiesWithTheHostIsInNoTotal) {
-  Ledger ledger;
+  MemoryTracker ledger;
   {
-    const LedgerEntry with_host(ledger, MemoryUse::offloaded, 1000);
-    const LedgerEntry on_device(ledger, MemoryUse::parameter, 10);
-    EXPECT_EQ(ledger.snapshot().now_of(MemoryUse::offloaded), 1000U);
+    const TrackedBytes with_host(ledger, MemoryCategory::offloaded, 1000);
+    const TrackedBytes on_device(ledger, MemoryCategory::parameter, 10);
+    EXPECT_EQ(ledger.snapshot().now_of(MemoryCategory::offloaded), 1000U);
     EXPECT_EQ(ledger.snapshot().total_now, 10U);
   }
-  EXPECT_EQ(ledger.snapshot().peak_of(MemoryUse::offloaded), 1000U);
+  EXPECT_EQ(ledger.snapshot().peak_of(MemoryCategory::offloaded), 1000U);
   EXPECT_EQ(ledger.snapshot().total_peak, 10U);
-  EXPECT_EQ(ledger.snapshot().now_of(MemoryUse::offloaded), 0U);
+  EXPECT_EQ(ledger.snapshot().now_of(MemoryCategory::offloaded), 0U);
   EXPECT_EQ(ledger.snapshot().total_now, 0U);
 }
 

@@ -18,9 +18,9 @@ constexpr std::size_t kMiB = 1024 * 1024;
 
 struct Fixture {
   explicit Fixture(MemoryPoolOptions options = {}) : pool(ledger, options) {}
-  std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
+  std::shared_ptr<MemoryTracker> ledger = std::make_shared<MemoryTracker>();
   MemoryPool pool;
-  Buffer get(std::size_t bytes) { return pool.allocate(bytes, MemoryUse::activation); }
+  Buffer get(std::size_t bytes) { return pool.allocate(bytes, MemoryCategory::activation); }
 };
 
 TEST(Buffer, ReleasesOnceAndOnlyByItsLastOwner) {
@@ -50,7 +50,7 @@ TEST(Pool, AlignsAndBooksEverySize) {
     ASSERT_TRUE(buffer);
     EXPECT_EQ(buffer.bytes(), bytes);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % kAlignment, 0U);
-    EXPECT_EQ(f.ledger->snapshot().now_of(MemoryUse::activation), bytes);
+    EXPECT_EQ(f.ledger->snapshot().now_of(MemoryCategory::activation), bytes);
     if (bytes != 0) std::memset(buffer.data(), 1, bytes);
     buffer.reset();
     EXPECT_EQ(f.ledger->snapshot().total_now, 0U);
@@ -178,10 +178,10 @@ TEST(Pool, WithoutPoisonAStaleReadLooksRight) {  // negative control
 }
 
 TEST(Pool, BuffersOutliveThePool) {
-  auto ledger = std::make_shared<Ledger>();
+  auto ledger = std::make_shared<MemoryTracker>();
   auto pool = std::make_unique<MemoryPool>(ledger);
-  Buffer large = pool->allocate(kMiB, MemoryUse::other);
-  Buffer small = pool->allocate(100, MemoryUse::other);
+  Buffer large = pool->allocate(kMiB, MemoryCategory::other);
+  Buffer small = pool->allocate(100, MemoryCategory::other);
   pool.reset();
   std::memset(large.data(), 1, kMiB);
   large.reset();

@@ -61,7 +61,7 @@ TEST(VirtualClock, RefusesAnothersStream) {
 }
 
 TEST(TimeTable, IsALineBetweenMedians) {
-  TimeTable table;
+  CostTable table;
   for (const double seconds : {1.0, 9.0, 2.0}) table.add(10, seconds);
   table.add(20, 4);
   EXPECT_DOUBLE_EQ(table.at(10), 2);
@@ -72,18 +72,18 @@ TEST(TimeTable, IsALineBetweenMedians) {
 }
 
 TEST(TimeTable, NeverFalls) {
-  TimeTable table;
+  CostTable table;
   table.add(1, 3);
   table.add(2, 1);  // noise
   table.add(3, 5);
   EXPECT_DOUBLE_EQ(table.at(1), 3);
   EXPECT_DOUBLE_EQ(table.at(2), 3);
   EXPECT_DOUBLE_EQ(table.at(2.5), 4);
-  EXPECT_DOUBLE_EQ(TimeTable().at(7), 0);
+  EXPECT_DOUBLE_EQ(CostTable().at(7), 0);
 }
 
 TEST(TimeTable, RefusesWhatIsNoTime) {
-  TimeTable table;
+  CostTable table;
   EXPECT_THROW(table.add(-1, 1), InvalidUsage);
   EXPECT_THROW(table.add(1, -1), InvalidUsage);
   EXPECT_THROW(table.add(1, 1.0 / 0.0), InvalidUsage);

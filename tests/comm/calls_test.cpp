@@ -14,8 +14,8 @@
 namespace tessera::comm_test {
 namespace {
 
-Config config_of(const std::string& backend) {
-  Config config = quick_config();
+InitOptions config_of(const std::string& backend) {
+  InitOptions config = quick_config();
   config.backend = backend;
   return config;
 }
@@ -37,7 +37,7 @@ TEST_P(Calls, HaveDeadlinesOfTheirOwnAlsoInABatch) {
       const OpOptions options{.timeout = 200ms, .label = "mine"};
       const std::string error = error_of([&] {
         if (!batch) return comm.recv(view_of(x.data(), x.size()), 1, options).wait();
-        const PointToPoint parts[] = {PointToPoint::recv(view_of(x.data(), x.size()), 1)};
+        const P2POp parts[] = {P2POp::recv(view_of(x.data(), x.size()), 1)};
         comm.batch(parts, options).wait();
       });
       EXPECT_NE(error.find("not done within 200ms"), std::string::npos) << error;
@@ -55,11 +55,11 @@ TEST_P(Calls, OfABatchComeAfterItsStream) {
       std::vector<float> x(1000, 1), y(1000, 0);
       stream->run([&] { std::fill(x.begin(), x.end(), 2.0F); });
       const int peer = 1 - comm.rank();
-      const PointToPoint parts[] = {PointToPoint::send(view_of(x.data(), x.size()), peer),
-                                    PointToPoint::recv(view_of(y.data(), y.size()), peer)};
-      const MeterSnapshot before = comm.meter();
+      const P2POp parts[] = {P2POp::send(view_of(x.data(), x.size()), peer),
+                             P2POp::recv(view_of(y.data(), y.size()), peer)};
+      const TrafficStats before = comm.meter();
       comm.batch(parts, {.after = after ? stream.get() : nullptr}).wait();
-      const MeterSnapshot change = comm.meter() - before;
+      const TrafficStats change = comm.meter() - before;
       EXPECT_EQ(change.of(OpKind::send).calls, 1U);
       EXPECT_EQ(change.of(OpKind::recv).calls, 1U);
       // The control: without it what was there before is sent.
@@ -74,10 +74,10 @@ TEST_P(Calls, AreCountedByPeerSinceAnEarlierLook) {
     const auto all_to_all = [&] { comm.all_to_all(view_of(x.data(), 300), view_of(y.data(), 300)).wait(); };
     all_to_all();
     comm.barrier().wait();
-    const MeterSnapshot before = comm.meter();
+    const TrafficStats before = comm.meter();
     all_to_all();
     comm.barrier().wait();
-    const MeterSnapshot change = comm.meter() - before;
+    const TrafficStats change = comm.meter() - before;
     for (int r = 0; r < 3; ++r)
       EXPECT_EQ(change.bytes_to_peer[static_cast<std::size_t>(r)], r == comm.rank() ? 0U : 400U) << r;
     EXPECT_EQ(change.calls(), 2U);
@@ -124,7 +124,7 @@ TEST_P(Calls, OfOneselfAreRefused) {
 
 /// Calls come for a communicator that their receiver has not made yet.
 TEST(Splits, AreUsedAtOnceInCheckedMode) {
-  Config config = config_of("tcp");
+  InitOptions config = config_of("tcp");
   config.check = true;
   run_threads(4, config, [](Communicator& comm) {
     for (int i = 0; i < 200; ++i) {
@@ -159,7 +159,7 @@ TEST(Composite, AbortReachesWhatGoesOverSharedMemory) {
 
 TEST(Threads, ThatDontComeAreATimeout) {
   const auto ranks = make_thread_bootstraps(2, 200ms);
-  const std::string error = error_of([&] { ranks[0]->exchange("here"); });
+  const std::string error = error_of([&] { ranks[0]->all_gather("here"); });
   EXPECT_EQ(error, "Timeout: init: not all ranks came within 200ms");
 }
 

@@ -50,11 +50,11 @@ void hang_up() {
 }
 
 std::shared_ptr<Bootstrap> meet_the_others() {
-  return meet({.launch = resolve_launch(),
-               .timeout = tessera::base::parse_duration(setting("TESSERA_TIMEOUT"), "timeout"),
-               .master = setting("TESSERA_MASTER"),
-               .token = setting("TESSERA_TOKEN"),
-               .host_id = setting("TESSERA_HOST_ID")});
+  return rendezvous({.launch = resolve_launch(),
+                     .timeout = tessera::base::parse_duration(setting("TESSERA_TIMEOUT"), "timeout"),
+                     .master = setting("TESSERA_MASTER"),
+                     .token = setting("TESSERA_TOKEN"),
+                     .host_id = setting("TESSERA_HOST_ID")});
 }
 
 /// Numbered messages; says how long, in milliseconds, the slowest call took.

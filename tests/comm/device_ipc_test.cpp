@@ -21,7 +21,7 @@ std::shared_ptr<DeviceRuntime> guarded(GuardedOptions options) {
 
 /// Each rank has a device of its own, as processes do: what it opens is another mapping.
 void run_apart(const std::vector<std::shared_ptr<DeviceRuntime>>& devices,
-               const std::function<void(Communicator&, DeviceRuntime&)>& body, Config config = quick_config()) {
+               const std::function<void(Communicator&, DeviceRuntime&)>& body, InitOptions config = quick_config()) {
   std::atomic<int> next{0};
   std::vector<std::atomic<DeviceRuntime*>> of_rank(devices.size());
   config.decorate = [&](auto world) {
@@ -112,7 +112,7 @@ TEST(DeviceIpc, IsTheWayWhereEveryRanksMemoryIsAWindow) {
 
 TEST(DeviceIpc, IsLeftWhereItIsSwitchedOffOrAnotherAlgorithmIsNamed) {
   const auto ipc_with = [](StagingOptions options, const char* algorithms = "") {
-    Config config = quick_config();
+    InitOptions config = quick_config();
     config.algorithms = algorithms;
     options.algorithms = algorithms;
     const auto device = lazy_device();
@@ -140,7 +140,7 @@ TEST(DeviceIpc, WhereOneRankCantOpenOrShareAllStage) {
     all[1] = guarded(other);
     std::mutex mutex;
     std::vector<std::string> said;
-    Config config = quick_config();
+    InitOptions config = quick_config();
     config.logger = std::make_shared<Logger>(LogLevel::warn, [&](LogLevel, std::string_view text) {
       const std::lock_guard lock(mutex);
       said.emplace_back(text);
@@ -178,7 +178,7 @@ TEST(DeviceIpc, CountsTheBytesOfTheFormulas) {
     comm.scatter(a.view(), part, 1).wait();
     comm.all_to_all(a.view(), b.view()).wait();
     EXPECT_EQ(comm.last_algorithm(), "ipc");
-    const MeterSnapshot meter = comm.meter();
+    const TrafficStats meter = comm.meter();
     const std::pair<OpKind, int> called[] = {
         {OpKind::all_reduce, 0}, {OpKind::all_gather, 0}, {OpKind::reduce_scatter, 0}, {OpKind::broadcast, 1},
         {OpKind::reduce, 2},     {OpKind::gather, 0},     {OpKind::scatter, 1},        {OpKind::all_to_all, 0}};
@@ -284,7 +284,7 @@ TEST(DeviceIpc, BuffersMayOutliveTheWorldAndTheirWindowsGoWithThem) {
 TEST(DeviceIpc, MemoryThatIsFreedUnderItsReadersIsSeen) {
   const auto all = devices(2);
   void* const data = all[0]->allocate(5000);
-  void* const seen = all[1]->import_memory(all[0]->export_memory(data, 5000));
+  void* const seen = all[1]->open_ipc_handle(all[0]->get_ipc_handle(data, 5000));
   EXPECT_NE(seen, data);
   EXPECT_DEATH(*static_cast<volatile char*>(seen) = 1, "");
   const auto writer = all[0]->make_stream();
@@ -297,7 +297,7 @@ TEST(DeviceIpc, MemoryThatIsFreedUnderItsReadersIsSeen) {
   EXPECT_EQ(read, 7);
   all[0]->free(data, 5000);
   EXPECT_EQ(harness::sharing_of(*all[0]).freed_too_early, 1);
-  all[1]->release_memory(seen);
+  all[1]->close_ipc_handle(seen);
   EXPECT_EQ(harness::sharing_of(*all[1]).imported, 0);
 }
 

@@ -9,7 +9,7 @@ namespace {
 class Failure : public testing::TestWithParam<const char*> {
  protected:
   void run_ranks(int ranks, const std::function<void(Communicator&)>& body) {
-    Config config;
+    InitOptions config;
     config.backend = GetParam();
     config.check = true;
     config.timeout = 20s;
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::Values("shm", "tcp"),
 
 /// Nobody else answers for them: they ask each other while both wait for answers.
 TEST(Deadlines, OfTwoRanksAtOnceDontCallEachOtherDead) {
-  Config config = quick_config();
+  InitOptions config = quick_config();
   config.progress_thread = false;
   run_threads(2, config, [](Communicator& comm) {
     float x = 0;
@@ -215,7 +215,7 @@ TEST(Deadlines, OfABroadcastNameItsRoot) {
 /// Without the checked mode lengths that differ are still seen where they arrive.
 TEST(Unchecked, AnotherLengthIsAMismatch) {
   for (const char* backend : {"shm", "tcp"}) {
-    Config config;
+    InitOptions config;
     config.backend = backend;
     config.timeout = 20s;
     run_threads(2, config, [&](Communicator& comm) {
@@ -247,7 +247,7 @@ TEST(Unchecked, AReaderThatExpectsAnotherBroadcastSaysSoToAll) {
 TEST(Unchecked, AShorterOrLongerMessageIsAMismatch) {
   for (const char* backend : {"shm", "tcp"})
     for (const std::size_t count : {9u, 11u}) {
-      Config config;
+      InitOptions config;
       config.backend = backend;
       config.timeout = 20s;
       run_threads(2, config, [&](Communicator& comm) {
@@ -266,7 +266,7 @@ TEST(Unchecked, AShorterOrLongerMessageIsAMismatch) {
 TEST(FailedWindows, AreNotUsedAgain) {
   run_ranks(2, [](Communicator& comm) {
     const auto child = comm.split(0, comm.rank());
-    const auto allocate = [&] { return comm.allocate(std::size_t{1} << 20, MemoryKind::host, MemoryUse::other); };
+    const auto allocate = [&] { return comm.allocate(std::size_t{1} << 20, MemoryKind::host, MemoryCategory::other); };
     allocate().reset();  // from here on there is one that is idle
     Buffer buffer = allocate();
     const void* const before = buffer.data();

@@ -20,7 +20,7 @@ inline constexpr std::size_t kLongest = 100;  ///< bytes of a short message
 struct Net {
   struct Note {
     int to;
-    NoteHeader header;
+    AmHeader header;
     std::vector<std::byte> payload;
   };
   struct Bulk {
@@ -31,7 +31,7 @@ struct Net {
   std::mt19937_64 dice{1};
   std::vector<Note> notes;
   std::vector<Bulk> sends, receives;
-  std::vector<WireEvents*> events;
+  std::vector<LinkEvents*> events;
   std::vector<int> closed;  ///< how, by rank; -1: open
   // Ways to break it.
   bool corrupts = false;
@@ -39,25 +39,25 @@ struct Net {
   bool writes_after_cancel = false;  ///< a receive that was cancelled is still written to
 };
 
-class NoSleep final : public Sleeper {
+class NoSleep final : public ProgressWaiter {
  public:
   bool arm() noexcept override { return false; }
   void sleep(std::chrono::nanoseconds) noexcept override {}
   void wake() noexcept override {}
 };
 
-class FakeWire final : public Wire {
+class FakeWire final : public Link {
  public:
-  FakeWire(Net& net, int rank, WireEvents& events) : net_(net), rank_(rank) {
+  FakeWire(Net& net, int rank, LinkEvents& events) : net_(net), rank_(rank) {
     net.events.push_back(&events);
     net.closed.push_back(-1);
   }
   std::size_t longest_payload() const noexcept override { return kLongest; }
-  bool has_room() const noexcept override {
+  bool can_send_eager() const noexcept override {
     return std::count_if(net_.notes.begin(), net_.notes.end(), [&](const auto& n) { return n.header.from == rank_; }) <
            8;
   }
-  void send_note(int peer, const NoteHeader& header, std::span<const std::byte> payload) noexcept override {
+  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override {
     net_.notes.push_back({peer, header, {payload.begin(), payload.end()}});
     if (net_.corrupts && !payload.empty()) net_.notes.back().payload.back() ^= std::byte{1};
   }
@@ -67,39 +67,39 @@ class FakeWire final : public Wire {
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override {
     net_.receives.push_back({&message, message.peer, rank_, slot});
   }
-  Cancelled cancel_bulk(Message& message) noexcept override {
+  CancelResult cancel_bulk(Message& message) noexcept override {
     const auto is_it = [&](const Net::Bulk& b) { return b.message == &message; };
     const auto receive = std::find_if(net_.receives.begin(), net_.receives.end(), is_it);
     if (receive != net_.receives.end()) {
       const Net::Bulk bulk = *receive;
       const bool answered =
           std::any_of(net_.sends.begin(), net_.sends.end(), [&](const Net::Bulk& s) { return joined(s, bulk); });
-      if (answered && net_.stuck) return Cancelled::never;
+      if (answered && net_.stuck) return CancelResult::never;
       if (answered && net_.dice() % 2 == 0) {  // it had begun
         move(bulk, &message);
-        return Cancelled::after;
+        return CancelResult::after;
       }
       if (!net_.writes_after_cancel) std::erase_if(net_.receives, is_it);
-      return Cancelled::before;
+      return CancelResult::before;
     }
-    if (net_.stuck) return Cancelled::never;
+    if (net_.stuck) return CancelResult::never;
     const auto send = std::find_if(net_.sends.begin(), net_.sends.end(), is_it);
     const auto taker =
         std::find_if(net_.receives.begin(), net_.receives.end(), [&](const Net::Bulk& r) { return joined(*send, r); });
     if (taker == net_.receives.end()) {
       ADD_FAILURE() << "a bulk send that nobody waits for";
-      return Cancelled::never;
+      return CancelResult::never;
     }
     move(Net::Bulk(*taker), &message);
-    return Cancelled::after;
+    return CancelResult::after;
   }
   bool poll(bool) noexcept override {
     if (net_.dice() % 3 == 0) return false;
     if (net_.dice() % 2 == 0) return deliver_note();
     return !net_.stuck && move_bulk();
   }
-  Sleeper& sleeper() noexcept override { return sleeper_; }
-  void close(Ending how) noexcept override { net_.closed[static_cast<std::size_t>(rank_)] = static_cast<int>(how); }
+  ProgressWaiter& sleeper() noexcept override { return sleeper_; }
+  void close(CloseMode how) noexcept override { net_.closed[static_cast<std::size_t>(rank_)] = static_cast<int>(how); }
 
  private:
   static bool joined(const Net::Bulk& a, const Net::Bulk& b) {

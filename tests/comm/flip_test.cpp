@@ -64,11 +64,11 @@ void run(World& world, std::optional<FlippingProxy::Flip> flip, const std::strin
       std::shared_ptr<Bootstrap> bootstrap;
       std::unique_ptr<ControlChannel> channel;
       world.errors[i] = error_of([&] {
-        Meeting one = meeting(r, 2, r == 0 ? port : proxy.port());
+        RendezvousOptions one = meeting(r, 2, r == 0 ? port : proxy.port());
         one.host_id = r == 0 ? "east" : "west";
         if (r == 1) connect_when_open(port);
-        bootstrap = meet(one);
-        const std::vector<std::string> blobs = bootstrap->exchange(kBlob + std::to_string(r));
+        bootstrap = rendezvous(one);
+        const std::vector<std::string> blobs = bootstrap->all_gather(kBlob + std::to_string(r));
         world.right[i] = blobs == std::vector<std::string>{kBlob + "0", kBlob + "1"};
         channel = bootstrap->open_channel("test", world.heard[i].events());
         channel->tell(1 - r, text);

@@ -16,7 +16,7 @@ namespace {
 /// Runs `body` on two ranks of a device whose memory crashes the host that touches it.
 void on_two_ranks(const std::function<void(base::DeviceRuntime&, comm::Communicator&)>& body) {
   const auto device = harness::make_guarded_device({.lazy = true});
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   config.device = device;
   comm::run_threads(2, config, [&](comm::Communicator& comm) { body(*device, comm); });
@@ -24,7 +24,7 @@ void on_two_ranks(const std::function<void(base::DeviceRuntime&, comm::Communica
 
 TEST(HostExchange, NumbersPassThroughTheDevice) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
-    HostExchange control(comm, device);
+    HostCollectives control(comm, device);
     double loss = comm.rank() + 1.0;
     const comm::View view = comm::view_of(&loss, 1);
     bool on_device = false;
@@ -39,7 +39,7 @@ TEST(HostExchange, NumbersPassThroughTheDevice) {
 
 TEST(HostExchange, AlsoWhatIsEmptyOrOfDifferentLengths) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
-    HostExchange control(comm, device);
+    HostCollectives control(comm, device);
     const std::vector<std::size_t> counts = {3, 0};
     const std::vector<std::uint8_t> mine(counts[static_cast<std::size_t>(comm.rank())], 7);
     std::vector<std::uint8_t> all(3, 0);
@@ -66,7 +66,7 @@ bool comes_true(const Condition& condition) {
 TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
   std::atomic<bool> looked = false;
   on_two_ranks([&](base::DeviceRuntime& device, comm::Communicator& comm) {
-    HostExchange control(comm, device);
+    HostCollectives control(comm, device);
     double first = comm.rank() + 1.0, second = 10.0 * first;
     const auto sum = [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
       return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
@@ -90,7 +90,7 @@ TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
 /// The room that it came in is another's then.
 TEST(HostExchange, WhatIsDoneStaysAsItIs) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
-    HostExchange control(comm, device);
+    HostCollectives control(comm, device);
     double first = 1, second = 10;
     const auto sum = [&](comm::ConstView in, comm::View out, comm::OpOptions options) {
       return comm.all_reduce(in, out, comm::ReduceOp::sum(), options);
@@ -107,7 +107,7 @@ TEST(HostExchange, WhatIsDoneStaysAsItIs) {
 
 TEST(HostExchange, MemoryOfTheHostStaysThereWhereItIsTaken) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
-    HostExchange control(comm, device);
+    HostCollectives control(comm, device);
     const auto all = control.gather_all(std::vector<std::uint64_t>{static_cast<std::uint64_t>(comm.rank())});
     EXPECT_EQ(all, (std::vector<std::vector<std::uint64_t>>{{0}, {1}}));
     double value = 1;

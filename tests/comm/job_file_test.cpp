@@ -28,7 +28,7 @@ class JobFile : public testing::Test {
  protected:
   void TearDown() override { fs::remove(path_); }
 
-  Meeting local(int rank, std::chrono::milliseconds timeout = 20s) const {
+  RendezvousOptions local(int rank, std::chrono::milliseconds timeout = 20s) const {
     return {.launch = {.launcher = "test", .rank = rank, .size = 2, .local_size = 2, .job = job_},
             .timeout = timeout,
             .master = {},

@@ -1,4 +1,4 @@
-// MatchedTransport over a wire that delivers when and in what order it likes, driven by one thread.
+// TagMatchingTransport over a wire that delivers when and in what order it likes, driven by one thread.
 #include "tessera/comm/matched_transport.h"
 
 #include "tessera/comm/near_wire.h"
@@ -24,7 +24,7 @@ class FakeBootstrap final : public Bootstrap {
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return 0; }
   bool in_process() const noexcept override { return true; }
-  std::vector<std::string> exchange(std::string_view) override { return {}; }
+  std::vector<std::string> all_gather(std::string_view) override { return {}; }
   std::unique_ptr<ControlChannel> open_channel(std::string_view, ControlEvents) override { return nullptr; }
   const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
   const Token& token() const noexcept override { return token_; }
@@ -45,12 +45,12 @@ struct World {
     for (int r = 0; r < size; ++r) {
       ranks.push_back(std::make_unique<Rank>(r));
       const FakeBootstrap bootstrap(r, number);
-      ranks.back()->transport = std::make_unique<MatchedTransport>(
-          bootstrap, *ranks.back(), [&](WireEvents& events) -> std::unique_ptr<Wire> {
-            const auto fake = [&](WireEvents& told) { return std::make_unique<FakeWire>(net, r, told); };
+      ranks.back()->transport = std::make_unique<TagMatchingTransport>(
+          bootstrap, *ranks.back(), [&](LinkEvents& events) -> std::unique_ptr<Link> {
+            const auto fake = [&](LinkEvents& told) { return std::make_unique<FakeWire>(net, r, told); };
             if (way == Way::wire) return fake(events);
-            return std::make_unique<NearWire>(bootstrap, std::vector<int>(static_cast<std::size_t>(size), ::getpid()),
-                                              events, fake);
+            return std::make_unique<CmaLink>(bootstrap, std::vector<int>(static_cast<std::size_t>(size), ::getpid()),
+                                             events, fake);
           });
     }
   }
@@ -243,7 +243,7 @@ TEST(MatchedTransport, MemoryThatCanNotBePromisedEndsTheWire) {
     world.drive(100);
     Rank& rank = receiving ? world[1] : world[0];
     rank.transport->cancel((receiving ? received : sent).message);
-    EXPECT_EQ(world.net.closed[receiving ? 1 : 0], static_cast<int>(Wire::Ending::broken));
+    EXPECT_EQ(world.net.closed[receiving ? 1 : 0], static_cast<int>(Link::CloseMode::broken));
     EXPECT_EQ(rank.failure, "");  // not from inside cancel()
     rank.transport->poll(true);
     EXPECT_NE(rank.failure, "");
@@ -258,11 +258,11 @@ TEST(MatchedTransport, MemoryThatCanNotBePromisedEndsTheWire) {
 TEST(MatchedTransport, HowItEndsIsToldToTheWire) {
   World world(2, 6);
   world[0].transport->close(false);
-  EXPECT_EQ(world.net.closed[0], static_cast<int>(Wire::Ending::orderly));
+  EXPECT_EQ(world.net.closed[0], static_cast<int>(Link::CloseMode::orderly));
   Parcel& never = world[1].receive(0, {0, 1, 2}, 10);
   world[1].transport->cancel(never.message);
   world[1].transport->close(false);
-  EXPECT_EQ(world.net.closed[1], static_cast<int>(Wire::Ending::with_failures));
+  EXPECT_EQ(world.net.closed[1], static_cast<int>(Link::CloseMode::with_failures));
 }
 
 TEST(MatchedTransport, AFailureThatNobodyHasBeenToldDoesNotHoldTheEnd) {
@@ -291,7 +291,7 @@ TEST(MatchedTransport, WhatComesForACommunicatorThatWasGivenUpIsThrownAway) {
     world[0].send(1, {1, 2, 0}, 5000);
     world[0].send(1, {2, 1, 0}, 50);
     world.drive();
-    if (given_up) world[1].transport->give_up(1);
+    if (given_up) world[1].transport->discard_communicator(1);
     world[0].send(1, {1, 3, 0}, 50);
     world.drive();
     const Parcel* early = &world[1].receive(0, {1, 1, 0}, 50);

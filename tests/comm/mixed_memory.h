@@ -30,7 +30,7 @@ class MixedBuffer {
   MixedBuffer(comm::Communicator& comm, std::size_t count, bool window) {
     if (window) {
       window_ = comm.allocate(std::max<std::size_t>(count, 1) * sizeof(float), comm::MemoryKind::host,
-                              base::MemoryUse::other);
+                              base::MemoryCategory::other);
       data_ = static_cast<float*>(window_.data());
     } else {
       ordinary_.resize(count);

@@ -50,7 +50,7 @@ TEST(Operations, PartsOfDifferentLengths) {
         want.insert(want.end(), out_counts[r], static_cast<std::int32_t>(10 * r + me));
       }
       for (const bool window : {false, true}) {
-        Buffer buffer = comm.allocate(give.size() * 4, MemoryKind::host, MemoryUse::other);
+        Buffer buffer = comm.allocate(give.size() * 4, MemoryKind::host, MemoryCategory::other);
         std::copy(give.begin(), give.end(), static_cast<std::int32_t*>(buffer.data()));
         const std::int32_t* from = window ? static_cast<std::int32_t*>(buffer.data()) : give.data();
         std::vector<std::int32_t> got(want.size(), -1);
@@ -70,12 +70,12 @@ class Narrow final : public Communicator {
   int started = 0;
 
  private:
-  Work do_start(const Call&) override { return ++started, Work(); }
-  Work do_batch(std::span<const Call>) override { return {}; }
+  Work do_start(const OpDesc&) override { return ++started, Work(); }
+  Work do_batch(std::span<const OpDesc>) override { return {}; }
   std::unique_ptr<Communicator> do_split(int, int) override { return nullptr; }
-  Buffer do_allocate(std::size_t, MemoryKind, std::optional<MemoryUse>) override { return {}; }
+  Buffer do_allocate(std::size_t, MemoryKind, std::optional<MemoryCategory>) override { return {}; }
   void do_abort(std::string_view) noexcept override {}
-  void do_meter(MeterSnapshot&) const override {}
+  void do_meter(TrafficStats&) const override {}
   Capabilities capabilities_;
 };
 
@@ -102,7 +102,7 @@ TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
     const int left = (comm.rank() + comm.size() - 1) % comm.size();
     for (const std::size_t count : {0u, 1u, 1000u, 200'000u})
       for (const bool window : {false, true}) {
-        Buffer buffer = comm.allocate(2 * count * 4, MemoryKind::host, MemoryUse::other);
+        Buffer buffer = comm.allocate(2 * count * 4, MemoryKind::host, MemoryCategory::other);
         std::vector<std::int32_t> ordinary(2 * count);
         std::int32_t* give = window ? static_cast<std::int32_t*>(buffer.data()) : ordinary.data();
         std::vector<std::int32_t> got(2 * count, -1);
@@ -119,10 +119,9 @@ TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
           ASSERT_EQ(got[i], left);
           ASSERT_EQ(got[count + i], 100 + left);
         }
-        const PointToPoint parts[] = {PointToPoint::send(view_of(give, count), left),
-                                      PointToPoint::send(view_of(give, count), right),
-                                      PointToPoint::recv(view_of(got.data(), count), left),
-                                      PointToPoint::recv(view_of(got.data() + count, count), right)};
+        const P2POp parts[] = {P2POp::send(view_of(give, count), left), P2POp::send(view_of(give, count), right),
+                               P2POp::recv(view_of(got.data(), count), left),
+                               P2POp::recv(view_of(got.data() + count, count), right)};
         comm.batch(parts).wait();
         for (std::size_t i = 0; i < count; ++i) {
           ASSERT_EQ(got[i], left);
@@ -134,8 +133,8 @@ TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
 
 TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
   run_ranks(5, [](Communicator& world) {
-    Buffer buffer = world.allocate(1 << 20, MemoryKind::host, MemoryUse::parameter);
-    EXPECT_EQ(world.ledger()->snapshot().now_of(MemoryUse::parameter), 1u << 20);
+    Buffer buffer = world.allocate(1 << 20, MemoryKind::host, MemoryCategory::parameter);
+    EXPECT_EQ(world.ledger()->snapshot().now_of(MemoryCategory::parameter), 1u << 20);
     const int color = world.rank() == 4 ? -1 : world.rank() % 2;
     const auto half = world.split(color, -world.rank());
     if (world.rank() == 4) {
@@ -150,12 +149,12 @@ TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
     std::fill_n(data, 100'000, static_cast<float>(world.rank()));
     half->all_reduce(view_of(data, 100'000), view_of(data, 100'000), ReduceOp::sum()).wait();
     for (int i = 0; i < 100'000; ++i) ASSERT_EQ(data[i], world.rank() % 2 == 0 ? 2 : 4);
-    const std::uint64_t staging = world.ledger()->snapshot().now_of(MemoryUse::communication);
+    const std::uint64_t staging = world.ledger()->snapshot().now_of(MemoryCategory::communication);
     std::vector<float> ordinary(100'000, 1);
     half->all_reduce(view_of(ordinary.data(), ordinary.size()), view_of(ordinary.data(), ordinary.size()),
                      ReduceOp::sum())
         .wait();
-    EXPECT_GT(world.ledger()->snapshot().now_of(MemoryUse::communication), staging);  // the window had needed none
+    EXPECT_GT(world.ledger()->snapshot().now_of(MemoryCategory::communication), staging);  // the window had needed none
   });
 }
 
@@ -203,22 +202,22 @@ TEST(Operations, ARootThatLeavesAtOnceTakesNothingAway) {
 
 /// The room that a large operation needed between its steps is not kept.
 TEST(Operations, LargeScratchIsGivenBack) {
-  Config config = quick_config();
+  InitOptions config = quick_config();
   config.backend = "tcp";
   run_threads(4, config, [](Communicator& comm) {
     std::vector<float> x(4 << 20, 1);
-    const std::uint64_t before = comm.ledger()->snapshot().now_of(MemoryUse::communication);
+    const std::uint64_t before = comm.ledger()->snapshot().now_of(MemoryCategory::communication);
     comm.all_reduce(view_of(x.data(), x.size()), view_of(x.data(), x.size()), ReduceOp::sum()).wait();
     comm.barrier().wait();  // the operation is put away after its end is told
     const auto after = comm.ledger()->snapshot();
-    EXPECT_GT(after.peak_of(MemoryUse::communication), before + (1U << 20)) << "the control: it needed much";
-    EXPECT_LE(after.now_of(MemoryUse::communication), before + (1U << 20));
+    EXPECT_GT(after.peak_of(MemoryCategory::communication), before + (1U << 20)) << "the control: it needed much";
+    EXPECT_LE(after.now_of(MemoryCategory::communication), before + (1U << 20));
   });
 }
 
 /// Checked mode keeps what the ranks called only until they agree.
 TEST(Operations, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
-  Config config = quick_config();
+  InitOptions config = quick_config();
   config.backend = "tcp";
   config.check = true;
   static std::size_t used[2];
@@ -241,12 +240,12 @@ TEST(Operations, GrowingWindowsNeverOverlapLivingOnes) {
     std::vector<Buffer> living;
     for (std::size_t round = 1; round <= 4; ++round) {
       {
-        const Buffer given_back = comm.allocate(12 * round * kMiB, MemoryKind::host, MemoryUse::other);
+        const Buffer given_back = comm.allocate(12 * round * kMiB, MemoryKind::host, MemoryCategory::other);
         std::memset(given_back.data(), 0x55, given_back.bytes());
       }
-      living.push_back(comm.allocate((12 * round + 4) * kMiB, MemoryKind::host, MemoryUse::other));
+      living.push_back(comm.allocate((12 * round + 4) * kMiB, MemoryKind::host, MemoryCategory::other));
       std::memset(living.back().data(), static_cast<int>(round), living.back().bytes());
-      living.push_back(comm.allocate(1000, MemoryKind::host, MemoryUse::other));
+      living.push_back(comm.allocate(1000, MemoryKind::host, MemoryCategory::other));
       std::memset(living.back().data(), static_cast<int>(round), living.back().bytes());
     }
     for (std::size_t i = 0; i < living.size(); ++i) {
@@ -272,18 +271,19 @@ TEST(Operations, IdleWindowsAreGivenBack) {
     for (int i = 0; i < 3; ++i) {
       std::vector<Buffer> pieces;
       for (int k = 0; k < 16; ++k) {
-        pieces.push_back(comm.allocate(8 * kMiB, MemoryKind::host, MemoryUse::other));
+        pieces.push_back(comm.allocate(8 * kMiB, MemoryKind::host, MemoryCategory::other));
         std::memset(pieces.back().data(), 1, pieces.back().bytes());
       }
       EXPECT_GT(resident_bytes(), before + 120 * kMiB);
     }
-    const Buffer other = comm.allocate(256 * kMiB, MemoryKind::host, MemoryUse::other);  // larger than any that is idle
+    const Buffer other =
+        comm.allocate(256 * kMiB, MemoryKind::host, MemoryCategory::other);  // larger than any that is idle
     EXPECT_LT(resident_bytes(), before + 64 * kMiB);
   });
 }
 
 TEST(Meter, EqualsTheFormulas) {
-  Config config = quick_config();
+  InitOptions config = quick_config();
   config.algorithms = "all_reduce=direct";
   for (const int ranks : {2, 3, 4})
     run_threads(ranks, config, [&](Communicator& comm) {
@@ -291,15 +291,15 @@ TEST(Meter, EqualsTheFormulas) {
       for (const std::size_t part : {1u, 24u, 50'000u})
         for (const bool window : {false, true}) {
           const std::size_t total = part * n;
-          Buffer a = comm.allocate(total * 4, MemoryKind::host, MemoryUse::other);
+          Buffer a = comm.allocate(total * 4, MemoryKind::host, MemoryCategory::other);
           std::vector<float> ordinary(total);
           float* in = window ? static_cast<float*>(a.data()) : ordinary.data();
           std::vector<float> out(total);
           std::fill_n(in, total, 1.0f);
           const auto measured = [&](OpKind kind, const std::function<Work()>& call, int root = 0) {
-            const MeterSnapshot before = comm.meter();
+            const TrafficStats before = comm.meter();
             call().wait();
-            const MeterSnapshot done = comm.meter() - before;
+            const TrafficStats done = comm.meter() - before;
             EXPECT_EQ(done.of(kind).calls, 1u);
             EXPECT_EQ(done.of(kind).bytes_sent, direct_bytes_sent(kind, total, 4, comm.size(), comm.rank(), root))
                 << name_of(kind);
@@ -327,9 +327,9 @@ TEST(Meter, EqualsTheFormulas) {
 
 TEST(Meter, LeavesOutWhatSplittingSends) {
   run_ranks(3, [](Communicator& comm) {
-    const MeterSnapshot before = comm.meter();
+    const TrafficStats before = comm.meter();
     const auto part = comm.split(0, comm.rank());
-    const MeterSnapshot change = comm.meter() - before;
+    const TrafficStats change = comm.meter() - before;
     EXPECT_EQ(change.bytes_sent(), 0U);
     EXPECT_EQ(change.calls(), 0U);
   });
@@ -354,11 +354,11 @@ TEST(Meter, TheFormulasPerPeerAddUp) {
 
 /// The negative control: an algorithm that moves more is seen to.
 TEST(Meter, SeesThatTheSymmetricAlgorithmMovesMore) {
-  Config config = quick_config();
+  InitOptions config = quick_config();
   config.algorithms = "all_reduce=symmetric:0-1K";
   run_threads(4, config, [](Communicator& comm) {
     std::vector<float> x(100, 1);
-    const MeterSnapshot before = comm.meter();
+    const TrafficStats before = comm.meter();
     comm.all_reduce(view_of(x.data(), 100), view_of(x.data(), 100), ReduceOp::sum()).wait();
     const std::uint64_t sent = (comm.meter() - before).of(OpKind::all_reduce).bytes_sent;
     EXPECT_EQ(sent, 3u * 400);

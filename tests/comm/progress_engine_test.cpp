@@ -14,8 +14,8 @@ constexpr auto kSoon = 20s;  // what is woken comes at once, also on a busy mach
 
 /// Calls `look` whenever it is polled.
 struct Watched final : Pollable {
-  bool poll(bool thorough) noexcept override { return look(thorough); }
-  std::function<bool(bool thorough)> look = [](bool) { return false; };
+  bool poll(bool with_health_check) noexcept override { return look(with_health_check); }
+  std::function<bool(bool with_health_check)> look = [](bool) { return false; };
 };
 
 bool soon(const std::function<bool()>& reached) {
@@ -34,12 +34,12 @@ class Peer {
  public:
   explicit Peer(Doorbell& bell, int rounds) : bell_(bell), rounds_(rounds) {}
   /// True: something has moved.
-  bool look(bool thorough) {
+  bool look(bool with_health_check) {
     if (changed_.exchange(false)) {
       ++seen_;
       return true;
     }
-    if (thorough && seen_.load() < rounds_)
+    if (with_health_check && seen_.load() < rounds_)
       on_another_thread([&] {
         changed_.store(true);
         ring(bell_);
@@ -60,10 +60,10 @@ TEST(Sleeps, OfTheProgressThreadMissNoRing) {
   Watched watched;
   Peer peer(bell, 50);
   ProgressEngine engine(bell, {.longest_sleep = kLongest});
-  watched.look = [&](bool thorough) { return peer.look(thorough); };
+  watched.look = [&](bool with_health_check) { return peer.look(with_health_check); };
   engine.add(watched);
   engine.begin_operation();
-  engine.hand_over();
+  engine.wake_progress_thread();
   EXPECT_TRUE(soon([&] { return peer.seen() == 50; })) << peer.seen();
   engine.end_operation();
 }
@@ -74,8 +74,8 @@ TEST(Sleeps, OfAWaiterMissNoRing) {
   Peer peer(bell, 50);
   std::atomic<std::uint32_t> finished{0};
   ProgressEngine engine(bell, {.thread = false, .longest_sleep = kLongest});
-  watched.look = [&](bool thorough) {
-    const bool moved = peer.look(thorough);
+  watched.look = [&](bool with_health_check) {
+    const bool moved = peer.look(with_health_check);
     if (peer.seen() == 50) finished.store(1);
     return moved;
   };
@@ -98,7 +98,7 @@ TEST(Sleeps, OfTheIdleProgressThreadEndWithAnOperation) {
     ASSERT_TRUE(soon([&] { return bell.idle.load() == kSleepsDeep; }));
     const int before = polls.load();
     engine.begin_operation();
-    engine.hand_over();
+    engine.wake_progress_thread();
     EXPECT_TRUE(soon([&] { return polls.load() > before; }));
     engine.end_operation();
     ring(bell);  // it sleeps for the operation now
@@ -111,7 +111,7 @@ TEST(Sleeps, EndWhenTheEngineDoes) {
     Doorbell bell;
     ProgressEngine engine(bell, {.longest_sleep = kLongest});
     if (!idle) engine.begin_operation();
-    engine.hand_over();
+    engine.wake_progress_thread();
     ASSERT_TRUE(soon([&] { return idle ? bell.idle.load() == 2 : bell.sleepers.load() != 0; }));
   }
   EXPECT_LT(Clock::now() - start, kSoon);

@@ -55,7 +55,7 @@ TEST(Progress, WaitedOutOfOrder) {
 /// after `before` operations that were waited for at once.
 std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, std::chrono::milliseconds nap,
                                                           int before = 0) {
-  Config config = quick_config();
+  InitOptions config = quick_config();
   config.progress_thread = progress_thread;
   std::chrono::steady_clock::duration waited{};
   run_threads(2, config, [&](Communicator& world) {

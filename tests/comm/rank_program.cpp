@@ -18,7 +18,7 @@
 namespace {
 
 using namespace tessera::comm;
-using tessera::base::MemoryUse;
+using tessera::base::MemoryCategory;
 
 void say(const std::string& text) {
   std::printf("%s\n", text.c_str());
@@ -93,7 +93,7 @@ std::string window_colours() {
 /// of a result later.
 void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device, int rounds = 1'000'000'000) {
   const auto stream = device.make_stream();
-  const tessera::base::Buffer memory = comm.allocate(kCount * 4, MemoryKind::device, MemoryUse::other);
+  const tessera::base::Buffer memory = comm.allocate(kCount * 4, MemoryKind::device, MemoryCategory::other);
   auto* const x = static_cast<float*>(memory.data());
   const View view{x, kCount, tessera::base::DType::f32, device.device()};
   const auto total = static_cast<float>(comm.size() * (comm.size() + 1) / 2);
@@ -112,7 +112,7 @@ void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device, 
 }
 
 /// MODE of "device MODE": "ipc" and "direct" (staged) sum for ever, "leave" and "throw" end and say what is open.
-int run_on_a_device(Config config, const std::string& mode) {
+int run_on_a_device(InitOptions config, const std::string& mode) {
   const auto device = tessera::harness::make_guarded_device({.lazy = true});
   config.device = device;
   config.device_ipc = mode != "direct";
@@ -137,7 +137,7 @@ int run_on_a_device(Config config, const std::string& mode) {
 }
 
 int run(const std::string& mode) {
-  Config config;
+  InitOptions config;
   if (mode.starts_with("device ")) return run_on_a_device(std::move(config), mode.substr(7));
   const auto comm = init(config);
   if (mode == "mixed") {
@@ -151,7 +151,7 @@ int run(const std::string& mode) {
     return 0;
   }
   if (mode.starts_with("let go")) return let_go(*comm, mode);
-  tessera::base::Buffer window = comm->allocate(kCount * 4, MemoryKind::host, MemoryUse::other);
+  tessera::base::Buffer window = comm->allocate(kCount * 4, MemoryKind::host, MemoryCategory::other);
   std::vector<float> ordinary(kCount);
   round_of_sums(*comm, static_cast<float*>(window.data()), ordinary);
   const auto half = comm->split(comm->rank() % 2, 0);

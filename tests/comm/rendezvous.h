@@ -16,7 +16,7 @@ namespace tessera::comm_test {
 
 using std::chrono::steady_clock;
 
-inline Meeting meeting(int rank, int size, int port, const std::string& host = "127.0.0.1") {
+inline RendezvousOptions meeting(int rank, int size, int port, const std::string& host = "127.0.0.1") {
   return {.launch = {.launcher = "tessera", .rank = rank, .size = size, .local_size = size, .job = "run-1"},
           .timeout = 20s,
           .master = host + ":" + std::to_string(port),
@@ -28,20 +28,20 @@ struct Outcome {
   std::string error;
 };
 
-inline std::future<Outcome> come(Meeting one) {
+inline std::future<Outcome> come(RendezvousOptions one) {
   return std::async(std::launch::async, [one = std::move(one)] {
     Outcome outcome;
-    outcome.error = error_of([&] { outcome.bootstrap = meet(one); });
+    outcome.error = error_of([&] { outcome.bootstrap = rendezvous(one); });
     return outcome;
   });
 }
 
 /// All ranks of a world; changed(meeting) may change each.
-inline std::vector<Outcome> meet_all(int size, int port, const std::function<void(Meeting&)>& changed = {},
+inline std::vector<Outcome> meet_all(int size, int port, const std::function<void(RendezvousOptions&)>& changed = {},
                                      const std::string& host = "127.0.0.1") {
   std::vector<std::future<Outcome>> coming;
   for (int r = size; r-- > 0;) {
-    Meeting one = meeting(r, size, port, host);
+    RendezvousOptions one = meeting(r, size, port, host);
     if (changed) changed(one);
     coming.push_back(come(one));
   }

@@ -44,9 +44,9 @@ TEST(Rendezvous, RanksOfOneHostShareATokenToo) {
                     .local_size = 2,
                     .job = "token-" + std::to_string(::getpid())};
       const auto met =
-          meet({.launch = launch, .timeout = std::chrono::seconds(20), .master = {}, .token = {}, .host_id = {}});
+          rendezvous({.launch = launch, .timeout = std::chrono::seconds(20), .master = {}, .token = {}, .host_id = {}});
       tokens[static_cast<std::size_t>(r)] = met->token();
-      met->exchange("all have met");
+      met->all_gather("all have met");
     });
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(tokens[0], tokens[1]);
@@ -65,7 +65,7 @@ TEST(Rendezvous, ExchangesCarryWhatWasGiven) {
   std::vector<std::future<std::vector<std::string>>> given;
   for (const Outcome& one : all)
     given.push_back(std::async(std::launch::async, [&one] {
-      return one.bootstrap->exchange(std::string(100'000, static_cast<char>('a' + one.bootstrap->rank())));
+      return one.bootstrap->all_gather(std::string(100'000, static_cast<char>('a' + one.bootstrap->rank())));
     }));
   for (auto& got : given) {
     const std::vector<std::string> blobs = got.get();
@@ -93,8 +93,8 @@ TEST(Rendezvous, DescriptorsReachRanksOfOneHost) {
   for (const Outcome& one : all)
     given.push_back(std::async(std::launch::async, [&] {
       Bootstrap& bootstrap = *one.bootstrap;
-      (void)bootstrap.exchange_descriptors(own[0].get());
-      return bootstrap.exchange_descriptors(own[static_cast<std::size_t>(bootstrap.rank())].get());
+      (void)bootstrap.all_gather_fds(own[0].get());
+      return bootstrap.all_gather_fds(own[static_cast<std::size_t>(bootstrap.rank())].get());
     }));
   for (auto& got : given) {
     const std::vector<UniqueFd> fds = got.get();
@@ -103,12 +103,12 @@ TEST(Rendezvous, DescriptorsReachRanksOfOneHost) {
 }
 
 TEST(Rendezvous, HostsAreToldApart) {
-  const auto name_hosts = [](Meeting& one) { one.host_id = one.launch.rank == 2 ? "island" : "main land"; };
+  const auto name_hosts = [](RendezvousOptions& one) { one.host_id = one.launch.rank == 2 ? "island" : "main land"; };
   const std::vector<Outcome> all = meet_all(3, free_port(), name_hosts);
   expect_complete(all);
   for (const Outcome& one : all) {
     EXPECT_EQ(one.bootstrap->hosts(), (std::vector<std::string>{"main land", "main land", "island"}));
-    EXPECT_EQ(error_of([&] { one.bootstrap->exchange_descriptors(0); }),
+    EXPECT_EQ(error_of([&] { one.bootstrap->all_gather_fds(0); }),
               "InvalidUsage: passing descriptors needs all ranks on one host: rank 2 is on host island, rank 0 on main "
               "land");
     EXPECT_EQ(one.bootstrap->local_address(), "127.0.0.1");
@@ -137,7 +137,7 @@ TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
   ASSERT_FALSE(outer.empty()) << "needs an IPv4 address that is not loopback's: give this machine one, for example of an "
                                  "interface of type dummy";
   const int port = free_port();
-  const auto place = [&](Meeting& one) {
+  const auto place = [&](RendezvousOptions& one) {
     one.master = (one.launch.rank == 0   ? "anywhere.invalid"
                   : one.launch.rank == 1 ? "127.0.0.1"
                                          : outer) +
@@ -149,7 +149,7 @@ TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
   for (const Outcome& one : all) EXPECT_EQ(one.bootstrap->local_address(), outer);
   // The control: where all are on one host, loopback is the way.
   const int other = free_port();
-  for (const Outcome& one : meet_all(3, other, [&](Meeting& each) {
+  for (const Outcome& one : meet_all(3, other, [&](RendezvousOptions& each) {
          place(each);
          each.master.replace(each.master.rfind(':') + 1, std::string::npos, std::to_string(other));
          each.host_id = "main land";
@@ -159,21 +159,21 @@ TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
 
 TEST(Rendezvous, ABackendThatNeedsOneHostSaysSo) {
   const std::vector<Outcome> all =
-      meet_all(2, free_port(), [](Meeting& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
+      meet_all(2, free_port(), [](RendezvousOptions& one) { one.host_id = "host" + std::to_string(one.launch.rank); });
   expect_complete(all);
   for (const Outcome& one : all)
-    EXPECT_EQ(error_of([&] { find_backend("shm").create(one.bootstrap, WorldOptions{}); }),
+    EXPECT_EQ(error_of([&] { find_backend("shm").create(one.bootstrap, BackendOptions{}); }),
               "InvalidUsage: shm needs all ranks on one host: rank 1 is on host host1, rank 0 on host0; auto chooses "
               "what reaches them all");
 }
 
 TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {
-  const auto soon = [](Meeting& one) { one.timeout = 600ms; };
+  const auto soon = [](RendezvousOptions& one) { one.timeout = 600ms; };
   const std::vector<Outcome> all = meet_all(3, free_port(), soon);
   expect_complete(all);
-  auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->exchange("x"); }); });
+  auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->all_gather("x"); }); });
   const std::string expected = "Timeout: init: rank 2 of 3 came, but did not answer within 600ms";
-  EXPECT_EQ(error_of([&] { all[0].bootstrap->exchange("x"); }), expected);
+  EXPECT_EQ(error_of([&] { all[0].bootstrap->all_gather("x"); }), expected);
   // Rank 1's own deadline passes at the same time: which of the two it hears of first is open.
   EXPECT_TRUE(one.get().starts_with("Timeout: init: "));
 }
@@ -183,9 +183,9 @@ TEST(Rendezvous, AWholeWorldCanRunOnIt) {
   std::vector<std::future<float>> sums;
   for (int r = 0; r < 2; ++r)
     sums.push_back(std::async(std::launch::async, [r, port] {
-      Config config = quick_config();
-      const std::shared_ptr<Bootstrap> bootstrap = meet(meeting(r, 2, port));
-      WorldOptions options;
+      InitOptions config = quick_config();
+      const std::shared_ptr<Bootstrap> bootstrap = rendezvous(meeting(r, 2, port));
+      BackendOptions options;
       options.communicator.timeout = 20s;
       const auto world = find_backend("shm").create(bootstrap, options);
       float x = static_cast<float>(r + 1);
@@ -205,7 +205,7 @@ TEST(Rendezvous, NobodyIsTakenForDeadOnABusyMachine) {
     ranks.emplace_back([&, i] {
       const std::string job = "busy-" + std::to_string(::getpid()) + "-" + std::to_string(i / kRanks);
       const Launch launch{.launcher = "test", .rank = i % kRanks, .size = kRanks, .local_size = kRanks, .job = job};
-      const auto met = meet({.launch = launch, .timeout = 20s, .master = {}, .token = {}, .host_id = {}});
+      const auto met = rendezvous({.launch = launch, .timeout = 20s, .master = {}, .token = {}, .host_id = {}});
       const auto channel = met->open_channel("test", {.lost = [&](int) { ++lost; }, .message = {}});
       ++opened;
       std::this_thread::sleep_for(1s);  // longer than a process that ended may take for its last words
@@ -217,7 +217,7 @@ TEST(Rendezvous, NobodyIsTakenForDeadOnABusyMachine) {
 
 TEST(Missing, RanksAreNamedByAllWhoCame) {
   const int port = free_port();
-  Meeting first = meeting(0, 4, port);
+  RendezvousOptions first = meeting(0, 4, port);
   first.timeout = 700ms;
   auto zero = come(first);
   auto two = come(meeting(2, 4, port));
@@ -226,7 +226,7 @@ TEST(Missing, RanksAreNamedByAllWhoCame) {
       " within 700ms (launcher tessera, run 'run-1')";
   EXPECT_EQ(zero.get().error, expected);
   EXPECT_EQ(two.get().error, expected);
-  Meeting alone = meeting(1, 2, port);
+  RendezvousOptions alone = meeting(1, 2, port);
   alone.timeout = 300ms;
   EXPECT_EQ(come(alone).get().error,
             "Timeout: init: rank 1 of 2 found no rank 0 within 300ms (launcher tessera, run 'run-1'): "
@@ -237,7 +237,7 @@ TEST(Missing, RanksAreNamedByAllWhoCame) {
 TEST(Missing, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
   const int port = free_port();
   const auto impatient = [&](int rank, std::chrono::milliseconds timeout) {
-    Meeting one = meeting(rank, 3, port);
+    RendezvousOptions one = meeting(rank, 3, port);
     one.timeout = timeout;
     return one;
   };
@@ -250,7 +250,7 @@ TEST(Missing, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
 TEST(Missing, ARankThatCameAndDiedCanComeAgain) {
   const int port = free_port();
   auto zero = come(meeting(0, 3, port));
-  Meeting brief = meeting(1, 3, port);
+  RendezvousOptions brief = meeting(1, 3, port);
   brief.timeout = 300ms;  // it gives up while rank 2 is still missing
   EXPECT_NE(come(brief).get().error, "");
   auto one = come(meeting(1, 3, port));
@@ -275,14 +275,14 @@ TEST(Settings, AForeignAddressIsSaid) {
 }
 
 TEST(Settings, AMasterNeedsAToken) {
-  Meeting one = meeting(0, 2, free_port());
+  RendezvousOptions one = meeting(0, 2, free_port());
   one.token.clear();
   EXPECT_TRUE(come(one).get().error.starts_with("InvalidUsage: init: TESSERA_MASTER=127.0.0.1:"));
   EXPECT_NE(come(one).get().error.find("needs TESSERA_TOKEN"), std::string::npos);
 }
 
 TEST(Settings, SeveralHostsNeedAMaster) {
-  Meeting one = meeting(0, 4, 1);
+  RendezvousOptions one = meeting(0, 4, 1);
   one.master.clear();
   one.launch.local_size = 2;
   const std::string error = come(one).get().error;
@@ -294,7 +294,7 @@ TEST(Settings, SeveralHostsNeedAMaster) {
 TEST(Settings, AMasterIsAHostAndAPort) {
   for (const std::string wrong : {"node7", "node7:", ":29400", "node7:0", "node7:70000", "node7:x", "::1:29400",
                                   "[::1]", "[]:29400", "http://node7:29400", "a b:1"}) {
-    Meeting one = meeting(1, 2, 1);
+    RendezvousOptions one = meeting(1, 2, 1);
     one.master = wrong;
     const std::string error = come(one).get().error;
     EXPECT_TRUE(error.starts_with("InvalidUsage: TESSERA_MASTER")) << wrong << ": " << error;
@@ -302,7 +302,7 @@ TEST(Settings, AMasterIsAHostAndAPort) {
 }
 
 TEST(Settings, AParentIsNoNameAcrossHosts) {
-  const std::vector<Outcome> all = meet_all(2, free_port(), [](Meeting& one) {
+  const std::vector<Outcome> all = meet_all(2, free_port(), [](RendezvousOptions& one) {
     one.launch.job = "parent-" + std::to_string(one.launch.rank);
     one.launch.job_is_local = true;
   });

@@ -10,14 +10,15 @@ using Reduce = ReduceOp::Kind;
 using ::testing::HasSubstr;
 
 ScheduleWorld world_of(OpKind kind, const std::string& name, int ranks, std::uint32_t in_place = 0) {
-  const Problem problem{.kind = kind, .ranks = ranks, .count = static_cast<std::size_t>(ranks) * 20, .ordered = false};
+  const CollectiveSpec problem{
+      .kind = kind, .ranks = ranks, .count = static_cast<std::size_t>(ranks) * 20, .ordered = false};
   return ScheduleWorld(problem, name, in_place);
 }
 
 /// Whether the dependency takes data from a step to one that reads it: then nothing else can stand in for it.
-bool carries_data(const Schedule& schedule, const Step& earlier, const Step& later) {
+bool carries_data(const Schedule& schedule, const ScheduleStep& earlier, const ScheduleStep& later) {
   if (earlier.to.bytes == 0) return false;
-  const auto overlaps = [&](const Region& region) {
+  const auto overlaps = [&](const BufferRegion& region) {
     return region.place == earlier.to.place && region.offset < earlier.to.offset + earlier.to.bytes &&
            earlier.to.offset < region.offset + region.bytes;
   };
@@ -34,7 +35,7 @@ TEST(ScheduleControls, ADroppedDependencyIsSeen) {
       ASSERT_EQ(world.race(), "");
       const Schedule whole = world.schedules[1];
       std::size_t which = 0;
-      for (const Step& step : whole.steps)
+      for (const ScheduleStep& step : whole.steps)
         for (std::uint32_t f = 0; f < step.followers; ++f, ++which) {
           if (!carries_data(whole, step, whole.steps[whole.followers[step.first_follower + f]])) continue;
           world.schedules[1] = whole;
@@ -73,9 +74,9 @@ TEST(ScheduleControls, AForgottenHazardInPlaceIsSeen) {
     const Schedule whole = world.schedules[0];
     bool seen = false;
     std::size_t which = 0;
-    for (const Step& step : whole.steps)
+    for (const ScheduleStep& step : whole.steps)
       for (std::uint32_t f = 0; f < step.followers; ++f, ++which) {
-        if (step.kind != Step::Kind::send) continue;
+        if (step.kind != ScheduleStep::Kind::send) continue;
         world.schedules[0] = whole;
         drop_dependency(world.schedules[0], which);
         EXPECT_THAT(world.race(), HasSubstr("send"));
@@ -94,7 +95,7 @@ TEST(ScheduleControls, NoDependencyIsIdle) {
         name != "pipelined" && (name != "recursive_doubling" || algorithm.kind != OpKind::all_reduce))
       continue;
     for (const std::uint32_t in_place : {0u, ~0u}) {
-      const Problem problem{
+      const CollectiveSpec problem{
           .kind = algorithm.kind, .dtype = DType::f64, .ranks = 3, .count = 3 * 330'003, .ordered = false};
       ScheduleWorld world(problem, name, in_place);
       const Schedule whole = world.schedules[1];
@@ -108,31 +109,31 @@ TEST(ScheduleControls, NoDependencyIsIdle) {
 }
 
 TEST(ScheduleControls, ABarrierThatForgetsIsSeen) {
-  ScheduleWorld world(Problem{.kind = OpKind::barrier, .ranks = 8}, "dissemination");
+  ScheduleWorld world(CollectiveSpec{.kind = OpKind::barrier, .ranks = 8}, "dissemination");
   ASSERT_EQ(world.early_leaver(), "");
   drop_dependency(world.schedules[3], 0);
   EXPECT_THAT(world.early_leaver(), HasSubstr("may leave"));
 }
 
 TEST(ScheduleControls, SwappedSourcesAreSeenByTheOrder) {
-  const Problem problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = true};
+  const CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = true};
   ScheduleWorld world(problem, "direct");
   ASSERT_EQ(verify(world, false), "");
   Schedule& schedule = world.schedules[2];
-  for (const Step& step : schedule.steps)
+  for (const ScheduleStep& step : schedule.steps)
     if (step.sources > 0) std::swap(schedule.sources[step.first_source], schedule.sources[step.first_source + 3]);
   EXPECT_THAT(verify(world, false), HasSubstr("differs"));
 }
 
 TEST(ScheduleControls, AnotherOrderIsSeen) {
-  Problem problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = false};
+  CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = false};
   EXPECT_THAT(verify(ScheduleWorld(problem, "ring"), false), HasSubstr("differs"));
   problem.ordered = true;
   EXPECT_THAT(refusal(problem, "ring"), HasSubstr("order of its own"));
 }
 
 TEST(ScheduleControls, RoundingAtEveryHopIsSeen) {
-  Problem problem{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 400, .ordered = false};
+  CollectiveSpec problem{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 400, .ordered = false};
   EXPECT_THAT(verify(ScheduleWorld(problem, "recursive_doubling"), false), HasSubstr("differs"));
   problem.ordered = true;
   EXPECT_THAT(refusal(problem, "recursive_doubling"), HasSubstr("at every hop"));
@@ -142,28 +143,32 @@ TEST(ScheduleControls, BrokenMessagesAreSeen) {
   ScheduleWorld world = world_of(OpKind::all_gather, "ring", 3);
   Schedule& schedule = world.schedules[0];
   const Schedule whole = schedule;
-  const auto break_first = [&](Step::Kind kind, auto change) {
+  const auto break_first = [&](ScheduleStep::Kind kind, auto change) {
     schedule = whole;
-    for (Step& step : schedule.steps)
+    for (ScheduleStep& step : schedule.steps)
       if (step.kind == kind) {
         change(step);
         return world.check();
       }
     return std::string();
   };
-  EXPECT_THAT(break_first(Step::Kind::send, [](Step& step) { step.number = 9; }), HasSubstr("is never"));
-  EXPECT_THAT(break_first(Step::Kind::send, [](Step& step) { step.from.bytes -= 4; }), HasSubstr("differ in length"));
-  EXPECT_THAT(break_first(Step::Kind::receive, [](Step& step) { step.to.offset += 4000; }), HasSubstr("outside"));
-  EXPECT_THAT(break_first(Step::Kind::receive, [](Step& step) { step.to.place = Place::in; }), HasSubstr("outside"));
+  EXPECT_THAT(break_first(ScheduleStep::Kind::send, [](ScheduleStep& step) { step.number = 9; }),
+              HasSubstr("is never"));
+  EXPECT_THAT(break_first(ScheduleStep::Kind::send, [](ScheduleStep& step) { step.from.bytes -= 4; }),
+              HasSubstr("differ in length"));
+  EXPECT_THAT(break_first(ScheduleStep::Kind::receive, [](ScheduleStep& step) { step.to.offset += 4000; }),
+              HasSubstr("outside"));
+  EXPECT_THAT(break_first(ScheduleStep::Kind::receive, [](ScheduleStep& step) { step.to.place = BufferId::in; }),
+              HasSubstr("outside"));
 }
 
 /// Two ranks that each receive before they send: no order of events gets through.
 TEST(ScheduleControls, ACircleIsSeen) {
   ScheduleWorld world = world_of(OpKind::all_to_all, "direct", 2);
   for (Schedule& schedule : world.schedules) {
-    std::vector<Step> steps;
-    for (const Step::Kind kind : {Step::Kind::receive, Step::Kind::send})
-      for (const Step& step : schedule.steps)
+    std::vector<ScheduleStep> steps;
+    for (const ScheduleStep::Kind kind : {ScheduleStep::Kind::receive, ScheduleStep::Kind::send})
+      for (const ScheduleStep& step : schedule.steps)
         if (step.kind == kind) steps.push_back(step);
     ASSERT_EQ(steps.size(), 2u);
     steps[0].followers = 1;

@@ -7,7 +7,7 @@
 namespace tessera::comm_test {
 namespace {
 
-std::string describe(int rank, std::uint32_t index, const Step& step) {
+std::string describe(int rank, std::uint32_t index, const ScheduleStep& step) {
   static constexpr const char* kNames[] = {"send", "receive", "copy", "reduce"};
   return "rank " + std::to_string(rank) + " step " + std::to_string(index) + " (" +
          kNames[static_cast<std::size_t>(step.kind)] + ")";
@@ -118,36 +118,36 @@ class Accesses {
     std::vector<Access> all;
     const Schedule& schedule = world_.schedules[static_cast<std::size_t>(rank)];
     for (std::uint32_t i = 0; i < schedule.steps.size(); ++i) {
-      const Step& step = schedule.steps[i];
+      const ScheduleStep& step = schedule.steps[i];
       const std::uint32_t begin = order_.begin(rank, i);
       const std::uint32_t end = order_.end(rank, i);
       const std::size_t message = partner_[static_cast<std::size_t>(rank)][i];
-      const auto add = [&](const Region& region, bool writes, std::uint32_t start, std::uint32_t other_end) {
+      const auto add = [&](const BufferRegion& region, bool writes, std::uint32_t start, std::uint32_t other_end) {
         if (region.bytes == 0) return;
         const Spot spot = world_.spot(rank, region.place);
         const std::size_t first = spot.offset + region.offset;
         all.push_back({spot.buffer, first, first + region.bytes, writes, i, start, {end, other_end}});
       };
       switch (step.kind) {
-        case Step::Kind::send: {  // nobody reads it any more when it is done, or when it has arrived
+        case ScheduleStep::Kind::send: {  // nobody reads it any more when it is done, or when it has arrived
           const MessagePair& pair = order_.messages()[message];
           add(step.from, false, begin, order_.end(pair.to, pair.receive));
           break;
         }
-        case Step::Kind::receive:
+        case ScheduleStep::Kind::receive:
           add(step.to, true, order_.landing(message), end);
           break;
-        case Step::Kind::copy:
+        case ScheduleStep::Kind::copy:
           add(step.from, false, begin, end);
           add(step.to, true, begin, end);
           break;
-        case Step::Kind::reduce:
+        case ScheduleStep::Kind::reduce:
           for (std::uint32_t s = 0; s < step.sources; ++s)
             add(schedule.sources[step.first_source + s], false, begin, end);
           add(step.factors, false, begin, end);
           add(step.to, true, begin, end);
           break;
-        case Step::Kind::native:  // not among the algorithms that are made of messages
+        case ScheduleStep::Kind::native:  // not among the algorithms that are made of messages
           break;
       }
     }
@@ -167,24 +167,24 @@ class Accesses {
   std::vector<std::vector<std::size_t>> partner_;
 };
 
-std::string bad_region(const ScheduleWorld& world, int rank, const Region& region) {
+std::string bad_region(const ScheduleWorld& world, int rank, const BufferRegion& region) {
   const Spot spot = world.spot(rank, region.place);
-  const Problem& problem = world.problems[static_cast<std::size_t>(rank)];
+  const CollectiveSpec& problem = world.problems[static_cast<std::size_t>(rank)];
   std::size_t bytes = world.buffer_bytes(rank, spot.buffer) - spot.offset;
-  if (region.place == Place::in) bytes = world.in_count(rank) * size_of(problem.dtype);
-  if (region.place == Place::out) bytes = world.out_count(rank) * size_of(problem.dtype);
+  if (region.place == BufferId::in) bytes = world.in_count(rank) * size_of(problem.dtype);
+  if (region.place == BufferId::out) bytes = world.out_count(rank) * size_of(problem.dtype);
   return region.offset + region.bytes > bytes ? "reaches outside of its buffer" : "";
 }
 
-std::string bad_reduce(const ScheduleWorld& world, int rank, const Step& step) {
+std::string bad_reduce(const ScheduleWorld& world, int rank, const ScheduleStep& step) {
   const Schedule& schedule = world.schedules[static_cast<std::size_t>(rank)];
-  const Problem& problem = world.problems[static_cast<std::size_t>(rank)];
-  const auto place = [&](const Region& region) {
+  const CollectiveSpec& problem = world.problems[static_cast<std::size_t>(rank)];
+  const auto place = [&](const BufferRegion& region) {
     const Spot spot = world.spot(rank, region.place);
     return std::pair{spot.buffer, spot.offset + region.offset};
   };
   for (std::uint32_t s = 0; s < step.sources; ++s) {
-    const Region& source = schedule.sources[step.first_source + s];
+    const BufferRegion& source = schedule.sources[step.first_source + s];
     if (const std::string error = bad_region(world, rank, source); !error.empty()) return error;
     if (source.bytes != step.to.bytes) return "has a source of another length";
     const auto [buffer, offset] = place(source);
@@ -194,23 +194,23 @@ std::string bad_reduce(const ScheduleWorld& world, int rank, const Step& step) {
       return "writes over a part of a source";
     if (offset % size_of(problem.dtype) != 0) return "has a source that is not aligned";
   }
-  const bool multiplies = step.arithmetic == Arithmetic::whole && problem.reduce == ReduceOp::Kind::premul_sum;
+  const bool multiplies = step.arithmetic == ReducePhase::whole && problem.reduce == ReduceOp::Kind::premul_sum;
   if (step.factors.bytes != (multiplies ? step.sources * sizeof(double) : 0)) return "has a wrong number of factors";
-  if (multiplies && step.factors.place != Place::scratch) return "has its factors elsewhere than in scratch";
+  if (multiplies && step.factors.place != BufferId::scratch) return "has its factors elsewhere than in scratch";
   return "";
 }
 
 std::string bad_step(const ScheduleWorld& world, int rank, std::uint32_t index) {
   const Schedule& schedule = world.schedules[static_cast<std::size_t>(rank)];
-  const Step& step = schedule.steps[index];
+  const ScheduleStep& step = schedule.steps[index];
   for (std::uint32_t f = 0; f < step.followers; ++f)
     if (schedule.followers[step.first_follower + f] <= index) return "is waited for by an earlier one";
-  for (const Region& region : {step.from, step.to, step.factors})
+  for (const BufferRegion& region : {step.from, step.to, step.factors})
     if (const std::string error = bad_region(world, rank, region); !error.empty()) return error;
-  const Problem& problem = world.problems[static_cast<std::size_t>(rank)];
-  if (step.to.bytes > 0 && step.to.place == Place::in && !problem.in_place) return "writes to the input";
-  if (step.kind == Step::Kind::copy && step.from.bytes != step.to.bytes) return "copies between two lengths";
-  if (step.kind == Step::Kind::reduce) return bad_reduce(world, rank, step);
+  const CollectiveSpec& problem = world.problems[static_cast<std::size_t>(rank)];
+  if (step.to.bytes > 0 && step.to.place == BufferId::in && !problem.in_place) return "writes to the input";
+  if (step.kind == ScheduleStep::Kind::copy && step.from.bytes != step.to.bytes) return "copies between two lengths";
+  if (step.kind == ScheduleStep::Kind::reduce) return bad_reduce(world, rank, step);
   return "";
 }
 
@@ -233,8 +233,8 @@ std::string ScheduleWorld::check() const {
     }
     Order order(*this);
     for (const MessagePair& pair : order.messages()) {
-      const Step& send = schedules[static_cast<std::size_t>(pair.from)].steps[pair.send];
-      const Step& receive = schedules[static_cast<std::size_t>(pair.to)].steps[pair.receive];
+      const ScheduleStep& send = schedules[static_cast<std::size_t>(pair.from)].steps[pair.send];
+      const ScheduleStep& receive = schedules[static_cast<std::size_t>(pair.to)].steps[pair.receive];
       if (send.from.bytes != receive.to.bytes)
         return describe(pair.from, pair.send, send) + " and " + describe(pair.to, pair.receive, receive) +
                " differ in length";

@@ -15,9 +15,9 @@ class Run {
       auto& buffers = memory_.emplace_back();
       for (int b = 0; b < 4; ++b) buffers.emplace_back(world.buffer_bytes(rank, b), std::byte{0xFF});  // NaN; -1
       const Bytes& input = inputs[static_cast<std::size_t>(rank)];
-      if (!input.empty()) std::memcpy(at(rank, {Place::in, 0, input.size()}), input.data(), input.size());
+      if (!input.empty()) std::memcpy(at(rank, {BufferId::in, 0, input.size()}), input.data(), input.size());
       const double factor = conformance::factor(rank);
-      std::memcpy(at(rank, {Place::factor, 0, 8}), &factor, 8);
+      std::memcpy(at(rank, {BufferId::factor, 0, 8}), &factor, 8);
       auto& waits = waits_.emplace_back();
       const Schedule& schedule = world.schedules[static_cast<std::size_t>(rank)];
       for (std::uint32_t i = 0; i < schedule.steps.size(); ++i) {
@@ -46,7 +46,7 @@ class Run {
     return "";
   }
 
-  std::byte* at(int rank, const Region& region) {
+  std::byte* at(int rank, const BufferRegion& region) {
     const Spot spot = world_.spot(rank, region.place);
     return memory_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(spot.buffer)].data() + spot.offset +
            region.offset;
@@ -69,7 +69,7 @@ class Run {
   };
 
   int ranks() const { return static_cast<int>(world_.schedules.size()); }
-  const Step& step(int rank, std::uint32_t index) const {
+  const ScheduleStep& step(int rank, std::uint32_t index) const {
     return world_.schedules[static_cast<std::size_t>(rank)].steps[index];
   }
 
@@ -84,15 +84,15 @@ class Run {
   }
 
   void start(int rank, std::uint32_t index) {
-    const Step& now = step(rank, index);
-    if (now.kind == Step::Kind::copy) {
+    const ScheduleStep& now = step(rank, index);
+    if (now.kind == ScheduleStep::Kind::copy) {
       std::memmove(at(rank, now.to), at(rank, now.from), now.to.bytes);
-    } else if (now.kind == Step::Kind::reduce) {
+    } else if (now.kind == ScheduleStep::Kind::reduce) {
       reduce(rank, now);
     } else {
       const std::size_t which = message_of_.at({rank, index});
       InFlight& message = messages_[which];
-      if (now.kind == Step::Kind::receive) {
+      if (now.kind == ScheduleStep::Kind::receive) {
         message.expected = true;
       } else {
         message.sent = true;
@@ -101,27 +101,27 @@ class Run {
         if (message.copied) message.early.assign(at(rank, now.from), at(rank, now.from) + now.from.bytes);
       }
       if (message.sent && message.expected) pending_.push_back({Action::deliver, 0, 0, which});
-      if (now.kind == Step::Kind::receive || !message.copied) return;
+      if (now.kind == ScheduleStep::Kind::receive || !message.copied) return;
     }
     pending_.push_back({Action::finish, rank, index, 0});
   }
 
   void deliver(InFlight& message) {
     const MessagePair& pair = message.pair;
-    const Step& send = step(pair.from, pair.send);
-    const Step& receive = step(pair.to, pair.receive);
+    const ScheduleStep& send = step(pair.from, pair.send);
+    const ScheduleStep& receive = step(pair.to, pair.receive);
     const std::byte* data = message.copied ? message.early.data() : at(pair.from, send.from);
     if (receive.to.bytes > 0) std::memcpy(at(pair.to, receive.to), data, receive.to.bytes);
     pending_.push_back({Action::finish, pair.to, pair.receive, 0});
     if (!message.copied) pending_.push_back({Action::finish, pair.from, pair.send, 0});
   }
 
-  void reduce(int rank, const Step& now) {
-    const Problem& problem = world_.problems[static_cast<std::size_t>(rank)];
+  void reduce(int rank, const ScheduleStep& now) {
+    const CollectiveSpec& problem = world_.problems[static_cast<std::size_t>(rank)];
     using Kind = ReduceOp::Kind;
     ReduceOp op{problem.reduce, static_cast<double>(problem.ranks)};
-    if (now.arithmetic != Arithmetic::whole && op.kind == Kind::premul_sum) op.kind = Kind::sum;
-    if (now.arithmetic == Arithmetic::partial && op.kind == Kind::avg) op.kind = Kind::sum;
+    if (now.arithmetic != ReducePhase::whole && op.kind == Kind::premul_sum) op.kind = Kind::sum;
+    if (now.arithmetic == ReducePhase::partial && op.kind == Kind::avg) op.kind = Kind::sum;
     const Schedule& schedule = world_.schedules[static_cast<std::size_t>(rank)];
     std::vector<const void*> sources;
     for (std::uint32_t s = 0; s < now.sources; ++s) sources.push_back(at(rank, schedule.sources[now.first_source + s]));
@@ -133,7 +133,7 @@ class Run {
   void finish(int rank, std::uint32_t index) {
     --left_;
     const Schedule& schedule = world_.schedules[static_cast<std::size_t>(rank)];
-    const Step& now = schedule.steps[index];
+    const ScheduleStep& now = schedule.steps[index];
     for (std::uint32_t f = 0; f < now.followers; ++f) {
       const std::uint32_t follower = schedule.followers[now.first_follower + f];
       if (--waits_[static_cast<std::size_t>(rank)][follower] == 0)
@@ -160,12 +160,12 @@ std::string ScheduleWorld::run(std::uint64_t seed, const std::vector<Bytes>& inp
   outputs.clear();
   for (std::size_t r = 0; r < problems.size(); ++r) {
     const int rank = static_cast<int>(r);
-    const std::byte* out = run.at(rank, {Place::out, 0, 0});
+    const std::byte* out = run.at(rank, {BufferId::out, 0, 0});
     outputs.emplace_back(out, out + out_count(rank) * size_of(problems[r].dtype));
     // What is not written in place stays as it was.
-    const std::byte* in = run.at(rank, {Place::in, 0, 0});
-    const Spot from = spot(rank, Place::in);
-    const Spot to = spot(rank, Place::out);
+    const std::byte* in = run.at(rank, {BufferId::in, 0, 0});
+    const Spot from = spot(rank, BufferId::in);
+    const Spot to = spot(rank, BufferId::out);
     for (std::size_t i = 0; i < inputs[r].size(); ++i) {
       const bool written = from.buffer == to.buffer && from.offset + i >= to.offset &&
                            from.offset + i < to.offset + outputs.back().size();

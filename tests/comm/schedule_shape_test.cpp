@@ -83,12 +83,12 @@ TEST(ScheduleBytes, AreThoseOfTheTextbook) {
     const std::string name = text.substr(text.find('=') + 1);
     for (const int ranks : {2, 4, 8, 16})
       for (const std::size_t share : {std::size_t{24}, std::size_t{5000}}) {
-        const Problem problem{.kind = kind,
-                              .dtype = DType::f32,
-                              .ranks = ranks,
-                              .root = kind == OpKind::gather ? 0 : ranks / 3,
-                              .count = kind == OpKind::barrier ? 0 : share * static_cast<std::size_t>(ranks),
-                              .ordered = false};
+        const CollectiveSpec problem{.kind = kind,
+                                     .dtype = DType::f32,
+                                     .ranks = ranks,
+                                     .root = kind == OpKind::gather ? 0 : ranks / 3,
+                                     .count = kind == OpKind::barrier ? 0 : share * static_cast<std::size_t>(ranks),
+                                     .ordered = false};
         const ScheduleWorld world(problem, name);
         const Bytes2 wanted = theory(text, ranks, static_cast<double>(problem.count * 4));
         EXPECT_EQ(static_cast<double>(total(world)), wanted.all) << describe(problem, name);
@@ -102,7 +102,7 @@ TEST(ScheduleBytes, OfOtherNumbersOfRanks) {
   for (const int ranks : {3, 5, 6, 7, 9, 13}) {
     const std::size_t count = static_cast<std::size_t>(ranks) * 100;
     const auto sent = [&](OpKind kind, const char* name) {
-      return total(ScheduleWorld(Problem{.kind = kind, .ranks = ranks, .count = count, .ordered = false}, name));
+      return total(ScheduleWorld(CollectiveSpec{.kind = kind, .ranks = ranks, .count = count, .ordered = false}, name));
     };
     const std::uint64_t once = static_cast<std::uint64_t>(ranks - 1) * count * 4;
     for (const char* name : {"direct", "ring", "tree"}) EXPECT_EQ(sent(OpKind::all_reduce, name), 2 * once) << name;
@@ -130,7 +130,7 @@ TEST(ScheduleBytes, OfDirectEqualTheMetersFormula) {
     const OpKind kind = parse_op_kind(text.substr(0, text.find('=')));
     for (const int ranks : {1, 2, 3, 5, 8}) {
       const std::size_t count = has_equal_parts(kind) ? static_cast<std::size_t>(ranks) * 31 : 101;
-      const Problem problem{.kind = kind, .ranks = ranks, .root = ranks / 2, .count = count};
+      const CollectiveSpec problem{.kind = kind, .ranks = ranks, .root = ranks / 2, .count = count};
       const ScheduleWorld world(problem, "direct");
       for (int rank = 0; rank < ranks; ++rank) {
         const std::uint64_t sent = direct_bytes_sent(kind, count, 4, ranks, rank, problem.root);
@@ -190,7 +190,7 @@ TEST(ScheduleDepth, IsThatOfTheTextbook) {
       int wanted = known.at(name);
       if (kind == OpKind::all_reduce && (name == "direct" || name == "ring")) wanted *= 2;
       if (name == "pairwise") wanted = ranks - 1;
-      const Problem problem{
+      const CollectiveSpec problem{
           .kind = kind, .ranks = ranks, .count = static_cast<std::size_t>(ranks) * 10, .ordered = false};
       EXPECT_EQ(depth(ScheduleWorld(problem, name)), wanted) << describe(problem, name);
     }
@@ -203,7 +203,7 @@ TEST(ScheduleSize, StaysBoundedForHugeCalls) {
     const std::string name = text.substr(text.find('=') + 1);
     for (const int ranks : {2, 8, 64})
       for (const std::size_t count : {std::size_t{1} << 24, std::size_t{1} << 28, std::size_t{1} << 36}) {
-        const Problem problem{.kind = kind, .ranks = ranks, .count = count, .ordered = false};
+        const CollectiveSpec problem{.kind = kind, .ranks = ranks, .count = count, .ordered = false};
         const Schedule schedule = build_schedule(problem, name);
         const bool many_to_one = ranks == 64 && (name == "symmetric" || text == "reduce=direct");
         EXPECT_LT(schedule.steps.size(), many_to_one ? 80'000u : 20'000u) << describe(problem, name);
@@ -224,12 +224,12 @@ TEST(ScheduleChoice, IsAcceptedAndTheSameOnAllRanks) {
         for (const DType dtype : {DType::f32, DType::bf16, DType::i64})
           for (const bool ordered : {false, true})
             for (const Reduce reduce : {Reduce::sum, Reduce::max, Reduce::premul_sum}) {
-              Problem problem{.kind = op,
-                              .dtype = dtype,
-                              .reduce = reduce,
-                              .ranks = ranks,
-                              .count = share * static_cast<std::size_t>(ranks),
-                              .ordered = ordered};
+              CollectiveSpec problem{.kind = op,
+                                     .dtype = dtype,
+                                     .reduce = reduce,
+                                     .ranks = ranks,
+                                     .count = share * static_cast<std::size_t>(ranks),
+                                     .ordered = ordered};
               const std::string_view name = default_algorithm(problem);
               EXPECT_EQ(refusal(problem, name), "");
               problem.rank = ranks - 1;
@@ -243,14 +243,14 @@ TEST(ScheduleChoice, PartsOfAnyLengthAreCarried) {
   for (const OpKind kind :
        {OpKind::all_gather, OpKind::reduce_scatter, OpKind::gather, OpKind::scatter, OpKind::all_to_all})
     for (const int ranks : {1, 2, 4, 9, 16})
-      for (const Problem& problem : with_parts({.kind = kind, .ranks = ranks, .ordered = false}, 3))
+      for (const CollectiveSpec& problem : with_parts({.kind = kind, .ranks = ranks, .ordered = false}, 3))
         EXPECT_EQ(refusal(problem, default_algorithm(problem)), "");
 }
 
 /// A bound that only a quadratic loop would break, even on a busy machine.
 TEST(ScheduleSize, BuildingIsQuick) {
-  const Problem small{.kind = OpKind::all_reduce, .ranks = 8, .count = 64};
-  const Problem huge{.kind = OpKind::all_reduce, .ranks = 8, .count = std::size_t{1} << 30, .ordered = false};
+  const CollectiveSpec small{.kind = OpKind::all_reduce, .ranks = 8, .count = 64};
+  const CollectiveSpec huge{.kind = OpKind::all_reduce, .ranks = 8, .count = std::size_t{1} << 30, .ordered = false};
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 1000; ++i)
     for (const char* name : {"direct", "recursive_doubling"}) EXPECT_GT(build_schedule(small, name).steps.size(), 0u);

@@ -6,7 +6,7 @@ namespace tessera::comm_test {
 namespace {
 
 /// +-1, +-2, +-3; for products mostly 1, and with factors 1, so that sixteen of them fit into sixteen bits.
-Bytes whole_numbers(const Problem& problem, int rank, std::size_t count, std::uint64_t seed) {
+Bytes whole_numbers(const CollectiveSpec& problem, int rank, std::size_t count, std::uint64_t seed) {
   Bytes bytes(count * size_of(problem.dtype));
   conformance::with_type(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -33,7 +33,7 @@ Bytes cut(const Bytes& bytes, std::size_t offset, std::size_t count, std::size_t
   return {first, first + static_cast<std::ptrdiff_t>(count * size)};
 }
 
-std::vector<std::size_t> starts_or_equal(const Problem& problem, const std::vector<std::size_t>& starts) {
+std::vector<std::size_t> starts_or_equal(const CollectiveSpec& problem, const std::vector<std::size_t>& starts) {
   if (!starts.empty()) return starts;
   std::vector<std::size_t> equal;
   for (int r = 0; r <= problem.ranks; ++r)
@@ -48,7 +48,7 @@ Bytes joined(const std::vector<Bytes>& parts) {
 }
 
 Bytes expected_of(const ScheduleWorld& world, const std::vector<Bytes>& inputs, std::size_t rank) {
-  const Problem& problem = world.problems[rank];
+  const CollectiveSpec& problem = world.problems[rank];
   const auto root = static_cast<std::size_t>(problem.root);
   const std::size_t size = size_of(problem.dtype);
   const auto sum = [&] { return conformance::reduce(problem.dtype, {problem.reduce, 0}, inputs); };
@@ -100,7 +100,7 @@ std::vector<Bytes> make_inputs(const ScheduleWorld& world, bool exact, std::uint
   std::vector<Bytes> inputs;
   for (std::size_t r = 0; r < world.problems.size(); ++r) {
     const int rank = static_cast<int>(r);
-    const Problem& problem = world.problems[r];
+    const CollectiveSpec& problem = world.problems[r];
     inputs.push_back(exact ? whole_numbers(problem, rank, world.in_count(rank), seed)
                            : conformance::make_input(problem.dtype, seed, rank, world.in_count(rank)));
   }
@@ -140,22 +140,22 @@ std::string verify(const ScheduleWorld& world, bool exact, int orders) {
   return "";
 }
 
-std::string describe(const Problem& problem, const std::string& algorithm) {
+std::string describe(const CollectiveSpec& problem, const std::string& algorithm) {
   return std::string(name_of(problem.kind)) + "=" + algorithm + " ranks " + std::to_string(problem.ranks) + " count " +
          std::to_string(problem.count) + " " + std::string(name_of(problem.dtype)) + " " +
          std::string(name_of(problem.reduce)) + " root " + std::to_string(problem.root) +
          (problem.ordered ? " ordered" : "");
 }
 
-std::vector<Problem> with_parts(Problem problem, std::uint64_t seed) {
+std::vector<CollectiveSpec> with_parts(CollectiveSpec problem, std::uint64_t seed) {
   const auto ranks = static_cast<std::size_t>(problem.ranks);
   const auto length = [&](std::size_t a, std::size_t b) {
     const std::uint64_t bits = conformance::scramble(seed * 77 + a * 1000 + b + 1);
     return bits % 4 == 0 ? 0 : static_cast<std::size_t>(bits >> 8) % 40;
   };
-  std::vector<Problem> all;
+  std::vector<CollectiveSpec> all;
   for (std::size_t r = 0; r < ranks; ++r) {
-    Problem own = problem;
+    CollectiveSpec own = problem;
     own.rank = static_cast<int>(r);
     std::vector<std::size_t> in = {0};
     std::vector<std::size_t> out = {0};

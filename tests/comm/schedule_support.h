@@ -38,9 +38,9 @@ std::string difference(const ScheduleWorld& world, const std::vector<Bytes>& out
 /// check(), race(), then runs in `orders` orders of events; "" or the first thing that is wrong.
 std::string verify(const ScheduleWorld& world, bool exact, int orders = 3);
 
-std::string describe(const Problem& problem, const std::string& algorithm);
+std::string describe(const CollectiveSpec& problem, const std::string& algorithm);
 
 /// The _v form of `problem` with parts of random lengths, some of them empty; all_to_all has other ones for each rank.
-std::vector<Problem> with_parts(Problem problem, std::uint64_t seed);
+std::vector<CollectiveSpec> with_parts(CollectiveSpec problem, std::uint64_t seed);
 
 }  // namespace tessera::comm_test

@@ -39,13 +39,13 @@ TEST(Schedules, EveryAlgorithmGivesTheReference) {
       for (const std::size_t count : counts(algorithm.kind, ranks))
         for (const std::uint32_t in_place : kInPlace)
           for (int turn = 0; turn < (adds(algorithm.kind) ? 6 : 1); ++turn, ++mixer.at) {
-            const Problem problem{.kind = algorithm.kind,
-                                  .dtype = mixer.pick(kDTypes),
-                                  .reduce = kReduces[turn],
-                                  .ranks = ranks,
-                                  .root = static_cast<int>(mixer.at / 6) % ranks,
-                                  .count = count,
-                                  .ordered = false};
+            const CollectiveSpec problem{.kind = algorithm.kind,
+                                         .dtype = mixer.pick(kDTypes),
+                                         .reduce = kReduces[turn],
+                                         .ranks = ranks,
+                                         .root = static_cast<int>(mixer.at / 6) % ranks,
+                                         .count = count,
+                                         .ordered = false};
             const ScheduleWorld world(problem, algorithm.name, in_place);
             ASSERT_EQ(verify(world, true, 2), "") << describe(problem, algorithm.name) << " in place " << in_place;
           }
@@ -60,13 +60,13 @@ TEST(Schedules, OrderedSumsAreTheTreesToTheBit) {
       for (const DType dtype : kDTypes)
         for (const Reduce reduce : kReduces) {
           ++mixer.at;
-          const Problem problem{.kind = algorithm.kind,
-                                .dtype = dtype,
-                                .reduce = reduce,
-                                .ranks = ranks,
-                                .root = static_cast<int>(mixer.at) % ranks,
-                                .count = static_cast<std::size_t>(ranks) * 61,
-                                .ordered = true};
+          const CollectiveSpec problem{.kind = algorithm.kind,
+                                       .dtype = dtype,
+                                       .reduce = reduce,
+                                       .ranks = ranks,
+                                       .root = static_cast<int>(mixer.at) % ranks,
+                                       .count = static_cast<std::size_t>(ranks) * 61,
+                                       .ordered = true};
           if (!refusal(problem, algorithm.name).empty()) continue;
           const ScheduleWorld world(problem, algorithm.name, mixer.pick(kInPlace));
           ASSERT_EQ(verify(world, false, 1), "") << describe(problem, algorithm.name);
@@ -82,18 +82,18 @@ TEST(Schedules, PartsOfAnyLength) {
     if (!has_equal_parts(algorithm.kind) || algorithm.kind == OpKind::barrier) continue;
     for (const int ranks : kRanks)
       for (std::uint64_t seed = 0; seed < 4; ++seed) {
-        const Problem problem{.kind = algorithm.kind,
-                              .ranks = ranks,
-                              .root = static_cast<int>(seed) % ranks,
-                              .ordered = algorithm.name == "direct"};
-        std::vector<Problem> all = with_parts(problem, seed);
+        const CollectiveSpec problem{.kind = algorithm.kind,
+                                     .ranks = ranks,
+                                     .root = static_cast<int>(seed) % ranks,
+                                     .ordered = algorithm.name == "direct"};
+        std::vector<CollectiveSpec> all = with_parts(problem, seed);
         if (!refusal(all[0], algorithm.name).empty()) {
           ++refused;
           EXPECT_THROW(build_schedule(all[0], algorithm.name), InvalidUsage);
           continue;
         }
         if (seed % 2 == 1 && algorithm.kind != OpKind::all_to_all)
-          for (Problem& own : all)
+          for (CollectiveSpec& own : all)
             own.in_place = algorithm.kind == OpKind::all_gather || algorithm.kind == OpKind::reduce_scatter ||
                            own.rank == own.root;
         const ScheduleWorld world(all, algorithm.name);
@@ -109,13 +109,13 @@ TEST(Schedules, LargeDataGoesInSegments) {
     if (algorithm.kind == OpKind::barrier) continue;
     for (const int ranks : {2, 3, 4}) {
       const std::uint32_t in_place = ranks == 3 ? ~0u : 0;
-      const Problem problem{.kind = algorithm.kind,
-                            .dtype = DType::f64,
-                            .reduce = ranks == 4 ? Reduce::premul_sum : Reduce::sum,
-                            .ranks = ranks,
-                            .root = ranks - 1,
-                            .count = static_cast<std::size_t>(ranks) * 175'003,
-                            .ordered = false};
+      const CollectiveSpec problem{.kind = algorithm.kind,
+                                   .dtype = DType::f64,
+                                   .reduce = ranks == 4 ? Reduce::premul_sum : Reduce::sum,
+                                   .ranks = ranks,
+                                   .root = ranks - 1,
+                                   .count = static_cast<std::size_t>(ranks) * 175'003,
+                                   .ordered = false};
       const ScheduleWorld world(problem, algorithm.name, in_place);
       ASSERT_EQ(verify(world, true, 1), "") << describe(problem, algorithm.name) << " in place " << in_place;
     }
@@ -126,17 +126,17 @@ TEST(Schedules, NobodyLeavesABarrierEarly) {
   for (const Named& algorithm : algorithms(false)) {
     if (algorithm.kind != OpKind::barrier) continue;
     for (const int ranks : kRanks) {
-      const ScheduleWorld world(Problem{.kind = OpKind::barrier, .ranks = ranks}, algorithm.name);
+      const ScheduleWorld world(CollectiveSpec{.kind = OpKind::barrier, .ranks = ranks}, algorithm.name);
       EXPECT_EQ(world.early_leaver(), "");
     }
   }
 }
 
 TEST(Schedules, RefusalsSayWhatElseToDo) {
-  const Problem sum{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 8};
+  const CollectiveSpec sum{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 8};
   EXPECT_THAT(refusal(sum, "best"), ::testing::HasSubstr("known: direct"));
   for (const Named& algorithm : algorithms(false)) {
-    Problem problem = sum;
+    CollectiveSpec problem = sum;
     problem.kind = algorithm.kind;
     const std::string why = refusal(problem, algorithm.name);
     if (algorithm.name == "direct") {

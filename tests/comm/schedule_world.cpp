@@ -7,13 +7,13 @@
 namespace tessera::comm_test {
 namespace {
 
-Slice part(const Problem& problem, const std::vector<std::size_t>& starts, int rank) {
+Slice part(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int rank) {
   if (starts.empty()) return slice_of(problem.count, problem.ranks, rank);
   const auto r = static_cast<std::size_t>(rank);
   return {starts[r], starts[r + 1] - starts[r]};
 }
 
-bool in_place_possible(const Problem& problem) {
+bool in_place_possible(const CollectiveSpec& problem) {
   switch (problem.kind) {
     case OpKind::all_to_all:
     case OpKind::barrier:
@@ -28,10 +28,10 @@ bool in_place_possible(const Problem& problem) {
   }
 }
 
-std::vector<Problem> for_all_ranks(const Problem& problem, std::uint32_t in_place_ranks) {
-  std::vector<Problem> all(static_cast<std::size_t>(problem.ranks), problem);
+std::vector<CollectiveSpec> for_all_ranks(const CollectiveSpec& problem, std::uint32_t in_place_ranks) {
+  std::vector<CollectiveSpec> all(static_cast<std::size_t>(problem.ranks), problem);
   for (int rank = 0; rank < problem.ranks; ++rank) {
-    Problem& own = all[static_cast<std::size_t>(rank)];
+    CollectiveSpec& own = all[static_cast<std::size_t>(rank)];
     own.rank = rank;
     own.in_place = ((in_place_ranks >> rank) & 1) != 0 && in_place_possible(own);
   }
@@ -40,15 +40,15 @@ std::vector<Problem> for_all_ranks(const Problem& problem, std::uint32_t in_plac
 
 }  // namespace
 
-ScheduleWorld::ScheduleWorld(const Problem& problem, std::string_view algorithm, std::uint32_t in_place_ranks)
+ScheduleWorld::ScheduleWorld(const CollectiveSpec& problem, std::string_view algorithm, std::uint32_t in_place_ranks)
     : ScheduleWorld(for_all_ranks(problem, in_place_ranks), algorithm) {}
 
-ScheduleWorld::ScheduleWorld(std::vector<Problem> all, std::string_view algorithm) : problems(std::move(all)) {
-  for (const Problem& problem : problems) schedules.push_back(build_schedule(problem, algorithm));
+ScheduleWorld::ScheduleWorld(std::vector<CollectiveSpec> all, std::string_view algorithm) : problems(std::move(all)) {
+  for (const CollectiveSpec& problem : problems) schedules.push_back(build_schedule(problem, algorithm));
 }
 
 std::size_t ScheduleWorld::in_count(int rank) const {
-  const Problem& problem = problems[static_cast<std::size_t>(rank)];
+  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
   switch (problem.kind) {
     case OpKind::all_gather:
     case OpKind::gather:
@@ -64,7 +64,7 @@ std::size_t ScheduleWorld::in_count(int rank) const {
 }
 
 std::size_t ScheduleWorld::out_count(int rank) const {
-  const Problem& problem = problems[static_cast<std::size_t>(rank)];
+  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
   switch (problem.kind) {
     case OpKind::reduce_scatter:
     case OpKind::scatter:
@@ -79,33 +79,33 @@ std::size_t ScheduleWorld::out_count(int rank) const {
   }
 }
 
-Spot ScheduleWorld::spot(int rank, Place place) const {
-  const Problem& problem = problems[static_cast<std::size_t>(rank)];
+Spot ScheduleWorld::spot(int rank, BufferId place) const {
+  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
   const std::size_t size = size_of(problem.dtype);
-  if (place == Place::scratch) return {2, 0};
-  if (place == Place::factor) return {3, 0};
+  if (place == BufferId::scratch) return {2, 0};
+  if (place == BufferId::factor) return {3, 0};
   const bool gathers = problem.kind == OpKind::all_gather || problem.kind == OpKind::gather;
   const bool scatters = problem.kind == OpKind::reduce_scatter || problem.kind == OpKind::scatter;
-  if (place == Place::in)
+  if (place == BufferId::in)
     return problem.in_place && gathers ? Spot{1, part(problem, problem.out_starts, rank).offset * size} : Spot{0, 0};
   if (!problem.in_place || gathers) return {1, 0};
   return scatters ? Spot{0, part(problem, problem.in_starts, rank).offset * size} : Spot{0, 0};
 }
 
 std::size_t ScheduleWorld::buffer_bytes(int rank, int buffer) const {
-  const Problem& problem = problems[static_cast<std::size_t>(rank)];
+  const CollectiveSpec& problem = problems[static_cast<std::size_t>(rank)];
   const std::size_t size = size_of(problem.dtype);
   if (buffer == 2) return schedules[static_cast<std::size_t>(rank)].scratch_bytes;
   if (buffer == 3) return sizeof(double);
-  const bool used = spot(rank, buffer == 0 ? Place::in : Place::out).buffer == buffer;
+  const bool used = spot(rank, buffer == 0 ? BufferId::in : BufferId::out).buffer == buffer;
   if (!used) return 0;
   return (buffer == 0 ? in_count(rank) : out_count(rank)) * size;
 }
 
 std::uint64_t ScheduleWorld::bytes_sent(int rank) const {
   std::uint64_t sum = 0;
-  for (const Step& step : schedules[static_cast<std::size_t>(rank)].steps)
-    if (step.kind == Step::Kind::send) sum += step.from.bytes;
+  for (const ScheduleStep& step : schedules[static_cast<std::size_t>(rank)].steps)
+    if (step.kind == ScheduleStep::Kind::send) sum += step.from.bytes;
   return sum;
 }
 
@@ -118,7 +118,7 @@ std::vector<MessagePair> messages_of(const ScheduleWorld& world) {
   for (int rank = 0; rank < static_cast<int>(world.schedules.size()); ++rank) {
     const auto& steps = world.schedules[static_cast<std::size_t>(rank)].steps;
     for (std::uint32_t i = 0; i < steps.size(); ++i)
-      if (steps[i].kind == Step::Kind::send &&
+      if (steps[i].kind == ScheduleStep::Kind::send &&
           !pairs.try_emplace({rank, steps[i].peer, steps[i].number}, MessagePair{rank, i, steps[i].peer, UINT32_MAX})
                .second)
         fail(rank, steps[i].peer, steps[i].number, "is sent twice");
@@ -126,7 +126,7 @@ std::vector<MessagePair> messages_of(const ScheduleWorld& world) {
   for (int rank = 0; rank < static_cast<int>(world.schedules.size()); ++rank) {
     const auto& steps = world.schedules[static_cast<std::size_t>(rank)].steps;
     for (std::uint32_t i = 0; i < steps.size(); ++i) {
-      if (steps[i].kind != Step::Kind::receive) continue;
+      if (steps[i].kind != ScheduleStep::Kind::receive) continue;
       const auto found = pairs.find({steps[i].peer, rank, steps[i].number});
       if (found == pairs.end()) fail(steps[i].peer, rank, steps[i].number, "is never sent");
       if (found->second.receive != UINT32_MAX) fail(steps[i].peer, rank, steps[i].number, "is received twice");
@@ -143,7 +143,7 @@ std::vector<MessagePair> messages_of(const ScheduleWorld& world) {
 
 void drop_dependency(Schedule& schedule, std::size_t which) {
   std::size_t seen = 0;
-  for (Step& step : schedule.steps) {
+  for (ScheduleStep& step : schedule.steps) {
     if (which >= seen + step.followers) {
       seen += step.followers;
       continue;

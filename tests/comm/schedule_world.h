@@ -25,16 +25,16 @@ struct Spot {
 struct ScheduleWorld {
   /// All ranks' schedules. `problem.rank` and `problem.in_place` are set per rank: in place by the bits of
   /// `in_place_ranks`, where the operation allows it.
-  ScheduleWorld(const Problem& problem, std::string_view algorithm, std::uint32_t in_place_ranks = 0);
+  ScheduleWorld(const CollectiveSpec& problem, std::string_view algorithm, std::uint32_t in_place_ranks = 0);
   /// Ranks whose problems differ in more (all_to_all with parts of any length).
-  ScheduleWorld(std::vector<Problem> all, std::string_view algorithm);
+  ScheduleWorld(std::vector<CollectiveSpec> all, std::string_view algorithm);
 
-  std::vector<Problem> problems;
+  std::vector<CollectiveSpec> problems;
   std::vector<Schedule> schedules;
 
   std::size_t in_count(int rank) const;
   std::size_t out_count(int rank) const;
-  Spot spot(int rank, Place place) const;
+  Spot spot(int rank, BufferId place) const;
   std::size_t buffer_bytes(int rank, int buffer) const;
 
   /// "", or what is wrong with the schedules as such: regions outside of their buffers, steps before those they wait

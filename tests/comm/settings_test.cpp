@@ -54,7 +54,7 @@ TEST(Algorithms, AFileIsReadAsItWouldBeWrittenInOneLine) {
 TEST(Algorithms, TheOneThatRanIsNamed) {
   const auto ran = [](const std::string& setting, std::size_t count) {
     std::string name;
-    Config config;
+    InitOptions config;
     config.timeout = std::chrono::seconds(20);
     config.algorithms = setting;
     run_threads(2, config, [&](Communicator& comm) {
@@ -75,7 +75,7 @@ TEST(Algorithms, TheOneThatRanIsNamed) {
 
 /// Over shm it reads payloads beside the announcements, and there is room for 16 KiB.
 TEST(Algorithms, SymmetricIsRefusedForMoreThanItsRoom) {
-  Config config = quick_config();
+  InitOptions config = quick_config();
   config.algorithms = "all_reduce=symmetric";
   run_threads(2, config, [](Communicator& comm) {
     std::vector<float> x(4097, 1);

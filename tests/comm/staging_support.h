@@ -22,7 +22,7 @@ inline constexpr const char* kWays[] = {"shm", "tcp", "ipc"};
 
 inline void run_staged(const std::string& way, int ranks, const std::shared_ptr<DeviceRuntime>& device,
                        const std::function<void(Communicator&)>& body, StagingOptions options = small_chunks()) {
-  Config config;
+  InitOptions config;
   config.backend = way == "ipc" ? "shm" : way;
   config.timeout = 60s;
   options.ipc = way == "ipc";
@@ -37,7 +37,7 @@ class Values {
       : device_(device),
         stream_(stream),
         count_(count),
-        memory_(comm.allocate(count * 4, MemoryKind::device, MemoryUse::other)),
+        memory_(comm.allocate(count * 4, MemoryKind::device, MemoryCategory::other)),
         data_(static_cast<float*>(memory_.data())) {
     fill(value);
   }

@@ -130,7 +130,7 @@ TEST_P(Staging, OperationsThatDependOnEachOtherInCircles) {
       x.scale(0.5F);
       b->all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = one.get()}).wait_on(*two);
       const int peer = 1 - world.rank();
-      const std::vector<PointToPoint> parts = {PointToPoint::send(x.view(), peer)};
+      const std::vector<P2POp> parts = {P2POp::send(x.view(), peer)};
       if (world.rank() == 0) a->batch(parts, {.after = two.get()}).wait_on(*two);
       if (world.rank() == 1) a->recv(x.view(), peer, {.after = two.get()}).wait_on(*two);
     }
@@ -197,7 +197,7 @@ TEST_P(Staging, PartsOfDifferentLengths) {
 
 TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
   const auto device = lazy_device();
-  std::vector<MeterSnapshot> meters[2];
+  std::vector<TrafficStats> meters[2];
   for (const bool small : {false, true}) {
     meters[small].resize(3);
     const auto body = [&](Communicator& comm) {
@@ -242,9 +242,9 @@ TEST_P(Staging, PinsNothingAnewForOperationsLikeEarlierOnes) {
 TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
-    const auto live = [&] { return comm.ledger()->snapshot().now_of(MemoryUse::parameter); };
+    const auto live = [&] { return comm.ledger()->snapshot().now_of(MemoryCategory::parameter); };
     {
-      const Buffer memory = comm.allocate(1 << 16, MemoryKind::device, MemoryUse::parameter);
+      const Buffer memory = comm.allocate(1 << 16, MemoryKind::device, MemoryCategory::parameter);
       EXPECT_EQ(live(), 1u << 16);
       const auto stream = device->make_stream();
       const View view{memory.data(), 1 << 14, DType::f32, device->device()};
@@ -270,7 +270,7 @@ TEST(StagingConfig, WithoutADeviceItsMemoryIsRefused) {
   const auto device = lazy_device();
   float* const data = static_cast<float*>(device->allocate(64));
   const View there{data, 8, DType::f32, device->device()};
-  Config config = quick_config();
+  InitOptions config = quick_config();
   run_threads(2, config, [&](Communicator& comm) {
     EXPECT_EQ(error_of([&] { comm.all_reduce(there, there, ReduceOp::sum()); }),
               "Unsupported: all_reduce: backend shm can't move memory of device cuda:0");

@@ -109,7 +109,7 @@ TEST(Strangers, LeaveRankZeroTheFilesThatItNeeds) {
 
 TEST(Strangers, WithAnotherTokenAreRefusedAndToldWhy) {
   expect_undisturbed([](int port) {
-    Meeting wrong = meeting(1, 2, port);
+    RendezvousOptions wrong = meeting(1, 2, port);
     wrong.token = "sardine";
     EXPECT_EQ(come(wrong).get().error,
               "InvalidUsage: init: rank 0 at TESSERA_MASTER=127.0.0.1:" + std::to_string(port) +
@@ -149,7 +149,7 @@ TEST(Strangers, InRankZerosPlaceAreNotBelieved) {
       ++welcomed;
     }
   });
-  Meeting one = meeting(1, 2, port_of(listener));
+  RendezvousOptions one = meeting(1, 2, port_of(listener));
   one.timeout = 2s;
   const std::string error = come(one).get().error;
   done.store(true);
@@ -211,7 +211,7 @@ TEST(Strangers, OfAnotherVersionAreNamed) {
 
 TEST(Strangers, ThatAreNoRankZeroAreNamed) {
   const UniqueFd listener = listen_on_port(0);
-  Meeting lost = meeting(1, 2, port_of(listener));
+  RendezvousOptions lost = meeting(1, 2, port_of(listener));
   lost.timeout = 300ms;
   auto one = come(lost);
   const UniqueFd guest(::accept(listener.get(), nullptr, nullptr));
@@ -222,7 +222,7 @@ TEST(Strangers, ThatAreNoRankZeroAreNamed) {
 /// What a proven rank says comes to the terminal, too.
 TEST(Refused, SaysSoWithoutControlCharacters) {
   expect_undisturbed([](int port) {
-    Meeting stale = meeting(1, 2, port);
+    RendezvousOptions stale = meeting(1, 2, port);
     stale.launch.job = "run\x1b[2J\xc2\x9b\xff d\xc3\xa9j\xc3\xa0";
     const std::string error = come(stale).get().error;
     EXPECT_NE(error.find("belongs to run 'run\\x1b[2J\\xc2\\x9b\\xff d\xc3\xa9j\xc3\xa0', rank 0 to run 'run-1'"),
@@ -259,7 +259,7 @@ TEST(Refused, IsASecondProcessOfOneRank) {
 
 TEST(Refused, IsARankThatIsLeftFromAnEarlierStart) {
   expect_undisturbed([](int port) {
-    Meeting stale = meeting(1, 2, port);
+    RendezvousOptions stale = meeting(1, 2, port);
     stale.launch.job = "run-0";
     EXPECT_NE(come(stale).get().error.find("rank 1 belongs to run 'run-0', rank 0 to run 'run-1'"), std::string::npos);
   });
@@ -268,11 +268,11 @@ TEST(Refused, IsARankThatIsLeftFromAnEarlierStart) {
 TEST(Refused, IsAnEarlierRestartAndALaterOneWaits) {
   const int port = free_port();
   const auto restarted = [&](int rank, std::uint64_t restart) {
-    Meeting one = meeting(rank, 2, port);
+    RendezvousOptions one = meeting(rank, 2, port);
     one.launch.restart = restart;
     return one;
   };
-  Meeting old = restarted(0, 1);
+  RendezvousOptions old = restarted(0, 1);
   old.timeout = 1500ms;
   auto old_zero = come(old);
   { connect_when_open(port); }
@@ -291,7 +291,7 @@ TEST(Refused, IsAnEarlierRestartAndALaterOneWaits) {
 TEST(Refused, IsNobodyWhoComesForTheNextWorldWhileThisOneIsInUse) {
   const int port = free_port();
   const auto of_world = [&](int rank, std::uint32_t generation) {
-    Meeting one = meeting(rank, 2, port);
+    RendezvousOptions one = meeting(rank, 2, port);
     one.launch.generation = generation;
     return one;
   };

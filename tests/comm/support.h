@@ -15,8 +15,8 @@ using namespace tessera::base;
 using namespace tessera::comm;
 using namespace std::chrono_literals;
 
-inline Config quick_config() {
-  Config config;
+inline InitOptions quick_config() {
+  InitOptions config;
   config.backend = "shm";
   config.timeout = 60s;
   config.algorithms = "";

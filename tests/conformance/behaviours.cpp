@@ -137,9 +137,8 @@ std::string messages(Communicator& world) {
     Values second = filled(count, world.rank() + 1000);
     Values got_first(count);
     Values got_second(count);
-    const std::vector<PointToPoint> parts = {
-        PointToPoint::send(view(first), next), PointToPoint::recv(view(got_first), previous),
-        PointToPoint::send(view(second), next), PointToPoint::recv(view(got_second), previous)};
+    const std::vector<P2POp> parts = {P2POp::send(view(first), next), P2POp::recv(view(got_first), previous),
+                                      P2POp::send(view(second), next), P2POp::recv(view(got_second), previous)};
     world.batch(parts).wait();
     if (auto wrong = unequal("first message", got_first, filled(count, previous)); !wrong.empty()) return wrong;
     if (auto wrong = unequal("second message", got_second, filled(count, previous + 1000)); !wrong.empty())
@@ -195,10 +194,10 @@ std::string meter_counts(Communicator& world) {
   const std::size_t count = 1000 * static_cast<std::size_t>(world.size());
   Values in = filled(count, 1);
   Values out(count / static_cast<std::size_t>(world.size()));
-  const MeterSnapshot before = world.meter();
+  const TrafficStats before = world.meter();
   world.reduce_scatter(view(in), view(out), ReduceOp::sum()).wait();
   world.barrier().wait();
-  const MeterSnapshot change = world.meter() - before;
+  const TrafficStats change = world.meter() - before;
   const std::uint64_t want = 8000 * static_cast<std::uint64_t>(world.size() - 1);
   const std::uint64_t have = change.of(OpKind::reduce_scatter).bytes_sent;
   std::uint64_t by_peer = 0;
@@ -215,7 +214,7 @@ std::string split_and_memory(Communicator& world) {
     const auto none = world.split(-1, 0);
     if (none != nullptr) return "a negative color got a communicator";
     if (pair->rank() != (pair->size() == 2 ? 1 - world.rank() % 2 : 0)) return "the key does not order the ranks";
-    const Buffer memory = world.allocate(80'000, MemoryKind::host, MemoryUse::other);
+    const Buffer memory = world.allocate(80'000, MemoryKind::host, MemoryCategory::other);
     auto* values = static_cast<std::int64_t*>(memory.data());
     std::fill_n(values, 10'000, world.rank());
     pair->all_reduce(view_of(values + 1, 9'000), view_of(values + 1, 9'000), ReduceOp::max()).wait();

@@ -34,7 +34,7 @@ class Place {
       : skew_(skew), device_(device) {
     const std::size_t whole = bytes + skew;
     if (window) {
-      buffer_ = comm.allocate(whole, device == nullptr ? MemoryKind::host : MemoryKind::device, MemoryUse::other);
+      buffer_ = comm.allocate(whole, device == nullptr ? MemoryKind::host : MemoryKind::device, MemoryCategory::other);
     } else if (device == nullptr) {
       ordinary_.resize(whole);
     } else {

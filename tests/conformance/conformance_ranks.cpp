@@ -104,7 +104,7 @@ int main(int argc, char** argv) {
   try {
     using namespace tessera::conformance;
     if (named("ipc") || named("staged")) {
-      tessera::comm::Config config;
+      tessera::comm::InitOptions config;
       const auto device = tessera::harness::make_guarded_device({.lazy = true});
       config.device = device;
       const auto world = tessera::comm::init(config);

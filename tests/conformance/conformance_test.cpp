@@ -34,7 +34,7 @@ class Conformance : public testing::TestWithParam<std::tuple<OpKind, int, Settin
 
 TEST_P(Conformance, EqualsTheSerialReferenceToTheBit) {
   const auto& [kind, ranks, setting] = GetParam();
-  Config config;
+  InitOptions config;
   config.backend = setting.backend;
   config.algorithms = setting.algorithms;
   config.timeout = std::chrono::minutes(2);
@@ -49,7 +49,7 @@ class Behaviours : public testing::TestWithParam<std::tuple<int, Setting>> {};
 
 TEST_P(Behaviours, AreAsPromised) {
   const auto& [ranks, setting] = GetParam();
-  Config config;
+  InitOptions config;
   config.backend = setting.backend;
   config.timeout = std::chrono::minutes(1);
   run_threads(ranks, config, [&](Communicator& comm) {
@@ -65,7 +65,7 @@ TEST_P(Behaviours, AreAsPromised) {
 class Huge : public testing::TestWithParam<OpKind> {};
 
 TEST_P(Huge, IsCheckedEverywhere) {
-  Config config;
+  InitOptions config;
   config.backend = "shm";
   constexpr std::size_t kBytes = 5'000'011;
   const OpKind kind = GetParam();
@@ -119,7 +119,7 @@ TEST(Algorithms, EachCarriesItsOperation) {
   for (const std::string& name : known_algorithms(false)) {
     const OpKind kind = parse_op_kind(name.substr(0, name.find('=')));
     if (kind == OpKind::barrier || kind == OpKind::send || kind == OpKind::recv) continue;
-    Config config;
+    InitOptions config;
     config.backend = "tcp";
     config.deterministic = false;
     config.algorithms = name;

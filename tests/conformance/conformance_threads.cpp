@@ -31,7 +31,7 @@ class Verdict {
 };
 
 int run(const std::string& backend, int ranks, bool full) {
-  Config config;
+  InitOptions config;
   config.backend = backend;
   config.timeout = std::chrono::minutes(2);
   Verdict verdict;

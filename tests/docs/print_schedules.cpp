@@ -14,10 +14,10 @@ constexpr std::size_t kSegmentsOfAChain = 3;
 void print_steps(const Schedule& schedule, int rank) {
   static constexpr const char* kKinds[] = {"send", "receive", "copy", "reduce"};
   for (std::size_t i = 0; i < schedule.steps.size(); ++i) {
-    const Step& step = schedule.steps[i];
+    const ScheduleStep& step = schedule.steps[i];
     std::cout << R"({"rank": )" << rank << R"(, "step": )" << i << R"(, "kind": ")"
               << kKinds[static_cast<std::size_t>(step.kind)] << R"(", "peer": )" << step.peer << R"(, "number": )"
-              << step.number << R"(, "bytes": )" << (step.kind == Step::Kind::send ? step.from : step.to).bytes
+              << step.number << R"(, "bytes": )" << (step.kind == ScheduleStep::Kind::send ? step.from : step.to).bytes
               << R"(, "followers": [)";
     for (std::uint32_t f = 0; f < step.followers; ++f)
       std::cout << (f == 0 ? "" : ", ") << schedule.followers[step.first_follower + f];
@@ -25,18 +25,18 @@ void print_steps(const Schedule& schedule, int rank) {
   }
 }
 
-bool ordered(const Problem& problem, DType dtype, std::string_view name) {
-  Problem asked = problem;
+bool ordered(const CollectiveSpec& problem, DType dtype, std::string_view name) {
+  CollectiveSpec asked = problem;
   asked.ordered = true;
   asked.dtype = dtype;
   return refusal(asked, name).empty();
 }
 
 void print(OpKind kind, const std::string& name, int ranks) {
-  Problem problem{.kind = kind, .ranks = ranks, .ordered = false};
+  CollectiveSpec problem{.kind = kind, .ranks = ranks, .ordered = false};
   if (kind != OpKind::barrier) problem.count = kShare * static_cast<std::size_t>(ranks);
   if (name == "pipelined") problem.count = kSegmentsOfAChain * 65536;
-  Problem unequal = problem;
+  CollectiveSpec unequal = problem;
   unequal.in_starts = {0};
   std::cout << R"({"algorithm": ")" << name_of(kind) << '=' << name << R"(", "ranks": )" << ranks << R"(, "bytes": )"
             << problem.count * size_of(problem.dtype) << R"(, "ordered": )" << ordered(problem, DType::f32, name)

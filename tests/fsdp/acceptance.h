@@ -14,8 +14,8 @@
 namespace tessera::fsdp {
 
 using base::DType;
-using base::EventKind;
-using base::MemoryUse;
+using base::MemoryCategory;
+using base::TraceEventKind;
 using harness::engine_for;
 using harness::same_bits;
 using harness::train;

@@ -14,9 +14,9 @@ class Typed final : public CollectivePlugin {
  public:
   Typed(comm::OpKind kind, std::set<std::pair<comm::OpKind, DType>>& seen, std::mutex& mutex)
       : kind_(kind), seen_(seen), mutex_(mutex) {}
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& t : call.transfers) {
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& t : call.transfers) {
       {
         const std::lock_guard lock(mutex_);
         seen_.insert({kind_, t.in.dtype});
@@ -58,12 +58,12 @@ TEST_P(Acceptance, P11_OneRanksInfinityMakesAllSkip) {
   for (const std::string& name : strategies()) {
     TrainingSpec one = spec(name);
     one.steps = 2;
-    one.engine.scales_loss = true;
+    one.engine.use_loss_scaling = true;
     std::mutex mutex;
     std::set<bool> done;
     one.after_backward = [](int, int step, Engine& engine, nn::CausalModel&) {
       if (step != 1) return;
-      engine.visit_gradients([](const GradientRange& gradient) {  // on the ranks that hold that element
+      engine.for_each_gradient([](const GradientShard& gradient) {  // on the ranks that hold that element
         if (gradient.parameter.name() == "h.2.mlp.c_fc.weight" && gradient.range.begin == 0)
           static_cast<float*>(gradient.data)[0] = INFINITY;
       });
@@ -71,7 +71,7 @@ TEST_P(Acceptance, P11_OneRanksInfinityMakesAllSkip) {
     std::map<std::string, std::vector<float>> before, after;
     one.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
       auto& values = step == 0 ? before : after;
-      engine.visit([&](const nn::Parameter& p, std::span<const float> v) {
+      engine.for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
         if (rank == 0) values[p.name()].assign(v.begin(), v.end());
       });
       const std::lock_guard lock(mutex);
@@ -97,7 +97,7 @@ TEST_P(Acceptance, P13_AnExceptionLeavesTheEngineUsable) {
       const nn::Tensor loss = model.loss(batch.tokens, batch.targets);
       tape.record("throws", loss, [] { throw Thrown{}; });
       EXPECT_THROW(tape.backward(loss), Thrown);
-      engine.reset();
+      engine.abort_step();
     };
     EXPECT_TRUE(same_bits(undisturbed, train(one))) << name;
   }
@@ -118,9 +118,9 @@ TEST_P(Acceptance, P15_OneRankCallsNoCollective) {
 /// reduce_scatter by all_reduce: each rank uses its slice.
 class Lowered final : public CollectivePlugin {
  public:
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& t : call.transfers) {
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& t : call.transfers) {
       const comm::View whole{const_cast<void*>(t.in.data), t.in.count, t.in.dtype, t.in.device};
       works.add(call.channel.all_reduce(t.in, whole, call.op, call.options));
     }
@@ -150,9 +150,9 @@ TEST_P(Acceptance, P17_OverlappedAndSerialRunsHaveTheSameBits) {
     TrainingSpec one = spec(name);
     const TrainingRecord overlapped = train(one);
     one.engine.prefetch = 0;
-    one.engine.limit_gathers = 1;
+    one.engine.limit_all_gathers = 1;
     one.after_backward = [](int, int, Engine& engine, nn::CausalModel& model) {  // waits for everything in flight
-      engine.settle();
+      engine.wait();
       model.context().stream().synchronize();
     };
     EXPECT_TRUE(same_bits(overlapped, train(one))) << name;
@@ -174,7 +174,7 @@ TEST_P(Acceptance, P18_NothingReadsWhatWasGivenBack) {
 TEST_P(Acceptance, P20_StrategiesMayBeMixedInOneModel) {
   const TrainingRecord ddp = train(spec("ddp"));
   TrainingSpec one = spec("fsdp");
-  one.engine.strategy_of = [](const UnitSpec& unit) {
+  one.engine.unit_strategy = [](const UnitSpec& unit) {
     return unit.name == "h.1" ? std::optional(strategy_named("ddp")) : std::nullopt;
   };
   EXPECT_TRUE(same_bits(ddp, train(one)));

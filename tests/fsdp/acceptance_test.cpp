@@ -45,15 +45,15 @@ TEST_P(Acceptance, P03_CallsAndBytesEqualTheFormula) {
       EXPECT_EQ(harness::calls_per_step(rank, one.steps - 1), formula.calls) << name;
       EXPECT_EQ(harness::bytes_per_step(rank, one.steps - 1), formula.bytes) << name;
     }
-    for (const Engine::UnitInfo& unit : record.units) EXPECT_EQ((unit.elements + unit.padding) % (8 * ranks()), 0);
+    for (const Engine::UnitStats& unit : record.units) EXPECT_EQ((unit.elements + unit.padding) % (8 * ranks()), 0);
   }
 }
 
 std::string gathers_and_computations(const TrainingRecord& record) {
   std::string order;
-  for (const base::EventRecord& event : record.last_events) {
-    if (event.kind == EventKind::unshard_issue) order += " +" + event.unit;
-    if (event.kind == EventKind::forward || event.kind == EventKind::backward) order += " " + event.unit;
+  for (const base::TraceEvent& event : record.last_events) {
+    if (event.kind == TraceEventKind::unshard_issue) order += " +" + event.unit;
+    if (event.kind == TraceEventKind::forward || event.kind == TraceEventKind::backward) order += " " + event.unit;
   }
   return order;
 }
@@ -81,12 +81,12 @@ TEST_P(Acceptance, P05_PeaksOfMemoryEqualTheFormula) {
     std::int64_t padded = 0;
     for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
     const ModelStateBytes state = model_state_formula(one.engine.strategy, record.mesh, padded, 2);
-    for (const base::Ledger::Snapshot& ledger : record.ledgers) {
-      EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_parameter), peak.unsharded_parameter) << name;
-      EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_gradient), peak.unsharded_gradient) << name;
-      EXPECT_EQ(ledger.peak_of(MemoryUse::parameter), state.parameter) << name;
-      EXPECT_EQ(ledger.peak_of(MemoryUse::gradient), state.gradient) << name;
-      EXPECT_EQ(ledger.peak_of(MemoryUse::optimizer), state.optimizer) << name;
+    for (const base::MemoryTracker::Snapshot& ledger : record.ledgers) {
+      EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter) << name;
+      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_gradient), peak.unsharded_gradient) << name;
+      EXPECT_EQ(ledger.peak_of(MemoryCategory::parameter), state.parameter) << name;
+      EXPECT_EQ(ledger.peak_of(MemoryCategory::gradient), state.gradient) << name;
+      EXPECT_EQ(ledger.peak_of(MemoryCategory::optimizer), state.optimizer) << name;
     }
   }
 }
@@ -102,7 +102,7 @@ TEST_P(Acceptance, P07_MicrobatchesGiveTheSameBitsAndCostTheirFormula) {
         one.engine.strategy = with_accumulation(one.engine.strategy, way);
         one.engine.reshard_after_backward = !keep;
         const TrainingRecord record = train(one);
-        const StepCourse course{.microbatches = 2, .reshard_after_backward = !keep};
+        const StepShape course{.microbatches = 2, .reshard_after_backward = !keep};
         const auto formula = communication_formula(one.engine.strategy, record.mesh, record.unit_sizes, {}, course);
         EXPECT_EQ(harness::calls_per_step(record.all_later, one.steps - 1), formula.calls) << name;
         EXPECT_EQ(harness::bytes_per_step(record.all_later, one.steps - 1), formula.bytes) << name;
@@ -137,7 +137,7 @@ class Odd final : public nn::Layer<Odd> {
 std::map<std::string, std::vector<float>> train_odd(const std::string& backend, const std::string& strategy,
                                                     int ranks) {
   std::map<std::string, std::vector<float>> result;
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = backend;
   config.timeout = std::chrono::seconds(30);
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
@@ -162,7 +162,7 @@ std::map<std::string, std::vector<float>> train_odd(const std::string& backend, 
       tape.backward(loss);
       engine.step(0.1);
     }
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       if (world.rank() == 0) result[parameter.name()].assign(values.begin(), values.end());
     });
   });
@@ -189,7 +189,7 @@ TEST_P(Acceptance, P08_FrozenParametersStayAndTheOthersTrainAsInReplicas) {
         nn::Tensor tensor = parameter->tensor();
         if (parameter->name().find("mlp") != std::string::npos) tensor.set_requires_grad(step == 1);
       }
-      engine.refresh();
+      engine.apply_requires_grad();
     };
     one.steps = 4;
     const TrainingRecord record = train(one);

@@ -9,7 +9,7 @@ namespace tessera::fsdp {
 namespace {
 
 using base::DType;
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::engine_for;
 using harness::same_bits;
 using harness::train;
@@ -125,8 +125,8 @@ INSTANTIATE_TEST_SUITE_P(Strategies, AccumulationCost,
 
 void expect_formulas(const TrainingSpec& spec) {
   const TrainingRecord record = train(spec);
-  const StepCourse course{.microbatches = spec.microbatches,
-                          .reshard_after_backward = spec.engine.reshard_after_backward};
+  const StepShape course{.microbatches = spec.microbatches,
+                         .reshard_after_backward = spec.engine.reshard_after_backward};
   const Precision precision = make_precision(spec.dtype, spec.engine.reduce_dtype);
   const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision, course);
   const PeakBounds peak = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, course, precision);
@@ -134,10 +134,10 @@ void expect_formulas(const TrainingSpec& spec) {
     EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
     EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
   }
-  for (const base::Ledger::Snapshot& ledger : record.ledgers) {
-    EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_gradient), peak.unsharded_gradient);
-    EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_parameter), peak.unsharded_parameter);
-    EXPECT_EQ(ledger.now_of(MemoryUse::unsharded_gradient), 0u);
+  for (const base::MemoryTracker::Snapshot& ledger : record.ledgers) {
+    EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_gradient), peak.unsharded_gradient);
+    EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter);
+    EXPECT_EQ(ledger.now_of(MemoryCategory::unsharded_gradient), 0u);
   }
 }
 
@@ -169,12 +169,12 @@ TEST(Accumulation, OneMoreMicrobatchCostsMore) {
 }
 
 TEST(Accumulation, ReducesWhenTheScheduleSays) {
-  using base::EventKind;
+  using base::TraceEventKind;
   const auto reductions = [](Accumulation way) {
     TrainingSpec spec = spec_for("hsdp", 4, way, "2x2");
     const TrainingRecord record = train(spec);
     return std::count_if(record.last_events.begin(), record.last_events.end(),
-                         [](const base::EventRecord& event) { return event.kind == EventKind::reduce_issue; });
+                         [](const base::TraceEvent& event) { return event.kind == TraceEventKind::reduce_issue; });
   };
   const int units = 4;
   EXPECT_EQ(reductions(Accumulation::every), 2 * units * kMicrobatches);
@@ -213,7 +213,7 @@ void expect_refused(const std::function<void(Engine&, nn::CausalModel&)>& first,
     } catch (const base::InvalidUsage& error) {
       EXPECT_THAT(error.what(), HasSubstr(what));
     }
-    engine.reset();
+    engine.abort_step();
   };
   train(spec);
 }
@@ -235,14 +235,14 @@ TEST(Accumulation, CallsOutOfOrderAreNamed) {
                  "step: no backward of the whole model came before");
   expect_refused(
       [](Engine& engine, nn::CausalModel& model) {
-        engine.set_last_backward(false);
+        engine.set_is_last_backward(false);
         one_backward(model, 0);
         engine.step(1e-3);
       },
       "step: the backwards so far were not the last");
   expect_refused(
       [](Engine& engine, nn::CausalModel& model) {
-        engine.set_last_backward(true);
+        engine.set_is_last_backward(true);
         one_backward(model, 0);
         one_backward(model, 0);
       },
@@ -255,9 +255,9 @@ TEST(Accumulation, AResetBetweenMicrobatchesLeavesNothing) {
     TrainingSpec spec = spec_for("fsdp", 2, way);
     const TrainingRecord undisturbed = train(spec);
     spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
-      engine.set_last_backward(false);
+      engine.set_is_last_backward(false);
       one_backward(model, rank);
-      engine.reset();
+      engine.abort_step();
     };
     EXPECT_TRUE(same_bits(undisturbed, train(spec)));
   }

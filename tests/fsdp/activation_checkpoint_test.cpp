@@ -10,8 +10,8 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::EventKind;
-using base::MemoryUse;
+using base::MemoryCategory;
+using base::TraceEventKind;
 using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
@@ -57,7 +57,7 @@ void expect_same_traffic(const TrainingRecord& a, const TrainingRecord& b, const
 }
 
 std::uint64_t activation_peak(const TrainingRecord& record) {
-  return record.ledgers.at(0).peak_of(MemoryUse::activation);
+  return record.ledgers.at(0).peak_of(MemoryCategory::activation);
 }
 
 class Checkpointed : public testing::TestWithParam<std::tuple<const char*, int>> {};
@@ -81,8 +81,8 @@ TEST_P(Checkpointed, TrainingHasTheBitsAndTheTrafficOfARunWithout) {
         EXPECT_EQ(record.copied_bytes, 0U);
         if (lazy) continue;  // such streams keep what they will use
         EXPECT_LT(activation_peak(record), activation_peak(plain));
-        EXPECT_EQ(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter),
-                  plain.ledgers[0].peak_of(MemoryUse::unsharded_parameter));
+        EXPECT_EQ(record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter),
+                  plain.ledgers[0].peak_of(MemoryCategory::unsharded_parameter));
       }
     }
   }
@@ -106,7 +106,7 @@ std::int64_t further_gathers(const TrainingSpec& with, const TrainingSpec& witho
   const auto calls = [&](const TrainingRecord& r) {
     return static_cast<std::int64_t>(r.all_later.all_gather.calls) / (with.steps - with.first_step - 1);
   };
-  for (const auto& ledger : a.ledgers) EXPECT_EQ(ledger.now_of(MemoryUse::unsharded_gradient), 0U) << what;
+  for (const auto& ledger : a.ledgers) EXPECT_EQ(ledger.now_of(MemoryCategory::unsharded_gradient), 0U) << what;
   return calls(a) - calls(b);
 }
 
@@ -141,7 +141,7 @@ TEST(CheckpointedUnits, EachButTheLastInsideARegionIsGatheredOnceMore) {
 /// stays until the backward, also when the unit was computed again.
 TEST(CheckpointedUnits, GatherAmongNeighboursWhereThatIsWhatForwardLeft) {
   TrainingSpec spec = spec_for("fsdp", 4);
-  spec.engine.reshard_to = 2;
+  spec.engine.reshard_group_size = 2;
   spec.engine.poison = true;
   EXPECT_EQ(further_gathers(checkpointed(spec), spec, "blocks"), 0);
   EXPECT_EQ(further_gathers(checkpointed(spec, [](const nn::Module& m) { return m.path().empty(); }), spec, "root"), 2);
@@ -161,7 +161,7 @@ class Regions : public nn::CausalModel {
         kind_(kind),
         wte_(add<nn::Embedding>("wte", nn::EmbeddingOptions{config.vocabulary, config.width})),
         norm_(add<nn::LayerNorm>("norm", nn::NormOptions{config.width})),
-        lm_head_(add<nn::Head>("lm_head", wte_, true, 0.02)) {
+        lm_head_(add<nn::LmHead>("lm_head", wte_, true, 0.02)) {
     for (int i = 0; i < 4; ++i) blocks_.push_back(&add<nn::Gpt2Block>("h." + std::to_string(i), config));
     blocks_[1]->checkpoint_activations(kind != Kind::plain);  // inside a region: computed three times
   }
@@ -190,7 +190,7 @@ class Regions : public nn::CausalModel {
   const Kind kind_;
   nn::Embedding& wte_;
   nn::LayerNorm& norm_;
-  nn::Head& lm_head_;
+  nn::LmHead& lm_head_;
   std::vector<nn::Gpt2Block*> blocks_;
 };
 
@@ -226,8 +226,8 @@ TEST(CheckpointedUnits, ShowTheRecomputeAsAForwardInsideTheBackward) {
   const auto order = [](const TrainingSpec& spec) {
     std::vector<std::string> out;
     for (const auto& event : train(spec).last_events)
-      if (event.kind == EventKind::unshard_issue || event.kind == EventKind::forward ||
-          event.kind == EventKind::backward || event.kind == EventKind::reshard)
+      if (event.kind == TraceEventKind::unshard_issue || event.kind == TraceEventKind::forward ||
+          event.kind == TraceEventKind::backward || event.kind == TraceEventKind::reshard)
         out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
     return std::vector(std::find(out.begin(), out.end(), "backward root"), out.end());
   };
@@ -297,7 +297,7 @@ TEST(CheckpointedRecovery, AnExceptionInARecomputeLeavesTheEngineUsable) {
     TrainingSpec disturbed = checkpointed(spec);
     disturbed.before_training = [&](Engine& engine, comm::Communicator& control) {
       fail_in_recompute(spec, control.rank(), dynamic_cast<nn::CausalModel&>(engine.model()));
-      engine.reset();
+      engine.abort_step();
     };
     expect_same_bits(train(disturbed), train(spec), strategy);
   }

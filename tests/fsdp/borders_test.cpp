@@ -14,7 +14,7 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::engine_for;
 using harness::same_bits;
 using harness::train;
@@ -92,7 +92,7 @@ TEST_P(Mixed, LateStreamsAndCheckpointedActivationsGiveTheSameBits) {
 }
 
 void expect_formulas(const TrainingSpec& spec, const TrainingRecord& record, Precision precision) {
-  const StepCourse course{.microbatches = spec.microbatches};
+  const StepShape course{.microbatches = spec.microbatches};
   const auto formula = communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, precision, course);
   const auto steps = static_cast<std::uint64_t>(spec.steps - 1);
   for (const EngineTraffic& rank : record.later_by_rank) {
@@ -107,8 +107,8 @@ void expect_formulas(const TrainingSpec& spec, const TrainingRecord& record, Pre
   const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, course, precision);
   for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
     EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
-    EXPECT_LE(record.ledgers[rank].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
-    EXPECT_LE(record.ledgers[rank].peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
+    EXPECT_LE(record.ledgers[rank].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+    EXPECT_LE(record.ledgers[rank].peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
   }
   EXPECT_EQ(record.copied_bytes, 0U);
 }
@@ -169,7 +169,7 @@ TEST(MixedUnits, MayBeFrozenInPart) {
     spec.before_training = [](Engine& engine, comm::Communicator&) {
       for (const auto& parameter : engine.parameters())
         if (parameter->dtype() == DType::f32) nn::Tensor(parameter->tensor()).set_requires_grad(false);
-      engine.refresh();
+      engine.apply_requires_grad();
     };
     const TrainingRecord record = train(spec);
     for (const UnitSize& unit : record.unit_sizes) {
@@ -185,7 +185,7 @@ TEST_P(Mixed, WithShardsInTheHostsMemoryHaveTheSameBitsAndTheBytesOfTheFormula) 
   for (const auto& [name, ranks] : {std::pair("zero2", 2), std::pair("fsdp", 1), std::pair("fsdp", 2)}) {
     TrainingSpec spec = spec_for(name, ranks, GetParam());
     spec.engine.poison = true;
-    spec.engine.offload_piece = 5001;
+    spec.engine.offload_chunk_elements = 5001;
     spec.runtime = harness::make_guarded_device({.lazy = true});
     const TrainingRecord plain = train(spec);
     spec.engine.cpu_offload = true;

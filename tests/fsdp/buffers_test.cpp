@@ -13,7 +13,7 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
@@ -21,7 +21,7 @@ using nn::test::error_of;
 using testing::HasSubstr;
 
 TrainingSpec shared(TrainingSpec spec) {
-  spec.engine.buffers = Buffers::first_rank;
+  spec.engine.buffers = BufferSync::first_rank;
   return spec;
 }
 
@@ -55,7 +55,7 @@ TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
     const TrainingRecord record = train(spec);
     // Each begins at a multiple of 64 bytes.
     const std::uint64_t bytes = 2 * (static_cast<std::uint64_t>(spec.model.width) * 4 + 3 * 64);
-    for (const auto& ledger : record.ledgers) EXPECT_EQ(ledger.now_of(MemoryUse::other), bytes) << strategy;
+    for (const auto& ledger : record.ledgers) EXPECT_EQ(ledger.now_of(MemoryCategory::other), bytes) << strategy;
   }
 }
 
@@ -174,7 +174,7 @@ TEST(Statistics, AreSentAfterWhatWasWritten) {
       dynamic_cast<nn::CausalModel&>(engine.model()).loss(batch.tokens, batch.targets);
     }
     EXPECT_EQ(floats(buffers_of(engine).at("last.count")), std::vector<float>{5 + 1}) << control.rank();
-    engine.reset();
+    engine.abort_step();
   };
   train(spec);
 }

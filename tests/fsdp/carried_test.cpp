@@ -105,7 +105,7 @@ TEST_P(Carried, BeginsAnewAfterARefresh) {
         nn::Tensor tensor = parameter->tensor();
         if (parameter->name().find("attn") != std::string::npos) tensor.set_requires_grad(false);
       }
-      engine.refresh();
+      engine.apply_requires_grad();
       std::size_t carried = 0, not_zero = 0;
       for (const CollectivePlugin::State& state : engine.carried()) {
         if (state.name.find("error") == std::string::npos) continue;
@@ -118,7 +118,7 @@ TEST_P(Carried, BeginsAnewAfterARefresh) {
     }
     if (step != 4) return;
     std::map<std::string, std::vector<float>> mine;
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       mine[parameter.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex);

@@ -27,7 +27,7 @@ inline harness::TrainingSpec spec_for(const std::string& strategy, int ranks, co
 
 /// What plug-ins say that they sent is what their communicators counted. For TrainingSpec::after_step.
 inline void stats_are_what_was_sent(int rank, int /*step*/, Engine& engine, nn::CausalModel& /*model*/) {
-  engine.settle();
+  engine.wait();
   const EngineTraffic traffic = engine.traffic();
   for (const auto& [kind, sent] : {std::pair(comm::OpKind::all_gather, traffic.all_gather.bytes_sent),
                                    {comm::OpKind::reduce_scatter, traffic.reduce_scatter.bytes_sent},

@@ -111,7 +111,7 @@ TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
   WholeState at_save, at_end;
   std::map<int, std::unique_ptr<CheckpointWriter>> writers;
   std::mutex mutex;
-  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     CheckpointWriter& writer = *[&] {
       const std::lock_guard lock(mutex);
       auto& mine = writers[control.rank()];
@@ -176,7 +176,7 @@ TEST(Checkpoints, ARankReadsLittleMoreThanItNeeds) {
   reads.steps = 0;
   reads.before_training = [&](Engine& engine, comm::Communicator&) {
     std::uint64_t needed = 0, ranges = 0;
-    engine.visit_own([&](const OwnRange& own) {
+    engine.for_each_shard([&](const ShardRange& own) {
       needed += static_cast<std::uint64_t>(own.range.count()) * sizeof(float);
       ++ranges;
     });
@@ -194,7 +194,7 @@ TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
   const TemporaryFolder folder;
   folder.write("latest.tmp-1-0", "left by a run that was killed");
   TrainingSpec spec = spec_for("zero2", 2, 4);
-  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 2});
     writer.save({{"time", "first"}});
     writer.save({{"time", step == 3 ? "second" : "first"}});
@@ -215,9 +215,9 @@ TEST(Checkpoints, OnlyTheLastKStayAndASaveOfTheSameStepReplaces) {
 TEST(Checkpoints, KeepsTheLastFiniteOne) {
   const TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, 5);
-  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     if (step == 3 && control.rank() == 1)  // one number of one rank
-      engine.visit_own([&](const OwnRange& own) {
+      engine.for_each_shard([&](const ShardRange& own) {
         if (own.state == 0) static_cast<float*>(const_cast<void*>(own.data))[own.range.count() - 1] = INFINITY;
       });
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1});
@@ -249,7 +249,7 @@ TEST(Checkpoints, AreReadWhileOlderOnesAreRemoved) {
     }
   });
   TrainingSpec spec = spec_for("fsdp", 2, 60);
-  spec.between_steps = [&](int, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [&](int, Engine& engine, comm::HostCollectives& control) {
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1, .asynchronous = false});
     writer.save({});
     begun = true;
@@ -266,7 +266,7 @@ TEST(Checkpoints, AreReadWhileOlderOnesAreRemoved) {
 TEST(Checkpoints, AFolderIsOneRuns) {
   const TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, 1);
-  spec.between_steps = [&](int, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [&](int, Engine& engine, comm::HostCollectives& control) {
     const int rank = control.rank();
     const CheckpointOptions options{.folder = folder.path()};
     auto first = std::make_unique<CheckpointWriter>(engine, control, options);
@@ -296,7 +296,7 @@ TEST(Checkpoints, AFailedSaveThrowsOnEveryRankAndTrainingGoesOn) {
   TrainingSpec spec = spec_for("fsdp", 3, 2);
   std::map<int, std::string> errors;
   std::mutex mutex;
-  spec.between_steps = [&](int step, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     if (step != 0) return;
     // A file where the folder should be.
     CheckpointWriter writer(engine, control, {.folder = folder.write("file", "x") + "/below"});

@@ -22,7 +22,7 @@ class WholeState {
  public:
   /// Called by every rank with its engine.
   void add(Engine& engine) {
-    engine.visit_own([&](const OwnRange& own) {
+    engine.for_each_shard([&](const ShardRange& own) {
       ASSERT_EQ(own.dtype, base::DType::f32);
       nn::download(engine.model().context(), own.data, static_cast<std::size_t>(own.range.count()) * sizeof(float),
                    [&](const void* data) {
@@ -54,7 +54,7 @@ inline TrainingSpec spec_for(const std::string& strategy, int ranks, int steps =
 /// Saves after step `at` (from 0), and keeps what there was to be saved.
 inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state) {
   spec = saving(std::move(spec), folder, at);
-  spec.between_steps = [=, save = spec.between_steps](int step, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [=, save = spec.between_steps](int step, Engine& engine, comm::HostCollectives& control) {
     save(step, engine, control);
     if (step == at) state->add(engine);
   };

@@ -17,7 +17,7 @@ using harness::TrainingSpec;
 /// How far an axis is used: each kind of state may be sharded only where the next one is.
 enum Depth { nothing, optimizer, gradient, at_rest, after_forward };
 
-Strategy strategy_of(Depth replicate, Depth shard) {
+Strategy unit_strategy(Depth replicate, Depth shard) {
   Strategy s{.name = "own"};
   for (const auto& [axis, depth] : {std::pair(kReplicateAxis, replicate), std::pair(kShardAxis, shard)}) {
     if (depth >= optimizer) s.optimizer.insert(axis);
@@ -42,7 +42,7 @@ TrainingSpec spec_for(const Strategy& strategy) {
 class Combinations : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   Strategy strategy_ =
-      strategy_of(static_cast<Depth>(std::get<0>(GetParam())), static_cast<Depth>(std::get<1>(GetParam())));
+      unit_strategy(static_cast<Depth>(std::get<0>(GetParam())), static_cast<Depth>(std::get<1>(GetParam())));
 };
 INSTANTIATE_TEST_SUITE_P(All, Combinations, testing::Combine(testing::Range(0, 5), testing::Range(0, 5)));
 
@@ -56,7 +56,7 @@ TEST_P(Combinations, TrainOrAreRefusedWithTheReason) {
   }
   EXPECT_NO_THROW(validate(strategy_, *spec.engine.mesh));
   const TrainingRecord own = train(spec);
-  const TrainingRecord fsdp = train(spec_for(strategy_of(nothing, after_forward)));
+  const TrainingRecord fsdp = train(spec_for(unit_strategy(nothing, after_forward)));
   // Sums are formed by one tree where shards are added before replicas; gradients are scattered before they are
   // all-reduced.
   if (replicate == nothing || shard != nothing) {
@@ -76,10 +76,10 @@ class Late final : public CollectivePlugin {
     context_ = &setup.context;
     buffers_ = &setup.buffers;
   }
-  Works run(const CollectiveCall& call) override {
-    Works works;
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
     std::vector<std::pair<comm::View, std::shared_ptr<Lease>>> come;
-    for (const Transfer& t : call.transfers) {
+    for (const FlatTransfer& t : call.transfers) {
       const auto room =
           std::make_shared<Lease>(buffers_->acquire(t.out.bytes(), std::string(call.options.label), *call.options.after));
       works.add(call.channel.all_gather(t.in, {room->data(), t.out.count, t.out.dtype, t.out.device}, call.options));
@@ -90,7 +90,7 @@ class Late final : public CollectivePlugin {
         context_->runtime().copy(stream, base::CopyDirection::device_to_device, out.data, room->data(), out.bytes());
         room->give_back(stream.record());
       }
-      return Works();
+      return WorkChain();
     });
     return works;
   }
@@ -112,9 +112,9 @@ TEST_P(Combinations, GatherOverOneAxisAfterTheOther) {
 
 /// The negative control: one more place that is sharded is other bytes.
 TEST(CombinationsControl, AnotherCombinationCostsOtherwise) {
-  const TrainingRecord own = train(spec_for(strategy_of(optimizer, after_forward)));
+  const TrainingRecord own = train(spec_for(unit_strategy(optimizer, after_forward)));
   const CommunicationFormula other =
-      communication_formula(strategy_of(nothing, after_forward), own.mesh, own.unit_sizes);
+      communication_formula(unit_strategy(nothing, after_forward), own.mesh, own.unit_sizes);
   EXPECT_NE(harness::bytes_per_step(own.all_later, 2), other.bytes);
 }
 

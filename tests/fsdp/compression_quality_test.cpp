@@ -23,8 +23,8 @@ class Failing final : public CollectivePlugin {
       : inner_(std::move(inner)), left_(fails ? 3 : 0) {}
   void prepare(const CollectiveSetup& setup) override { inner_->prepare(setup); }
   void clear_state(Stream& stream) override { inner_->clear_state(stream); }
-  Works run(const CollectiveCall& call) override {
-    Works works = inner_->run(call);
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works = inner_->run(call);
     if (left_ > 0 && --left_ == 0) throw base::SystemError("planted");
     return works;
   }
@@ -74,9 +74,9 @@ double trained_loss(const Carriers& carriers, const char* strategy, const Collec
 /// int8 as it would be without scales: the same step for all values, for those up to 16.
 class WithoutScales final : public CollectivePlugin {
  public:
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& transfer : call.transfers) {
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& transfer : call.transfers) {
       auto* values = static_cast<float*>(const_cast<void*>(transfer.in.data));
       for (std::size_t i = 0; i < transfer.in.count; ++i) values[i] = std::nearbyint(values[i] * 8.0F) / 8.0F;
       works.add(start_plain(OpKind::reduce_scatter, call, transfer));

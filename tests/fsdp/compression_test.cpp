@@ -72,11 +72,11 @@ TEST_P(Compression, CallsAndBytesEqualTheFormula) {
     const auto formula = communication_formula(given.engine.strategy, record.mesh, record.unit_sizes);
     const auto steps = static_cast<std::uint64_t>(given.steps - 1);
     for (const EngineTraffic& rank : record.later_by_rank) {
-      EXPECT_EQ(
-          (Volume{rank.all_gather.calls / steps, rank.reduce_scatter.calls / steps, rank.all_reduce.calls / steps}),
-          formula.calls);
-      EXPECT_EQ((Volume{rank.all_gather.bytes_sent / steps, rank.reduce_scatter.bytes_sent / steps,
-                        rank.all_reduce.bytes_sent / steps}),
+      EXPECT_EQ((TrafficVolume{rank.all_gather.calls / steps, rank.reduce_scatter.calls / steps,
+                               rank.all_reduce.calls / steps}),
+                formula.calls);
+      EXPECT_EQ((TrafficVolume{rank.all_gather.bytes_sent / steps, rank.reduce_scatter.bytes_sent / steps,
+                               rank.all_reduce.bytes_sent / steps}),
                 formula.bytes);
       EXPECT_EQ(bytes_of(rank) % steps, 0U);
     }
@@ -95,7 +95,7 @@ std::vector<Values> parameters_by_rank(TrainingSpec spec) {
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
     if (step + 1 != spec.steps) return;
     Values mine;
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       mine[parameter.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex);
@@ -115,13 +115,13 @@ TEST_P(Compression, AllRanksEndWithTheSameParameters) {
 /// The negative control: rank 1 adds a little to its own result.
 class Partial final : public CollectivePlugin {
  public:
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& transfer : call.transfers) works.add(start_plain(OpKind::all_reduce, call, transfer));
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& transfer : call.transfers) works.add(start_plain(OpKind::all_reduce, call, transfer));
     if (call.channel.rank() == 1)
       works.then([out = static_cast<float*>(call.transfers[0].out.data)](Stream& stream) {
         stream.run([out] { *out += 1e-3F; });
-        return Works();
+        return WorkChain();
       });
     return works;
   }
@@ -157,7 +157,7 @@ TEST_P(Compression, ReallyRounds) {
 /// What it needs beside the model: buffers while they are in use, and what is carried over, for as long as it lives.
 TEST(CompressionMemory, IsBookedAsCommunication) {
   const auto peak = [](const Carriers& carriers) {
-    return train(spec_for("ddp", 2, carriers)).ledgers[0].peak_of(base::MemoryUse::communication);
+    return train(spec_for("ddp", 2, carriers)).ledgers[0].peak_of(base::MemoryCategory::communication);
   };
   const std::uint64_t plain = peak({}), int8 = peak(everywhere("int8"));
   const std::uint64_t feedback = peak({"plain", "plain", "int8_feedback"});
@@ -171,10 +171,10 @@ TEST(CompressionMemory, IsBookedAsCommunication) {
 /// The negative control of the costs: a plug-in that sends more than it says is seen.
 class Twice final : public CollectivePlugin {
  public:
-  Works run(const CollectiveCall& call) override {
-    Works works;
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
     for (int i = 0; i < 2; ++i)
-      for (const Transfer& transfer : call.transfers) works.add(start_plain(OpKind::all_gather, call, transfer));
+      for (const FlatTransfer& transfer : call.transfers) works.add(start_plain(OpKind::all_gather, call, transfer));
     return works;
   }
 };

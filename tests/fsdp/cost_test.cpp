@@ -7,7 +7,7 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
@@ -63,10 +63,10 @@ TEST_P(Cost, PeaksStayWithinTheirBounds) {
     const PeakBounds bounds =
         peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {.prefetch = prefetch});
     for (const auto& ledger : record.ledgers) {
-      EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
-      EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
+      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
       // ... and the bound is not loose: what must be there at once, is.
-      EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
+      EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
     }
   }
 }
@@ -94,7 +94,7 @@ TEST(CostOfOneRank, IsNoCollectiveAtAll) {
     const TrainingRecord record = train(spec);
     const EngineTraffic& t = record.all_later;
     EXPECT_EQ(t.all_gather.calls + t.reduce_scatter.calls + t.all_reduce.calls + t.control.calls, 0u) << name;
-    EXPECT_EQ(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter), 0u) << name;
+    EXPECT_EQ(record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter), 0u) << name;
   }
 }
 
@@ -107,7 +107,7 @@ TEST(CostOfAUnit, IsWhatItLeasesAtATime) {
     // Parameters and gradients; in bf16 with f32 gradients both forms of the latter, and the parameters are back by
     // then.
     const std::size_t element = reduce ? 2 : 4;
-    for (const Engine::UnitInfo& unit : train(spec).units) {
+    for (const Engine::UnitStats& unit : train(spec).units) {
       const auto padded = static_cast<std::size_t>(unit.elements + unit.padding);
       EXPECT_EQ(unit.peak_bytes, padded * (reduce ? 6 : element * static_cast<std::size_t>(factor))) << name;
     }
@@ -127,7 +127,7 @@ TEST(CostOfAUnit, ThatIsFrozenIsItsParameters) {
     return model;
   };
   int frozen = 0;
-  for (const Engine::UnitInfo& unit : train(spec).units) {
+  for (const Engine::UnitStats& unit : train(spec).units) {
     const auto padded = static_cast<std::size_t>(unit.elements + unit.padding);
     const bool is_frozen = unit.name == "h.0";
     frozen += is_frozen ? 1 : 0;
@@ -156,8 +156,8 @@ double exposed_ms(int prefetch) {
   spec.decorators = "delay:4ms,op=all_gather";  // a slow link that takes no core
   spec.lazy_streams = false;                    // times are of work that runs when it is given
   std::int64_t exposed = 0;
-  for (const base::EventRecord& event : train(spec).last_events)
-    if (event.kind == base::EventKind::unshard_wait) exposed += event.duration_ns();
+  for (const base::TraceEvent& event : train(spec).last_events)
+    if (event.kind == base::TraceEventKind::unshard_wait) exposed += event.duration_ns();
   return static_cast<double>(exposed) / 1e6;
 }
 
@@ -173,8 +173,8 @@ TEST(Overlap, PrefetchHidesGathersBehindCompute) {
 /// Gathers into memory of its own and copies from there.
 class Copying final : public CollectivePlugin {
  public:
-  Works run(const CollectiveCall& call) override {
-    for (const Transfer& t : call.transfers) {
+  WorkChain run(const CollectiveCall& call) override {
+    for (const FlatTransfer& t : call.transfers) {
       staging_.resize(t.out.bytes());
       comm::View staged = t.out;
       staged.data = staging_.data();
@@ -202,9 +202,9 @@ TEST(NegativeControl, ACopyingPluginMakesCopiesAppear) {
 /// What some engines do under the name of ZeRO: all-reduce everything, use a slice.
 class AllReduceAndSlice final : public CollectivePlugin {
  public:
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& t : call.transfers) {
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& t : call.transfers) {
       const comm::View whole{const_cast<void*>(t.in.data), t.in.count, t.in.dtype, t.in.device};
       works.add(
           call.channel.all_reduce(t.in, whole, call.op, call.options));  // in place: `out` is this rank's slice of `in`
@@ -232,7 +232,7 @@ TEST(NegativeControl, KeepingEverythingExceedsTheBoundOfKeepingTwo) {
   spec.engine.prefetch = 100;
   const TrainingRecord record = train(spec);
   const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {});
-  EXPECT_GT(record.ledgers[0].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
+  EXPECT_GT(record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
 }
 
 /// Limits hold whatever is asked to be gathered ahead, and change no result.
@@ -240,11 +240,11 @@ TEST(Limits, OnGathersHoldByCountAndByBytes) {
   TrainingSpec spec = spec_for("fsdp", 2);
   const auto peak = [&](int prefetch, int count, std::size_t bytes) {
     spec.engine.prefetch = prefetch;
-    spec.engine.limit_gathers = count;
+    spec.engine.limit_all_gathers = count;
     spec.engine.limit_gather_bytes = bytes;
     const TrainingRecord record = train(spec);
     EXPECT_EQ(record.parameters, train(spec_for("fsdp", 2)).parameters);
-    return record.ledgers[0].peak_of(MemoryUse::unsharded_parameter);
+    return record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter);
   };
   const std::uint64_t none = peak(0, 0, 0), one = peak(1, 0, 0), all = peak(100, 0, 0);
   ASSERT_LT(none, one);

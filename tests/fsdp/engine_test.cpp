@@ -11,8 +11,8 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::EventKind;
-using base::EventRecord;
+using base::TraceEvent;
+using base::TraceEventKind;
 using harness::engine_for;
 using harness::make_batch;
 using harness::train;
@@ -31,9 +31,9 @@ TrainingSpec spec_for(const std::string& strategy, int ranks = 2) {
 }
 
 /// "forward h.0", ... in the order they were begun, of the kinds asked for.
-std::vector<std::string> order(const std::vector<EventRecord>& events, std::initializer_list<EventKind> kinds) {
+std::vector<std::string> order(const std::vector<TraceEvent>& events, std::initializer_list<TraceEventKind> kinds) {
   std::vector<std::string> out;
-  for (const EventRecord& event : events)
+  for (const TraceEvent& event : events)
     if (std::find(kinds.begin(), kinds.end(), event.kind) != kinds.end())
       out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
   return out;
@@ -41,29 +41,31 @@ std::vector<std::string> order(const std::vector<EventRecord>& events, std::init
 
 TEST(EventOrder, FsdpGathersOneUnitAheadBothWays) {
   const TrainingRecord record = train(spec_for("fsdp"));
-  EXPECT_THAT(order(record.last_events, {EventKind::unshard_issue, EventKind::forward, EventKind::backward}),
-              ElementsAre("unshard_issue root", "unshard_issue h.0", "forward root",  //
-                          "unshard_issue h.1", "forward h.0",                         //
-                          "unshard_issue h.2", "forward h.1",                         //
-                          "forward h.2",                                              // the last unit stays gathered
-                          "backward root", "unshard_issue h.1", "backward h.2",       //
-                          "unshard_issue h.0", "backward h.1", "backward h.0"));
+  EXPECT_THAT(
+      order(record.last_events, {TraceEventKind::unshard_issue, TraceEventKind::forward, TraceEventKind::backward}),
+      ElementsAre("unshard_issue root", "unshard_issue h.0", "forward root",  //
+                  "unshard_issue h.1", "forward h.0",                         //
+                  "unshard_issue h.2", "forward h.1",                         //
+                  "forward h.2",                                              // the last unit stays gathered
+                  "backward root", "unshard_issue h.1", "backward h.2",       //
+                  "unshard_issue h.0", "backward h.1", "backward h.0"));
 }
 
 TEST(EventOrder, WithoutPrefetchEachGatherIsIssuedWhenItIsNeeded) {
   TrainingSpec spec = spec_for("fsdp");
   spec.engine.prefetch = 0;
   const TrainingRecord record = train(spec);
-  EXPECT_THAT(order(record.last_events, {EventKind::unshard_issue, EventKind::forward, EventKind::backward}),
-              ElementsAre("unshard_issue root", "forward root", "unshard_issue h.0", "forward h.0", "unshard_issue h.1",
-                          "forward h.1", "unshard_issue h.2", "forward h.2", "backward root", "backward h.2",
-                          "unshard_issue h.1", "backward h.1", "unshard_issue h.0", "backward h.0"));
+  EXPECT_THAT(
+      order(record.last_events, {TraceEventKind::unshard_issue, TraceEventKind::forward, TraceEventKind::backward}),
+      ElementsAre("unshard_issue root", "forward root", "unshard_issue h.0", "forward h.0", "unshard_issue h.1",
+                  "forward h.1", "unshard_issue h.2", "forward h.2", "backward root", "backward h.2",
+                  "unshard_issue h.1", "backward h.1", "unshard_issue h.0", "backward h.0"));
 }
 
 TEST(EventOrder, GradientsAreReducedUnitByUnitAndWaitedForOneUnitLater) {
   const TrainingRecord record = train(spec_for("fsdp"));
-  EXPECT_THAT(order(record.last_events,
-                    {EventKind::reduce_issue, EventKind::reduce_wait, EventKind::reshard, EventKind::optimizer_step}),
+  EXPECT_THAT(order(record.last_events, {TraceEventKind::reduce_issue, TraceEventKind::reduce_wait,
+                                         TraceEventKind::reshard, TraceEventKind::optimizer_step}),
               ElementsAre("reshard h.0", "reshard h.1",                            // forward
                           "reshard h.2", "reduce_issue h.2",                       //
                           "reshard h.1", "reduce_issue h.1", "reduce_wait h.2",    //
@@ -74,15 +76,17 @@ TEST(EventOrder, GradientsAreReducedUnitByUnitAndWaitedForOneUnitLater) {
 }
 
 TEST(EventOrder, DdpGathersNothingAndZeroGathersAfterTheStep) {
-  EXPECT_THAT(order(train(spec_for("ddp")).last_events, {EventKind::unshard_issue, EventKind::reshard}), ElementsAre());
-  EXPECT_THAT(order(train(spec_for("zero1")).last_events, {EventKind::unshard_issue, EventKind::optimizer_step}),
-              ElementsAre("optimizer_step root", "unshard_issue root", "optimizer_step h.0", "unshard_issue h.0",
-                          "optimizer_step h.1", "unshard_issue h.1", "optimizer_step h.2", "unshard_issue h.2"));
+  EXPECT_THAT(order(train(spec_for("ddp")).last_events, {TraceEventKind::unshard_issue, TraceEventKind::reshard}),
+              ElementsAre());
+  EXPECT_THAT(
+      order(train(spec_for("zero1")).last_events, {TraceEventKind::unshard_issue, TraceEventKind::optimizer_step}),
+      ElementsAre("optimizer_step root", "unshard_issue root", "optimizer_step h.0", "unshard_issue h.0",
+                  "optimizer_step h.1", "unshard_issue h.1", "optimizer_step h.2", "unshard_issue h.2"));
 }
 
 TEST(EventOrder, EventsCarryBytesAndTimesThatNest) {
   const TrainingRecord record = train(spec_for("fsdp"));
-  for (const EventRecord& event : record.last_events) {
+  for (const TraceEvent& event : record.last_events) {
     EXPECT_LE(event.start_ns, event.end_ns);
     EXPECT_GT(event.bytes, 0u);
     EXPECT_EQ(event.rank, 0);
@@ -94,7 +98,7 @@ TEST(EventOrder, EventsCarryBytesAndTimesThatNest) {
 /// One rank's engine over a world of threads, for tests that look inside a step.
 void with_engine(const TrainingSpec& spec,
                  const std::function<void(nn::Context&, nn::CausalModel&, Engine&, comm::Communicator&)>& body) {
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) {
@@ -145,7 +149,7 @@ float read_after_release(bool poison) {
   float seen = 0;
   with_engine(spec, [&](nn::Context&, nn::CausalModel& model, Engine& engine, comm::Communicator& world) {
     const float* stale = nullptr;
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       if (parameter.name() == "h.2.ln_1.weight") stale = values.data();  // all ones at the beginning
     });
     if (world.rank() == 0) seen = *stale;
@@ -175,7 +179,7 @@ TEST(Buffers, AForwardWithoutATapeLeavesEverythingSharded) {
     const auto batch = make_batch(context, spec, 0, world.rank());
     EXPECT_GT(model.loss(batch.tokens, batch.targets).item(), 0.0);
     for (const auto& parameter : model.parameters()) EXPECT_FALSE(parameter->tensor().bound()) << parameter->name();
-    EXPECT_EQ(context.ledger().snapshot().now_of(base::MemoryUse::unsharded_parameter), 0u);
+    EXPECT_EQ(context.ledger().snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
   });
 }
 
@@ -183,21 +187,21 @@ TEST(Buffers, AllLeasesAreBackAfterAStep) {
   for (const char* name : {"zero2", "fsdp", "shard_grad_op"}) {
     const TrainingSpec spec = spec_for(name);
     for (const auto& ledger : train(spec).ledgers) {
-      EXPECT_EQ(ledger.now_of(base::MemoryUse::unsharded_gradient), 0u) << name;
+      EXPECT_EQ(ledger.now_of(base::MemoryCategory::unsharded_gradient), 0u) << name;
     }
   }
 }
 
 TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
-  base::Ledger ledger;
+  base::MemoryTracker ledger;
   nn::Context context;
-  LeasePool pool(ledger, base::MemoryUse::unsharded_parameter,
-                 [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryUse::other); }, {});
+  LeasePool pool(ledger, base::MemoryCategory::unsharded_parameter,
+                 [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryCategory::other); }, {});
   const auto stream = base::make_lazy_stream();
   const auto user = base::make_lazy_stream();
   Lease first = pool.acquire(1024, "a", *user);
   EXPECT_THAT(pool.owners(), ElementsAre("a"));
-  EXPECT_EQ(ledger.snapshot().now_of(base::MemoryUse::unsharded_parameter), 1024u);
+  EXPECT_EQ(ledger.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 1024u);
   bool tenant_done = false;
   stream->run([&] { tenant_done = true; });
   first.give_back(stream->record());
@@ -207,16 +211,16 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   user->synchronize();  // the next tenant's stream cannot pass before the last one's work is done
   EXPECT_TRUE(tenant_done);
   second.give_back(base::Event());
-  EXPECT_EQ(ledger.snapshot().now_of(base::MemoryUse::unsharded_parameter), 0u);
+  EXPECT_EQ(ledger.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
 }
 
 TEST(Leases, PoisonComesAfterTheLastTenantAndBeforeTheNext) {
-  base::Ledger ledger;
+  base::MemoryTracker ledger;
   nn::Context context;
   const auto filler = base::make_lazy_stream();
   LeasePool pool(
-      ledger, base::MemoryUse::unsharded_parameter,
-      [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryUse::other); },
+      ledger, base::MemoryCategory::unsharded_parameter,
+      [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryCategory::other); },
       [&](const base::Event& released, void* data, std::size_t bytes) {
         filler->wait(released);
         filler->run([=] { std::memset(data, 0xFF, bytes); });
@@ -270,9 +274,9 @@ TEST(Recovery, AnExceptionInForwardOrBackwardLeavesTheEngineUsable) {
         for (int step = 0; step < 2; ++step) {
           if (disturb) {
             fail_in_forward(context, model, spec, step, world.rank());
-            engine.reset();
+            engine.abort_step();
             fail_in_backward(context, model, spec, step, world.rank());
-            engine.reset();
+            engine.abort_step();
           }
           const double loss = forward_backward(context, model, spec, step, world.rank());
           engine.step(1e-2);
@@ -291,7 +295,7 @@ TEST(Options, WhatMakesNoSenseIsRefused) {
     EXPECT_THROW(train(spec), base::InvalidUsage);
   };
   refuses([](EngineOptions& o) { o.prefetch = -1; });
-  refuses([](EngineOptions& o) { o.limit_gathers = -1; });
+  refuses([](EngineOptions& o) { o.limit_all_gathers = -1; });
   refuses([](EngineOptions& o) { o.clip_norm = -1; });
   refuses([](EngineOptions& o) { o.wrap = "no_such_module"; });
   refuses([](EngineOptions& o) { o.mesh = parse_mesh("2x2"); });

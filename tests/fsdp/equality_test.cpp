@@ -161,9 +161,9 @@ TEST(LazyStreams, GiveTheSameBits) {
 /// Reduces without waiting for the stream that computes the gradients.
 class Hasty final : public CollectivePlugin {
  public:
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& t : call.transfers) works.add(call.channel.reduce_scatter(t.in, t.out, call.op, {}));
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& t : call.transfers) works.add(call.channel.reduce_scatter(t.in, t.out, call.op, {}));
     return works;
   }
 };

@@ -22,30 +22,31 @@ inline nn::ModelConfig config_of(std::int64_t layers, std::int64_t width) {
   return config;
 }
 
-inline Step step_of(const nn::ModelConfig& config, const EngineOptions& engine) {
+inline TrainingStep step_of(const nn::ModelConfig& config, const EngineOptions& engine) {
   return {.make_model = [config](nn::Context& context) { return nn::make_model(context, config); },
           .sequences = 2,
           .seq_len = 16,
           .engine = engine};
 }
 
-inline StepRecord foretell_on(int ranks, const Step& step, const nn::KernelTimes& kernels, sim::Network network,
-                              int steps = 1, base::VirtualClock::Machine machine = base::VirtualClock::Machine::host) {
+inline StepProfile foretell_on(int ranks, const TrainingStep& step, const nn::KernelCostModel& kernels,
+                               sim::Network network, int steps = 1,
+                               base::VirtualClock::Machine machine = base::VirtualClock::Machine::host) {
   base::VirtualClock clock(machine);
   const auto world = sim::make_world(ranks, clock, std::move(network));
-  return foretell(step, *world, clock, kernels, steps);
+  return predict_step(step, *world, clock, kernels, steps);
 }
 
 /// Of the last rank, which is the one that a simulation has.
-inline StepRecord measured_on(int ranks, const std::string& backend, const Step& step, int steps,
-                              const std::string& decorators = "") {
-  StepRecord record;
-  comm::Config config;
+inline StepProfile measured_on(int ranks, const std::string& backend, const TrainingStep& step, int steps,
+                               const std::string& decorators = "") {
+  StepProfile record;
+  comm::InitOptions config;
   config.backend = backend;
   if (!decorators.empty())
     config.decorate = [&](auto world) { return decorators::decorate(std::move(world), decorators); };
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
-    StepRecord mine = measure(step, world, steps);
+    StepProfile mine = profile_step(step, world, steps);
     if (world.rank() + 1 == ranks) record = std::move(mine);
   });
   return record;

@@ -22,8 +22,8 @@ TEST(Formulas, Ddp) {
   for (const std::uint64_t n : {2u, 3u, 4u, 5u}) {
     const auto f =
         communication_formula(strategy_named("ddp"), MeshShape::grid(1, static_cast<int>(n)), all_kept());
-    EXPECT_EQ(f.calls, (Volume{0, 0, 4}));
-    EXPECT_EQ(f.bytes, (Volume{0, 0, 2 * (n - 1) * kBytes * kPsi / n}));
+    EXPECT_EQ(f.calls, (TrafficVolume{0, 0, 4}));
+    EXPECT_EQ(f.bytes, (TrafficVolume{0, 0, 2 * (n - 1) * kBytes * kPsi / n}));
   }
 }
 
@@ -33,8 +33,8 @@ TEST(Formulas, ZeroOneAndTwo) {
       const auto f =
           communication_formula(strategy_named(name), MeshShape::grid(1, static_cast<int>(n)), all_kept());
       const std::uint64_t once = (n - 1) * kBytes * kPsi / n;
-      EXPECT_EQ(f.calls, (Volume{4, 4, 0}));
-      EXPECT_EQ(f.bytes, (Volume{once, once, 0}));
+      EXPECT_EQ(f.calls, (TrafficVolume{4, 4, 0}));
+      EXPECT_EQ(f.bytes, (TrafficVolume{once, once, 0}));
     }
   }
 }
@@ -43,31 +43,31 @@ TEST(Formulas, Fsdp) {
   for (const std::uint64_t n : {2u, 3u, 4u, 5u}) {
     const auto f =
         communication_formula(strategy_named("fsdp"), MeshShape::grid(1, static_cast<int>(n)), kUnits);
-    EXPECT_EQ(f.calls, (Volume{2 * 4 - 2, 4, 0}));
-    EXPECT_EQ(f.bytes, (Volume{(n - 1) * kBytes * (2 * kPsi - kKept) / n, (n - 1) * kBytes * kPsi / n, 0}));
+    EXPECT_EQ(f.calls, (TrafficVolume{2 * 4 - 2, 4, 0}));
+    EXPECT_EQ(f.bytes, (TrafficVolume{(n - 1) * kBytes * (2 * kPsi - kKept) / n, (n - 1) * kBytes * kPsi / n, 0}));
   }
 }
 
 TEST(Formulas, ShardGradOpGathersEachUnitOnce) {
   const auto f = communication_formula(strategy_named("shard_grad_op"), MeshShape::grid(1, 4), all_kept());
-  EXPECT_EQ(f.calls, (Volume{4, 4, 0}));
-  EXPECT_EQ(f.bytes, (Volume{3 * kBytes * kPsi / 4, 3 * kBytes * kPsi / 4, 0}));
+  EXPECT_EQ(f.calls, (TrafficVolume{4, 4, 0}));
+  EXPECT_EQ(f.bytes, (TrafficVolume{3 * kBytes * kPsi / 4, 3 * kBytes * kPsi / 4, 0}));
 }
 
 TEST(Formulas, Hsdp) {
   const std::uint64_t r = 2;
   const std::uint64_t s = 3;
   const auto f = communication_formula(strategy_named("hsdp"), MeshShape::grid(2, 3), kUnits);
-  EXPECT_EQ(f.calls, (Volume{2 * 4 - 2, 4, 4}));
-  EXPECT_EQ(f.bytes, (Volume{(s - 1) * kBytes * (2 * kPsi - kKept) / s, (s - 1) * kBytes * kPsi / s,
+  EXPECT_EQ(f.calls, (TrafficVolume{2 * 4 - 2, 4, 4}));
+  EXPECT_EQ(f.bytes, (TrafficVolume{(s - 1) * kBytes * (2 * kPsi - kKept) / s, (s - 1) * kBytes * kPsi / s,
                              2 * (r - 1) * kBytes * kPsi / r / s}));
 }
 
 TEST(Formulas, OneRankAndAxesOfLengthOneCallNothing) {
   for (const std::string& name : strategy_names()) {
     const auto f = communication_formula(strategy_named(name), MeshShape::grid(1, 1), kUnits);
-    EXPECT_EQ(f.calls, Volume{}) << name;
-    EXPECT_EQ(f.bytes, Volume{}) << name;
+    EXPECT_EQ(f.calls, TrafficVolume{}) << name;
+    EXPECT_EQ(f.bytes, TrafficVolume{}) << name;
   }
   const auto f = communication_formula(strategy_named("hsdp"), MeshShape::grid(1, 4), kUnits);
   EXPECT_EQ(f.calls, communication_formula(strategy_named("fsdp"), MeshShape::grid(1, 4), kUnits).calls);

@@ -75,7 +75,7 @@ class Alone {
       outcome_.losses.push_back(loss.item());
       outcome_.norms.push_back(engine_.grad_norm());
     }
-    engine_.visit([&](const nn::Parameter& p, std::span<const float> values) {
+    engine_.for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
       outcome_.parameters[p.name()].assign(values.begin(), values.end());
     });
     return outcome_;
@@ -90,7 +90,7 @@ class Alone {
 };
 
 void alone(const TrainingSpec& spec, const std::function<void(Alone&)>& body) {
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) {
@@ -147,7 +147,7 @@ float sum_after_others(bool own_memory) {
   };
   const nn::Tensor result = value(0);
   const auto memory = context.memory().make_keeping();
-  std::optional<nn::Capture> capture;
+  std::optional<nn::GraphCapture> capture;
   capture.emplace(context, own_memory ? *memory : context.memory());
   {
     const nn::Tensor one = value(1), two = value(2);
@@ -182,11 +182,11 @@ TEST(Graphs, TheHostWaitsForNothingAndEventsAreThoseOfTheFirstStep) {
       EXPECT_GT(loss.item(), 0.0);
     }
     EXPECT_EQ(last, harness::HostWaits{});
-    std::map<base::EventKind, int> events;
-    for (const base::EventRecord& event : rank.engine_.recorder().take()) events[event.kind] += event.unit == "root";
-    EXPECT_EQ(events[base::EventKind::forward], 1);
-    EXPECT_EQ(events[base::EventKind::backward], 1);
-    EXPECT_EQ(events[base::EventKind::optimizer_step], 6);
+    std::map<base::TraceEventKind, int> events;
+    for (const base::TraceEvent& event : rank.engine_.recorder().drain()) events[event.kind] += event.unit == "root";
+    EXPECT_EQ(events[base::TraceEventKind::forward], 1);
+    EXPECT_EQ(events[base::TraceEventKind::backward], 1);
+    EXPECT_EQ(events[base::TraceEventKind::optimizer_step], 6);
   });
 }
 
@@ -224,12 +224,12 @@ TEST(GraphRefusals, LeaveTheContextAsItWas) {
   const nn::Tensor tensor = nn::Tensor::zeros(context, {1}, base::DType::f32);
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(refusal([&] {
-                  const nn::Capture capture(context, *memory);
+                  const nn::GraphCapture capture(context, *memory);
                   tensor.item();
                 }),
                 HasSubstr("a download can't be part of a graph"));
     EXPECT_THAT(refusal([&] {
-                  const nn::Capture capture(context, *memory);
+                  const nn::GraphCapture capture(context, *memory);
                   nn::Tensor::empty(context, {1}, base::DType::f32);
                   context.stream().record();
                 }),

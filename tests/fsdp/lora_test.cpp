@@ -18,7 +18,7 @@ using adapters::adapted;
 using adapters::kSlots;
 using adapters::quantized;
 using adapters::spec_for;
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
@@ -60,8 +60,8 @@ TEST_P(Adapters, CostWhatTheFormulasSay) {
     EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
   const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {});
   for (const auto& ledger : record.ledgers) {
-    EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
-    EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient);
+    EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+    EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
   }
   EXPECT_EQ(record.copied_bytes, 0U);
 }
@@ -95,7 +95,7 @@ TEST_P(Adapters, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
       EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
     const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, precision);
     for (const auto& ledger : record.ledgers)
-      EXPECT_LE(ledger.peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter);
+      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
     for (const UnitSize& unit : record.unit_sizes) EXPECT_EQ(unit.bytes == 0, unit.is_root);
   }
 }
@@ -149,7 +149,8 @@ TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
     };
     const TrainingRecord record = train(spec);
     EXPECT_TRUE(same_bits(record, plain)) << strategy;
-    EXPECT_LT(record.ledgers[0].peak_of(MemoryUse::activation), plain.ledgers[0].peak_of(MemoryUse::activation));
+    EXPECT_LT(record.ledgers[0].peak_of(MemoryCategory::activation),
+              plain.ledgers[0].peak_of(MemoryCategory::activation));
   }
 }
 
@@ -199,7 +200,7 @@ TEST_P(AdapterCheckpoints, AreReadAtAnyWorldSizeAndByTheSameModelOnly) {
     };
     spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
       if (step != 1) return;
-      comm::HostExchange control(*controls[static_cast<std::size_t>(rank)], model.context().runtime());
+      comm::HostCollectives control(*controls[static_cast<std::size_t>(rank)], model.context().runtime());
       CheckpointWriter(engine, control, {.folder = folder.path(name), .asynchronous = false}).save({});
     };
     return train(spec);

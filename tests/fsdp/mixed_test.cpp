@@ -9,7 +9,7 @@ namespace tessera::fsdp {
 namespace {
 
 using base::DType;
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::engine_for;
 using harness::same_bits;
 using harness::train;
@@ -30,7 +30,7 @@ TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string&
 /// Every unit by another strategy, as often as there are some.
 TrainingSpec mixed_spec(int ranks, const std::vector<std::string>& names) {
   TrainingSpec spec = spec_for("fsdp", ranks);
-  spec.engine.strategy_of = [names](const UnitSpec& unit) -> std::optional<Strategy> {
+  spec.engine.unit_strategy = [names](const UnitSpec& unit) -> std::optional<Strategy> {
     if (unit.is_root) return strategy_named(names[0]);
     const std::size_t number = unit.name.back() - '0';
     return strategy_named(names[number % names.size()]);
@@ -62,7 +62,7 @@ TEST(MixedStrategies, CostTheSumOfTheirFormulas) {
     const Strategy& strategy = record.units[i].strategy;
     const auto unit = std::span(record.unit_sizes).subspan(i, 1);
     const CommunicationFormula one = communication_formula(strategy, record.mesh, unit);
-    for (const auto member : {&Volume::all_gather, &Volume::reduce_scatter, &Volume::all_reduce}) {
+    for (const auto member : {&TrafficVolume::all_gather, &TrafficVolume::reduce_scatter, &TrafficVolume::all_reduce}) {
       sum.calls.*member += one.calls.*member;
       sum.bytes.*member += one.bytes.*member;
     }
@@ -86,7 +86,7 @@ TEST(MixedStrategies, CostTheSumOfTheirFormulas) {
 TEST(Ignored, ModulesAreTheProgramsOwn) {
   for (const char* name : {"ddp", "fsdp"}) {
     const TrainingSpec spec = spec_for(name, 2);
-    comm::Config config;
+    comm::InitOptions config;
     config.backend = "shm";
     comm::run_threads(2, config, [&](comm::Communicator& world) {
       nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
@@ -118,7 +118,7 @@ TEST(Ignored, ModulesAreTheProgramsOwn) {
       EXPECT_TRUE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
       optimizer.step(1e-3);
       EXPECT_FALSE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
-      engine.visit([](const nn::Parameter& parameter, std::span<const float>) {
+      engine.for_each_parameter([](const nn::Parameter& parameter, std::span<const float>) {
         EXPECT_FALSE(parameter.name().starts_with("h.1.mlp.")) << parameter.name();
       });
     });
@@ -127,7 +127,7 @@ TEST(Ignored, ModulesAreTheProgramsOwn) {
 
 TEST(MixedStrategies, WithOtherCollectivesAreRefused) {
   TrainingSpec spec = spec_for("fsdp", 2);
-  spec.engine.strategy_of = [](const UnitSpec&) {
+  spec.engine.unit_strategy = [](const UnitSpec&) {
     Strategy other = strategy_named("ddp");
     other.all_reduce = "another";
     return std::optional(other);
@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ReshardTo,
 TEST_P(ReshardTo, GivesTheSameBits) {
   TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
   const TrainingRecord over_all = train(spec);
-  spec.engine.reshard_to = GetParam().to;
+  spec.engine.reshard_group_size = GetParam().to;
   spec.engine.poison = true;
   spec.lazy_streams = true;
   EXPECT_TRUE(same_bits(over_all, train(spec)));
@@ -174,17 +174,17 @@ TEST_P(ReshardTo, CostsWhatTheFormulaSays) {
     TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
     spec.microbatches = microbatches;
     spec.engine.clip_norm = 0;
-    spec.engine.reshard_to = GetParam().to;
+    spec.engine.reshard_group_size = GetParam().to;
     const TrainingRecord record = train(spec);
-    const StepCourse course{.microbatches = microbatches};
+    const StepShape course{.microbatches = microbatches};
     const auto formula = communication_formula(record.strategy, record.mesh, record.unit_sizes, {}, course);
     const PeakBounds peak = peak_formula(record.strategy, record.mesh, record.unit_sizes, course);
     for (const EngineTraffic& rank : record.later_by_rank) {
       EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
       EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
     }
-    for (const base::Ledger::Snapshot& ledger : record.ledgers)
-      EXPECT_EQ(ledger.peak_of(MemoryUse::unsharded_parameter), peak.unsharded_parameter);
+    for (const base::MemoryTracker::Snapshot& ledger : record.ledgers)
+      EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter);
   }
 }
 
@@ -193,7 +193,7 @@ TEST(ReshardTo, MovesNoMoreBytesInForwardAndFewerInBackward) {
   TrainingSpec spec = spec_for("fsdp", 4);
   spec.steps = 2;
   const std::uint64_t over_all = train(spec).all_later.all_gather.bytes_sent;
-  spec.engine.reshard_to = 2;
+  spec.engine.reshard_group_size = 2;
   const TrainingRecord record = train(spec);
   std::uint64_t whole = 0, again = 0;
   for (const UnitSize& unit : record.unit_sizes) {
@@ -211,7 +211,7 @@ TEST(ReshardTo, GoesWithOffloadAndSixteenBits) {
   spec.dtype = DType::bf16;
   spec.engine.reduce_dtype = DType::f32;
   const TrainingRecord host = train(spec);
-  spec.engine.reshard_to = 2;
+  spec.engine.reshard_group_size = 2;
   spec.runtime = harness::make_guarded_device({.lazy = true});
   spec.engine.cpu_offload = true;
   EXPECT_TRUE(same_bits(host, train(spec)));
@@ -228,11 +228,11 @@ TEST(ReshardTo, RefusesWhatCantBe) {
       EXPECT_THAT(error.what(), HasSubstr(what));
     }
   };
-  refused([](EngineOptions& options) { options.reshard_to = 3; }, "must divide the 4 shards");
-  refused([](EngineOptions& options) { options.reshard_to = -1; }, "must divide the 4 shards");
+  refused([](EngineOptions& options) { options.reshard_group_size = 3; }, "must divide the 4 shards");
+  refused([](EngineOptions& options) { options.reshard_group_size = -1; }, "must divide the 4 shards");
   refused(
       [](EngineOptions& options) {
-        options.reshard_to = 2;
+        options.reshard_group_size = 2;
         options.reshard_after_forward = true;
       },
       "one of the two");

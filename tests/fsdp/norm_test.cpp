@@ -113,7 +113,8 @@ struct Scaled {
 
 std::map<std::string, std::vector<float>> values_of(Engine& engine) {
   std::map<std::string, std::vector<float>> values;
-  engine.visit([&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
+  engine.for_each_parameter(
+      [&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
   return values;
 }
 
@@ -125,7 +126,7 @@ struct Course {
 
 Scaled train_scaled(const std::string& strategy, int ranks, const Course& course, GradientScaler::Options options) {
   Scaled scaled;
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
   TrainingSpec spec = spec_for(strategy, ranks, Norm::two, 0);
@@ -133,7 +134,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
     nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
     const auto model = nn::make_model(context, spec.model);
     model->set_dtype(DType::f16);
-    spec.engine.scales_loss = true;
+    spec.engine.use_loss_scaling = true;
     Engine engine(*model, world, spec.engine);
     engine.initialize(spec.seed);
     GradientScaler scaler(engine, options);
@@ -175,9 +176,9 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
 class SumsFirst final : public CollectivePlugin {
  public:
   explicit SumsFirst(comm::OpKind kind) : kind_(kind) {}
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& t : call.transfers)
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& t : call.transfers)
       works.add(kind_ == comm::OpKind::all_reduce
                     ? call.channel.all_reduce(t.in, t.out, comm::ReduceOp::sum(), call.options)
                     : call.channel.reduce_scatter(t.in, t.out, comm::ReduceOp::sum(), call.options));
@@ -247,7 +248,7 @@ TEST(GradientScaling, IsRefusedWhereItMakesNoSense) {
     EXPECT_THROW(GradientScaler{engine}, base::InvalidUsage);
   };
   train(spec);
-  spec.engine.scales_loss = true;
+  spec.engine.use_loss_scaling = true;
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     EXPECT_THROW(engine.set_loss_scale(0), base::InvalidUsage);
     EXPECT_THROW(engine.set_loss_scale(INFINITY), base::InvalidUsage);
@@ -260,9 +261,9 @@ TEST(GradientScaling, IsRefusedWhereItMakesNoSense) {
 double largest_gradient(const std::string& strategy, int ranks, double scale, const std::string& reducer) {
   TrainingSpec spec = spec_for(strategy, ranks, Norm::infinity, 0);
   spec.ranks = 1;  // whose batch all see
-  spec.engine.scales_loss = true;
+  spec.engine.use_loss_scaling = true;
   double largest = 0;
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
     nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});

@@ -10,7 +10,7 @@ namespace tessera::fsdp {
 namespace {
 
 using base::DType;
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::same_bits;
 using harness::train;
 using harness::TrainingRecord;
@@ -40,7 +40,7 @@ TrainingSpec spec_for(const Case& c, bool offload, harness::GuardedOptions devic
   spec.engine.clip_norm = 0.5;
   spec.engine.poison = true;
   spec.engine.cpu_offload = offload;
-  spec.engine.offload_piece = 5001;  // several in a unit, at odd places
+  spec.engine.offload_chunk_elements = 5001;  // several in a unit, at odd places
   spec.runtime = harness::make_guarded_device(device);
   return spec;
 }
@@ -70,18 +70,18 @@ TEST_P(Offloaded, TheDeviceKeepsWhatTheFormulaLeavesIt) {
             all.parameter + all.gradient + all.optimizer);
   for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
     EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
-    EXPECT_EQ(record.ledgers[rank].now_of(MemoryUse::offloaded), state.offloaded);
+    EXPECT_EQ(record.ledgers[rank].now_of(MemoryCategory::offloaded), state.offloaded);
   }
   // The negative control: without it, all of that is on the device.
   const TrainingRecord plain = train(spec_for(GetParam(), false));
   EXPECT_THAT(plain.model_state[0], testing::ElementsAre(all.parameter, all.gradient, all.optimizer));
-  EXPECT_EQ(plain.ledgers[0].now_of(MemoryUse::offloaded), 0U);
+  EXPECT_EQ(plain.ledgers[0].now_of(MemoryCategory::offloaded), 0U);
 }
 
 TEST_P(Offloaded, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
   const TrainingSpec spec = spec_for(GetParam(), true);
   const TrainingRecord record = train(spec);
-  for (const Engine::UnitInfo& unit : record.units) ASSERT_EQ(unit.padding, 0) << "the formula counts it";
+  for (const Engine::UnitStats& unit : record.units) ASSERT_EQ(unit.padding, 0) << "the formula counts it";
   const OffloadBytes formula =
       offload_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 2, GetParam().precision());
   const auto later = static_cast<std::uint64_t>(spec.steps - 1);
@@ -111,7 +111,7 @@ TEST(OffloadOrder, PiecesOfAnySizeGiveTheSameBits) {
   const TrainingRecord plain = train(spec_for({"fsdp", 2}, false));
   for (const std::int64_t piece : {7919, 1 << 20}) {
     TrainingSpec spec = spec_for({"fsdp", 2}, true);
-    spec.engine.offload_piece = piece;
+    spec.engine.offload_chunk_elements = piece;
     EXPECT_TRUE(same_bits(train(spec), plain)) << piece;
   }
 }
@@ -131,7 +131,7 @@ TEST(OffloadOrder, EveryOptimizerUpdatesTheHostsState) {
 TrainingRecord train_with_values_from_outside(TrainingSpec spec) {
   spec.after_step = [](int, int step, Engine& engine, nn::CausalModel&) {
     if (step == 0)
-      engine.fill([](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+      engine.load([](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
         for (std::int64_t i = range.begin; i < range.end; ++i)
           out[i - range.begin] = 0.02F * static_cast<float>((i * 7 + parameter.count()) % 13 - 6);
       });
@@ -162,7 +162,7 @@ TEST(OffloadRecovery, AnExceptionInForwardLeavesTheEngineUsable) {
       const nn::TapeScope recording(model.context(), &tape);
       const nn::Tensor wrong = nn::Tensor::zeros(model.context(), {1, 1}, DType::i32);
       EXPECT_THROW(model.loss(batch.tokens, wrong), base::InvalidUsage);
-      engine.reset();
+      engine.abort_step();
     };
     return train(spec);
   };
@@ -186,7 +186,7 @@ TEST(OffloadRefusals, AreOneLineWithTheReason) {
   host.runtime = base::open_device({base::DeviceType::meta, 0});
   EXPECT_THAT(refusal(host), HasSubstr("device meta has shapes without data"));
   TrainingSpec pieces = spec_for({"fsdp", 2}, true);
-  pieces.engine.offload_piece = 0;
+  pieces.engine.offload_chunk_elements = 0;
   EXPECT_THAT(refusal(pieces), HasSubstr("offload piece: 0 parameters"));
   TrainingSpec both = spec_for({"hsdp", 4}, true);
   both.engine.strategy.optimizer = {kReplicateAxis, kShardAxis};

@@ -11,8 +11,8 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::EventKind;
-using base::EventRecord;
+using base::TraceEventKind;
+using base::TraceEvent;
 using harness::engine_for;
 using harness::same_bits;
 using harness::train;
@@ -30,9 +30,9 @@ TrainingSpec spec_for(const std::string& strategy, int ranks = 2) {
   return spec;
 }
 
-std::vector<std::string> order(const TrainingRecord& record, std::initializer_list<EventKind> kinds) {
+std::vector<std::string> order(const TrainingRecord& record, std::initializer_list<TraceEventKind> kinds) {
   std::vector<std::string> out;
-  for (const EventRecord& event : record.last_events)
+  for (const TraceEvent& event : record.last_events)
     if (std::find(kinds.begin(), kinds.end(), event.kind) != kinds.end())
       out.push_back(std::string(base::name_of(event.kind)) + " " + event.unit);
   return out;
@@ -43,7 +43,7 @@ TEST(PrefetchOrder, BackwardMayGatherAfterTheComputation) {
   const TrainingRecord pre = train(spec);
   spec.engine.backward_prefetch = BackwardPrefetch::post;
   const TrainingRecord post = train(spec);
-  EXPECT_THAT(order(post, {EventKind::unshard_issue, EventKind::backward, EventKind::reduce_issue}),
+  EXPECT_THAT(order(post, {TraceEventKind::unshard_issue, TraceEventKind::backward, TraceEventKind::reduce_issue}),
               ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_issue h.1", "unshard_issue h.2",  //
                           "backward root", "backward h.2", "unshard_issue h.1", "reduce_issue h.2",             //
                           "backward h.1", "unshard_issue h.0", "reduce_issue h.1",                              //
@@ -58,7 +58,7 @@ TEST(PrefetchOrder, MayBeTheProgramsOwn) {
   spec.engine.prefetch_order.backward = {{"h.2", {"h.0", "h.1"}}};
   spec.engine.poison = true;
   const TrainingRecord own = train(spec);
-  EXPECT_THAT(order(own, {EventKind::unshard_issue, EventKind::forward, EventKind::backward}),
+  EXPECT_THAT(order(own, {TraceEventKind::unshard_issue, TraceEventKind::forward, TraceEventKind::backward}),
               ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_issue h.1", "forward root",
                           "unshard_issue h.2", "forward h.0", "forward h.1", "forward h.2",  //
                           "backward root", "unshard_issue h.0", "unshard_issue h.1", "backward h.2", "backward h.1",
@@ -76,7 +76,7 @@ TEST(PrefetchOrder, AWrongOneCostsTimeOnly) {
   const TrainingRecord wrong = train(spec);
   EXPECT_TRUE(same_bits(right, wrong));
   EXPECT_GT(wrong.all_later.all_gather.calls, right.all_later.all_gather.calls);
-  for (const auto& ledger : wrong.ledgers) EXPECT_EQ(ledger.now_of(base::MemoryUse::unsharded_parameter), 0U);
+  for (const auto& ledger : wrong.ledgers) EXPECT_EQ(ledger.now_of(base::MemoryCategory::unsharded_parameter), 0U);
 }
 
 TEST(PrefetchOrder, NamesUnits) {
@@ -128,7 +128,7 @@ struct Said {
 Said run_two_ways(const Disagreement& how) {
   Said said;
   said.by_rank.resize(2);
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = how.backend;
   config.timeout = std::chrono::seconds(3);
   config.check = how.checked;
@@ -151,7 +151,7 @@ Said run_two_ways(const Disagreement& how) {
       engine.initialize(0);
       for (int step = 0; step < 4; ++step) {
         const bool other = world.rank() == 1 && step >= how.from;
-        if (how.refreshes && step == how.from) engine.refresh();
+        if (how.refreshes && step == how.from) engine.apply_requires_grad();
         nn::Tape tape;
         nn::Tensor loss;
         {
@@ -249,7 +249,7 @@ TEST(RanksThatDisagree, DontWhereOneDoesAForwardAgain) {
       nn::Tape tape;
       const nn::TapeScope recording(model.context(), &tape);
       model.loss(batch.tokens, batch.targets);
-      engine.reset();  // as after an exception in it
+      engine.abort_step();  // as after an exception in it
     };
     return train(spec);
   };

@@ -14,8 +14,8 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::EventKind;
-using base::EventRecord;
+using base::TraceEvent;
+using base::TraceEventKind;
 
 constexpr auto kCompute = std::chrono::milliseconds(20);
 constexpr int kLayers = 5;
@@ -35,7 +35,7 @@ class Slow final : public nn::Layer<Slow> {
     if (nn::Tape* tape = nn::recording({y}, later))
       tape->record("sleep", later, [dy = y.gradient(), dlater = later.gradient()] {
         std::this_thread::sleep_for(kCompute);
-        dy->give(dlater->value());
+        dy->accumulate(dlater->value());
       });
     return later;
   }
@@ -66,7 +66,7 @@ constexpr int kGood = 4;
 /// What is exposed in the kGood best steps at most, on the rank that waited longest.
 double exposed_ms(const std::string& backend, const std::string& strategy, int prefetch) {
   std::vector<std::vector<double>> waited(2);
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = backend;
   config.decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:20ms"); };
   comm::run_threads(2, config, [&](comm::Communicator& world) {
@@ -87,8 +87,8 @@ double exposed_ms(const std::string& backend, const std::string& strategy, int p
       tape.backward(loss);
       engine.step(1e-3);
       double exposed = 0;
-      for (const EventRecord& event : engine.recorder().take())
-        if (event.kind == EventKind::unshard_wait || event.kind == EventKind::reduce_wait)
+      for (const TraceEvent& event : engine.recorder().drain())
+        if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
           exposed += static_cast<double>(event.duration_ns()) / 1e6;
       if (step > 0) waited[static_cast<std::size_t>(world.rank())].push_back(exposed);
     }
@@ -136,7 +136,7 @@ struct Peeked {
 class Peeking final : public CollectivePlugin {
  public:
   explicit Peeking(std::map<std::thread::id, Peeked>& peeked, std::mutex& mutex) : peeked_(peeked), mutex_(mutex) {}
-  Works run(const CollectiveCall& call) override {
+  WorkChain run(const CollectiveCall& call) override {
     Peeked* const mine = own();
     if (call.options.label == "root" && mine->last != nullptr) {
       if (mine->everything) mine->compute->synchronize();
@@ -144,8 +144,8 @@ class Peeking final : public CollectivePlugin {
       ++mine->gathers;
       mine->updated += *mine->last != mine->before ? 1 : 0;
     }
-    Works works;
-    for (const Transfer& t : call.transfers) works.add(call.channel.all_gather(t.in, t.out, call.options));
+    WorkChain works;
+    for (const FlatTransfer& t : call.transfers) works.add(call.channel.all_gather(t.in, t.out, call.options));
     return works;
   }
 
@@ -163,7 +163,7 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
   std::map<std::thread::id, Peeked> peeked;
   std::mutex mutex;
   harness::TrainingSpec spec;
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   comm::run_threads(2, config, [&](comm::Communicator& world) {
     nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = base::make_lazy_stream});
@@ -191,7 +191,7 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
       Peeked& mine = peeked[std::this_thread::get_id()];
       mine.everything = everything;
       mine.compute = &context.stream();
-      engine.visit_own([&](const OwnRange& own) {
+      engine.for_each_shard([&](const ShardRange& own) {
         if (own.parameter.name().starts_with("h.1.") && own.state < 0) mine.last = static_cast<const float*>(own.data);
       });
       mine.before = *mine.last;

@@ -43,9 +43,9 @@ std::vector<std::vector<Values>> shown(TrainingSpec spec, bool meet_at_the_end =
   std::vector<std::vector<Values>> all(static_cast<std::size_t>(spec.steps),
                                        std::vector<Values>(static_cast<std::size_t>(spec.ranks)));
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
-    if (meet_at_the_end && step + 1 == spec.steps) engine.meet_replicas();
+    if (meet_at_the_end && step + 1 == spec.steps) engine.sync_replicas();
     Values mine;
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       mine[parameter.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex);
@@ -181,7 +181,7 @@ TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
   std::vector<std::vector<Values>> apart(kMeetings, std::vector<Values>(2));
   const auto values_of = [](Engine& engine) {
     Values values;
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> all) {
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
       values[parameter.name()].assign(all.begin(), all.end());
     });
     return values;
@@ -194,7 +194,7 @@ TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
     const auto meeting = static_cast<std::size_t>(step);
     const Values before = values_of(engine);
-    engine.meet_replicas();
+    engine.sync_replicas();
     const Values after = values_of(engine);
     const std::lock_guard lock(mutex);
     apart[meeting][static_cast<std::size_t>(rank)] = before;
@@ -223,7 +223,7 @@ TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
   std::vector<Values> seen;
   const auto note = [&](Engine& engine) {
     Values values;
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> all) {
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
       values[parameter.name()].assign(all.begin(), all.end());
     });
     const std::lock_guard lock(mutex);
@@ -234,7 +234,7 @@ TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
   spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel&) {
     if (step % 4 == 3) {
       note(engine);
-      engine.meet_replicas();
+      engine.sync_replicas();
       note(engine);
       engine.initialize(0);
     }
@@ -273,7 +273,7 @@ TEST(Period, WhatCannotBeIsRefused) {
   EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).period = 0; }), HasSubstr("a period of 0 steps"));
   EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).outer.momentum = 1; }), HasSubstr("momentum"));
   EXPECT_THAT(refusal([&](TrainingSpec& s) { sync(s).what = Sync::What::gradient; }), HasSubstr("once in a period"));
-  EXPECT_THAT(refusal([&](TrainingSpec& s) { s.engine.scales_loss = true; }), HasSubstr("skip different steps"));
+  EXPECT_THAT(refusal([&](TrainingSpec& s) { s.engine.use_loss_scaling = true; }), HasSubstr("skip different steps"));
   EXPECT_THAT(
       refusal([](TrainingSpec& s) { s.engine.strategy.sync[kShardAxis] = s.engine.strategy.sync[kReplicateAxis]; }),
       HasSubstr("only replicas"));
@@ -315,15 +315,15 @@ TEST_P(Periods, GoOnFromACheckpointWithin) {
   // What is resumed within a period and ends there meets, too.
   const TemporaryFolder within;
   TrainingSpec last = saving(spec(3, 5), within.path(), 4);
-  last.between_steps = [save = last.between_steps](int step, Engine& engine, comm::HostExchange& control) {
+  last.between_steps = [save = last.between_steps](int step, Engine& engine, comm::HostCollectives& control) {
     save(step, engine, control);
-    if (step == 4) engine.meet_replicas();
+    if (step == 4) engine.sync_replicas();
   };
   const TrainingRecord met = train(last);
   TrainingSpec more = resuming(spec(3, 5), within.path(), &dropped);
   more.before_training = [restore = more.before_training](Engine& engine, comm::Communicator& control) {
     restore(engine, control);
-    engine.meet_replicas();
+    engine.sync_replicas();
   };
   more.first_step = more.steps;
   EXPECT_EQ(train(more).parameters, met.parameters);

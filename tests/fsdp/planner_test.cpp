@@ -10,7 +10,7 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::MemoryUse;
+using base::MemoryCategory;
 using base::VirtualClock;
 using harness::engine_for;
 using std::chrono::nanoseconds;
@@ -18,11 +18,11 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 /// Every kernel that `step` calls takes no time.
-nn::KernelTimes no_time(const Step& step, int steps = 1) {
-  nn::KernelTimes times;
+nn::KernelCostModel no_time(const TrainingStep& step, int steps = 1) {
+  nn::KernelCostModel times;
   std::mutex mutex;
   comm::run_threads(2, {.backend = "shm"}, [&](comm::Communicator& world) {
-    const StepRecord record = measure(step, world, steps);
+    const StepProfile record = profile_step(step, world, steps);
     const std::lock_guard lock(mutex);
     times = record.kernels.scaled(0);
   });
@@ -30,7 +30,7 @@ nn::KernelTimes no_time(const Step& step, int steps = 1) {
 }
 
 sim::Network microseconds_each(int microseconds) {
-  return {.time = [=](const sim::Operation&) { return std::chrono::microseconds(microseconds); }};
+  return {.time = [=](const sim::SimulatedOp&) { return std::chrono::microseconds(microseconds); }};
 }
 
 /// A period of the strategies that have one is this long here.
@@ -47,12 +47,12 @@ int steps_of(const Strategy& strategy) { return periodic_axis(strategy).empty() 
 
 TEST(Planner, ForetellsCallsAndBytesOfAnyWorld) {
   for (const std::string& name : strategy_names()) {
-    const Step step = step_of(config_of(3, 32), engine_of(name));
+    const TrainingStep step = step_of(config_of(3, 32), engine_of(name));
     const Strategy& strategy = step.engine.strategy;
     const int steps = steps_of(strategy);
-    const nn::KernelTimes kernels = no_time(step, 1 + steps);
+    const nn::KernelCostModel kernels = no_time(step, 1 + steps);
     for (const int ranks : {1, 2, 4, 6, 64, 1024}) {
-      const StepRecord record = foretell_on(ranks, step, kernels, microseconds_each(1), steps);
+      const StepProfile record = foretell_on(ranks, step, kernels, microseconds_each(1), steps);
       const auto formula_of = [&](int n) {
         return communication_formula(strategy, default_mesh(strategy, n, n), record.units);
       };
@@ -65,15 +65,15 @@ TEST(Planner, ForetellsCallsAndBytesOfAnyWorld) {
 }
 
 struct Seen {
-  base::EventKind kind;
+  base::TraceEventKind kind;
   std::string unit;
   std::uint64_t bytes;
   bool operator==(const Seen&) const = default;
 };
 
-std::vector<Seen> seen(const std::vector<EventRecord>& events) {
+std::vector<Seen> seen(const std::vector<TraceEvent>& events) {
   std::vector<Seen> all;
-  for (const EventRecord& event : events) all.push_back({event.kind, event.unit, event.bytes});
+  for (const TraceEvent& event : events) all.push_back({event.kind, event.unit, event.bytes});
   return all;
 }
 
@@ -83,17 +83,18 @@ TEST(Planner, ForetellsTheEventsAndTheMemoryOfARealTraining) {
       EngineOptions engine = engine_for(name);
       engine.clip_norm = 1;
       engine.prefetch = 2;
-      Step step = step_of(config_of(4, 32), engine);
+      TrainingStep step = step_of(config_of(4, 32), engine);
       step.microbatches = microbatches;
-      const StepRecord real = measured_on(4, "shm", step, 2);
-      const StepRecord foretold = foretell_on(4, step, real.kernels, microseconds_each(1));
+      const StepProfile real = measured_on(4, "shm", step, 2);
+      const StepProfile foretold = foretell_on(4, step, real.kernels, microseconds_each(1));
       EXPECT_TRUE(seen(real.steps.back().events) == seen(foretold.steps.back().events)) << name;
-      for (const MemoryUse use : {MemoryUse::parameter, MemoryUse::gradient, MemoryUse::optimizer,
-                                  MemoryUse::activation, MemoryUse::unsharded_parameter, MemoryUse::unsharded_gradient})
+      for (const MemoryCategory use :
+           {MemoryCategory::parameter, MemoryCategory::gradient, MemoryCategory::optimizer, MemoryCategory::activation,
+            MemoryCategory::unsharded_parameter, MemoryCategory::unsharded_gradient})
         EXPECT_EQ(real.memory.peak_of(use), foretold.memory.peak_of(use)) << name << " " << base::name_of(use);
       // The control: another prefetch has its events in another order, where there is something to gather.
       step.engine.prefetch = 0;
-      const StepRecord other = foretell_on(4, step, real.kernels, microseconds_each(1));
+      const StepProfile other = foretell_on(4, step, real.kernels, microseconds_each(1));
       const bool gathers = name == "fsdp" || name == "hsdp" || name == "shard_grad_op";
       EXPECT_NE(seen(other.steps.back().events) == seen(real.steps.back().events), gathers) << name;
     }
@@ -101,20 +102,20 @@ TEST(Planner, ForetellsTheEventsAndTheMemoryOfARealTraining) {
 
 /// Where nothing is computed, what comes one after the other adds up.
 TEST(Planner, ForetellsWhatAFormulaSays) {
-  const Step ddp = step_of(config_of(3, 32), engine_for("ddp"));
-  const nn::KernelTimes none = no_time(ddp);
-  const StepRecord reduced = foretell_on(8, ddp, none, microseconds_each(100));
+  const TrainingStep ddp = step_of(config_of(3, 32), engine_for("ddp"));
+  const nn::KernelCostModel none = no_time(ddp);
+  const StepProfile reduced = foretell_on(8, ddp, none, microseconds_each(100));
   EXPECT_EQ(reduced.steps.back().step_ns, static_cast<std::int64_t>(reduced.units.size()) * 100'000);
   EXPECT_EQ(reduced.steps.back().exposed_ns, reduced.steps.back().step_ns);
 
   // The other way round: what takes no time to send is never waited for, and a step is what its kernels take.
-  const StepRecord real = measured_on(1, "shm", ddp, 2);
-  const StepRecord alone = foretell_on(1, ddp, real.kernels, microseconds_each(100));
-  const StepRecord fast = foretell_on(8, ddp, real.kernels, microseconds_each(0));
+  const StepProfile real = measured_on(1, "shm", ddp, 2);
+  const StepProfile alone = foretell_on(1, ddp, real.kernels, microseconds_each(100));
+  const StepProfile fast = foretell_on(8, ddp, real.kernels, microseconds_each(0));
   EXPECT_EQ(fast.steps.back().exposed_ns, 0);
   EXPECT_GT(fast.steps.back().step_ns, 0);
   EXPECT_EQ(fast.steps.back().step_ns, alone.steps.back().step_ns);
-  const StepRecord slower = foretell_on(8, ddp, real.kernels.scaled(2), microseconds_each(0));
+  const StepProfile slower = foretell_on(8, ddp, real.kernels.scaled(2), microseconds_each(0));
   EXPECT_NEAR(static_cast<double>(slower.steps.back().step_ns), 2.0 * static_cast<double>(fast.steps.back().step_ns),
               1000);
 }
@@ -123,10 +124,10 @@ TEST(Planner, ForetellsWhatAFormulaSays) {
 TEST(Planner, LetsADevicesStreamsOverlap) {
   EngineOptions engine = engine_for("fsdp");
   engine.prefetch = 1;
-  const Step step = step_of(config_of(6, 32), engine);
-  const StepRecord real = measured_on(1, "shm", step, 2);
+  const TrainingStep step = step_of(config_of(6, 32), engine);
+  const StepProfile real = measured_on(1, "shm", step, 2);
   const auto exposed = [&](VirtualClock::Machine machine, int prefetch) {
-    Step one = step;
+    TrainingStep one = step;
     one.engine.prefetch = prefetch;
     // Longer than any unit computes.
     return foretell_on(4, one, real.kernels.scaled(0.01), microseconds_each(1000), 1, machine).steps.back().exposed_ns;
@@ -136,19 +137,19 @@ TEST(Planner, LetsADevicesStreamsOverlap) {
 }
 
 TEST(Planner, NamesAKernelThatWasNotMeasured) {
-  const Step step = step_of(config_of(2, 32), engine_for("ddp"));
+  const TrainingStep step = step_of(config_of(2, 32), engine_for("ddp"));
   EXPECT_THAT([&] { foretell_on(2, step, {}, microseconds_each(1)); },
               ThrowsMessage<base::InvalidUsage>(HasSubstr("it was not measured how long")));
 }
 
 /// Thousands of ranks, a model that no rank of this machine could hold: shapes only.
 TEST(Planner, NeedsNoMemoryForTensors) {
-  const nn::KernelTimes kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
-  Step step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));
+  const nn::KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
+  TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));
   step.seq_len = 1024;
-  const StepRecord record = foretell_on(4096, step, kernels, sim::alpha_beta(nanoseconds(20'000), 25e9));
-  EXPECT_GT(record.memory.peak_of(MemoryUse::activation), std::size_t{1} << 30);
-  EXPECT_LT(record.memory.peak_of(MemoryUse::optimizer), std::size_t{1} << 23);
+  const StepProfile record = foretell_on(4096, step, kernels, sim::alpha_beta(nanoseconds(20'000), 25e9));
+  EXPECT_GT(record.memory.peak_of(MemoryCategory::activation), std::size_t{1} << 30);
+  EXPECT_LT(record.memory.peak_of(MemoryCategory::optimizer), std::size_t{1} << 23);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ double milliseconds(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 /// The fastest step of some, of those after the first: machines that run tests are busy, and a step is long enough to
 /// be interrupted; a kernel, of which the median is taken, is not.
-StepTimes fastest(StepRecord record) {
+StepTimes fastest(StepProfile record) {
   record.steps.erase(record.steps.begin());
   return *std::min_element(record.steps.begin(), record.steps.end(),
                            [](const StepTimes& a, const StepTimes& b) { return a.step_ns < b.step_ns; });
@@ -33,7 +33,7 @@ const std::string kLinks = "delay:3ms,bandwidth=200000000";
 /// As the decorator has it: from the call, by the larger buffer, whatever else is under way.
 sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
   return {.time =
-              [=](const sim::Operation& operation) {
+              [=](const sim::SimulatedOp& operation) {
                 return std::chrono::milliseconds(kLatencyMs) +
                        nanoseconds(
                            static_cast<std::int64_t>(1e9 * static_cast<double>(operation.bytes) / bytes_per_second));
@@ -43,15 +43,15 @@ sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
 
 class PlannerOverLinks : public testing::TestWithParam<std::string> {
  protected:
-  static Step step_for(std::int64_t layers, std::int64_t width, const EngineOptions& engine) {
-    Step step = step_of(config_of(layers, width), engine);
+  static TrainingStep step_for(std::int64_t layers, std::int64_t width, const EngineOptions& engine) {
+    TrainingStep step = step_of(config_of(layers, width), engine);
     step.sequences = 4;
     step.seq_len = 64;
     return step;
   }
   /// From models that are smaller and larger than the one that is foretold.
-  nn::KernelTimes kernels() const {
-    nn::KernelTimes times;
+  nn::KernelCostModel kernels() const {
+    nn::KernelCostModel times;
     for (const std::int64_t width : {96, 192})
       times.merge(measured_on(2, GetParam(), step_for(2, width, engine_for("fsdp")), 8).kernels);
     return times;
@@ -79,12 +79,12 @@ std::string told(const StepTimes& times) {
 }
 
 TEST_P(PlannerOverLinks, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasured) {
-  nn::KernelTimes times = kernels();
+  nn::KernelCostModel times = kernels();
   for (const auto& [name, prefetch] : {std::pair("ddp", 1), std::pair("zero1", 1), std::pair("zero2", 1),
                                        std::pair("fsdp", 1), std::pair("fsdp", 0)}) {
     EngineOptions engine = engine_for(name);
     engine.prefetch = prefetch;
-    const Step step = step_for(5, 128, engine);
+    const TrainingStep step = step_for(5, 128, engine);
     int good = 0, worse = 0, attempts = 0;  // worse: the control, links that are four times as fast
     for (; attempts < kAttempts && good < kGood && attempts - good <= kAttempts - kGood; ++attempts) {
       if (attempts > 0) times = kernels();

@@ -10,7 +10,7 @@
 namespace tessera::fsdp {
 namespace {
 
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::engine_for;
 using harness::same_bits;
 using harness::train;
@@ -94,8 +94,8 @@ TEST_P(Precisions, CostsWhatTheTableSays) {
     const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, precision);
     for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
       EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
-      EXPECT_LE(record.ledgers[rank].peak_of(MemoryUse::unsharded_parameter), bounds.unsharded_parameter) << name;
-      EXPECT_EQ(record.ledgers[rank].peak_of(MemoryUse::unsharded_gradient), bounds.unsharded_gradient) << name;
+      EXPECT_LE(record.ledgers[rank].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter) << name;
+      EXPECT_EQ(record.ledgers[rank].peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient) << name;
     }
     EXPECT_EQ(record.copied_bytes, 0U);
   }
@@ -181,7 +181,7 @@ TEST(Precision, FilledValuesAreKeptInF32) {
     spec.steps = 1;
     const auto value = [](std::int64_t i) { return 1.0F + 1e-4F * static_cast<float>(i % 7); };
     spec.after_step = [&](int, int, Engine& engine, nn::CausalModel&) {
-      engine.fill([&](const nn::Parameter&, nn::ElementRange range, float* out) {
+      engine.load([&](const nn::Parameter&, nn::ElementRange range, float* out) {
         for (std::int64_t i = range.begin; i < range.end; ++i) *out++ = value(i);
       });
     };

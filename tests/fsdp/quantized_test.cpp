@@ -25,7 +25,7 @@ using Values = std::map<std::string, std::vector<float>>;
 
 Values encodings_of(Engine& engine) {
   Values values;
-  engine.visit([&](const nn::Parameter& p, std::span<const float> v) {
+  engine.for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
     if (p.dtype() == DType::u8) values[p.name()].assign(v.begin(), v.end());
   });
   return values;
@@ -76,14 +76,14 @@ class Damaging final : public CollectivePlugin {
  public:
   explicit Damaging(CollectiveCapabilities capabilities) : capabilities_(std::move(capabilities)) {}
   CollectiveCapabilities capabilities() const override { return capabilities_; }
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& transfer : call.transfers) works.add(start_plain(OpKind::all_gather, call, transfer));
-    works.then([transfers = std::vector<Transfer>(call.transfers.begin(), call.transfers.end())](Stream& stream) {
-      for (const Transfer& transfer : transfers)
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& transfer : call.transfers) works.add(start_plain(OpKind::all_gather, call, transfer));
+    works.then([transfers = std::vector<FlatTransfer>(call.transfers.begin(), call.transfers.end())](Stream& stream) {
+      for (const FlatTransfer& transfer : transfers)
         if (transfer.out.dtype == DType::u8)
           stream.run([out = static_cast<std::uint8_t*>(transfer.out.data)] { *out ^= 0xFF; });
-      return Works();
+      return WorkChain();
     });
     return works;
   }
@@ -139,7 +139,7 @@ TEST(RefreshedUnits, KeepTheirEncodingsBitForBit) {
         if (nn::is_adapter(parameter->name()) && parameter->name().find("h.1.") != std::string::npos)
           tensor.set_requires_grad(step == 1);
       }
-      engine.refresh();
+      engine.apply_requires_grad();
       EXPECT_EQ(encodings_of(engine), encodings);
     };
     return train(spec);
@@ -166,12 +166,12 @@ TEST(RefreshedUnits, RefuseToTrainAnEncoding) {
       name = parameter->name();
       nn::Tensor tensor = parameter->tensor();
       tensor.set_requires_grad(true);
-      EXPECT_THAT(error_of<base::InvalidUsage>([&] { engine.refresh(); }),
-                  HasSubstr("refresh: " + name + " is an encoding, which can't be trained"));
+      EXPECT_THAT(error_of<base::InvalidUsage>([&] { engine.apply_requires_grad(); }),
+                  HasSubstr("apply_requires_grad: " + name + " is an encoding, which can't be trained"));
       tensor.set_requires_grad(false);
     }
     EXPECT_FALSE(name.empty());
-    engine.refresh();
+    engine.apply_requires_grad();
   };
   EXPECT_FALSE(train(spec).parameters.empty());
 }

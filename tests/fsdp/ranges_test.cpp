@@ -58,7 +58,7 @@ TEST(Ranges, EndAlsoWhereAStepThrows) {
   spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel& model) {
     fail_in_forward(model, spec, rank);
     EXPECT_EQ(harness::take_ranges().open, 1) << "the control: nobody has ended it";
-    engine.reset();
+    engine.abort_step();
     EXPECT_EQ(harness::take_ranges().open, 0);
   };
   harness::train(spec);
@@ -68,13 +68,13 @@ TEST(Ranges, OfARecorderEndWithWhatIsAroundThem) {
   const auto device = harness::make_guarded_device();
   const auto stream = device->make_stream();
   {
-    base::Recorder recorder(0, device.get());
-    const auto outer = recorder.begin(base::EventKind::forward, "a", 0, *stream);
-    recorder.begin(base::EventKind::forward, "b", 0, *stream);  // an exception leaves it open
+    base::TraceRecorder recorder(0, device.get());
+    const auto outer = recorder.begin(base::TraceEventKind::forward, "a", 0, *stream);
+    recorder.begin(base::TraceEventKind::forward, "b", 0, *stream);  // an exception leaves it open
     EXPECT_EQ(harness::take_ranges().open, 2);
     recorder.end(outer, *stream);
     EXPECT_EQ(harness::take_ranges().open, 0);
-    recorder.begin(base::EventKind::backward, "c", 0, *stream);
+    recorder.begin(base::TraceEventKind::backward, "c", 0, *stream);
   }
   EXPECT_EQ(harness::take_ranges().open, 0) << "the recorder is gone";
 }

@@ -14,7 +14,7 @@ namespace tessera::fsdp {
 namespace {
 
 using base::DType;
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::engine_for;
 using harness::same_bits;
 using harness::train;
@@ -32,7 +32,7 @@ void freeze(nn::Module& model, bool frozen, const std::function<bool(const nn::P
 /// This rank's part of the optimizer's state, by name and place.
 std::map<std::string, float> states_of(Engine& engine) {
   std::map<std::string, float> states;
-  engine.visit_own([&](const OwnRange& own) {
+  engine.for_each_shard([&](const ShardRange& own) {
     if (own.state < 0) return;
     for (std::int64_t i = 0; i < own.range.count(); i += 13)
       states[own.parameter.name() + "/" + std::to_string(own.state) + "/" + std::to_string(own.range.begin + i)] =
@@ -58,7 +58,7 @@ TEST_P(FrozenModel, TrainsTheRestWithTheSameBits) {
       spec.engine.poison = true;
       spec.before_training = [](Engine& engine, comm::Communicator&) {
         freeze(engine.model(), true);
-        engine.refresh();
+        engine.apply_requires_grad();
       };
       const TrainingRecord record = train(spec);
       if (!first) first = record;
@@ -74,7 +74,7 @@ TEST(Frozen, StaysAsItIsAndCostsNoGradient) {
     std::int64_t frozen = 0;
     spec.before_training = [&](Engine& engine, comm::Communicator& control) {
       freeze(engine.model(), true);
-      engine.refresh();
+      engine.apply_requires_grad();
       const Values values = values_of(engine);
       if (control.rank() == 0) before = values;
       if (control.rank() == 0)
@@ -117,7 +117,7 @@ TEST(Refresh, KeepsValuesAndStatesBitwise) {
         const auto states = states_of(engine);
         EXPECT_FALSE(states.empty());
         freeze(model, true);
-        engine.refresh();
+        engine.apply_requires_grad();
         // 16-bit parameters that are frozen have no masters any more: those that are trained must not have changed.
         for (const auto& [parameter, now] : values_of(engine))
           if (dtype == DType::f32 || parameter.find(".attn.") == std::string::npos) {
@@ -147,7 +147,7 @@ TEST(Refresh, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
     spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
       if (step == 1) freeze(model, true);
       if (step == 3) freeze(model, false);
-      if (step == 1 || step == 3) engine.refresh();
+      if (step == 1 || step == 3) engine.apply_requires_grad();
     };
     return train(spec);
   };
@@ -173,12 +173,12 @@ TEST(Refresh, AnOptimizerBeginsWhereTrainingDoes) {
   spec.steps = 4;
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     freeze(engine.model(), true);
-    engine.refresh();
+    engine.apply_requires_grad();
   };
   std::map<int, Values> values;
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
     if (step == 2) freeze(model, false);
-    if (step == 2) engine.refresh();
+    if (step == 2) engine.apply_requires_grad();
     Values now = values_of(engine);
     if (rank == 0) values[step] = std::move(now);
   };
@@ -203,12 +203,12 @@ TEST(Refresh, ARunThatGoesOnKnowsWhereOptimizersBegan) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     freeze(engine.model(), true);
-    engine.refresh();
+    engine.apply_requires_grad();
   };
   spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
     if (step != 1) return;
     freeze(model, false);
-    engine.refresh();
+    engine.apply_requires_grad();
   };
   spec = saving(spec, folder.path(), 2);
   const TrainingRecord whole = train(spec);
@@ -233,7 +233,7 @@ TEST(Refresh, OnAGuardedDeviceWithOffloadToo) {
   spec.after_step = [](int, int step, Engine& engine, nn::CausalModel& model) {
     if (step > 1) return;
     freeze(model, step == 0);
-    engine.refresh();
+    engine.apply_requires_grad();
   };
   const TrainingRecord host = train(spec);
   for (const bool offload : {false, true}) {
@@ -248,7 +248,7 @@ TEST(Refresh, CalledByOneRankOnlyIsAMismatchOnAll) {
     TrainingSpec spec = spec_for(name, 3);
     std::mutex mutex;
     std::map<int, std::string> said;
-    comm::Config config;
+    comm::InitOptions config;
     config.backend = "shm";
     config.timeout = std::chrono::seconds(20);
     comm::run_threads(3, config, [&](comm::Communicator& world) {
@@ -269,7 +269,7 @@ TEST(Refresh, CalledByOneRankOnlyIsAMismatchOnAll) {
       };
       one_step(0);
       try {
-        if (world.rank() == 1) engine.refresh();
+        if (world.rank() == 1) engine.apply_requires_grad();
         for (int step = 1; step < 4; ++step) one_step(step);
       } catch (const base::Error& error) {
         const std::lock_guard lock(mutex);
@@ -290,7 +290,7 @@ TEST(Refresh, OfDifferentParametersIsAMismatch) {
   spec.before_training = [](Engine& engine, comm::Communicator& control) {
     if (control.rank() == 1) freeze(engine.model(), true);
     try {
-      engine.refresh();
+      engine.apply_requires_grad();
       ADD_FAILURE();
     } catch (const base::Mismatch& error) {
       EXPECT_THAT(error.what(), HasSubstr("rank 0: refresh with nothing frozen; rank 1: refresh with frozen h.0.attn"));
@@ -303,7 +303,7 @@ TEST(Refresh, OfDifferentParametersIsAMismatch) {
 TEST(Refresh, BetweenBackwardAndStepIsRefused) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.after_backward = [](int, int, Engine& engine, nn::CausalModel&) {
-    EXPECT_THROW(engine.refresh(), base::InvalidUsage);
+    EXPECT_THROW(engine.apply_requires_grad(), base::InvalidUsage);
   };
   train(spec);
 }

@@ -44,7 +44,7 @@ TEST(SavedBuffers, AResumedRunIsTheOneThatNeverStopped) {
     for (const bool speaks : {true, false}) {
       const TemporaryFolder folder;
       TrainingSpec spec = statistics_spec(strategy, 2, {.feeds_back = speaks});
-      if (speaks) spec.engine.buffers = Buffers::first_rank;
+      if (speaks) spec.engine.buffers = BufferSync::first_rank;
       const StatisticsRecord whole = train_statistics(saving(with_odd_values(spec), folder.path(), 1));
       const StatisticsRecord resumed = train_statistics(resuming(spec, folder.path(), 2));
       EXPECT_EQ(resumed.training.parameters, whole.training.parameters);
@@ -116,14 +116,14 @@ TrainingSpec without(const char* strategy) {
           wte_(add<nn::Embedding>("wte", nn::EmbeddingOptions{config.vocabulary, config.width})),
           first_(add<nn::Gpt2Block>("h.0", config)),
           second_(add<nn::Gpt2Block>("h.1", config)),
-          lm_head_(add<nn::Head>("lm_head", wte_, true, 0.02)) {}
+          lm_head_(add<nn::LmHead>("lm_head", wte_, true, 0.02)) {}
 
    private:
     nn::Tensor hidden(const nn::Tensor& tokens) override { return second_(first_(wte_(tokens))); }
     nn::Tensor logits(const nn::Tensor& x) override { return lm_head_(x); }
     nn::Embedding& wte_;
     nn::Gpt2Block &first_, &second_;
-    nn::Head& lm_head_;
+    nn::LmHead& lm_head_;
   };
   spec.make_model = [config = spec.model](nn::Context& context) { return std::make_unique<Plain>(context, config); };
   return spec;
@@ -189,8 +189,8 @@ TEST(SavedBuffers, OfHuggingFacesFolderAreUnderTheirNames) {
   spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel& model) {
     if (step != 1) return;
     written = buffers_of(engine);
-    nn::HfFolderWriter writer(folder.path(), config, nn::saved_tensors(model));
-    engine.visit([&](const nn::Parameter& parameter, std::span<const float> values) {
+    nn::HfCheckpointWriter writer(folder.path(), config, nn::saved_tensors(model));
+    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       writer.write(parameter.name(), {0, parameter.count()}, values.data());
     });
     for (const auto& buffer : engine.buffers())
@@ -198,7 +198,7 @@ TEST(SavedBuffers, OfHuggingFacesFolderAreUnderTheirNames) {
     writer.commit();
   };
   train(spec);
-  const nn::HfFolder read(folder.path());
+  const nn::HfCheckpointReader read(folder.path());
   nn::Context context;
   read.check(nn::saved_tensors(*spec.make_model(context)));
   std::vector<std::byte> bytes;

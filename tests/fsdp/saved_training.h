@@ -11,7 +11,7 @@ namespace tessera::fsdp {
 /// Saves after step `at` (from 0) and waits.
 inline harness::TrainingSpec saving(harness::TrainingSpec spec, const std::string& folder, int at,
                                     bool asynchronous = false) {
-  spec.between_steps = [=](int step, Engine& engine, comm::HostExchange& control) {
+  spec.between_steps = [=](int step, Engine& engine, comm::HostCollectives& control) {
     if (step != at) return;
     CheckpointWriter writer(engine, control, {.folder = folder, .asynchronous = asynchronous});
     writer.save({{"colour", "blue"}});

@@ -31,7 +31,7 @@ class Statistics : public nn::Layer<Statistics> {
         one_(add_buffer("one", {1}, {.init = nn::Init::ones(), .persistent = false})) {}
 
   nn::Tensor forward(const nn::Tensor& x) {
-    nn::Kernels<float>& kernels = context().kernels<float>("statistics");
+    nn::KernelTable<float>& kernels = context().kernels<float>("statistics");
     base::Stream& stream = context().stream();
     nn::Tensor y = nn::Tensor::empty(context(), x.shape(), DType::f32);
     const auto width = static_cast<std::size_t>(mean_.count()), all = static_cast<std::size_t>(x.count());
@@ -45,7 +45,7 @@ class Statistics : public nn::Layer<Statistics> {
       kernels.assign(stream, {one_.tensor().data<float>(), count_.tensor().data<float>(), 1, true});
     }
     if (nn::Tape* tape = nn::recording({x}, y))
-      tape->record("statistics", y, [dx = x.gradient(), dy = y.gradient()] { dx->give(dy->value()); });
+      tape->record("statistics", y, [dx = x.gradient(), dy = y.gradient()] { dx->accumulate(dy->value()); });
     return y;
   }
 
@@ -63,7 +63,7 @@ class StatisticsModel : public nn::CausalModel {
         inner_(add<Statistics>("inner", config.width, options)),
         second_(add<nn::Gpt2Block>("h.1", config)),
         last_(add<Statistics>("last", config.width, options)),
-        lm_head_(add<nn::Head>("lm_head", wte_, true, 0.02)) {}
+        lm_head_(add<nn::LmHead>("lm_head", wte_, true, 0.02)) {}
 
  private:
   nn::Tensor hidden(const nn::Tensor& tokens) override { return last_(second_(inner_(first_(wte_(tokens))))); }
@@ -74,7 +74,7 @@ class StatisticsModel : public nn::CausalModel {
   Statistics& inner_;
   nn::Gpt2Block& second_;
   Statistics& last_;
-  nn::Head& lm_head_;
+  nn::LmHead& lm_head_;
 };
 
 inline harness::TrainingSpec statistics_spec(const std::string& strategy, int ranks, StatisticsOptions options = {}) {

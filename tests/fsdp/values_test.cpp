@@ -11,7 +11,7 @@ namespace tessera::fsdp {
 namespace {
 
 using base::DType;
-using base::MemoryUse;
+using base::MemoryCategory;
 using harness::engine_for;
 using harness::train;
 using harness::TrainingRecord;
@@ -35,7 +35,7 @@ TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
       if (control.rank() == 0) before = values;
     };
     spec.after_backward = [&](int, int, Engine& engine, nn::CausalModel&) {
-      engine.visit_gradients([&](const GradientRange& gradient) {
+      engine.for_each_gradient([&](const GradientShard& gradient) {
         auto* values = static_cast<float*>(gradient.data);
         const std::lock_guard lock(mutex);
         std::vector<float>& whole = seen[gradient.parameter.name()];
@@ -60,7 +60,7 @@ TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
 TEST(Gradients, AreThereOnlyBetweenBackwardAndStep) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.after_step = [](int, int, Engine& engine, nn::CausalModel&) {
-    EXPECT_THROW(engine.visit_gradients([](const GradientRange&) {}), base::InvalidUsage);
+    EXPECT_THROW(engine.for_each_gradient([](const GradientShard&) {}), base::InvalidUsage);
   };
   train(spec);
 }
@@ -154,7 +154,7 @@ TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
     const auto ledger = engine.model().context().ledger().snapshot();
     peaks[static_cast<std::size_t>(control.rank())] =
-        ledger.peak_of(MemoryUse::parameter) + ledger.peak_of(MemoryUse::unsharded_parameter);
+        ledger.peak_of(MemoryCategory::parameter) + ledger.peak_of(MemoryCategory::unsharded_parameter);
     if (control.rank() == 0)
       for (const UnitSize& unit : engine.unit_sizes()) whole += static_cast<std::uint64_t>(unit.padded) * 4;
   };

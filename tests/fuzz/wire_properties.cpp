@@ -16,7 +16,7 @@ struct Frames {
 /// In pieces of 1, 2, .. bytes up to `step` at a time.
 Frames read_in_pieces(std::string_view bytes, std::size_t longest, std::size_t step) {
   Frames frames;
-  FrameReader reader(longest);
+  FrameParser reader(longest);
   std::size_t piece = 1;
   for (std::size_t at = 0; at < bytes.size(); at += piece) {
     piece = step == 0 ? bytes.size() : piece % step + 1;
@@ -101,11 +101,11 @@ std::vector<std::string> seeds() {
       {Type::challenge, encode(Challenge{})},
       {Type::hello, encode(hello)},
       {Type::hello, encode(Hello{.run = std::string(kLongestText, 'r')})},
-      {Type::answer, encode(Answer{})},
-      {Type::answer, encode(Answer{.verdict = Verdict::try_again, .text = "rank 1 comes too late"})},
-      {Type::opened, encode(Opened{7, "world"})},
-      {Type::told, encode(Told{7, 2, -1, "all_reduce #12"})},
-      {Type::told, encode(Told{0, 0, 1, ""})},
+      {Type::answer, encode(HandshakeReply{})},
+      {Type::answer, encode(HandshakeReply{.verdict = Verdict::try_again, .text = "rank 1 comes too late"})},
+      {Type::opened, encode(ChannelOpened{7, "world"})},
+      {Type::told, encode(ChannelMessage{7, 2, -1, "all_reduce #12"})},
+      {Type::told, encode(ChannelMessage{0, 0, 1, ""})},
       {Type::lost, encode_rank(3)},
       {Type::left, encode_rank(0)},
       {Type::probe, ""},

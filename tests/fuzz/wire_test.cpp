@@ -81,7 +81,7 @@ TEST(Wire, AMistakeIsFound) {
   const Again trusts_the_length = [](std::string_view payload) -> std::optional<std::string> {
     if (payload.size() < 4) return std::nullopt;
     const std::size_t length = static_cast<std::uint8_t>(payload[2]);
-    return encode(Opened{
+    return encode(ChannelOpened{
         static_cast<std::uint16_t>(static_cast<std::uint8_t>(payload[0]) + 256 * static_cast<std::uint8_t>(payload[1])),
         std::string(payload.substr(4, length))});
   };

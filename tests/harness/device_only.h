@@ -20,7 +20,7 @@ class DeviceOnly final : public comm::Communicator {
   const comm::Capabilities& capabilities() const noexcept override { return capabilities_; }
 
  private:
-  comm::Work do_start(const comm::Call& call) override {
+  comm::Work do_start(const comm::OpDesc& call) override {
     const comm::OpOptions options{
         .after = std::exchange(after_, nullptr), .timeout = call.timeout, .label = call.label};
     switch (call.kind) {
@@ -36,14 +36,14 @@ class DeviceOnly final : public comm::Communicator {
         throw base::Unsupported(std::string(name_of(call.kind)) + ": not among what an engine calls");
     }
   }
-  comm::Work do_batch(std::span<const comm::Call>) override {
+  comm::Work do_batch(std::span<const comm::OpDesc>) override {
     throw base::Unsupported("batch: not among what an engine calls");
   }
   std::unique_ptr<comm::Communicator> do_split(int color, int key) override {
     auto part = inner_->split(color, key);
     return part == nullptr ? nullptr : std::make_unique<DeviceOnly>(std::move(part));
   }
-  base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind kind, std::optional<base::MemoryUse> use) override {
+  base::Buffer do_allocate(std::size_t bytes, comm::MemoryKind kind, std::optional<base::MemoryCategory> use) override {
     return inner_->allocate(bytes, kind, use);
   }
   void do_abort(std::string_view reason) noexcept override {
@@ -54,7 +54,7 @@ class DeviceOnly final : public comm::Communicator {
     }
   }
   void do_after(base::Stream& stream) override { after_ = &stream; }
-  void do_meter(comm::MeterSnapshot& snapshot) const override { snapshot = inner_->meter(); }
+  void do_meter(comm::TrafficStats& snapshot) const override { snapshot = inner_->meter(); }
 
   const std::unique_ptr<comm::Communicator> inner_;
   comm::Capabilities capabilities_;

@@ -17,14 +17,14 @@ namespace {
 
 using namespace base;  // NOLINT: this file implements a class of base
 
-void append_sum(Stream& stream, const comm::DeviceSum& sum) {
+void append_sum(Stream& stream, const comm::DeviceReduceArgs& sum) {
   const auto count = static_cast<std::size_t>(sum.source_count);
   stream.run([sum, sources = std::vector<const void*>(sum.sources, sum.sources + count),
               factors = std::vector<double>(sum.factors, sum.factors + count)] {
     comm::reduce_tree(sum.op, sum.dtype, sources, factors, sum.out, sum.count);
   });
 }
-constexpr comm::DeviceSums kHostSums{append_sum};
+constexpr comm::DeviceReduceKernels kHostSums{append_sum};
 
 Ranges& ranges_of_this_thread() {
   thread_local Ranges ranges;
@@ -73,17 +73,17 @@ class GuardedRuntime final : public DeviceRuntime {
     ++waits_of_this_thread().memory;
     shared_->arena.give(data, bytes);
   }
-  MemoryHandle export_memory(void* data, std::size_t bytes) override {
-    if (!options_.shares_memory) return DeviceRuntime::export_memory(data, bytes);
+  IpcMemoryHandle get_ipc_handle(void* data, std::size_t bytes) override {
+    if (!options_.shares_memory) return DeviceRuntime::get_ipc_handle(data, bytes);
     const std::lock_guard lock(shared_->mutex);
     return shared_->arena.share(data, bytes);
   }
-  void* import_memory(const MemoryHandle& handle) override {
+  void* open_ipc_handle(const IpcMemoryHandle& handle) override {
     if (options_.refuses_imports) throw Unsupported("the guarded device opens nobody's memory");
     const std::lock_guard lock(shared_->mutex);
     return shared_->arena.import(handle);
   }
-  void release_memory(void* imported) noexcept override {
+  void close_ipc_handle(void* imported) noexcept override {
     const std::lock_guard lock(shared_->mutex);
     shared_->arena.release(imported);
   }
@@ -137,12 +137,12 @@ class GuardedRuntime final : public DeviceRuntime {
   }
   void range_end() noexcept override { --ranges_of_this_thread().open; }
   const void* find(std::string_view interface) const noexcept override {
-    if (interface == comm::DeviceSums::kInterface) return &kHostSums;
-    return interface == nn::KernelsEntry::kInterface ? &entry_ : nullptr;
+    if (interface == comm::DeviceReduceKernels::kInterface) return &kHostSums;
+    return interface == nn::KernelFactory::kInterface ? &entry_ : nullptr;
   }
 
  private:
-  const nn::KernelsEntry entry_;
+  const nn::KernelFactory entry_;
   const GuardedOptions options_;
   const std::shared_ptr<GuardedShared> shared_ = std::make_shared<GuardedShared>();
   std::atomic<int> copy_streams_{0};

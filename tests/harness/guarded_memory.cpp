@@ -32,7 +32,7 @@ struct Content {
   std::size_t offset = 0;
   std::size_t bytes = 0;
 };
-static_assert(sizeof(Content) <= sizeof(base::MemoryHandle));
+static_assert(sizeof(Content) <= sizeof(base::IpcMemoryHandle));
 
 }  // namespace
 
@@ -74,7 +74,7 @@ void Arena::give(void* data, std::size_t bytes) {
   idle_.emplace(rounded(bytes), data);
 }
 
-base::MemoryHandle Arena::share(void* data, std::size_t bytes) {
+base::IpcMemoryHandle Arena::share(void* data, std::size_t bytes) {
   auto found = shared_.find(data);
   if (found == shared_.end()) {
     if (next_ == kMostShared) throw base::Unsupported("the guarded device has shared too much");
@@ -86,12 +86,12 @@ base::MemoryHandle Arena::share(void* data, std::size_t bytes) {
                         .place = found->second,
                         .offset = static_cast<std::size_t>(static_cast<std::byte*>(data) - base_),
                         .bytes = rounded(bytes)};
-  base::MemoryHandle handle;
+  base::IpcMemoryHandle handle;
   std::memcpy(handle.bytes.data(), &content, sizeof content);
   return handle;
 }
 
-void* Arena::import(const base::MemoryHandle& handle) {
+void* Arena::import(const base::IpcMemoryHandle& handle) {
   Content content;
   std::memcpy(&content, handle.bytes.data(), sizeof content);
   Imported made;

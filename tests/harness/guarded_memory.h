@@ -27,8 +27,8 @@ class Arena {
   void* take(std::size_t bytes);
   void give(void* data, std::size_t bytes);
 
-  base::MemoryHandle share(void* data, std::size_t bytes);
-  void* import(const base::MemoryHandle& handle);
+  base::IpcMemoryHandle share(void* data, std::size_t bytes);
+  void* import(const base::IpcMemoryHandle& handle);
   void release(void* imported);
   const GuardedSharing& sharing() const { return sharing_; }
 

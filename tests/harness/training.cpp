@@ -74,7 +74,7 @@ class Rank {
     } catch (const base::Error&) {
       if (!spec_.retry_failed_steps) throw;
       ++failed_steps_;
-      engine_.reset();
+      engine_.abort_step();
       losses = forward_backward(step);
     }
     if (spec_.after_backward) {
@@ -89,9 +89,9 @@ class Rank {
     if ((drains_ || last) && engine_.measures_norm()) norms_.push_back(engine_.grad_norm());
     if (spec_.after_step) spec_.after_step(world_.rank(), step, engine_, *model_);
     if (spec_.between_steps) spec_.between_steps(step, engine_, exchange_);
-    if (drains_ || last) events_ = engine_.recorder().take();
+    if (drains_ || last) events_ = engine_.recorder().drain();
     if (step == spec_.first_step) {
-      engine_.settle();
+      engine_.wait();
       context_.stream().synchronize();
       first_ = engine_.traffic();
       first_offload_ = engine_.offload_bytes();
@@ -120,7 +120,7 @@ class Rank {
   }
 
   nn::Tensor forward_backward(int step, int microbatch) {
-    engine_.set_last_backward(microbatch + 1 == spec_.microbatches);
+    engine_.set_is_last_backward(microbatch + 1 == spec_.microbatches);
     const int of_data = spec_.repeat_data > 0 ? step % spec_.repeat_data : step;
     const TokenBatch batch = make_batch(context_, spec_, of_data, world_.rank(), microbatch);
     nn::Tape tape;
@@ -135,19 +135,19 @@ class Rank {
 
   void note_state() {
     const auto now = world_.ledger()->snapshot();
-    state_ = {now.now_of(base::MemoryUse::parameter), now.now_of(base::MemoryUse::gradient),
-              now.now_of(base::MemoryUse::optimizer)};
+    state_ = {now.now_of(base::MemoryCategory::parameter), now.now_of(base::MemoryCategory::gradient),
+              now.now_of(base::MemoryCategory::optimizer)};
   }
 
   void record() {
-    engine_.settle();
+    engine_.wait();
     context_.stream().synchronize();
     const fsdp::EngineTraffic later = engine_.traffic() - first_;
-    const base::Ledger::Snapshot ledger = world_.ledger()->snapshot();
+    const base::MemoryTracker::Snapshot ledger = world_.ledger()->snapshot();
     const std::uint64_t copied = engine_.copied_bytes();
     const fsdp::OffloadBytes offload = engine_.offload_bytes();
     std::map<std::string, std::vector<float>> parameters;
-    engine_.visit([&](const nn::Parameter& p, std::span<const float> values) {
+    engine_.for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
       parameters[p.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex_);
@@ -179,12 +179,12 @@ class Rank {
   std::mutex& mutex_;
   nn::Context context_;
   std::unique_ptr<comm::Communicator> control_;
-  comm::HostExchange exchange_;
+  comm::HostCollectives exchange_;
   std::unique_ptr<nn::CausalModel> model_;
   fsdp::Engine engine_;
   std::vector<std::vector<nn::Tensor>> unread_;  // losses of steps
   std::vector<double> losses_, norms_;
-  std::vector<base::EventRecord> events_;
+  std::vector<base::TraceEvent> events_;
   std::array<std::uint64_t, 3> state_{};
   std::vector<HostWaits> waits_;
   int failed_steps_ = 0;
@@ -225,7 +225,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   record.model_state.resize(ranks);
   record.waits.resize(ranks);
   std::mutex mutex;
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = spec.backend;
   config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct,broadcast=direct";
   config.timeout = std::chrono::seconds(60);
@@ -253,19 +253,20 @@ bool same_bits(const TrainingRecord& a, const TrainingRecord& b) {
 
 namespace {
 
-fsdp::Volume per_step(const fsdp::EngineTraffic& traffic, std::uint64_t comm::MeterSnapshot::Line::*field, int steps) {
+fsdp::TrafficVolume per_step(const fsdp::EngineTraffic& traffic, std::uint64_t comm::TrafficStats::TrafficCount::*field,
+                             int steps) {
   const auto count = static_cast<std::uint64_t>(steps);
   return {traffic.all_gather.*field / count, traffic.reduce_scatter.*field / count, traffic.all_reduce.*field / count};
 }
 
 }  // namespace
 
-fsdp::Volume calls_per_step(const fsdp::EngineTraffic& traffic, int steps) {
-  return per_step(traffic, &comm::MeterSnapshot::Line::calls, steps);
+fsdp::TrafficVolume calls_per_step(const fsdp::EngineTraffic& traffic, int steps) {
+  return per_step(traffic, &comm::TrafficStats::TrafficCount::calls, steps);
 }
 
-fsdp::Volume bytes_per_step(const fsdp::EngineTraffic& traffic, int steps) {
-  return per_step(traffic, &comm::MeterSnapshot::Line::bytes_sent, steps);
+fsdp::TrafficVolume bytes_per_step(const fsdp::EngineTraffic& traffic, int steps) {
+  return per_step(traffic, &comm::TrafficStats::TrafficCount::bytes_sent, steps);
 }
 
 }  // namespace tessera::harness

@@ -43,7 +43,7 @@ struct TrainingSpec {
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
   std::optional<bool> device_ipc = {};                ///< as comm::Config's
   fsdp::EngineOptions engine = {};
-  bool retry_failed_steps = false;  ///< after Engine::reset(), where forward or backward throws on every rank
+  bool retry_failed_steps = false;  ///< after Engine::abort_step(), where forward or backward throws on every rank
   std::string decorators = {};      ///< around every rank's communicators; see plugins/decorators/decorate.h
   /// Called on every rank when the engine has its initial values. `control` is of all ranks, for whatever the test
   /// wants.
@@ -51,7 +51,7 @@ struct TrainingSpec {
   /// Called on every rank after each step's backward and after each step.
   std::function<void(int rank, int step, fsdp::Engine&engine, nn::CausalModel&model)> after_backward, after_step;
   /// Called on every rank after `after_step`, with what ranks tell each other over as long as the training lasts.
-  std::function<void(int step, fsdp::Engine& engine, comm::HostExchange& control)> between_steps = {};
+  std::function<void(int step, fsdp::Engine& engine, comm::HostCollectives& control)> between_steps = {};
 
   bool lazy() const {
     return lazy_streams.value_or(runtime == nullptr && !before_training && !after_backward && !after_step &&
@@ -66,15 +66,15 @@ struct TrainingRecord {
   std::map<std::string, std::vector<float>> parameters;  // by name
   fsdp::EngineTraffic first_step, all_later;             // of rank 0
   std::vector<fsdp::EngineTraffic> later_by_rank;
-  std::vector<base::EventRecord> last_events;             // rank 0, last step
-  std::vector<base::Ledger::Snapshot> ledgers;            // by rank, at the end
+  std::vector<base::TraceEvent> last_events;              // rank 0, last step
+  std::vector<base::MemoryTracker::Snapshot> ledgers;     // by rank, at the end
   std::vector<std::array<std::uint64_t, 3>> model_state;  // by rank: parameter, gradient, optimizer after backward
   std::vector<std::vector<HostWaits>>
       waits;                         // by rank and step: of the thread that trains, from the batch to the update
   std::uint64_t copied_bytes = 0;    // rank 0
   int failed_steps = 0;              // that rank 0 tried again
   fsdp::OffloadBytes later_offload;  // rank 0, after the first step
-  std::vector<fsdp::Engine::UnitInfo> units;
+  std::vector<fsdp::Engine::UnitStats> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;
   fsdp::Strategy strategy;  // as it is laid over the mesh
@@ -86,8 +86,8 @@ TrainingRecord train(const TrainingSpec& spec);
 bool same_bits(const TrainingRecord& a, const TrainingRecord& b);
 
 /// What one step called or sent, on average over `steps`.
-fsdp::Volume calls_per_step(const fsdp::EngineTraffic& traffic, int steps);
-fsdp::Volume bytes_per_step(const fsdp::EngineTraffic& traffic, int steps);
+fsdp::TrafficVolume calls_per_step(const fsdp::EngineTraffic& traffic, int steps);
+fsdp::TrafficVolume bytes_per_step(const fsdp::EngineTraffic& traffic, int steps);
 
 /// The engine's options for a strategy by name; everything else default.
 fsdp::EngineOptions engine_for(const std::string& strategy, const std::string& mesh = "");

@@ -126,7 +126,7 @@ std::uint64_t peak(int calls, bool checkpointed) {
   Context context;
   const Tensor x = leaf(context, {64, 32}, "x", DType::f32), w = leaf(context, {32, 32}, "w", DType::f32);
   context.ledger().reset_peaks();
-  const std::uint64_t before = context.ledger().snapshot().now_of(MemoryUse::activation);
+  const std::uint64_t before = context.ledger().snapshot().now_of(MemoryCategory::activation);
   const auto layer = [&](const Tensor& from) {
     Tensor t = from;
     for (int i = 0; i < 5; ++i) t = ops::gelu_tanh(ops::linear(t, w));
@@ -139,7 +139,7 @@ std::uint64_t peak(int calls, bool checkpointed) {
   const Tensor loss = weighted_sum(t);
   t = Tensor();
   tape.backward(loss);
-  return context.ledger().snapshot().peak_of(MemoryUse::activation) - before;
+  return context.ledger().snapshot().peak_of(MemoryCategory::activation) - before;
 }
 
 TEST(ActivationCheckpoint, EachFurtherRegionCostsItsInputAndNoMore) {
@@ -171,10 +171,10 @@ std::string story_of(Context& context, CausalModel& model) {
     if (!module->is_block() && !module->path().empty() && !module->path().ends_with(".mlp")) continue;
     const std::string name = module->path().empty() ? "root" : module->path();
     const auto mark = [](Phase phase) { return phase == Phase::recompute ? " *" : " "; };
-    module->set_hooks({.begin_forward = [&story, name, mark](Phase phase) { story += mark(phase) + ("+" + name); },
-                       .end_forward = [&story, name, mark](Phase phase) { story += mark(phase) + ("-" + name); },
-                       .begin_backward = [&story, name] { story += " <" + name; },
-                       .end_backward = [&story, name] { story += " >" + name; }});
+    module->set_hooks({.pre_forward = [&story, name, mark](Phase phase) { story += mark(phase) + ("+" + name); },
+                       .post_forward = [&story, name, mark](Phase phase) { story += mark(phase) + ("-" + name); },
+                       .pre_backward = [&story, name] { story += " <" + name; },
+                       .post_backward = [&story, name] { story += " >" + name; }});
   }
   const Batch batch = counting(context);
   Tape tape;

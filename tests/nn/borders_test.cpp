@@ -164,9 +164,9 @@ TEST(Borders, CheckpointedKeepWhatCameBeforeTheCast) {
     const Tensor x = filled(m.context, DType::bf16);
     Tape tape;
     const TapeScope scope(m.context, &tape);
-    const auto before = m.context.ledger().snapshot().now_of(MemoryUse::activation);
+    const auto before = m.context.ledger().snapshot().now_of(MemoryCategory::activation);
     const Tensor y = m.outer.inner()(x);
-    return m.context.ledger().snapshot().now_of(MemoryUse::activation) - before - y.bytes();
+    return m.context.ledger().snapshot().now_of(MemoryCategory::activation) - before - y.bytes();
   };
   EXPECT_EQ(held(checkpointed), 0U);
   EXPECT_GE(held(plain), 3U * 4 * 4);
@@ -200,7 +200,7 @@ TEST(Borders, LeaveIntegersAndF64AndCastEveryResult) {
   EXPECT_EQ(result.first.dtype(), DType::bf16);
   EXPECT_EQ(std::get<0>(result.second).dtype(), DType::bf16);
   EXPECT_EQ(std::get<1>(result.second), 7);
-  model.many.cast_results_back(false);
+  model.many.set_cast_outputs(false);
   EXPECT_EQ(model.many(x, ids(context, {1}, {3}), loss).first.dtype(), DType::f32);
 }
 

@@ -81,8 +81,8 @@ TEST(Buffers, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
                 HasSubstr("a.first.mean is not readable: it was never given memory"));
     model.materialize(seed);
     const auto now = context.ledger().snapshot();
-    EXPECT_EQ(now.now_of(MemoryUse::other), 2U * (3 * 4 + 2 * 4 + 8));
-    EXPECT_EQ(now.now_of(MemoryUse::parameter), (16U + 4) * 4);
+    EXPECT_EQ(now.now_of(MemoryCategory::other), 2U * (3 * 4 + 2 * 4 + 8));
+    EXPECT_EQ(now.now_of(MemoryCategory::parameter), (16U + 4) * 4);
     EXPECT_EQ(*model.first.steps.tensor().data<std::int64_t>(), 0);
     const auto values = [](const ModuleBuffer& b) {
       return std::vector(b.tensor().data<float>(), b.tensor().data<float>() + b.count());

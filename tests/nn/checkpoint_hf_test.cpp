@@ -97,7 +97,7 @@ class Folders : public testing::Test {
     }
     writer.commit();
   }
-  void expect_same(const HfFolder& opened) const {
+  void expect_same(const HfCheckpointReader& opened) const {
     opened.check(tensors_of(*model_));
     for (const auto& parameter : model_->parameters()) {
       const float* values = parameter->tensor().data<float>();
@@ -110,11 +110,11 @@ class Folders : public testing::Test {
 };
 
 TEST_F(Folders, WhatIsExportedOpensAgain) {
-  HfFolderWriter writer(folder_.path("out/deep"), config_, tensors_of(*model_));
+  HfCheckpointWriter writer(folder_.path("out/deep"), config_, tensors_of(*model_));
   for (const auto& parameter : model_->parameters())
     writer.write(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
   writer.commit();
-  const HfFolder opened(folder_.path("out/deep"));
+  const HfCheckpointReader opened(folder_.path("out/deep"));
   ModelConfig read = opened.config();
   read.name = config_.name;
   EXPECT_EQ(read, config_);
@@ -126,30 +126,30 @@ TEST_F(Folders, PrefixesBuffersAndTheTiedHeadAreSeenThrough) {
   write_tensors(
       model_file_, "transformer.",
       {{"transformer.h.0.attn.bias", {1, 1, 4, 4}}, {"h.1.attn.masked_bias", {}}, {"lm_head.weight", {256, 64}}});
-  expect_same(HfFolder(folder_.path()));
+  expect_same(HfCheckpointReader(folder_.path()));
 }
 
 TEST_F(Folders, AnIndexOfSeveralFilesIsRead) {
   write_config();
   write_tensors(folder_.path("part-1.safetensors"), "");
   folder_.write("model.safetensors.index.json", R"({"weight_map":{"wte.weight":"part-1.safetensors"}})");
-  expect_same(HfFolder(folder_.path()));
+  expect_same(HfCheckpointReader(folder_.path()));
   for (const char* bad : {R"({"weight_map":{"wte.weight":"../part-1.safetensors"}})",
                           R"({"weight_map":{"a":"none.safetensors"}})", R"({"weight_map":{"a":1}})", R"({})", "[[[["}) {
     folder_.write("model.safetensors.index.json", bad);
-    EXPECT_THROW(HfFolder(folder_.path()), InvalidUsage) << bad;
+    EXPECT_THROW(HfCheckpointReader(folder_.path()), InvalidUsage) << bad;
   }
 }
 
 TEST_F(Folders, WhatDoesNotFitIsNamed) {
-  EXPECT_THAT(error_of<InvalidUsage>([&] { HfFolder(folder_.path()); }), HasSubstr("config.json"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()); }), HasSubstr("config.json"));
   write_config();
-  EXPECT_THAT(error_of<InvalidUsage>([&] { HfFolder(folder_.path()); }), HasSubstr("neither"));
+  EXPECT_THAT(error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()); }), HasSubstr("neither"));
   write_tensors(model_file_, "", {{"extra", {1}}});
   std::vector<SafetensorsTensor> needed = tensors_of(*model_);
   needed[0].shape = {257, 64};
   needed.push_back({"h.2.ln_1.weight", {64}});
-  const std::string error = error_of<InvalidUsage>([&] { HfFolder(folder_.path()).check(needed); });
+  const std::string error = error_of<InvalidUsage>([&] { HfCheckpointReader(folder_.path()).check(needed); });
   EXPECT_THAT(error, HasSubstr("missing: h.2.ln_1.weight;"));
   EXPECT_THAT(error, HasSubstr("of another shape: wte.weight[256, 64] (needs [257, 64])"));
   EXPECT_THAT(error, HasSubstr("unexpected: extra"));

@@ -19,8 +19,8 @@ std::string counting(std::size_t count, char first = 0) {
   return text;
 }
 
-std::shared_ptr<const TokenFiles> bytes(const std::vector<std::string>& paths) {
-  return std::make_shared<const TokenFiles>(paths, TokenFormat::bytes, 256);
+std::shared_ptr<const TokenDataset> bytes(const std::vector<std::string>& paths) {
+  return std::make_shared<const TokenDataset>(paths, TokenFormat::bytes, 256);
 }
 
 std::vector<std::int32_t> values(const Tensor& t) {
@@ -51,20 +51,21 @@ TEST(TokenFiles, TheLastTenthIsForValidation) {
 TEST(TokenFiles, WideIdsAreCheckedAgainstTheVocabulary) {
   const TemporaryFolder folder;
   const std::string path = folder.write("ids", std::string("\x01\x00\x00\x02", 4));
-  const TokenFiles files({path}, TokenFormat::u16, 513);
+  const TokenDataset files({path}, TokenFormat::u16, 513);
   std::vector<std::int32_t> out(2);
   files.read(0, 2, out.data());
   EXPECT_EQ(out, (std::vector<std::int32_t>{1, 512}));
-  EXPECT_THAT(error_of<InvalidUsage>([&] { TokenFiles({path}, TokenFormat::u16, 512); }), HasSubstr("holds token 512"));
-  EXPECT_NO_THROW(TokenFiles({path}, TokenFormat::u32, 1 << 26));
-  EXPECT_THROW(TokenFiles({path}, TokenFormat::u32, 1 << 25), InvalidUsage);
+  EXPECT_THAT(error_of<InvalidUsage>([&] { TokenDataset({path}, TokenFormat::u16, 512); }),
+              HasSubstr("holds token 512"));
+  EXPECT_NO_THROW(TokenDataset({path}, TokenFormat::u32, 1 << 26));
+  EXPECT_THROW(TokenDataset({path}, TokenFormat::u32, 1 << 25), InvalidUsage);
 }
 
 TEST(TokenFiles, WhatIsWrongIsSaidInOneLine) {
   const TemporaryFolder folder;
   const auto error = [&](const std::vector<std::string>& paths, TokenFormat format = TokenFormat::bytes,
                          std::int64_t vocabulary = 256) {
-    return error_of<InvalidUsage>([&] { TokenFiles(paths, format, vocabulary); });
+    return error_of<InvalidUsage>([&] { TokenDataset(paths, format, vocabulary); });
   };
   EXPECT_THAT(error({folder.path("none")}), HasSubstr("No such file"));
   EXPECT_THAT(error({folder.path()}), HasSubstr("not a regular file"));
@@ -74,15 +75,15 @@ TEST(TokenFiles, WhatIsWrongIsSaidInOneLine) {
   EXPECT_THROW(parse_token_format("u8"), InvalidUsage);
   const auto files = bytes({folder.write("short", "abcd")});
   EXPECT_THAT(
-      error_of<InvalidUsage>([&] { Batches(files, {.range = files->all(), .positions = 4, .global_batch = 1}); }),
+      error_of<InvalidUsage>([&] { BatchSampler(files, {.range = files->all(), .positions = 4, .global_batch = 1}); }),
       HasSubstr("needs at least 5"));
-  EXPECT_NO_THROW(Batches(files, {.range = files->all(), .positions = 3, .global_batch = 1}));
+  EXPECT_NO_THROW(BatchSampler(files, {.range = files->all(), .positions = 3, .global_batch = 1}));
 }
 
 TEST(Batches, RanksTogetherSeeWhatOneRankSees) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(200))});
-  const Batches batches(files, {.range = {10, 150}, .positions = 7, .global_batch = 6, .seed = 3});
+  const BatchSampler batches(files, {.range = {10, 150}, .positions = 7, .global_batch = 6, .seed = 3});
   Context context;
   const TokenBatch whole = batches.batch(context, 5, {0, 6});
   std::vector<std::int32_t> parts;
@@ -99,7 +100,7 @@ TEST(Batches, DependOnSeedAndStepAndStayInTheRange) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(100))});
   const auto windows = [&](std::uint64_t seed, std::int64_t step) {
-    const Batches batches(files, {.range = {20, 60}, .positions = 30, .global_batch = 50, .seed = seed});
+    const BatchSampler batches(files, {.range = {20, 60}, .positions = 30, .global_batch = 50, .seed = seed});
     std::vector<std::int64_t> out;
     for (std::int64_t i = 0; i < 50; ++i) out.push_back(batches.window(step, i));
     return out;
@@ -118,16 +119,16 @@ TEST(Batches, DependOnSeedAndStepAndStayInTheRange) {
 TEST(Windows, CutTheFileAndLeaveTheRestOut) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(15))});
-  const Windows windows(files, files->all(), 4);
+  const SequentialSampler windows(files, files->all(), 4);
   EXPECT_EQ(windows.count(), 3);  // 12 inputs; the 13th predicts nothing whole
-  EXPECT_EQ(Windows(files, {0, 13}, 4).count(), 3);
-  EXPECT_EQ(Windows(files, {0, 12}, 4).count(), 2);  // the third would lack its last target
+  EXPECT_EQ(SequentialSampler(files, {0, 13}, 4).count(), 3);
+  EXPECT_EQ(SequentialSampler(files, {0, 12}, 4).count(), 2);  // the third would lack its last target
   Context context;
   const TokenBatch batch = windows.batch(context, {2, 4});
   EXPECT_EQ(values(batch.tokens), (std::vector<std::int32_t>{8, 9, 10, 11, 0, 0, 0, 0}));
   const std::int32_t ignore = kernels::kIgnoreIndex;
   EXPECT_EQ(values(batch.targets), (std::vector<std::int32_t>{9, 10, 11, 12, ignore, ignore, ignore, ignore}));
-  EXPECT_THROW(Windows(files, files->all(), 15), InvalidUsage);
+  EXPECT_THROW(SequentialSampler(files, files->all(), 15), InvalidUsage);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST(MetaDevice, SaysThatThereIsNothingToRead) {
   EXPECT_DEATH(x.data<float>()[0] = 1.0F, "");
   // Memory is booked, not there.
   const Tensor huge = Tensor::empty(context, {1 << 20, 1 << 20}, DType::f32);
-  EXPECT_EQ(context.ledger().snapshot().now_of(MemoryUse::activation), (std::uint64_t{1} << 42U) + 4);
+  EXPECT_EQ(context.ledger().snapshot().now_of(MemoryCategory::activation), (std::uint64_t{1} << 42U) + 4);
 }
 
 }  // namespace

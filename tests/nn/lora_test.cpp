@@ -202,7 +202,7 @@ double merged_error(bool in_out, bool merge) {
   Linear layer(context, {.in = kIn, .out = kOut, .bias = false, .layout = layout});
   layer.add_adapter(kRank, options.factor());
   layer.materialize(0);
-  AdapterMerge merging(config, options);
+  LoraMerger merging(config, options);
   for (const auto& parameter : layer.parameters()) {
     const Tensor tensor = parameter->tensor();
     fill_normal({parameter->name(), 3, 0, static_cast<std::uint64_t>(tensor.count())}, 0.0F, 1.0F,
@@ -237,14 +237,14 @@ TEST(AdapterFiles, AreReadBackAndHavePeftsKeys) {
   const std::string a = "h.0.attn.c_attn.lora_A.weight", b = "h.0.attn.c_attn.lora_B.weight";
   const std::vector<SafetensorsTensor> tensors = {{a, {1, 3}}, {b, {2, 1}}};
   const float values[] = {1, -2, 3, 4, 5};
-  AdapterFolderWriter writer(folder.path("x"), lora_json(options, config, "gpt2"), config, tensors);
+  PeftAdapterWriter writer(folder.path("x"), lora_json(options, config, "gpt2"), config, tensors);
   writer.write(a, {0, 3}, values);
   writer.write(b, {0, 2}, values + 3);
   writer.commit();
   EXPECT_NE(SafetensorsFile(folder.path("x/adapter_model.safetensors"))
                 .find("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"),
             nullptr);
-  const AdapterFolder read(folder.path("x"));
+  const PeftAdapterReader read(folder.path("x"));
   EXPECT_EQ(read.options(), options);
   read.check(tensors);
   float out[2] = {};

@@ -169,10 +169,10 @@ TEST(Models, HooksSurroundForwardAndBackward) {
   for (Module* module : model->modules()) {
     if (!module->is_block() && !module->path().empty()) continue;
     const std::string name = module->path().empty() ? "root" : module->path();
-    module->set_hooks({.begin_forward = [&story, name](Phase) { story += " +" + name; },
-                       .end_forward = [&story, name](Phase) { story += " -" + name; },
-                       .begin_backward = [&story, name] { story += " <" + name; },
-                       .end_backward = [&story, name] { story += " >" + name; }});
+    module->set_hooks({.pre_forward = [&story, name](Phase) { story += " +" + name; },
+                       .post_forward = [&story, name](Phase) { story += " -" + name; },
+                       .pre_backward = [&story, name] { story += " <" + name; },
+                       .post_backward = [&story, name] { story += " >" + name; }});
   }
   const Batch batch = counting(context, 1, 4);
   Tape tape;

@@ -35,7 +35,7 @@ constexpr std::size_t kLong = (std::size_t{1} << 19U) + 13;
 TYPED_TEST(Narrow, ElementsAreTheRoundedOnesOfF32) {
   using T = TypeParam;
   const auto x = numbers<T>("x", kLong), y = numbers<T>("y", kLong);
-  expect_rounded_f32<T>([&]<class U>(Kernels<U>& k, Stream& s) {
+  expect_rounded_f32<T>([&]<class U>(KernelTable<U>& k, Stream& s) {
     Array<U> a(x), b(y), kept(y), scaled(y), dx(y);
     Array<U> sum = Array<U>::poisoned(kLong), active = Array<U>::poisoned(kLong), drawn = Array<U>::poisoned(kLong);
     k.assign(s, {a.data(), kept.data(), kLong, true});
@@ -52,7 +52,7 @@ TYPED_TEST(Narrow, DropoutOfManySamplesIsThatOfOneCall) {
   using T = TypeParam;
   const std::size_t samples = 5, elements = 100'003;
   const auto x = numbers<T>("x", samples * elements);
-  expect_rounded_f32<T>([&]<class U>(Kernels<U>& k, Stream& s) {
+  expect_rounded_f32<T>([&]<class U>(KernelTable<U>& k, Stream& s) {
     Array<U> in(x);
     Array<U> out = Array<U>::poisoned(x.size());
     k.dropout(s, {dropout_stream(3, 9, "h.0", 5), 0.3, samples, elements, in.data(), out.data(), false});
@@ -65,7 +65,7 @@ TYPED_TEST(Narrow, LinearInPiecesIsTheRoundedOneOfF32WithinOneUnit) {
   const std::size_t rows = 1500, in = 33, out = 515;
   const auto x = numbers<T>("x", rows * in), w = numbers<T>("w", in * out, 0.2), b = numbers<T>("b", out),
              dy = numbers<T>("dy", rows * out, 0.05);
-  const auto run = [&]<class U>(Kernels<U>& k, Stream& s) {
+  const auto run = [&]<class U>(KernelTable<U>& k, Stream& s) {
     Array<U> a(x), weight(w), bias(b), from(dy), dx(x), db(b);
     Array<U> y = Array<U>::poisoned(dy.size()), dw = Array<U>::poisoned(w.size());
     const kernels::LinearShape shape{rows, in, out, kernels::WeightLayout::out_in};
@@ -98,7 +98,7 @@ TEST(NarrowMemory, ScratchIsInTheLedgerAndBounded) {
   Context context;
   const Tensor x = Tensor::zeros(context, {1 << 22}, DType::bf16), y = Tensor::zeros(context, {1 << 22}, DType::bf16);
   context.kernels<bf16>("add").add(context.stream(), {x.data<bf16>(), y.data<bf16>(), y.data<bf16>(), 1 << 22});
-  const std::uint64_t peak = context.ledger().snapshot().peak_of(MemoryUse::activation);
+  const std::uint64_t peak = context.ledger().snapshot().peak_of(MemoryCategory::activation);
   EXPECT_EQ(peak, 2U * (2U << 22U) + 2U * (1U << 20U));
 }
 

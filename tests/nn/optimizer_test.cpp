@@ -137,17 +137,17 @@ TEST(Optimizers, OptionsThatMakeNoSenseAreRefused) {
 }
 
 TEST(Schedules, FollowTheFormula) {
-  const Schedule constant{.peak = 0.5, .warmup = 4};
+  const LrSchedule constant{.peak = 0.5, .warmup = 4};
   EXPECT_DOUBLE_EQ(learning_rate(constant, 1), 0.125);
   EXPECT_DOUBLE_EQ(learning_rate(constant, 4), 0.5);
   EXPECT_DOUBLE_EQ(learning_rate(constant, 100), 0.5);
-  const Schedule cosine{.kind = Schedule::Kind::cosine, .peak = 1.0, .floor = 0.1, .warmup = 2, .steps = 12};
+  const LrSchedule cosine{.kind = LrSchedule::Kind::cosine, .peak = 1.0, .floor = 0.1, .warmup = 2, .steps = 12};
   EXPECT_DOUBLE_EQ(learning_rate(cosine, 2), 1.0);
   EXPECT_NEAR(learning_rate(cosine, 7), 0.55, 1e-12);
   EXPECT_NEAR(learning_rate(cosine, 12), 0.1, 1e-12);
   EXPECT_NEAR(learning_rate(cosine, 20), 0.1, 1e-12);
   EXPECT_THROW(parse_schedule("linear"), InvalidUsage);
-  EXPECT_THROW(validate(Schedule{.peak = -1.0}), InvalidUsage);
+  EXPECT_THROW(validate(LrSchedule{.peak = -1.0}), InvalidUsage);
 }
 
 }  // namespace

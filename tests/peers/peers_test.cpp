@@ -153,7 +153,7 @@ class Folder : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Types, Folder, testing::Values("gpt2", "llama"));
 
 TEST_P(Folder, OfTransformersOpensAndHasTheSameLoss) {
-  const HfFolder folder(kFolder + "/transformers-" + GetParam());
+  const HfCheckpointReader folder(kFolder + "/transformers-" + GetParam());
   Context context;
   const auto model = make_model(context, folder.config());
   std::vector<SafetensorsTensor> needed;

@@ -20,7 +20,7 @@ int main(int count, char** arguments) {
     model->materialize(0);
     std::vector<SafetensorsTensor> tensors;
     for (const auto& parameter : model->parameters()) tensors.push_back({parameter->name(), parameter->shape()});
-    HfFolderWriter writer(arguments[2], config, tensors);
+    HfCheckpointWriter writer(arguments[2], config, tensors);
     for (const auto& parameter : model->parameters())
       writer.write(parameter->name(), {0, parameter->count()}, parameter->tensor().data<float>());
     writer.commit();

@@ -34,11 +34,11 @@ constexpr std::chrono::milliseconds kTime(20);
 /// The computation sleeps: on a busy machine that takes as long as asked, unlike arithmetic.
 double overlap_of(const std::function<comm::Work()>& start) {
   double percent = 0;
-  comm::Config config;
+  comm::InitOptions config;
   config.timeout = std::chrono::seconds(60);
   comm::run_threads(1, config, [&](comm::Communicator& world) {
     const auto device = base::open_device({});
-    comm::HostExchange control(world, *device);
+    comm::HostCollectives control(world, *device);
     percent = overlap_percent(
         measure_overlap(control, {.warmup = 1, .iterations = 9}, start, [] { std::this_thread::sleep_for(kTime); }));
   });
@@ -104,10 +104,10 @@ TEST(BenchCold, EvictedMemoryIsSlowToReadAndUnchanged) {
 }
 
 TEST(BenchCold, RunsUnderItsNameAndStaysRight) {
-  BenchPlan plan{.ranks = 2, .min_bytes = 64, .max_bytes = 65536, .factor = 32, .check = true, .iterations = 3, .warmup = 1,
+  BenchSpec plan{.ranks = 2, .min_bytes = 64, .max_bytes = 65536, .factor = 32, .check = true, .iterations = 3, .warmup = 1,
                  .cold = true, .overlap = true};
   plan.ops = {&bench_op("all_reduce"), &bench_op("barrier")};
-  comm::Config config;
+  comm::InitOptions config;
   config.timeout = std::chrono::seconds(60);
   std::vector<BenchRow> rows;
   comm::run_threads(2, config, [&](comm::Communicator& world) {

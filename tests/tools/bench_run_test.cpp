@@ -17,10 +17,10 @@ namespace {
 using testing::HasSubstr;
 
 /// The rows of a small run. `breaks`: this rank writes into one value of each result before it is checked; -1: nobody.
-std::vector<BenchRow> rows_of(const BenchPlan& plan, int breaks,
+std::vector<BenchRow> rows_of(const BenchSpec& plan, int breaks,
                               const std::shared_ptr<base::DeviceRuntime>& device = base::open_device({})) {
   std::vector<BenchRow> rows;
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
   config.deterministic = false;
@@ -36,15 +36,15 @@ std::vector<BenchRow> rows_of(const BenchPlan& plan, int breaks,
   return rows;
 }
 
-BenchPlan small_plan(int ranks) {
-  BenchPlan plan{.ranks = ranks, .min_bytes = 4, .max_bytes = 40000, .factor = 100, .root = ranks - 1, .check = true, .iterations = 3, .warmup = 1};
+BenchSpec small_plan(int ranks) {
+  BenchSpec plan{.ranks = ranks, .min_bytes = 4, .max_bytes = 40000, .factor = 100, .root = ranks - 1, .check = true, .iterations = 3, .warmup = 1};
   for (const BenchOp& op : bench_ops()) plan.ops.push_back(&op);
   return plan;
 }
 
 TEST(BenchRun, EveryOperationIsRightInAndOutOfPlace) {
   for (const bool communicator_memory : {true, false}) {
-    BenchPlan plan = small_plan(3);
+    BenchSpec plan = small_plan(3);
     plan.communicator_memory = communicator_memory;
     const std::vector<BenchRow> rows = rows_of(plan, -1);
     ASSERT_EQ(rows.size(), 9U * 3 + 1);
@@ -65,7 +65,7 @@ TEST(BenchRun, EveryOperationIsRightInAndOutOfPlace) {
 }
 
 TEST(BenchRun, OneBrokenValueIsCountedOnceAndEndsWithCode1) {
-  BenchPlan plan = small_plan(2);
+  BenchSpec plan = small_plan(2);
   const std::vector<BenchRow> rows = rows_of(plan, 1);  // rank 1 is the root too
   BenchReport report(plan, false);
   for (const BenchRow& row : rows) {
@@ -84,7 +84,7 @@ TEST(BenchRun, OneBrokenValueIsCountedOnceAndEndsWithCode1) {
 
 TEST(BenchRun, ADevicesMemoryIsFilledMovedAndChecked) {
   for (const bool communicator_memory : {true, false}) {
-    BenchPlan plan = small_plan(2);
+    BenchSpec plan = small_plan(2);
     plan.communicator_memory = communicator_memory;
     if (!communicator_memory) plan.ops = {&bench_op("all_reduce")};
     const auto device = harness::make_guarded_device({.lazy = true});
@@ -97,7 +97,7 @@ TEST(BenchRun, ADevicesMemoryIsFilledMovedAndChecked) {
 }
 
 TEST(BenchRun, ABrokenValueOfADeviceIsSeen) {
-  BenchPlan plan = small_plan(2);
+  BenchSpec plan = small_plan(2);
   plan.ops = {&bench_op("all_gather"), &bench_op("reduce"), &bench_op("send_recv")};
   for (const BenchRow& row : rows_of(plan, 1, harness::make_guarded_device({.lazy = true}))) {
     const BenchResult& r = row.out_of_place;
@@ -107,7 +107,7 @@ TEST(BenchRun, ABrokenValueOfADeviceIsSeen) {
 }
 
 TEST(BenchRun, WithoutCheckNothingIsClaimed) {
-  BenchPlan plan = small_plan(2);
+  BenchSpec plan = small_plan(2);
   plan.check = false;
   plan.ops = {&bench_op("all_reduce")};
   BenchReport report(plan, false);
@@ -122,7 +122,7 @@ TEST(BenchRun, WithoutCheckNothingIsClaimed) {
 }
 
 TEST(BenchRun, OneRankWorksAlone) {
-  BenchPlan plan = small_plan(1);
+  BenchSpec plan = small_plan(1);
   std::erase_if(plan.ops, [](const BenchOp* op) { return op->id == BenchOp::Id::send_recv; });
   for (const BenchRow& row : rows_of(plan, -1)) EXPECT_EQ(row.out_of_place.wrong, std::uint64_t{0}) << row.out_of_place.op;
 }
@@ -141,7 +141,7 @@ TEST(BenchTimes, AreOrderStatistics) {
 }
 
 TEST(BenchPlanOf, SizesGrowByTheFactorAndNeverOverflow) {
-  BenchPlan plan{.min_bytes = 8, .max_bytes = 100, .factor = 3};
+  BenchSpec plan{.min_bytes = 8, .max_bytes = 100, .factor = 3};
   EXPECT_THAT(plan.sizes(bench_op("all_reduce")), testing::ElementsAre(8, 24, 72));
   EXPECT_THAT(plan.sizes(bench_op("barrier")), testing::ElementsAre(0));
   plan.min_bytes = plan.max_bytes = UINT64_MAX - 1;

@@ -51,9 +51,9 @@ BenchResult result(const std::string& op, const std::string& algorithm, std::uin
 }
 
 TEST(BenchTune, TheTableIsReadBackAsItWasChosen) {
-  BenchPlan plan{.ranks = 2};
+  BenchSpec plan{.ranks = 2};
   plan.ops = {&bench_op("all_reduce"), &bench_op("all_gather")};
-  Tuning tuning(plan);
+  AlgorithmTuner tuning(plan);
   const std::vector<std::string> known = {"all_reduce=direct", "all_reduce=ring", "all_gather=direct", "barrier=direct"};
   tuning.set_known(known);
   EXPECT_EQ(tuning.round(0), "all_reduce=direct,all_gather=direct");

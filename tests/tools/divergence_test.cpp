@@ -15,10 +15,10 @@ namespace {
 std::string said_for(double first, double second, std::optional<double> norm, int times = 1) {
   testing::internal::CaptureStderr();
   const auto host = base::open_device(base::Device{});
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = "shm";
   comm::run_threads(2, config, [&](comm::Communicator& comm) {
-    comm::HostExchange control(comm, *host);
+    comm::HostCollectives control(comm, *host);
     DivergenceMonitor monitor(control, "fsdp");
     for (int i = 0; i < times; ++i)
       monitor.after_step(7, comm.rank() == 0 ? first : second, (first + second) / 2, norm);

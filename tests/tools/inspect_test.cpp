@@ -18,7 +18,7 @@ using testing::HasSubstr;
 /// What the command prints.
 std::string run(const std::string& line) {
   CLI::App app;
-  Commands commands{.app = app, .arguments = {}, .program = {}, .chosen = {}};
+  CommandLine commands{.app = app, .arguments = {}, .program = {}, .chosen = {}};
   add_checkpoint(commands);
   app.parse(line);
   testing::internal::CaptureStdout();
@@ -34,7 +34,7 @@ TEST(CheckpointInspect, ShowsBuffers) {
   comm::Communicator* world = nullptr;
   spec.before_training = [&](fsdp::Engine&, comm::Communicator& control) { world = &control; };
   spec.after_step = [&](int, int, fsdp::Engine& engine, nn::CausalModel& model) {
-    comm::HostExchange control(*world, model.context().runtime());
+    comm::HostCollectives control(*world, model.context().runtime());
     fsdp::CheckpointWriter(engine, control, {.folder = folder.path("c"), .asynchronous = false}).save({});
   };
   harness::train(spec);

@@ -25,7 +25,7 @@ struct Outcome {
   double seconds = 0;
 };
 
-Outcome run(LaunchPlan plan, const std::string& script) {
+Outcome run(LaunchSpec plan, const std::string& script) {
   plan.command = {"/bin/sh", "-c", script};
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
@@ -46,7 +46,7 @@ TEST(Launcher, SuccessIsSilent) {
 
 TEST(Launcher, OutputOfRanksGoesToTheHandler) {
   std::map<int, std::vector<std::string>> lines;
-  LaunchPlan plan{.ranks = 3};
+  LaunchSpec plan{.ranks = 3};
   plan.on_output = [&](int rank, std::string_view line) { lines[rank].emplace_back(line); };
   const Outcome outcome = run(plan, "echo rank $TESSERA_RANK of $TESSERA_WORLD_SIZE; printf 'no newline'");
   EXPECT_EQ(outcome.code, 0);
@@ -57,7 +57,7 @@ TEST(Launcher, OutputOfRanksGoesToTheHandler) {
 }
 
 TEST(Launcher, ExtraVariablesReachTheRanksButCannotReplaceTheirPlace) {
-  LaunchPlan plan{.ranks = 1, .tag = true};
+  LaunchSpec plan{.ranks = 1, .tag = true};
   plan.environment = {{"TESSERA_TEST_EXTRA", "x y"}};
   EXPECT_EQ(run(plan, "echo $TESSERA_TEST_EXTRA").out, "[0] x y\n");
 }
@@ -99,7 +99,7 @@ TEST(Launcher, ADeadRankIsNamedWithItsSignal) {
 }
 
 TEST(Launcher, StubbornRanksAreKilledInTime) {
-  LaunchPlan plan{.ranks = 3};
+  LaunchSpec plan{.ranks = 3};
   plan.grace = std::chrono::milliseconds(300);
   plan.kill_after = std::chrono::milliseconds(300);
   const Outcome outcome = run(plan, "if [ $TESSERA_RANK = 0 ]; then exit 7; fi; trap '' TERM; sleep 30; sleep 30");
@@ -115,13 +115,13 @@ TEST(Launcher, AnOwnLineOfAUsersProgramIsQuoted) {
 }
 
 /// Ranks under a program that starts them: the script that stands in for a vendor's.
-LaunchPlan under_prefix(int ranks) {
+LaunchSpec under_prefix(int ranks) {
   return {.ranks = ranks, .prefix = {TESSERA_PARCELRUN, "-n", "{ranks}"}, .own_program = true};
 }
 
 TEST(LaunchPrefix, RanksLearnTheirPlaceFromIt) {
   std::vector<std::string> lines;
-  LaunchPlan plan = under_prefix(3);
+  LaunchSpec plan = under_prefix(3);
   plan.tag = plan.bind_to_cores = true;
   plan.on_output = [&](int rank, std::string_view line) {
     EXPECT_EQ(rank, -1);
@@ -179,12 +179,12 @@ TEST(LaunchPrefix, WhatItLeavesBehindIsEnded) {
 }
 
 TEST(LaunchPrefix, OneThatIsNotThereIsWrongUsage) {
-  const LaunchPlan plan{.ranks = 2, .command = {"/bin/true"}, .prefix = {"/no/such/mpirun", "{ranks}"}};
+  const LaunchSpec plan{.ranks = 2, .command = {"/bin/true"}, .prefix = {"/no/such/mpirun", "{ranks}"}};
   EXPECT_THROW(launch(plan), base::InvalidUsage);
 }
 
 TEST(Launcher, ProgramsThatCannotStart) {
-  LaunchPlan plan{.ranks = 2, .command = {"/no/such/program"}};
+  LaunchSpec plan{.ranks = 2, .command = {"/no/such/program"}};
   EXPECT_THROW(launch(plan), base::InvalidUsage);
   plan.command = {"/etc/passwd"};
   EXPECT_THROW(launch(plan), base::InvalidUsage);

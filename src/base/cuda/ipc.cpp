@@ -12,15 +12,15 @@
 namespace tessera::base::cuda {
 namespace {
 
-/// What a MemoryHandle holds.
-struct Content {
+/// What a IpcMemoryHandle holds.
+struct IpcPayload {
   ProcessIdentity owner{};
   cudaIpcMemHandle_t handle{};
   void* address = nullptr;  ///< in the owner
   char bus[20] = {};        ///< the device's place, the same name in all processes; their indices may differ
   std::int32_t index = 0;   ///< in the owner
 };
-static_assert(sizeof(Content) <= sizeof(MemoryHandle));
+static_assert(sizeof(IpcPayload) <= sizeof(IpcMemoryHandle));
 
 /// What can't be shared is no failure: the caller has other ways.
 void check_shared(cudaError_t error, const char* what) {
@@ -39,18 +39,18 @@ bool has_ipc(int index) noexcept {
   return error == cudaSuccess && has != 0;
 }
 
-MemoryHandle Ipc::export_memory(void* data) const {
-  Content content{.owner = this_process(), .handle = {}, .address = data, .bus = {}, .index = index_};
+IpcMemoryHandle IpcMemory::get_ipc_handle(void* data) const {
+  IpcPayload content{.owner = this_process(), .handle = {}, .address = data, .bus = {}, .index = index_};
   check_shared(cudaSetDevice(index_), "cudaSetDevice");
   check_shared(cudaDeviceGetPCIBusId(content.bus, sizeof content.bus, index_), "cudaDeviceGetPCIBusId");
   check_shared(cudaIpcGetMemHandle(&content.handle, data), "cudaIpcGetMemHandle");
-  MemoryHandle handle;
+  IpcMemoryHandle handle;
   std::memcpy(handle.bytes.data(), &content, sizeof content);
   return handle;
 }
 
 /// Makes sure that this device reads and writes memory of the device `owner`.
-void Ipc::reach(int owner) const {
+void IpcMemory::reach(int owner) const {
   if (owner == index_) return;
   int can = 0;
   check_shared(cudaDeviceCanAccessPeer(&can, index_, owner), "cudaDeviceCanAccessPeer");
@@ -59,8 +59,8 @@ void Ipc::reach(int owner) const {
                       std::to_string(owner));
 }
 
-void* Ipc::import_memory(const MemoryHandle& handle) {
-  Content content;
+void* IpcMemory::open_ipc_handle(const IpcMemoryHandle& handle) {
+  IpcPayload content;
   std::memcpy(static_cast<void*>(&content), handle.bytes.data(), sizeof content);
   content.bus[sizeof content.bus - 1] = '\0';
   check_shared(cudaSetDevice(index_), "cudaSetDevice");
@@ -84,7 +84,7 @@ void* Ipc::import_memory(const MemoryHandle& handle) {
   return data;
 }
 
-void Ipc::release(void* imported) noexcept {
+void IpcMemory::release(void* imported) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = opened_.find(imported);
   if (found == opened_.end()) return;

@@ -51,7 +51,7 @@ class CudaRuntime final : public DeviceRuntime {
     activate(index_);
     return std::make_unique<CudaStream>(device(), events_, true);
   }
-  std::unique_ptr<Signal> make_signal() override {
+  std::unique_ptr<HostEvent> make_signal() override {
     activate(index_);
     return cuda::make_signal(words_);
   }
@@ -64,9 +64,9 @@ class CudaRuntime final : public DeviceRuntime {
   }
   void free(void* data, std::size_t) noexcept override { cudaFree(data); }
 
-  MemoryHandle export_memory(void* data, std::size_t) override { return ipc_.export_memory(data); }
-  void* import_memory(const MemoryHandle& handle) override { return ipc_.import_memory(handle); }
-  void release_memory(void* imported) noexcept override { ipc_.release(imported); }
+  IpcMemoryHandle get_ipc_handle(void* data, std::size_t) override { return ipc_.get_ipc_handle(data); }
+  void* open_ipc_handle(const IpcMemoryHandle& handle) override { return ipc_.open_ipc_handle(handle); }
+  void close_ipc_handle(void* imported) noexcept override { ipc_.release(imported); }
 
   void* allocate_host(std::size_t bytes) override {
     activate(index_);
@@ -119,9 +119,9 @@ class CudaRuntime final : public DeviceRuntime {
  private:
   const int index_;
   const Find find_;
-  Ipc ipc_;
+  IpcMemory ipc_;
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
-  const std::shared_ptr<Words> words_ = std::make_shared<Words>();
+  const std::shared_ptr<WaitWordPool> words_ = std::make_shared<WaitWordPool>();
 };
 
 }  // namespace

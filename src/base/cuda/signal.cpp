@@ -35,29 +35,30 @@ WaitValue wait_value() {
   return kFound;
 }
 
-class WordSignal final : public Signal {
+class WordSignal final : public HostEvent {
  public:
-  explicit WordSignal(std::shared_ptr<Words> words) : words_(std::move(words)), word_(words_->take()), value_(*word_) {}
+  explicit WordSignal(std::shared_ptr<WaitWordPool> words)
+      : words_(std::move(words)), word_(words_->take()), value_(*word_) {}
   ~WordSignal() override {
     set();
     words_->give(word_);
   }
-  Event arm() override { return Event(std::make_shared<HostPoint>(words_, word_, ++value_)); }
+  Event arm() override { return Event(std::make_shared<HostEventState>(words_, word_, ++value_)); }
   void set() noexcept override { std::atomic_ref(*word_).store(value_, std::memory_order_release); }
 
  private:
-  const std::shared_ptr<Words> words_;
+  const std::shared_ptr<WaitWordPool> words_;
   std::uint32_t* const word_;
   std::uint32_t value_;  ///< what the word will hold
 };
 
 }  // namespace
 
-Words::~Words() {
+WaitWordPool::~WaitWordPool() {
   for (void* page : pages_) cudaFreeHost(page);
 }
 
-std::uint32_t* Words::take() {
+std::uint32_t* WaitWordPool::take() {
   const std::lock_guard lock(mutex_);
   if (idle_.empty()) {
     void* page = nullptr;
@@ -72,25 +73,25 @@ std::uint32_t* Words::take() {
   return word;
 }
 
-void Words::give(std::uint32_t* word) noexcept {
+void WaitWordPool::give(std::uint32_t* word) noexcept {
   const std::lock_guard lock(mutex_);
   idle_.push_back(word);
 }
 
-bool HostPoint::done() const {
+bool HostEventState::done() const {
   return static_cast<std::int32_t>(std::atomic_ref(*word_).load(std::memory_order_acquire) - value_) >= 0;
 }
 
-void HostPoint::wait() {
+void HostEventState::wait() {
   while (!done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
-std::int64_t HostPoint::time_ns() {
+std::int64_t HostEventState::time_ns() {
   wait();
   return host_time_ns();
 }
 
-void HostPoint::hold_up(cudaStream_t stream) const {
+void HostEventState::make_stream_wait(cudaStream_t stream) const {
   if (done()) return;
   void* address = nullptr;
   check(cudaHostGetDevicePointer(&address, word_, 0), "cudaHostGetDevicePointer");
@@ -99,7 +100,7 @@ void HostPoint::hold_up(cudaStream_t stream) const {
   if (result != CUDA_SUCCESS) throw BackendError("cuda: cuStreamWaitValue32: error " + std::to_string(result));
 }
 
-std::unique_ptr<Signal> make_signal(std::shared_ptr<Words> words) {
+std::unique_ptr<HostEvent> make_signal(std::shared_ptr<WaitWordPool> words) {
   if (wait_value() == nullptr) throw Unsupported("cuda: this driver can't let a stream wait for the host's memory");
   return std::make_unique<WordSignal>(std::move(words));
 }

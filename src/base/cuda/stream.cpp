@@ -112,8 +112,8 @@ Event CudaStream::record() {
 void CudaStream::wait(const Event& event) {
   if (const auto* own = dynamic_cast<const CudaEvent*>(event.state().get())) {
     check(cudaStreamWaitEvent(stream_, own->event(), 0), "cudaStreamWaitEvent");
-  } else if (const auto* point = dynamic_cast<const HostPoint*>(event.state().get())) {
-    point->hold_up(stream_);
+  } else if (const auto* point = dynamic_cast<const HostEventState*>(event.state().get())) {
+    point->make_stream_wait(stream_);
   } else {
     event.wait();  // the host's: what it stands for must be there before the device goes on
   }

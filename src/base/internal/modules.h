@@ -13,7 +13,7 @@ namespace tessera::base {
 TESSERA_API std::string module_folder();
 
 /// What a module's table must be: struct NAME, found by the C function NAME_entry().
-struct ModuleTable {
+struct ModuleDescriptor {
   std::string name;
   std::string kind;  ///< what a file that has it is called, in errors
   const char* abi;
@@ -21,13 +21,13 @@ struct ModuleTable {
 };
 
 /// Loads a module for good, or finds it loaded, and gives its entry. Throws InvalidUsage with the reason why not.
-void* module_entry(const std::string& path, const ModuleTable& table);
+void* module_entry(const std::string& path, const ModuleDescriptor& table);
 /// Throws InvalidUsage where a module's table isn't what this library was built for. `abi` may be null.
-void check_module(const std::string& path, const ModuleTable& table, const char* abi, const std::size_t* size);
+void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi, const std::size_t* size);
 
 /// A module's table, of which `abi` and `size` are read first, and nothing else where they are not the library's own.
 template <class Table>
-const Table& open_module(const std::string& path, const ModuleTable& table) {
+const Table& open_module(const std::string& path, const ModuleDescriptor& table) {
   const Table* const found = reinterpret_cast<const Table* (*)()>(module_entry(path, table))();
   check_module(path, table, found == nullptr ? nullptr : found->abi, found == nullptr ? nullptr : &found->size);
   return *found;

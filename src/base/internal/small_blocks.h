@@ -13,13 +13,13 @@ namespace tessera::base {
 
 /// Blocks of 512 bytes times a power of two. They stay cut until this object dies. What is held beyond the requests is
 /// told to the ledger. Thread-safe.
-class SmallBlocks {
+class SlabAllocator {
  public:
-  SmallBlocks(DeviceRuntime& runtime, Ledger& ledger, std::size_t largest)
+  SlabAllocator(DeviceRuntime& runtime, MemoryTracker& ledger, std::size_t largest)
       : runtime_(runtime), ledger_(ledger), slab_bytes_(largest > kSlab ? largest * 2 : kSlab) {}
-  ~SmallBlocks();
-  SmallBlocks(const SmallBlocks&) = delete;
-  SmallBlocks& operator=(const SmallBlocks&) = delete;
+  ~SlabAllocator();
+  SlabAllocator(const SlabAllocator&) = delete;
+  SlabAllocator& operator=(const SlabAllocator&) = delete;
 
   void* take(std::size_t bytes);
   void give(void* data, std::size_t bytes) noexcept;
@@ -30,7 +30,7 @@ class SmallBlocks {
   static std::size_t size_class(std::size_t bytes);
 
   DeviceRuntime& runtime_;
-  Ledger& ledger_;
+  MemoryTracker& ledger_;
   const std::size_t slab_bytes_;
   std::mutex mutex_;
   std::map<std::size_t, std::vector<void*>> idle_;  // by size

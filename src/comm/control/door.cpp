@@ -39,10 +39,10 @@ std::size_t strangers_at_most(int ranks) {
 
 }  // namespace
 
-struct Door::Guest {
-  explicit Guest(asio::io_context& context) : socket(context) {}
+struct RendezvousServer::PendingPeer {
+  explicit PendingPeer(asio::io_context& context) : socket(context) {}
   Socket socket;
-  wire::FrameReader reader{wire::kLongestHandshake};
+  wire::FrameParser reader{wire::kLongestHandshake};
   wire::Challenge challenge;
   Digest instance{};
   Seal seal;
@@ -56,7 +56,8 @@ struct Door::Guest {
   std::string out;
 };
 
-Door::Door(asio::io_context& context, std::vector<UniqueFd> listeners, Identity self, std::string about)
+RendezvousServer::RendezvousServer(asio::io_context& context, std::vector<UniqueFd> listeners, RankIdentity self,
+                                   std::string about)
     : context_(context),
       self_(std::move(self)),
       about_(std::move(about)),
@@ -68,21 +69,21 @@ Door::Door(asio::io_context& context, std::vector<UniqueFd> listeners, Identity 
   for (std::size_t i = 0; i < listeners_.size(); ++i) listen(i);
 }
 
-Door::~Door() { close(); }
+RendezvousServer::~RendezvousServer() { close(); }
 
-void Door::close() {
+void RendezvousServer::close() {
   listeners_.clear();
   sweeper_.cancel();
-  while (!strangers_.empty()) show_out(strangers_.front());
+  while (!strangers_.empty()) reject(strangers_.front());
 }
 
-void Door::listen(std::size_t listener) {
+void RendezvousServer::listen(std::size_t listener) {
   listeners_[listener].async_wait(asio::posix::stream_descriptor::wait_read, [this, listener](const error_code& error) {
     if (!error) accept_some(listener);
   });
 }
 
-void Door::accept_some(std::size_t listener) {
+void RendezvousServer::accept_some(std::size_t listener) {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     UniqueFd fd(::accept4(listeners_[listener].native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) {
@@ -92,7 +93,7 @@ void Door::accept_some(std::size_t listener) {
     const bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
     if (!full) break;
     if (!strangers_.empty()) {
-      show_out(strangers_.front());
+      reject(strangers_.front());
       continue;
     }
     // Nothing of ours to give back: look again with the next sweep, rather than at once and for ever.
@@ -105,14 +106,14 @@ void Door::accept_some(std::size_t listener) {
   listen(listener);
 }
 
-void Door::receive(UniqueFd fd) {
+void RendezvousServer::receive(UniqueFd fd) {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return;
   if (address.ss_family == AF_UNIX && !peer_is_this_user(fd.get())) return;
   tune(fd.get());
-  if (strangers_.size() >= most_strangers_) show_out(strangers_.front());
-  const auto guest = std::make_shared<Guest>(context_);
+  if (strangers_.size() >= most_strangers_) reject(strangers_.front());
+  const auto guest = std::make_shared<PendingPeer>(context_);
   error_code error;
   guest->socket.assign(asio::generic::stream_protocol(address.ss_family, 0), fd.get(), error);
   if (error) return;
@@ -123,22 +124,22 @@ void Door::receive(UniqueFd fd) {
   guest->challenge.session = session_;
   guest->out = wire::encode_frame(wire::Type::challenge, wire::encode(guest->challenge));
   asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& failed, std::size_t) {
-    if (failed) return show_out(guest);
+    if (failed) return reject(guest);
     read(guest);
   });
 }
 
-void Door::read(const GuestPointer& guest) {
+void RendezvousServer::read(const GuestPointer& guest) {
   guest->socket.async_read_some(asio::buffer(guest->in), [this, guest](const error_code& error, std::size_t bytes) {
     const auto take = [&](wire::Type type, std::string_view payload) {
       return type == wire::Type::hello && !guest->heard && on_hello(guest, payload);
     };
-    if (error || !guest->stranger || !guest->reader.feed({guest->in.data(), bytes}, take)) return show_out(guest);
+    if (error || !guest->stranger || !guest->reader.feed({guest->in.data(), bytes}, take)) return reject(guest);
     if (!guest->heard) read(guest);
   });
 }
 
-bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
+bool RendezvousServer::on_hello(const GuestPointer& guest, std::string_view payload) {
   const std::optional<wire::Hello> hello = wire::decode_hello(payload);
   if (!hello) return false;
   guest->heard = true;
@@ -148,9 +149,9 @@ bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
   // Where our answer did not reach it whole, it comes again, perhaps before we hear that it has left.
   const bool again = before != nullptr && before->instance == hello->instance;
   const bool taken = !again && before != nullptr && here_[hello->rank] != nullptr;
-  const Judgement judgement = judge(self_, guest->challenge, *hello, taken, complete_);
+  const HandshakeVerdict judgement = judge(self_, guest->challenge, *hello, taken, complete_);
   if (judgement.answer.verdict == wire::Verdict::welcome) {
-    if (again) show_out(before);
+    if (again) reject(before);
     guest->rank = static_cast<int>(hello->rank);
     guest->seal = seal_of(self_.key, guest->challenge, *hello, true);
     here_[hello->rank] = guest;
@@ -166,24 +167,24 @@ bool Door::on_hello(const GuestPointer& guest, std::string_view payload) {
   return true;
 }
 
-void Door::answer(const GuestPointer& guest) {
+void RendezvousServer::answer(const GuestPointer& guest) {
   asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& error, std::size_t) {
-    if (error || guest->rank < 0) return show_out(guest);
+    if (error || guest->rank < 0) return reject(guest);
     await_belief(guest);
   });
 }
 
 /// One byte, behind which the connection is the world's: what follows it is not read here.
-void Door::await_belief(const GuestPointer& guest) {
+void RendezvousServer::await_belief(const GuestPointer& guest) {
   asio::async_read(guest->socket, asio::buffer(guest->in, 1), [this, guest](const error_code& error, std::size_t) {
-    if (error) return show_out(guest);
+    if (error) return reject(guest);
     if (here_[static_cast<std::size_t>(guest->rank)] != guest) return;
     guest->joined = true;
     ++joined_;
   });
 }
 
-void Door::show_out(GuestPointer guest) {  // by value: it may be the list's own that goes
+void RendezvousServer::reject(GuestPointer guest) {  // by value: it may be the list's own that goes
 
   if (guest->stranger) strangers_.erase(guest->place);
   guest->stranger = false;
@@ -196,20 +197,20 @@ void Door::show_out(GuestPointer guest) {  // by value: it may be the list's own
 }
 
 /// A rank that dies while others are still missing can come again.
-void Door::drop_dead() {
+void RendezvousServer::drop_dead() {
   if (complete_) return;
   std::vector<pollfd> polled;
   for (const GuestPointer& guest : here_)
     polled.push_back({guest == nullptr ? -1 : guest->socket.native_handle(), POLLRDHUP, 0});
   if (::poll(polled.data(), polled.size(), 0) <= 0) return;
   for (std::size_t r = 0; r < polled.size(); ++r)
-    if (polled[r].revents != 0 && here_[r] != nullptr) show_out(here_[r]);
+    if (polled[r].revents != 0 && here_[r] != nullptr) reject(here_[r]);
 }
 
-void Door::sweep() {
+void RendezvousServer::sweep() {
   drop_dead();
   const auto oldest = steady_clock::now() - kHandshakeTime;
-  while (!strangers_.empty() && strangers_.front()->since < oldest) show_out(strangers_.front());
+  while (!strangers_.empty() && strangers_.front()->since < oldest) reject(strangers_.front());
   sweeping_ = !strangers_.empty() || !complete_;  // a running world is not woken for nothing
   if (!sweeping_) return;
   sweeper_.expires_after(kSweepTime);
@@ -218,7 +219,7 @@ void Door::sweep() {
   });
 }
 
-std::string Door::missing() const {
+std::string RendezvousServer::missing() const {
   std::string text;
   std::size_t count = 0;
   for (std::size_t r = 1; r < here_.size(); ++r) {
@@ -228,7 +229,7 @@ std::string Door::missing() const {
   return count > kMostNamed ? text + " and " + std::to_string(count - kMostNamed) + " more" : text;
 }
 
-std::vector<Connection> Door::take_links() {
+std::vector<Connection> RendezvousServer::take_links() {
   std::vector<Connection> links;
   for (const GuestPointer& guest : here_) {
     links.emplace_back();
@@ -242,14 +243,14 @@ std::vector<Connection> Door::take_links() {
   return links;
 }
 
-void Door::give_up(const Error& error) {
+void RendezvousServer::give_up(const Error& error) {
   complete_ = true;
   const Deadline deadline = steady_clock::now() + 1s;
   for (Connection& link : take_links())
     if (link) link.send_refusal(error, deadline);
 }
 
-std::vector<Connection> Door::gather(Deadline deadline) {
+std::vector<Connection> RendezvousServer::accept_all(Deadline deadline) {
   const auto all_here = [&] {
     if (joined_ + 1 == self_.size) drop_dead();  // one may have died while it waited for the last
     return joined_ + 1 == self_.size;

@@ -20,7 +20,7 @@ Digest prove_hello(const Digest& key, const wire::Challenge& challenge, wire::He
 }
 
 Digest prove_answer(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello,
-                    wire::Answer answer) {
+                    wire::HandshakeReply answer) {
   answer.proof = {};
   return prove(key, "answer" + wire::encode(challenge) + wire::encode(hello) + wire::encode(answer));
 }
@@ -42,10 +42,10 @@ std::pair<std::uint64_t, std::uint32_t> age_of(const T& who) {
 
 }  // namespace
 
-Judgement judge(const Identity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
-                bool complete) {
-  Judgement judgement;
-  wire::Answer& answer = judgement.answer;
+HandshakeVerdict judge(const RankIdentity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
+                       bool complete) {
+  HandshakeVerdict judgement;
+  wire::HandshakeReply& answer = judgement.answer;
   const std::string who = "rank " + std::to_string(hello.rank);
   judgement.proven = same(hello.proof, prove_hello(self.key, challenge, hello));
   answer.verdict = wire::Verdict::refused;
@@ -84,10 +84,10 @@ namespace {
 struct Talk {
   std::optional<wire::Challenge> challenge;
   wire::Hello hello;
-  std::optional<wire::Answer> answer;
+  std::optional<wire::HandshakeReply> answer;
 };
 
-Talk talk(Connection& connection, const Identity& self, const Digest& instance, Deadline deadline) {
+Talk talk(Connection& connection, const RankIdentity& self, const Digest& instance, Deadline deadline) {
   Talk said;
   wire::Hello& hello = said.hello;
   hello.rank = static_cast<std::uint32_t>(self.rank);
@@ -111,8 +111,8 @@ Talk talk(Connection& connection, const Identity& self, const Digest& instance, 
 
 }  // namespace
 
-Attempt ask_for_admission(Connection& connection, const Identity& self, const Digest& instance,
-                          const std::string& place, Deadline deadline) {
+Attempt client_handshake(Connection& connection, const RankIdentity& self, const Digest& instance,
+                         const std::string& place, Deadline deadline) {
   deadline = std::min(deadline, steady_clock::now() + kAttemptTime);
   const auto [challenge, hello, answer] = talk(connection, self, instance, deadline);
   const std::string rank_0 = "init: rank 0 at " + place;
@@ -141,7 +141,7 @@ Attempt ask_for_admission(Connection& connection, const Identity& self, const Di
   return attempt;
 }
 
-Digest world_token(const Identity& self, const Digest& session) {
+Digest world_token(const RankIdentity& self, const Digest& session) {
   return prove(self.key, "world" + to_hex(session) + std::to_string(self.restart) + "/" +
                              std::to_string(self.generation) + "/" + self.run);
 }

@@ -18,7 +18,7 @@
 namespace tessera::comm {
 
 /// Who this rank is, as the others know it.
-struct Identity {
+struct RankIdentity {
   int rank = 0;
   int size = 1;
   std::string run;  ///< "" where it has no name that all hosts know
@@ -29,13 +29,13 @@ struct Identity {
 
 /// Rank 0's judgement of who knocks. `taken`: that rank is already here, as another process. `proven`: it knows the
 /// key.
-struct Judgement {
-  wire::Answer answer;
+struct HandshakeVerdict {
+  wire::HandshakeReply answer;
   bool proven = false;
   bool fatal = false;  ///< it belongs to this very start, and the world can't come to be: the text is for all
 };
-Judgement judge(const Identity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
-                bool complete);
+HandshakeVerdict judge(const RankIdentity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
+                       bool complete);
 
 /// How an attempt of the other side ended. Where it was not admitted, it tries again: it was a stranger's port, an
 /// overrun rank 0, one that will give way, or a bit was flipped.
@@ -47,13 +47,13 @@ struct Attempt {
 };
 /// After `connection` was made to `place`. `instance`: of this process. Throws InvalidUsage where rank 0 refuses this
 /// rank for good, which it has to prove.
-Attempt ask_for_admission(Connection& connection, const Identity& self, const Digest& instance,
-                          const std::string& place, Deadline deadline);
+Attempt client_handshake(Connection& connection, const RankIdentity& self, const Digest& instance,
+                         const std::string& place, Deadline deadline);
 
 /// By which the frames of a connection are sealed after this handshake. `first`: for rank 0's end.
 Seal seal_of(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello, bool first);
 
 /// What the ranks of this start know and nobody else: derived, never sent.
-Digest world_token(const Identity& self, const Digest& session);
+Digest world_token(const RankIdentity& self, const Digest& session);
 
 }  // namespace tessera::comm

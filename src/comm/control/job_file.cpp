@@ -36,7 +36,7 @@ std::string start_time(const std::string& pid) {
 }
 
 struct Content {
-  JobAddress address;
+  RendezvousAddress address;
   std::string pid;
   std::string start;
   std::string space;  ///< where that pid is one
@@ -86,12 +86,12 @@ std::string job_file_path(const std::string& job) {
   return path.str();
 }
 
-std::optional<JobAddress> read_job_file(const std::string& path) {
+std::optional<RendezvousAddress> read_job_file(const std::string& path) {
   const std::optional<Content> content = read_content(path);
   return content ? std::optional(content->address) : std::nullopt;
 }
 
-JobFile::JobFile(std::string job, const JobAddress& address) : path_(job_file_path(job)) {
+RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address) : path_(job_file_path(job)) {
   const std::string pid = std::to_string(::getpid());
   std::ostringstream text;
   text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid)
@@ -123,6 +123,6 @@ void remove_dead_job_files() noexcept {
   }
 }
 
-JobFile::~JobFile() { ::unlink(path_.c_str()); }
+RendezvousFile::~RendezvousFile() { ::unlink(path_.c_str()); }
 
 }  // namespace tessera::comm

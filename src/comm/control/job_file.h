@@ -9,7 +9,7 @@
 
 namespace tessera::comm {
 
-struct JobAddress {
+struct RendezvousAddress {
   std::string socket;  ///< abstract name of a Unix socket
   Digest token;
 };
@@ -18,19 +18,19 @@ struct JobAddress {
 std::string job_file_path(const std::string& job);
 
 /// Nothing while there is none. Throws SystemError where it is not this user's own.
-std::optional<JobAddress> read_job_file(const std::string& path);
+std::optional<RendezvousAddress> read_job_file(const std::string& path);
 
 /// Removes what processes of this user have left that died while their ranks met: only files whose process would be seen
 /// from here, and is gone. Throws nothing.
 TESSERA_API void remove_dead_job_files() noexcept;
 
 /// Exists as long as the object. One that a dead process left is replaced; one of a living process is InvalidUsage.
-class JobFile {
+class RendezvousFile {
  public:
-  JobFile(std::string job, const JobAddress& address);
-  ~JobFile();
-  JobFile(const JobFile&) = delete;
-  JobFile& operator=(const JobFile&) = delete;
+  RendezvousFile(std::string job, const RendezvousAddress& address);
+  ~RendezvousFile();
+  RendezvousFile(const RendezvousFile&) = delete;
+  RendezvousFile& operator=(const RendezvousFile&) = delete;
 
  private:
   const std::string path_;

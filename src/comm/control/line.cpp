@@ -18,19 +18,19 @@ int family_of(int fd) {
   return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? address.ss_family : AF_UNIX;
 }
 
-std::size_t cost_of(const Line::Message& message) { return sizeof(message) + message.payload.size(); }
+std::size_t cost_of(const ControlConnection::Message& message) { return sizeof(message) + message.payload.size(); }
 
 }  // namespace
 
-Line::Line(asio::io_context& context, Connection connection, Events events)
+ControlConnection::ControlConnection(asio::io_context& context, Connection connection, Events events)
     : context_(context), socket_(context), events_(std::move(events)), seal_(connection.seal()) {
   socket_.assign(asio::generic::stream_protocol(family_of(connection.fd()), 0), connection.fd());
   connection.release();
 }
 
-void Line::start() { read(); }
+void ControlConnection::start() { read(); }
 
-void Line::read() {
+void ControlConnection::read() {
   socket_.async_read_some(asio::buffer(in_), [this](const error_code& error, std::size_t bytes) {
     if (!socket_.is_open()) return;
     if (error) return break_off();
@@ -41,7 +41,7 @@ void Line::read() {
   });
 }
 
-void Line::send(Frame frame) {
+void ControlConnection::send(Frame frame) {
   const std::lock_guard lock(mutex_);
   if (deaf_ || finishing_) return;
   if (frame->type == wire::Type::told && queued_ + cost_of(*frame) > kMostQueued) return;
@@ -52,7 +52,7 @@ void Line::send(Frame frame) {
   asio::post(context_, [this] { write_next(); });
 }
 
-void Line::write_next() {
+void ControlConnection::write_next() {
   Frame frame;
   {
     const std::lock_guard lock(mutex_);
@@ -76,18 +76,18 @@ void Line::write_next() {
   });
 }
 
-void Line::finish() {
+void ControlConnection::finish() {
   const std::lock_guard lock(mutex_);
   finishing_ = true;
   if (!writing_) shut_down();
 }
 
-void Line::shut_down() {
+void ControlConnection::shut_down() {
   error_code ignored;
   if (socket_.is_open()) socket_.shutdown(asio::socket_base::shutdown_send, ignored);
 }
 
-void Line::close() {
+void ControlConnection::close() {
   {
     const std::lock_guard lock(mutex_);
     deaf_ = true;
@@ -97,7 +97,7 @@ void Line::close() {
   socket_.close(ignored);
 }
 
-void Line::break_off() {
+void ControlConnection::break_off() {
   close();
   if (std::exchange(told_, true)) return;
   events_.broken();

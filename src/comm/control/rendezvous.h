@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-struct Meeting {
+struct RendezvousOptions {
   Launch launch;
   std::chrono::milliseconds timeout{};
   std::string master;   ///< TESSERA_MASTER: where rank 0 listens; "": all ranks are on this host
@@ -28,6 +28,6 @@ struct Meeting {
 ///
 /// Throws Timeout naming the ranks that did not come, InvalidUsage (settings; a port in use; two runs of one name;
 /// ranks of worlds of different size; this rank was refused), SystemError.
-TESSERA_API std::shared_ptr<Bootstrap> meet(const Meeting& meeting);
+TESSERA_API std::shared_ptr<Bootstrap> rendezvous(const RendezvousOptions& meeting);
 
 }  // namespace tessera::comm

@@ -52,7 +52,7 @@ bool Seal::open(std::string_view head, std::string_view payload, std::string_vie
   return same(given, expected);
 }
 
-SealedReader::Fed SealedReader::feed(std::string_view bytes, const wire::FrameReader::Take& take) {
+SealedReader::Fed SealedReader::feed(std::string_view bytes, const wire::FrameParser::Take& take) {
   rest_ += bytes;
   std::string_view left = rest_;
   while (left.size() >= Seal::kHeadBytes) {

@@ -43,12 +43,12 @@ class Seal {
   std::uint64_t received_ = 0;
 };
 
-/// Cuts a stream of bytes into sealed frames, as wire::FrameReader does with plain ones.
+/// Cuts a stream of bytes into sealed frames, as wire::FrameParser does with plain ones.
 class SealedReader {
  public:
   enum class Fed : std::uint8_t { fine, refused, damaged };  ///< refused: by `take`
   SealedReader(Seal& seal, std::size_t longest) : seal_(seal), longest_(longest) {}
-  Fed feed(std::string_view bytes, const wire::FrameReader::Take& take);
+  Fed feed(std::string_view bytes, const wire::FrameParser::Take& take);
 
  private:
   Seal& seal_;

@@ -27,7 +27,7 @@ std::string damage(int from, int to) {
 }
 
 /// What the ranks tell each other first.
-struct Introduction {
+struct PeerLocation {
   std::string processes;
   int pid = 0;
   std::string address;  ///< "" for a Unix socket
@@ -36,8 +36,8 @@ struct Introduction {
   std::string text() const {
     return processes + " " + std::to_string(pid) + " " + (address.empty() ? "-" : address) + " " + host;
   }
-  static Introduction parse(const std::string& text) {
-    Introduction one;
+  static PeerLocation parse(const std::string& text) {
+    PeerLocation one;
     std::istringstream fields(text);
     fields >> one.processes >> one.pid >> one.address;
     if (!fields || fields.get() != ' ') throw SystemError("init: another rank's introduction makes no sense");
@@ -49,18 +49,19 @@ struct Introduction {
 
 }  // namespace
 
-Joined join(const Identity& self, const std::string& place, Deadline deadline, const std::string& about,
-            const std::function<Connection(std::string& why, Digest& key)>& connect) {
+JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, Deadline deadline,
+                            const std::string& about,
+                            const std::function<Connection(std::string& why, Digest& key)>& connect) {
   const Digest instance = random_digest();
   std::string why = "nobody answers";
   bool tried = false;
-  Identity proven = self;
+  RankIdentity proven = self;
   auto unproven_since = steady_clock::time_point::max();
   for (auto pause = 1ms; steady_clock::now() < deadline; pause = std::min(pause * 2, 50ms)) {
     const std::string before = why;
     Connection connection = connect(why, proven.key);
     if (connection) {
-      Attempt attempt = ask_for_admission(connection, proven, instance, place, deadline);
+      Attempt attempt = client_handshake(connection, proven, instance, place, deadline);
       if (attempt.admitted) return {std::move(connection), attempt.session, proven.key};
       why = std::move(attempt.why);
       const auto now = steady_clock::now();
@@ -79,7 +80,7 @@ Joined join(const Identity& self, const std::string& place, Deadline deadline, c
                 about + ": " + place + ": " + why);
 }
 
-Star::Star(Parts parts)
+ProcessBootstrap::ProcessBootstrap(StarSockets parts)
     : self_(std::move(parts.self)),
       token_(world_token(self_, parts.session)),
       deadline_(parts.deadline),
@@ -90,13 +91,13 @@ Star::Star(Parts parts)
   introduce(parts.host_id);
 }
 
-Star::~Star() = default;
+ProcessBootstrap::~ProcessBootstrap() = default;
 
-void Star::introduce(const std::string& host_id) {
-  const Introduction own{process_space(), ::getpid(), link_address(), host_id.empty() ? host_identity() : host_id};
-  std::vector<Introduction> all;
-  for (const std::string& text : exchange(own.text())) all.push_back(Introduction::parse(text));
-  for (const Introduction& one : all) {
+void ProcessBootstrap::introduce(const std::string& host_id) {
+  const PeerLocation own{process_space(), ::getpid(), link_address(), host_id.empty() ? host_identity() : host_id};
+  std::vector<PeerLocation> all;
+  for (const std::string& text : all_gather(own.text())) all.push_back(PeerLocation::parse(text));
+  for (const PeerLocation& one : all) {
     hosts_.push_back(one.host);
     pids_.push_back(one.processes == own.processes ? one.pid : 0);
   }
@@ -109,7 +110,7 @@ void Star::introduce(const std::string& host_id) {
 }
 
 /// Rank 0: the address at which others reach it, from outside where there is such a one.
-std::string Star::link_address() const {
+std::string ProcessBootstrap::link_address() const {
   std::string address;
   for (const Connection& link : links_) {
     if (!link) continue;
@@ -120,7 +121,7 @@ std::string Star::link_address() const {
 }
 
 template <class F>
-void Star::each_peer(std::vector<Connection>& links, F&& call) {
+void ProcessBootstrap::each_peer(std::vector<Connection>& links, F&& call) {
   int r = 1;
   const auto give_up = [&](const Error& error, bool to_it_too) {
     for (int other = 1; other < size(); ++other)
@@ -147,7 +148,7 @@ void Star::each_peer(std::vector<Connection>& links, F&& call) {
   }
 }
 
-std::vector<std::string> Star::exchange(std::string_view blob) {
+std::vector<std::string> ProcessBootstrap::all_gather(std::string_view blob) {
   if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
   std::vector<std::string> all(index(size()));
   if (rank() != 0) {
@@ -163,7 +164,7 @@ std::vector<std::string> Star::exchange(std::string_view blob) {
 }
 
 /// Rank 0 alone can tell who is missing, and its time may have begun a little later than this rank's.
-void Star::exchange_with_first(std::string_view blob, std::vector<std::string>& all) {
+void ProcessBootstrap::exchange_with_first(std::string_view blob, std::vector<std::string>& all) {
   const Deadline until = deadline_ + kVerdictTime;
   try {
     links_[0].send_frame(blob, until);
@@ -179,7 +180,7 @@ void Star::exchange_with_first(std::string_view blob, std::vector<std::string>& 
   }
 }
 
-std::vector<UniqueFd> Star::exchange_descriptors(int fd) {
+std::vector<UniqueFd> ProcessBootstrap::all_gather_fds(int fd) {
   if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
   require_one_host(*this, "passing descriptors");
   std::vector<Connection>& links = descriptor_links();
@@ -197,7 +198,7 @@ std::vector<UniqueFd> Star::exchange_descriptors(int fd) {
   return all;
 }
 
-std::vector<Connection>& Star::descriptor_links() {
+std::vector<Connection>& ProcessBootstrap::descriptor_links() {
   const Connection& any = links_.back();
   if (own_address(any.fd()).empty()) return links_;
   if (local_links_.empty()) local_links_ = meet_on_this_host();
@@ -205,8 +206,8 @@ std::vector<Connection>& Star::descriptor_links() {
 }
 
 /// Descriptors travel on Unix sockets only: the ranks meet once more, at a name that only they know.
-std::vector<Connection> Star::meet_on_this_host() {
-  Identity self = self_;
+std::vector<Connection> ProcessBootstrap::meet_on_this_host() {
+  RankIdentity self = self_;
   self.key = prove(token_, "descriptors");
   const std::string name = "tessera-" + to_hex(prove(token_, "name")).substr(0, 32);
   const std::string about = "on this host within " + format_duration(timeout_) +
@@ -215,20 +216,20 @@ std::vector<Connection> Star::meet_on_this_host() {
     std::vector<UniqueFd> listeners;
     listeners.push_back(listen_on(name));
     boost::asio::io_context context(1);
-    Door door(context, std::move(listeners), self, about);
-    return door.gather(deadline_);
+    RendezvousServer door(context, std::move(listeners), self, about);
+    return door.accept_all(deadline_);
   }
   std::vector<Connection> links;
-  links.push_back(join(self, "a socket of its own", deadline_, about, [&](std::string&, Digest&) {
+  links.push_back(connect_to_rank0(self, "a socket of its own", deadline_, about, [&](std::string&, Digest&) {
                     return connect_to(name);
                   }).link);
   return links;
 }
 
-std::unique_ptr<ControlChannel> Star::open_channel(std::string_view name, ControlEvents events) {
+std::unique_ptr<ControlChannel> ProcessBootstrap::open_channel(std::string_view name, ControlEvents events) {
   if (switchboard_ == nullptr)
-    switchboard_ = std::make_unique<Switchboard>(
-        *context_, Switchboard::Members{
+    switchboard_ = std::make_unique<ControlPlane>(
+        *context_, ControlPlane::Members{
                        .rank = rank(), .size = size(), .links = std::move(links_), .pids = pids_, .timeout = timeout_});
   return switchboard_->open(name, std::move(events));
 }

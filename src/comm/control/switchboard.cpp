@@ -23,7 +23,7 @@ std::string name_of(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
-struct Switchboard::Channel {
+struct ControlPlane::Channel {
   std::uint16_t number = 0;
   std::string name;
   ControlEvents events;
@@ -33,9 +33,9 @@ struct Switchboard::Channel {
   bool closed = false;
 };
 
-class Switchboard::Handle final : public ControlChannel {
+class ControlPlane::Handle final : public ControlChannel {
  public:
-  Handle(Switchboard& board, ChannelPointer channel) : board_(board), channel_(std::move(channel)) {}
+  Handle(ControlPlane& board, ChannelPointer channel) : board_(board), channel_(std::move(channel)) {}
   ~Handle() override { board_.close(channel_); }
   void tell(int to, std::string_view message) noexcept override {
     try {
@@ -45,11 +45,11 @@ class Switchboard::Handle final : public ControlChannel {
   }
 
  private:
-  Switchboard& board_;
+  ControlPlane& board_;
   const ChannelPointer channel_;
 };
 
-Switchboard::Switchboard(asio::io_context& context, Members members)
+ControlPlane::ControlPlane(asio::io_context& context, Members members)
     : context_(context),
       rank_(members.rank),
       size_(members.size),
@@ -58,9 +58,9 @@ Switchboard::Switchboard(asio::io_context& context, Members members)
   for (std::size_t r = 0; r < members.links.size(); ++r) {
     if (!members.links[r]) continue;
     const int rank = static_cast<int>(r);
-    lines_[r] = std::make_unique<Line>(
+    lines_[r] = std::make_unique<ControlConnection>(
         context_, std::move(members.links[r]),
-        Line::Events{
+        ControlConnection::Events{
             .frame = [this, rank](wire::Type type, std::string_view payload) { return on_frame(rank, type, payload); },
             .broken = [this, rank] { gone(rank, false); },
             .damaged = [this, rank] { damaged(rank); }});
@@ -75,12 +75,12 @@ Switchboard::Switchboard(asio::io_context& context, Members members)
   });
 }
 
-Switchboard::~Switchboard() {
+ControlPlane::~ControlPlane() {
   asio::post(context_, [this] { leave(); });
   thread_.join();
 }
 
-std::unique_ptr<ControlChannel> Switchboard::open(std::string_view name, ControlEvents events) {
+std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, ControlEvents events) {
   if (name.empty() || name.size() > wire::kLongestName)
     throw InvalidUsage("channel: a name has 1 to " + std::to_string(wire::kLongestName) + " letters, not '" +
                        std::string(name) + "'");
@@ -90,7 +90,7 @@ std::unique_ptr<ControlChannel> Switchboard::open(std::string_view name, Control
   std::unique_lock lock(mutex_);
   channel->number = next_channel_++;
   channels_.emplace(channel->number, channel);
-  const wire::Opened opened{channel->number, channel->name};
+  const wire::ChannelOpened opened{channel->number, channel->name};
   if (rank_ == 0)
     asio::post(context_, [this, opened] { on_opened(0, opened); });
   else
@@ -107,13 +107,13 @@ std::unique_ptr<ControlChannel> Switchboard::open(std::string_view name, Control
                 format_duration(timeout_));
 }
 
-void Switchboard::tell(const Channel& channel, int to, std::string_view message) {
+void ControlPlane::tell(const Channel& channel, int to, std::string_view message) {
   if (to == rank_ || to < ControlChannel::kAll || to >= size_) return;
   message = message.substr(0, ControlChannel::kLongestMessage);
-  send(rank_ == 0 ? to : 0, wire::Type::told, wire::encode(wire::Told{channel.number, rank_, to, message}));
+  send(rank_ == 0 ? to : 0, wire::Type::told, wire::encode(wire::ChannelMessage{channel.number, rank_, to, message}));
 }
 
-void Switchboard::close(const ChannelPointer& channel) {
+void ControlPlane::close(const ChannelPointer& channel) {
   {
     const std::lock_guard lock(mutex_);
     channels_.erase(channel->number);
@@ -123,33 +123,33 @@ void Switchboard::close(const ChannelPointer& channel) {
 }
 
 /// To all where `to` is kAll.
-void Switchboard::send(int to, wire::Type type, std::string_view payload, int except) {
-  const auto frame = std::make_shared<const Line::Message>(type, std::string(payload));
+void ControlPlane::send(int to, wire::Type type, std::string_view payload, int except) {
+  const auto frame = std::make_shared<const ControlConnection::Message>(type, std::string(payload));
   for (int r = 0; r < size_; ++r) {
-    Line* const line = lines_[static_cast<std::size_t>(r)].get();
+    ControlConnection* const line = lines_[static_cast<std::size_t>(r)].get();
     if (line != nullptr && r != except && (to == ControlChannel::kAll || to == r)) line->send(frame);
   }
 }
 
-Switchboard::ChannelPointer Switchboard::find(std::uint16_t number) {
+ControlPlane::ChannelPointer ControlPlane::find(std::uint16_t number) {
   const std::lock_guard lock(mutex_);
   const auto found = channels_.find(number);
   return found == channels_.end() ? nullptr : found->second;
 }
 
-bool Switchboard::on_frame(int from, wire::Type type, std::string_view payload) {
+bool ControlPlane::on_frame(int from, wire::Type type, std::string_view payload) {
   if (type == wire::Type::told) return on_told(from, payload);
   if (type == wire::Type::lost || type == wire::Type::left) return on_gone(from, type, payload);
   if (type == wire::Type::probe) return on_probe(from);
-  const std::optional<wire::Opened> opened = wire::decode_opened(payload);
+  const std::optional<wire::ChannelOpened> opened = wire::decode_opened(payload);
   if (type != wire::Type::opened || !opened) return false;
   if (rank_ == 0) return on_opened(from, *opened);
   opened_by_all(opened->channel);
   return true;
 }
 
-bool Switchboard::on_told(int from, std::string_view payload) {
-  const std::optional<wire::Told> told = wire::decode_told(payload);
+bool ControlPlane::on_told(int from, std::string_view payload) {
+  const std::optional<wire::ChannelMessage> told = wire::decode_told(payload);
   if (!told || told->from < 0 || told->from >= size_ || told->to < ControlChannel::kAll || told->to >= size_)
     return false;
   if (rank_ == 0) {
@@ -164,8 +164,8 @@ bool Switchboard::on_told(int from, std::string_view payload) {
   return true;
 }
 
-bool Switchboard::on_opened(int from, const wire::Opened& opened) {
-  Opening& opening = openings_[opened.channel];
+bool ControlPlane::on_opened(int from, const wire::ChannelOpened& opened) {
+  ChannelOpening& opening = openings_[opened.channel];
   if (opening.ranks.empty()) opening.name = opened.name;
   if (opening.name != opened.name) return false;
   opening.ranks.insert(from);
@@ -176,7 +176,7 @@ bool Switchboard::on_opened(int from, const wire::Opened& opened) {
   return true;
 }
 
-void Switchboard::opened_by_all(std::uint16_t number) {
+void ControlPlane::opened_by_all(std::uint16_t number) {
   const std::lock_guard lock(mutex_);
   const auto found = channels_.find(number);
   if (found == channels_.end() || found->second->failed) return;
@@ -184,7 +184,7 @@ void Switchboard::opened_by_all(std::uint16_t number) {
   changed_.notify_all();
 }
 
-bool Switchboard::on_gone(int from, wire::Type type, std::string_view payload) {
+bool ControlPlane::on_gone(int from, wire::Type type, std::string_view payload) {
   const std::optional<int> rank = wire::decode_rank(payload);
   if (!rank || *rank >= size_ || *rank == rank_) return false;
   if (rank_ == 0 && (*rank != from || type != wire::Type::left)) return false;
@@ -192,9 +192,9 @@ bool Switchboard::on_gone(int from, wire::Type type, std::string_view payload) {
   return true;
 }
 
-void Switchboard::gone(int rank, bool in_good_order) {
+void ControlPlane::gone(int rank, bool in_good_order) {
   if (!gone_.insert(rank).second) return stop_when_alone();
-  if (Line* const line = lines_[static_cast<std::size_t>(rank)].get(); line != nullptr) line->close();
+  if (ControlConnection* const line = lines_[static_cast<std::size_t>(rank)].get(); line != nullptr) line->close();
   if (leaving_) return stop_when_alone();
   if (rank_ == 0)
     send(ControlChannel::kAll, in_good_order ? wire::Type::left : wire::Type::lost, wire::encode_rank(rank));
@@ -213,7 +213,7 @@ void Switchboard::gone(int rank, bool in_good_order) {
 }
 
 /// Those that are complete. Under the mutex.
-std::vector<Switchboard::ChannelPointer> Switchboard::break_channels() {
+std::vector<ControlPlane::ChannelPointer> ControlPlane::break_channels() {
   std::vector<ChannelPointer> open;
   for (const auto& [number, channel] : channels_) {
     if (channel->complete)
@@ -226,7 +226,7 @@ std::vector<Switchboard::ChannelPointer> Switchboard::break_channels() {
 }
 
 /// The line stays for what this rank has to say of it.
-void Switchboard::damaged(int rank) {
+void ControlPlane::damaged(int rank) {
   if (leaving_) return gone(rank, false);
   std::vector<ChannelPointer> open;
   {
@@ -248,7 +248,7 @@ void Switchboard::damaged(int rank) {
 }
 
 /// Rank 0 answers; the others hear so that it is alive, and has told what it knew of those who have ended.
-bool Switchboard::on_probe(int from) {
+bool ControlPlane::on_probe(int from) {
   if (rank_ == 0)
     send(from, wire::Type::probe, {});
   else
@@ -256,14 +256,14 @@ bool Switchboard::on_probe(int from) {
   return true;
 }
 
-void Switchboard::judge_ended() {
+void ControlPlane::judge_ended() {
   for (const int rank : std::exchange(ended_, {})) gone(rank, false);
 }
 
 /// A process has ended, and had the time to say goodbye: that comes over rank 0. One that is stopped tells nothing, and
 /// then nobody can know how the other one ended.
-void Switchboard::on_end(int rank) {
-  const Line* const hub = lines_[0].get();
+void ControlPlane::on_end(int rank) {
+  const ControlConnection* const hub = lines_[0].get();
   if (rank_ == 0 || rank == 0 || hub == nullptr || !hub->open()) return gone(rank, false);
   ended_.insert(rank);
   send(0, wire::Type::probe, {});
@@ -271,13 +271,13 @@ void Switchboard::on_end(int rank) {
 
 /// A descriptor of the process itself is readable when it ends, however it ends: also where a child of its holds its
 /// connection open, and when rank 0 has left. Old kernels have none: then the connections must do.
-void Switchboard::watch_process(int rank, int pid) {
+void ControlPlane::watch_process(int rank, int pid) {
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (fd < 0) return;
   await_end(rank, processes_.emplace_back(context_, fd), timers_.emplace_back(context_));
 }
 
-void Switchboard::await_end(int rank, asio::posix::stream_descriptor& process, asio::steady_timer& timer) {
+void ControlPlane::await_end(int rank, asio::posix::stream_descriptor& process, asio::steady_timer& timer) {
   process.async_wait(asio::posix::stream_descriptor::wait_read, [&, this, rank](const error_code& error) {
     if (error) return;
     // Asio may hand the event of a descriptor that was closed to the next one that it registers: look for oneself.
@@ -292,11 +292,11 @@ void Switchboard::await_end(int rank, asio::posix::stream_descriptor& process, a
 
 /// Says goodbye, and reads on until the others have taken note: who closes a connection with unread bytes may take back
 /// what he said last.
-void Switchboard::leave() {
+void ControlPlane::leave() {
   leaving_ = true;
   for (const auto& line : lines_) {
     if (line == nullptr || !line->open()) continue;
-    line->send(std::make_shared<const Line::Message>(wire::Type::left, wire::encode_rank(rank_)));
+    line->send(std::make_shared<const ControlConnection::Message>(wire::Type::left, wire::encode_rank(rank_)));
     line->finish();
   }
   auto& timer = timers_.emplace_back(context_, kFarewellTime);
@@ -306,7 +306,7 @@ void Switchboard::leave() {
   stop_when_alone();
 }
 
-void Switchboard::stop_when_alone() {
+void ControlPlane::stop_when_alone() {
   if (!leaving_) return;
   for (const auto& line : lines_)
     if (line != nullptr && line->open()) return;

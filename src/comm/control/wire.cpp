@@ -115,7 +115,7 @@ std::string encode_frame(Type type, std::string_view payload) {
   return encode_head(type, payload.size()).append(payload);
 }
 
-bool FrameReader::feed(std::string_view bytes, const Take& take) {
+bool FrameParser::feed(std::string_view bytes, const Take& take) {
   if (broken_) return false;
   rest_ += bytes;
   std::size_t at = 0;
@@ -188,7 +188,7 @@ std::optional<Hello> decode_hello(std::string_view payload) {
   return if_whole(reader, std::move(hello));
 }
 
-std::string encode(const Answer& answer) {
+std::string encode(const HandshakeReply& answer) {
   return Writer()
       .number(static_cast<std::uint8_t>(answer.verdict))
       .text(answer.text)
@@ -196,11 +196,11 @@ std::string encode(const Answer& answer) {
       .take_checked();
 }
 
-std::optional<Answer> decode_answer(std::string_view payload) {
+std::optional<HandshakeReply> decode_answer(std::string_view payload) {
   const std::optional<std::string_view> content = checked(payload);
   if (!content) return std::nullopt;
   Reader reader(*content);
-  Answer answer;
+  HandshakeReply answer;
   const auto verdict = reader.number<std::uint8_t>();
   if (verdict > static_cast<std::uint8_t>(Verdict::try_again)) return std::nullopt;
   answer.verdict = static_cast<Verdict>(verdict);
@@ -209,19 +209,19 @@ std::optional<Answer> decode_answer(std::string_view payload) {
   return if_whole(reader, std::move(answer));
 }
 
-std::string encode(const Opened& opened) {
+std::string encode(const ChannelOpened& opened) {
   return Writer().number(opened.channel).text(std::string_view(opened.name).substr(0, kLongestName)).take();
 }
 
-std::optional<Opened> decode_opened(std::string_view payload) {
+std::optional<ChannelOpened> decode_opened(std::string_view payload) {
   Reader reader(payload);
-  Opened opened;
+  ChannelOpened opened;
   opened.channel = reader.number<std::uint16_t>();
   opened.name = reader.text(kLongestName);
   return if_whole(reader, std::move(opened));
 }
 
-std::string encode(const Told& told) {
+std::string encode(const ChannelMessage& told) {
   return Writer()
       .number(told.channel)
       .number(static_cast<std::uint32_t>(told.from))
@@ -230,9 +230,9 @@ std::string encode(const Told& told) {
       .take();
 }
 
-std::optional<Told> decode_told(std::string_view payload) {
+std::optional<ChannelMessage> decode_told(std::string_view payload) {
   Reader reader(payload);
-  Told told;
+  ChannelMessage told;
   told.channel = reader.number<std::uint16_t>();
   told.from = static_cast<std::int32_t>(reader.number<std::uint32_t>());
   told.to = static_cast<std::int32_t>(reader.number<std::uint32_t>());

@@ -48,10 +48,10 @@ std::optional<Head> decode_head(std::string_view bytes, std::size_t longest);
 std::string encode_frame(Type type, std::string_view payload);
 
 /// Cuts a stream of bytes into frames. Holds at most one frame that is not yet whole, and what it is fed.
-class FrameReader {
+class FrameParser {
  public:
   using Take = std::function<bool(Type type, std::string_view payload)>;
-  explicit FrameReader(std::size_t longest) : longest_(longest) {}
+  explicit FrameParser(std::size_t longest) : longest_(longest) {}
   /// Gives each frame that is whole to `take`, until that says false. False, now and ever after: the bytes are none of
   /// ours, or `take` said so.
   bool feed(std::string_view bytes, const Take& take);
@@ -84,16 +84,16 @@ enum class Verdict : std::uint8_t {
   refused = 1,    ///< for good
   try_again = 2,  ///< rank 0 is of an earlier start or world, and will give way
 };
-struct Answer {
+struct HandshakeReply {
   Verdict verdict = Verdict::welcome;
   std::string text;
   Digest proof{};  ///< proves nothing where the hello proved nothing
 };
-struct Opened {
+struct ChannelOpened {
   std::uint16_t channel = 0;
   std::string name;
 };
-struct Told {
+struct ChannelMessage {
   std::uint16_t channel = 0;
   std::int32_t from = 0;
   std::int32_t to = 0;  ///< -1: all others
@@ -102,18 +102,18 @@ struct Told {
 
 std::string encode(const Challenge& challenge);
 std::string encode(const Hello& hello);
-std::string encode(const Answer& answer);
-std::string encode(const Opened& opened);
-std::string encode(const Told& told);
+std::string encode(const HandshakeReply& answer);
+std::string encode(const ChannelOpened& opened);
+std::string encode(const ChannelMessage& told);
 std::string encode_rank(int rank);
 
 /// Nothing where the payload is not exactly one of ours. The first three have a checksum, so that what came damaged is
 /// not taken for what another rank has to say. A challenge of another version has only its version.
 std::optional<Challenge> decode_challenge(std::string_view payload);
 std::optional<Hello> decode_hello(std::string_view payload);
-std::optional<Answer> decode_answer(std::string_view payload);
-std::optional<Opened> decode_opened(std::string_view payload);
-std::optional<Told> decode_told(std::string_view payload);
+std::optional<HandshakeReply> decode_answer(std::string_view payload);
+std::optional<ChannelOpened> decode_opened(std::string_view payload);
+std::optional<ChannelMessage> decode_told(std::string_view payload);
 std::optional<int> decode_rank(std::string_view payload);
 
 }  // namespace tessera::comm::wire

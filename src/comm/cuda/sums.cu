@@ -22,8 +22,8 @@ struct Sources {
   int count;
   void* out;
   std::size_t elements;
-  const void* data[DeviceSums::kMostSources];
-  double factors[DeviceSums::kMostSources];
+  const void* data[DeviceReduceKernels::kMostSources];
+  double factors[DeviceReduceKernels::kMostSources];
 };
 
 template <class T>
@@ -42,10 +42,10 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw BackendError("cuda: a sum: " + std::string(cudaGetErrorString(error)));
 }
 
-void append(Stream& stream, const DeviceSum& sum) {
+void append(Stream& stream, const DeviceReduceArgs& sum) {
   if (sum.count == 0) return;
   auto* const own = dynamic_cast<DeviceStream*>(&stream);
-  if (own == nullptr || sum.source_count < 1 || sum.source_count > DeviceSums::kMostSources)
+  if (own == nullptr || sum.source_count < 1 || sum.source_count > DeviceReduceKernels::kMostSources)
     throw InvalidUsage("cuda: a sum of " + std::to_string(sum.source_count) + " sources on a stream of " +
                        name_of(stream.device()));
   Sources sources{};
@@ -79,7 +79,7 @@ bool load_all() {
   return loaded;
 }
 
-const DeviceSums kSums{append};
+const DeviceReduceKernels kSums{append};
 
 }  // namespace
 }  // namespace tessera::comm
@@ -87,7 +87,7 @@ const DeviceSums kSums{append};
 namespace tessera::base::cuda {
 
 const void* find_of_comm(std::string_view interface) noexcept {
-  return interface == comm::DeviceSums::kInterface && comm::load_all() ? &comm::kSums : nullptr;
+  return interface == comm::DeviceReduceKernels::kInterface && comm::load_all() ? &comm::kSums : nullptr;
 }
 
 }  // namespace tessera::base::cuda

@@ -18,7 +18,7 @@ std::vector<std::size_t> starts_of(std::span<const std::size_t> counts) {
   return starts;
 }
 
-bool in_place(const Call& call) {
+bool in_place(const OpDesc& call) {
   const auto* in = static_cast<const std::byte*>(call.in.data);
   const auto* out = static_cast<const std::byte*>(call.out.data);
   if (call.in.bytes() == 0 || call.out.bytes() == 0) return false;
@@ -28,7 +28,7 @@ bool in_place(const Call& call) {
 
 }  // namespace
 
-std::size_t Group::ProblemHash::operator()(const Problem& problem) const noexcept {
+std::size_t HostGroup::ProblemHash::operator()(const CollectiveSpec& problem) const noexcept {
   std::size_t hash = 0xcbf29ce484222325U;
   const auto mix = [&](std::size_t value) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
@@ -43,8 +43,8 @@ std::size_t Group::ProblemHash::operator()(const Problem& problem) const noexcep
   return hash;
 }
 
-Problem Group::problem_of(const Call& call) const {
-  Problem problem;
+CollectiveSpec HostGroup::problem_of(const OpDesc& call) const {
+  CollectiveSpec problem;
   problem.kind = call.kind;
   problem.dtype = call.out.dtype;
   problem.reduce = call.op.kind;
@@ -60,7 +60,7 @@ Problem Group::problem_of(const Call& call) const {
 }
 
 /// "" or why our schedules have to do it, alike on all ranks.
-std::string Group::native_refusal(const Problem& problem) const {
+std::string HostGroup::native_refusal(const CollectiveSpec& problem) const {
   const std::string asked = std::string(name_of(problem.kind)) + "=" + std::string(kNativeAlgorithm);
   if (native_ == nullptr)
     return asked + " is for communicators of all ranks of the world, in its order; direct is for any";
@@ -70,14 +70,14 @@ std::string Group::native_refusal(const Problem& problem) const {
 }
 
 /// The one to take where TESSERA_ALGO names none.
-std::string_view Group::algorithm_for(const Problem& problem) const {
+std::string_view HostGroup::algorithm_for(const CollectiveSpec& problem) const {
   if (native_ != nullptr && world_->transport().native()->prefers(problem) && native_refusal(problem).empty())
     return kNativeAlgorithm;
   return default_algorithm(problem);
 }
 
-std::shared_ptr<const Schedule> Group::schedule_for(const Call& call) {
-  Problem problem = problem_of(call);
+std::shared_ptr<const Schedule> HostGroup::schedule_for(const OpDesc& call) {
+  CollectiveSpec problem = problem_of(call);
   const auto found = schedules_.find(problem);
   if (found != schedules_.end()) return found->second;
   std::string_view name = world_->algorithms().choose(call.kind, problem.count * size_of(problem.dtype));

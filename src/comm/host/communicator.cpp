@@ -11,7 +11,7 @@ namespace {
 
 class HostCommunicator final : public Communicator {
  public:
-  HostCommunicator(std::shared_ptr<Group> group, CommunicatorOptions options, bool is_world)
+  HostCommunicator(std::shared_ptr<HostGroup> group, CommunicatorOptions options, bool is_world)
       : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)), is_world_(is_world) {
     group_->open();
   }
@@ -22,42 +22,42 @@ class HostCommunicator final : public Communicator {
   const Capabilities& capabilities() const noexcept override { return group_->world().capabilities(); }
 
  private:
-  Work do_start(const Call& call) override { return group_->start(call, false); }
-  Work do_batch(std::span<const Call> parts) override { return group_->start_batch(parts); }
+  Work do_start(const OpDesc& call) override { return group_->start(call, false); }
+  Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
-  void do_meter(MeterSnapshot& snapshot) const override { group_->read_meter(snapshot); }
+  void do_meter(TrafficStats& snapshot) const override { group_->read_meter(snapshot); }
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   std::unique_ptr<Communicator> do_split(int color, int key) override;
-  std::unique_ptr<NativeGroup> copy_native();
-  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) override;
+  std::unique_ptr<NativeCommunicator> copy_native();
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
 
   /// What every member gives, without metering. `mine` has the same length everywhere.
   template <class T>
   std::vector<T> collect(const T& mine) {
     std::vector<T> all(static_cast<std::size_t>(size()));
-    const Call call{.kind = OpKind::all_gather,
-                    .in = {&mine, sizeof(T), DType::u8, {}},
-                    .out = {all.data(), sizeof(T) * all.size(), DType::u8, {}},
-                    .timeout = timeout(),
-                    .label = "split"};
+    const OpDesc call{.kind = OpKind::all_gather,
+                      .in = {&mine, sizeof(T), DType::u8, {}},
+                      .out = {all.data(), sizeof(T) * all.size(), DType::u8, {}},
+                      .timeout = timeout(),
+                      .label = "split"};
     group_->start(call, true).wait();
     return all;
   }
 
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<HostGroup> group_;
   const bool is_world_;
 };
 
-Buffer HostCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+Buffer HostCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind != MemoryKind::host) throw Unsupported(std::string(backend()) + ": allocate gives memory of the host only");
   // Without a use the caller books it: then it comes from a pool whose ledger nobody reads.
   return (use ? group_->world().memory() : group_->world().unbooked_memory())
-      .allocate(bytes, use.value_or(MemoryUse::other));
+      .allocate(bytes, use.value_or(MemoryCategory::other));
 }
 
 /// Null where the library has no more of them on some rank.
-std::unique_ptr<NativeGroup> HostCommunicator::copy_native() {
-  std::unique_ptr<NativeGroup> copy;
+std::unique_ptr<NativeCommunicator> HostCommunicator::copy_native() {
+  std::unique_ptr<NativeCommunicator> copy;
   group_->start_copy(copy).wait();
   const std::vector<char> all = collect(static_cast<char>(copy != nullptr));
   if (std::find(all.begin(), all.end(), 0) == all.end()) return copy;
@@ -75,7 +75,7 @@ std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
     int rank;
     std::uint32_t proposal;
   };
-  World& world = group_->world();
+  HostRuntime& world = group_->world();
   std::uint32_t from = group_->number() + 1;
   while (true) {
     std::vector<Choice> choices = collect(Choice{color, key, rank(), color < 0 ? 0 : world.free_number(from)});
@@ -99,7 +99,7 @@ std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
     }
     const bool same_ranks =
         static_cast<int>(members.size()) == world.size() && std::is_sorted(members.begin(), members.end());
-    auto part = std::make_shared<Group>(group_->shared_world(), number, place, std::move(members), options());
+    auto part = std::make_shared<HostGroup>(group_->shared_world(), number, place, std::move(members), options());
     if (same_ranks && group_->native() != nullptr) part->use_native(copy_native());
     return std::make_unique<HostCommunicator>(std::move(part), options(), false);
   }
@@ -108,17 +108,18 @@ std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
 }  // namespace
 }  // namespace host
 
-std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options,
-                                                     const std::string& name, const TransportFactory& make_transport,
+std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> bootstrap,
+                                                     const BackendOptions& options, const std::string& name,
+                                                     const TransportFactory& make_transport,
                                                      std::span<const OpKind> native) {
-  WorldOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<Ledger>();
-  const auto world = std::make_shared<host::World>(std::move(bootstrap), own, name, native);
+  BackendOptions own = options;
+  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
+  const auto world = std::make_shared<host::HostRuntime>(std::move(bootstrap), own, name, native);
   world->connect(make_transport);
   world->reserve(0);
   std::vector<int> members(static_cast<std::size_t>(world->size()));
   for (std::size_t i = 0; i < members.size(); ++i) members[i] = static_cast<int>(i);
-  auto group = std::make_shared<host::Group>(world, 0, world->rank(), std::move(members), own.communicator);
+  auto group = std::make_shared<host::HostGroup>(world, 0, world->rank(), std::move(members), own.communicator);
   if (NativeCollectives* const offered = world->transport().native(); offered != nullptr && !own.deterministic)
     if (auto whole = offered->whole_world()) group->use_native(std::move(whole));
   return std::make_unique<host::HostCommunicator>(std::move(group), own.communicator, true);

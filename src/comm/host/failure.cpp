@@ -18,15 +18,15 @@ std::uint64_t hash_of(std::string_view text) {
 
 }  // namespace
 
-std::string Group::rank_name(int member) const {
+std::string HostGroup::rank_name(int member) const {
   return describe_rank(member, world_->options().job_rank(world_rank(member)));
 }
 
-void Group::throw_failure() const { comm::throw_failure(failure_); }
+void HostGroup::throw_failure() const { comm::throw_failure(failure_); }
 
 /// When the operations are marked as failed, their messages are cancelled: nothing of ours writes the caller's memory
 /// any more.
-void Group::fail(Failure failure, bool tell) noexcept {
+void HostGroup::fail(Failure failure, bool tell) noexcept {
   const bool first = !failed_.load();
   if (first) {
     failure_ = std::move(failure);
@@ -35,31 +35,31 @@ void Group::fail(Failure failure, bool tell) noexcept {
     if (tell)
       for (int k = 0; k < size(); ++k)
         if (k != rank_)
-          world_->tell(world_rank(k), {.kind = Notice::Kind::failure,
+          world_->tell(world_rank(k), {.kind = ControlMessage::Kind::failure,
                                        .communicator = number_,
                                        .number = static_cast<std::uint64_t>(failure_.kind),
                                        .text = failure_.cause});
     if (options_.logger != nullptr) options_.logger->write(LogLevel::debug, failure_.cause);
   }
   calls_.clear();
-  for (Op* op : running_) op->cancel();
-  while (!running_.empty()) finish(*running_.back(), Op::kFailed);
-  if (first) world_->transport().give_up(number_);
-  world_->heed_transport();
+  for (ScheduleExecutor* op : running_) op->cancel();
+  while (!running_.empty()) finish(*running_.back(), ScheduleExecutor::kFailed);
+  if (first) world_->transport().discard_communicator(number_);
+  world_->update_transport_polling();
 }
 
-void Group::abort(std::string_view reason) noexcept {
+void HostGroup::abort(std::string_view reason) noexcept {
   const std::lock_guard lock(world_->engine().mutex());
   submitted();
   if (!failed_.load()) fail({FailureKind::aborted, rank_name(rank_) + " aborted: " + std::string(reason)}, true);
 }
 
 /// Checked mode: tells the others what this rank calls.
-void Group::announce(Op& op) noexcept {
+void HostGroup::announce(ScheduleExecutor& op) noexcept {
   const std::uint64_t fingerprint = hash_of(op.called);
   for (int k = 0; k < size(); ++k)
     if (k != rank_)
-      world_->tell(world_rank(k), {.kind = Notice::Kind::call,
+      world_->tell(world_rank(k), {.kind = ControlMessage::Kind::call,
                                    .communicator = number_,
                                    .number = op.sequence,
                                    .value = fingerprint,
@@ -67,7 +67,8 @@ void Group::announce(Op& op) noexcept {
   hear_call(rank_, op.sequence, fingerprint, op.called);
 }
 
-void Group::hear_call(int member, std::uint64_t sequence, std::uint64_t fingerprint, const std::string& text) noexcept {
+void HostGroup::hear_call(int member, std::uint64_t sequence, std::uint64_t fingerprint,
+                          const std::string& text) noexcept {
   if (failed_.load()) return;
   Tagged& tagged = calls_[sequence];
   tagged.texts.resize(members_.size());
@@ -84,15 +85,16 @@ void Group::hear_call(int member, std::uint64_t sequence, std::uint64_t fingerpr
     return fail({FailureKind::mismatch, table}, true);
   }
   calls_.erase(sequence);
-  const auto found = std::find_if(running_.begin(), running_.end(),
-                                  [&](const Op* op) { return !op->called.empty() && op->sequence == sequence; });
+  const auto found = std::find_if(running_.begin(), running_.end(), [&](const ScheduleExecutor* op) {
+    return !op->called.empty() && op->sequence == sequence;
+  });
   if (found == running_.end()) return;
   (*found)->agreed = true;
   settle(**found);
 }
 
 /// "" or why this operation can't be done any more.
-std::string Group::trouble_with(const Op& op) const {
+std::string HostGroup::trouble_with(const ScheduleExecutor& op) const {
   for (int k = 0; k < size(); ++k) {
     if (k == rank_) continue;
     const Peer& peer = world_->peer(world_rank(k));
@@ -109,18 +111,18 @@ std::string Group::trouble_with(const Op& op) const {
 }
 
 /// Deadlines, and whether the peers are well.
-void Group::look_for_trouble() noexcept {
+void HostGroup::check_health() noexcept {
   const Clock::time_point now = Clock::now();
-  for (const Op* op : running_) {
+  for (const ScheduleExecutor* op : running_) {
     const std::string trouble = trouble_with(*op);
     if (!trouble.empty())
       return fail({FailureKind::peer_lost, describe(op->call, op->sequence) + ": " + trouble}, true);
   }
-  for (const Op* op : running_)
+  for (const ScheduleExecutor* op : running_)
     if (now >= op->deadline) return time_out(*op);
 }
 
-void Group::time_out(const Op& op) noexcept {
+void HostGroup::time_out(const ScheduleExecutor& op) noexcept {
   const std::string what = describe(op.call, op.sequence) + ": not done within " + format_duration(op.call.timeout);
   const std::vector<std::optional<std::uint64_t>> at = world_->ask(*this);
   world_->hear();  // somebody else may have told the cause while we asked
@@ -129,7 +131,8 @@ void Group::time_out(const Op& op) noexcept {
 }
 
 /// Who holds the operation up, by which operation each world rank says it has called last.
-std::string Group::describe_answers(const Op& op, const std::vector<std::optional<std::uint64_t>>& at) const {
+std::string HostGroup::describe_answers(const ScheduleExecutor& op,
+                                        const std::vector<std::optional<std::uint64_t>>& at) const {
   const auto answer_of = [&](int k) -> const auto& { return at[static_cast<std::size_t>(world_rank(k))]; };
   // Questions go over rank 0: where that does not answer, nothing is known of the others.
   if (world_->rank() != kHub && !at[kHub]) return "; " + world_->name_hub(*this);
@@ -154,7 +157,7 @@ std::string Group::describe_answers(const Op& op, const std::vector<std::optiona
 }
 
 /// Rank 0, which did not answer.
-std::string World::name_hub(const Group& group) const {
+std::string HostRuntime::name_hub(const HostGroup& group) const {
   const int member = group.member_of(kHub);
   const Peer& hub = peers_[kHub];
   const char* const state = hub.died ? " died" : hub.left ? " has left" : " is not responding";
@@ -165,29 +168,29 @@ std::string World::name_hub(const Group& group) const {
 
 /// What a rank says when it leaves goes over rank 0. While that does not answer, a connection that ended may have ended
 /// in good order.
-bool World::would_have_heard(const Peer& peer) const {
+bool HostRuntime::would_have_heard(const Peer& peer) const {
   const Peer& hub = peers_[kHub];
   return rank() == kHub || hub.died || hub.left || hub.cut || heard_from_hub_.load() >= peer.asked_hub;
 }
 
 /// A library may notice first that a rank has died, in words of its own: the cause gets the time to be told.
-void World::transport_failed(const std::string& why) noexcept {
+void HostRuntime::transport_failed(const std::string& why) noexcept {
   if (!transport_failure_.empty()) return;
   transport_failure_ = capabilities_.backend + ": " + why;
   transport_blamed_at_ = Clock::now() + kVerdictTime;
-  heed_transport();
+  update_transport_polling();
 }
 
 /// There is no other cause to wait for.
-void World::message_damaged(int peer, const std::string& what) noexcept {
+void HostRuntime::message_damaged(int peer, const std::string& what) noexcept {
   transport_failure_ = capabilities_.backend + ": " + what + " from " + describe_rank(peer, options_.job_rank(peer)) +
                        " came damaged: its checksum is wrong; check the network and the memory of the two hosts, and "
                        "go on from the last checkpoint";
   transport_blamed_at_ = Clock::now();
-  heed_transport();
+  update_transport_polling();
 }
 
-void World::blame_transport() noexcept {
+void HostRuntime::blame_transport() noexcept {
   if (transport_failure_.empty() || Clock::now() < transport_blamed_at_) return;
   const std::string why = std::exchange(transport_failure_, {});
   for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->fail({FailureKind::backend, why}, true);

@@ -14,8 +14,8 @@ constexpr std::size_t kKeepScratchBytes = 1 << 20;
 
 }  // namespace
 
-Group::Group(std::shared_ptr<World> world, std::uint32_t number, int rank, std::vector<int> members,
-             CommunicatorOptions options)
+HostGroup::HostGroup(std::shared_ptr<HostRuntime> world, std::uint32_t number, int rank, std::vector<int> members,
+                     CommunicatorOptions options)
     : world_(std::move(world)),
       number_(number),
       rank_(rank),
@@ -26,12 +26,12 @@ Group::Group(std::shared_ptr<World> world, std::uint32_t number, int rank, std::
       messages_to_(members_.size()),
       messages_from_(members_.size()) {}
 
-Group::~Group() {
+HostGroup::~HostGroup() {
   // A number whose messages may still be under way somewhere is not used again.
   if (!failed_.load()) world_->give_back(number_);
 }
 
-void Group::use_native(std::unique_ptr<NativeGroup> group) noexcept {
+void HostGroup::use_native(std::unique_ptr<NativeCommunicator> group) noexcept {
   native_ = std::move(group);
   native_used_up_ = native_ == nullptr;
   if (native_used_up_ && options_.logger != nullptr)
@@ -40,12 +40,12 @@ void Group::use_native(std::unique_ptr<NativeGroup> group) noexcept {
                                                std::to_string(size()) + " ranks goes without native");
 }
 
-void Group::open() {
+void HostGroup::open() {
   const std::lock_guard lock(world_->engine().mutex());
   world_->add(*this);
 }
 
-void Group::close() noexcept {
+void HostGroup::close() noexcept {
   // Every operation has a deadline, at which it fails: this ends.
   while (!world_->engine().wait(idle_, Clock::now() + std::chrono::hours(1))) {
   }
@@ -55,44 +55,44 @@ void Group::close() noexcept {
   native_.reset();
 }
 
-int Group::member_of(int world_rank) const noexcept {
+int HostGroup::member_of(int world_rank) const noexcept {
   const auto found = std::find(members_.begin(), members_.end(), world_rank);
   return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
 }
 
-Op& Group::acquire() {
+ScheduleExecutor& HostGroup::acquire() {
   const std::lock_guard lock(submit_mutex_);
   if (free_ops_.empty()) {
-    all_ops_.push_back(std::make_unique<Op>());
+    all_ops_.push_back(std::make_unique<ScheduleExecutor>());
     free_ops_.reserve(all_ops_.size());
     submitted_.reserve(all_ops_.size());
     return *all_ops_.back();
   }
-  Op& op = *free_ops_.back();
+  ScheduleExecutor& op = *free_ops_.back();
   free_ops_.pop_back();
   return op;
 }
 
-void Group::put_back(Op& op) noexcept {
+void HostGroup::put_back(ScheduleExecutor& op) noexcept {
   op.rest(kKeepScratchBytes);
   const std::lock_guard lock(submit_mutex_);
   free_ops_.push_back(&op);
 }
 
-Work Group::start(const Call& call, bool internal) {
+Work HostGroup::start(const OpDesc& call, bool internal) {
   if (world_->has_heard()) world_->engine().try_poll(false);
   if (failed_.load()) throw_failure();
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   std::shared_ptr<const Schedule> schedule;
   if (internal) {  // beside what TESSERA_ALGO says
-    const Problem problem = problem_of(call);
+    const CollectiveSpec problem = problem_of(call);
     schedule = std::make_shared<const Schedule>(build_schedule(problem, default_algorithm(problem)));
   } else if (!message) {
     schedule = schedule_for(call);  // may refuse: before anything is counted
   }
   if (!internal) last_algorithm_ = message ? kMessageAlgorithm : schedule->algorithm;
-  Op& op = acquire();
-  const WorkHold hold(op);
+  ScheduleExecutor& op = acquire();
+  const WorkRef hold(op);
   if (message) {
     auto& numbers = call.kind == OpKind::send ? messages_to_ : messages_from_;
     op.prepare(shared_from_this(), call, ++numbers[static_cast<std::size_t>(call.root)]);
@@ -109,11 +109,11 @@ Work Group::start(const Call& call, bool internal) {
   return launch(op);
 }
 
-Work Group::start_copy(std::unique_ptr<NativeGroup>& copy) {
+Work HostGroup::start_copy(std::unique_ptr<NativeCommunicator>& copy) {
   if (failed_.load()) throw_failure();
-  const Call call{.kind = OpKind::barrier, .timeout = options_.timeout, .label = "split"};
-  Op& op = acquire();
-  const WorkHold hold(op);
+  const OpDesc call{.kind = OpKind::barrier, .timeout = options_.timeout, .label = "split"};
+  ScheduleExecutor& op = acquire();
+  const WorkRef hold(op);
   op.prepare(shared_from_this(), call, ++sequence_);
   op.take(std::make_shared<const Schedule>(build_native_schedule(problem_of(call))));
   op.turn = ++native_called_;
@@ -124,17 +124,17 @@ Work Group::start_copy(std::unique_ptr<NativeGroup>& copy) {
   return launch(op);
 }
 
-Work Group::start_batch(std::span<const Call> parts) {
+Work HostGroup::start_batch(std::span<const OpDesc> parts) {
   if (world_->has_heard()) world_->engine().try_poll(false);
   if (failed_.load()) throw_failure();
   if (parts.empty()) return {};
   last_algorithm_ = kMessageAlgorithm;
-  Op& whole = acquire();
-  whole.prepare(shared_from_this(), Call{.timeout = parts.front().timeout, .label = parts.front().label}, 0);
+  ScheduleExecutor& whole = acquire();
+  whole.prepare(shared_from_this(), OpDesc{.timeout = parts.front().timeout, .label = parts.front().label}, 0);
   whole.parts_left = static_cast<std::uint32_t>(parts.size());
   Work work(&whole);
-  for (const Call& part : parts) {
-    Op& op = acquire();
+  for (const OpDesc& part : parts) {
+    ScheduleExecutor& op = acquire();
     auto& numbers = part.kind == OpKind::send ? messages_to_ : messages_from_;
     op.prepare(shared_from_this(), part, ++numbers[static_cast<std::size_t>(part.root)]);
     op.parent = &whole;
@@ -142,11 +142,11 @@ Work Group::start_batch(std::span<const Call> parts) {
   }
   world_->engine().try_poll(false);
   world_->engine().wake_waiters();
-  world_->engine().hand_over();
+  world_->engine().wake_progress_thread();
   return work;
 }
 
-void Group::submit(Op& op) noexcept {
+void HostGroup::submit(ScheduleExecutor& op) noexcept {
   op.retain();  // until finish()
   if (op.parent != nullptr) op.parent->retain();
   world_->engine().begin_operation();
@@ -155,17 +155,17 @@ void Group::submit(Op& op) noexcept {
   submitted_.push_back(&op);
 }
 
-Work Group::launch(Op& op) {
+Work HostGroup::launch(ScheduleExecutor& op) {
   ProgressEngine& engine = world_->engine();
   engine.try_poll(false);
-  if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) engine.drive_briefly(op.finished);
-  if (op.finished_well()) return {};
+  if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) engine.spin_for_completion(op.finished);
+  if (op.succeeded()) return {};
   engine.wake_waiters();  // who holds the lock may have looked before we submitted
-  engine.hand_over_unless_awaited();
+  engine.wake_progress_thread_if_idle();
   return Work(&op);
 }
 
-bool Group::submitted() noexcept {
+bool HostGroup::submitted() noexcept {
   if (in_flight_.load() == running_.size()) return false;
   fresh_.clear();
   {
@@ -174,13 +174,13 @@ bool Group::submitted() noexcept {
     submitted_.reserve(all_ops_.size());
     running_.reserve(all_ops_.size());
   }
-  const std::span<Op* const> fresh(fresh_);
+  const std::span<ScheduleExecutor* const> fresh(fresh_);
   running_.insert(running_.end(), fresh.begin(), fresh.end());
   if (failed_.load()) {
     fail({}, false);
     return true;
   }
-  for (Op* op : fresh) {
+  for (ScheduleExecutor* op : fresh) {
     op->agreed = op->called.empty();
     op->begin();
     if (!op->called.empty()) {
@@ -193,21 +193,22 @@ bool Group::submitted() noexcept {
   return !fresh.empty();
 }
 
-void Group::settle(Op& op) noexcept {
+void HostGroup::settle(ScheduleExecutor& op) noexcept {
   if (op.surprise_peer >= 0 && op.agreed)  // else the table of what was called is on its way, and says more
     return fail({FailureKind::mismatch, describe(op.call, op.sequence) + ": rank " + std::to_string(op.surprise_peer) +
                                             " sent " + std::to_string(op.surprise) +
                                             " bytes where another number was expected: the ranks called different "
                                             "operations (TESSERA_CHECK=1 shows which)"},
                 true);
-  if (op.complete() && op.agreed) finish(op, Op::kGood);
+  if (op.complete() && op.agreed) finish(op, ScheduleExecutor::kGood);
 }
 
-void Group::finish(Op& op, std::uint32_t how) noexcept {
+void HostGroup::finish(ScheduleExecutor& op, std::uint32_t how) noexcept {
   running_.erase(std::find(running_.begin(), running_.end(), &op));
-  Op* parent = op.parent;
+  ScheduleExecutor* parent = op.parent;
   op.finished.store(how);
-  if (parent != nullptr && --parent->parts_left == 0) parent->finished.store(failed_.load() ? Op::kFailed : Op::kGood);
+  if (parent != nullptr && --parent->parts_left == 0)
+    parent->finished.store(failed_.load() ? ScheduleExecutor::kFailed : ScheduleExecutor::kGood);
   world_->forget(op);
   world_->engine().end_operation();
   op.release();
@@ -219,19 +220,19 @@ void Group::finish(Op& op, std::uint32_t how) noexcept {
   world_->engine().wake_waiters();
 }
 
-std::atomic<std::uint64_t>* Group::counter(const Op& op, int member) noexcept {
+std::atomic<std::uint64_t>* HostGroup::counter(const ScheduleExecutor& op, int member) noexcept {
   if (op.internal) return nullptr;
   return &sent_[static_cast<std::size_t>(op.call.kind) * members_.size() + static_cast<std::size_t>(member)];
 }
 
-bool Group::take_turn(const Op& op) noexcept {
+bool HostGroup::begin_native_in_order(const ScheduleExecutor& op) noexcept {
   if (!op.agreed || op.turn != native_begun_ + 1) return false;
   ++native_begun_;
   return true;
 }
 
 /// The library can't be asked what it sent.
-void Group::count_native(const Op& op) noexcept {
+void HostGroup::count_native(const ScheduleExecutor& op) noexcept {
   if (op.internal) return;
   const std::size_t size = size_of(op.call.out.dtype);
   const std::size_t parts =
@@ -244,7 +245,7 @@ void Group::count_native(const Op& op) noexcept {
                                               {.ranks = this->size(), .rank = rank_, .peer = k, .root = op.call.root}));
 }
 
-void Group::read_meter(MeterSnapshot& snapshot) const {
+void HostGroup::read_meter(TrafficStats& snapshot) const {
   for (std::size_t kind = 0; kind < kOpKinds; ++kind)
     for (std::size_t member = 0; member < members_.size(); ++member) {
       const std::uint64_t bytes = sent_[kind * members_.size() + member].load(std::memory_order_relaxed);

@@ -15,23 +15,25 @@ constexpr std::uint8_t kDone = 2;
 
 constexpr std::uint32_t kMessageStep = (1U << 24) - 1;  ///< the step of a tag that no collective reaches
 
-bool is_transfer(const Step& step) { return step.kind == Step::Kind::send || step.kind == Step::Kind::receive; }
+bool is_transfer(const ScheduleStep& step) {
+  return step.kind == ScheduleStep::Kind::send || step.kind == ScheduleStep::Kind::receive;
+}
 
 /// A send or a receive alone.
-void describe_message(const Call& call, Schedule& schedule) {
+void describe_message(const OpDesc& call, Schedule& schedule) {
   schedule.algorithm = kMessageAlgorithm;
   schedule.steps.resize(1);
-  Step& step = schedule.steps.front();
-  step.kind = call.kind == OpKind::send ? Step::Kind::send : Step::Kind::receive;
+  ScheduleStep& step = schedule.steps.front();
+  step.kind = call.kind == OpKind::send ? ScheduleStep::Kind::send : ScheduleStep::Kind::receive;
   step.peer = call.root;
   step.number = kMessageStep;
-  step.from = {Place::in, 0, call.in.bytes()};
-  step.to = {Place::out, 0, call.out.bytes()};
+  step.from = {BufferId::in, 0, call.in.bytes()};
+  step.to = {BufferId::out, 0, call.out.bytes()};
 }
 
 }  // namespace
 
-void Op::prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t number) {
+void ScheduleExecutor::prepare(std::shared_ptr<HostGroup> owner, const OpDesc& what, std::uint64_t number) {
   group = std::move(owner);
   call = what;
   call.in_counts = {};
@@ -58,16 +60,16 @@ void Op::prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t n
   take(message_);
 }
 
-void Op::rest(std::size_t keep) noexcept {
+void ScheduleExecutor::rest(std::size_t keep) noexcept {
   schedule_.reset();
   if (scratch_.bytes() > keep) scratch_.reset();
 }
 
-void Op::take(std::shared_ptr<const Schedule> what) {
+void ScheduleExecutor::take(std::shared_ptr<const Schedule> what) {
   schedule_ = std::move(what);
   const std::size_t steps = schedule_->steps.size();
   if (schedule_->scratch_bytes > scratch_.bytes())
-    scratch_ = group->world().memory().allocate(schedule_->scratch_bytes, MemoryUse::communication);
+    scratch_ = group->world().memory().allocate(schedule_->scratch_bytes, MemoryCategory::communication);
   waits_.resize(steps);
   messages_.resize(steps);
   state_.assign(steps, kIdle);
@@ -79,24 +81,24 @@ void Op::take(std::shared_ptr<const Schedule> what) {
   }
 }
 
-std::byte* Op::at(const Region& region) const noexcept {
+std::byte* ScheduleExecutor::at(const BufferRegion& region) const noexcept {
   switch (region.place) {
-    case Place::in:  // only read
+    case BufferId::in:  // only read
       return static_cast<std::byte*>(const_cast<void*>(call.in.data)) + region.offset;
-    case Place::out:
+    case BufferId::out:
       return static_cast<std::byte*>(call.out.data) + region.offset;
-    case Place::scratch:
+    case BufferId::scratch:
       return scratch_.bytes_at(region.offset);
-    case Place::factor:
+    case BufferId::factor:
       break;
   }
   return reinterpret_cast<std::byte*>(const_cast<double*>(&factor_)) + region.offset;
 }
 
-void Op::start_message(std::uint32_t index) {
-  const Step& step = schedule_->steps[index];
-  const bool sends = step.kind == Step::Kind::send;
-  const Region& region = sends ? step.from : step.to;
+void ScheduleExecutor::start_message(std::uint32_t index) {
+  const ScheduleStep& step = schedule_->steps[index];
+  const bool sends = step.kind == ScheduleStep::Kind::send;
+  const BufferRegion& region = sends ? step.from : step.to;
   Message& message = messages_[index];
   message = Message{};
   message.data = region.bytes == 0 ? nullptr : at(region);
@@ -112,9 +114,9 @@ void Op::start_message(std::uint32_t index) {
 }
 
 /// False: not yet its turn.
-bool Op::start_native(std::uint32_t index) {
-  if (!group->take_turn(*this)) return false;
-  const Step& step = schedule_->steps[index];
+bool ScheduleExecutor::start_native(std::uint32_t index) {
+  if (!group->begin_native_in_order(*this)) return false;
+  const ScheduleStep& step = schedule_->steps[index];
   const ReduceOp::Kind reduce = call.op.kind;
   const bool adds = reduce == ReduceOp::Kind::avg || reduce == ReduceOp::Kind::premul_sum;
   native_ = {.kind = call.kind,
@@ -133,20 +135,20 @@ bool Op::start_native(std::uint32_t index) {
   return true;
 }
 
-void Op::native_done(NativeCollective& collective) noexcept {
+void ScheduleExecutor::native_done(NativeRequest& collective) noexcept {
   group->count_native(*this);
   step_done(collective.index);
   group->world().make_runnable(*this);
 }
 
-std::size_t Op::compute(const Step& step) {
-  if (step.kind == Step::Kind::copy) {
+std::size_t ScheduleExecutor::compute(const ScheduleStep& step) {
+  if (step.kind == ScheduleStep::Kind::copy) {
     copy_bytes(at(step.to), at(step.from), step.to.bytes, false);
     return step.to.bytes;
   }
   ReduceOp op = call.op;
-  const bool plain = step.arithmetic == Arithmetic::partial;
-  if (op.kind == ReduceOp::Kind::premul_sum && step.arithmetic != Arithmetic::whole) op = ReduceOp::sum();
+  const bool plain = step.arithmetic == ReducePhase::partial;
+  if (op.kind == ReduceOp::Kind::premul_sum && step.arithmetic != ReducePhase::whole) op = ReduceOp::sum();
   if (op.kind == ReduceOp::Kind::avg && plain) op = ReduceOp::sum();
   sources_.clear();
   for (std::uint32_t i = 0; i < step.sources; ++i) sources_.push_back(at(schedule_->sources[step.first_source + i]));
@@ -157,21 +159,21 @@ std::size_t Op::compute(const Step& step) {
   return step.to.bytes * step.sources;
 }
 
-void Op::begin() {
+void ScheduleExecutor::begin() {
   if (ready()) group->world().make_runnable(*this);
 }
 
-bool Op::run(std::size_t budget) {
+bool ScheduleExecutor::run(std::size_t budget) {
   const std::size_t before = next_ready_;
   std::size_t moved_bytes = 0;
   while (ready() && moved_bytes <= budget) {
     const std::uint32_t index = ready_[next_ready_];
-    const Step& step = schedule_->steps[index];
-    if (step.kind == Step::Kind::native && !start_native(index)) break;
+    const ScheduleStep& step = schedule_->steps[index];
+    if (step.kind == ScheduleStep::Kind::native && !start_native(index)) break;
     ++next_ready_;
     if (is_transfer(step)) {
       start_message(index);
-    } else if (step.kind != Step::Kind::native) {
+    } else if (step.kind != ScheduleStep::Kind::native) {
       moved_bytes += compute(step);
       step_done(index);
     }
@@ -179,17 +181,17 @@ bool Op::run(std::size_t budget) {
   return next_ready_ != before;
 }
 
-void Op::step_done(std::uint32_t index) noexcept {
+void ScheduleExecutor::step_done(std::uint32_t index) noexcept {
   state_[index] = kDone;
   --left_;
-  const Step& step = schedule_->steps[index];
+  const ScheduleStep& step = schedule_->steps[index];
   for (std::uint32_t i = 0; i < step.followers; ++i) {
     const std::uint32_t follower = schedule_->followers[step.first_follower + i];
     if (--waits_[follower] == 0) ready_.push_back(follower);  // its place is reserved: this can't throw
   }
 }
 
-void Op::message_done(Message& message, std::size_t bytes) noexcept {
+void ScheduleExecutor::message_done(Message& message, std::size_t bytes) noexcept {
   if (bytes != message.bytes && surprise_peer < 0) {
     surprise = bytes;
     surprise_peer = schedule_->steps[message.index].peer;
@@ -198,22 +200,22 @@ void Op::message_done(Message& message, std::size_t bytes) noexcept {
   group->world().make_runnable(*this);
 }
 
-bool Op::needs(int member) const noexcept {
+bool ScheduleExecutor::needs(int member) const noexcept {
   for (std::size_t i = 0; i < state_.size() && left_ != 0; ++i) {
-    const Step& step = schedule_->steps[i];
+    const ScheduleStep& step = schedule_->steps[i];
     if (state_[i] == kDone) continue;
-    if (step.kind == Step::Kind::native || (is_transfer(step) && step.peer == member)) return true;
+    if (step.kind == ScheduleStep::Kind::native || (is_transfer(step) && step.peer == member)) return true;
   }
   return false;
 }
 
-void Op::give_up(std::uint32_t index) noexcept {
+void ScheduleExecutor::give_up(std::uint32_t index) noexcept {
   Transport& transport = group->world().transport();
-  if (schedule_->steps[index].kind == Step::Kind::native) return transport.native()->give_up(native_);
+  if (schedule_->steps[index].kind == ScheduleStep::Kind::native) return transport.native()->give_up(native_);
   transport.cancel(messages_[index]);
 }
 
-void Op::cancel() noexcept {
+void ScheduleExecutor::cancel() noexcept {
   for (std::size_t i = 0; i < state_.size(); ++i)
     if (state_[i] == kUnderWay) give_up(static_cast<std::uint32_t>(i));
   state_.clear();
@@ -222,11 +224,11 @@ void Op::cancel() noexcept {
   left_ = 0;
 }
 
-ProgressEngine& Op::engine() const noexcept { return group->world().engine(); }
-void Op::throw_failure() const { group->throw_failure(); }
+ProgressEngine& ScheduleExecutor::engine() const noexcept { return group->world().engine(); }
+void ScheduleExecutor::throw_failure() const { group->throw_failure(); }
 
-void Op::recycle() noexcept {
-  const std::shared_ptr<Group> keep = std::move(group);  // may be the last to hold the group, and with it this
+void ScheduleExecutor::recycle() noexcept {
+  const std::shared_ptr<HostGroup> keep = std::move(group);  // may be the last to hold the group, and with it this
   keep->put_back(*this);
 }
 

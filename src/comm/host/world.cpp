@@ -36,7 +36,7 @@ Capabilities make_capabilities(const std::string& name, bool deterministic, int 
   return all;
 }
 
-AlgorithmTable make_table(const WorldOptions& options, std::span<const OpKind> native) {
+AlgorithmTable make_table(const BackendOptions& options, std::span<const OpKind> native) {
   try {
     return {options.algorithms, algorithms_of(options.deterministic, native)};
   } catch (const InvalidUsage&) {
@@ -47,25 +47,25 @@ AlgorithmTable make_table(const WorldOptions& options, std::span<const OpKind> n
   }
 }
 
-std::shared_ptr<Ledger> ledger_of(const WorldOptions& options) {
-  return options.communicator.ledger != nullptr ? options.communicator.ledger : std::make_shared<Ledger>();
+std::shared_ptr<MemoryTracker> ledger_of(const BackendOptions& options) {
+  return options.communicator.ledger != nullptr ? options.communicator.ledger : std::make_shared<MemoryTracker>();
 }
 
 }  // namespace
 
-World::World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name,
-             std::span<const OpKind> native)
+HostRuntime::HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, std::string name,
+                         std::span<const OpKind> native)
     : bootstrap_(std::move(bootstrap)),
       options_(options),
       capabilities_(make_capabilities(name, options.deterministic, bootstrap_->size(), native)),
       algorithms_(make_table(options, native)),
       memory_(ledger_of(options)),
-      unbooked_memory_(std::make_shared<Ledger>()),
+      unbooked_memory_(std::make_shared<MemoryTracker>()),
       taken_(kMostCommunicators),
       peers_(static_cast<std::size_t>(size())),
       answers_(static_cast<std::size_t>(size())) {}
 
-void World::connect(const TransportFactory& make_transport) {
+void HostRuntime::connect(const TransportFactory& make_transport) {
   transport_ = make_transport(*bootstrap_, *this, options_);
   const auto& hosts = bootstrap_->hosts();
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(rank())]);
@@ -76,29 +76,30 @@ void World::connect(const TransportFactory& make_transport) {
                              .sleeper = &transport_->sleeper()});
   engine_->add(*this);
   channel_ = bootstrap_->open_channel(
-      capabilities_.backend, {.lost = [this](int who) { receive({.kind = Notice::Kind::lost, .from = who}); },
-                              .message =
-                                  [this](int from, std::string_view text) {
-                                    if (auto notice = parse_notice(text)) {
-                                      notice->from = from;
-                                      receive(std::move(*notice));
-                                    }
-                                  },
-                              .damaged = [this](int who) { receive({.kind = Notice::Kind::damaged, .from = who}); }});
+      capabilities_.backend,
+      {.lost = [this](int who) { receive({.kind = ControlMessage::Kind::lost, .from = who}); },
+       .message =
+           [this](int from, std::string_view text) {
+             if (auto notice = parse_notice(text)) {
+               notice->from = from;
+               receive(std::move(*notice));
+             }
+           },
+       .damaged = [this](int who) { receive({.kind = ControlMessage::Kind::damaged, .from = who}); }});
   voice_.store(channel_.get());
 }
 
-void World::leave() noexcept {
+void HostRuntime::leave() noexcept {
   if (channel_ == nullptr || left_) return;
   left_ = true;
-  tell(ControlChannel::kAll, {.kind = Notice::Kind::leaving, .text = options_.last_words()});
+  tell(ControlChannel::kAll, {.kind = ControlMessage::Kind::leaving, .text = options_.first_failure_cause()});
   const std::lock_guard lock(engine_->mutex());
   const bool failed = std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.died || p.cut; });
   transport_->close(failed);
-  heed_transport();
+  update_transport_polling();
 }
 
-World::~World() {
+HostRuntime::~HostRuntime() {
   leave();
   voice_.store(nullptr);
   channel_.reset();  // its thread uses what follows
@@ -106,7 +107,7 @@ World::~World() {
   transport_.reset();
 }
 
-std::uint32_t World::free_number(std::uint32_t from) {
+std::uint32_t HostRuntime::free_number(std::uint32_t from) {
   const std::lock_guard lock(numbers_mutex_);
   for (std::uint32_t i = 0; i < kMostCommunicators; ++i) {
     const std::uint32_t number = (from + i) % kMostCommunicators;
@@ -115,76 +116,76 @@ std::uint32_t World::free_number(std::uint32_t from) {
   throw Unsupported("split: this rank has " + std::to_string(kMostCommunicators) + " communicators already");
 }
 
-bool World::reserve(std::uint32_t number) {
+bool HostRuntime::reserve(std::uint32_t number) {
   const std::lock_guard lock(numbers_mutex_);
   if (taken_[number]) return false;
   taken_[number] = true;
   return true;
 }
 
-void World::give_back(std::uint32_t number) {
+void HostRuntime::give_back(std::uint32_t number) {
   const std::lock_guard lock(numbers_mutex_);
   taken_[number] = false;
 }
 
-void World::add(Group& group) {
+void HostRuntime::add(HostGroup& group) {
   groups_.push_back(&group);
   {
     const std::lock_guard lock(questions_mutex_);
     called_[group.number()] = group.called();
   }
-  std::vector<Notice> early;
+  std::vector<ControlMessage> early;
   early.swap(early_);
-  for (const Notice& notice : early) handle(notice);
+  for (const ControlMessage& notice : early) handle(notice);
 }
 
-void World::remove(Group& group) {
+void HostRuntime::remove(HostGroup& group) {
   std::erase(groups_, &group);
   const std::lock_guard lock(questions_mutex_);
   called_.erase(group.number());
 }
 
-void World::make_runnable(Op& op) noexcept {
+void HostRuntime::make_runnable(ScheduleExecutor& op) noexcept {
   if (op.runnable) return;
   op.runnable = true;
   runnable_.push_back(&op);
 }
 
-void World::forget(Op& op) noexcept {
-  if (op.runnable) std::replace(runnable_.begin(), runnable_.end(), &op, static_cast<Op*>(nullptr));
+void HostRuntime::forget(ScheduleExecutor& op) noexcept {
+  if (op.runnable) std::replace(runnable_.begin(), runnable_.end(), &op, static_cast<ScheduleExecutor*>(nullptr));
   op.runnable = false;
 }
 
-bool World::poll(bool thorough) noexcept {
+bool HostRuntime::poll(bool with_health_check) noexcept {
   if (heard_.load()) hear();
   bool moved = false;
   for (std::size_t i = 0; i < groups_.size(); ++i) moved |= groups_[i]->submitted();
   moved |= run_ready();
-  if (transport_->poll(thorough)) {
+  if (transport_->poll(with_health_check)) {
     moved = true;
     stirred_ = true;
   }
   moved |= run_ready();
-  if (polls_for_transport_) heed_transport();
-  if (!thorough) return moved;
+  if (polls_for_transport_) update_transport_polling();
+  if (!with_health_check) return moved;
   if (std::exchange(stirred_, false)) last_moved_ = Clock::now();
-  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
+  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->check_health();
   blame_transport();
   return moved;
 }
 
-void World::heed_transport() noexcept {
+void HostRuntime::update_transport_polling() noexcept {
   const bool needed = transport_->needs_polls() || !transport_failure_.empty();
   if (std::exchange(polls_for_transport_, needed) == polls_for_transport_) return;
   polls_for_transport_ ? engine_->begin_operation() : engine_->end_operation();
 }
 
 /// What became possible, also what that made possible in turn, but nothing twice: the transport has its turn between.
-bool World::run_ready() noexcept {
+bool HostRuntime::run_ready() noexcept {
   bool moved = false;
   const std::size_t now = runnable_.size();
   for (std::size_t i = 0; i < now; ++i) {
-    Op* op = std::exchange(runnable_[i], nullptr);
+    ScheduleExecutor* op = std::exchange(runnable_[i], nullptr);
     if (op == nullptr) continue;
     op->runnable = false;
     moved |= op->run(kComputeBytes);
@@ -198,7 +199,7 @@ bool World::run_ready() noexcept {
   return moved;
 }
 
-void World::connection_lost(int peer, const std::string& why) noexcept {
+void HostRuntime::connection_lost(int peer, const std::string& why) noexcept {
   Peer& who = peers_[static_cast<std::size_t>(peer)];
   if (who.cut) return;
   who.cut = true;
@@ -206,53 +207,55 @@ void World::connection_lost(int peer, const std::string& why) noexcept {
   if (!who.left) who.why = why;
   if (rank() == kHub || peer == kHub) return;
   who.asked_hub = ++asked_hub_;
-  tell(kHub, {.kind = Notice::Kind::question, .communicator = kNoCommunicator, .number = who.asked_hub});
+  tell(kHub, {.kind = ControlMessage::Kind::question, .communicator = kNoCommunicator, .number = who.asked_hub});
 }
 
-void World::tell(int world_rank, const Notice& notice) noexcept {
+void HostRuntime::tell(int world_rank, const ControlMessage& notice) noexcept {
   if (ControlChannel* const voice = voice_.load()) voice->tell(world_rank, format_notice(notice));
 }
 
-void World::hear() noexcept {
-  std::vector<Notice> heard;
+void HostRuntime::hear() noexcept {
+  std::vector<ControlMessage> heard;
   {
     const std::lock_guard lock(inbox_mutex_);
     heard.swap(inbox_);
     heard_.store(false);
   }
-  for (const Notice& notice : heard) handle(notice);
+  for (const ControlMessage& notice : heard) handle(notice);
 }
 
-void World::handle(const Notice& notice) noexcept {
+void HostRuntime::handle(const ControlMessage& notice) noexcept {
   Peer& sender = peers_[static_cast<std::size_t>(notice.from)];
-  if (notice.kind == Notice::Kind::leaving) {
+  if (notice.kind == ControlMessage::Kind::leaving) {
     sender.left = true;
     sender.since = Clock::now();
     sender.why = notice.text;
     return;
   }
-  if (notice.kind == Notice::Kind::lost) {
+  if (notice.kind == ControlMessage::Kind::lost) {
     sender.died = !sender.left;
-    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->look_for_trouble();
+    for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i]->check_health();
     return;
   }
-  if (notice.kind == Notice::Kind::damaged) return message_damaged(notice.from, "a message of the control channel");
+  if (notice.kind == ControlMessage::Kind::damaged)
+    return message_damaged(notice.from, "a message of the control channel");
   const auto found = std::find_if(groups_.begin(), groups_.end(),
-                                  [&](const Group* group) { return group->number() == notice.communicator; });
+                                  [&](const HostGroup* group) { return group->number() == notice.communicator; });
   const int member = found == groups_.end() ? -1 : (*found)->member_of(notice.from);
   if (member < 0) {
     if (early_.size() < kMostEarly) early_.push_back(notice);
     return;
   }
-  if (notice.kind == Notice::Kind::failure)
+  if (notice.kind == ControlMessage::Kind::failure)
     (*found)->fail({static_cast<FailureKind>(notice.number), notice.text}, false);
-  if (notice.kind == Notice::Kind::call) (*found)->hear_call(member, notice.number, notice.value, notice.text);
+  if (notice.kind == ControlMessage::Kind::call) (*found)->hear_call(member, notice.number, notice.value, notice.text);
 }
 
 /// In the control thread: answers at once what it can, and leaves the rest to whoever drives.
-void World::receive(Notice notice) noexcept {
-  if (notice.kind == Notice::Kind::question) {
-    Notice answer{.kind = Notice::Kind::answer, .communicator = notice.communicator, .number = notice.number};
+void HostRuntime::receive(ControlMessage notice) noexcept {
+  if (notice.kind == ControlMessage::Kind::question) {
+    ControlMessage answer{
+        .kind = ControlMessage::Kind::answer, .communicator = notice.communicator, .number = notice.number};
     {
       const std::lock_guard lock(questions_mutex_);
       const auto found = called_.find(notice.communicator);
@@ -261,7 +264,7 @@ void World::receive(Notice notice) noexcept {
     tell(notice.from, answer);
     return;
   }
-  if (notice.kind == Notice::Kind::answer) {
+  if (notice.kind == ControlMessage::Kind::answer) {
     if (notice.communicator == kNoCommunicator) return heard_from_hub_.store(notice.number);
     const std::lock_guard lock(questions_mutex_);
     if (notice.number == question_) answers_[static_cast<std::size_t>(notice.from)] = notice.value;
@@ -274,10 +277,10 @@ void World::receive(Notice notice) noexcept {
     heard_.store(true);
   }
   engine_->wake_waiters();
-  engine_->hand_over();
+  engine_->wake_progress_thread();
 }
 
-std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcept {
+std::vector<std::optional<std::uint64_t>> HostRuntime::ask(const HostGroup& group) noexcept {
   constexpr auto kAnswerTime = std::chrono::seconds(1);  // who lives answers within microseconds, if it gets a core
   std::vector<int> asked;
   for (int k = 0; k < group.size(); ++k)
@@ -288,7 +291,7 @@ std::vector<std::optional<std::uint64_t>> World::ask(const Group& group) noexcep
   std::fill(answers_.begin(), answers_.end(), std::nullopt);
   lock.unlock();
   for (const int who : asked)
-    tell(who, {.kind = Notice::Kind::question, .communicator = group.number(), .number = question});
+    tell(who, {.kind = ControlMessage::Kind::question, .communicator = group.number(), .number = question});
   lock.lock();
   answered_.wait_for(lock, kAnswerTime, [&] {
     return std::all_of(asked.begin(), asked.end(),

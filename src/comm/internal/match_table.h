@@ -14,7 +14,7 @@ namespace tessera::comm {
 
 /// Doubly linked, first in first out.
 template <class T>
-class ChainOf {
+class MatchList {
  public:
   bool empty() const noexcept { return first_ == nullptr; }
   T* first() const noexcept { return first_; }
@@ -37,7 +37,7 @@ class ChainOf {
 };
 
 /// The communicators that nobody here uses any more.
-class GivenUp {
+class DiscardedCommunicators {
  public:
   void add(std::uint32_t communicator) noexcept {
     if (communicator < numbers_.size()) numbers_.set(communicator);
@@ -66,9 +66,9 @@ class MatchTable {
     return find(peer, tag, [](const T&) { return true; });
   }
   /// Each one that `wanted` accepts is removed and given to `use`.
-  template <class Wanted, class Use>
-  void drain(Wanted wanted, Use use) noexcept {
-    for (ChainOf<T>& chain : chains_)
+  template <class Wanted, class CollectiveUse>
+  void drain(Wanted wanted, CollectiveUse use) noexcept {
+    for (MatchList<T>& chain : chains_)
       for (T *item = chain.first(), *next = nullptr; item != nullptr; item = next) {
         next = item->next;
         if (!wanted(*item)) continue;
@@ -79,12 +79,12 @@ class MatchTable {
 
  private:
   static constexpr std::size_t kChains = 256;
-  ChainOf<T>& chain_of(int peer, const MessageTag& tag) noexcept {
+  MatchList<T>& chain_of(int peer, const MessageTag& tag) noexcept {
     std::uint64_t hash = (std::uint64_t{tag.communicator} << 32 | tag.operation) * 0x9e3779b97f4a7c15u;
     hash ^= (static_cast<std::uint64_t>(peer) << 24 | tag.step) * 0xff51afd7ed558ccdu;
     return chains_[(hash >> 32) % kChains];
   }
-  std::array<ChainOf<T>, kChains> chains_{};
+  std::array<MatchList<T>, kChains> chains_{};
 };
 
 }  // namespace tessera::comm

@@ -12,7 +12,7 @@
 namespace tessera::comm {
 
 /// Asks again and again for a moment, then yields, then sleeps longer and longer.
-class Pause {
+class Backoff {
  public:
   void operator()(std::chrono::nanoseconds at_most) {
     using namespace std::chrono_literals;

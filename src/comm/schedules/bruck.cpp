@@ -8,7 +8,7 @@ namespace tessera::comm::schedules {
 /// Before the round at distance d each rank has the parts of the d ranks from itself on, upwards around the ring; it
 /// gives these to the rank d below. They lie where they belong, in `out`: in two stretches where they pass its end.
 void bruck_all_gather(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const int ranks = builder.ranks();
   const auto& starts = problem.out_starts;
   const Slice own = part_of(problem, starts, builder.rank());
@@ -36,10 +36,10 @@ void bruck_all_gather(ScheduleBuilder& builder) {
 /// packed into one message; so a block travels once for every bit of its i. It stays in the message in which it came
 /// until it is packed again or copied to its place.
 void bruck_all_to_all(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const int ranks = builder.ranks();
   struct Block {
-    Region at;
+    BufferRegion at;
     StepId here;
   };
   std::vector<Block> blocks;
@@ -50,8 +50,8 @@ void bruck_all_to_all(ScheduleBuilder& builder) {
   for (int distance = 1; distance < ranks; distance *= 2) {
     std::size_t moved = 0;
     for (int i = 0; i < ranks; ++i) moved += (i & distance) != 0 ? 1 : 0;
-    const Region packed = builder.scratch(moved * bytes);
-    const Region come = builder.scratch(moved * bytes);
+    const BufferRegion packed = builder.scratch(moved * bytes);
+    const BufferRegion come = builder.scratch(moved * bytes);
     std::vector<StepId> copied;
     for (int i = 0; i < ranks; ++i)
       if ((i & distance) != 0) {

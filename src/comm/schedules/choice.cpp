@@ -21,13 +21,13 @@ constexpr std::size_t kLong = std::size_t{4} << 20;
 
 bool power_of_two(int ranks) { return (ranks & (ranks - 1)) == 0; }
 
-std::string_view first_accepted(const Problem& problem, std::initializer_list<std::string_view> wanted) {
+std::string_view first_accepted(const CollectiveSpec& problem, std::initializer_list<std::string_view> wanted) {
   for (const std::string_view name : wanted)
     if (refusal(problem, name).empty()) return name;
   return "direct";
 }
 
-std::string_view choose_all_reduce(const Problem& problem, std::size_t bytes) {
+std::string_view choose_all_reduce(const CollectiveSpec& problem, std::size_t bytes) {
   if (problem.ranks == 2 && bytes <= kAddTwice) return "symmetric";
   if (bytes <= kSmall) {
     if (problem.ranks <= kFew) return first_accepted(problem, {"recursive_doubling", "symmetric"});
@@ -41,7 +41,7 @@ std::string_view choose_all_reduce(const Problem& problem, std::size_t bytes) {
 
 }  // namespace
 
-std::string_view default_algorithm(const Problem& problem) {
+std::string_view default_algorithm(const CollectiveSpec& problem) {
   const std::size_t bytes = problem.count * size_of(problem.dtype);
   const bool few = problem.ranks <= kFew;
   const bool small = bytes <= kSmall;

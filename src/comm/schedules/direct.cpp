@@ -44,17 +44,17 @@ class DirectSum {
   }
 
   ScheduleBuilder& builder_;
-  const Problem& problem_;
+  const CollectiveSpec& problem_;
   const Owners owners_;
   const std::size_t segment_;
-  Region factors_;
+  BufferRegion factors_;
   std::vector<StepId> factor_steps_;
   std::vector<StepId> sends_;  // symmetric: all that read segment s come before those that read s + 1
 };
 
 void DirectSum::exchange_factors() {
   const auto ranks = static_cast<std::size_t>(builder_.ranks());
-  const Region own{Place::factor, 0, sizeof(double)};
+  const BufferRegion own{BufferId::factor, 0, sizeof(double)};
   const bool adds = owned_by(builder_.rank()).count > 0;
   if (adds) factors_ = builder_.scratch(ranks * sizeof(double));
   const auto entry = [&](int j) {
@@ -93,23 +93,23 @@ void DirectSum::add_up(To to, Done done) {
   const std::size_t pieces = others - (straight ? 1 : 0);
   const std::size_t bytes = segments[0].count * builder_.element_size();
   const std::size_t buffers = std::clamp(kScratchTarget / (bytes * others), std::size_t{2}, kWindow);
-  Window window(builder_, buffers, segments.count(), pieces * bytes);
-  std::vector<Region> sources(others + 1);
+  ScratchRing window(builder_, buffers, segments.count(), pieces * bytes);
+  std::vector<BufferRegion> sources(others + 1);
   std::vector<StepId> received(others);
   StepId first = kNoStep;
   for (std::size_t s = 0; s < segments.count(); ++s) {
-    const Region sum = to(segments[s]);
-    const Window::Buffer buffer = window.take(pieces * sum.bytes);
+    const BufferRegion sum = to(segments[s]);
+    const ScratchRing::Buffer buffer = window.take(pieces * sum.bytes);
     sources[static_cast<std::size_t>(rank)] = builder_.in(segments[s]);
     std::size_t used = 0;
     for (std::size_t d = 1; d <= others; ++d) {
       const int from = builder_.around(-static_cast<int>(d));
       const bool here = straight && d == 1;
-      const Region piece = here ? sum : piece_of(buffer.region, used++ * sum.bytes, sum.bytes);
+      const BufferRegion piece = here ? sum : piece_of(buffer.region, used++ * sum.bytes, sum.bytes);
       sources[static_cast<std::size_t>(from)] = piece;
       received[d - 1] = builder_.receive(from, piece, {here ? kNoStep : buffer.free});
     }
-    const StepId added = builder_.reduce(Arithmetic::whole, sources, sum, {}, factors_);
+    const StepId added = builder_.reduce(ReducePhase::whole, sources, sum, {}, factors_);
     for (const StepId step : received) builder_.wait(added, step);
     if (s == 0) {
       for (const StepId step : factor_steps_) builder_.wait(added, step);

@@ -11,14 +11,14 @@
 namespace tessera::comm::schedules {
 
 void recursive_doubling_all_gather(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const auto& starts = problem.out_starts;
-  const Groups groups(builder.ranks(), builder.rank());
+  const PowerOfTwoGroups groups(builder.ranks(), builder.rank());
   const Slice own = part_of(problem, starts, builder.rank());
-  const Region in = builder.in({0, own.count});
+  const BufferRegion in = builder.in({0, own.count});
   std::vector<StepId> here = {builder.copy(in, builder.out(own), {}, problem.in_place)};
   const auto out = [&](int first, int last) { return builder.out(parts_of(problem, starts, first, last)); };
-  const auto send = [&](int peer, Region region) {
+  const auto send = [&](int peer, BufferRegion region) {
     const StepId sent = builder.send(peer, region);
     for (const StepId step : here) builder.wait(sent, step);
   };
@@ -71,7 +71,7 @@ class Doubling {
  private:
   /// Where one operand comes to, and what must be done before the next segment's may come there.
   struct Buffer {
-    Region region;
+    BufferRegion region;
     StepId sent = kNoStep;
     StepId added = kNoStep;
   };
@@ -82,8 +82,8 @@ class Doubling {
   std::size_t additions() const { return static_cast<std::size_t>(groups_.levels) + (pair() ? 1 : 0); }
 
   void meet(Lane& lane, Slice segment) {
-    const Region out = builder_.out(segment);
-    Region sum = own_.at(segment);
+    const BufferRegion out = builder_.out(segment);
+    BufferRegion sum = own_.at(segment);
     StepId ready = own_.ready(segment);
     StepId first_sent = kNoStep;
     for (std::size_t i = 0; i < additions(); ++i) {
@@ -95,13 +95,13 @@ class Doubling {
       // can come to `out`, unless that holds this rank's part.
       const bool straight = last && !own_.in_out();
       Buffer& buffer = lane[i];
-      const Region come = straight ? out : piece_of(buffer.region, 0, out.bytes);
+      const BufferRegion come = straight ? out : piece_of(buffer.region, 0, out.bytes);
       const StepId sent = level < 0 ? kNoStep : builder_.send(peer, sum, {ready});
       const StepId received = builder_.receive(peer, come, {buffer.sent, buffer.added});
       if (i == 0) first_sent = sent;
-      const Region to = last ? out : come;
-      const StepId added =
-          builder_.reduce(last ? Arithmetic::last : Arithmetic::partial, Pair(sum, come, above), to, {received, ready});
+      const BufferRegion to = last ? out : come;
+      const StepId added = builder_.reduce(last ? ReducePhase::last : ReducePhase::partial,
+                                           OrderedPair(sum, come, above), to, {received, ready});
       if (last && own_.in_out()) builder_.wait(added, first_sent);  // it replaces what that one sends
       if (i > 0) {
         lane[i - 1].sent = sent;
@@ -116,7 +116,7 @@ class Doubling {
 
   ScheduleBuilder& builder_;
   const Operand own_;
-  const Groups groups_;
+  const PowerOfTwoGroups groups_;
   std::vector<Lane> lanes_;
 };
 
@@ -128,7 +128,7 @@ std::size_t steps(const ScheduleBuilder& builder) {
 }  // namespace
 
 void recursive_doubling_all_reduce(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const std::size_t most = segment_elements(problem, steps(builder));
   const Segments segments(everything(problem), most);
   Doubling doubling(builder, segments.count(), std::min(most, problem.count) * builder.element_size());

@@ -4,7 +4,7 @@
 namespace tessera::comm::schedules {
 
 void direct_all_gather(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const Slice own = part_of(problem, problem.out_starts, builder.rank());
   for (int d = 1; d < builder.ranks(); ++d) {
     const int from = builder.around(-d);
@@ -15,7 +15,7 @@ void direct_all_gather(ScheduleBuilder& builder) {
 }
 
 void direct_broadcast(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const Slice all = everything(problem);
   if (builder.rank() != problem.root) {
     builder.receive(problem.root, builder.out(all));
@@ -26,9 +26,9 @@ void direct_broadcast(ScheduleBuilder& builder) {
 }
 
 void direct_gather(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const Slice own = part_of(problem, problem.out_starts, builder.rank());
-  const Region in = builder.in({0, own.count});
+  const BufferRegion in = builder.in({0, own.count});
   if (builder.rank() != problem.root) {
     builder.send(problem.root, in);
     return;
@@ -41,9 +41,9 @@ void direct_gather(ScheduleBuilder& builder) {
 }
 
 void direct_scatter(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const Slice own = part_of(problem, problem.in_starts, builder.rank());
-  const Region out = builder.out({0, own.count});
+  const BufferRegion out = builder.out({0, own.count});
   if (builder.rank() != problem.root) {
     builder.receive(problem.root, out);
     return;
@@ -59,14 +59,14 @@ namespace {
 
 /// `one_at_a_time`: each exchange waits for the one before.
 void exchange_all(ScheduleBuilder& builder, bool one_at_a_time) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   StepId sent = kNoStep;
   StepId received = kNoStep;
   for (int d = 1; d < builder.ranks(); ++d) {
     const int to = builder.around(d);
     const int from = builder.around(-d);
-    const Region piece = builder.in(part_of(problem, problem.in_starts, to));
-    const Region place = builder.out(part_of(problem, problem.out_starts, from));
+    const BufferRegion piece = builder.in(part_of(problem, problem.in_starts, to));
+    const BufferRegion place = builder.out(part_of(problem, problem.out_starts, from));
     const StepId send = builder.send(to, piece, {sent, received});
     const StepId receive = builder.receive(from, place, {sent, received});
     if (!one_at_a_time) continue;

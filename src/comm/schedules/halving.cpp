@@ -13,14 +13,14 @@ namespace {
 // For each segment: given, taken and added over all levels, and the same within a group of two.
 constexpr std::size_t kSteps = 6;
 
-using Place = std::function<Region(Slice)>;
+using Place = std::function<BufferRegion(Slice)>;
 
 /// What this rank has added so far, of elements that get fewer with every level.
 class PartialSums {
  public:
   /// Its own part lies at `own`, and is there when `ready` says; the first sum of an element goes to `sum`, where it
   /// stays, and where the other's part can come if it isn't the same memory.
-  PartialSums(ScheduleBuilder& builder, Place own, Place sum, bool same, Progress ready)
+  PartialSums(ScheduleBuilder& builder, Place own, Place sum, bool same, FilledPrefix ready)
       : builder_(builder),
         own_(std::move(own)),
         sum_(std::move(sum)),
@@ -35,20 +35,20 @@ class PartialSums {
       builder_.send(peer, own_(segments[s]), {ready_.ready(segments[s])});
   }
   /// Adds what `peer` gives; `above`: it speaks for higher ranks. The sums go to `to`.
-  void take(int peer, Slice slice, bool above, Arithmetic arithmetic, const Place& to) {
+  void take(int peer, Slice slice, bool above, ReducePhase arithmetic, const Place& to) {
     const Segments segments(slice, most_);
     for (std::size_t s = 0; s < segments.count(); ++s) {
       const Slice segment = segments[s];
-      const Region own = own_(segment);
-      const Window::Buffer come = same_ ? window_.take(own.bytes) : Window::Buffer{to(segment)};
+      const BufferRegion own = own_(segment);
+      const ScratchRing::Buffer come = same_ ? window_.take(own.bytes) : ScratchRing::Buffer{to(segment)};
       const StepId received = builder_.receive(peer, come.region, {come.free});
-      const StepId added = builder_.reduce(arithmetic, Pair(own, come.region, above), to(segment),
+      const StepId added = builder_.reduce(arithmetic, OrderedPair(own, come.region, above), to(segment),
                                            {received, ready_.ready(segment), next_.last()});
       if (same_) window_.release(added);
       next_.note(segment.offset + segment.count, added);
     }
   }
-  void take(int peer, Slice slice, bool above) { take(peer, slice, above, Arithmetic::partial, sum_); }
+  void take(int peer, Slice slice, bool above) { take(peer, slice, above, ReducePhase::partial, sum_); }
   /// All that was to be taken at this level has been: the sums take the part's place.
   void next_level() {
     own_ = sum_;
@@ -63,10 +63,10 @@ class PartialSums {
   Place own_;
   Place sum_;
   bool same_;
-  Progress ready_;
-  Progress next_;
+  FilledPrefix ready_;
+  FilledPrefix next_;
   const std::size_t most_;
-  Window window_;
+  ScratchRing window_;
 };
 
 /// The part of `slice` that this rank keeps at a level, and the one that its partner there keeps.
@@ -84,8 +84,8 @@ struct Halves {
 }  // namespace
 
 void rabenseifner_all_reduce(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
-  const Groups groups(builder.ranks(), builder.rank());
+  const CollectiveSpec& problem = builder.problem();
+  const PowerOfTwoGroups groups(builder.ranks(), builder.rank());
   const Operand own(builder, Operand::Target::out);
   const Slice all = everything(problem);
   const Segments segments(all, segment_elements(problem, kSteps));
@@ -109,7 +109,7 @@ void rabenseifner_all_reduce(ScheduleBuilder& builder) {
     const Halves& halves = levels.emplace_back(range, (range.count + 1) / 2, above);
     sums.give(groups.peer(level), halves.given);
     sums.take(groups.peer(level), halves.kept, above,
-              level + 1 == groups.levels ? Arithmetic::last : Arithmetic::partial, out);
+              level + 1 == groups.levels ? ReducePhase::last : ReducePhase::partial, out);
     sums.next_level();
     range = halves.kept;
   }
@@ -133,7 +133,7 @@ namespace {
 /// group's number from the lowest up.
 class Order {
  public:
-  Order(const Problem& problem, const Groups& groups) : starts_(1, 0) {
+  Order(const CollectiveSpec& problem, const PowerOfTwoGroups& groups) : starts_(1, 0) {
     for (int position = 0; position < groups.count(); ++position) {
       int group = 0;
       for (int bit = 0; bit < groups.levels; ++bit) group |= ((position >> bit) & 1) << (groups.levels - 1 - bit);
@@ -155,7 +155,7 @@ class Order {
 };
 
 /// One of a pair that doesn't speak: its partner adds in this order, so it sends in it.
-void give_to_partner(ScheduleBuilder& builder, const Groups& groups, const Order& order, const Operand& own) {
+void give_to_partner(ScheduleBuilder& builder, const PowerOfTwoGroups& groups, const Order& order, const Operand& own) {
   for (int position = 0; position < groups.count(); ++position) {
     const Segments segments(order.block(position), segment_elements(builder.problem(), kSteps));
     for (std::size_t s = 0; s < segments.count(); ++s)
@@ -169,15 +169,15 @@ void give_to_partner(ScheduleBuilder& builder, const Groups& groups, const Order
 }  // namespace
 
 void recursive_halving_reduce_scatter(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const std::size_t size = builder.element_size();
-  const Groups groups(builder.ranks(), builder.rank());
+  const PowerOfTwoGroups groups(builder.ranks(), builder.rank());
   const Order order(problem, groups);
   const Operand own(builder, Operand::Target::scratch);
   if (!groups.speaks) return give_to_partner(builder, groups, order, own);
-  const Region scratch = builder.scratch(problem.count * size);
+  const BufferRegion scratch = builder.scratch(problem.count * size);
   const Place sorted = [&](Slice slice) { return piece_of(scratch, slice.offset * size, slice.count * size); };
-  Progress copied;
+  FilledPrefix copied;
   for (int position = 0; position < groups.count(); ++position) {
     const Slice block = order.block(position);
     const Slice to = order.range(position, position + 1);
@@ -202,7 +202,7 @@ void recursive_halving_reduce_scatter(ScheduleBuilder& builder) {
     sums.give(groups.peer(level), halves.given);
     // A rank of its own adds straight to where the result belongs.
     const Place out = [&](Slice slice) { return builder.out({slice.offset - halves.kept.offset, slice.count}); };
-    sums.take(groups.peer(level), halves.kept, above, last ? Arithmetic::last : Arithmetic::partial,
+    sums.take(groups.peer(level), halves.kept, above, last ? ReducePhase::last : ReducePhase::partial,
               last && groups.partner < 0 ? out : sorted);
     sums.next_level();
   }

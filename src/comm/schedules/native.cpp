@@ -16,22 +16,22 @@ void divide(ScheduleBuilder& builder, Slice what, StepId sum) {
   if (builder.problem().reduce != ReduceOp::Kind::avg) return;
   const Segments segments(what, segment_elements(builder.problem(), 1));
   for (std::size_t s = 0; s < segments.count(); ++s) {
-    const Region region = builder.out(segments[s]);
-    builder.reduce(Arithmetic::last, {&region, 1}, region, {sum});
+    const BufferRegion region = builder.out(segments[s]);
+    builder.reduce(ReducePhase::last, {&region, 1}, region, {sum});
   }
 }
 
 void write_reduction(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const Slice all = everything(problem);
   const bool scatters = problem.kind == OpKind::reduce_scatter;
   const bool has_out = problem.kind != OpKind::reduce || problem.rank == problem.root;
   const Operand own(builder, has_out && !scatters ? Operand::Target::out : Operand::Target::scratch);
   const Slice result = scatters ? Slice{0, part_of(problem, {}, problem.rank).count} : all;
-  const Region out = has_out ? builder.out(result) : Region{};
+  const BufferRegion out = has_out ? builder.out(result) : BufferRegion{};
   // The library writes where it still reads.
   const bool between = scatters && problem.in_place && problem.reduce != ReduceOp::Kind::premul_sum;
-  const Region to = between ? builder.scratch(out.bytes) : out;
+  const BufferRegion to = between ? builder.scratch(out.bytes) : out;
   const StepId sum = builder.native(own.at(all), to, {own.progress().last()});
   const StepId there = between ? builder.copy(to, out, {sum}) : sum;
   if (has_out) divide(builder, result, there);
@@ -39,11 +39,11 @@ void write_reduction(ScheduleBuilder& builder) {
 
 }  // namespace
 
-NativeGroup::~NativeGroup() = default;
+NativeCommunicator::~NativeCommunicator() = default;
 
 std::span<const OpKind> native_kinds() noexcept { return kKinds; }
 
-Schedule build_native_schedule(const Problem& problem) {
+Schedule build_native_schedule(const CollectiveSpec& problem) {
   ScheduleBuilder builder(problem, kNativeAlgorithm);
   const Slice all = everything(problem);
   const Slice part = part_of(problem, {}, problem.rank);
@@ -57,17 +57,17 @@ Schedule build_native_schedule(const Problem& problem) {
         write_reduction(builder);
         break;
       case OpKind::broadcast:
-        builder.native(root ? in(all) : Region{}, out(all));
+        builder.native(root ? in(all) : BufferRegion{}, out(all));
         if (root) builder.copy(in(all), out(all), {}, problem.in_place);
         break;
       case OpKind::all_gather:
         builder.native(in(part), out(all));
         break;
       case OpKind::gather:
-        builder.native(in(part), root ? out(all) : Region{});
+        builder.native(in(part), root ? out(all) : BufferRegion{});
         break;
       case OpKind::scatter:
-        builder.native(root ? in(all) : Region{}, out(part));
+        builder.native(root ? in(all) : BufferRegion{}, out(part));
         break;
       case OpKind::all_to_all:
         builder.native(in(all), out(all));

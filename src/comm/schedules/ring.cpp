@@ -15,7 +15,7 @@ int block_at(const ScheduleBuilder& builder, int stop) { return builder.around(-
 }  // namespace
 
 void ring_all_reduce(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const int ranks = builder.ranks();
   const int left = builder.around(-1);
   const int right = builder.around(1);
@@ -24,21 +24,21 @@ void ring_all_reduce(ScheduleBuilder& builder) {
   const Operand own(builder, Operand::Target::out);
   // Partial sums arrive in `out`, where the result will be; in place they can't before this rank's own part is added.
   const std::size_t largest = std::min(most, part_of(problem, {}, 0).count) * builder.element_size();
-  Window window(builder, own.in_out() ? kWindow : 0, kWindow, largest);
+  ScratchRing window(builder, own.in_out() ? kWindow : 0, kWindow, largest);
   for (int stop = 0; stop < ranks; ++stop) {
     const Segments segments = segments_at(stop);
     for (std::size_t s = 0; s < segments.count(); ++s) {
       const Slice segment = segments[s];
-      const Region sum = builder.out(segment);
+      const BufferRegion sum = builder.out(segment);
       if (stop == 0) {
         builder.send(right, own.at(segment), {own.ready(segment)});
         continue;
       }
-      const Window::Buffer buffer = own.in_out() ? window.take(sum.bytes) : Window::Buffer{sum};
+      const ScratchRing::Buffer buffer = own.in_out() ? window.take(sum.bytes) : ScratchRing::Buffer{sum};
       const StepId received = builder.receive(left, buffer.region, {buffer.free});
       const StepId added =
-          builder.reduce(stop == ranks - 1 ? Arithmetic::last : Arithmetic::partial,
-                         Pair(own.at(segment), buffer.region, false), sum, {received, own.ready(segment)});
+          builder.reduce(stop == ranks - 1 ? ReducePhase::last : ReducePhase::partial,
+                         OrderedPair(own.at(segment), buffer.region, false), sum, {received, own.ready(segment)});
       if (own.in_out()) window.release(added);
       builder.send(right, sum, {added});
     }
@@ -55,7 +55,7 @@ void ring_all_reduce(ScheduleBuilder& builder) {
 }
 
 void ring_reduce_scatter(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const int ranks = builder.ranks();
   const int left = builder.around(-1);
   const int right = builder.around(1);
@@ -75,7 +75,7 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
   // Sums on their way need memory until they are sent. Blocks go around in rounds of kWindow segments each, and there
   // are buffers for two stops of a round: so a buffer is waited for only by stops after the one that it is sent to, and
   // the waiting can't close a circle.
-  Window window(builder, 2 * kWindow, uses, largest);
+  ScratchRing window(builder, 2 * kWindow, uses, largest);
   for (std::size_t round = 0; round < rounds; ++round)
     for (int stop = 0; stop < ranks; ++stop) {
       const Segments segments(part_of(problem, problem.in_starts, block_at(builder, stop)), most);
@@ -86,16 +86,16 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
           builder.send(right, own.at(segment), {own.ready(segment)});
           continue;
         }
-        const Region part = own.at(segment);
-        const Window::Buffer buffer = window.take(part.bytes);
+        const BufferRegion part = own.at(segment);
+        const ScratchRing::Buffer buffer = window.take(part.bytes);
         const StepId received = builder.receive(left, buffer.region, {buffer.free});
-        const Pair sources(part, buffer.region, false);
+        const OrderedPair sources(part, buffer.region, false);
         if (stop == ranks - 1) {
-          const Region sum = builder.out({segment.offset - result.offset, segment.count});
-          window.release(builder.reduce(Arithmetic::last, sources, sum, {received, own.ready(segment)}));
+          const BufferRegion sum = builder.out({segment.offset - result.offset, segment.count});
+          window.release(builder.reduce(ReducePhase::last, sources, sum, {received, own.ready(segment)}));
         } else {
           const StepId added =
-              builder.reduce(Arithmetic::partial, sources, buffer.region, {received, own.ready(segment)});
+              builder.reduce(ReducePhase::partial, sources, buffer.region, {received, own.ready(segment)});
           window.release(builder.send(right, buffer.region, {added}));
         }
       }
@@ -106,13 +106,13 @@ namespace {
 
 /// Everyone starts with its own part, which lies at `start`, and passes on what comes; n - 1 stops, and each part has
 /// been everywhere.
-void pass_around(ScheduleBuilder& builder, const std::vector<std::size_t>& starts, Region start) {
-  const Problem& problem = builder.problem();
+void pass_around(ScheduleBuilder& builder, const std::vector<std::size_t>& starts, BufferRegion start) {
+  const CollectiveSpec& problem = builder.problem();
   const int left = builder.around(-1);
   const int right = builder.around(1);
   StepId here = kNoStep;
   for (int stop = 0; stop < builder.ranks(); ++stop) {
-    const Region part = builder.out(part_of(problem, starts, builder.around(-stop)));
+    const BufferRegion part = builder.out(part_of(problem, starts, builder.around(-stop)));
     if (stop > 0) here = builder.receive(left, part);
     if (stop < builder.ranks() - 1) builder.send(right, stop == 0 ? start : part, {here});
   }
@@ -121,20 +121,20 @@ void pass_around(ScheduleBuilder& builder, const std::vector<std::size_t>& start
 }  // namespace
 
 void ring_all_gather(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const Slice own = part_of(problem, problem.out_starts, builder.rank());
-  const Region in = builder.in({0, own.count});
+  const BufferRegion in = builder.in({0, own.count});
   pass_around(builder, problem.out_starts, in);
   builder.copy(in, builder.out(own), {}, problem.in_place);
 }
 
 void pipelined_broadcast(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
+  const CollectiveSpec& problem = builder.problem();
   const bool first = builder.rank() == problem.root;
   const bool last = builder.around(1) == problem.root;
   const Segments segments(everything(problem), segment_elements(problem, 2));
   for (std::size_t s = 0; s < segments.count(); ++s) {
-    const Region out = builder.out(segments[s]);
+    const BufferRegion out = builder.out(segments[s]);
     const StepId here = first ? kNoStep : builder.receive(builder.around(-1), out);
     if (!last) builder.send(builder.around(1), first ? builder.in(segments[s]) : out, {here});
   }

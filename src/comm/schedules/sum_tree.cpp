@@ -11,8 +11,8 @@ int middle(int a, int b) {
 
 }  // namespace
 
-TreePlace place_in_tree(int ranks, int rank, int root) {
-  TreePlace place;
+TreePosition place_in_tree(int ranks, int rank, int root) {
+  TreePosition place;
   const auto keeper = [root](int a, int b) { return a <= root && root < b ? root : a; };
   int a = 0;
   int b = ranks;
@@ -35,7 +35,7 @@ TreePlace place_in_tree(int ranks, int rank, int root) {
   return place;
 }
 
-Groups::Groups(int ranks, int rank) : ranks_(ranks) {
+PowerOfTwoGroups::PowerOfTwoGroups(int ranks, int rank) : ranks_(ranks) {
   levels = std::bit_width(static_cast<unsigned>(ranks)) - 1;
   int a = 0;
   int b = ranks;
@@ -49,7 +49,7 @@ Groups::Groups(int ranks, int rank) : ranks_(ranks) {
   if (b - a == 2) partner = speaks ? a + 1 : a;
 }
 
-int Groups::first_rank(int index) const {
+int PowerOfTwoGroups::first_rank(int index) const {
   if (index == count()) return ranks_;
   int a = 0;
   int b = ranks_;

@@ -18,33 +18,33 @@ std::size_t steps(const ScheduleBuilder& builder) {
 /// Adds the children's sums to this rank's own part, segment after segment.
 class SumUp {
  public:
-  SumUp(ScheduleBuilder& builder, const TreePlace& place, Operand::Target target)
+  SumUp(ScheduleBuilder& builder, const TreePosition& place, Operand::Target target)
       : builder_(builder),
         place_(place),
         own_(builder, target),
         children_(builder, kWindow * place.children.size(), SIZE_MAX, bytes(builder)) {}
 
   static std::size_t bytes(const ScheduleBuilder& builder) {
-    const Problem& problem = builder.problem();
+    const CollectiveSpec& problem = builder.problem();
     return std::min(segment_elements(problem, steps(builder)), problem.count) * builder.element_size();
   }
 
   struct Sum {
-    Region region;
+    BufferRegion region;
     StepId ready;
   };
   /// The sum of this rank and all below it. With children it is in `to`, whose old content is read by nobody after
   /// step `free`; else it is this rank's own part, wherever that is.
-  Sum add(Slice segment, Region to, StepId free) {
+  Sum add(Slice segment, BufferRegion to, StepId free) {
     Sum sum{own_.at(segment), own_.ready(segment)};
     // The smallest subtree has come first, and is the nearest in the tree.
     for (auto child = place_.children.rbegin(); child != place_.children.rend(); ++child) {
-      const Window::Buffer buffer = children_.take(to.bytes);
+      const ScratchRing::Buffer buffer = children_.take(to.bytes);
       const StepId received = builder_.receive(child->rank, buffer.region, {buffer.free});
       const bool complete = place_.parent < 0 && child + 1 == place_.children.rend();
-      const Pair sources(sum.region, buffer.region, child->above);
-      sum.ready =
-          builder_.reduce(complete ? Arithmetic::last : Arithmetic::partial, sources, to, {received, sum.ready, free});
+      const OrderedPair sources(sum.region, buffer.region, child->above);
+      sum.ready = builder_.reduce(complete ? ReducePhase::last : ReducePhase::partial, sources, to,
+                                  {received, sum.ready, free});
       sum.region = to;
       children_.release(sum.ready);
     }
@@ -53,9 +53,9 @@ class SumUp {
 
  private:
   ScheduleBuilder& builder_;
-  const TreePlace& place_;
+  const TreePosition& place_;
   Operand own_;
-  Window children_;
+  ScratchRing children_;
 };
 
 /// What this rank's subtree holds of a call whose parts are cut at `starts`.
@@ -66,12 +66,12 @@ Slice subtree(const ScheduleBuilder& builder, const std::vector<std::size_t>& st
 }  // namespace
 
 void tree_all_reduce(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
-  const TreePlace place = place_in_tree(builder.ranks(), builder.rank(), 0);
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), 0);
   SumUp up(builder, place, Operand::Target::out);
   const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
-    const Region out = builder.out(segments[s]);
+    const BufferRegion out = builder.out(segments[s]);
     SumUp::Sum sum = up.add(segments[s], out, kNoStep);
     if (place.parent >= 0) {
       builder.send(place.parent, sum.region, {sum.ready});
@@ -84,17 +84,17 @@ void tree_all_reduce(ScheduleBuilder& builder) {
 }
 
 void binomial_reduce(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
-  const TreePlace place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
   const bool root = place.parent < 0;
   SumUp up(builder, place, root ? Operand::Target::out : Operand::Target::scratch);
   // Only the root has an `out`.
   const bool inner = !root && !place.children.empty();
-  Window sums(builder, inner ? kWindow : 0, kWindow, SumUp::bytes(builder));
+  ScratchRing sums(builder, inner ? kWindow : 0, kWindow, SumUp::bytes(builder));
   const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
-    const Region out = builder.out(segments[s]);
-    const Window::Buffer to = inner ? sums.take(out.bytes) : Window::Buffer{out};
+    const BufferRegion out = builder.out(segments[s]);
+    const ScratchRing::Buffer to = inner ? sums.take(out.bytes) : ScratchRing::Buffer{out};
     const SumUp::Sum sum = up.add(segments[s], to.region, to.free);
     if (root) continue;
     const StepId sent = builder.send(place.parent, sum.region, {sum.ready});
@@ -103,12 +103,12 @@ void binomial_reduce(ScheduleBuilder& builder) {
 }
 
 void binomial_broadcast(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
-  const TreePlace place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
   const bool root = place.parent < 0;
   const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
   for (std::size_t s = 0; s < segments.count(); ++s) {
-    const Region here = root ? builder.in(segments[s]) : builder.out(segments[s]);
+    const BufferRegion here = root ? builder.in(segments[s]) : builder.out(segments[s]);
     const StepId ready = root ? kNoStep : builder.receive(place.parent, here);
     for (const TreeChild& child : place.children) builder.send(child.rank, here, {ready});
   }
@@ -116,8 +116,8 @@ void binomial_broadcast(ScheduleBuilder& builder) {
 }
 
 void binomial_gather(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
-  const TreePlace place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
   const auto& starts = problem.out_starts;
   const Slice own = part_of(problem, starts, builder.rank());
   if (place.children.empty()) {
@@ -126,7 +126,7 @@ void binomial_gather(ScheduleBuilder& builder) {
   }
   const bool root = place.parent < 0;
   const Slice mine = subtree(builder, starts, place.first, place.last);
-  const Region all = root ? builder.out(mine) : builder.scratch(mine.count * builder.element_size());
+  const BufferRegion all = root ? builder.out(mine) : builder.scratch(mine.count * builder.element_size());
   const auto at = [&](Slice slice) {
     return piece_of(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
   };
@@ -139,18 +139,18 @@ void binomial_gather(ScheduleBuilder& builder) {
 }
 
 void binomial_scatter(ScheduleBuilder& builder) {
-  const Problem& problem = builder.problem();
-  const TreePlace place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
   const auto& starts = problem.in_starts;
   const Slice own = part_of(problem, starts, builder.rank());
-  const Region out = builder.out({0, own.count});
+  const BufferRegion out = builder.out({0, own.count});
   if (place.children.empty()) {
     builder.receive(place.parent, out);
     return;
   }
   const bool root = place.parent < 0;
   const Slice mine = subtree(builder, starts, place.first, place.last);
-  const Region all = root ? builder.in(mine) : builder.scratch(mine.count * builder.element_size());
+  const BufferRegion all = root ? builder.in(mine) : builder.scratch(mine.count * builder.element_size());
   const StepId here = root ? kNoStep : builder.receive(place.parent, all);
   const auto at = [&](Slice slice) {
     return piece_of(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());

@@ -15,18 +15,18 @@ constexpr std::size_t kPage = 4096;
 constexpr std::chrono::milliseconds kPatience{2000};
 
 /// What must be issued in its order.
-std::pair<OpKind, int> lane_of(const Call& call) {
+std::pair<OpKind, int> lane_of(const OpDesc& call) {
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   return message ? std::pair(call.kind, call.root) : std::pair(OpKind::barrier, 0);
 }
 
 }  // namespace
 
-bool on_device(const Call& call) noexcept {
+bool on_device(const OpDesc& call) noexcept {
   return call.in.device.type != DeviceType::cpu || call.out.device.type != DeviceType::cpu;
 }
 
-StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Engine> engine)
+StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StagingPipeline> engine)
     : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->ledger()}),
       engine_(std::move(engine)),
       inner_(std::move(inner)),
@@ -42,7 +42,7 @@ StagedCommunicator::~StagedCommunicator() {
   if (closing_ != nullptr) close_windows();
 }
 
-void StagedCommunicator::agree_to_share() {
+void StagedCommunicator::negotiate_ipc() {
   const Capabilities& can = inner_->capabilities();
   if (size() == 1 || !can.splits_share_memory) return;
   closing_ = inner_->split(0, rank());
@@ -66,7 +66,7 @@ void StagedCommunicator::share_here() {
 /// A device may not free what others have open, so the ranks meet once more; but none of them waits long for one that
 /// is late, or left with an error: then the windows stay until the process ends.
 void StagedCommunicator::close_windows() noexcept {
-  const std::shared_ptr<Windows>& windows = engine_->windows();
+  const std::shared_ptr<IpcWindows>& windows = engine_->windows();
   windows->close_others();
   bool all = false;
   try {
@@ -79,7 +79,7 @@ void StagedCommunicator::close_windows() noexcept {
   windows->end(all);
 }
 
-void StagedCommunicator::check_memory(const Call& call) const {
+void StagedCommunicator::check_memory(const OpDesc& call) const {
   const Device own = engine_->device().device();
   for (const ConstView& view : {call.in, ConstView(call.out)})
     if (view.device.type != DeviceType::cpu && view.device != own)
@@ -98,59 +98,60 @@ void StagedCommunicator::do_after(Stream& stream) {
   }
 }
 
-Work StagedCommunicator::do_start(const Call& call) {
+Work StagedCommunicator::do_start(const OpDesc& call) {
   Event after = std::exchange(after_, {});
   check_memory(call);
   if (!on_device(call) && in_flight_.load() == 0 && after.done()) {
     if (sharing_) sharing_->went({});
-    return pass_on(*inner_, call);
+    return forward_to(*inner_, call);
   }
   return submit({&call, 1}, std::move(after));
 }
 
-Work StagedCommunicator::do_batch(std::span<const Call> parts) {
+Work StagedCommunicator::do_batch(std::span<const OpDesc> parts) {
   Event after = std::exchange(after_, {});
-  for (const Call& part : parts) check_memory(part);
+  for (const OpDesc& part : parts) check_memory(part);
   if (parts.empty()) return {};
   if (std::none_of(parts.begin(), parts.end(), on_device) && in_flight_.load() == 0 && after.done()) {
     if (sharing_) sharing_->went({});
-    return pass_on(*inner_, parts);
+    return forward_to(*inner_, parts);
   }
   return submit(parts, std::move(after));
 }
 
-Work StagedCommunicator::submit(std::span<const Call> calls, Event after) {
+Work StagedCommunicator::submit(std::span<const OpDesc> calls, Event after) {
   const std::lock_guard lock(engine_->mutex());
   if (sharing_) sharing_->went({});
-  auto* const made = new Operation(engine_, *this, calls, std::move(after));  // its handles own it
+  auto* const made = new StagedOperation(engine_, *this, calls, std::move(after));  // its handles own it
   Work work(made);
-  Operation& operation = *made;
+  StagedOperation& operation = *made;
   in_flight_.fetch_add(1);
-  for (Part& part : operation.parts()) enter(part);
+  for (StagedTransfer& part : operation.parts()) enter(part);
   engine_->add(operation);
   return work;
 }
 
-void StagedCommunicator::enter(Part& part) {
+void StagedCommunicator::enter(StagedTransfer& part) {
   lanes_[lane_of(part.call())].push_back(&part);
   unissued_.fetch_add(1);
 }
 
-void StagedCommunicator::leave(Part& part) noexcept {
-  std::deque<Part*>& lane = lanes_[lane_of(part.call())];
+void StagedCommunicator::leave(StagedTransfer& part) noexcept {
+  std::deque<StagedTransfer*>& lane = lanes_[lane_of(part.call())];
   const auto found = std::find(lane.begin(), lane.end(), &part);
   if (found == lane.end()) return;
   lane.erase(found);
   unissued_.fetch_sub(1);
 }
 
-bool StagedCommunicator::may_issue(Part& part) { return lanes_[lane_of(part.call())].front() == &part; }
+bool StagedCommunicator::may_issue(StagedTransfer& part) { return lanes_[lane_of(part.call())].front() == &part; }
 
 Buffer StagedCommunicator::take_region(std::size_t bytes) {
   const std::size_t size = std::bit_ceil(std::max(bytes, kPage));
   if (auto idle = regions_.extract(size)) return std::move(idle.mapped());
   // Whole pages: two regions on one could not both be pinned.
-  auto whole = std::make_shared<Buffer>(inner_->allocate(size + kPage, MemoryKind::host, MemoryUse::communication));
+  auto whole =
+      std::make_shared<Buffer>(inner_->allocate(size + kPage, MemoryKind::host, MemoryCategory::communication));
   const std::size_t skew = (kPage - reinterpret_cast<std::uintptr_t>(whole->data()) % kPage) % kPage;
   void* const data = whole->bytes_at(skew);
   engine_->device().pin_host(data, size);
@@ -172,7 +173,7 @@ void StagedCommunicator::wait_until_issued() {
     const std::lock_guard lock(engine_->mutex());
     for (auto& [lane, parts] : lanes_)
       if (lane.first != OpKind::barrier)
-        for (Part* part : parts) part->widen(std::numeric_limits<std::size_t>::max());
+        for (StagedTransfer* part : parts) part->widen(std::numeric_limits<std::size_t>::max());
   }
   engine_->drive([this] { return unissued_.load() == 0; }, Clock::time_point::max());
   const std::lock_guard lock(engine_->mutex());
@@ -184,7 +185,7 @@ std::unique_ptr<Communicator> StagedCommunicator::do_split(int color, int key) {
   return child == nullptr ? nullptr : std::make_unique<StagedCommunicator>(std::move(child), engine_);
 }
 
-Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryUse> use) {
+Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind == MemoryKind::host) {
     const std::lock_guard lock(engine_->mutex());
     return inner_->allocate(bytes, kind, use);
@@ -204,9 +205,9 @@ void StagedCommunicator::do_abort(std::string_view reason) noexcept {
   aborted_.store(true);
 }
 
-void StagedCommunicator::do_meter(MeterSnapshot& snapshot) const {
+void StagedCommunicator::do_meter(TrafficStats& snapshot) const {
   const std::lock_guard lock(engine_->mutex());
-  const MeterSnapshot inner = inner_->meter();
+  const TrafficStats inner = inner_->meter();
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
   snapshot.bytes_to_peer = inner.bytes_to_peer;
   if (sharing_) sharing_->correct(snapshot);
@@ -223,9 +224,9 @@ namespace tessera::comm {
 
 std::unique_ptr<Communicator> stage(std::unique_ptr<Communicator> inner, std::shared_ptr<DeviceRuntime> device,
                                     StagingOptions options) {
-  auto engine = std::make_shared<staging::Engine>(std::move(device), std::move(options));
+  auto engine = std::make_shared<staging::StagingPipeline>(std::move(device), std::move(options));
   auto made = std::make_unique<staging::StagedCommunicator>(std::move(inner), std::move(engine));
-  made->agree_to_share();
+  made->negotiate_ipc();
   return made;
 }
 

@@ -6,14 +6,14 @@ namespace tessera::comm::staging {
 
 using namespace std::chrono_literals;
 
-Engine::Engine(std::shared_ptr<DeviceRuntime> device, StagingOptions options)
+StagingPipeline::StagingPipeline(std::shared_ptr<DeviceRuntime> device, StagingOptions options)
     : device_(std::move(device)),
       options_(std::move(options)),
       down_(device_->make_copy_stream()),
       up_(device_->make_copy_stream()),
       thread_([this] { run(); }) {}
 
-Engine::~Engine() {
+StagingPipeline::~StagingPipeline() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -22,23 +22,23 @@ Engine::~Engine() {
   thread_.join();
 }
 
-void Engine::add(Operation& operation) {
+void StagingPipeline::add(StagedOperation& operation) {
   operation.retain();
   active_.push_back(&operation);
   operation.advance();
   work_.notify_one();
 }
 
-bool Engine::try_advance() noexcept {
+bool StagingPipeline::try_advance() noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   return lock.owns_lock() && advance_locked();
 }
 
-bool Engine::advance_locked() noexcept {
+bool StagingPipeline::advance_locked() noexcept {
   bool moved = false;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    Operation& operation = *active_[i];
+    StagedOperation& operation = *active_[i];
     if (!operation.finished()) moved |= operation.advance();
     if (operation.finished()) {
       operation.release();
@@ -50,13 +50,13 @@ bool Engine::advance_locked() noexcept {
   return moved;
 }
 
-bool Engine::drive(const std::function<bool()>& condition, Clock::time_point until) {
+bool StagingPipeline::drive(const std::function<bool()>& condition, Clock::time_point until) {
   struct Waiting {
     std::atomic<int>& count;
     explicit Waiting(std::atomic<int>& waiters) : count(waiters) { count.fetch_add(1); }
     ~Waiting() { count.fetch_sub(1); }
   } const waiting(waiters_);
-  Pause pause;
+  Backoff pause;
   while (!condition()) {
     if (try_advance()) {
       pause = {};
@@ -69,9 +69,9 @@ bool Engine::drive(const std::function<bool()>& condition, Clock::time_point unt
   return true;
 }
 
-void Engine::run() noexcept {
+void StagingPipeline::run() noexcept {
   std::unique_lock lock(mutex_);
-  Pause pause;
+  Backoff pause;
   while (!stop_) {
     if (active_.empty()) {
       work_.wait(lock, [this] { return stop_ || !active_.empty(); });

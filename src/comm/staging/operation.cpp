@@ -8,8 +8,8 @@
 
 namespace tessera::comm::staging {
 
-Operation::Operation(std::shared_ptr<Engine> engine, StagedCommunicator& communicator, std::span<const Call> calls,
-                     Event after)
+StagedOperation::StagedOperation(std::shared_ptr<StagingPipeline> engine, StagedCommunicator& communicator,
+                                 std::span<const OpDesc> calls, Event after)
     : engine_(std::move(engine)),
       communicator_(communicator),
       deadline_(Clock::now() + calls.front().timeout),
@@ -19,34 +19,34 @@ Operation::Operation(std::shared_ptr<Engine> engine, StagedCommunicator& communi
       after_(std::move(after)),
       signal_(engine_->device().make_signal()),
       reached_(signal_->arm()) {
-  for (const Call& call : calls) parts_.emplace_back(*this, call, on_device(call));
+  for (const OpDesc& call : calls) parts_.emplace_back(*this, call, on_device(call));
 }
 
-bool Operation::done() noexcept {
+bool StagedOperation::done() noexcept {
   if (!finished()) engine_->try_advance();
   return finished();
 }
 
-bool Operation::wait_until(Clock::time_point until) {
+bool StagedOperation::wait_until(Clock::time_point until) {
   if (!engine_->drive([this] { return finished(); }, until)) return false;
   if (finished_.load() == kFailed) std::rethrow_exception(error_);
   return true;
 }
 
-void Operation::wait() { wait_until(Clock::time_point::max()); }  // it fails at its deadline: this ends
+void StagedOperation::wait() { wait_until(Clock::time_point::max()); }  // it fails at its deadline: this ends
 
-void Operation::wait_on(Stream& stream) {
+void StagedOperation::wait_on(Stream& stream) {
   if (stream.device().type == DeviceType::cpu) return WorkState::wait_on(stream);
   if (!finished()) return stream.wait(reached_);
   if (finished_.load() == kFailed) std::rethrow_exception(error_);
 }
 
-std::chrono::milliseconds Operation::time_left() const {
+std::chrono::milliseconds StagedOperation::time_left() const {
   return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()),
                   std::chrono::milliseconds(1));
 }
 
-bool Operation::advance() noexcept {
+bool StagedOperation::advance() noexcept {
   bool moved = false;
   if (error_ == nullptr) {
     try {
@@ -56,15 +56,15 @@ bool Operation::advance() noexcept {
       fail(std::current_exception());
     }
   }
-  const auto over = [this](Part& part) { return error_ == nullptr ? part.done() : part.drained(); };
+  const auto over = [this](StagedTransfer& part) { return error_ == nullptr ? part.done() : part.drained(); };
   // Not std::all_of: every part that can be drained is.
   std::size_t left = 0;
-  for (Part& part : parts_) left += over(part) ? 0 : 1;
+  for (StagedTransfer& part : parts_) left += over(part) ? 0 : 1;
   if (left == 0) finish();
   return moved || left == 0;
 }
 
-bool Operation::begun() {
+bool StagedOperation::begun() {
   if (begun_) return true;
   try {
     begun_ = communicator_.aborted() || after_.done();
@@ -76,9 +76,9 @@ bool Operation::begun() {
   return begun_;
 }
 
-bool Operation::advance_parts() {
+bool StagedOperation::advance_parts() {
   bool moved = false;
-  for (Part& part : parts_) {
+  for (StagedTransfer& part : parts_) {
     const bool waited = !part.issued();
     moved |= part.advance(waited && communicator_.may_issue(part));
     if (waited && part.issued()) communicator_.leave(part);
@@ -86,9 +86,9 @@ bool Operation::advance_parts() {
   return moved;
 }
 
-void Operation::check_deadline() {
+void StagedOperation::check_deadline() {
   if (Clock::now() < deadline_) return;
-  const auto moving = [](const Part& part) { return part.moving(); };
+  const auto moving = [](const StagedTransfer& part) { return part.moving(); };
   if (std::any_of(parts_.begin(), parts_.end(), moving)) return;  // it has a deadline of its own, and knows who is late
   const std::string why = name_ + (label_.empty() ? "" : " (" + label_ + ")") + ": " +
                           (begun_ ? "memory of the device was not copied" : "the stream was not where it comes after") +
@@ -97,13 +97,13 @@ void Operation::check_deadline() {
   throw Timeout(why);
 }
 
-void Operation::fail(std::exception_ptr error) noexcept {
+void StagedOperation::fail(std::exception_ptr error) noexcept {
   error_ = std::move(error);
-  for (Part& part : parts_) communicator_.leave(part);
+  for (StagedTransfer& part : parts_) communicator_.leave(part);
 }
 
-void Operation::finish() noexcept {
-  for (Part& part : parts_) part.give_back();
+void StagedOperation::finish() noexcept {
+  for (StagedTransfer& part : parts_) part.give_back();
   communicator_.end_operation();
   signal_->set();
   finished_.store(error_ == nullptr ? kGood : kFailed);

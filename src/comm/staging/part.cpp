@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 /// What the device is asked for. The peers don't see it when that fails: they are told.
 template <class F>
-auto ask_device(Operation& operation, F&& ask) {
+auto ask_device(StagedOperation& operation, F&& ask) {
   try {
     return ask();
   } catch (const std::exception& error) {
@@ -20,13 +20,13 @@ auto ask_device(Operation& operation, F&& ask) {
   }
 }
 
-bool reached(Operation& operation, const Event& event) {
+bool reached(StagedOperation& operation, const Event& event) {
   return ask_device(operation, [&] { return event.done(); });
 }
 
 }  // namespace
 
-Part::Part(Operation& operation, const Call& call, bool staged)
+StagedTransfer::StagedTransfer(StagedOperation& operation, const OpDesc& call, bool staged)
     : operation_(operation),
       call_(call),
       in_counts_(call.in_counts.begin(), call.in_counts.end()),
@@ -39,7 +39,7 @@ Part::Part(Operation& operation, const Call& call, bool staged)
   const StagingOptions& options = operation.engine().options();
   plan_.emplace(call_, comm.rank(), comm.size(), options.chunk_bytes);
   chunks_ = plan_->chunks();
-  Sharing* const sharing = operation.communicator().sharing();
+  IpcState* const sharing = operation.communicator().sharing();
   if (sharing != nullptr && sharing->suits(call_)) {
     shared_.emplace(operation, call_);
   } else {
@@ -47,7 +47,7 @@ Part::Part(Operation& operation, const Call& call, bool staged)
   }
 }
 
-void Part::widen(std::size_t chunks) {
+void StagedTransfer::widen(std::size_t chunks) {
   if (!plan_) return;
   for (chunks = std::min(chunks, chunks_ - begun_); chunks > 0; --chunks) {
     regions_.push_back(operation_.communicator().take_region(plan_->region_bytes()));
@@ -55,18 +55,18 @@ void Part::widen(std::size_t chunks) {
   }
 }
 
-void Part::give_back() {
+void StagedTransfer::give_back() {
   for (Buffer& region : regions_) operation_.communicator().give_region(std::move(region));
   regions_.clear();
 }
 
-bool Part::moving() const noexcept {
+bool StagedTransfer::moving() const noexcept {
   if (shared_) return shared_->talking();
   return std::any_of(flights_.begin(), flights_.end(),
-                     [](const Flight& f) { return f.stage == Flight::Stage::moving; });
+                     [](const ChunkInFlight& f) { return f.stage == ChunkInFlight::Stage::moving; });
 }
 
-bool Part::advance(bool may_issue) {
+bool StagedTransfer::advance(bool may_issue) {
   bool moved = false;
   if (shared_) {
     moved = shared_->advance(may_issue);
@@ -79,9 +79,9 @@ bool Part::advance(bool may_issue) {
   return land() || moved;
 }
 
-bool Part::begin_chunk() {
+bool StagedTransfer::begin_chunk() {
   if (begun_ == chunks_ || (plan_ && idle_.empty())) return false;
-  Flight& flight = flights_.emplace_back();
+  ChunkInFlight& flight = flights_.emplace_back();
   flight.index = begun_++;
   if (plan_) {
     flight.chunk = plan_->chunk(flight.index);
@@ -92,28 +92,29 @@ bool Part::begin_chunk() {
   return true;
 }
 
-void Part::copy_down(Flight& flight) {
+void StagedTransfer::copy_down(ChunkInFlight& flight) {
   if (flight.chunk.down.empty()) return;
-  Engine& engine = operation_.engine();
+  StagingPipeline& engine = operation_.engine();
   const auto* from = static_cast<const std::byte*>(call_.in.data);
   ask_device(operation_, [&] {
-    for (const Piece& piece : flight.chunk.down)
+    for (const CopySegment& piece : flight.chunk.down)
       engine.device().copy(engine.down(), CopyDirection::device_to_host, flight.region + piece.host,
                            from + piece.device, piece.bytes);
     flight.event = engine.down().record();
   });
 }
 
-bool Part::issue_next() {
-  const auto next = std::find_if(flights_.begin(), flights_.end(),
-                                 [](const Flight& flight) { return flight.stage == Flight::Stage::down; });
+bool StagedTransfer::issue_next() {
+  const auto next = std::find_if(flights_.begin(), flights_.end(), [](const ChunkInFlight& flight) {
+    return flight.stage == ChunkInFlight::Stage::down;
+  });
   if (next == flights_.end() || !reached(operation_, next->event)) return false;
   issue(*next);
   return true;
 }
 
-void Part::issue(Flight& flight) {
-  Call call = call_;
+void StagedTransfer::issue(ChunkInFlight& flight) {
+  OpDesc call = call_;
   call.label = operation_.label();
   call.timeout = operation_.time_left();
   if (plan_) {
@@ -127,15 +128,15 @@ void Part::issue(Flight& flight) {
     call.out_counts = chunk.out_counts;
   }
   flight.work = operation_.communicator().issue(call);
-  flight.stage = Flight::Stage::moving;
+  flight.stage = ChunkInFlight::Stage::moving;
   ++issued_;
 }
 
-bool Part::land() {
+bool StagedTransfer::land() {
   bool moved = false;
-  for (Flight& flight : flights_)
-    if (flight.stage == Flight::Stage::moving) moved |= land_first(flight);
-  while (!flights_.empty() && flights_.front().stage == Flight::Stage::up &&
+  for (ChunkInFlight& flight : flights_)
+    if (flight.stage == ChunkInFlight::Stage::moving) moved |= land_first(flight);
+  while (!flights_.empty() && flights_.front().stage == ChunkInFlight::Stage::up &&
          reached(operation_, flights_.front().event)) {
     if (plan_) idle_.push_back(flights_.front().region);
     flights_.pop_front();
@@ -146,17 +147,17 @@ bool Part::land() {
 }
 
 /// What came begins its way up.
-bool Part::land_first(Flight& flight) {
+bool StagedTransfer::land_first(ChunkInFlight& flight) {
   if (!flight.work.done()) return false;
   flight.work.wait();
   flight.work = {};
-  flight.stage = Flight::Stage::up;
+  flight.stage = ChunkInFlight::Stage::up;
   flight.event = {};
   if (flight.chunk.up.empty()) return true;
-  Engine& engine = operation_.engine();
+  StagingPipeline& engine = operation_.engine();
   auto* const to = static_cast<std::byte*>(call_.out.data);
   ask_device(operation_, [&] {
-    for (const Piece& piece : flight.chunk.up)
+    for (const CopySegment& piece : flight.chunk.up)
       engine.device().copy(engine.up(), CopyDirection::host_to_device, to + piece.device, flight.region + piece.host,
                            piece.bytes);
     flight.event = engine.up().record();
@@ -164,10 +165,10 @@ bool Part::land_first(Flight& flight) {
   return true;
 }
 
-bool Part::drained() {
+bool StagedTransfer::drained() {
   if (shared_) return shared_->drained();
-  std::erase_if(flights_, [](Flight& flight) {
-    if (flight.stage == Flight::Stage::moving) return flight.work.done();
+  std::erase_if(flights_, [](ChunkInFlight& flight) {
+    if (flight.stage == ChunkInFlight::Stage::moving) return flight.work.done();
     try {
       return flight.event.done();
     } catch (const std::exception&) {

@@ -17,7 +17,7 @@ bool parts_of_out(OpKind kind) {
 }
 
 /// Elements of the longest part, the same on every rank that can know it.
-std::size_t longest(const Call& call, std::size_t ranks) {
+std::size_t longest(const OpDesc& call, std::size_t ranks) {
   const auto most = [](std::span<const std::size_t> counts) { return *std::max_element(counts.begin(), counts.end()); };
   switch (call.kind) {
     case OpKind::all_gather:
@@ -35,7 +35,7 @@ std::size_t longest(const Call& call, std::size_t ranks) {
 
 }  // namespace
 
-Plan::Plan(const Call& call, int rank, int ranks, std::size_t chunk_bytes)
+ChunkPlan::ChunkPlan(const OpDesc& call, int rank, int ranks, std::size_t chunk_bytes)
     : kind_(call.kind),
       size_(size_of(call.in.dtype)),
       rank_(static_cast<std::size_t>(rank)),
@@ -53,8 +53,8 @@ Plan::Plan(const Call& call, int rank, int ranks, std::size_t chunk_bytes)
   chunks_ = std::max<std::size_t>((longest(call, ranks_) + step_ - 1) / step_, 1);
 }
 
-Plan::Side Plan::side(const ConstView& view, std::span<const std::size_t> counts, bool parted) const {
-  Side made;
+ChunkPlan::BufferSide ChunkPlan::side(const ConstView& view, std::span<const std::size_t> counts, bool parted) const {
+  BufferSide made;
   made.here = view.data != nullptr && view.count != 0;
   made.ragged = !counts.empty();
   if (made.ragged) {
@@ -67,7 +67,7 @@ Plan::Side Plan::side(const ConstView& view, std::span<const std::size_t> counts
   return made;
 }
 
-void Plan::cut(const Side& side, std::size_t from, std::size_t at, std::vector<Piece>& pieces) const {
+void ChunkPlan::cut(const BufferSide& side, std::size_t from, std::size_t at, std::vector<CopySegment>& pieces) const {
   std::size_t device = 0;
   for (const std::size_t count : side.counts) {
     const std::size_t taken = count > from ? std::min(step_, count - from) : 0;
@@ -77,25 +77,25 @@ void Plan::cut(const Side& side, std::size_t from, std::size_t at, std::vector<P
   }
 }
 
-std::size_t Plan::taken(const Side& side, std::size_t from) const {
+std::size_t ChunkPlan::taken(const BufferSide& side, std::size_t from) const {
   const std::vector<std::size_t> counts = counts_of(side, from);
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }
 
-std::vector<std::size_t> Plan::counts_of(const Side& side, std::size_t from) const {
+std::vector<std::size_t> ChunkPlan::counts_of(const BufferSide& side, std::size_t from) const {
   std::vector<std::size_t> counts;
   for (const std::size_t count : side.counts) counts.push_back(count > from ? std::min(step_, count - from) : 0);
   return counts;
 }
 
-Chunk Plan::chunk(std::size_t index) const {
+Chunk ChunkPlan::chunk(std::size_t index) const {
   const std::size_t from = index * step_;
   Chunk made;
   if (in_.ragged) made.in_counts = counts_of(in_, from);
   if (out_.ragged) made.out_counts = counts_of(out_, from);
   made.in_count = in_.here ? taken(in_, from) : 0;
   made.out_count = out_.here ? taken(out_, from) : 0;
-  const auto own_part = [&](const Side& side) {
+  const auto own_part = [&](const BufferSide& side) {
     const std::vector<std::size_t> counts = counts_of(side, from);
     const auto own = counts.begin() + static_cast<std::ptrdiff_t>(rank_);
     return std::accumulate(counts.begin(), own, std::size_t{0}) * size_;

@@ -16,10 +16,10 @@ Slice part(std::size_t all, std::span<const std::size_t> counts, int parts, int 
 
 }  // namespace
 
-Slice Reads::part_of_in(int rank) const { return part(call_.in.count, call_.in_counts, ranks_, rank); }
-Slice Reads::part_of_out(int rank) const { return part(call_.out.count, call_.out_counts, ranks_, rank); }
+Slice ReadPlan::part_of_in(int rank) const { return part(call_.in.count, call_.in_counts, ranks_, rank); }
+Slice ReadPlan::part_of_out(int rank) const { return part(call_.out.count, call_.out_counts, ranks_, rank); }
 
-Slice Reads::given(int reader) const {
+Slice ReadPlan::given(int reader) const {
   const Slice all{0, call_.in.count};
   switch (call_.kind) {
     case OpKind::all_gather:
@@ -41,7 +41,7 @@ Slice Reads::given(int reader) const {
   }
 }
 
-Slice Reads::taken(int owner) const {
+Slice ReadPlan::taken(int owner) const {
   const Slice all{0, call_.out.count};
   switch (call_.kind) {
     case OpKind::all_gather:

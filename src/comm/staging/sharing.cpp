@@ -10,13 +10,13 @@
 
 namespace tessera::comm::staging {
 
-Sharing::Sharing(Engine& engine, int ranks, std::shared_ptr<Logger> logger)
+IpcState::IpcState(StagingPipeline& engine, int ranks, std::shared_ptr<Logger> logger)
     : engine_(engine), windows_(*engine.windows()), ranks_(ranks), logger_(std::move(logger)) {
   read_.to_peer.resize(static_cast<std::size_t>(ranks));
   told_.to_peer.resize(static_cast<std::size_t>(ranks));
 }
 
-bool Sharing::suits(const Call& call) const {
+bool IpcState::suits(const OpDesc& call) const {
   switch (call.kind) {
     case OpKind::send:
     case OpKind::recv:
@@ -34,10 +34,10 @@ bool Sharing::suits(const Call& call) const {
     default:
       break;
   }
-  return !adds_up(call.kind) || ranks_ <= DeviceSums::kMostSources;
+  return !adds_up(call.kind) || ranks_ <= DeviceReduceKernels::kMostSources;
 }
 
-std::optional<Place> Sharing::place_of(const void* data, std::size_t bytes) {
+std::optional<WindowLocation> IpcState::place_of(const void* data, std::size_t bytes) {
   try {
     return windows_.place_of(data, bytes);
   } catch (const Unsupported& error) {
@@ -46,13 +46,13 @@ std::optional<Place> Sharing::place_of(const void* data, std::size_t bytes) {
   }
 }
 
-void Sharing::correct(MeterSnapshot& snapshot) const {
+void IpcState::correct(TrafficStats& snapshot) const {
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent += read_.by_kind[i] - told_.by_kind[i];
   for (std::size_t r = 0; r < snapshot.bytes_to_peer.size(); ++r)
     snapshot.bytes_to_peer[r] += read_.to_peer[r] - told_.to_peer[r];
 }
 
-void Sharing::complain(std::string_view why) {
+void IpcState::complain(std::string_view why) {
   if (std::exchange(complained_, true) || logger_ == nullptr) return;
   logger_->write(LogLevel::warn, "memory of " + name_of(engine_.device().device()) +
                                      " passes through the host's, not by IPC: " + std::string(why));

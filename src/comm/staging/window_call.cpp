@@ -10,7 +10,7 @@ namespace tessera::comm::staging {
 namespace {
 
 /// What all ranks of a call must agree on, mixed into a number: a different one is a different call.
-std::uint64_t number_of(const Call& call, int ranks) {
+std::uint64_t number_of(const OpDesc& call, int ranks) {
   std::uint64_t number = 0;
   const auto mix = [&number](std::uint64_t x) { number = (number ^ x) * 0x9e3779b97f4a7c15U + (number >> 29U); };
   mix(static_cast<std::uint64_t>(call.kind));
@@ -43,7 +43,7 @@ const std::byte* at(const void* data, std::size_t bytes) { return static_cast<co
 
 }  // namespace
 
-WindowCall::WindowCall(Operation& operation, const Call& call)
+IpcTransfer::IpcTransfer(StagedOperation& operation, const OpDesc& call)
     : operation_(operation),
       call_(call),
       sharing_(*operation.communicator().sharing()),
@@ -59,7 +59,7 @@ WindowCall::WindowCall(Operation& operation, const Call& call)
       sums_(mine_.size()),
       votes_(mine_.size()) {}
 
-bool WindowCall::advance(bool may_begin) {
+bool IpcTransfer::advance(bool may_begin) {
   if (stage_ == Stage::waiting && !may_begin) return false;
   try {
     return step();
@@ -73,7 +73,7 @@ bool WindowCall::advance(bool may_begin) {
   }
 }
 
-bool WindowCall::step() {
+bool IpcTransfer::step() {
   if (talking_) {
     if (!work_.done()) return false;
     work_.wait();
@@ -117,7 +117,7 @@ bool WindowCall::step() {
 }
 
 /// An operation of the host's, over the communicator that everything else goes over: one failure ends both.
-void WindowCall::talk(OpKind kind, ConstView in, View out, Stage stage) {
+void IpcTransfer::talk(OpKind kind, ConstView in, View out, Stage stage) {
   work_ = operation_.communicator().issue(
       {.kind = kind, .in = in, .out = out, .timeout = operation_.time_left(), .label = name_});
   talking_ = true;
@@ -125,24 +125,24 @@ void WindowCall::talk(OpKind kind, ConstView in, View out, Stage stage) {
   told_ = {kind, kind == OpKind::all_to_all ? in.bytes() / static_cast<std::size_t>(ranks_) : in.bytes()};
 }
 
-void WindowCall::offer() {
-  static_assert(std::is_trivially_copyable_v<Offer>);
+void IpcTransfer::offer() {
+  static_assert(std::is_trivially_copyable_v<IpcDescriptor>);
   for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = offer_to(r);
   // Whether the call goes this way is everybody's business, not only the readers'.
-  const bool usable = std::all_of(mine_.begin(), mine_.end(), [](const Offer& offer) { return offer.usable; });
-  const bool fresh = std::any_of(mine_.begin(), mine_.end(), [](const Offer& offer) { return offer.fresh; });
-  for (Offer& offer : mine_) {
+  const bool usable = std::all_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.usable; });
+  const bool fresh = std::any_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.fresh; });
+  for (IpcDescriptor& offer : mine_) {
     offer.usable = usable;
     offer.fresh = fresh;
   }
-  const auto bytes_of = [](std::vector<Offer>& offers) {
-    return View{offers.data(), offers.size() * sizeof(Offer), DType::u8, {}};
+  const auto bytes_of = [](std::vector<IpcDescriptor>& offers) {
+    return View{offers.data(), offers.size() * sizeof(IpcDescriptor), DType::u8, {}};
   };
   talk(OpKind::all_to_all, bytes_of(mine_), bytes_of(theirs_), Stage::offering);
 }
 
-WindowCall::Offer WindowCall::offer_to(int reader) {
-  Offer offer{.call = number_of(call_, ranks_)};
+IpcTransfer::IpcDescriptor IpcTransfer::offer_to(int reader) {
+  IpcDescriptor offer{.call = number_of(call_, ranks_)};
   const Slice given = reads_.given(reader);
   offer.bytes = given.count * size_;
   offer.factor = call_.op.scalar;
@@ -154,20 +154,21 @@ WindowCall::Offer WindowCall::offer_to(int reader) {
   return offer;
 }
 
-void WindowCall::place(Offer& offer, Place& where, const void* data, std::size_t bytes, int reader) {
+void IpcTransfer::place(IpcDescriptor& offer, WindowLocation& where, const void* data, std::size_t bytes, int reader) {
   if (!offer.usable) return;
-  const std::optional<Place> found = sharing_.place_of(data, bytes);
+  const std::optional<WindowLocation> found = sharing_.place_of(data, bytes);
   offer.usable = found.has_value();
   if (!found) return;
   where = *found;
   offer.fresh |= !sharing_.knows(found->window, reader);
 }
 
-void WindowCall::decide() {
+void IpcTransfer::decide() {
   for (int r = 0; r < ranks_; ++r) check(theirs_[static_cast<std::size_t>(r)], r);
-  const auto usable = [](const Offer& offer) { return offer.usable; };
+  const auto usable = [](const IpcDescriptor& offer) { return offer.usable; };
   if (!std::all_of(theirs_.begin(), theirs_.end(), usable)) return give_up();
-  const bool fresh = std::any_of(theirs_.begin(), theirs_.end(), [](const Offer& offer) { return offer.fresh; });
+  const bool fresh =
+      std::any_of(theirs_.begin(), theirs_.end(), [](const IpcDescriptor& offer) { return offer.fresh; });
   try {
     open_all();
     vote_ = 1;
@@ -180,15 +181,15 @@ void WindowCall::decide() {
   talk(OpKind::all_gather, view_of(&vote_, 1), view_of(votes_.data(), votes_.size()), Stage::voting);
 }
 
-void WindowCall::check(const Offer& offer, int owner) const {
-  const Offer& own = mine_[static_cast<std::size_t>(rank_)];
+void IpcTransfer::check(const IpcDescriptor& offer, int owner) const {
+  const IpcDescriptor& own = mine_[static_cast<std::size_t>(rank_)];
   if (offer.call == own.call && offer.bytes == reads_.taken(owner).count * size_) return;
   throw Mismatch(name_ + ": rank " + std::to_string(owner) + " called something else than rank " +
                  std::to_string(rank_) + ", which has " + std::to_string(call_.in.count) + " elements in and " +
                  std::to_string(call_.out.count) + " out, of " + std::string(name_of(call_.in.dtype)));
 }
 
-void WindowCall::open_all() {
+void IpcTransfer::open_all() {
   for (int r = 0; r < ranks_; ++r) {
     const auto k = static_cast<std::size_t>(r);
     if (theirs_[k].bytes != 0)
@@ -197,14 +198,14 @@ void WindowCall::open_all() {
   }
 }
 
-void WindowCall::read() {
+void IpcTransfer::read() {
   for (int r = 0; r < ranks_; ++r) {
-    const Offer& offer = mine_[static_cast<std::size_t>(r)];
+    const IpcDescriptor& offer = mine_[static_cast<std::size_t>(r)];
     sharing_.learn(offer.in.window, r);
     sharing_.learn(offer.out.window, r);
   }
   sharing_.went("ipc");
-  Engine& engine = operation_.engine();
+  StagingPipeline& engine = operation_.engine();
   if (adds_up(call_.kind)) {
     add_up();
   } else {
@@ -220,12 +221,12 @@ void WindowCall::read() {
   stage_ = Stage::reading;
 }
 
-void WindowCall::add_up() {
+void IpcTransfer::add_up() {
   const Slice taken = reads_.taken(rank_);
   if (taken.count == 0) return;
   const std::vector<const void*> sources(sources_.begin(), sources_.end());
   std::vector<double> factors;
-  for (const Offer& offer : theirs_) factors.push_back(offer.factor);
+  for (const IpcDescriptor& offer : theirs_) factors.push_back(offer.factor);
   operation_.engine().sums()->append(operation_.engine().up(), {.op = call_.op,
                                                                 .dtype = call_.in.dtype,
                                                                 .sources = sources.data(),
@@ -236,8 +237,8 @@ void WindowCall::add_up() {
 }
 
 /// The second round of all_reduce.
-void WindowCall::collect() {
-  Engine& engine = operation_.engine();
+void IpcTransfer::collect() {
+  StagingPipeline& engine = operation_.engine();
   for (int r = 0; r < ranks_; ++r) {
     const Slice slice = reads_.added_by(r);
     if (r == rank_ || slice.count == 0) continue;
@@ -249,7 +250,7 @@ void WindowCall::collect() {
 }
 
 /// What the others have read here.
-void WindowCall::count_bytes() {
+void IpcTransfer::count_bytes() {
   for (int r = 0; r < ranks_; ++r) {
     std::size_t count = reads_.given(r).count;
     if (reads_.second_round()) count += reads_.added_by(rank_).count;
@@ -257,16 +258,16 @@ void WindowCall::count_bytes() {
   }
 }
 
-void WindowCall::give_up() {
+void IpcTransfer::give_up() {
   sharing_.went({});
   stage_ = Stage::staged;
 }
 
-std::byte* WindowCall::out_at(std::size_t element) const {
+std::byte* IpcTransfer::out_at(std::size_t element) const {
   return static_cast<std::byte*>(call_.out.data) + element * size_;
 }
 
-bool WindowCall::drained() {
+bool IpcTransfer::drained() {
   if (talking_ && !work_.done()) return false;
   try {
     return event_.done();

@@ -24,11 +24,12 @@ std::uint64_t random_name() {
 
 }  // namespace
 
-Windows::Windows(std::shared_ptr<DeviceRuntime> device) : device_(std::move(device)), owner_(random_name()) {}
+IpcWindows::IpcWindows(std::shared_ptr<DeviceRuntime> device) : device_(std::move(device)), owner_(random_name()) {}
 
-Windows::~Windows() { close_others(); }
+IpcWindows::~IpcWindows() { close_others(); }
 
-Buffer Windows::allocate(std::size_t bytes, std::optional<MemoryUse> use, const std::shared_ptr<Ledger>& ledger) {
+Buffer IpcWindows::allocate(std::size_t bytes, std::optional<MemoryCategory> use,
+                            const std::shared_ptr<MemoryTracker>& ledger) {
   const std::size_t held = round_up(std::max<std::size_t>(bytes, 1), kPiece);
   std::byte* const data = take(held);
   if (use) ledger->add(*use, bytes);
@@ -39,7 +40,7 @@ Buffer Windows::allocate(std::size_t bytes, std::optional<MemoryUse> use, const 
 }
 
 /// From the smallest idle piece that is large enough, else from a new window.
-std::byte* Windows::take(std::size_t bytes) {
+std::byte* IpcWindows::take(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto best = windows_.end();
   std::size_t offset = 0;
@@ -61,14 +62,14 @@ std::byte* Windows::take(std::size_t bytes) {
   return best->first + offset;
 }
 
-Windows::All::iterator Windows::add_window(std::size_t bytes) {
+IpcWindows::All::iterator IpcWindows::add_window(std::size_t bytes) {
   auto* const data = static_cast<std::byte*>(device_->allocate(bytes));
   Window made{.number = next_++, .bytes = bytes, .idle = {}, .handle = {}};
   made.idle[0] = bytes;
   return windows_.emplace(data, std::move(made)).first;
 }
 
-void Windows::give(std::byte* data, std::size_t bytes) noexcept {
+void IpcWindows::give(std::byte* data, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   const auto window = window_with(data, bytes);
   std::map<std::size_t, std::size_t>& idle = window->second.idle;
@@ -87,7 +88,7 @@ void Windows::give(std::byte* data, std::size_t bytes) noexcept {
   if (state_ == State::closed) free_if_idle(window);
 }
 
-Windows::All::iterator Windows::window_with(const void* data, std::size_t bytes) {
+IpcWindows::All::iterator IpcWindows::window_with(const void* data, std::size_t bytes) {
   auto* const begin = static_cast<std::byte*>(const_cast<void*>(data));
   const auto after = windows_.upper_bound(begin);
   if (after == windows_.begin()) return windows_.end();
@@ -95,37 +96,37 @@ Windows::All::iterator Windows::window_with(const void* data, std::size_t bytes)
   return begin + bytes <= found->first + found->second.bytes ? found : windows_.end();
 }
 
-std::optional<Place> Windows::place_of(const void* data, std::size_t bytes) {
+std::optional<WindowLocation> IpcWindows::place_of(const void* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = window_with(data, bytes);
   if (found == windows_.end()) return std::nullopt;
   Window& window = found->second;
-  if (!window.handle) window.handle = device_->export_memory(found->first, window.bytes);
+  if (!window.handle) window.handle = device_->get_ipc_handle(found->first, window.bytes);
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - found->first);
-  return Place{.window = {owner_, window.number}, .offset = offset, .handle = *window.handle};
+  return WindowLocation{.window = {owner_, window.number}, .offset = offset, .handle = *window.handle};
 }
 
-const std::byte* Windows::open(const Place& place) {
+const std::byte* IpcWindows::open(const WindowLocation& place) {
   const std::lock_guard lock(mutex_);
   auto found = opened_.find(place.window);
-  if (found == opened_.end()) found = opened_.emplace(place.window, device_->import_memory(place.handle)).first;
+  if (found == opened_.end()) found = opened_.emplace(place.window, device_->open_ipc_handle(place.handle)).first;
   return static_cast<const std::byte*>(found->second) + place.offset;
 }
 
-void Windows::close_others() noexcept {
+void IpcWindows::close_others() noexcept {
   const std::lock_guard lock(mutex_);
-  for (const auto& [name, data] : opened_) device_->release_memory(data);
+  for (const auto& [name, data] : opened_) device_->close_ipc_handle(data);
   opened_.clear();
 }
 
-void Windows::end(bool closed_by_all) noexcept {
+void IpcWindows::end(bool closed_by_all) noexcept {
   const std::lock_guard lock(mutex_);
   state_ = closed_by_all ? State::closed : State::kept;
   for (auto window = windows_.begin(); window != windows_.end();) free_if_idle(window++);
 }
 
 /// What nobody was ever told of is nobody's but ours.
-void Windows::free_if_idle(All::iterator window) noexcept {
+void IpcWindows::free_if_idle(All::iterator window) noexcept {
   const Window& which = window->second;
   if (!which.whole() || (state_ == State::kept && which.handle)) return;
   device_->free(window->first, which.bytes);

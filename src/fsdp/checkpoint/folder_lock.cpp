@@ -34,7 +34,7 @@ bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || (errno
 
 }  // namespace
 
-FolderLock::FolderLock(const std::string& folder, std::chrono::milliseconds patience) {
+DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::milliseconds patience) {
   std::filesystem::create_directories(folder);
   const std::string path = folder + "/.lock";
   // Who may write to the folder could have put a link there, to a file of this user's; or a FIFO.
@@ -63,6 +63,6 @@ FolderLock::FolderLock(const std::string& folder, std::chrono::milliseconds pati
   if (::ftruncate(file_, 0) == 0) static_cast<void>(::pwrite(file_, text.data(), text.size(), 0) == 0);
 }
 
-FolderLock::~FolderLock() { ::close(file_); }
+DirectoryLock::~DirectoryLock() { ::close(file_); }
 
 }  // namespace tessera::fsdp::checkpoint

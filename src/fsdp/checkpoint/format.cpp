@@ -70,7 +70,7 @@ std::string to_text(const Manifest& manifest) {
                        {"bytes", manifest.file_bytes},
                        {"block_bytes", kBlock}};
   json["pieces"] = ordered_json::array();
-  for (const Piece& piece : manifest.pieces)
+  for (const TensorSlice& piece : manifest.pieces)
     json["pieces"].push_back(
         {piece.tensor, piece.what, piece.range.begin, piece.range.end, name_of(piece.dtype), piece.offset});
   std::string blocks;
@@ -91,7 +91,7 @@ Manifest parse_manifest(const std::string& text, const std::string& origin) {
     for (std::size_t i = 0; i < blocks.size(); i += kDigits)
       manifest.blocks.push_back(std::stoull(blocks.substr(i, kDigits), nullptr, 16));
     for (const ordered_json& p : json.at("pieces")) {
-      Piece piece{p.at(0), p.at(1), {p.at(2), p.at(3)}, base::parse_dtype(p.at(4).get<std::string>()), p.at(5)};
+      TensorSlice piece{p.at(0), p.at(1), {p.at(2), p.at(3)}, base::parse_dtype(p.at(4).get<std::string>()), p.at(5)};
       if (piece.range.begin < 0 || piece.range.end < piece.range.begin || piece.offset > manifest.file_bytes ||
           piece.bytes() > manifest.file_bytes - piece.offset)
         throw InvalidUsage(origin + ": damaged: a range of '" + piece.tensor + "' lies outside its file");
@@ -144,10 +144,10 @@ Index parse_index(const std::string& text, const std::string& origin) {
   });
 }
 
-std::string lay_out(std::vector<Piece>& pieces) {
+std::string lay_out(std::vector<TensorSlice>& pieces) {
   ordered_json header = {{"__metadata__", {{"format", kFormat}}}};
   std::uint64_t end = 0;
-  for (Piece& piece : pieces) {
+  for (TensorSlice& piece : pieces) {
     piece.offset = end;
     end += piece.bytes();
     // A name says what it is, of which parameter, from which element on.
@@ -165,7 +165,7 @@ std::string lay_out(std::vector<Piece>& pieces) {
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xffU);
   text.insert(0, length);
-  for (Piece& piece : pieces) piece.offset += text.size();
+  for (TensorSlice& piece : pieces) piece.offset += text.size();
   return text;
 }
 
@@ -175,13 +175,14 @@ std::string read_text(const std::string& path) {
   return std::move(read.text);
 }
 
-const Found* Steps::newest_finite() const {
-  const auto found = std::find_if(whole.rbegin(), whole.rend(), [](const Found& step) { return step.index.finite; });
+const FoundStep* StepList::newest_finite() const {
+  const auto found =
+      std::find_if(whole.rbegin(), whole.rend(), [](const FoundStep& step) { return step.index.finite; });
   return found == whole.rend() ? nullptr : &*found;
 }
 
-Steps find_steps(const std::string& folder) {
-  Steps steps;
+StepList find_steps(const std::string& folder) {
+  StepList steps;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
@@ -196,7 +197,7 @@ Steps find_steps(const std::string& folder) {
   }
   // Of a step that was being replaced, both are there for a moment: the new one counts.
   std::sort(steps.whole.begin(), steps.whole.end(),
-            [](const Found& a, const Found& b) { return a.index.sequence < b.index.sequence; });
+            [](const FoundStep& a, const FoundStep& b) { return a.index.sequence < b.index.sequence; });
   return steps;
 }
 

@@ -14,7 +14,7 @@ namespace tessera::fsdp {
 
 using checkpoint::kBlock;
 using checkpoint::Manifest;
-using checkpoint::Piece;
+using checkpoint::TensorSlice;
 namespace fs = std::filesystem;
 
 namespace {
@@ -61,7 +61,7 @@ class DataFile {
   /// The tensors that lie in a block.
   std::string tensors_in(std::size_t block) const {
     std::string names;
-    for (const Piece& piece : manifest_.pieces)
+    for (const TensorSlice& piece : manifest_.pieces)
       if (piece.offset < (block + 1) * kBlock && piece.offset + piece.bytes() > block * kBlock &&
           names.find("'" + piece.tensor + "'") == std::string::npos)
         names += (names.empty() ? "'" : ", '") + piece.tensor + "'";
@@ -113,7 +113,7 @@ std::string text_or_none(const std::string& path) {
 struct Checkpoint::State {
   struct Place {
     std::size_t file = 0;
-    const Piece* piece = nullptr;
+    const TensorSlice* piece = nullptr;
   };
   std::string folder;
   checkpoint::Index index;
@@ -142,7 +142,7 @@ void Checkpoint::State::open(const std::string& text) {
   for (std::size_t rank = 0; rank < manifests.size(); ++rank) {
     const Manifest& manifest = manifests[rank];
     files.push_back(std::make_unique<DataFile>(folder + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
-    for (const Piece& piece : manifest.pieces)
+    for (const TensorSlice& piece : manifest.pieces)
       if (piece.what != checkpoint::kCarried) places[{piece.tensor, piece.what}].push_back({rank, &piece});
   }
   for (auto& [what, found] : places)
@@ -183,7 +183,7 @@ const std::vector<CheckpointBuffer>& Checkpoint::buffers() const { return state_
 std::uint64_t Checkpoint::bytes_read() const { return state_->bytes_read; }
 
 void Checkpoint::State::read(const Place& place, nn::ElementRange range, float* out) {
-  const Piece& piece = *place.piece;
+  const TensorSlice& piece = *place.piece;
   const std::size_t element = size_of(piece.dtype);
   const std::uint64_t begin = piece.offset + static_cast<std::uint64_t>(range.begin - piece.range.begin) * element;
   const std::uint64_t end = begin + static_cast<std::uint64_t>(range.count()) * element;
@@ -241,16 +241,16 @@ void Checkpoint::read_buffer(const std::string& name, void* out) {
   const std::int64_t count = buffer == all.end() ? -1 : nn::count_of(buffer->shape);
   if (count == 0) return;
   const auto found = state_->places.find({name, checkpoint::kBuffer});
-  const Piece* const piece = found == state_->places.end() ? nullptr : found->second.front().piece;
+  const TensorSlice* const piece = found == state_->places.end() ? nullptr : found->second.front().piece;
   if (count < 0 || piece == nullptr || piece->range.count() != count || piece->dtype != buffer->dtype)
     throw InvalidUsage(folder() + ": buffer '" + name + "' is not there");
   state_->read_bytes(*state_->files[found->second.front().file], piece->offset, piece->offset + piece->bytes(),
                      static_cast<std::byte*>(out));
 }
 
-std::vector<Checkpoint::Carried> Checkpoint::carried(int rank) const {
-  std::vector<Carried> all;
-  for (const Piece& piece : state_->manifests.at(static_cast<std::size_t>(rank)).pieces)
+std::vector<Checkpoint::PluginStateEntry> Checkpoint::carried(int rank) const {
+  std::vector<PluginStateEntry> all;
+  for (const TensorSlice& piece : state_->manifests.at(static_cast<std::size_t>(rank)).pieces)
     if (piece.what == checkpoint::kCarried)
       all.push_back({piece.tensor, static_cast<std::size_t>(piece.range.count())});
   std::sort(all.begin(), all.end());
@@ -259,7 +259,7 @@ std::vector<Checkpoint::Carried> Checkpoint::carried(int rank) const {
 
 void Checkpoint::read_carried(int rank, const std::string& name, float* out) {
   const auto file = static_cast<std::size_t>(rank);
-  for (const Piece& piece : state_->manifests.at(file).pieces)
+  for (const TensorSlice& piece : state_->manifests.at(file).pieces)
     if (piece.what == checkpoint::kCarried && piece.tensor == name)
       return state_->read({file, &piece}, piece.range, out);
   throw InvalidUsage(folder() + ": rank " + std::to_string(rank) + " carried no '" + name + "'");
@@ -281,7 +281,7 @@ std::vector<std::string> Checkpoint::verify() {
 }
 
 std::string latest_checkpoint(const std::string& folder) {
-  const checkpoint::Steps steps = checkpoint::find_steps(folder);
+  const checkpoint::StepList steps = checkpoint::find_steps(folder);
   // It might be the newest: going on from another would lose steps without a word.
   if (!steps.damaged.empty())
     throw InvalidUsage(steps.damaged.front() + "; name the folder of another step, or remove this one");
@@ -289,8 +289,8 @@ std::string latest_checkpoint(const std::string& folder) {
 }
 
 std::string latest_finite_checkpoint(const std::string& folder) {
-  const checkpoint::Steps steps = checkpoint::find_steps(folder);
-  const checkpoint::Found* newest = steps.newest_finite();
+  const checkpoint::StepList steps = checkpoint::find_steps(folder);
+  const checkpoint::FoundStep* newest = steps.newest_finite();
   return newest == nullptr ? "" : newest->path;
 }
 

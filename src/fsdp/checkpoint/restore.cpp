@@ -79,13 +79,13 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
 
 /// What plug-ins carry is each rank's own: it comes back where every rank finds what it had, else all begin anew.
 std::string restore_carried(Engine& engine, Checkpoint& checkpoint) {
-  std::vector<Checkpoint::Carried> expected;
+  std::vector<Checkpoint::PluginStateEntry> expected;
   for (const CollectivePlugin::State& state : engine.carried()) expected.push_back({state.name, state.count});
   std::sort(expected.begin(), expected.end());
   const int ranks = engine.mesh().size();
   bool fits = checkpoint.ranks() == ranks, has_some = false;
   for (int rank = 0; rank < checkpoint.ranks(); ++rank) {
-    const std::vector<Checkpoint::Carried> found = checkpoint.carried(rank);
+    const std::vector<Checkpoint::PluginStateEntry> found = checkpoint.carried(rank);
     has_some = has_some || !found.empty();
     fits = fits && found == expected;
   }
@@ -108,7 +108,7 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
   const auto there = [&](const nn::Parameter& parameter) {
     return find(checkpoint.tensors(), parameter.name()) != nullptr;
   };
-  engine.fill([&](const nn::Parameter& parameter, nn::ElementRange range,
+  engine.load([&](const nn::Parameter& parameter, nn::ElementRange range,
                   float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
               there);
   engine.fill_buffers([&](const nn::ModuleBuffer& buffer, void* out) { checkpoint.read_buffer(buffer.name(), out); },
@@ -123,9 +123,9 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
     const CheckpointTensor* const tensor = find(checkpoint.tensors(), parameter.name());
     return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;
   });
-  engine.fill_states([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
-                         float* out) { checkpoint.read(parameter.name(), state, range, out); },
-                     there);
+  engine.load_optimizer_state([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
+                                  float* out) { checkpoint.read(parameter.name(), state, range, out); },
+                              there);
   report.dropped = restore_carried(engine, checkpoint);
   engine.set_steps(checkpoint.step());
   return report;

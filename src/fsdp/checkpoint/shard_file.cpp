@@ -10,7 +10,8 @@
 #include "tessera/nn/atomic_file.h"
 
 namespace tessera::fsdp::checkpoint {
-ShardFile::ShardFile(const std::string& folder, int rank, std::vector<Piece> pieces, std::size_t buffer_bytes)
+ShardFileWriter::ShardFileWriter(const std::string& folder, int rank, std::vector<TensorSlice> pieces,
+                                 std::size_t buffer_bytes)
     : folder_(folder), most_chunks_(std::max<std::size_t>(1, buffer_bytes / kChunk)), header_(lay_out(pieces)) {
   manifest_.rank = rank;
   manifest_.pieces = std::move(pieces);
@@ -20,7 +21,7 @@ ShardFile::ShardFile(const std::string& folder, int rank, std::vector<Piece> pie
   thread_ = std::thread([this] { run(); });
 }
 
-ShardFile::~ShardFile() {
+ShardFileWriter::~ShardFileWriter() {
   {
     const std::lock_guard lock(mutex_);
     given_up_ = true;
@@ -30,7 +31,7 @@ ShardFile::~ShardFile() {
   if (file_ >= 0) ::close(file_);
 }
 
-void ShardFile::append(const std::byte* data, std::size_t bytes) {
+void ShardFileWriter::append(const std::byte* data, std::size_t bytes) {
   Chunk chunk;
   {
     std::unique_lock lock(mutex_);
@@ -51,34 +52,34 @@ void ShardFile::append(const std::byte* data, std::size_t bytes) {
   changed_.notify_all();
 }
 
-void ShardFile::append_lasting(std::span<const std::byte> bytes) {
+void ShardFileWriter::append_lasting(std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   waiting_.push_back({.copy = {}, .bytes = bytes});
   changed_.notify_all();
 }
 
-void ShardFile::end() {
+void ShardFileWriter::end() {
   const std::lock_guard lock(mutex_);
   ended_ = true;
   changed_.notify_all();
 }
 
-ShardFile::State ShardFile::state() const {
+ShardFileWriter::State ShardFileWriter::state() const {
   const std::lock_guard lock(mutex_);
   return state_;
 }
 
-void ShardFile::await() {
+void ShardFileWriter::await() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return state_ != State::writing; });
 }
 
-std::string ShardFile::failure() const {
+std::string ShardFileWriter::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }
 
-void ShardFile::run() noexcept {
+void ShardFileWriter::run() noexcept {
   State state = State::done;
   std::string failure;
   try {
@@ -95,7 +96,7 @@ void ShardFile::run() noexcept {
   changed_.notify_all();
 }
 
-void ShardFile::write_all() {
+void ShardFileWriter::write_all() {
   const auto* header = reinterpret_cast<const std::byte*>(header_.data());
   write(header, header_.size());
   Chunk chunk;
@@ -112,7 +113,7 @@ void ShardFile::write_all() {
 }
 
 /// Gives back the one that was written, and takes the next. False at the end.
-bool ShardFile::next(Chunk& chunk) {
+bool ShardFileWriter::next(Chunk& chunk) {
   std::unique_lock lock(mutex_);
   if (chunk.copy.capacity() > 0) free_.push_back(std::move(chunk.copy));
   changed_.notify_all();
@@ -124,7 +125,7 @@ bool ShardFile::next(Chunk& chunk) {
   return true;
 }
 
-void ShardFile::write(const std::byte* data, std::size_t bytes) {
+void ShardFileWriter::write(const std::byte* data, std::size_t bytes) {
   hash(data, bytes);
   while (bytes > 0) {
     const ssize_t done = ::pwrite(file_, data, bytes, static_cast<off_t>(manifest_.file_bytes));
@@ -137,16 +138,16 @@ void ShardFile::write(const std::byte* data, std::size_t bytes) {
 }
 
 /// Of the bytes that come next in the file; a chunk has bytes of one piece only.
-void ShardFile::check_finite(std::span<const std::byte> bytes) {
+void ShardFileWriter::check_finite(std::span<const std::byte> bytes) {
   const auto& pieces = manifest_.pieces;
   while (piece_ < pieces.size() && manifest_.file_bytes >= pieces[piece_].offset + pieces[piece_].bytes()) ++piece_;
   if (piece_ == pieces.size()) return;
-  const Piece& piece = pieces[piece_];
+  const TensorSlice& piece = pieces[piece_];
   if (piece.what < Checkpoint::kValue) return;  // a buffer may hold a mask of infinities
   finite_ = finite_ && base::all_finite(piece.dtype, bytes);
 }
 
-void ShardFile::hash(const std::byte* data, std::size_t bytes) {
+void ShardFileWriter::hash(const std::byte* data, std::size_t bytes) {
   while (bytes > 0) {
     if (begun_.empty() && bytes >= kBlock) {  // a whole block where it lies
       manifest_.blocks.push_back(hash64(data, kBlock));
@@ -164,7 +165,7 @@ void ShardFile::hash(const std::byte* data, std::size_t bytes) {
   }
 }
 
-void ShardFile::write_manifest() {
+void ShardFileWriter::write_manifest() {
   const std::string text = to_text(manifest_);
   nn::write_file_atomically(folder_ + "/" + manifest_name(manifest_.rank), text);
   manifest_hash_ = hash128(text);

@@ -11,7 +11,7 @@
 
 namespace tessera::fsdp {
 
-using checkpoint::ShardFile;
+using checkpoint::ShardFileWriter;
 namespace fs = std::filesystem;
 
 namespace {
@@ -32,29 +32,30 @@ void remove_step(const fs::path& path) {
 /// function(piece, data, whether that is the host's) for all that this rank writes, always in the same order.
 template <class Function>
 void for_pieces(Engine& engine, const Function& function) {
-  engine.visit_own([&](const OwnRange& own) {
+  engine.for_each_shard([&](const ShardRange& own) {
     function(
-        checkpoint::Piece{.tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype},
+        checkpoint::TensorSlice{
+            .tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype},
         own.data, own.offloaded);
   });
   for (const CollectivePlugin::State& state : engine.carried())
     function(
-        checkpoint::Piece{
+        checkpoint::TensorSlice{
             .tensor = state.name, .what = checkpoint::kCarried, .range = {0, static_cast<std::int64_t>(state.count)}},
         state.data, false);
   if (engine.rank() != 0) return;
   for (const auto& buffer : engine.buffers())
     if (buffer->persistent() && buffer->count() > 0)
-      function(checkpoint::Piece{.tensor = buffer->name(),
-                                 .what = checkpoint::kBuffer,
-                                 .range = {0, buffer->count()},
-                                 .dtype = buffer->dtype()},
+      function(checkpoint::TensorSlice{.tensor = buffer->name(),
+                                       .what = checkpoint::kBuffer,
+                                       .range = {0, buffer->count()},
+                                       .dtype = buffer->dtype()},
                buffer->tensor().raw(), false);
 }
 
-std::vector<checkpoint::Piece> pieces_of(Engine& engine) {
-  std::vector<checkpoint::Piece> pieces;
-  for_pieces(engine, [&](checkpoint::Piece piece, const void*, bool) { pieces.push_back(std::move(piece)); });
+std::vector<checkpoint::TensorSlice> pieces_of(Engine& engine) {
+  std::vector<checkpoint::TensorSlice> pieces;
+  for_pieces(engine, [&](checkpoint::TensorSlice piece, const void*, bool) { pieces.push_back(std::move(piece)); });
   return pieces;
 }
 
@@ -98,7 +99,7 @@ class CheckpointWriter::Save {
         partial_(final_.string() + checkpoint::kPartial) {}
 
   std::uint64_t step() const { return index_.step; }
-  ShardFile& file() { return *file_; }
+  ShardFileWriter& file() { return *file_; }
   bool begun() const { return file_ != nullptr; }
 
   /// Rank 0, before the others begin.
@@ -108,27 +109,27 @@ class CheckpointWriter::Save {
       const bool begun = name.rfind("step-", 0) == 0 && name.ends_with(checkpoint::kPartial);
       if (begun || name.rfind(std::string(kLatest) + ".tmp-", 0) == 0) fs::remove_all(entry.path());
     }
-    const checkpoint::Steps steps = checkpoint::find_steps(options_.folder);
+    const checkpoint::StepList steps = checkpoint::find_steps(options_.folder);
     index_.sequence = steps.whole.empty() ? 1 : steps.whole.back().index.sequence + 1;
     fs::create_directory(partial_);
   }
 
   void begin(int rank, Engine& engine) {
     // Who waits anyway needs no more than keeps the disk busy, and what lies in the caches.
-    const std::size_t buffer = options_.asynchronous ? options_.buffer_bytes : 4 * ShardFile::kChunk;
-    file_ = std::make_unique<ShardFile>(partial_.string(), rank, pieces_of(engine), buffer);
+    const std::size_t buffer = options_.asynchronous ? options_.buffer_bytes : 4 * ShardFileWriter::kChunk;
+    file_ = std::make_unique<ShardFileWriter>(partial_.string(), rank, pieces_of(engine), buffer);
   }
 
   void copy(Engine& engine) {
     const bool on_host = engine.model().context().runtime().host_accessible();
     engine.model().context().stream().synchronize();  // what the state is to be is written
-    for_pieces(engine, [&](const checkpoint::Piece& piece, const void* at, bool offloaded) {
+    for_pieces(engine, [&](const checkpoint::TensorSlice& piece, const void* at, bool offloaded) {
       const auto* data = static_cast<const std::byte*>(at);
       std::size_t left = piece.bytes();
       // Who waits for the file changes nothing meanwhile.
       if (!options_.asynchronous && (on_host || offloaded)) return file_->append_lasting({data, left});
       while (left > 0) {
-        const std::size_t bytes = std::min(left, ShardFile::kChunk);
+        const std::size_t bytes = std::min(left, ShardFileWriter::kChunk);
         const auto append = [&](const void* from) { file_->append(static_cast<const std::byte*>(from), bytes); };
         if (offloaded) {
           append(data);
@@ -171,8 +172,8 @@ class CheckpointWriter::Save {
  private:
   void remove_superseded() const {
     if (options_.keep_last == 0) return;
-    const checkpoint::Steps steps = checkpoint::find_steps(options_.folder);
-    const checkpoint::Found* finite = steps.newest_finite();
+    const checkpoint::StepList steps = checkpoint::find_steps(options_.folder);
+    const checkpoint::FoundStep* finite = steps.newest_finite();
     for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_last) < steps.whole.size(); ++i)
       if (&steps.whole[i] != finite) remove_step(steps.whole[i].path);
   }
@@ -180,10 +181,10 @@ class CheckpointWriter::Save {
   const CheckpointOptions& options_;
   checkpoint::Index index_;
   const fs::path final_, partial_;
-  std::unique_ptr<ShardFile> file_;
+  std::unique_ptr<ShardFileWriter> file_;
 };
 
-CheckpointWriter::CheckpointWriter(Engine& engine, comm::HostExchange& control, CheckpointOptions options)
+CheckpointWriter::CheckpointWriter(Engine& engine, comm::HostCollectives& control, CheckpointOptions options)
     : engine_(engine), control_(control), options_(std::move(options)) {
   if (options_.folder.empty()) throw InvalidUsage("checkpoint: no folder is given");
   if (options_.keep_last < 0) throw InvalidUsage("checkpoint: keep_last is " + std::to_string(options_.keep_last));
@@ -196,7 +197,7 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::lock_folder(std::chrono::milliseconds patience) {
-  if (lock_ == nullptr) lock_ = std::make_unique<checkpoint::FolderLock>(options_.folder, patience);
+  if (lock_ == nullptr) lock_ = std::make_unique<checkpoint::DirectoryLock>(options_.folder, patience);
 }
 
 void CheckpointWriter::claim() {
@@ -244,11 +245,11 @@ void CheckpointWriter::finish() { settle(true); }
 bool CheckpointWriter::settle(bool wait) {
   if (save_ == nullptr) return true;
   if (wait) save_->file().await();
-  const ShardFile::State state = save_->file().state();
+  const ShardFileWriter::State state = save_->file().state();
   // The slowest decides whether it is over; then the worst how.
-  const bool written = state == ShardFile::State::done;
-  std::array<std::int32_t, 3> votes = {state == ShardFile::State::writing ? 0 : 1,
-                                       state == ShardFile::State::failed ? 0 : 1,
+  const bool written = state == ShardFileWriter::State::done;
+  std::array<std::int32_t, 3> votes = {state == ShardFileWriter::State::writing ? 0 : 1,
+                                       state == ShardFileWriter::State::failed ? 0 : 1,
                                        written && !save_->file().finite() ? 0 : 1};
   control_.all_reduce(votes.data(), votes.size(), comm::ReduceOp::min(), "checkpoint");
   if (votes[0] == 0 && votes[1] == 1) return false;

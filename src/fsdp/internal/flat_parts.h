@@ -26,6 +26,6 @@ std::vector<Part> parts_of(const UnitSize& unit, Precision precision);
 /// Into how many parts the axes cut.
 int cuts(const Axes& axes, const MeshShape& mesh);
 /// How often a step reduces over an axis.
-std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepCourse course);
+std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepShape course);
 
 }  // namespace tessera::fsdp

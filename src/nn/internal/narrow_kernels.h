@@ -13,7 +13,7 @@ namespace tessera::nn {
 
 /// For T of 16 bits. What a device does better itself it overrides.
 template <class T>
-class NarrowKernels : public Kernels<T> {
+class NarrowKernels : public KernelTable<T> {
  public:
   /// `all` has the f32 and f64 kernels and the conversions; it and `memory` outlive this.
   NarrowKernels(DeviceKernels& all, MemoryPool& memory) : all_(all), memory_(memory) {}
@@ -67,7 +67,7 @@ class NarrowKernels : public Kernels<T> {
   }
 
  private:
-  Kernels<float>& wide() const { return *all_.f32(); }
+  KernelTable<float>& wide() const { return *all_.f32(); }
   DeviceKernels& all_;
   MemoryPool& memory_;
 };
@@ -77,18 +77,18 @@ extern template class NarrowKernels<bf16>;
 
 /// The f32 memory of one call.
 template <class T>
-class NarrowScratch {
+class F32Scratch {
  public:
-  NarrowScratch(DeviceKernels& all, MemoryPool& memory, Stream& stream) : all_(all), memory_(memory), stream_(stream) {}
-  ~NarrowScratch() {
+  F32Scratch(DeviceKernels& all, MemoryPool& memory, Stream& stream) : all_(all), memory_(memory), stream_(stream) {}
+  ~F32Scratch() {
     if (stream_.immediate() || buffers_.empty()) return;
     stream_.hold(std::make_shared<std::vector<Buffer>>(std::move(buffers_)));
   }
-  NarrowScratch(const NarrowScratch&) = delete;
-  NarrowScratch& operator=(const NarrowScratch&) = delete;
+  F32Scratch(const F32Scratch&) = delete;
+  F32Scratch& operator=(const F32Scratch&) = delete;
 
   float* room(std::size_t count) {
-    buffers_.push_back(memory_.allocate(count * sizeof(float), MemoryUse::activation));
+    buffers_.push_back(memory_.allocate(count * sizeof(float), MemoryCategory::activation));
     return static_cast<float*>(buffers_.back().data());
   }
   /// Where `like` is null: null.
@@ -115,7 +115,7 @@ class NarrowScratch {
 
 /// Strided views of one memory, or of several. Views that interleave share their f32 copy.
 template <class T>
-class WideViews {
+class F32Views {
  public:
   struct Extents {
     std::size_t batch = 0, positions = 0, heads = 0, dim = 0;
@@ -126,7 +126,7 @@ class WideViews {
     Extents extents;
     bool load = true;
   };
-  WideViews(NarrowScratch<std::remove_const_t<T>>& scratch, std::initializer_list<Part> parts);
+  F32Views(F32Scratch<std::remove_const_t<T>>& scratch, std::initializer_list<Part> parts);
   kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> of(
       const kernels::HeadsView<T>& view) const;
   /// Rounds everything back.
@@ -139,7 +139,7 @@ class WideViews {
     bool load = false;
     float* wide = nullptr;
   };
-  NarrowScratch<std::remove_const_t<T>>& scratch_;
+  F32Scratch<std::remove_const_t<T>>& scratch_;
   std::vector<Region> regions_;
 };
 

@@ -8,7 +8,7 @@ namespace tessera::nn {
 
 template <class T>
 void NarrowKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const float* weight = scratch.widened(a.weight, a.width);
   const float* bias = scratch.widened(a.bias, a.width);
   float* x = scratch.room(piece_of(a.rows, a.width));
@@ -22,7 +22,7 @@ void NarrowKernels<T>::layer_norm_forward(Stream& s, const LayerNormForward<T>& 
 
 template <class T>
 void NarrowKernels<T>::rms_norm_forward(Stream& s, const RmsNormForward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const float* weight = scratch.widened(a.weight, a.width);
   float* x = scratch.room(piece_of(a.rows, a.width));
   float* y = scratch.room(piece_of(a.rows, a.width));
@@ -35,7 +35,7 @@ void NarrowKernels<T>::rms_norm_forward(Stream& s, const RmsNormForward<T>& a) {
 
 template <class T>
 void NarrowKernels<T>::layer_norm_backward(Stream& s, const LayerNormBackward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.rows * a.width;
   LayerNormBackward<float> args{.rows = a.rows, .width = a.width};
   args.x = scratch.widened(a.x, count);
@@ -59,7 +59,7 @@ void NarrowKernels<T>::layer_norm_backward(Stream& s, const LayerNormBackward<T>
 
 template <class T>
 void NarrowKernels<T>::rms_norm_backward(Stream& s, const RmsNormBackward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t count = a.rows * a.width;
   RmsNormBackward<float> args{.rows = a.rows, .width = a.width};
   args.x = scratch.widened(a.x, count);
@@ -79,7 +79,7 @@ void NarrowKernels<T>::rms_norm_backward(Stream& s, const RmsNormBackward<T>& a)
 
 template <class T>
 void NarrowKernels<T>::cross_entropy_forward(Stream& s, const MeanCrossEntropy<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const CrossEntropyForward<T>& r = a.rows;
   const float* logits = scratch.widened(r.logits, r.rows * r.vocabulary);
   wide().cross_entropy_forward(
@@ -88,7 +88,7 @@ void NarrowKernels<T>::cross_entropy_forward(Stream& s, const MeanCrossEntropy<T
 
 template <class T>
 void NarrowKernels<T>::cross_entropy_backward(Stream& s, const MeanCrossEntropyBackward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const CrossEntropyBackward<T>& r = a.rows;
   const std::size_t width = r.vocabulary;
   float* logits = scratch.room(piece_of(r.rows, width));
@@ -106,10 +106,10 @@ void NarrowKernels<T>::cross_entropy_backward(Stream& s, const MeanCrossEntropyB
 
 template <class T>
 void NarrowKernels<T>::rope(Stream& s, const RopeArgs<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
-  const typename WideViews<const T>::Extents e{a.batch, a.positions, a.heads, a.dim};
-  const WideViews<const T> in(scratch, {{a.in, e}});
-  WideViews<T> out(scratch, {{a.out, {a.batch, a.positions, a.heads, a.dim}, a.accumulate}});
+  F32Scratch<T> scratch(all_, memory_, s);
+  const typename F32Views<const T>::Extents e{a.batch, a.positions, a.heads, a.dim};
+  const F32Views<const T> in(scratch, {{a.in, e}});
+  F32Views<T> out(scratch, {{a.out, {a.batch, a.positions, a.heads, a.dim}, a.accumulate}});
   wide().rope(
       s, {a.batch, a.positions, a.heads, a.dim, a.cosine, a.sine, in.of(a.in), out.of(a.out), a.inverse, a.accumulate});
   out.store();
@@ -126,12 +126,12 @@ std::size_t NarrowKernels<T>::attention_backward_scratch(const AttentionShape& s
 
 template <class T>
 void NarrowKernels<T>::attention_forward(Stream& s, const AttentionForward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const AttentionShape& shape = a.shape;
-  const typename WideViews<const T>::Extents queries{shape.batch, shape.positions, shape.heads, shape.dim},
+  const typename F32Views<const T>::Extents queries{shape.batch, shape.positions, shape.heads, shape.dim},
       keys{shape.batch, shape.positions, shape.kv_heads, shape.dim};
-  const WideViews<const T> in(scratch, {{a.q, queries}, {a.k, keys}, {a.v, keys}});
-  WideViews<T> out(scratch, {{a.out, {shape.batch, shape.positions, shape.heads, shape.dim}, false}});
+  const F32Views<const T> in(scratch, {{a.q, queries}, {a.k, keys}, {a.v, keys}});
+  F32Views<T> out(scratch, {{a.out, {shape.batch, shape.positions, shape.heads, shape.dim}, false}});
   wide().attention_forward(
       s, {shape, in.of(a.q), in.of(a.k), in.of(a.v), out.of(a.out), a.log_sum_exp, a.scratch, a.dropout});
   out.store();
@@ -139,15 +139,15 @@ void NarrowKernels<T>::attention_forward(Stream& s, const AttentionForward<T>& a
 
 template <class T>
 void NarrowKernels<T>::attention_backward(Stream& s, const AttentionBackward<T>& a) {
-  NarrowScratch<T> scratch(all_, memory_, s);
+  F32Scratch<T> scratch(all_, memory_, s);
   const AttentionShape& shape = a.shape;
-  const typename WideViews<const T>::Extents queries{shape.batch, shape.positions, shape.heads, shape.dim},
+  const typename F32Views<const T>::Extents queries{shape.batch, shape.positions, shape.heads, shape.dim},
       keys{shape.batch, shape.positions, shape.kv_heads, shape.dim};
-  const typename WideViews<T>::Extents dqueries{shape.batch, shape.positions, shape.heads, shape.dim},
+  const typename F32Views<T>::Extents dqueries{shape.batch, shape.positions, shape.heads, shape.dim},
       dkeys{shape.batch, shape.positions, shape.kv_heads, shape.dim};
-  const WideViews<const T> in(scratch, {{a.q, queries}, {a.k, keys}, {a.v, keys}, {a.out, queries}, {a.dout, queries}});
-  WideViews<T> out(scratch,
-                   {{a.dq, dqueries, a.accumulate_dq}, {a.dk, dkeys, a.accumulate_dk}, {a.dv, dkeys, a.accumulate_dv}});
+  const F32Views<const T> in(scratch, {{a.q, queries}, {a.k, keys}, {a.v, keys}, {a.out, queries}, {a.dout, queries}});
+  F32Views<T> out(scratch,
+                  {{a.dq, dqueries, a.accumulate_dq}, {a.dk, dkeys, a.accumulate_dk}, {a.dv, dkeys, a.accumulate_dv}});
   AttentionBackward<float> args{shape, in.of(a.q), in.of(a.k), in.of(a.v), in.of(a.out), in.of(a.dout)};
   args.log_sum_exp = a.log_sum_exp;
   args.dq = out.of(a.dq), args.dk = out.of(a.dk), args.dv = out.of(a.dv);

@@ -14,9 +14,9 @@ namespace tessera::nn {
 /// multiplication that is added; attention does two products over the half of the scores that is causal, and its
 /// backward five.
 template <class T>
-class ObservedKernels final : public Kernels<T> {
+class InstrumentedKernels final : public KernelTable<T> {
  public:
-  ObservedKernels(Kernels<T>& inner, KernelObserver& observer) : inner_(inner), observer_(observer) {}
+  InstrumentedKernels(KernelTable<T>& inner, KernelInterceptor& observer) : inner_(inner), observer_(observer) {}
 
   void fill(Stream& s, T value, T* out, std::size_t count) override {
     show("fill", s, bytes(count), [&] { inner_.fill(s, value, out, count); });
@@ -135,13 +135,13 @@ class ObservedKernels final : public Kernels<T> {
     observer_.call({kernel, dtype_of<T>, size}, stream, run);
   }
 
-  Kernels<T>& inner_;
-  KernelObserver& observer_;
+  KernelTable<T>& inner_;
+  KernelInterceptor& observer_;
 };
 
-class AllObservedKernels final : public DeviceKernels {
+class InstrumentedDeviceKernels final : public DeviceKernels {
  public:
-  AllObservedKernels(std::unique_ptr<DeviceKernels> inner, KernelObserver& observer)
+  InstrumentedDeviceKernels(std::unique_ptr<DeviceKernels> inner, KernelInterceptor& observer)
       : inner_(std::move(inner)),
         observer_(observer),
         f32_(observed(inner_->f32())),
@@ -149,10 +149,10 @@ class AllObservedKernels final : public DeviceKernels {
         half_(observed(inner_->half())),
         brain_(observed(inner_->brain())) {}
 
-  Kernels<float>* f32() override { return f32_.get(); }
-  Kernels<double>* f64() override { return f64_.get(); }
-  Kernels<f16>* half() override { return half_.get(); }
-  Kernels<bf16>* brain() override { return brain_.get(); }
+  KernelTable<float>* f32() override { return f32_.get(); }
+  KernelTable<double>* f64() override { return f64_.get(); }
+  KernelTable<f16>* half() override { return half_.get(); }
+  KernelTable<bf16>* brain() override { return brain_.get(); }
 
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     show("positions", s, DType::i32, count * sizeof *out, [&] { inner_->positions(s, out, count, period); });
@@ -182,9 +182,9 @@ class AllObservedKernels final : public DeviceKernels {
 
  private:
   template <class T>
-  std::unique_ptr<Kernels<T>> observed(Kernels<T>* inner) {
+  std::unique_ptr<KernelTable<T>> observed(KernelTable<T>* inner) {
     if (inner == nullptr) return nullptr;
-    return std::make_unique<ObservedKernels<T>>(*inner, observer_);
+    return std::make_unique<InstrumentedKernels<T>>(*inner, observer_);
   }
   template <class Run>
   void show(std::string_view kernel, Stream& stream, DType dtype, std::size_t bytes, const Run& run) {
@@ -192,11 +192,11 @@ class AllObservedKernels final : public DeviceKernels {
   }
 
   const std::unique_ptr<DeviceKernels> inner_;
-  KernelObserver& observer_;
-  const std::unique_ptr<Kernels<float>> f32_;
-  const std::unique_ptr<Kernels<double>> f64_;
-  const std::unique_ptr<Kernels<f16>> half_;
-  const std::unique_ptr<Kernels<bf16>> brain_;
+  KernelInterceptor& observer_;
+  const std::unique_ptr<KernelTable<float>> f32_;
+  const std::unique_ptr<KernelTable<double>> f64_;
+  const std::unique_ptr<KernelTable<f16>> half_;
+  const std::unique_ptr<KernelTable<bf16>> brain_;
 };
 
 }  // namespace tessera::nn

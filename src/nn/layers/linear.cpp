@@ -41,8 +41,8 @@ Tensor Linear::product(const Tensor& x) const {
 void Linear::add_adapter(std::int64_t rank, double factor) {
   if (lora_a_ != nullptr) throw InvalidUsage("adapter: " + path() + " has one already");
   if (rank < 1) throw InvalidUsage("adapter: rank " + std::to_string(rank) + "; 1 or more");
-  lora_a_ = &add<AdapterFactor>("lora_A", Shape{rank, in_}, Init::uniform(1.0 / std::sqrt(static_cast<double>(in_))));
-  lora_b_ = &add<AdapterFactor>("lora_B", Shape{out_, rank}, Init::zeros());
+  lora_a_ = &add<LoraFactor>("lora_A", Shape{rank, in_}, Init::uniform(1.0 / std::sqrt(static_cast<double>(in_))));
+  lora_b_ = &add<LoraFactor>("lora_B", Shape{out_, rank}, Init::zeros());
   factor_ = factor;
 }
 

@@ -15,9 +15,9 @@ struct LinearOptions {
 };
 
 /// One factor of a low-rank adapter: y[..., rows] = x[..., columns] * W^T. Parameter: weight [rows, columns].
-class TESSERA_API AdapterFactor : public Layer<AdapterFactor> {
+class TESSERA_API LoraFactor : public Layer<LoraFactor> {
  public:
-  AdapterFactor(Context& context, const Shape& shape, const Init& init)
+  LoraFactor(Context& context, const Shape& shape, const Init& init)
       : Layer(context), weight_(add_parameter("weight", shape, init)) {}
   Tensor forward(const Tensor& x) { return ops::linear(x, weight_.tensor()); }
 
@@ -55,7 +55,7 @@ class TESSERA_API Linear : public Layer<Linear> {
   const std::int64_t in_, out_;
   const Shape weight_shape_;
   bool quantized_ = false;
-  AdapterFactor *lora_a_ = nullptr, *lora_b_ = nullptr;
+  LoraFactor *lora_a_ = nullptr, *lora_b_ = nullptr;
   double factor_ = 0;
 };
 

@@ -52,7 +52,7 @@ Gpt2::Gpt2(Context& context, const ModelConfig& config)
         return blocks;
       }()),
       ln_f_(add<LayerNorm>("ln_f", NormOptions{config.width, config.norm_eps})),
-      lm_head_(add<Head>("lm_head", wte_, config.tied, config.init_deviation)) {}
+      lm_head_(add<LmHead>("lm_head", wte_, config.tied, config.init_deviation)) {}
 
 Tensor Gpt2::embedded(const Tensor& tokens) {
   if (wte_.dtype() != wpe_.dtype()) return ops::add(wte_(tokens), wpe_(ops::positions_of(tokens)));

@@ -37,7 +37,7 @@ class TESSERA_API Gpt2 : public CausalModel {
   Dropout& drop_;
   std::vector<Gpt2Block*> blocks_;
   LayerNorm& ln_f_;
-  Head& lm_head_;
+  LmHead& lm_head_;
 };
 
 }  // namespace tessera::nn

@@ -40,7 +40,7 @@ Llama::Llama(Context& context, const ModelConfig& config)
         return blocks;
       }()),
       norm_(add<RMSNorm>("model.norm", NormOptions{config.width, config.norm_eps})),
-      lm_head_(add<Head>("lm_head", embed_tokens_, config.tied, config.init_deviation)) {}
+      lm_head_(add<LmHead>("lm_head", embed_tokens_, config.tied, config.init_deviation)) {}
 
 Tensor Llama::hidden(const Tensor& tokens) {
   Tensor x = embed_tokens_(tokens);

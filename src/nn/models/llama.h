@@ -33,7 +33,7 @@ class TESSERA_API Llama : public CausalModel {
   Embedding& embed_tokens_;
   std::vector<LlamaBlock*> blocks_;
   RMSNorm& norm_;
-  Head& lm_head_;
+  LmHead& lm_head_;
 };
 
 }  // namespace tessera::nn

@@ -8,7 +8,7 @@ namespace {
 template <class T>
 void backward_activation(Activation kind, const Tensor& x, const Gradient& dy) {
   const T* from = dy.value().data<T>();
-  const GradientTarget target = x.gradient()->write_over(dy);
+  const GradientTarget target = x.gradient()->acquire_reusing(dy);
   const kernels::ActivationBackward<T> args{x.data<T>(), from, target.tensor.data<T>(), size(x.count()),
                                             target.accumulate};
   x.context().kernels<T>("activation").activation_backward(x.context().stream(), kind, args);
@@ -33,7 +33,7 @@ void backward_swiglu(const Gated& saved) {
     args.accumulate_dgate = target.accumulate;
   }
   if (saved.up.requires_grad()) {
-    const GradientTarget target = saved.up.gradient()->write_over(*saved.dy);
+    const GradientTarget target = saved.up.gradient()->acquire_reusing(*saved.dy);
     args.dup = target.tensor.data<T>();
     args.accumulate_dup = target.accumulate;
   }

@@ -41,8 +41,8 @@ Tensor add(const Tensor& a, const Tensor& b) {
   });
   if (Tape* tape = recording({a, b}, y))
     tape->record("add", y, [da = slot_of(a), db = slot_of(b), dy = y.gradient()] {
-      if (da) da->give(dy->value());
-      if (db) db->give(dy->value());
+      if (da) da->accumulate(dy->value());
+      if (db) db->accumulate(dy->value());
     });
   return y;
 }
@@ -53,7 +53,7 @@ Tensor scale(const Tensor& x, double factor) {
   if (Tape* tape = recording({x}, y))
     tape->record("scale", y, [dx = slot_of(x), factor, dy = y.gradient()] {
       const Tensor from = dy->value();
-      const GradientTarget target = dx->write_over(*dy);
+      const GradientTarget target = dx->acquire_reusing(*dy);
       for_floating("scale", from.dtype(),
                    [&](auto zero) { scale_into<decltype(zero)>(from, factor, target.tensor, target.accumulate); });
     });
@@ -63,14 +63,14 @@ Tensor scale(const Tensor& x, double factor) {
 Tensor reshape(const Tensor& x, Shape shape) {
   Tensor y = x.viewed(std::move(shape));
   if (Tape* tape = recording({x}, y))
-    tape->record("reshape", y, [dx = slot_of(x), dy = y.gradient()] { dx->give(dy->value()); });
+    tape->record("reshape", y, [dx = slot_of(x), dy = y.gradient()] { dx->accumulate(dy->value()); });
   return y;
 }
 
 Tensor transpose(const Tensor& x) {
   Tensor y = transposed(x);
   if (Tape* tape = recording({x}, y))
-    tape->record("transpose", y, [dx = slot_of(x), dy = y.gradient()] { dx->give(transposed(dy->value())); });
+    tape->record("transpose", y, [dx = slot_of(x), dy = y.gradient()] { dx->accumulate(transposed(dy->value())); });
   return y;
 }
 

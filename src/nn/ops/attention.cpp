@@ -20,7 +20,7 @@ AttentionDropout drawn(Context& context, const AttentionDropoutOptions& options)
     throw InvalidUsage("attention: the dropout probability is " + std::to_string(options.probability) +
                        ", needs 0 <= p < 1");
   if (options.probability == 0.0 || !context.training()) return {};
-  const RandomState& state = context.random();
+  const RngState& state = context.random();
   return {options.probability,
           dropout_stream(state.seed, state.step, options.module, static_cast<std::uint64_t>(state.first_sample))};
 }
@@ -54,7 +54,7 @@ template <class T>
 void forward(const Settings& settings, const Views<const T>& in, const Tensor& y, const Tensor& log_sum_exp) {
   const AttentionShape& shape = settings.shape;
   Context& context = y.context();
-  Kernels<T>& device = context.kernels<T>("attention");
+  KernelTable<T>& device = context.kernels<T>("attention");
   const Tensor memory = scratch(context, device.attention_forward_scratch(shape));
   kernels::AttentionForward<T> args{shape,
                                     in.q,
@@ -76,7 +76,7 @@ template <class T>
 void backward(const Result& result, kernels::AttentionBackward<T> args) {
   const AttentionShape& shape = result.settings.shape;
   Context& context = result.y.context();
-  Kernels<T>& device = context.kernels<T>("attention");
+  KernelTable<T>& device = context.kernels<T>("attention");
   const Tensor memory = scratch(context, device.attention_backward_scratch(shape));
   const auto rows = [&](const Tensor& t) {
     return kernels::heads_view<const T>(t.data<T>(), shape.positions, shape.heads, shape.dim);
@@ -103,7 +103,7 @@ template <class T>
 void backward_fused(const Tensor& qkv, const Result& result) {
   const AttentionShape& shape = result.settings.shape;
   const Views<const T> in = fused<const T>(qkv.data<T>(), shape);
-  const Destination<T> target(qkv.gradient());
+  const GradientWriter<T> target(qkv.gradient());
   const Views<T> out = fused<T>(target.data, shape);
   kernels::AttentionBackward<T> args;
   args.q = in.q, args.k = in.k, args.v = in.v;

@@ -24,8 +24,9 @@ Tensor cast(const Tensor& x, DType dtype) {
   require_castable(dtype);
   Tensor y = converted(x, dtype);
   if (Tape* tape = recording({x}, y))
-    tape->record("cast", y,
-                 [dx = slot_of(x), back = x.dtype(), dy = y.gradient()] { dx->give(converted(dy->value(), back)); });
+    tape->record("cast", y, [dx = slot_of(x), back = x.dtype(), dy = y.gradient()] {
+      dx->accumulate(converted(dy->value(), back));
+    });
   return y;
 }
 

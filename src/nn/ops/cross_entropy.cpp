@@ -47,7 +47,7 @@ void backward(const Saved& saved) {
   context.kernels<T>("cross_entropy")
       .cross_entropy_backward(context.stream(),
                               {args, saved.dloss->value().data<double>(), saved.valid.data<double>()});
-  if (over) slot.give(saved.logits);
+  if (over) slot.accumulate(saved.logits);
 }
 
 }  // namespace

@@ -45,10 +45,10 @@ inline std::shared_ptr<Gradient> slot_of(const Tensor& tensor) {
 
 /// A place to write a gradient to, or nothing where none is wanted.
 template <class T>
-struct Destination {
+struct GradientWriter {
   T* data = nullptr;
   bool accumulate = false;
-  explicit Destination(const std::shared_ptr<Gradient>& slot) {
+  explicit GradientWriter(const std::shared_ptr<Gradient>& slot) {
     if (slot == nullptr) return;
     const GradientTarget target = slot->write();
     data = target.tensor.data<T>();

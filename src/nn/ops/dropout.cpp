@@ -26,7 +26,7 @@ Tensor dropout(const Tensor& x, double probability, std::string_view module) {
   Context& context = x.context();
   if (probability == 0.0 || !context.training()) return x;
   const std::int64_t samples = x.dim(0);
-  const RandomState& state = context.random();
+  const RngState& state = context.random();
   const Mask mask{dropout_stream(state.seed, state.step, module, static_cast<std::uint64_t>(state.first_sample)),
                   probability, size(samples), samples == 0 ? 0 : size(x.count() / samples)};
   Tensor y = Tensor::empty(context, x.shape(), x.dtype());
@@ -34,7 +34,7 @@ Tensor dropout(const Tensor& x, double probability, std::string_view module) {
   if (Tape* tape = recording({x}, y))
     tape->record("dropout", y, [mask, dx = slot_of(x), dy = y.gradient()] {
       const Tensor from = dy->value();
-      const GradientTarget target = dx->write_over(*dy);
+      const GradientTarget target = dx->acquire_reusing(*dy);
       for_floating("dropout", from.dtype(),
                    [&](auto zero) { apply<decltype(zero)>(mask, from, target.tensor, target.accumulate); });
     });

@@ -7,7 +7,7 @@
 
 namespace tessera::nn::ops {
 
-/// x / (1 - probability) where kept, else 0, for x[sample, ...]. The mask depends on the context's RandomState,
+/// x / (1 - probability) where kept, else 0, for x[sample, ...]. The mask depends on the context's RngState,
 /// `module` (a path), the global sample index and the element's index within the sample; it is drawn again in backward,
 /// never stored. Returns x itself where the context is not training or the probability is 0. Throws InvalidUsage
 /// outside [0, 1).

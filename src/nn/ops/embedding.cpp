@@ -14,7 +14,7 @@ void look_up(const Tensor& ids, const Tensor& weight, const Tensor& y, bool accu
 
 template <class T>
 void backward(const Tensor& ids, const Tensor& weight, const Tensor& dy) {
-  const Destination<T> dweight(weight.gradient());
+  const GradientWriter<T> dweight(weight.gradient());
   kernels::EmbeddingBackward<T> args{ids.data<std::int32_t>(), dy.data<T>(),        dweight.data,
                                      size(ids.count()),        size(weight.dim(0)), size(weight.dim(1)),
                                      dweight.accumulate};

@@ -67,7 +67,7 @@ void backward(const Saved& saved) {
   args.shape = saved.shape;
   args.dy = saved.dy->value().data<T>();
   args.x = data_or_null<T>(saved.x);
-  const Destination<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
+  const GradientWriter<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
   Tensor weight = saved.weight;
   if (saved.dx && !weight) weight = decoded(saved.encoded, dtype_of<T>);
   if (saved.dx) args.weight = weight.data<T>();

@@ -22,7 +22,7 @@ void backward_layer(const Saved& saved) {
   args.mean = saved.mean.data<Wide<T>>();
   args.rstd = saved.rstd.data<Wide<T>>();
   args.dy = saved.dy->value().data<T>();
-  const Destination<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
+  const GradientWriter<T> dweight(saved.dweight), dbias(saved.dbias), dx(saved.dx);
   args.dx = dx.data;
   args.dweight = dweight.data;
   args.dbias = dbias.data;
@@ -41,7 +41,7 @@ void backward_rms(const Saved& saved) {
   args.weight = saved.weight.data<T>();
   args.rstd = saved.rstd.data<Wide<T>>();
   args.dy = saved.dy->value().data<T>();
-  const Destination<T> dweight(saved.dweight), dx(saved.dx);
+  const GradientWriter<T> dweight(saved.dweight), dx(saved.dx);
   args.dx = dx.data;
   args.dweight = dweight.data;
   args.accumulate_dx = dx.accumulate;

@@ -45,7 +45,7 @@ RopeTable make_rope_table(Context& context, const RopeSettings& settings, DType 
   if (settings.dim < 2 || settings.dim % 2 != 0)
     throw InvalidUsage("rope: a head has " + std::to_string(settings.dim) + " elements, needs an even number");
   const auto make = [&] {
-    return Tensor::empty(context, {settings.positions, settings.dim / 2}, dtype, MemoryUse::other);
+    return Tensor::empty(context, {settings.positions, settings.dim / 2}, dtype, MemoryCategory::other);
   };
   RopeTable table{make(), make()};
   if (dtype == DType::f64) {
@@ -68,7 +68,7 @@ Tensor rope(const Tensor& x, const RopeTable& table, std::int64_t heads) {
   if (Tape* tape = recording({x}, y))
     tape->record("rope", y, [table, dx = slot_of(x), dy = y.gradient()] {
       const Tensor from = dy->value();
-      const GradientTarget target = dx->write_over(*dy);
+      const GradientTarget target = dx->acquire_reusing(*dy);
       for_floating("rope", from.dtype(), [&](auto zero) { rotate<decltype(zero)>(from, target, table, true); });
     });
   return y;

@@ -49,8 +49,8 @@ std::string all_native() {
   return table;
 }
 
-Config config(std::string algorithms, bool check = false) {
-  Config made;
+InitOptions config(std::string algorithms, bool check = false) {
+  InitOptions made;
   made.deterministic = false;
   made.check = check;
   made.algorithms = std::move(algorithms);
@@ -100,16 +100,16 @@ using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>
 /// A world of this program's own transport. `generation` counts up.
 std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piece, const Wrap& wrap,
                                         std::chrono::milliseconds timeout = 30s) {
-  WorldOptions options;
+  BackendOptions options;
   options.deterministic = false;
   options.algorithms = all_native();
   options.communicator.timeout = timeout;
   Launch launch = resolve_launch();
   launch.generation = generation;
-  auto bootstrap = meet({.launch = launch, .timeout = 30s, .master = {}, .token = {}, .host_id = {}});
+  auto bootstrap = rendezvous({.launch = launch, .timeout = 30s, .master = {}, .token = {}, .host_id = {}});
   return make_host_communicator(
       std::move(bootstrap), options, "mpi",
-      [&](Bootstrap& ranks, TransportEvents& events, const WorldOptions&) {
+      [&](Bootstrap& ranks, TransportEvents& events, const BackendOptions&) {
         auto transport = tessera::mpi::make_transport(ranks, events, 30s, longest_piece);
         return wrap ? wrap(std::move(transport)) : std::move(transport);
       },

@@ -77,7 +77,7 @@ void expect_used_up(const std::string& error) {
 /// Here MPI is not to be trusted after that, and is not called any more.
 void run_out(const std::string& mode) {
   init_mpi();
-  Config config;
+  InitOptions config;
   config.deterministic = false;
   const auto world = mode == "exhausted-split" ? init(config) : nullptr;
   const std::vector<MPI_Comm> taken = take_all();
@@ -104,7 +104,7 @@ void run_out(const std::string& mode) {
   for (int i = 0; i < 3; ++i) expect_used_up(error_of([] { init(); }));
   give_back(taken, 1);
   {
-    Config config;
+    InitOptions config;
     config.deterministic = false;
     config.algorithms = "all_reduce=native";
     const auto world = init(config);

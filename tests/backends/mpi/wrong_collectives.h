@@ -19,15 +19,15 @@ class WrongCollectives final : public NativeCollectives {
  public:
   static constexpr bool kNeedsPolls = false;
   explicit WrongCollectives(NativeCollectives& right) : right_(right) {}
-  std::unique_ptr<NativeGroup> whole_world() override { return right_.whole_world(); }
-  bool prefers(const Problem& problem) const noexcept override { return right_.prefers(problem); }
-  void start(NativeCollective& what) noexcept override {
+  std::unique_ptr<NativeCommunicator> whole_world() override { return right_.whole_world(); }
+  bool prefers(const CollectiveSpec& problem) const noexcept override { return right_.prefers(problem); }
+  void start(NativeRequest& what) noexcept override {
     if (what.dtype == DType::bf16) what.dtype = DType::f16;  // the right bytes, another arithmetic
     if (what.dtype == DType::i32) what.reduce = ReduceOp::Kind::max;
     if (what.dtype == DType::u8 && what.count > 1) --what.count;
     right_.start(what);
   }
-  void give_up(NativeCollective& what) noexcept override { right_.give_up(what); }
+  void give_up(NativeRequest& what) noexcept override { right_.give_up(what); }
 
  private:
   NativeCollectives& right_;
@@ -39,16 +39,16 @@ class UnstoppedCollectives final : public NativeCollectives, NativeOwner {
  public:
   static constexpr bool kNeedsPolls = true;  ///< also when nobody waits any more
   explicit UnstoppedCollectives(NativeCollectives& right) : right_(right) {}
-  std::unique_ptr<NativeGroup> whole_world() override { return right_.whole_world(); }
-  bool prefers(const Problem& problem) const noexcept override { return right_.prefers(problem); }
-  void start(NativeCollective& what) noexcept override {
+  std::unique_ptr<NativeCommunicator> whole_world() override { return right_.whole_world(); }
+  bool prefers(const CollectiveSpec& problem) const noexcept override { return right_.prefers(problem); }
+  void start(NativeRequest& what) noexcept override {
     Started& started = started_.emplace_back(Started{what, &what});
     started.own.owner = this;
     started.own.index = static_cast<std::uint32_t>(started_.size() - 1);
     if (what.kind == OpKind::all_reduce && ++sums_ == 2) std::this_thread::sleep_for(kLate);
     right_.start(started.own);
   }
-  void give_up(NativeCollective& what) noexcept override {
+  void give_up(NativeRequest& what) noexcept override {
     for (Started& started : started_)
       if (started.callers == &what) started.callers = nullptr;
   }
@@ -56,11 +56,11 @@ class UnstoppedCollectives final : public NativeCollectives, NativeOwner {
  private:
   static constexpr auto kLate = std::chrono::milliseconds(1500);
   struct Started {
-    NativeCollective own;
-    NativeCollective* callers = nullptr;  ///< null: through, or given up
+    NativeRequest own;
+    NativeRequest* callers = nullptr;  ///< null: through, or given up
   };
-  void native_done(NativeCollective& own) noexcept override {
-    if (NativeCollective* const callers = std::exchange(started_[own.index].callers, nullptr))
+  void native_done(NativeRequest& own) noexcept override {
+    if (NativeRequest* const callers = std::exchange(started_[own.index].callers, nullptr))
       callers->owner->native_done(*callers);
   }
 
@@ -76,10 +76,12 @@ class TransportWith final : public Transport {
   void send(Message& message) noexcept override { right_->send(message); }
   void receive(Message& message) noexcept override { right_->receive(message); }
   void cancel(Message& message) noexcept override { right_->cancel(message); }
-  void give_up(std::uint32_t communicator) noexcept override { right_->give_up(communicator); }
-  bool poll(bool thorough) noexcept override { return right_->poll(thorough); }
+  void discard_communicator(std::uint32_t communicator) noexcept override {
+    right_->discard_communicator(communicator);
+  }
+  bool poll(bool with_health_check) noexcept override { return right_->poll(with_health_check); }
   bool needs_polls() const noexcept override { return Collectives::kNeedsPolls || right_->needs_polls(); }
-  Sleeper& sleeper() noexcept override { return right_->sleeper(); }
+  ProgressWaiter& sleeper() noexcept override { return right_->sleeper(); }
   NativeCollectives* native() noexcept override { return &native_; }
   void close(bool failed) noexcept override { right_->close(failed); }
 

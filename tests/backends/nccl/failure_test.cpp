@@ -7,7 +7,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Ranks that see errors, and none leaves with one.
-void run_failing(int ranks, const std::function<void(Communicator&)>& body, const nccl::Api& api = fake_api()) {
+void run_failing(int ranks, const std::function<void(Communicator&)>& body, const nccl::NcclApi& api = fake_api()) {
   EXPECT_EQ(run_world(ranks, quick_options(), body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
 }
 
@@ -18,7 +18,7 @@ void all_reduce(Communicator& comm, int device, OpOptions options = {}) {
 
 TEST(NcclFailure, AnInitThatNeverEndsIsATimeout) {
   reset_fake({.init_hangs = true});
-  WorldOptions options = quick_options();
+  BackendOptions options = quick_options();
   options.communicator.timeout = 300ms;
   const auto start = Clock::now();
   for (const std::string& error : run_world(2, options, [](Communicator&) {}))
@@ -97,7 +97,7 @@ TEST(NcclFailure, DeadlinesHoldWhereOnlyStreamsWait) {
 TEST(NcclFailure, CheckedModeComparesTheCalls) {
   for (const bool check : {true, false}) {
     reset_fake();
-    WorldOptions options = quick_options();
+    BackendOptions options = quick_options();
     options.check = check;
     run_world(2, options, [&](Communicator& comm) {
       all_reduce(comm, comm.rank());
@@ -199,8 +199,8 @@ TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {
 }
 
 TEST(NcclFailure, AVendorsRefusalIsABackendErrorWithItsText) {
-  static const nccl::Api failing = [] {
-    nccl::Api api = fake_api();
+  static const nccl::NcclApi failing = [] {
+    nccl::NcclApi api = fake_api();
     api.ncclAllGather = [](const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t) {
       return ncclInvalidArgument;
     };

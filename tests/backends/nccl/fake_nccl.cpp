@@ -276,7 +276,7 @@ ncclResult_t make_id(ncclUniqueId* id) {
 
 }  // namespace
 
-void add_nccl(nccl::Api& api) {
+void add_nccl(nccl::NcclApi& api) {
   using Kind = Contribution::Kind;
   api.ncclGetVersion = [](int* version) {
     *version = fake_state().options.version;
@@ -361,9 +361,9 @@ void add_nccl(nccl::Api& api) {
   };
 }
 
-const nccl::Api& fake_api() {
-  static const nccl::Api kApi = [] {
-    nccl::Api api;
+const nccl::NcclApi& fake_api() {
+  static const nccl::NcclApi kApi = [] {
+    nccl::NcclApi api;
     add_cuda(api);
     add_nccl(api);
     return api;

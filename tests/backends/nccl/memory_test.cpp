@@ -21,14 +21,14 @@ TEST(NcclMemory, OfOthersIsRefused) {
 
 TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
   reset_fake();
-  const auto ledger = std::make_shared<Ledger>();
-  WorldOptions options = quick_options();
+  const auto ledger = std::make_shared<MemoryTracker>();
+  BackendOptions options = quick_options();
   options.communicator.ledger = ledger;
   Buffer survivor;
   run_world(1, options, [&](Communicator& world) {
-    const Buffer small = world.allocate(1000, MemoryKind::device, MemoryUse::gradient);
+    const Buffer small = world.allocate(1000, MemoryKind::device, MemoryCategory::gradient);
     EXPECT_EQ(fake_counts().registrations, 0);
-    Buffer large = world.allocate(4 << 20, MemoryKind::device, MemoryUse::parameter);
+    Buffer large = world.allocate(4 << 20, MemoryKind::device, MemoryCategory::parameter);
     EXPECT_EQ(fake_counts().registrations, 1);
     {
       const auto child = world.split(0, 0);
@@ -37,8 +37,8 @@ TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
       EXPECT_EQ(fake_counts().registrations, 4);
     }
     EXPECT_EQ(fake_counts().registrations, 1);
-    EXPECT_EQ(ledger->snapshot().now_of(MemoryUse::parameter), std::uint64_t{4} << 20);
-    EXPECT_EQ(ledger->snapshot().now_of(MemoryUse::gradient), 1000u);
+    EXPECT_EQ(ledger->snapshot().now_of(MemoryCategory::parameter), std::uint64_t{4} << 20);
+    EXPECT_EQ(ledger->snapshot().now_of(MemoryCategory::gradient), 1000u);
     survivor = std::move(large);
   });
   EXPECT_EQ(fake_counts().registrations, 0);
@@ -49,8 +49,8 @@ TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
 }
 
 TEST(NcclMemory, AnOldLibraryHasNoRegistration) {
-  static const nccl::Api old = [] {
-    nccl::Api api = fake_api();
+  static const nccl::NcclApi old = [] {
+    nccl::NcclApi api = fake_api();
     api.ncclMemAlloc = nullptr;
     api.ncclCommRegister = nullptr;
     return api;

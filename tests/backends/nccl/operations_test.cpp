@@ -199,8 +199,8 @@ TEST_P(NcclOperations, EqualTheReference) {
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclOperations, testing::Values(1, 2, 3, 5));
 
 TEST(NcclOperations, AWrongCallIsSeen) {
-  static const nccl::Api wrong = [] {
-    nccl::Api api = fake_api();
+  static const nccl::NcclApi wrong = [] {
+    nccl::NcclApi api = fake_api();
     api.ncclReduceScatter = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t,
                                ncclComm_t comm, cudaStream_t stream) {
       return fake_api().ncclReduceScatter(in, out, count, type, ncclMax, comm, stream);
@@ -263,10 +263,9 @@ TEST(NcclOperations, MessagesAndBatches) {
     OnDevice<float> right(comm, r, 5, -1);
     const int next = (r + 1) % 3;
     const int previous = (r + 2) % 3;
-    const PointToPoint parts[] = {
-        PointToPoint::send(mine.view(), next),     PointToPoint::send(mine.view(), previous),
-        PointToPoint::recv(left.view(), previous), PointToPoint::recv(right.view(), next),
-        PointToPoint::send(mine.view(0, 0), next), PointToPoint::recv(left.view(0, 0), previous)};
+    const P2POp parts[] = {P2POp::send(mine.view(), next),     P2POp::send(mine.view(), previous),
+                           P2POp::recv(left.view(), previous), P2POp::recv(right.view(), next),
+                           P2POp::send(mine.view(0, 0), next), P2POp::recv(left.view(0, 0), previous)};
     comm.batch(parts).wait();
     EXPECT_EQ(left.values(), std::vector<float>(5, static_cast<float>(previous)));
     EXPECT_EQ(right.values(), std::vector<float>(5, static_cast<float>(next)));
@@ -325,7 +324,7 @@ TEST(NcclOperations, CountsBytesLikeTheFormulas) {
     comm.gather(part.view(), whole.view(), 2).wait();
     if (r == 0) comm.send(part.view(), 1).wait();
     if (r == 1) comm.recv(part.view(), 0).wait();
-    const MeterSnapshot meter = comm.meter();
+    const TrafficStats meter = comm.meter();
     const auto expect = [&](OpKind kind, std::uint64_t count, int root) {
       EXPECT_EQ(meter.of(kind).bytes_sent, direct_bytes_sent(kind, count, 4, 3, r, root)) << name_of(kind);
       EXPECT_EQ(meter.of(kind).calls, 1u);

@@ -32,7 +32,7 @@ TEST(NcclProbe, AnswersOnThisMachine) {
 
 TEST(NcclProbe, WhatItCannotDoIsRefusedAtTheStart) {
   reset_fake();
-  WorldOptions ordered = quick_options();
+  BackendOptions ordered = quick_options();
   ordered.deterministic = true;
   ordered.algorithms = "all_reduce=direct,all_gather=direct";
   run_ranks(
@@ -41,7 +41,7 @@ TEST(NcclProbe, WhatItCannotDoIsRefusedAtTheStart) {
   for (const std::string& error : run_world(2, ordered, [](Communicator&) {}))
     EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
   ordered.algorithms = "";
-  WorldOptions named = quick_options();
+  BackendOptions named = quick_options();
   named.algorithms = "all_reduce=direct";
   for (const std::string& error : run_world(2, named, [](Communicator&) {}))
     EXPECT_EQ(error, "InvalidUsage: TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");

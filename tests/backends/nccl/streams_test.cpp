@@ -6,8 +6,8 @@
 namespace tessera::nccl_test {
 namespace {
 
-WorldOptions unwatched() {
-  WorldOptions options = quick_options();
+BackendOptions unwatched() {
+  BackendOptions options = quick_options();
   options.progress_thread = false;
   return options;
 }
@@ -107,7 +107,9 @@ TEST(NcclStreams, AHostStreamWaitsOnTheHost) {
 
 TEST(NcclStreams, DecoratorsKeepTheTie) {
   reset_fake();
-  const Decorate decorate = [](auto world) { return decorators::decorate(std::move(world), "trace;fault:drop@99"); };
+  const CommunicatorDecorator decorate = [](auto world) {
+    return decorators::decorate(std::move(world), "trace;fault:drop@99");
+  };
   EXPECT_EQ(run_world(
                 3, unwatched(),
                 [](Communicator& comm) { EXPECT_EQ(fill_reduce_double(comm, true, true), std::vector<float>(4, 12)); },
@@ -117,7 +119,7 @@ TEST(NcclStreams, DecoratorsKeepTheTie) {
 
 TEST(NcclStreams, ADelayCannotHoldUpADevice) {
   reset_fake();
-  const Decorate decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:1ms"); };
+  const CommunicatorDecorator decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:1ms"); };
   run_world(
       1, unwatched(),
       [](Communicator& comm) {

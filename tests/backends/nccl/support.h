@@ -23,8 +23,8 @@ using namespace tessera::base;
 using namespace tessera::comm;
 using namespace std::chrono_literals;
 
-inline WorldOptions quick_options() {
-  WorldOptions options;
+inline BackendOptions quick_options() {
+  BackendOptions options;
   options.communicator.timeout = 20s;
   options.deterministic = false;
   return options;
@@ -41,9 +41,10 @@ inline std::string error_of(const std::function<void()>& call) {
 }
 
 /// Runs `body` on every rank; what each rank left with, as error_of says it.
-inline std::vector<std::string> run_world(int ranks, const WorldOptions& options,
+inline std::vector<std::string> run_world(int ranks, const BackendOptions& options,
                                           const std::function<void(Communicator&)>& body,
-                                          const nccl::Api& api = fake_api(), const Decorate& decorate = {}) {
+                                          const nccl::NcclApi& api = fake_api(),
+                                          const CommunicatorDecorator& decorate = {}) {
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
   std::vector<std::future<std::string>> results;
   for (const auto& bootstrap : bootstraps)
@@ -61,7 +62,7 @@ inline std::vector<std::string> run_world(int ranks, const WorldOptions& options
 
 /// The same, where nobody fails; nor does the fake complain, or anything stay.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
-                      const WorldOptions& options = quick_options(), const nccl::Api& api = fake_api()) {
+                      const BackendOptions& options = quick_options(), const nccl::NcclApi& api = fake_api()) {
   EXPECT_EQ(run_world(ranks, options, body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
   const FakeCounts counts = fake_counts();
   EXPECT_EQ(counts.complaint, "");

@@ -34,7 +34,7 @@ std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   std::vector<std::byte> have(bytes);
   reduce_tree(op, dtype, sources, factors, want.data(), kCount);
   const int own = ranks / 2;
-  const nccl::TreeWork work{
+  const nccl::TreeReduceArgs work{
       op,    dtype,          ranks,       own,   sources[static_cast<std::size_t>(own)], pieces.data(),
       bytes, factors.data(), have.data(), kCount};
   with_element(dtype, [&](auto zero) {
@@ -65,16 +65,16 @@ TEST(NcclTree, EveryF16AndBf16GoesThereAndBack) {
   }
 }
 
-WorldOptions deterministic_options() {
-  WorldOptions options = quick_options();
+BackendOptions deterministic_options() {
+  BackendOptions options = quick_options();
   options.deterministic = true;
   return options;
 }
 
 /// The vendor's sums fail, but for the byte of a barrier.
-const nccl::Api& without_sums() {
-  static const nccl::Api kApi = [] {
-    nccl::Api api = fake_api();
+const nccl::NcclApi& without_sums() {
+  static const nccl::NcclApi kApi = [] {
+    nccl::NcclApi api = fake_api();
     api.ncclAllReduce = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
       if (type != ncclUint8 || count != 1) return ncclInvalidUsage;
@@ -165,9 +165,9 @@ TEST(NcclTree, WhatTheVendorLacksGoesThisWayInAnyMode) {
 
 TEST(NcclTree, AKernelThatIsNotThereOrWrongIsSeen) {
   reset_fake();
-  static constexpr nccl::TreeKernels kNothing{[](const nccl::TreeWork&, cudaStream_t) { return cudaSuccess; },
+  static constexpr nccl::TreeKernels kNothing{[](const nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
                                               [](double*, double, cudaStream_t) { return cudaSuccess; }};
-  nccl::Api api = without_sums();
+  nccl::NcclApi api = without_sums();
   api.tree = &kNothing;
   run_ranks(
       2, [](Communicator& comm) { EXPECT_EQ(sums<float>(comm, ReduceOp::Kind::sum, 0, false), "all_reduce"); },

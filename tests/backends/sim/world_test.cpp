@@ -117,7 +117,7 @@ TEST(Simulation, BringsToTheHostWhatEqualRanksWouldHave) {
 }
 
 TEST(Simulation, TakesWhatWasMeasured) {
-  std::map<OpKind, TimeTable> tables;
+  std::map<OpKind, CostTable> tables;
   tables[OpKind::all_gather].add(1000, 1e-6);
   tables[OpKind::all_gather].add(3000, 2e-6);
   Simulated s(2, measured(tables));

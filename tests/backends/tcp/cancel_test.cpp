@@ -184,14 +184,14 @@ TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
 void send_in_vain(const World& world, std::uint32_t communicator, bool told_before) {
   const auto& transport = world[1]->transport;
   std::vector<std::unique_ptr<Parcel>> out, in;
-  if (told_before) transport->give_up(communicator);
+  if (told_before) transport->discard_communicator(communicator);
   for (std::uint32_t i = 0; i < 5; ++i) out.push_back(world[0]->send(1, {communicator, i, 0}, kEagerLimit));
   if (!told_before) in.push_back(world[1]->receive(0, {communicator, 100, 0}, 100));
   settle(world, 2ms);
   for (auto& parcel : out) world[0]->transport->cancel(parcel->message);
   if (told_before) return;
   transport->cancel(in.front()->message);
-  transport->give_up(communicator);
+  transport->discard_communicator(communicator);
 }
 
 bool goes_unasked(const World& world, const MessageTag& tag) {
@@ -237,10 +237,10 @@ TEST(GivenUp, WithLargeMessagesOnTheirWay) {
   settle(half.world, 2ms);
   half.world[0]->transport->cancel(half.out->message);
   half.world[0]->transport->cancel(announced->message);
-  half.world[0]->transport->give_up(1);
+  half.world[0]->transport->discard_communicator(1);
   half.world[1]->transport->cancel(half.in->message);
   half.world[1]->transport->cancel(asked->message);
-  half.world[1]->transport->give_up(1);
+  half.world[1]->transport->discard_communicator(1);
   settle(half.world);
   EXPECT_EQ(half.world[0]->transport->peer(1)->outbox().entries(), 0U);
   EXPECT_LE(half.world[1]->transport->peer(0)->inbox().entries(), 1U);  // what was asked for may still come

@@ -156,7 +156,7 @@ TEST(Sleeping, EndsWhenThereIsRoomAgain) {
 }
 
 TEST(Sleeping, LastsWhileThereIsNothing) {  // the control: nothing else ends it
-  tcp::SocketSleeper sleeper;
+  tcp::EpollWaiter sleeper;
   const auto start = Clock::now();
   ASSERT_TRUE(sleeper.arm());
   sleeper.sleep(100ms);
@@ -164,7 +164,7 @@ TEST(Sleeping, LastsWhileThereIsNothing) {  // the control: nothing else ends it
 }
 
 TEST(Sleeping, EndsByAWakeSinceArm) {
-  tcp::SocketSleeper sleeper;
+  tcp::EpollWaiter sleeper;
   for (int i = 0; i < 3; ++i) {
     sleeper.arm();
     sleeper.wake();
@@ -180,7 +180,7 @@ TEST(Sleeping, EndsByAWakeSinceArm) {
 }
 
 TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
-  tcp::SocketSleeper sleeper;
+  tcp::EpollWaiter sleeper;
   std::mutex lock;  // the engine's
   std::atomic<int> round{0};
   std::atomic<std::int64_t> longest{0};

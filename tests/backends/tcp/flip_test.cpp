@@ -45,7 +45,7 @@ Outcome run(std::optional<FlippingProxy::Flip> flip, std::vector<std::string> ho
           const std::string streams_and_checksum = lines[1].substr(0, lines[1].find(' ', lines[1].find(' ') + 1) + 3);
           lines[1] = streams_and_checksum + std::to_string(proxy->port()) + " 127.0.0.1";
         };
-      WorldOptions options;
+      BackendOptions options;
       options.communicator.timeout = 10s;
       options.check = check;
       outcome.errors[r] = error_of([&] {

@@ -13,8 +13,8 @@ namespace tessera::tcp_test {
 namespace {
 
 using tcp::Frame;
+using tcp::FrameDecoder;
 using tcp::FrameKind;
-using tcp::FrameReader;
 using tcp::kCredit;
 using tcp::kEagerLimit;
 using tcp::kPiece;
@@ -32,7 +32,7 @@ void append(Bytes& bytes, Frame frame) {
 }
 
 /// Feeds the bytes in parts of random lengths. Returns what is wrong with them, or "".
-std::string feed(FrameReader& reader, const Bytes& bytes, std::mt19937& random) {
+std::string feed(FrameDecoder& reader, const Bytes& bytes, std::mt19937& random) {
   std::size_t at = 0;
   while (at < bytes.size()) {
     std::size_t part =
@@ -53,9 +53,9 @@ std::string feed(FrameReader& reader, const Bytes& bytes, std::mt19937& random) 
 /// One side of a connection, without the connection: ten receives are open.
 struct Side {
   Node node;
-  tcp::Outbox outbox;
-  tcp::Inbox inbox{outbox};
-  FrameReader reader;
+  tcp::SendQueue outbox;
+  tcp::ReceiveQueue inbox{outbox};
+  FrameDecoder reader;
   std::vector<std::unique_ptr<Parcel>> in;
   explicit Side(bool checked = true) : outbox(2, checked), reader(inbox, checked) {
     for (std::uint32_t i = 0; i < 10; ++i) {

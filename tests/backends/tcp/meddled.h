@@ -18,8 +18,8 @@ class Meddled : public Bootstrap {
   int rank() const noexcept override { return real_->rank(); }
   int size() const noexcept override { return real_->size(); }
   bool in_process() const noexcept override { return real_->in_process(); }
-  std::vector<std::string> exchange(std::string_view blob) override {
-    std::vector<std::string> all = real_->exchange(blob);
+  std::vector<std::string> all_gather(std::string_view blob) override {
+    std::vector<std::string> all = real_->all_gather(blob);
     if (count_++ == 0 && on_addresses) on_addresses(all);
     return all;
   }

@@ -172,16 +172,16 @@ TEST(Mesh, OneConnectionOverLoopbackAndTwoBetweenHosts) {
 TEST(Mesh, WrongSettingsOfOneRankAreEverybodysError) {
   WorldPlan plan;
   plan.ranks = 3;
-  plan.change = [](int rank, Settings& settings) {
+  plan.change = [](int rank, TcpOptions& settings) {
     if (rank == 2) settings.interfaces = "nonesuch0";
   };
   World world;
   for (const std::string& error : try_to_make(plan, world))
     EXPECT_EQ(error.find("InvalidUsage: rank 2: tcp: TESSERA_IFNAME=nonesuch0: "), 0U) << error;
-  plan.change = [](int rank, Settings& settings) { settings.streams = 1 + rank % 2; };
+  plan.change = [](int rank, TcpOptions& settings) { settings.streams = 1 + rank % 2; };
   for (const std::string& error : try_to_make(plan, world))
     EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_STREAMS is "), 0U) << error;
-  plan.change = [](int rank, Settings& settings) {
+  plan.change = [](int rank, TcpOptions& settings) {
     if (rank == 1) settings.checksum = tcp::Checksum::never;
   };
   for (const std::string& error : try_to_make(plan, world))

@@ -19,7 +19,7 @@ namespace tessera::tcp_test {
 using namespace tessera::base;
 using namespace tessera::comm;
 using namespace std::chrono_literals;
-using tessera::tcp::Settings;
+using tessera::tcp::TcpOptions;
 using tessera::tcp::TcpTransport;
 
 inline constexpr auto kPatience = 60s;
@@ -121,11 +121,11 @@ inline std::string error_of(const std::function<void()>& call) {
 
 struct WorldPlan {
   int ranks = 2;
-  Settings settings = {};
+  TcpOptions settings = {};
   std::chrono::milliseconds timeout = 20s;
   /// Wraps the bootstrap of a rank, for tests that interfere.
   std::function<std::shared_ptr<Bootstrap>(std::shared_ptr<Bootstrap>)> wrap = {};
-  std::function<void(int rank, Settings&)> change = {};
+  std::function<void(int rank, TcpOptions&)> change = {};
 };
 
 /// Each rank's error, "" where it came up.
@@ -139,9 +139,9 @@ inline std::vector<std::string> try_to_make(const WorldPlan& plan, World& world)
     threads.emplace_back([&, r] {
       std::shared_ptr<Bootstrap> bootstrap = bootstraps[r];
       if (plan.wrap) bootstrap = plan.wrap(bootstrap);
-      Settings settings = plan.settings;
+      TcpOptions settings = plan.settings;
       if (plan.change) plan.change(static_cast<int>(r), settings);
-      WorldOptions options;
+      BackendOptions options;
       options.communicator.timeout = plan.timeout;
       world[r]->rank = static_cast<int>(r);
       errors[r] = error_of([&] { world[r]->transport = make_transport(*bootstrap, *world[r], options, settings); });

@@ -184,7 +184,7 @@ const std::map<std::string, void (*)(Rank&, Bootstrap&)>& modes() {
 int run_transport_ranks(const std::string& mode, const MakeTransport& make_transport) {
   try {
     const Launch launch = resolve_launch();
-    const std::shared_ptr<Bootstrap> bootstrap = meet({.launch = launch, .timeout = 30s});
+    const std::shared_ptr<Bootstrap> bootstrap = rendezvous({.launch = launch, .timeout = 30s});
     Rank me(launch.rank);
     me.transport = make_transport(*bootstrap, me);
     modes().at(mode)(me, *bootstrap);

@@ -23,7 +23,7 @@ struct OwnError : std::runtime_error {
       .name = MODULE_NAME,
       .devices = "cpu",
       .probe = [] { return std::string(WHY_NOT); },
-      .create = [](const std::shared_ptr<Bootstrap>&, const WorldOptions& options) -> std::unique_ptr<Communicator> {
+      .create = [](const std::shared_ptr<Bootstrap>&, const BackendOptions& options) -> std::unique_ptr<Communicator> {
         if (options.algorithms == "own") throw OwnError("an error of the module's own type");
         throw tessera::base::Unsupported("paper carries nothing");
       },

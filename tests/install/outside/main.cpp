@@ -26,9 +26,9 @@ int use_backend(const char* name) {
 int main(int count, char** arguments) {
   if (count > 1) return use_backend(arguments[1]);
   using namespace tessera::base;
-  const auto ledger = std::make_shared<Ledger>();
+  const auto ledger = std::make_shared<MemoryTracker>();
   MemoryPool pool(ledger);
-  const Buffer buffer = pool.allocate(1000, MemoryUse::parameter);
+  const Buffer buffer = pool.allocate(1000, MemoryCategory::parameter);
   try {
     parse_dtype("f33");
   } catch (const InvalidUsage& error) {  // an exception type that crosses the library's border

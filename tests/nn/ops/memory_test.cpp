@@ -13,11 +13,11 @@ namespace {
 /// Peak of `activation` while `loss` is computed and walked backwards, beyond what was live before; in bytes.
 std::uint64_t peak(Context& context, const Loss& loss) {
   context.ledger().reset_peaks();
-  const std::uint64_t before = context.ledger().snapshot().now_of(MemoryUse::activation);
+  const std::uint64_t before = context.ledger().snapshot().now_of(MemoryCategory::activation);
   Tape tape;
   const TapeScope scope(context, &tape);
   tape.backward(loss());
-  return context.ledger().snapshot().peak_of(MemoryUse::activation) - before;
+  return context.ledger().snapshot().peak_of(MemoryCategory::activation) - before;
 }
 
 TEST(OperationMemory, AttentionAt8192PositionsStaysSmall) {

@@ -50,8 +50,8 @@ TEST(GradientSharing, AGivenGradientIsNotWrittenWhileAnotherHoldsIt) {
   Context context;
   const Tensor shared = leaf(context, {4}, "shared");
   Gradient a(context, {4}, DType::f64), b(context, {4}, DType::f64);
-  a.give(shared);
-  b.give(shared);
+  a.accumulate(shared);
+  b.accumulate(shared);
   EXPECT_EQ(a.value().raw(), shared.raw());  // the first one is not copied
   const GradientTarget target = a.write();
   EXPECT_TRUE(target.accumulate);
@@ -65,8 +65,8 @@ TEST(GradientSharing, WritingIntoSharedMemoryWouldCorruptTheOther) {
   Context context;
   const Tensor shared = leaf(context, {4}, "shared");
   Gradient a(context, {4}, DType::f64), b(context, {4}, DType::f64);
-  a.give(shared);
-  b.give(shared);
+  a.accumulate(shared);
+  b.accumulate(shared);
   const double before = b.value().data<double>()[0];
   a.value().data<double>()[0] += 1.0;  // without write()
   EXPECT_NE(b.value().data<double>()[0], before);
@@ -79,7 +79,7 @@ TEST(GradientSharing, TheLastHolderAddsInPlace) {
   {
     const Tensor given = leaf(context, {4}, "given");
     memory = given.raw();
-    a.give(given);
+    a.accumulate(given);
   }
   EXPECT_EQ(a.write().tensor.raw(), memory);
 }

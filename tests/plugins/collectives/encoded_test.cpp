@@ -21,9 +21,9 @@ struct Case {
 class EncodedCollectives : public testing::TestWithParam<Case> {
  protected:
   Results run(OpKind collective, const std::function<std::vector<float>(Bench&)>& body, bool feedback = false) const {
-    const EncodedOptions options{collective, GetParam().encoding, feedback};
+    const CompressionOptions options{collective, GetParam().encoding, feedback};
     return on_ranks(
-        GetParam().world, collective, kShapes, [&] { return std::make_unique<Encoded>(options); }, body);
+        GetParam().world, collective, kShapes, [&] { return std::make_unique<CompressedCollective>(options); }, body);
   }
   /// Encoded and decoded.
   std::vector<float> rounded(const std::vector<float>& values) const {
@@ -99,10 +99,10 @@ TEST_P(EncodedCollectives, SendWhatTheirCostSays) {
     run(collective, [&](Bench& bench) {
       const int rank = bench.channel().rank(), ranks = bench.channel().size();
       const std::vector<float> all = values_of(rank, bench.padded());
-      const comm::MeterSnapshot before = bench.channel().meter();
+      const comm::TrafficStats before = bench.channel().meter();
       bench.run(collective == OpKind::all_gather ? part_of(all, rank) : all);
       bench.channel().barrier().wait();  // then all have read what I sent
-      const comm::MeterSnapshot moved = bench.channel().meter() - before;
+      const comm::TrafficStats moved = bench.channel().meter() - before;
       const std::uint64_t part = bench.padded() / static_cast<std::size_t>(ranks);
       const std::uint64_t encoded = GetParam().encoding == Encoding::bf16 ? 2 * part : part + 4 * ((part + 255) / 256);
       const std::uint64_t hops = collective == OpKind::all_reduce ? 2 : 1;
@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, EncodedCollectives,
                          });
 
 TEST(EncodedCollective, OfSixteenBitsAsBf16TravelsAsItIs) {
-  const EncodedOptions options{OpKind::all_gather, Encoding::bf16};
+  const CompressionOptions options{OpKind::all_gather, Encoding::bf16};
   const auto same = [&](base::DType dtype) {
     return encoded_cost(options, {1024, dtype, 4}).bytes == 768 * base::size_of(dtype);
   };
@@ -183,7 +183,7 @@ TEST(EncodedCollective, DoesWhatItCanAndNamesWhatItCannot) {
   on_ranks(
       {.ranks = 2}, OpKind::all_reduce, kShapes,
       [] {
-        return std::make_unique<Encoded>(EncodedOptions{OpKind::all_reduce, Encoding::int8});
+        return std::make_unique<CompressedCollective>(CompressionOptions{OpKind::all_reduce, Encoding::int8});
       },
       [](Bench& bench) {
         EXPECT_THROW(bench.run(std::vector<float>(16), ReduceOp::max()), base::Unsupported);

@@ -56,7 +56,7 @@ class Bench {
                   .runtime = nullptr}),
         start_(base::make_lazy_stream()),  // beside a compute stream that runs at once, and one that is lazy too
         buffers_(
-            context_.ledger(), base::MemoryUse::communication,
+            context_.ledger(), base::MemoryCategory::communication,
             [&](std::size_t bytes) { return channel.allocate(bytes, comm::MemoryKind::host, std::nullopt); },
             [this](const base::Event& released, void* data, std::size_t bytes) {  // who reads too late reads NaN
               start_->wait(released);
@@ -66,7 +66,7 @@ class Bench {
         copier_(context_.runtime()),
         layout_(layout_of(context_, shapes, channel.size())),
         plugin_(std::move(plugin)) {
-    const std::vector<fsdp::PlannedTransfer> planned = {
+    const std::vector<fsdp::TransferSpec> planned = {
         {"unit", &layout_, base::DType::f32, layout_.padded, channel.size()}};
     plugin_->prepare({collective, context_, buffers_, planned});
     context_.stream().synchronize();
@@ -92,10 +92,10 @@ class Bench {
       out.assign(in.size(), NAN);
       start_->run([&] { std::copy(in.begin(), in.end(), out.begin()); });
     }
-    const std::vector<fsdp::Transfer> transfers = {
+    const std::vector<fsdp::FlatTransfer> transfers = {
         {comm::view_of(in_place ? out.data() : const_cast<float*>(in.data()), in.size()),
          comm::view_of(out.data(), out.size()), &layout_}};
-    fsdp::Works works = plugin_->run({channel_, transfers, op, {.after = start_.get(), .label = "unit"}, copier_});
+    fsdp::WorkChain works = plugin_->run({channel_, transfers, op, {.after = start_.get(), .label = "unit"}, copier_});
     works.wait_on(context_.stream());
     context_.stream().synchronize();
     return out;
@@ -114,11 +114,11 @@ class Bench {
 
 /// body(bench) on every rank; what it returns, by rank.
 using Results = std::vector<std::vector<float>>;
-template <class Make>
-Results on_ranks(const World& world, OpKind collective, const std::vector<nn::Shape>& shapes, const Make& make,
+template <class Factory>
+Results on_ranks(const World& world, OpKind collective, const std::vector<nn::Shape>& shapes, const Factory& make,
                  const std::function<std::vector<float>(Bench&)>& body) {
   Results results(static_cast<std::size_t>(world.ranks));
-  comm::Config config;
+  comm::InitOptions config;
   config.backend = world.backend;
   config.timeout = std::chrono::seconds(60);
   config.algorithms = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";

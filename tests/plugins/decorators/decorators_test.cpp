@@ -73,7 +73,7 @@ void every_operation(Communicator& comm) {
 
   const int next = (comm.rank() + 1) % comm.size();
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-  const PointToPoint parts[] = {PointToPoint::send(in, next), PointToPoint::recv(out, previous)};
+  const P2POp parts[] = {P2POp::send(in, next), P2POp::recv(out, previous)};
   comm.batch(parts).wait();
   EXPECT_EQ(got, static_cast<float>(previous + 1));
   if (r == 0) comm.send(in, 1).wait();
@@ -87,8 +87,8 @@ void every_operation(Communicator& comm) {
 
 TEST(Decorators, ForwardEveryOperationAndTheMeter) {
   std::mutex mutex;
-  std::vector<MeterSnapshot> plain(3);
-  const auto record = [&](std::vector<MeterSnapshot>& into) {
+  std::vector<TrafficStats> plain(3);
+  const auto record = [&](std::vector<TrafficStats>& into) {
     return [&](Communicator& comm) {
       every_operation(comm);
       const auto half = comm.split(comm.rank() == 2 ? -1 : 0, -comm.rank());
@@ -97,7 +97,7 @@ TEST(Decorators, ForwardEveryOperationAndTheMeter) {
         EXPECT_EQ(half->rank(), 1 - comm.rank());
       }
       if (half != nullptr) every_operation(*half);
-      const Buffer window = comm.allocate(64, MemoryKind::host, MemoryUse::other);
+      const Buffer window = comm.allocate(64, MemoryKind::host, MemoryCategory::other);
       EXPECT_EQ(window.bytes(), 64u);
       EXPECT_EQ(comm.backend(), "shm");
       const std::lock_guard lock(mutex);
@@ -105,7 +105,7 @@ TEST(Decorators, ForwardEveryOperationAndTheMeter) {
     };
   };
   run_threads(3, quick_config(), record(plain));
-  std::vector<MeterSnapshot> through(3);
+  std::vector<TrafficStats> through(3);
   run_threads(3, decorated("delay:1ms;trace;fault:kill@9999"), record(through));
   for (std::size_t r = 0; r < 3; ++r) {
     EXPECT_EQ(plain[r].by_kind, through[r].by_kind);
@@ -211,7 +211,7 @@ TEST(Delay, ReachesSplitCommunicatorsAndNotBeyondTheDeadline) {
 
 TEST(Trace, EachOperationIsALineInTheLog) {
   Lines lines;
-  Config config = decorated("trace");
+  InitOptions config = decorated("trace");
   config.logger =
       std::make_shared<Logger>(LogLevel::info, [&](LogLevel, std::string_view text) { lines.add(std::string(text)); });
   run_threads(2, config, [](Communicator& comm) {
@@ -230,14 +230,15 @@ TEST(Trace, EachOperationIsALineInTheLog) {
 
 TEST(Trace, SeesTheDelayBelowItAndTheErrors) {
   std::mutex mutex;
-  std::vector<decorators::TraceEvent> events;
-  Config config = quick_config();
+  std::vector<decorators::OperationEvent> events;
+  InitOptions config = quick_config();
   config.decorate = [&](std::unique_ptr<Communicator> world) -> std::unique_ptr<Communicator> {
     auto delayed = decorators::decorate(std::move(world), "delay:20ms,op=barrier");
-    return std::make_unique<decorators::Trace>(std::move(delayed), [&](const decorators::TraceEvent& event) {
-      const std::lock_guard lock(mutex);
-      events.push_back(event);
-    });
+    return std::make_unique<decorators::TraceDecorator>(std::move(delayed),
+                                                        [&](const decorators::OperationEvent& event) {
+                                                          const std::lock_guard lock(mutex);
+                                                          events.push_back(event);
+                                                        });
   };
   run_threads(2, config, [](Communicator& comm) {
     comm.barrier().wait();
@@ -246,7 +247,7 @@ TEST(Trace, SeesTheDelayBelowItAndTheErrors) {
     EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
   });
   ASSERT_EQ(events.size(), 6u);
-  for (const decorators::TraceEvent& event : events) {
+  for (const decorators::OperationEvent& event : events) {
     EXPECT_EQ(event.operation, "barrier");
     EXPECT_EQ(event.error, event.number < 3 ? "" : "Aborted: rank 0 aborted: enough");
     if (event.number < 3) {
@@ -277,7 +278,7 @@ TEST(Trace, TheFileIsAChromeTrace) {
     EXPECT_EQ(phases, (std::map<std::string, int>{{"M", 3}, {"b", 2}, {"e", 2}}));  // a process, two tracks
   }
   Lines lines;
-  Config config = decorated("trace:/nowhere/at/all");
+  InitOptions config = decorated("trace:/nowhere/at/all");
   config.logger =
       std::make_shared<Logger>(LogLevel::warn, [&](LogLevel, std::string_view text) { lines.add(std::string(text)); });
   run_threads(1, config, [](Communicator& comm) { comm.barrier().wait(); });
@@ -354,7 +355,7 @@ TEST(Fault, AbortEndsTheWaitingForADroppedCall) {
 [[noreturn]] void rank_of_two(int rank, const std::string& job) {
   int code = 1;
   try {
-    Config config = decorated("fault:kill@3,rank=1");
+    InitOptions config = decorated("fault:kill@3,rank=1");
     config.launch =
         Launch{.launcher = "test", .rank = rank, .size = 2, .local_rank = rank, .local_size = 2, .job = job};
     const auto comm = init(config);

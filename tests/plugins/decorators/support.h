@@ -12,8 +12,8 @@ namespace tessera::decorators_test {
 
 using namespace tessera::comm_test;
 
-inline Config decorated(const std::string& spec) {
-  Config config = quick_config();
+inline InitOptions decorated(const std::string& spec) {
+  InitOptions config = quick_config();
   config.decorate = [spec](std::unique_ptr<Communicator> world) {
     return decorators::decorate(std::move(world), spec);
   };

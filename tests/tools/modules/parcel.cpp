@@ -12,7 +12,7 @@ const Backend& backend() {
       .devices = "cpu",
       .probe = [] { return std::string(); },
       .create = [](std::shared_ptr<Bootstrap> bootstrap,
-                   const WorldOptions& options) { return find_backend("shm").create(std::move(bootstrap), options); },
+                   const BackendOptions& options) { return find_backend("shm").create(std::move(bootstrap), options); },
       .variables = {},
       .launch_prefix = kLaunch};
   return kBackend;

@@ -12,11 +12,11 @@ namespace tessera::base::cuda {
 bool has_ipc(int index) noexcept;
 
 /// As DeviceRuntime says. Thread-safe.
-class Ipc {
+class IpcMemory {
  public:
-  explicit Ipc(int index) : index_(index) {}
-  MemoryHandle export_memory(void* data) const;
-  void* import_memory(const MemoryHandle& handle);
+  explicit IpcMemory(int index) : index_(index) {}
+  IpcMemoryHandle get_ipc_handle(void* data) const;
+  void* open_ipc_handle(const IpcMemoryHandle& handle);
   void release(void* imported) noexcept;
 
  private:

@@ -15,12 +15,12 @@ namespace tessera::base::cuda {
 
 /// Words that only ever count up: who waits for a number that was passed long ago goes on, so a word may serve the next
 /// signal while a stream has yet to look at it. Thread-safe.
-class Words {
+class WaitWordPool {
  public:
-  Words() = default;
-  ~Words();
-  Words(const Words&) = delete;
-  Words& operator=(const Words&) = delete;
+  WaitWordPool() = default;
+  ~WaitWordPool();
+  WaitWordPool(const WaitWordPool&) = delete;
+  WaitWordPool& operator=(const WaitWordPool&) = delete;
   std::uint32_t* take();
   void give(std::uint32_t* word) noexcept;
 
@@ -30,23 +30,23 @@ class Words {
   std::vector<std::uint32_t*> idle_;
 };
 
-class HostPoint final : public Event::State {
+class HostEventState final : public Event::State {
  public:
-  HostPoint(std::shared_ptr<Words> words, std::uint32_t* word, std::uint32_t value)
+  HostEventState(std::shared_ptr<WaitWordPool> words, std::uint32_t* word, std::uint32_t value)
       : words_(std::move(words)), word_(word), value_(value) {}
   bool done() const override;
   void wait() override;
   std::int64_t time_ns() override;
   /// What `stream` does from here on comes after this point.
-  void hold_up(cudaStream_t stream) const;
+  void make_stream_wait(cudaStream_t stream) const;
 
  private:
-  const std::shared_ptr<Words> words_;  ///< keeps the word's page
+  const std::shared_ptr<WaitWordPool> words_;  ///< keeps the word's page
   std::uint32_t* const word_;
   const std::uint32_t value_;
 };
 
 /// Throws Unsupported where the driver can't let streams wait for memory.
-std::unique_ptr<Signal> make_signal(std::shared_ptr<Words> words);
+std::unique_ptr<HostEvent> make_signal(std::shared_ptr<WaitWordPool> words);
 
 }  // namespace tessera::base::cuda

@@ -18,26 +18,27 @@
 
 namespace tessera::comm {
 
-class Door {
+class RendezvousServer {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
 
   /// Works on `context`, which outlives it. `about` names the run in errors: "within 5m (run 'x')".
-  Door(boost::asio::io_context& context, std::vector<UniqueFd> listeners, Identity self, std::string about);
-  ~Door();
-  Door(const Door&) = delete;
-  Door& operator=(const Door&) = delete;
+  RendezvousServer(boost::asio::io_context& context, std::vector<UniqueFd> listeners, RankIdentity self,
+                   std::string about);
+  ~RendezvousServer();
+  RendezvousServer(const RendezvousServer&) = delete;
+  RendezvousServer& operator=(const RendezvousServer&) = delete;
 
   /// Runs the context until all others are here: their connections by rank, [0] empty. Throws Timeout that names who is
   /// missing and who was refused, and InvalidUsage where the ranks don't fit together; those who are here are told the
   /// same. Afterwards, whenever somebody runs the context, latecomers are refused.
-  std::vector<Connection> gather(Deadline deadline);
+  std::vector<Connection> accept_all(Deadline deadline);
   void close();
   const Digest& session() const noexcept { return session_; }
 
  private:
-  struct Guest;
-  using GuestPointer = std::shared_ptr<Guest>;
+  struct PendingPeer;
+  using GuestPointer = std::shared_ptr<PendingPeer>;
 
   void listen(std::size_t listener);
   void accept_some(std::size_t listener);
@@ -46,7 +47,7 @@ class Door {
   bool on_hello(const GuestPointer& guest, std::string_view payload);
   void answer(const GuestPointer& guest);
   void await_belief(const GuestPointer& guest);
-  void show_out(GuestPointer guest);
+  void reject(GuestPointer guest);
   void drop_dead();
   void sweep();
   std::string missing() const;
@@ -54,7 +55,7 @@ class Door {
   void give_up(const Error& error);
 
   boost::asio::io_context& context_;
-  const Identity self_;
+  const RankIdentity self_;
   const std::string about_;
   const Digest session_;
   const std::size_t most_strangers_;

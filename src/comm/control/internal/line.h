@@ -17,7 +17,7 @@
 
 namespace tessera::comm {
 
-class Line {
+class ControlConnection {
  public:
   struct Message {
     wire::Type type{};
@@ -35,7 +35,7 @@ class Line {
   static constexpr std::size_t kMostQueued = std::size_t{16} << 20;  ///< bytes
 
   /// `context` is run by one thread, which calls the events; it is stopped before the line goes.
-  Line(boost::asio::io_context& context, Connection connection, Events events);
+  ControlConnection(boost::asio::io_context& context, Connection connection, Events events);
 
   /// Begins to read. On the context's thread.
   void start();

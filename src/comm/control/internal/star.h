@@ -14,27 +14,27 @@
 
 namespace tessera::comm {
 
-class Star final : public Bootstrap {
+class ProcessBootstrap final : public Bootstrap {
  public:
-  struct Parts {
-    Identity self;
+  struct StarSockets {
+    RankIdentity self;
     std::unique_ptr<boost::asio::io_context> context;
-    std::unique_ptr<Door> door;     ///< rank 0's, open as long as the star where latecomers can find it
-    std::vector<Connection> links;  ///< rank 0: one for each rank, its own empty; else only [0]
+    std::unique_ptr<RendezvousServer> door;  ///< rank 0's, open as long as the star where latecomers can find it
+    std::vector<Connection> links;           ///< rank 0: one for each rank, its own empty; else only [0]
     Digest session{};
     std::string host_id;  ///< "": from the system
     Deadline deadline;
     std::chrono::milliseconds timeout{};
   };
   /// Collective: the ranks tell each other where they are.
-  explicit Star(Parts parts);
-  ~Star() override;
+  explicit ProcessBootstrap(StarSockets parts);
+  ~ProcessBootstrap() override;
 
   int rank() const noexcept override { return self_.rank; }
   int size() const noexcept override { return self_.size; }
   bool in_process() const noexcept override { return false; }
-  std::vector<std::string> exchange(std::string_view blob) override;
-  std::vector<UniqueFd> exchange_descriptors(int fd) override;
+  std::vector<std::string> all_gather(std::string_view blob) override;
+  std::vector<UniqueFd> all_gather_fds(int fd) override;
   std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override;
   const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
   const Token& token() const noexcept override { return token_; }
@@ -49,28 +49,29 @@ class Star final : public Bootstrap {
   template <class F>
   void each_peer(std::vector<Connection>& links, F&& call);
 
-  const Identity self_;
+  const RankIdentity self_;
   const Token token_;
   const Deadline deadline_;
   const std::chrono::milliseconds timeout_;
   std::unique_ptr<boost::asio::io_context> context_;
-  std::unique_ptr<Door> door_;
+  std::unique_ptr<RendezvousServer> door_;
   std::vector<Connection> links_;
   std::vector<Connection> local_links_;  // where links_ can't carry descriptors
   std::vector<std::string> hosts_;
   std::vector<int> pids_;
   std::string local_address_;
-  std::unique_ptr<Switchboard> switchboard_;
+  std::unique_ptr<ControlPlane> switchboard_;
 };
 
 /// Connects to rank 0 and proves itself, again and again until the deadline. `connect` gives an empty connection, and
 /// says why, where nobody is there yet. Throws Timeout with `hint`, and InvalidUsage where rank 0 refuses.
-struct Joined {
+struct JoinResult {
   Connection link;
   Digest session{};
   Digest key{};  ///< by which this rank was admitted
 };
-Joined join(const Identity& self, const std::string& place, Deadline deadline, const std::string& about,
-            const std::function<Connection(std::string& why, Digest& key)>& connect);
+JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, Deadline deadline,
+                            const std::string& about,
+                            const std::function<Connection(std::string& why, Digest& key)>& connect);
 
 }  // namespace tessera::comm

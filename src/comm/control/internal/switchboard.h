@@ -22,7 +22,7 @@
 
 namespace tessera::comm {
 
-class Switchboard {
+class ControlPlane {
  public:
   struct Members {
     int rank = 0;
@@ -32,11 +32,11 @@ class Switchboard {
     std::chrono::milliseconds timeout{};
   };
   /// Starts the thread. Until this goes, nobody else runs `context`, which outlives it.
-  Switchboard(boost::asio::io_context& context, Members members);
+  ControlPlane(boost::asio::io_context& context, Members members);
   /// Tells the others that this rank leaves in good order; waits a second at longest for them to take note.
-  ~Switchboard();
-  Switchboard(const Switchboard&) = delete;
-  Switchboard& operator=(const Switchboard&) = delete;
+  ~ControlPlane();
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
 
   /// Waits until all ranks have opened it. Throws PeerLost where one died or left, Timeout.
   std::unique_ptr<ControlChannel> open(std::string_view name, ControlEvents events);
@@ -45,7 +45,7 @@ class Switchboard {
   struct Channel;
   class Handle;
   using ChannelPointer = std::shared_ptr<Channel>;
-  struct Opening {
+  struct ChannelOpening {
     std::string name;
     std::set<int> ranks;
   };
@@ -59,7 +59,7 @@ class Switchboard {
   // The context's thread.
   bool on_frame(int from, wire::Type type, std::string_view payload);
   bool on_told(int from, std::string_view payload);
-  bool on_opened(int from, const wire::Opened& opened);
+  bool on_opened(int from, const wire::ChannelOpened& opened);
   bool on_gone(int from, wire::Type type, std::string_view payload);
   void opened_by_all(std::uint16_t number);
   bool on_probe(int from);
@@ -77,10 +77,10 @@ class Switchboard {
   const int rank_;
   const int size_;
   const std::chrono::milliseconds timeout_;
-  std::vector<std::unique_ptr<Line>> lines_;  // by rank; null where there is none
+  std::vector<std::unique_ptr<ControlConnection>> lines_;  // by rank; null where there is none
   std::list<boost::asio::posix::stream_descriptor> processes_;
   std::list<boost::asio::steady_timer> timers_;
-  std::map<std::uint16_t, Opening> openings_;  // rank 0's
+  std::map<std::uint16_t, ChannelOpening> openings_;  // rank 0's
   std::set<int> gone_;
   std::set<int> ended_;  // of which rank 0 may still have to tell how
   bool leaving_ = false;

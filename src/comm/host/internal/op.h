@@ -15,14 +15,14 @@
 
 namespace tessera::comm::host {
 
-class Group;
+class HostGroup;
 
 inline constexpr std::string_view kMessageAlgorithm = "direct";  ///< of sends and receives
 
-class Op final : public DrivenWork, public MessageOwner, public NativeOwner {
+class ScheduleExecutor final : public DrivenWork, public MessageOwner, public NativeOwner {
  public:
   /// In the caller's thread, before it is submitted.
-  void prepare(std::shared_ptr<Group> owner, const Call& what, std::uint64_t number);
+  void prepare(std::shared_ptr<HostGroup> owner, const OpDesc& what, std::uint64_t number);
   void take(std::shared_ptr<const Schedule> what);
 
   // Under the engine's lock:
@@ -37,10 +37,10 @@ class Op final : public DrivenWork, public MessageOwner, public NativeOwner {
   bool needs(int member) const noexcept;
   void cancel() noexcept;
   void message_done(Message& message, std::size_t bytes) noexcept override;
-  void native_done(NativeCollective& collective) noexcept override;
+  void native_done(NativeRequest& collective) noexcept override;
 
-  std::shared_ptr<Group> group;  ///< while in use
-  Call call;
+  std::shared_ptr<HostGroup> group;  ///< while in use
+  OpDesc call;
   std::uint64_t sequence = 0;  ///< of a collective; of a message: its number between the two ranks
   Clock::time_point deadline;
   bool internal = false;     ///< not metered
@@ -49,11 +49,11 @@ class Op final : public DrivenWork, public MessageOwner, public NativeOwner {
   bool agreed = true;        ///< checked mode: all members are known to have called the same
   std::size_t surprise = 0;  ///< bytes of a message that had another length than ours
   int surprise_peer = -1;
-  std::uint64_t turn = 0;                        ///< among the native operations of its group; 0: is none
-  std::unique_ptr<NativeGroup>* copy = nullptr;  ///< not null: this native operation makes a group
-  Op* parent = nullptr;                          ///< of a part of a batch
+  std::uint64_t turn = 0;                               ///< among the native operations of its group; 0: is none
+  std::unique_ptr<NativeCommunicator>* copy = nullptr;  ///< not null: this native operation makes a group
+  ScheduleExecutor* parent = nullptr;                   ///< of a part of a batch
   std::uint32_t parts_left = 0;
-  Op* next = nullptr;
+  ScheduleExecutor* next = nullptr;
 
  protected:
   ProgressEngine& engine() const noexcept override;
@@ -61,11 +61,11 @@ class Op final : public DrivenWork, public MessageOwner, public NativeOwner {
   void recycle() noexcept override;
 
  private:
-  std::byte* at(const Region& region) const noexcept;
+  std::byte* at(const BufferRegion& region) const noexcept;
   void start_message(std::uint32_t step);
   bool start_native(std::uint32_t step);
   void give_up(std::uint32_t step) noexcept;
-  std::size_t compute(const Step& step);
+  std::size_t compute(const ScheduleStep& step);
   void step_done(std::uint32_t step) noexcept;
   bool is_message() const { return call.kind == OpKind::send || call.kind == OpKind::recv; }
 
@@ -78,7 +78,7 @@ class Op final : public DrivenWork, public MessageOwner, public NativeOwner {
   std::size_t next_ready_ = 0;
   std::size_t left_ = 0;           ///< steps that are not done
   std::vector<Message> messages_;  ///< by step
-  NativeCollective native_;
+  NativeRequest native_;
   std::vector<std::uint8_t> state_;  ///< by step: kIdle, kUnderWay, kDone
   std::vector<const void*> sources_;
 };

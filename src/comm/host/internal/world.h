@@ -20,8 +20,8 @@
 
 namespace tessera::comm::host {
 
-class Group;
-class Op;
+class HostGroup;
+class ScheduleExecutor;
 
 /// What is known of another rank.
 struct Peer {
@@ -39,14 +39,14 @@ inline constexpr int kHub = 0;
 /// After a failure of the transport the control channel tells within this whether a rank has died of which it came.
 inline constexpr std::chrono::milliseconds kVerdictTime{500};
 
-class World final : public Pollable, public TransportEvents {
+class HostRuntime final : public Pollable, public TransportEvents {
  public:
   /// `native`: what the transport's library may carry out as a whole.
-  World(std::shared_ptr<Bootstrap> bootstrap, const WorldOptions& options, std::string name,
-        std::span<const OpKind> native);
-  ~World() override;
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
+  HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, std::string name,
+              std::span<const OpKind> native);
+  ~HostRuntime() override;
+  HostRuntime(const HostRuntime&) = delete;
+  HostRuntime& operator=(const HostRuntime&) = delete;
   void connect(const TransportFactory& make_transport);
   /// No more operations: says so to the others and ends the connections.
   void leave() noexcept;
@@ -55,7 +55,7 @@ class World final : public Pollable, public TransportEvents {
   int size() const noexcept { return bootstrap_->size(); }
   ProgressEngine& engine() noexcept { return *engine_; }
   Transport& transport() noexcept { return *transport_; }
-  const WorldOptions& options() const noexcept { return options_; }
+  const BackendOptions& options() const noexcept { return options_; }
   const Capabilities& capabilities() const noexcept { return capabilities_; }
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
   MemoryPool& memory() noexcept { return memory_; }
@@ -69,42 +69,42 @@ class World final : public Pollable, public TransportEvents {
   void give_back(std::uint32_t number);
 
   // Under the engine's lock:
-  void add(Group& group);
-  void remove(Group& group);
-  void make_runnable(Op& op) noexcept;
-  void forget(Op& op) noexcept;  ///< it is over
-  bool poll(bool thorough) noexcept override;
+  void add(HostGroup& group);
+  void remove(HostGroup& group);
+  void make_runnable(ScheduleExecutor& op) noexcept;
+  void forget(ScheduleExecutor& op) noexcept;  ///< it is over
+  bool poll(bool with_health_check) noexcept override;
   void connection_lost(int peer, const std::string& why) noexcept override;
   void message_damaged(int peer, const std::string& what) noexcept override;
   void transport_failed(const std::string& why) noexcept override;
-  void tell(int world_rank, const Notice& notice) noexcept;
+  void tell(int world_rank, const ControlMessage& notice) noexcept;
   /// What has been told since the last time; any thread that holds the lock.
   void hear() noexcept;
 
   /// Whether this rank would know by now if `peer` had left in good order.
   bool would_have_heard(const Peer& peer) const;
-  std::string name_hub(const Group& group) const;
+  std::string name_hub(const HostGroup& group) const;
 
   /// Goes on polling while the transport needs it, though no operation may be in flight: after messages were cancelled.
-  void heed_transport() noexcept;
+  void update_transport_polling() noexcept;
 
-  /// When the transport moved something, to within the time between two thorough polls.
+  /// When the transport moved something, to within the time between two with_health_check polls.
   Clock::time_point last_moved() const noexcept { return last_moved_; }
   /// Something was told that nobody has looked at; any thread.
   bool has_heard() const noexcept { return heard_.load(); }
 
   /// Which operation of `communicator` each rank says it has called last; nothing for who does not answer in time. May
   /// be called under the engine's lock.
-  std::vector<std::optional<std::uint64_t>> ask(const Group& group) noexcept;
+  std::vector<std::optional<std::uint64_t>> ask(const HostGroup& group) noexcept;
 
  private:
-  void receive(Notice notice) noexcept;  // in the control thread
-  void handle(const Notice& notice) noexcept;
+  void receive(ControlMessage notice) noexcept;  // in the control thread
+  void handle(const ControlMessage& notice) noexcept;
   bool run_ready() noexcept;
   void blame_transport() noexcept;
 
   std::shared_ptr<Bootstrap> bootstrap_;
-  const WorldOptions options_;
+  const BackendOptions options_;
   const Capabilities capabilities_;
   const AlgorithmTable algorithms_;
   MemoryPool memory_;
@@ -123,15 +123,15 @@ class World final : public Pollable, public TransportEvents {
   std::vector<bool> taken_;
 
   // Under the engine's lock:
-  std::vector<Group*> groups_;
-  std::vector<Op*> runnable_;
+  std::vector<HostGroup*> groups_;
+  std::vector<ScheduleExecutor*> runnable_;
   std::vector<Peer> peers_;
   bool stirred_ = false;
   Clock::time_point last_moved_;
-  std::vector<Notice> early_;  ///< about communicators that this rank has not made yet
+  std::vector<ControlMessage> early_;  ///< about communicators that this rank has not made yet
 
   std::mutex inbox_mutex_;
-  std::vector<Notice> inbox_;
+  std::vector<ControlMessage> inbox_;
   std::atomic<bool> heard_{false};
   std::mutex questions_mutex_;  ///< what the control thread answers by itself
   std::condition_variable answered_;

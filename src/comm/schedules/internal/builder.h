@@ -20,69 +20,69 @@ using Waits = std::initializer_list<StepId>;
 /// writes its receives.
 class ScheduleBuilder {
  public:
-  ScheduleBuilder(const Problem& problem, std::string_view algorithm);
+  ScheduleBuilder(const CollectiveSpec& problem, std::string_view algorithm);
 
-  const Problem& problem() const { return problem_; }
+  const CollectiveSpec& problem() const { return problem_; }
   int ranks() const { return problem_.ranks; }
   int rank() const { return problem_.rank; }
   /// The rank `distance` places further round the ring; negative: back.
   int around(int distance) const { return ((rank() + distance) % ranks() + ranks()) % ranks(); }
 
   /// Elements of the call's buffers.
-  Region in(Slice slice) const { return {Place::in, slice.offset * size_, slice.count * size_}; }
-  Region out(Slice slice) const { return {Place::out, slice.offset * size_, slice.count * size_}; }
+  BufferRegion in(Slice slice) const { return {BufferId::in, slice.offset * size_, slice.count * size_}; }
+  BufferRegion out(Slice slice) const { return {BufferId::out, slice.offset * size_, slice.count * size_}; }
   /// Scratch memory of this schedule alone, on a cache line's border.
-  Region scratch(std::size_t bytes);
+  BufferRegion scratch(std::size_t bytes);
   std::size_t element_size() const { return size_; }
 
-  StepId send(int peer, Region from, Waits waits = {});
-  StepId receive(int peer, Region to, Waits waits = {});
+  StepId send(int peer, BufferRegion from, Waits waits = {});
+  StepId receive(int peer, BufferRegion to, Waits waits = {});
   /// Empty messages: only their coming counts.
   StepId signal(int peer, Waits waits = {});
   StepId await(int peer, Waits waits = {});
   /// Nothing where both regions are the same memory: pass `same` then.
-  StepId copy(Region from, Region to, Waits waits = {}, bool same = false);
-  StepId reduce(Arithmetic arithmetic, std::span<const Region> sources, Region to, Waits waits = {},
-                Region factors = {});
+  StepId copy(BufferRegion from, BufferRegion to, Waits waits = {}, bool same = false);
+  StepId reduce(ReducePhase arithmetic, std::span<const BufferRegion> sources, BufferRegion to, Waits waits = {},
+                BufferRegion factors = {});
   /// The whole operation, by the library below. Always a step.
-  StepId native(Region from, Region to, Waits waits = {});
+  StepId native(BufferRegion from, BufferRegion to, Waits waits = {});
   /// `step`, which must be the later one, waits for `earlier` too.
   void wait(StepId step, StepId earlier);
 
   /// This rank's factor of premul_sum in scratch, where reduce steps take it; `ready` when it is there.
-  Region own_factor(StepId& ready);
+  BufferRegion own_factor(StepId& ready);
 
   Schedule finish() &&;
 
  private:
-  StepId add(Step step, Waits waits);
+  StepId add(ScheduleStep step, Waits waits);
 
   struct Edge {
     StepId earlier;
     StepId later;
   };
-  const Problem& problem_;
+  const CollectiveSpec& problem_;
   const std::size_t size_;
   Schedule schedule_;
   std::vector<Edge> edges_;
   std::vector<std::uint32_t> numbers_;  // messages so far: to each peer, then from each
-  Region own_factor_;
+  BufferRegion own_factor_;
   StepId own_factor_ready_ = kNoStep;
 };
 
 /// `region`'s piece, in bytes.
-inline Region piece_of(Region region, std::size_t offset, std::size_t bytes) {
+inline BufferRegion piece_of(BufferRegion region, std::size_t offset, std::size_t bytes) {
   return {region.place, region.offset + offset, bytes};
 }
 
 /// A few buffers in scratch that take turns, so that scratch stays small whatever the size of the call.
-class Window {
+class ScratchRing {
  public:
   /// At most `buffers`, and never more than `uses`.
-  Window(ScheduleBuilder& builder, std::size_t buffers, std::size_t uses, std::size_t bytes);
+  ScratchRing(ScheduleBuilder& builder, std::size_t buffers, std::size_t uses, std::size_t bytes);
 
   struct Buffer {
-    Region region;
+    BufferRegion region;
     StepId free = kNoStep;  ///< whoever writes it waits for this
   };
   /// The next one in turn.
@@ -91,7 +91,7 @@ class Window {
   void release(StepId step) { free_[last_] = step; }
 
  private:
-  Region first_;
+  BufferRegion first_;
   std::size_t stride_ = 0;
   std::vector<StepId> free_;
   std::size_t last_ = 0;
@@ -115,14 +115,14 @@ class Segments {
 /// Elements of a segment: large enough to hide the cost of a step, small enough that a pipeline fills soon; larger
 /// where a rank's schedule, of up to `steps` steps for each segment of the call, would become long. The same on all
 /// ranks.
-std::size_t segment_elements(const Problem& problem, std::size_t steps);
+std::size_t segment_elements(const CollectiveSpec& problem, std::size_t steps);
 
 /// Segments that are on their way at once, where each needs scratch memory.
 inline constexpr std::size_t kWindow = 4;
 
 /// All elements; part `index` of `in`, of `out`; and neighbouring parts first .. last - 1 as one slice.
-inline Slice everything(const Problem& problem) { return {0, problem.count}; }
-Slice part_of(const Problem& problem, const std::vector<std::size_t>& starts, int index);
-Slice parts_of(const Problem& problem, const std::vector<std::size_t>& starts, int first, int last);
+inline Slice everything(const CollectiveSpec& problem) { return {0, problem.count}; }
+Slice part_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int index);
+Slice parts_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int first, int last);
 
 }  // namespace tessera::comm

@@ -9,7 +9,7 @@
 namespace tessera::comm {
 
 /// How far steps that follow each other have filled a buffer from its start (or from where they began).
-class Progress {
+class FilledPrefix {
  public:
   /// `step` fills up to element `end`, and waits for the one noted before.
   void note(std::size_t end, StepId step) { ends_.emplace_back(end, step); }
@@ -29,25 +29,25 @@ class Operand {
   enum class Target { out, scratch };
   Operand(ScheduleBuilder& builder, Target target);
 
-  Region at(Slice slice) const;
+  BufferRegion at(Slice slice) const;
   StepId ready(Slice slice) const { return scaled_.ready(slice); }
-  const Progress& progress() const { return scaled_; }
+  const FilledPrefix& progress() const { return scaled_; }
   /// Whether it lies in `out`, so that nothing else may be put there before it was added.
   bool in_out() const { return in_out_; }
 
  private:
   ScheduleBuilder& builder_;
   bool in_out_;
-  Region product_;
-  Progress scaled_;
+  BufferRegion product_;
+  FilledPrefix scaled_;
 };
 
 /// The sources of a reduce step, that of the lower ranks first.
-struct Pair {
-  Pair(Region own, Region other, bool other_is_above)
+struct OrderedPair {
+  OrderedPair(BufferRegion own, BufferRegion other, bool other_is_above)
       : sources{other_is_above ? own : other, other_is_above ? other : own} {}
-  operator std::span<const Region>() const { return sources; }  // NOLINT(google-explicit-constructor)
-  Region sources[2];
+  operator std::span<const BufferRegion>() const { return sources; }  // NOLINT(google-explicit-constructor)
+  BufferRegion sources[2];
 };
 
 }  // namespace tessera::comm

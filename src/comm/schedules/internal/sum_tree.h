@@ -17,18 +17,18 @@ struct TreeChild {
 
 /// A rank's place in the tree in which the node of ranks a .. b is kept by `root` where it is one of them, else by a.
 /// With a power of two of ranks and root 0 this is the binomial tree.
-struct TreePlace {
+struct TreePosition {
   int parent = -1;  ///< -1: this is the root
   int first = 0;    ///< this rank speaks for first .. last - 1 to its parent
   int last = 0;
   std::vector<TreeChild> children;  ///< the largest first
 };
-TreePlace place_in_tree(int ranks, int rank, int root);
+TreePosition place_in_tree(int ranks, int rank, int root);
 
 /// The ranks as 2^levels groups of one or two neighbours: the tree's nodes at that depth, so that groups at distance 1,
 /// 2, 4, ... meet exactly in its nodes. The first rank of a group speaks for it.
-struct Groups {
-  Groups(int ranks, int rank);
+struct PowerOfTwoGroups {
+  PowerOfTwoGroups(int ranks, int rank);
 
   int levels = 0;
   int group = 0;       ///< this rank's

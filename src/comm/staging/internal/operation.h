@@ -19,12 +19,12 @@ namespace tessera::comm::staging {
 
 using Clock = std::chrono::steady_clock;
 
-class Engine;
-class Operation;
+class StagingPipeline;
+class StagedOperation;
 class StagedCommunicator;
 
 /// One chunk on its way.
-struct Flight {
+struct ChunkInFlight {
   enum class Stage : std::uint8_t { down, moving, up };
   Stage stage = Stage::down;
   std::size_t index = 0;
@@ -36,11 +36,11 @@ struct Flight {
 
 /// A call, or a part of a batch. Where the ranks can't read each other's memory, its chunks go down, between the ranks,
 /// and up, each in order.
-class Part {
+class StagedTransfer {
  public:
-  Part(Operation& operation, const Call& call, bool staged);
-  Part(const Part&) = delete;
-  Part& operator=(const Part&) = delete;
+  StagedTransfer(StagedOperation& operation, const OpDesc& call, bool staged);
+  StagedTransfer(const StagedTransfer&) = delete;
+  StagedTransfer& operator=(const StagedTransfer&) = delete;
 
   /// Takes regions for so many chunks more (at most for all that are left).
   void widen(std::size_t chunks);
@@ -53,37 +53,38 @@ class Part {
   bool issued() const noexcept { return shared_ ? shared_->told() : issued_ == chunks_; }
   bool done() const noexcept { return shared_ ? shared_->done() : landed_ == chunks_; }
   bool moving() const noexcept;  ///< some chunk is with the inner communicator
-  const Call& call() const noexcept { return call_; }
+  const OpDesc& call() const noexcept { return call_; }
 
  private:
   bool begin_chunk();
   bool issue_next();
   bool land();
-  void copy_down(Flight& flight);
-  void issue(Flight& flight);
-  bool land_first(Flight& flight);
+  void copy_down(ChunkInFlight& flight);
+  void issue(ChunkInFlight& flight);
+  bool land_first(ChunkInFlight& flight);
 
-  Operation& operation_;
-  Call call_;
+  StagedOperation& operation_;
+  OpDesc call_;
   std::vector<std::size_t> in_counts_;
   std::vector<std::size_t> out_counts_;
-  std::optional<WindowCall> shared_;  ///< nothing: staged, or memory of the host
-  std::optional<Plan> plan_;          ///< nothing: memory of the host, handed on as it is
+  std::optional<IpcTransfer> shared_;  ///< nothing: staged, or memory of the host
+  std::optional<ChunkPlan> plan_;      ///< nothing: memory of the host, handed on as it is
   std::size_t chunks_ = 1;
   std::size_t begun_ = 0;
   std::size_t issued_ = 0;
   std::size_t landed_ = 0;
-  std::deque<Flight> flights_;
+  std::deque<ChunkInFlight> flights_;
   std::vector<Buffer> regions_;
   std::vector<std::byte*> idle_;
 };
 
-class Operation final : public WorkState {
+class StagedOperation final : public WorkState {
  public:
   static constexpr std::uint32_t kGood = 1;
   static constexpr std::uint32_t kFailed = 2;
 
-  Operation(std::shared_ptr<Engine> engine, StagedCommunicator& communicator, std::span<const Call> calls, Event after);
+  StagedOperation(std::shared_ptr<StagingPipeline> engine, StagedCommunicator& communicator,
+                  std::span<const OpDesc> calls, Event after);
 
   bool done() noexcept override;
   bool wait_until(Clock::time_point until) override;
@@ -94,24 +95,24 @@ class Operation final : public WorkState {
   bool advance() noexcept;
   bool finished() const noexcept { return finished_.load() != 0; }
   StagedCommunicator& communicator() noexcept { return communicator_; }
-  Engine& engine() noexcept { return *engine_; }
+  StagingPipeline& engine() noexcept { return *engine_; }
   std::string_view label() const noexcept { return label_; }
   /// At least a moment: what begins late fails by itself.
   std::chrono::milliseconds time_left() const;
-  std::deque<Part>& parts() noexcept { return parts_; }
+  std::deque<StagedTransfer>& parts() noexcept { return parts_; }
 
  protected:
   void recycle() noexcept override { delete this; }
 
  private:
-  ~Operation() override = default;
+  ~StagedOperation() override = default;
   bool begun();
   bool advance_parts();
   void check_deadline();
   void fail(std::exception_ptr error) noexcept;
   void finish() noexcept;
 
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<StagingPipeline> engine_;
   StagedCommunicator& communicator_;  ///< while in flight
   const Clock::time_point deadline_;
   const std::chrono::milliseconds timeout_;
@@ -119,9 +120,9 @@ class Operation final : public WorkState {
   const std::string label_;
   Event after_;
   bool begun_ = false;
-  std::deque<Part> parts_;
+  std::deque<StagedTransfer> parts_;
   std::exception_ptr error_;
-  std::unique_ptr<Signal> signal_;
+  std::unique_ptr<HostEvent> signal_;
   Event reached_;
   std::atomic<std::uint32_t> finished_{0};
 };

@@ -10,7 +10,7 @@
 namespace tessera::comm::staging {
 
 /// Bytes that are copied between the caller's memory and a region of the host's.
-struct Piece {
+struct CopySegment {
   std::size_t device = 0;  ///< offset in the caller's view
   std::size_t host = 0;    ///< offset in the region
   std::size_t bytes = 0;
@@ -18,8 +18,8 @@ struct Piece {
 
 /// One chunk as a call of its own. Where the caller's buffers may be one, the region's are: half the memory.
 struct Chunk {
-  std::vector<Piece> down;  ///< of the caller's `in`
-  std::vector<Piece> up;    ///< to the caller's `out`
+  std::vector<CopySegment> down;  ///< of the caller's `in`
+  std::vector<CopySegment> up;    ///< to the caller's `out`
   std::vector<std::size_t> in_counts;
   std::vector<std::size_t> out_counts;
   std::size_t in_at = 0;  ///< offsets in the region
@@ -31,9 +31,9 @@ struct Chunk {
 
 /// Elements are reduced one by one, so where a call is cut doesn't show in its result. It is cut at multiples of the
 /// number of ranks, so that the ranks' slices, and with them the bytes between each two, are those of the whole call.
-class Plan {
+class ChunkPlan {
  public:
-  Plan(const Call& call, int rank, int ranks, std::size_t chunk_bytes);
+  ChunkPlan(const OpDesc& call, int rank, int ranks, std::size_t chunk_bytes);
   std::size_t chunks() const noexcept { return chunks_; }
   Chunk chunk(std::size_t index) const;
   /// What the largest chunk needs.
@@ -41,22 +41,22 @@ class Plan {
 
  private:
   /// A buffer of the call: its parts lie one after the other, and a chunk takes as much of each.
-  struct Side {
+  struct BufferSide {
     std::vector<std::size_t> counts;
     bool ragged = false;  ///< the call says the counts
     bool here = false;    ///< this rank's is looked at
   };
-  Side side(const ConstView& view, std::span<const std::size_t> counts, bool parted) const;
-  void cut(const Side& side, std::size_t from, std::size_t at, std::vector<Piece>& pieces) const;
-  std::size_t taken(const Side& side, std::size_t from) const;
-  std::vector<std::size_t> counts_of(const Side& side, std::size_t from) const;
+  BufferSide side(const ConstView& view, std::span<const std::size_t> counts, bool parted) const;
+  void cut(const BufferSide& side, std::size_t from, std::size_t at, std::vector<CopySegment>& pieces) const;
+  std::size_t taken(const BufferSide& side, std::size_t from) const;
+  std::vector<std::size_t> counts_of(const BufferSide& side, std::size_t from) const;
 
   OpKind kind_;
   std::size_t size_;
   std::size_t rank_;
   std::size_t ranks_;
-  Side in_;
-  Side out_;
+  BufferSide in_;
+  BufferSide out_;
   std::size_t step_ = 0;  ///< elements of each part in one chunk
   std::size_t chunks_ = 1;
 };

@@ -15,9 +15,9 @@ constexpr bool adds_up(OpKind kind) noexcept {
 }
 
 /// As one rank sees the call. Slices are in elements. What is its own counts like everybody else's.
-class Reads {
+class ReadPlan {
  public:
-  Reads(const Call& call, int rank, int ranks) : call_(call), rank_(rank), ranks_(ranks) {}
+  ReadPlan(const OpDesc& call, int rank, int ranks) : call_(call), rank_(rank), ranks_(ranks) {}
 
   /// Of this rank's `in`, what `reader` reads.
   Slice given(int reader) const;
@@ -31,7 +31,7 @@ class Reads {
   Slice part_of_in(int rank) const;
   Slice part_of_out(int rank) const;
 
-  const Call& call_;
+  const OpDesc& call_;
   const int rank_;
   const int ranks_;
 };

@@ -14,27 +14,27 @@
 
 namespace tessera::comm::staging {
 
-class Engine;
+class StagingPipeline;
 
 /// Under the engine's lock, or where nothing is in flight.
-class Sharing {
+class IpcState {
  public:
-  Sharing(Engine& engine, int ranks, std::shared_ptr<Logger> logger);
+  IpcState(StagingPipeline& engine, int ranks, std::shared_ptr<Logger> logger);
 
   /// Whether the call may go through windows, as far as all ranks know alike.
-  bool suits(const Call& call) const;
+  bool suits(const OpDesc& call) const;
 
   /// Nothing: it is no window, or this device can't share it.
-  std::optional<Place> place_of(const void* data, std::size_t bytes);
-  const std::byte* open(const Place& place) { return windows_.open(place); }
+  std::optional<WindowLocation> place_of(const void* data, std::size_t bytes);
+  const std::byte* open(const WindowLocation& place) { return windows_.open(place); }
   /// A reader that has once opened a window keeps it.
-  bool knows(const WindowName& window, int reader) const { return known_.contains({window, reader}); }
-  void learn(const WindowName& window, int reader) { known_.insert({window, reader}); }
+  bool knows(const WindowId& window, int reader) const { return known_.contains({window, reader}); }
+  void learn(const WindowId& window, int reader) { known_.insert({window, reader}); }
 
   /// Bytes that `reader` has read here, and bytes of the backend's that only said where.
   void count_read(OpKind kind, int reader, std::uint64_t bytes) { read_.add(kind, reader, bytes); }
   void count_told(OpKind kind, int peer, std::uint64_t bytes) { told_.add(kind, peer, bytes); }
-  void correct(MeterSnapshot& snapshot) const;
+  void correct(TrafficStats& snapshot) const;
 
   /// How the last call went: "ipc", or "" where it was staged.
   std::string_view way() const noexcept { return way_; }
@@ -52,11 +52,11 @@ class Sharing {
     }
   };
 
-  Engine& engine_;
-  Windows& windows_;
+  StagingPipeline& engine_;
+  IpcWindows& windows_;
   const int ranks_;
   const std::shared_ptr<Logger> logger_;
-  std::set<std::pair<WindowName, int>> known_;
+  std::set<std::pair<WindowId, int>> known_;
   Bytes read_;
   Bytes told_;
   std::string_view way_;

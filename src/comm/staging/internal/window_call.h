@@ -16,12 +16,12 @@
 
 namespace tessera::comm::staging {
 
-class Operation;
+class StagedOperation;
 
-class WindowCall {
+class IpcTransfer {
  public:
   /// Stays valid: `call`.
-  WindowCall(Operation& operation, const Call& call);
+  IpcTransfer(StagedOperation& operation, const OpDesc& call);
 
   /// Moves what can be. `may_begin`: the calls before it have told their peers all that they have to.
   bool advance(bool may_begin);
@@ -38,11 +38,11 @@ class WindowCall {
   enum class Stage : std::uint8_t { waiting, offering, voting, reading, meeting, collecting, staged, parting, done };
 
   /// What a rank tells another of a call. Travels between processes as it is.
-  struct Offer {
+  struct IpcDescriptor {
     std::uint64_t call = 0;  ///< what is called, as a number
-    Place in;                ///< what the other reads
+    WindowLocation in;       ///< what the other reads
     std::uint64_t bytes = 0;
-    Place out;  ///< of the second round
+    WindowLocation out;  ///< of the second round
     double factor = 0;
     bool usable = true;
     bool fresh = false;  ///< somebody may have to open a window for the first time
@@ -50,10 +50,10 @@ class WindowCall {
 
   bool step();
   void offer();
-  Offer offer_to(int reader);
-  void place(Offer& offer, Place& where, const void* data, std::size_t bytes, int reader);
+  IpcDescriptor offer_to(int reader);
+  void place(IpcDescriptor& offer, WindowLocation& where, const void* data, std::size_t bytes, int reader);
   void decide();
-  void check(const Offer& offer, int owner) const;
+  void check(const IpcDescriptor& offer, int owner) const;
   void open_all();
   void read();
   void add_up();
@@ -63,17 +63,17 @@ class WindowCall {
   void talk(OpKind kind, ConstView in, View out, Stage stage);
   std::byte* out_at(std::size_t element) const;
 
-  Operation& operation_;
-  const Call& call_;
-  Sharing& sharing_;
+  StagedOperation& operation_;
+  const OpDesc& call_;
+  IpcState& sharing_;
   const int rank_;
   const int ranks_;
-  const Reads reads_;
+  const ReadPlan reads_;
   const std::size_t size_;  ///< of an element
   const std::string name_;  ///< of the call, in errors and as the label of what is told
   Stage stage_ = Stage::waiting;
-  std::vector<Offer> mine_;    ///< to each rank
-  std::vector<Offer> theirs_;  ///< of each rank
+  std::vector<IpcDescriptor> mine_;    ///< to each rank
+  std::vector<IpcDescriptor> theirs_;  ///< of each rank
   std::vector<const std::byte*> sources_;
   std::vector<const std::byte*> sums_;  ///< where each rank has its slice of the result
   std::vector<std::uint8_t> votes_;

@@ -17,36 +17,36 @@
 namespace tessera::comm::staging {
 
 /// Tells a window from all others of the world. Owner 0: none.
-struct WindowName {
+struct WindowId {
   std::uint64_t owner = 0;
   std::uint64_t number = 0;
-  auto operator<=>(const WindowName&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
+  auto operator<=>(const WindowId&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
 };
 
 /// Where something lies, as another rank finds it.
-struct Place {
-  WindowName window;
+struct WindowLocation {
+  WindowId window;
   std::uint64_t offset = 0;
-  MemoryHandle handle;
+  IpcMemoryHandle handle;
 };
 
 /// Windows are cut into pieces, which are handed out again once they were given back, and stay with the device until
 /// nobody reads them any more: a device may not free what somebody has open. One for all communicators of a rank.
 /// Thread-safe. Buffers may outlive it.
-class Windows : public std::enable_shared_from_this<Windows> {
+class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
  public:
-  explicit Windows(std::shared_ptr<DeviceRuntime> device);
-  ~Windows();
-  Windows(const Windows&) = delete;
-  Windows& operator=(const Windows&) = delete;
+  explicit IpcWindows(std::shared_ptr<DeviceRuntime> device);
+  ~IpcWindows();
+  IpcWindows(const IpcWindows&) = delete;
+  IpcWindows& operator=(const IpcWindows&) = delete;
 
   /// Aligned to 256 bytes. Streams must be done with a buffer that is given back: its memory is the next one's at once.
-  Buffer allocate(std::size_t bytes, std::optional<MemoryUse> use, const std::shared_ptr<Ledger>& ledger);
+  Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use, const std::shared_ptr<MemoryTracker>& ledger);
 
   /// Nothing: some of it is no window. Throws Unsupported where the device can't share it.
-  std::optional<Place> place_of(const void* data, std::size_t bytes);
+  std::optional<WindowLocation> place_of(const void* data, std::size_t bytes);
   /// Another rank's memory, opened once and kept. Throws Unsupported where this rank can't reach it.
-  const std::byte* open(const Place& place);
+  const std::byte* open(const WindowLocation& place);
 
   /// Nothing of the others' is read any more.
   void close_others() noexcept;
@@ -59,7 +59,7 @@ class Windows : public std::enable_shared_from_this<Windows> {
     std::uint64_t number = 0;
     std::size_t bytes = 0;
     std::map<std::size_t, std::size_t> idle;  ///< bytes by offset
-    std::optional<MemoryHandle> handle;       ///< once it was asked for
+    std::optional<IpcMemoryHandle> handle;    ///< once it was asked for
     bool whole() const { return idle.size() == 1 && idle.begin()->second == bytes; }
   };
   using All = std::map<std::byte*, Window>;
@@ -75,7 +75,7 @@ class Windows : public std::enable_shared_from_this<Windows> {
   std::mutex mutex_;
   All windows_;
   std::uint64_t next_ = 1;
-  std::map<WindowName, void*> opened_;
+  std::map<WindowId, void*> opened_;
   enum class State : std::uint8_t { used, closed, kept } state_ = State::used;
 };
 

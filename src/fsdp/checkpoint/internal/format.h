@@ -14,11 +14,12 @@ inline constexpr const char* kPartial = ".partial";
 inline constexpr const char* kOld = ".old";  ///< of a step that is being replaced: whole
 inline constexpr const char* kIndex = "index.json";
 
-inline constexpr int kBuffer = -3;   ///< Piece::what of a module's buffer
-inline constexpr int kCarried = -2;  ///< Piece::what of what the rank's collective plug-ins carry; the name is theirs
+inline constexpr int kBuffer = -3;  ///< TensorSlice::what of a module's buffer
+inline constexpr int kCarried =
+    -2;  ///< TensorSlice::what of what the rank's collective plug-ins carry; the name is theirs
 
 /// A range of a tensor in a rank's file.
-struct Piece {
+struct TensorSlice {
   std::string tensor;
   int what = Checkpoint::kValue;
   nn::ElementRange range;
@@ -32,7 +33,7 @@ struct Manifest {
   int rank = 0;
   std::uint64_t file_bytes = 0;
   std::vector<std::uint64_t> blocks;  ///< a hash of each kBlock bytes of the file
-  std::vector<Piece> pieces;
+  std::vector<TensorSlice> pieces;
 };
 
 struct Index {
@@ -60,22 +61,22 @@ Manifest parse_manifest(const std::string& text, const std::string& origin);
 Index parse_index(const std::string& text, const std::string& origin);
 
 /// The header of a safetensors file with these pieces one after the other; sets their offsets.
-std::string lay_out(std::vector<Piece>& pieces);
+std::string lay_out(std::vector<TensorSlice>& pieces);
 
 /// Throws InvalidUsage "PATH: REASON".
 std::string read_text(const std::string& path);
 
 /// A folder of `folder` that is whole, and its index.
-struct Found {
+struct FoundStep {
   std::string path;
   Index index;
 };
-struct Steps {
+struct StepList {
   /// The newest whose values are all finite; null where there is none.
-  const Found* newest_finite() const;
-  std::vector<Found> whole;          ///< the one that was finished first before the others
+  const FoundStep* newest_finite() const;
+  std::vector<FoundStep> whole;      ///< the one that was finished first before the others
   std::vector<std::string> damaged;  ///< what is wrong with each that can't be read, which no crash leaves behind
 };
-Steps find_steps(const std::string& folder);
+StepList find_steps(const std::string& folder);
 
 }  // namespace tessera::fsdp::checkpoint

@@ -16,13 +16,13 @@ namespace tessera::fsdp::checkpoint {
 
 /// Bytes go in from front to back; the thread hashes and writes them, then flushes, then writes the list of what is
 /// there. Used by one thread besides its own.
-class ShardFile {
+class ShardFileWriter {
  public:
   /// Makes `folder`/rank-R.safetensors. Throws SystemError.
-  ShardFile(const std::string& folder, int rank, std::vector<Piece> pieces, std::size_t buffer_bytes);
-  ~ShardFile();  ///< what has not been written stays unwritten
-  ShardFile(const ShardFile&) = delete;
-  ShardFile& operator=(const ShardFile&) = delete;
+  ShardFileWriter(const std::string& folder, int rank, std::vector<TensorSlice> pieces, std::size_t buffer_bytes);
+  ~ShardFileWriter();  ///< what has not been written stays unwritten
+  ShardFileWriter(const ShardFileWriter&) = delete;
+  ShardFileWriter& operator=(const ShardFileWriter&) = delete;
 
   static constexpr std::size_t kChunk = std::size_t{4} << 20;
   /// Copies the next bytes, at most kChunk of them. Waits where the buffer is full; after a failure they are dropped.

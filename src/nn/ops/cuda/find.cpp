@@ -5,10 +5,10 @@
 namespace tessera::base::cuda {
 
 const void* find_of_nn(std::string_view interface) noexcept {
-  static const nn::KernelsEntry kKernels{[](const nn::KernelResources& resources) {
+  static const nn::KernelFactory kKernels{[](const nn::KernelResources& resources) {
     return nn::cuda::make_cuda_kernels(resources.memory, nn::cuda::make_products(resources));
   }};
-  return interface == nn::KernelsEntry::kInterface ? &kKernels : nullptr;
+  return interface == nn::KernelFactory::kInterface ? &kKernels : nullptr;
 }
 
 }  // namespace tessera::base::cuda

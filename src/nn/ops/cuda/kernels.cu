@@ -12,8 +12,8 @@ NativeStream native_stream(Stream& stream) {
   return static_cast<NativeStream>(own->native());
 }
 
-std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<AllProducts> products) {
-  return std::make_unique<AllCudaKernels>(memory, std::move(products));
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
+  return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
 }
 
 }  // namespace tessera::nn::cuda

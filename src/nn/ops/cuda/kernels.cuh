@@ -23,9 +23,9 @@ namespace tessera::nn::cuda {
 NativeStream native_stream(Stream& stream);
 
 template <class T>
-class CudaKernels final : public Kernels<T> {
+class CudaKernels final : public KernelTable<T> {
  public:
-  CudaKernels(MemoryPool& memory, Products<T>& products) : memory_(memory), products_(products) {}
+  CudaKernels(MemoryPool& memory, MatmulKernels<T>& products) : memory_(memory), products_(products) {}
 
   void fill(Stream& s, T value, T* out, std::size_t count) override {
     for_elements<kVector<T>>(native_stream(s), count, {out}, FillBody<T>{value, out});
@@ -127,7 +127,7 @@ class CudaKernels final : public Kernels<T> {
 
  private:
   /// Given back when the call returns, to be used again by what comes later on the compute stream.
-  Buffer get(std::size_t bytes) { return memory_.allocate(bytes, MemoryUse::activation); }
+  Buffer get(std::size_t bytes) { return memory_.allocate(bytes, MemoryCategory::activation); }
 
   /// Optimizers keep f32 or f64; 16-bit values have masters.
   static void optimizer(std::size_t, const char* name) {
@@ -144,21 +144,21 @@ class CudaKernels final : public Kernels<T> {
   }
 
   MemoryPool& memory_;
-  Products<T>& products_;
+  MatmulKernels<T>& products_;
 };
 
-class AllCudaKernels final : public DeviceKernels {
+class CudaDeviceKernels final : public DeviceKernels {
  public:
-  AllCudaKernels(MemoryPool& memory, std::unique_ptr<AllProducts> products)
+  CudaDeviceKernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products)
       : products_(std::move(products)),
         f32_(memory, products_->f32()),
         f64_(memory, products_->f64()),
         half_(memory, products_->half()),
         brain_(memory, products_->brain()) {}
-  Kernels<float>* f32() override { return &f32_; }
-  Kernels<double>* f64() override { return &f64_; }
-  Kernels<f16>* half() override { return &half_; }
-  Kernels<bf16>* brain() override { return &brain_; }
+  KernelTable<float>* f32() override { return &f32_; }
+  KernelTable<double>* f64() override { return &f64_; }
+  KernelTable<f16>* half() override { return &half_; }
+  KernelTable<bf16>* brain() override { return &brain_; }
 
   void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
     for_elements<4>(native_stream(s), count, {out}, PositionsBody{out, period});
@@ -203,7 +203,7 @@ class AllCudaKernels final : public DeviceKernels {
   }
 
  private:
-  const std::unique_ptr<AllProducts> products_;
+  const std::unique_ptr<MatmulTable> products_;
   CudaKernels<float> f32_;
   CudaKernels<double> f64_;
   CudaKernels<f16> half_;

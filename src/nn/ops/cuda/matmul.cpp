@@ -29,17 +29,17 @@ cublasComputeType_t compute_of(DType dtype) { return dtype == DType::f64 ? CUBLA
 
 // The vendor's matrices are column-major, and a row-major matrix is its own transpose there: C = A B is computed as
 // C^T = B^T A^T, so B comes first and m and n change places.
-struct Matmul::Chosen {
-  explicit Chosen(const CublasLt& functions) : api(functions) {}
-  ~Chosen() {
+struct CublasLtMatmul::AlgorithmChoice {
+  explicit AlgorithmChoice(const CublasLt& functions) : api(functions) {}
+  ~AlgorithmChoice() {
     for (cublasLtMatrixLayout_t layout : {a, b, c})
       if (layout != nullptr) api.cublasLtMatrixLayoutDestroy(layout);
     if (operation != nullptr) api.cublasLtMatmulDescDestroy(operation);
   }
-  Chosen(const Chosen&) = delete;
-  Chosen& operator=(const Chosen&) = delete;
+  AlgorithmChoice(const AlgorithmChoice&) = delete;
+  AlgorithmChoice& operator=(const AlgorithmChoice&) = delete;
 
-  void describe(const Product& p) {
+  void describe(const MatmulArgs& p) {
     const cudaDataType_t type = type_of(p.dtype);
     const cudaDataType_t scale = p.dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
     check(api, api.cublasLtMatmulDescCreate(&operation, compute_of(p.dtype), scale), "cublasLtMatmulDescCreate");
@@ -60,7 +60,7 @@ struct Matmul::Chosen {
   }
 
   /// What the epilogue reads and writes, which differs from call to call.
-  void point(const Product& p) {
+  void point(const MatmulArgs& p) {
     if (p.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.before_gelu);
   }
@@ -106,19 +106,19 @@ struct Matmul::Chosen {
   }
 };
 
-Matmul::Matmul(const KernelResources& resources)
+CublasLtMatmul::CublasLtMatmul(const KernelResources& resources)
     : api_(cublas_lt()),
       runtime_(resources.runtime),
-      workspace_(resources.memory.allocate(kWorkspace, MemoryUse::other)) {
+      workspace_(resources.memory.allocate(kWorkspace, MemoryCategory::other)) {
   check(api_, api_.cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
-Matmul::~Matmul() {
+CublasLtMatmul::~CublasLtMatmul() {
   chosen_.clear();
   api_.cublasLtDestroy(handle_);
 }
 
-Matmul::Chosen& Matmul::chosen(const Product& p) {
+CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
   const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U) |
                             (p.before_gelu != nullptr ? 8U : 0U);
   // Parameters are views of flat buffers that begin at any multiple of 8 elements: the choice depends on where.
@@ -126,9 +126,9 @@ Matmul::Chosen& Matmul::chosen(const Product& p) {
                     reinterpret_cast<std::uintptr_t>(p.c) | std::uintptr_t{256};
   const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest bit that is set
   const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), alignment};
-  std::unique_ptr<Chosen>& entry = chosen_[key];
+  std::unique_ptr<AlgorithmChoice>& entry = chosen_[key];
   if (entry == nullptr) {
-    auto made = std::make_unique<Chosen>(api_);
+    auto made = std::make_unique<AlgorithmChoice>(api_);
     made->describe(p);
     made->choose(handle_, alignment);
     entry = std::move(made);
@@ -136,7 +136,7 @@ Matmul::Chosen& Matmul::chosen(const Product& p) {
   return *entry;
 }
 
-bool Matmul::can(const Product& p) {
+bool CublasLtMatmul::can(const MatmulArgs& p) {
   // What the library asks of the matrix before GELU: rows of a multiple of 8 elements that begin at 16 bytes. f32 and
   // f64 keep our kernel, whose formula has the host's bits.
   const bool fits = size_of(p.dtype) == 2 && p.bias != nullptr && p.k > 0 && p.n % 8 == 0 &&
@@ -144,14 +144,14 @@ bool Matmul::can(const Product& p) {
   return fits && chosen(p).found;
 }
 
-void Matmul::run(Stream& stream, const Product& p) {
+void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
   if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {  // an empty sum
     if (p.bias != nullptr) throw Unsupported("cuda: a product over no elements with a bias");
     if (!p.accumulate) runtime_.fill(stream, p.c, 0, p.m * p.n * size_of(p.dtype));
     return;
   }
-  Chosen& chosen = this->chosen(p);
+  AlgorithmChoice& chosen = this->chosen(p);
   if (!chosen.found) throw Unsupported("cuda: cuBLASLt has no algorithm for this product");
   chosen.point(p);
   const float one = 1, beta = p.accumulate ? 1 : 0;

@@ -6,23 +6,23 @@ namespace tessera::nn::cuda {
 namespace {
 
 template <class T>
-class LtProducts final : public Products<T> {
+class CublasLtKernels final : public MatmulKernels<T> {
  public:
-  explicit LtProducts(Matmul& matmul) : matmul_(matmul) {}
+  explicit CublasLtKernels(CublasLtMatmul& matmul) : matmul_(matmul) {}
 
   Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) override {
     const kernels::LinearShape& s = args.shape;
-    Product product{.dtype = dtype_of<T>,
-                    .trans_b = s.layout == kernels::WeightLayout::out_in,
-                    .m = s.rows,
-                    .n = s.out,
-                    .k = s.in,
-                    .a = args.x,
-                    .b = args.weight,
-                    .bias = Matmul::adds_bias(dtype_of<T>) ? args.bias : nullptr,
-                    .c = args.y};
+    MatmulArgs product{.dtype = dtype_of<T>,
+                       .trans_b = s.layout == kernels::WeightLayout::out_in,
+                       .m = s.rows,
+                       .n = s.out,
+                       .k = s.in,
+                       .a = args.x,
+                       .b = args.weight,
+                       .bias = CublasLtMatmul::adds_bias(dtype_of<T>) ? args.bias : nullptr,
+                       .c = args.y};
     if (args.activated && args.activation == kernels::Activation::gelu_tanh) {
-      Product with_gelu = product;
+      MatmulArgs with_gelu = product;
       with_gelu.before_gelu = args.y;
       with_gelu.c = args.activated;
       if (matmul_.can(with_gelu)) {
@@ -60,30 +60,30 @@ class LtProducts final : public Products<T> {
   }
 
  private:
-  Matmul& matmul_;
+  CublasLtMatmul& matmul_;
 };
 
-class AllLtProducts final : public AllProducts {
+class CublasLtTable final : public MatmulTable {
  public:
-  explicit AllLtProducts(const KernelResources& resources)
+  explicit CublasLtTable(const KernelResources& resources)
       : matmul_(resources), f32_(matmul_), f64_(matmul_), half_(matmul_), brain_(matmul_) {}
-  Products<float>& f32() override { return f32_; }
-  Products<double>& f64() override { return f64_; }
-  Products<f16>& half() override { return half_; }
-  Products<bf16>& brain() override { return brain_; }
+  MatmulKernels<float>& f32() override { return f32_; }
+  MatmulKernels<double>& f64() override { return f64_; }
+  MatmulKernels<f16>& half() override { return half_; }
+  MatmulKernels<bf16>& brain() override { return brain_; }
 
  private:
-  Matmul matmul_;
-  LtProducts<float> f32_;
-  LtProducts<double> f64_;
-  LtProducts<f16> half_;
-  LtProducts<bf16> brain_;
+  CublasLtMatmul matmul_;
+  CublasLtKernels<float> f32_;
+  CublasLtKernels<double> f64_;
+  CublasLtKernels<f16> half_;
+  CublasLtKernels<bf16> brain_;
 };
 
 }  // namespace
 
-std::unique_ptr<AllProducts> make_products(const KernelResources& resources) {
-  return std::make_unique<AllLtProducts>(resources);
+std::unique_ptr<MatmulTable> make_products(const KernelResources& resources) {
+  return std::make_unique<CublasLtTable>(resources);
 }
 
 }  // namespace tessera::nn::cuda

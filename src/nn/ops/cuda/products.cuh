@@ -14,27 +14,27 @@ struct Epilogue {
 };
 
 template <class T>
-class Products {
+class MatmulKernels {
  public:
-  virtual ~Products() = default;
+  virtual ~MatmulKernels() = default;
   virtual Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
   /// dx and dweight; dbias is not a product.
   virtual void backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;
 };
 
-class AllProducts {
+class MatmulTable {
  public:
-  virtual ~AllProducts() = default;
-  virtual Products<float>& f32() = 0;
-  virtual Products<double>& f64() = 0;
-  virtual Products<f16>& half() = 0;
-  virtual Products<bf16>& brain() = 0;
+  virtual ~MatmulTable() = default;
+  virtual MatmulKernels<float>& f32() = 0;
+  virtual MatmulKernels<double>& f64() = 0;
+  virtual MatmulKernels<f16>& half() = 0;
+  virtual MatmulKernels<bf16>& brain() = 0;
 };
 
 /// Through cuBLASLt, which is loaded at the first call. Throws Unsupported where it is missing.
-std::unique_ptr<AllProducts> make_products(const KernelResources& resources);
+std::unique_ptr<MatmulTable> make_products(const KernelResources& resources);
 
 /// The whole table.
-std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<AllProducts> products);
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products);
 
 }  // namespace tessera::nn::cuda

@@ -191,7 +191,7 @@ void expect_bits_of_the_host(const Operation& operation) {
 
 /// The element type of a table of kernels.
 template <class T>
-T element_of(Kernels<T>&);
+T element_of(KernelTable<T>&);
 template <class K>
 using Element = decltype(element_of(std::declval<K&>()));
 

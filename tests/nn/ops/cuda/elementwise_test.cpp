@@ -26,7 +26,7 @@ TYPED_TEST(CudaElements, AssignAddScaleFill) {
   for (const Place at : kPlaces) {
     const auto x = numbers<T>("x", at.count), y = numbers<T>("y", at.count);
     check<T>(
-        [&]<class U>(Kernels<U>& k, Stream& s) {
+        [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> a(x, at.offset), b(y, at.offset), kept(y, at.offset), scaled(y, at.offset);
           auto out = std::make_unique<Array<U>>(y, at.offset);
           Array<U> copy = Array<U>::poisoned(at.count, at.offset), sum = Array<U>::poisoned(at.count, at.offset);
@@ -46,7 +46,7 @@ TYPED_TEST(CudaElements, Transpose) {
   using T = TypeParam;
   const auto x = numbers<T>("x", 3 * 37 * 70);
   check<T>(
-      [&]<class U>(Kernels<U>& k, Stream& s) {
+      [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(x);
         Array<U> out = Array<U>::poisoned(x.size());
         k.transpose(s, {in.data(), out.data(), 3, 37, 70});
@@ -62,7 +62,7 @@ TYPED_TEST(CudaElements, Activations) {
     for (const bool accumulate : {false, true}) {
       const auto x = numbers<T>("x", 1003, 3.0), dy = numbers<T>("dy", 1003);
       check<T>(
-          [&]<class U>(Kernels<U>& k, Stream& s) {
+          [&]<class U>(KernelTable<U>& k, Stream& s) {
             Array<U> in(x), from(dy), to(dy);
             Array<U> out = Array<U>::poisoned(x.size());
             k.activation_forward(s, {kind, in.data(), out.data(), x.size()});
@@ -78,7 +78,7 @@ TYPED_TEST(CudaElements, SwigluAlsoInPlace) {
   using T = TypeParam;
   const auto gate = numbers<T>("gate", 517), up = numbers<T>("up", 517), dy = numbers<T>("dy", 517);
   check<T>(
-      [&]<class U>(Kernels<U>& k, Stream& s) {
+      [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> g(gate), u(up), d(dy), added(gate);
         Array<U> y = Array<U>::poisoned(gate.size());
         k.swiglu_forward(s, {g.data(), u.data(), y.data(), gate.size()});
@@ -95,7 +95,7 @@ TYPED_TEST(CudaElements, DropoutAndNormalsAreTheHostsNumbers) {
   using T = TypeParam;
   const auto x = numbers<T>("x", 3 * 1001);
   check<T>(
-      [&]<class U>(Kernels<U>& k, Stream& s) {
+      [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(x), added(x);
         Array<U> out = Array<U>::poisoned(x.size()), normal = Array<U>::poisoned(777);
         const RandomStream stream = dropout_stream(3, 9, "h.0", 5);
@@ -119,7 +119,7 @@ TYPED_TEST(CudaElements, RopeForwardAndBack) {
   for (double& v : sine) v = as_double(static_cast<Wide<T>>(v));
   for (const bool inverse : {false, true}) {
     check<T>(
-        [&]<class U>(Kernels<U>& k, Stream& s) {
+        [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> in(x), added(x);
           Array<Wide<U>> c(cosine), n(sine);
           kernels::RopeArgs<U> args{batch, positions, heads, dim, c.data(), n.data(), {}, {}, inverse, true};
@@ -136,7 +136,7 @@ TYPED_TEST(CudaElements, RopeForwardAndBack) {
 }
 
 template <class U>
-std::vector<double> adam_steps(Kernels<U>& k, Stream& s, bool amsgrad, std::size_t offset) {
+std::vector<double> adam_steps(KernelTable<U>& k, Stream& s, bool amsgrad, std::size_t offset) {
   const auto p = numbers<float>("p", 261), g = numbers<float>("g", 261);
   Array<U> parameter(p, offset), gradient(g, offset), m(std::vector<double>(261), offset),
       v(std::vector<double>(261), offset), most(std::vector<double>(261), offset);
@@ -156,7 +156,7 @@ std::vector<double> adam_steps(Kernels<U>& k, Stream& s, bool amsgrad, std::size
 TEST(CudaOptimizers, AdamHasTheHostsBits) {
   for (const bool amsgrad : {false, true})
     for (const std::size_t offset : {0U, 3U}) {
-      const auto steps = [&]<class U>(Kernels<U>& k, Stream& s) { return adam_steps(k, s, amsgrad, offset); };
+      const auto steps = [&]<class U>(KernelTable<U>& k, Stream& s) { return adam_steps(k, s, amsgrad, offset); };
       expect_bits_of_the_host(steps);
       expect_as_in_double<double>(steps, 16);
     }
@@ -165,7 +165,7 @@ TEST(CudaOptimizers, AdamHasTheHostsBits) {
 TEST(CudaOptimizers, SgdHasTheHostsBits) {
   const auto p = numbers<float>("p", 261), g = numbers<float>("g", 261);
   for (const bool nesterov : {false, true}) {
-    const auto steps = [&]<class U>(Kernels<U>& k, Stream& s) {
+    const auto steps = [&]<class U>(KernelTable<U>& k, Stream& s) {
       Array<U> parameter(p), gradient(g), buffer(std::vector<double>(261)), plain(p);
       Array<double> factor({0.5});
       kernels::SgdStep<U> args{parameter.data(), gradient.data(), buffer.data(), 261};
@@ -182,7 +182,7 @@ TEST(CudaOptimizers, SgdHasTheHostsBits) {
 
 /// f32 masters with 16-bit or f32 gradients, and the copy that is written beside them.
 template <class N>
-std::vector<double> narrow_steps(Kernels<float>& k, Stream& s, bool narrow_gradient, std::size_t offset) {
+std::vector<double> narrow_steps(KernelTable<float>& k, Stream& s, bool narrow_gradient, std::size_t offset) {
   const auto p = numbers<float>("p", 2061), g = numbers<N>("g", 2061);
   Array<float> parameter(p, offset), plain(p, offset), gradient(g, offset), m(std::vector<double>(p.size()), offset),
       v(std::vector<double>(p.size()), offset);
@@ -208,7 +208,7 @@ std::vector<double> narrow_steps(Kernels<float>& k, Stream& s, bool narrow_gradi
 template <class N>
 void check_narrow_steps() {
   Devices devices;
-  Kernels<float>& host = *devices.host.device_kernels().f32();
+  KernelTable<float>& host = *devices.host.device_kernels().f32();
   for (const std::size_t offset : {0U, 3U}) {
     const auto expected = narrow_steps<N>(host, devices.host.stream(), false, offset);
     EXPECT_TRUE(same_bits(narrow_steps<N>(host, devices.host.stream(), true, offset), expected));

@@ -30,7 +30,7 @@ T weight_at(const T* weight, const kernels::LinearShape& s, std::size_t in, std:
 
 /// Plain loops, for the element types that the host has no products for; bias and GELU in the same pass, as cuBLASLt.
 template <class T>
-class LoopProducts final : public cuda::Products<T> {
+class LoopProducts final : public cuda::MatmulKernels<T> {
  public:
   cuda::Epilogue forward(Stream& stream, const LinearForward<T>& a) override {
     const bool gelu = a.activated && a.activation == kernels::Activation::gelu_tanh;
@@ -81,7 +81,7 @@ class LoopProducts final : public cuda::Products<T> {
 
 /// The host's products.
 template <class T>
-class HostProducts final : public cuda::Products<T> {
+class HostProducts final : public cuda::MatmulKernels<T> {
  public:
   explicit HostProducts(ThreadPool& pool) : pool_(pool) {}
   cuda::Epilogue forward(Stream& stream, const LinearForward<T>& args) override {
@@ -104,13 +104,13 @@ class HostProducts final : public cuda::Products<T> {
   ThreadPool& pool_;
 };
 
-class TestProducts final : public cuda::AllProducts {
+class TestProducts final : public cuda::MatmulTable {
  public:
   explicit TestProducts(ThreadPool& pool) : f32_(pool), f64_(pool) {}
-  cuda::Products<float>& f32() override { return f32_; }
-  cuda::Products<double>& f64() override { return f64_; }
-  cuda::Products<f16>& half() override { return half_; }
-  cuda::Products<bf16>& brain() override { return brain_; }
+  cuda::MatmulKernels<float>& f32() override { return f32_; }
+  cuda::MatmulKernels<double>& f64() override { return f64_; }
+  cuda::MatmulKernels<f16>& half() override { return half_; }
+  cuda::MatmulKernels<bf16>& brain() override { return brain_; }
 
  private:
   HostProducts<float> f32_;
@@ -122,7 +122,7 @@ class TestProducts final : public cuda::AllProducts {
 }  // namespace
 
 std::unique_ptr<DeviceKernels> make_emulated_kernels(const KernelResources& resources) {
-  return std::make_unique<cuda::AllCudaKernels>(resources.memory, std::make_unique<TestProducts>(resources.threads));
+  return std::make_unique<cuda::CudaDeviceKernels>(resources.memory, std::make_unique<TestProducts>(resources.threads));
 }
 
 static_assert(kThreadOrders == emulation::kOrders);

@@ -13,7 +13,7 @@ namespace {
 class Hardware : public testing::Environment {
  public:
   void SetUp() override {
-    for (const base::DeviceState& state : base::list_devices())
+    for (const base::DeviceInfo& state : base::list_devices())
       if (state.name == "cuda" && !state.available) GTEST_SKIP() << "no CUDA device: " << state.reason;
   }
 };

@@ -21,7 +21,7 @@ TYPED_TEST(CudaRows, LayerNormForward) {
   for (const Rows r : kRows) {
     const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width), b = numbers<T>("b", r.width);
     expect_as_in_double<T>(
-        [&]<class U>(Kernels<U>& k, Stream& s) {
+        [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> in(x), weight(w), bias(b);
           Array<U> y = Array<U>::poisoned(x.size()), plain = Array<U>::poisoned(x.size());
           auto mean = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
@@ -41,7 +41,7 @@ void check_norm_backward(Rows r, bool centered) {
   const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width), dy = numbers<T>("dy", x.size());
   const auto rstd = numbers<Wide<T>>("rstd", r.rows, 0.3), mean = numbers<Wide<T>>("mean", r.rows, 0.3);
   expect_as_in_double<T>(
-      [&]<class U>(Kernels<U>& k, Stream& s) {
+      [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(x), weight(w), from(dy), to(dy), dw(w), db(w);
         Array<U> dw_new = Array<U>::poisoned(r.width);
         Array<Wide<U>> m(mean), q(rstd);
@@ -71,7 +71,7 @@ TYPED_TEST(CudaRows, RmsNormForward) {
   const Rows r{7, 131};
   const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width);
   expect_as_in_double<T>(
-      [&]<class U>(Kernels<U>& k, Stream& s) {
+      [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(x), weight(w);
         Array<U> y = Array<U>::poisoned(x.size());
         auto rstd = std::make_unique<Array<Wide<U>>>(std::vector<double>(r.rows, NAN));
@@ -88,7 +88,7 @@ TYPED_TEST(CudaRows, CrossEntropyWithIgnoredTargetsAndInPlace) {
   const std::vector<std::int32_t> some{0, 300, -100, 17, 17, -100, 255, 256, 5}, none(rows, -100);
   for (const auto& targets : {some, none}) {
     expect_as_in_double<T>(
-        [&]<class U>(Kernels<U>& k, Stream& s) {
+        [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> x(logits), added(logits);
           Array<Wide<U>> max(std::vector<double>(rows, 0.0)), sum(std::vector<double>(rows, 0.0));
           Array<std::int32_t> chosen(std::vector<double>(targets.begin(), targets.end()));
@@ -121,7 +121,7 @@ TYPED_TEST(CudaRows, EmbeddingForwardAndBackward) {
   for (std::size_t i = 0; i < rows; ++i) ids[i] = static_cast<std::int32_t>(i * i % 290 % 17 * (i % 3 == 0 ? 17 : 1));
   ids[5] = 300;
   expect_as_in_double<T>(
-      [&]<class U>(Kernels<U>& k, Stream& s) {
+      [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<std::int32_t> rows_ids(std::vector<double>(ids.begin(), ids.end()));
         Array<U> weight(table), from(dy), y(dy), dweight(table);
         Array<U> fresh = Array<U>::poisoned(table.size()), looked_up = Array<U>::poisoned(dy.size());
@@ -137,7 +137,7 @@ TYPED_TEST(CudaRows, EmbeddingForwardAndBackward) {
 #if !defined(TESSERA_TEST_HOST)
 TEST(CudaRowsOnly, WhatTheHostWouldRefuseBecomesNan) {
   Devices().on_device([](DeviceKernels& kernels, Stream& stream) {
-    Kernels<float>& k = *kernels.f32();
+    KernelTable<float>& k = *kernels.f32();
     Array<float> table(std::vector<double>(4, 1.0)), y(std::vector<double>(6));
     Array<std::int32_t> ids({1, 2, -1}), targets({0, 4});
     k.embedding_forward(stream, {table.data(), ids.data(), y.data(), 3, 2, 2, false});
@@ -197,7 +197,7 @@ TYPED_TEST(CudaRows, LinearWithItsBias) {
              dy = numbers<T>("dy", rows * out);
   for (const auto layout : {kernels::WeightLayout::out_in, kernels::WeightLayout::in_out}) {
     expect_as_in_double<T>(
-        [&]<class U>(Kernels<U>& k, Stream& s) {
+        [&]<class U>(KernelTable<U>& k, Stream& s) {
           Array<U> a(x), weight(w), bias(b), from(dy), dx(x), db(b);
           Array<U> y = Array<U>::poisoned(dy.size()), dw = Array<U>::poisoned(w.size());
           const kernels::LinearShape shape{rows, in, out, layout};
@@ -218,7 +218,7 @@ TYPED_TEST(CudaRows, LinearWithItsActivation) {
     for (const auto kind : {kernels::Activation::gelu_tanh, kernels::Activation::silu}) {
       const auto x = numbers<T>("x", rows * in), w = numbers<T>("w", in * out), b = numbers<T>("b", out);
       expect_as_in_double<T>(
-          [&]<class U>(Kernels<U>& k, Stream& s) {
+          [&]<class U>(KernelTable<U>& k, Stream& s) {
             Array<U> a(x), weight(w), bias(b);
             Array<U> y = Array<U>::poisoned(rows * out), activated = Array<U>::poisoned(rows * out);
             k.linear_forward(s, {.shape = {rows, in, out},
@@ -247,7 +247,7 @@ void check_attention(const AttentionCase& c) {
   const kernels::AttentionShape shape{c.batch, c.positions, c.heads, c.kv_heads, c.dim, 0.0};
   const kernels::AttentionDropout dropout{c.dropout, dropout_stream(1, 2, "h.0.attn", 3)};
   expect_as_in_double<T>(
-      [&]<class U>(Kernels<U>& k, Stream& s) {
+      [&]<class U>(KernelTable<U>& k, Stream& s) {
         Array<U> in(qkv), from(dout), gradient(qkv);
         Array<U> y = Array<U>::poisoned(q_size);
         Array<Wide<U>> statistics(std::vector<double>(q_size / c.dim, NAN));

@@ -17,9 +17,9 @@ struct OwnError : std::runtime_error {
 class Carrier final : public CollectivePlugin {
  public:
   explicit Carrier(OpKind kind) : kind_(kind) {}
-  Works run(const CollectiveCall& call) override {
-    Works works;
-    for (const Transfer& transfer : call.transfers) works.add(start_plain(kind_, call, transfer));
+  WorkChain run(const CollectiveCall& call) override {
+    WorkChain works;
+    for (const FlatTransfer& transfer : call.transfers) works.add(start_plain(kind_, call, transfer));
     return works;
   }
 
@@ -31,7 +31,7 @@ OfferedCollective carrier(OpKind kind, std::string name) {
   return {kind, std::move(name), [kind] { return std::make_unique<Carrier>(kind); }};
 }
 
-[[maybe_unused]] Offer offer() {
+[[maybe_unused]] PluginExports offer() {
   const Axes shard = {kShardAxis};
   Strategy own{.name = "own",
                .param_at_rest = shard,
@@ -40,7 +40,7 @@ OfferedCollective carrier(OpKind kind, std::string name) {
                .optimizer = shard,
                .all_gather = "carrier",  // the offer's
                .reduce_scatter = "bf16"};
-  Offer all{
+  PluginExports all{
       .collectives = {carrier(OpKind::all_gather, "carrier"),
                       carrier(OpKind::all_reduce, "carrier"),
                       {OpKind::all_gather, "throwing",

@@ -15,7 +15,7 @@
 namespace tessera::nn::cuda {
 
 /// C[m, n] = op(A) op(B) + beta C, packed and row-major. `bias` (of n elements, added to every row) may be null.
-struct Product {
+struct MatmulArgs {
   DType dtype = DType::f32;
   bool trans_a = false, trans_b = false;
   std::size_t m = 0, n = 0, k = 0;
@@ -29,30 +29,30 @@ struct Product {
 
 /// Chosen algorithms are kept by shape. One per context; its products share one workspace, so they belong on one
 /// stream.
-class Matmul {
+class CublasLtMatmul {
  public:
-  explicit Matmul(const KernelResources& resources);
-  ~Matmul();
-  Matmul(const Matmul&) = delete;
-  Matmul& operator=(const Matmul&) = delete;
+  explicit CublasLtMatmul(const KernelResources& resources);
+  ~CublasLtMatmul();
+  CublasLtMatmul(const CublasLtMatmul&) = delete;
+  CublasLtMatmul& operator=(const CublasLtMatmul&) = delete;
 
   /// Throws Unsupported where the library has no algorithm.
-  void run(Stream& stream, const Product& product);
+  void run(Stream& stream, const MatmulArgs& product);
   /// Whether it has one for a product with GELU.
-  bool can(const Product& product);
+  bool can(const MatmulArgs& product);
   /// Whether a bias is added inside the product.
   static bool adds_bias(DType dtype) { return dtype != DType::f64; }
 
  private:
   using Key = std::array<std::size_t, 6>;
-  struct Chosen;
-  Chosen& chosen(const Product& product);
+  struct AlgorithmChoice;
+  AlgorithmChoice& chosen(const MatmulArgs& product);
 
   const CublasLt& api_;
   DeviceRuntime& runtime_;
   cublasLtHandle_t handle_ = nullptr;
   Buffer workspace_;
-  std::map<Key, std::unique_ptr<Chosen>> chosen_;
+  std::map<Key, std::unique_ptr<AlgorithmChoice>> chosen_;
 };
 
 }  // namespace tessera::nn::cuda

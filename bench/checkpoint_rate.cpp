@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
 

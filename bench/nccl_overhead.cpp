@@ -18,7 +18,7 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backends/tcp/transport.h"
-#include "tessera/comm/thread_bootstrap.h"
+#include "tessera/comm/bootstrap/thread_bootstrap.h"
 
 namespace {
 

@@ -29,8 +29,8 @@ cmake_path(GET TESSERA_CUDART_STATIC PARENT_PATH TESSERA_CUDA_LIBRARIES)
 
 # The same IEEE operations as on the host: a fused multiply-add happens only where the source asks for one.
 add_library(tessera_cuda_kernels OBJECT
-  ${PROJECT_SOURCE_DIR}/src/comm/cuda/sums.cu
-  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/kernels.cu)
+  ${PROJECT_SOURCE_DIR}/src/comm/kernels/cuda/reduce.cu
+  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/kernels.cu)
 target_include_directories(tessera_cuda_kernels PRIVATE ${TESSERA_INCLUDE_DIR})
 target_compile_options(tessera_cuda_kernels PRIVATE -fmad=false --expt-relaxed-constexpr
   -Xcompiler=-Wall,-fvisibility=hidden,-ffp-contract=off)
@@ -42,16 +42,16 @@ list(GET CMAKE_CUDA_ARCHITECTURES 0 least)
 string(REGEX MATCH "^[0-9]+" least "${least}")
 tessera_module(tessera_device_cuda cuda
   ${PROJECT_SOURCE_DIR}/src/base/cuda/graph.cpp
-  ${PROJECT_SOURCE_DIR}/src/base/cuda/ranges.cpp
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/nvtx.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/ipc.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/module.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/runtime.cpp
-  ${PROJECT_SOURCE_DIR}/src/base/cuda/signal.cpp
+  ${PROJECT_SOURCE_DIR}/src/base/cuda/host_event.cpp
   ${PROJECT_SOURCE_DIR}/src/base/cuda/stream.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/cublas_lt.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/find.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/matmul.cpp
-  ${PROJECT_SOURCE_DIR}/src/nn/ops/cuda/products.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/cublas_lt.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/find.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul.cpp
+  ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/matmul_table.cpp
   $<TARGET_OBJECTS:tessera_cuda_kernels>)
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})
 target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -1,7 +1,7 @@
 // Hello from every rank, in order. Run it alone, or on four ranks:  tessera run -n 4 -- ./01_hello_ranks
 #include <cstdio>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 
 int main() {
   const auto world = tessera::comm::init();

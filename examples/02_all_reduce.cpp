@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 
 using namespace tessera;
 

@@ -1,7 +1,7 @@
 // A model of one's own under FSDP: embedding, blocks of attention, feed-forward with ReLU and layer norms, an output head.
 // The same program trains alone or sharded:  ./04_own_model_fsdp   or   tessera run -n 2 -- ./04_own_model_fsdp
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/layers/attention.h"
 #include "tessera/nn/layers/embedding.h"

@@ -1,6 +1,6 @@
 #include <cstdio>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
 using namespace tessera;

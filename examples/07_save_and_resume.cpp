@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tessera/fsdp/checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
 

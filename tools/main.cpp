@@ -13,13 +13,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/launch.h"
-#include "tools/catalog.h"
-#include "tools/commands.h"
-#include "tools/launcher.h"
-#include "tools/rank_watch.h"
-#include "tools/ranks.h"
-#include "tools/signals.h"
-#include "tools/validators.h"
+#include "tools/cli/catalog.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/validators.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/rank_watch.h"
+#include "tools/launch/ranks.h"
+#include "tools/launch/signals.h"
 #include "tools/version.h"
 
 namespace tessera::tools {

@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "backends/mpi/library.h"
+#include "backends/mpi/link.h"
 #include "backends/mpi/transport.h"
-#include "backends/mpi/wire.h"
 #include "tessera/comm/host_communicator.h"
-#include "tessera/comm/matched_transport.h"
 #include "tessera/comm/registry.h"
+#include "tessera/comm/tag_matching_transport.h"
 
 namespace tessera::mpi {
 namespace {

@@ -8,10 +8,10 @@
 #include <memory>
 #include <vector>
 
-#include "backends/mpi/arithmetic.h"
 #include "backends/mpi/base.h"
 #include "backends/mpi/library.h"
-#include "tessera/comm/native.h"
+#include "backends/mpi/reduce_ops.h"
+#include "tessera/comm/native_collectives.h"
 
 namespace tessera::mpi {
 

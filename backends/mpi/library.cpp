@@ -9,8 +9,8 @@
 #include "backends/mpi/lifetime.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/core/progress.h"
 #include "tessera/comm/launch.h"
-#include "tessera/comm/progress.h"
 
 namespace tessera::mpi {
 namespace {

@@ -14,7 +14,7 @@
 #include "backends/mpi/library.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/progress.h"
+#include "tessera/comm/core/progress.h"
 
 namespace tessera::mpi {
 namespace {

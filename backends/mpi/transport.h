@@ -11,7 +11,7 @@
 
 namespace tessera::mpi {
 
-/// Collective. Collectives of MPI move at most `longest_piece` bytes in one call (tests: a few). Throws InvalidUsage,
+/// Collective. One call of MPI moves at most `longest_piece` bytes (tests: a few). Throws InvalidUsage,
 /// BackendError, Timeout, and what the bootstrap throws.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                           std::chrono::milliseconds timeout, std::size_t longest_piece = kLongestPiece);

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "backends/nccl/base.h"
-#include "backends/nccl/tree.h"
+#include "backends/nccl/tree_kernels.h"
 
 /// All that this backend calls. R: must be there; O: null where the library is too old for it.
 #define TESSERA_NCCL_FUNCTIONS(R, O) \

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "backends/nccl/group.h"
+#include "backends/nccl/nccl_group.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::nccl {

@@ -2,8 +2,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "backends/nccl/group.h"
-#include "backends/nccl/pause.h"
+#include "backends/nccl/backoff.h"
+#include "backends/nccl/nccl_group.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 

@@ -1,11 +1,11 @@
 // How a communicator fails: once, on all its ranks, with the first cause.
 #include <algorithm>
 
-#include "backends/nccl/group.h"
-#include "backends/nccl/pause.h"
+#include "backends/nccl/backoff.h"
+#include "backends/nccl/nccl_group.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/describe.h"
+#include "tessera/comm/core/format.h"
 
 namespace tessera::nccl {
 namespace {

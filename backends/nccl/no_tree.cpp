@@ -1,5 +1,5 @@
-// In the place of tree.cu where there is no CUDA compiler.
-#include "backends/nccl/tree.h"
+// In the place of tree_kernels.cu where there is no CUDA compiler.
+#include "backends/nccl/tree_kernels.h"
 
 namespace tessera::nccl {
 

@@ -1,7 +1,7 @@
 // The vendor's reduce operations.
 #pragma once
 
-#include "backends/nccl/operations.h"
+#include "backends/nccl/calls.h"
 
 namespace tessera::nccl {
 

@@ -15,8 +15,8 @@
 #include <optional>
 
 #include "backends/shm/base.h"
-#include "tessera/base/ledger.h"
-#include "tessera/base/memory.h"
+#include "tessera/base/memory_pool.h"
+#include "tessera/base/memory_tracker.h"
 #include "tessera/comm/bootstrap.h"
 
 namespace tessera::shm {

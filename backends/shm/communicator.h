@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "backends/shm/group.h"
+#include "backends/shm/shm_group.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::shm {

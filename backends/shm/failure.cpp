@@ -3,10 +3,10 @@
 #include <cstring>
 #include <thread>
 
-#include "backends/shm/group.h"
+#include "backends/shm/shm_group.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/describe.h"
+#include "tessera/comm/core/format.h"
 
 namespace tessera::shm {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/reduce.h"
+#include "tessera/comm/kernels/reduce.h"
 
 namespace tessera::sim {
 namespace {

@@ -12,8 +12,8 @@
 #include <memory>
 
 #include "backends/sim/base.h"
+#include "tessera/base/cost_table.h"
 #include "tessera/base/export.h"
-#include "tessera/base/time_table.h"
 #include "tessera/base/virtual_clock.h"
 #include "tessera/comm/communicator.h"
 

@@ -1,5 +1,5 @@
 // The entry of this backend in the registry.
-#include "backends/tcp/settings.h"
+#include "backends/tcp/tcp_options.h"
 #include "backends/tcp/transport.h"
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/registry.h"

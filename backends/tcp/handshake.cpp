@@ -6,7 +6,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
-#include "tessera/comm/control/proof.h"
+#include "tessera/comm/bootstrap/hmac.h"
 
 namespace tessera::tcp {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "backends/tcp/mesh.h"
+#include "backends/tcp/connection_mesh.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 

@@ -7,9 +7,9 @@
 #include <chrono>
 #include <memory>
 
-#include "backends/tcp/peer.h"
-#include "backends/tcp/settings.h"
-#include "backends/tcp/sleeper.h"
+#include "backends/tcp/epoll_waiter.h"
+#include "backends/tcp/peer_connection.h"
+#include "backends/tcp/tcp_options.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/registry.h"
 #include "tessera/comm/transport.h"

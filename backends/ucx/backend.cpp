@@ -5,14 +5,14 @@
 
 #include <mutex>
 
+#include "backends/ucx/link.h"
 #include "backends/ucx/transport.h"
-#include "backends/ucx/wire.h"
 #include "tessera/base/env.h"
 #include "tessera/comm/host_communicator.h"
-#include "tessera/comm/matched_transport.h"
-#include "tessera/comm/near_wire.h"
 #include "tessera/comm/registry.h"
-#include "tessera/comm/remote.h"
+#include "tessera/comm/tag_matching_transport.h"
+#include "tessera/comm/transport/cma.h"
+#include "tessera/comm/transport/cma_link.h"
 
 namespace tessera::ucx {
 namespace {

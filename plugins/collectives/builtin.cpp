@@ -1,6 +1,6 @@
 // What the library has beside `plain`, by name.
 #include "tessera/fsdp/builtin.h"
-#include "plugins/collectives/encoded.h"
+#include "plugins/collectives/compressed.h"
 #include "plugins/collectives/powersgd.h"
 
 namespace tessera::fsdp {

@@ -11,7 +11,7 @@
 #include <map>
 #include <memory>
 
-#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/collective_plugin.h"
 
 namespace tessera::collectives {
 

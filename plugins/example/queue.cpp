@@ -1,5 +1,5 @@
 // A whole backend as an outside plug-in: the ranks are threads of one process, and messages lie in queues between them.
-// It only says how short notes and bulk get from one rank to another (tessera/comm/wire.h); matching, the collectives,
+// It only says how short notes and bulk get from one rank to another (tessera/comm/link.h); matching, the collectives,
 // deadlines and errors are the library's.
 #include <algorithm>
 #include <condition_variable>
@@ -12,8 +12,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/host_communicator.h"
-#include "tessera/comm/matched_transport.h"
 #include "tessera/comm/plugin.h"
+#include "tessera/comm/tag_matching_transport.h"
 
 namespace {
 

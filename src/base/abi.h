@@ -7,8 +7,8 @@
 // be merged with the library's by the linker, and always agree with it.
 #define TESSERA_ABI_TEXT_(x) #x
 #define TESSERA_ABI_TEXT(x) TESSERA_ABI_TEXT_(x)
-#define TESSERA_ABI_NUMBER \
-  6  // counts up whenever a class or struct in the headers of base, comm or a device's table changes
+// The number counts up whenever a class or struct in the headers of base, comm or a device's table changes.
+#define TESSERA_ABI_NUMBER 7
 
 #if defined(__clang__)
 #define TESSERA_ABI_COMPILER "clang " TESSERA_ABI_TEXT(__clang_major__)

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "tessera/comm/checks.h"
+#include "tessera/comm/core/argument_checker.h"
 
 namespace tessera::comm {
 

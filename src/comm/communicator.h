@@ -13,10 +13,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/export.h"
-#include "tessera/base/ledger.h"
 #include "tessera/base/log.h"
-#include "tessera/base/memory.h"
-#include "tessera/comm/meter.h"
+#include "tessera/base/memory_pool.h"
+#include "tessera/base/memory_tracker.h"
+#include "tessera/comm/traffic.h"
 #include "tessera/comm/types.h"
 #include "tessera/comm/work.h"
 

@@ -1,8 +1,8 @@
 // The operations whose parts have different lengths.
 #include <numeric>
 
-#include "tessera/comm/checks.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/core/argument_checker.h"
 
 namespace tessera::comm {
 namespace {

@@ -8,7 +8,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/internal/variables.h"
+#include "tessera/comm/core/env_variables.h"
 
 namespace tessera::comm {
 namespace {

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/builtin.h"
-#include "tessera/comm/internal/modules.h"
+#include "tessera/comm/plugins/builtin.h"
+#include "tessera/comm/plugins/module_loader.h"
 
 namespace tessera::comm {
 namespace {

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/schedules/internal/algorithms.h"
+#include "tessera/comm/algorithms/algorithms.h"
 
 namespace tessera::comm {
 namespace {

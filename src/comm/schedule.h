@@ -41,7 +41,7 @@ struct ScheduleStep {
     receive,
     copy,
     reduce,
-    native  ///< the whole operation, by the library below the transport (native.h); at most one
+    native  ///< the whole operation, by the library below the transport (native_collectives.h); at most one
   };
   Kind kind = Kind::copy;
   ReducePhase arithmetic = ReducePhase::partial;

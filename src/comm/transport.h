@@ -1,5 +1,5 @@
 // Moves bytes between the ranks of a world: all that a point-to-point backend implements. The collectives over it,
-// their order, deadlines and errors are common (host_world.h).
+// their order, deadlines and errors are common (host/host_runtime.h).
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "tessera/base/export.h"
-#include "tessera/comm/progress.h"
+#include "tessera/comm/pollable.h"
 
 namespace tessera::comm {
 

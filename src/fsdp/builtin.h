@@ -1,7 +1,7 @@
 // The collective plug-ins that the build puts into the library beside `plain`: plugins/collectives.
 #pragma once
 
-#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/collective_plugin.h"
 
 namespace tessera::fsdp {
 

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/host_exchange.h"
+#include "tessera/comm/host_collectives.h"
 #include "tessera/fsdp/engine.h"
 
 namespace tessera::fsdp {

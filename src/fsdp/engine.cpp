@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/fsdp/buffers.h"
-#include "tessera/fsdp/order.h"
-#include "tessera/fsdp/unit.h"
+#include "tessera/fsdp/engine/exec_order_validator.h"
+#include "tessera/fsdp/engine/module_buffers.h"
+#include "tessera/fsdp/engine/param_group.h"
 #include "tessera/nn/kernels/gemm.h"
 
 namespace tessera::fsdp {

@@ -20,13 +20,13 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/events.h"
+#include "tessera/base/trace.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/engine_options.h"
 #include "tessera/fsdp/formulas.h"
 #include "tessera/fsdp/mesh.h"
-#include "tessera/fsdp/plan.h"
+#include "tessera/fsdp/sharding_plan.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/nn/module.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/types.h"

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/precision.h"
 #include "tessera/fsdp/strategy.h"

@@ -1,6 +1,6 @@
 #include "tessera/fsdp/graphed_step.h"
 
-#include "tessera/nn/capture.h"
+#include "tessera/nn/graph_capture.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <set>
 
-#include "tessera/base/internal/modules.h"
-#include "tessera/comm/internal/modules.h"
+#include "tessera/base/device/module_loader.h"
+#include "tessera/comm/plugins/module_loader.h"
 
 namespace tessera::fsdp {
 

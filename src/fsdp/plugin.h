@@ -16,10 +16,10 @@
 
 #include "tessera/base/abi.h"
 #include "tessera/base/export.h"
-#include "tessera/fsdp/collective.h"
+#include "tessera/fsdp/collective_plugin.h"
 #include "tessera/fsdp/strategy.h"
 
-#define TESSERA_FSDP_ABI_NUMBER 1  // counts up whenever a class or struct in the headers of nn or fsdp changes
+#define TESSERA_FSDP_ABI_NUMBER 2  // counts up whenever a class or struct in the headers of nn or fsdp changes
 #define TESSERA_FSDP_PLUGIN_ABI "fsdp " TESSERA_ABI_TEXT(TESSERA_FSDP_ABI_NUMBER) ", " TESSERA_ABI
 
 namespace tessera::fsdp {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "tessera/base/error.h"
-#include "tessera/base/events.h"
 #include "tessera/base/export.h"
-#include "tessera/base/memory.h"
+#include "tessera/base/memory_pool.h"
 #include "tessera/base/stream.h"
+#include "tessera/base/trace.h"
 
 namespace tessera::fsdp {
 

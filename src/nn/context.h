@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "tessera/nn/device_kernels.h"
+#include "tessera/nn/kernels/kernel_table.h"
 #include "tessera/nn/thread_pool.h"
 #include "tessera/nn/types.h"
 

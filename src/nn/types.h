@@ -7,7 +7,7 @@
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
 #include "tessera/base/export.h"
-#include "tessera/base/memory.h"
+#include "tessera/base/memory_pool.h"
 #include "tessera/base/stream.h"
 
 namespace tessera::nn {

@@ -19,18 +19,19 @@ ARROWS = {  # who may include which layer of src/
     "tools": {"fsdp", "nn", "comm", "base"},
     "examples": {"fsdp", "nn", "comm", "base"},
 }
-INTERNAL = {"internal", "detail"}  # folders of headers that are not installed; nor is what ends in -inl.h
+# Headers that are installed lie directly in a layer's folder, or in these; what ends in -inl.h is not installed.
+PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
 VENDORS = [  # header, and where it may be included
     (re.compile(r"^(cuda|cublas|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
-     ("src/base/cuda/", "src/comm/cuda/", "src/nn/ops/cuda/", "backends/nccl/", "tests/", "bench/")),
+     ("src/base/cuda/", "src/comm/kernels/cuda/", "src/nn/kernels/cuda/", "backends/nccl/", "tests/", "bench/")),
     (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
     (re.compile(r"^mpi(-ext|cxx)?\.h$"), ("backends/mpi/", "tests/backends/mpi/", "bench/peers/")),
     (re.compile(r"^(ucp|uct|ucs|ucm|ucc)/"), ("backends/ucx/",)),
-    (re.compile(r"^(boost/)?asio([./]|$)"), ("backends/tcp/", "src/comm/control/", "tests/backends/tcp/")),
+    (re.compile(r"^(boost/)?asio([./]|$)"), ("backends/tcp/", "src/comm/bootstrap/", "tests/backends/tcp/")),
 ]
 STANDARD = re.compile(r"^[a-z0-9_]+$|^c(assert|errno|math|std\w+|string|time|float|limits|inttypes|signal)$")
 LIBRARY = ("src/", "backends/", "plugins/")
-COPY_HELPER = re.compile(r"^src/fsdp/(.*/)?copy\.(h|cpp)$")
+COPY_HELPER = re.compile(r"^src/fsdp/(.*/)?copier\.(h|cpp)$")
 STRATEGY_FILE = re.compile(r"^src/fsdp/strategy[^/]*\.(h|cpp)$|^src/fsdp/strategy/")
 STRATEGY_NAME = re.compile(r'\b(ddp|zero1|zero2|hsdp|shard_grad_op|no_shard|full_shard|hybrid_shard)\b|"fsdp"')
 PAGE = re.compile(r"([\w-]+\.md)\b|\bDESIGN\b")
@@ -43,9 +44,9 @@ PATTERNS = [
      re.compile(r"^src/base/env\.cpp$")),
     ("backend name", re.compile(r"(?<!ip::)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
     ("device work", re.compile(r"(\bstream\w*|\bcompute)(\(\))?\s*(\.|->)\s*run\s*\("), ("src/nn/", "src/fsdp/"),
-     re.compile(r"^src/nn/host_kernels\.cpp$")),  # what the host does with a tensor's memory no other device does
+     re.compile(r"^src/nn/kernels/cpu/cpu_kernels\.cpp$")),  # what the host does with a tensor's memory no other device does
     ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",),
-     re.compile(r"^src/fsdp/planner\.cpp$")),  # measures on the host
+     re.compile(r"^src/fsdp/simulation\.cpp$")),  # measures on the host
     ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/",), None),
     ("raw copy", re.compile(r"\b(memcpy|memmove)\b"), ("src/fsdp/",), COPY_HELPER),
     ("strategy name", STRATEGY_NAME, ("src/fsdp/",), STRATEGY_FILE),
@@ -70,11 +71,11 @@ def owner(path):
 
 
 def is_public_header(path):
-    return path.startswith("src/") and path.endswith(".h") and not is_internal(path)
+    return path.startswith("src/") and PUBLIC.match(path)
 
 
 def is_internal(name):
-    return bool(INTERNAL & set(name.split("/"))) or name.endswith("-inl.h")
+    return name.startswith("tessera/") and not PUBLIC.match(name)
 
 
 def include_breaches(path, bracket, name):
@@ -84,7 +85,7 @@ def include_breaches(path, bracket, name):
             yield "vendor header", f"<{name}> belongs to {', '.join(allowed)}"
     if is_public_header(path):
         if not name.startswith("tessera/") and not STANDARD.match(name):
-            yield "public header", f"<{name}> is not part of the standard library; move this header to internal/"
+            yield "public header", f"<{name}> is not part of the standard library; move this header to a folder below its layer"
         if is_internal(name):
             yield "public header", f'"{name}" is not installed, a public header can\'t include it'
     arrows = ARROWS.get(owner(path))

@@ -10,9 +10,9 @@
 #include <cstring>
 #include <fstream>
 
+#include "tessera/base/device/module_loader.h"
 #include "tessera/base/error.h"
-#include "tessera/base/internal/modules.h"
-#include "tessera/base/memory.h"
+#include "tessera/base/memory_pool.h"
 #include "tessera/base/process.h"
 
 namespace tessera::base {

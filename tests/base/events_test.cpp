@@ -1,4 +1,4 @@
-#include "tessera/base/events.h"
+#include "tessera/base/trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

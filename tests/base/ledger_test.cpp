@@ -1,4 +1,4 @@
-#include "tessera/base/ledger.h"
+#include "tessera/base/memory_tracker.h"
 
 #include <gtest/gtest.h>
 

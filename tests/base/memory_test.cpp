@@ -1,4 +1,4 @@
-#include "tessera/base/memory.h"
+#include "tessera/base/memory_pool.h"
 
 #include <gtest/gtest.h>
 

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/base/cost_table.h"
 #include "tessera/base/error.h"
-#include "tessera/base/time_table.h"
 
 namespace tessera::base {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/base/stream.h"
-#include "tessera/comm/thread_bootstrap.h"
+#include "tessera/comm/bootstrap/thread_bootstrap.h"
 #include "tests/comm/support.h"
 
 namespace tessera::comm_test {

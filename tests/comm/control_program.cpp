@@ -18,7 +18,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/bootstrap/rendezvous.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "tessera/comm/wire.h"
+#include "tessera/comm/link.h"
 
 namespace tessera::comm_test {
 

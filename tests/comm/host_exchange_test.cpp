@@ -1,5 +1,5 @@
 // What ranks tell each other, where the communicator takes memory of the device only.
-#include "tessera/comm/host_exchange.h"
+#include "tessera/comm/host_collectives.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tests/harness/guarded_device.h"
 
 namespace tessera::comm {

@@ -1,7 +1,7 @@
 // TagMatchingTransport over a wire that delivers when and in what order it likes, driven by one thread.
-#include "tessera/comm/matched_transport.h"
+#include "tessera/comm/tag_matching_transport.h"
 
-#include "tessera/comm/near_wire.h"
+#include "tessera/comm/transport/cma_link.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 #include <functional>
 #include <thread>
 
-#include "tessera/comm/progress.h"
+#include "tessera/comm/core/progress.h"
 #include "tests/comm/support.h"
 
 namespace tessera::comm_test {

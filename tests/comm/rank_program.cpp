@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tests/comm/mixed_memory.h"
 #include "tests/harness/guarded_device.h"
 

@@ -1,5 +1,5 @@
 // The arithmetic of the host backends against the plain reference.
-#include "tessera/comm/reduce.h"
+#include "tessera/comm/kernels/reduce.h"
 
 #include "tests/comm/support.h"
 #include "tests/conformance/reference.h"

@@ -1,6 +1,6 @@
 // Reading another process: what its owner wrote arrives, and a process that is gone or memory that is not there is told
 // apart.
-#include "tessera/comm/remote.h"
+#include "tessera/comm/transport/cma.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/thread_bootstrap.h"
+#include "tessera/comm/bootstrap/thread_bootstrap.h"
 
 namespace tessera::comm_test {
 namespace {

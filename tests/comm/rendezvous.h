@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/bootstrap/rendezvous.h"
 #include "tests/comm/network.h"
 #include "tests/comm/support.h"
 

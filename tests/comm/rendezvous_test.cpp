@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/bootstrap/rendezvous.h"
 #include "tessera/comm/registry.h"
 
 namespace tessera::comm_test {

@@ -1,7 +1,7 @@
 #include <map>
 #include <random>
 
-#include "tessera/comm/reduce.h"
+#include "tessera/comm/kernels/reduce.h"
 #include "tests/comm/schedule_world.h"
 
 namespace tessera::comm_test {

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <map>
 
-#include "tessera/comm/meter.h"
+#include "tessera/comm/traffic.h"
 #include "tests/comm/schedule_support.h"
 
 namespace tessera::comm_test {

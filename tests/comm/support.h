@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 
 namespace tessera::comm_test {
 

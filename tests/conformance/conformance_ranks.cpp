@@ -8,7 +8,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tests/conformance/cases.h"
 #include "tests/harness/guarded_device.h"
 

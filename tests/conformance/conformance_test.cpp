@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/env.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tessera/comm/schedule.h"
 #include "tests/conformance/cases.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 #include "tests/conformance/cases.h"
 
 namespace tessera::conformance {

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "backends/sim/world.h"
-#include "plugins/decorators/decorate.h"
-#include "tessera/comm/context.h"
-#include "tessera/fsdp/planner.h"
+#include "plugins/decorators/spec.h"
+#include "tessera/comm/init.h"
+#include "tessera/fsdp/simulation.h"
 
 namespace tessera::fsdp {
 

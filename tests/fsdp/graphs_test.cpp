@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/fsdp/graphed_step.h"
-#include "tessera/nn/capture.h"
+#include "tessera/nn/graph_capture.h"
 #include "tests/harness/guarded_device.h"
 #include "tests/harness/training.h"
 

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/fsdp/flat.h"
+#include "tessera/fsdp/flat_layout.h"
 #include "tessera/fsdp/mesh.h"
 #include "tessera/fsdp/strategy.h"
 #include "tessera/fsdp/wrap.h"

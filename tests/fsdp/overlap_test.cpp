@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "plugins/decorators/decorate.h"
+#include "plugins/decorators/spec.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/ops/cross_entropy.h"
 #include "tests/harness/training.h"

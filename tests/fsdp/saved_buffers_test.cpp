@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "tessera/fsdp/checkpoint.h"
-#include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/hf_checkpoint.h"
 #include "tests/fsdp/saved_training.h"
 #include "tests/fsdp/small_training.h"
 #include "tests/fsdp/statistics.h"

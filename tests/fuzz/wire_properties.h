@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/control/wire.h"
+#include "tessera/comm/bootstrap/protocol.h"
 
 namespace tessera::fuzz {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/device_sum.h"
-#include "tessera/comm/reduce.h"
+#include "tessera/comm/kernels/device_reduce.h"
+#include "tessera/comm/kernels/reduce.h"
 #include "tests/harness/guarded_streams.h"
 
 namespace tessera::harness {

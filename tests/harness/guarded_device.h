@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/base/device_runtime.h"
-#include "tessera/nn/device_kernels.h"
+#include "tessera/nn/kernels/kernel_table.h"
 
 namespace tessera::harness {
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <span>
 
-#include "plugins/decorators/decorate.h"
+#include "plugins/decorators/spec.h"
 #include "tessera/nn/host_access.h"
 
 namespace tessera::harness {

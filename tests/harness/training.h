@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/context.h"
-#include "tessera/comm/host_exchange.h"
+#include "tessera/comm/host_collectives.h"
+#include "tessera/comm/init.h"
 #include "tessera/fsdp/engine.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tests/harness/guarded_device.h"
@@ -44,7 +44,7 @@ struct TrainingSpec {
   std::optional<bool> device_ipc = {};                ///< as comm::Config's
   fsdp::EngineOptions engine = {};
   bool retry_failed_steps = false;  ///< after Engine::abort_step(), where forward or backward throws on every rank
-  std::string decorators = {};      ///< around every rank's communicators; see plugins/decorators/decorate.h
+  std::string decorators = {};      ///< around every rank's communicators; see plugins/decorators/spec.h
   /// Called on every rank when the engine has its initial values. `control` is of all ranks, for whatever the test
   /// wants.
   std::function<void(fsdp::Engine& engine, comm::Communicator& control)> before_training;

@@ -1,5 +1,5 @@
 // config.json, and folders as transformers writes and reads them.
-#include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/hf_checkpoint.h"
 
 #include <gmock/gmock.h>
 

@@ -5,11 +5,11 @@
 
 #include <cmath>
 
-#include "tessera/nn/adapter_hf.h"
 #include "tessera/nn/layers/linear.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/nf4.h"
 #include "tessera/nn/ops/arithmetic.h"
+#include "tessera/nn/peft_adapter.h"
 #include "tests/nn/ops/finite_differences.h"
 #include "tests/nn/temporary_folder.h"
 

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
+#include "tessera/nn/lr_schedule.h"
 #include "tessera/nn/optimizer.h"
 #include "tessera/nn/random.h"
-#include "tessera/nn/schedule.h"
 
 namespace tessera::nn {
 namespace {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
-#include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/optimizer.h"
 #include "tessera/nn/safetensors.h"

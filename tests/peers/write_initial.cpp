@@ -3,7 +3,7 @@
 //   write_initial MODEL DIR
 #include <cstdio>
 
-#include "tessera/nn/checkpoint_hf.h"
+#include "tessera/nn/hf_checkpoint.h"
 #include "tessera/nn/models/causal_model.h"
 
 using namespace tessera::nn;

@@ -1,6 +1,6 @@
 // What `bench --check` expects, against every operation done by brute force: element after element, rounded at each addition, in
 // both orders. Beside each, a value that is broken and must be counted.
-#include "tools/bench_data.h"
+#include "tools/bench/data.h"
 
 #include <gtest/gtest.h>
 

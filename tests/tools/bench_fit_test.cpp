@@ -1,6 +1,6 @@
 // The fit against data that was made from known coefficients; beside it, data that no line fits, and the fit that absolute errors
 // would give.
-#include "tools/bench_fit.h"
+#include "tools/bench/fit.h"
 
 #include <gtest/gtest.h>
 

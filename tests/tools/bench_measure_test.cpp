@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "tessera/base/stream.h"
-#include "tessera/comm/context.h"
-#include "tools/bench_cold.h"
-#include "tools/bench_overlap.h"
-#include "tools/bench_run.h"
+#include "tessera/comm/init.h"
+#include "tools/bench/cold.h"
+#include "tools/bench/overlap.h"
+#include "tools/bench/runner.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,5 +1,5 @@
 // Sizes, factors and traffic of what `bench` measures, against nccl-tests' formulas worked out by hand.
-#include "tools/bench_ops.h"
+#include "tools/bench/operations.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tools/bench_bound.h"
+#include "tools/bench/memory_bound.h"
 
 namespace tessera::tools {
 namespace {

@@ -1,5 +1,5 @@
 // The measuring loop on ranks that are threads, and what becomes of wrong values.
-#include "tools/bench_run.h"
+#include "tools/bench/runner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tests/harness/guarded_device.h"
-#include "tessera/comm/context.h"
-#include "tools/bench.h"
+#include "tessera/comm/init.h"
+#include "tools/bench/bench.h"
 
 namespace tessera::tools {
 namespace {

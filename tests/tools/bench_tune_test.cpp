@@ -1,11 +1,11 @@
 // Which algorithm a table takes for which sizes, and that the communicator reads it so.
-#include "tools/bench_tune.h"
+#include "tools/bench/tuner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/comm/algorithms.h"
-#include "tools/bench_summary.h"
+#include "tools/bench/summary.h"
 
 namespace tessera::tools {
 namespace {

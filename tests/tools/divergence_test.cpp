@@ -1,4 +1,4 @@
-#include "tools/divergence.h"
+#include "tools/train/divergence.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "tessera/base/device_runtime.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 
 namespace tessera::tools {
 namespace {

@@ -8,7 +8,7 @@
 #include "tessera/fsdp/checkpoint.h"
 #include "tests/fsdp/statistics.h"
 #include "tests/nn/temporary_folder.h"
-#include "tools/commands.h"
+#include "tools/cli/commands.h"
 
 namespace tessera::tools {
 namespace {

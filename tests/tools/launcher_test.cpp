@@ -1,5 +1,5 @@
 // The launcher's judgement: which rank failed first, what is printed, which code. Ranks are shell scripts.
-#include "tools/launcher.h"
+#include "tools/launch/launcher.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tools/lines.h"
+#include "tools/launch/lines.h"
 
 #include <gtest/gtest.h>
 

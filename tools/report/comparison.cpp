@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tools/run_result.h"
-#include "tools/statistics.h"
+#include "tools/cli/statistics.h"
+#include "tools/compare/run_result.h"
 
 namespace tessera::tools::report {
 namespace {

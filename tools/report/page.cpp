@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "tools/output.h"
+#include "tools/cli/output.h"
 #include "tools/report/html.h"
 #include "tools/report/pictures.h"
 #include "tools/report/style.h"

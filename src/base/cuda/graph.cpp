@@ -1,6 +1,6 @@
-#include "tessera/base/cuda/internal/graph.h"
+#include "tessera/base/cuda/graph.h"
 
-#include "tessera/base/cuda/internal/runtime.h"
+#include "tessera/base/cuda/runtime.h"
 #include "tessera/base/error.h"
 
 namespace tessera::base::cuda {

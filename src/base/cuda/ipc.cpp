@@ -1,4 +1,4 @@
-#include "tessera/base/cuda/internal/ipc.h"
+#include "tessera/base/cuda/ipc.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,6 +1,6 @@
 // The entry of the module: base's device, and what the layers above have on it.
-#include "tessera/base/cuda/internal/layers.h"
-#include "tessera/base/cuda/internal/runtime.h"
+#include "tessera/base/cuda/layers.h"
+#include "tessera/base/cuda/runtime.h"
 
 namespace {
 

@@ -1,14 +1,14 @@
-#include "tessera/base/cuda/internal/runtime.h"
+#include "tessera/base/cuda/runtime.h"
 
 #include <algorithm>
 
-#include "tessera/base/cuda/internal/graph.h"
-#include "tessera/base/cuda/internal/ipc.h"
-#include "tessera/base/cuda/internal/ranges.h"
-#include "tessera/base/cuda/internal/signal.h"
-#include "tessera/base/cuda/internal/stream.h"
+#include "tessera/base/cuda/graph.h"
+#include "tessera/base/cuda/host_event.h"
+#include "tessera/base/cuda/ipc.h"
+#include "tessera/base/cuda/nvtx.h"
+#include "tessera/base/cuda/stream.h"
 #include "tessera/base/error.h"
-#include "tessera/base/memory.h"
+#include "tessera/base/memory_pool.h"
 
 namespace tessera::base::cuda {
 namespace {

@@ -1,10 +1,10 @@
-#include "tessera/base/cuda/internal/stream.h"
+#include "tessera/base/cuda/stream.h"
 
 #include <cmath>
 #include <utility>
 
-#include "tessera/base/cuda/internal/runtime.h"
-#include "tessera/base/cuda/internal/signal.h"
+#include "tessera/base/cuda/host_event.h"
+#include "tessera/base/cuda/runtime.h"
 
 namespace tessera::base::cuda {
 namespace {

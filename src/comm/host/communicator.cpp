@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/host/internal/group.h"
+#include "tessera/comm/host/host_group.h"
 #include "tessera/comm/host_communicator.h"
 
 namespace tessera::comm {

@@ -4,8 +4,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
-#include "tessera/comm/describe.h"
-#include "tessera/comm/host/internal/group.h"
+#include "tessera/comm/core/format.h"
+#include "tessera/comm/host/host_group.h"
 
 namespace tessera::comm::host {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/comm/staging/internal/communicator.h"
+#include "tessera/comm/staging/communicator.h"
 
 #include <algorithm>
 #include <bit>

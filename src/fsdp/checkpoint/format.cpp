@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/file.h"
-#include "tessera/fsdp/checkpoint/internal/format.h"
+#include "tessera/fsdp/checkpoint/format.h"
 #include "tessera/nn/safetensors.h"
 #include "tessera/nn/tensor.h"
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "tessera/base/file.h"
-#include "tessera/fsdp/checkpoint/internal/format.h"
+#include "tessera/fsdp/checkpoint/format.h"
 #include "tessera/nn/tensor.h"
 
 namespace tessera::fsdp {

@@ -3,9 +3,9 @@
 #include <array>
 #include <filesystem>
 
-#include "tessera/fsdp/checkpoint/internal/folder_lock.h"
-#include "tessera/fsdp/checkpoint/internal/format.h"
-#include "tessera/fsdp/checkpoint/internal/shard_file.h"
+#include "tessera/fsdp/checkpoint/directory_lock.h"
+#include "tessera/fsdp/checkpoint/format.h"
+#include "tessera/fsdp/checkpoint/shard_file_writer.h"
 #include "tessera/nn/atomic_file.h"
 #include "tessera/nn/host_access.h"
 

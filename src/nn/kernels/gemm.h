@@ -9,7 +9,7 @@
 #include <string>
 
 #include "tessera/nn/kernels/activation.h"
-#include "tessera/nn/kernels/wide.h"
+#include "tessera/nn/kernels/opmath.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "tessera/nn/kernels/wide.h"
+#include "tessera/nn/kernels/opmath.h"
 #include "tessera/nn/thread_pool.h"
 
 namespace tessera::nn::kernels {

@@ -1,6 +1,6 @@
 // Hugging Face's config.json. Fields: transformers' GPT2Config and LlamaConfig, versions 4 and 5.
 #include "tessera/base/error.h"
-#include "tessera/nn/internal/json_fields.h"
+#include "tessera/nn/io/json_fields.h"
 #include "tessera/nn/models/config.h"
 
 namespace tessera::nn {

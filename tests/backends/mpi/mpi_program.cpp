@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/init.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "tessera/comm/native.h"
+#include "tessera/comm/native_collectives.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera::mpi_test {

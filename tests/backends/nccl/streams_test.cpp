@@ -1,6 +1,6 @@
 // What comes after what: between the streams of the program and that of the communicator, without the host. The fake's
 // streams run only when somebody asks for what is behind; the watching thread, who does that too, is switched off.
-#include "plugins/decorators/decorate.h"
+#include "plugins/decorators/spec.h"
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::nccl_test {

@@ -13,8 +13,8 @@
 #include "backends/nccl/communicator.h"
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/thread_bootstrap.h"
+#include "tessera/comm/bootstrap/thread_bootstrap.h"
+#include "tessera/comm/init.h"
 #include "tests/backends/nccl/fake_nccl.h"
 
 namespace tessera::nccl_test {

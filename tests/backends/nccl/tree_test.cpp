@@ -2,8 +2,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "backends/nccl/tree.h"
-#include "tessera/comm/reduce.h"
+#include "backends/nccl/tree_kernels.h"
+#include "tessera/comm/kernels/reduce.h"
 #include "tests/backends/nccl/support.h"
 #include "tests/conformance/reference.h"
 

@@ -1,5 +1,5 @@
 // A program that tests a backend's parts links them and comm alone: it has no backends to choose from.
-#include "tessera/comm/builtin.h"
+#include "tessera/comm/plugins/builtin.h"
 
 namespace tessera::comm {
 std::span<const Backend* const> builtin_backends() { return {}; }

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <random>
 
-#include "backends/tcp/inbox.h"
-#include "backends/tcp/outbox.h"
+#include "backends/tcp/receive_queue.h"
+#include "backends/tcp/send_queue.h"
 #include "tessera/base/checksum.h"
 #include "tests/backends/tcp/support.h"
 

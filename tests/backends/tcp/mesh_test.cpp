@@ -1,5 +1,5 @@
 // How a world is connected: addresses, settings, strangers, ranks that can't be reached.
-#include "backends/tcp/mesh.h"
+#include "backends/tcp/connection_mesh.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -12,7 +12,7 @@
 
 #include "backends/tcp/transport.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/thread_bootstrap.h"
+#include "tessera/comm/bootstrap/thread_bootstrap.h"
 
 namespace tessera::tcp_test {
 

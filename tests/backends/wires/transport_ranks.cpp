@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tessera/base/env.h"
-#include "tessera/comm/control/rendezvous.h"
+#include "tessera/comm/bootstrap/rendezvous.h"
 #include "tests/backends/wires/parcels.h"
 
 namespace tessera::wire_test {

@@ -1,4 +1,4 @@
-#include "tessera/nn/kernels/onednn.h"
+#include "tessera/nn/kernels/cpu/onednn.h"
 
 #include <gmock/gmock.h>
 

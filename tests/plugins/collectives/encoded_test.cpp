@@ -1,5 +1,5 @@
 // Collectives in fewer bytes: what comes out, on every rank, and what crossed between them.
-#include "plugins/collectives/encoded.h"
+#include "plugins/collectives/compressed.h"
 
 #include <cmath>
 

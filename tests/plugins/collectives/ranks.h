@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-#include "tessera/comm/context.h"
-#include "tessera/fsdp/collective.h"
+#include "tessera/comm/init.h"
+#include "tessera/fsdp/collective_plugin.h"
 
 namespace tessera::collectives {
 

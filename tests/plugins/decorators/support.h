@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plugins/decorators/decorate.h"
+#include "plugins/decorators/spec.h"
 #include "tests/comm/support.h"
 
 namespace tessera::decorators_test {

@@ -1,4 +1,4 @@
-"""A rank of the tool's own that fails: says why, then reports its beginning and its end at once (tools/rank_watch.h).
+"""A rank of the tool's own that fails: says why, then reports its beginning and its end at once (tools/launch/rank_watch.h).
 reporting_rank.py FILE: rank 1 is the first that fails; the others do when it has made FILE."""
 
 import os

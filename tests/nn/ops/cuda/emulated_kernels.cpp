@@ -2,7 +2,7 @@
 
 #include "tests/nn/ops/cuda/emulation.h"
 //
-#include "tessera/nn/ops/cuda/kernels.cuh"
+#include "tessera/nn/kernels/cuda/kernels.cuh"
 
 namespace tessera::nn {
 namespace cuda {

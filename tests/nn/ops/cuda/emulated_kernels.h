@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "tessera/nn/device_kernels.h"
+#include "tessera/nn/kernels/kernel_table.h"
 
 namespace tessera::nn::test {
 

@@ -7,8 +7,8 @@
 
 #include <numeric>
 
-#include "tessera/nn/ops/cuda/elementwise.cuh"
-#include "tessera/nn/ops/cuda/reduce.cuh"
+#include "tessera/nn/kernels/cuda/elementwise.cuh"
+#include "tessera/nn/kernels/cuda/reduce.cuh"
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::cuda {

@@ -1,0 +1,234 @@
+#include "backends/mpi/link.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace tessera::mpi {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr int kNoteTag = 0;     // bulk has the others
+constexpr auto kPatience = 1s;  // for a message that is under way and not wanted any more
+constexpr auto kClosing = 5s;   // for the last notes
+constexpr int kNotesPerPoll = 16;
+
+}  // namespace
+
+MpiLink::MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece)
+    : events_(events),
+      rank_(bootstrap.rank()),
+      longest_piece_(longest_piece),
+      ranks_(open_ranks(bootstrap, timeout)),
+      collectives_({.ranks = &ranks_,
+                    .rank = rank_,
+                    .longest_piece = longest_piece,
+                    .good = [this](int code) { return good(code); },
+                    .failed = [this](const std::string& why) { fail(why); },
+                    .given_up = [this] { stop(); }}),
+      arriving_(std::make_unique<std::array<AmBuffer, kReceives>>()) {
+  receives_.fill(MPI_REQUEST_NULL);
+  if (ranks_.comm == MPI_COMM_NULL) return;
+  for (std::size_t i = 0; i < kReceives; ++i) post_receive(i);
+}
+
+MpiLink::~MpiLink() { close(CloseMode::broken); }
+
+/// False, once and for all, where MPI has failed.
+bool MpiLink::good(int code) noexcept {
+  if (code != MPI_SUCCESS) fail(text_of(code));
+  return failure_.empty();
+}
+
+void MpiLink::fail(const std::string& why) noexcept {
+  if (!failure_.empty()) return;
+  failure_ = why;
+  events_.wire_failed(failure_);
+}
+
+/// A collective that is under way can't be taken back, and would write the memory of its caller. MPI has no thread that
+/// does so by itself: without another call it stays as it is.
+void MpiLink::stop() noexcept {
+  if (!failure_.empty()) return;
+  failure_ = "an operation failed while MPI was carrying it out";
+  close(CloseMode::broken);
+  events_.wire_failed(failure_);
+}
+
+void MpiLink::post_receive(std::size_t at) noexcept {
+  good(MPI_Irecv(&(*arriving_)[at], static_cast<int>(sizeof(AmBuffer)), MPI_BYTE, MPI_ANY_SOURCE, kNoteTag, ranks_.comm,
+                 &receives_[at]));
+}
+
+void MpiLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
+  if (!failure_.empty()) return;
+  if (free_.empty()) free_.push_back(std::make_unique<AmBuffer>());
+  std::unique_ptr<AmBuffer> note = std::move(free_.back());
+  free_.pop_back();
+  note->header = header;
+  if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int bytes = static_cast<int>(sizeof(AmHeader) + payload.size());
+  good(MPI_Isend(note.get(), bytes, MPI_BYTE, ranks_.mpi_rank[static_cast<std::size_t>(peer)], kNoteTag, ranks_.comm,
+                 &request));
+  sending_.push_back(std::move(note));
+  sends_.push_back(request);
+}
+
+/// Takes back the notes that have left. What was sent first has mostly left first.
+void MpiLink::retire_notes() noexcept {
+  std::size_t left = 0;
+  for (int done = 1; left < sends_.size(); ++left) {
+    if (!good(MPI_Test(&sends_[left], &done, MPI_STATUS_IGNORE)) || done == 0) break;
+    free_.push_back(std::move(sending_[left]));
+  }
+  sends_.erase(sends_.begin(), sends_.begin() + static_cast<std::ptrdiff_t>(left));
+  sending_.erase(sending_.begin(), sending_.begin() + static_cast<std::ptrdiff_t>(left));
+}
+
+bool MpiLink::receive_notes() noexcept {
+  bool moved = false;
+  for (int i = 0; i < kNotesPerPoll; ++i) {
+    int done = 0;
+    MPI_Status status;
+    if (!good(MPI_Test(&receives_[next_receive_], &done, &status)) || done == 0) return moved;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    const AmBuffer& note = (*arriving_)[next_receive_];
+    const auto payload = static_cast<std::size_t>(bytes) - sizeof(AmHeader);
+    events_.note_arrived(note.header, {note.payload, payload});
+    post_receive(next_receive_);
+    next_receive_ = (next_receive_ + 1) % kReceives;
+    moved = true;
+  }
+  return moved;
+}
+
+void MpiLink::send_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, false); }
+
+void MpiLink::receive_bulk(Message& message, std::uint64_t slot) noexcept { start_bulk(message, slot, true); }
+
+void MpiLink::start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept {
+  if (!failure_.empty()) return;
+  bulk_.push_back({.message = &message, .slot = slot, .receives = receives});
+  bulk_requests_.push_back(start_part(bulk_.back()));
+}
+
+/// One part at a time: the parts of a slot have one tag, and MPI keeps their order.
+MPI_Request MpiLink::start_part(BulkTransfer& bulk) noexcept {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const Message& message = *bulk.message;
+  bulk.part = std::min(message.bytes - bulk.moved, longest_piece_);
+  const int peer = ranks_.mpi_rank[static_cast<std::size_t>(message.peer)];
+  const int count = static_cast<int>(bulk.part);
+  const int tag = 1 + static_cast<int>(bulk.slot % static_cast<std::uint64_t>(ranks_.largest_tag));
+  std::byte* const data = message.data + bulk.moved;
+  good(bulk.receives ? MPI_Irecv(data, count, MPI_BYTE, peer, tag, ranks_.comm, &request)
+                     : MPI_Isend(data, count, MPI_BYTE, peer, tag, ranks_.comm, &request));
+  return request;
+}
+
+void MpiLink::remove_bulk(std::size_t at) noexcept {
+  bulk_[at] = bulk_.back();
+  bulk_.pop_back();
+  bulk_requests_[at] = bulk_requests_.back();
+  bulk_requests_.pop_back();
+}
+
+bool MpiLink::move_bulk() noexcept {
+  if (bulk_.empty()) return false;
+  int ended = 0;
+  done_.resize(bulk_.size());
+  if (!good(MPI_Testsome(static_cast<int>(bulk_.size()), bulk_requests_.data(), &ended, done_.data(),
+                         MPI_STATUSES_IGNORE)))
+    return false;
+  if (ended <= 0) return false;                                       // also MPI_UNDEFINED
+  std::sort(done_.begin(), done_.begin() + ended, std::greater<>());  // removing one moves only later ones
+  std::vector<Message*> through;
+  for (int i = 0; i < ended; ++i) {
+    const auto at = static_cast<std::size_t>(done_[static_cast<std::size_t>(i)]);
+    BulkTransfer& bulk = bulk_[at];
+    bulk.moved += bulk.part;
+    if (bulk.moved < bulk.message->bytes) {
+      bulk_requests_[at] = start_part(bulk);
+      continue;
+    }
+    through.push_back(bulk.message);
+    remove_bulk(at);
+  }
+  for (Message* message : through) events_.bulk_done(*message);
+  return true;
+}
+
+/// Tests a request to its end. False: not in time.
+bool MpiLink::end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept {
+  for (int done = 0;; ::sched_yield()) {
+    if (!good(MPI_Test(&request, &done, &status))) return false;
+    if (done != 0) return true;
+    if (Clock::now() >= until) return false;
+  }
+}
+
+/// MPI promises that a receive which is cancelled ends by itself: with nothing, or with its message. A send ends when
+/// its receiver has it, and that one has asked for it.
+Link::CancelResult MpiLink::cancel_bulk(Message& message) noexcept {
+  const auto found =
+      std::find_if(bulk_.begin(), bulk_.end(), [&](const BulkTransfer& b) { return b.message == &message; });
+  if (found == bulk_.end() || !failure_.empty()) return CancelResult::never;
+  const auto at = static_cast<std::size_t>(found - bulk_.begin());
+  const auto until = Clock::now() + kPatience;
+  MPI_Status status;
+  while (true) {
+    BulkTransfer& bulk = bulk_[at];
+    if (bulk.receives && bulk.moved == 0) MPI_Cancel(&bulk_requests_[at]);
+    if (!end_request(bulk_requests_[at], status, until)) return CancelResult::never;
+    int cancelled = 0;
+    if (bulk.receives) MPI_Test_cancelled(&status, &cancelled);
+    bulk.moved += bulk.part;
+    const bool whole = bulk.moved == message.bytes;
+    if (cancelled == 0 && !whole) {
+      bulk_requests_[at] = start_part(bulk);
+      continue;
+    }
+    remove_bulk(at);
+    return cancelled != 0 ? CancelResult::before : CancelResult::after;
+  }
+}
+
+bool MpiLink::poll(bool) noexcept {
+  if (!failure_.empty() || ranks_.comm == MPI_COMM_NULL) return false;
+  bool moved = collectives_.poll();
+  moved |= receive_notes();
+  moved |= move_bulk();
+  if (!sends_.empty()) retire_notes();
+  if (moved) sleeper_.stir();
+  sleeper_.drive(!collectives_.idle());
+  return moved;
+}
+
+void MpiLink::close(CloseMode how) noexcept {
+  if (std::exchange(closed_, true) || ranks_.comm == MPI_COMM_NULL) return;
+  collectives_.close(how == CloseMode::broken || !failure_.empty());
+  const auto until = Clock::now() + kClosing;
+  MPI_Status status;
+  for (std::size_t i = 0; i < sends_.size() && how != CloseMode::broken && failure_.empty(); ++i)
+    if (!end_request(sends_[i], status, until)) failure_ = "the last messages were not taken within 5 s";
+  if (how == CloseMode::broken && failure_.empty()) failure_ = "a rank was lost, or did not finish a message";
+  if (failure_.empty()) {
+    std::vector<MPI_Request> unwanted(receives_.begin(), receives_.end());
+    unwanted.insert(unwanted.end(), bulk_requests_.begin(), bulk_requests_.end());
+    for (MPI_Request& request : unwanted) {
+      MPI_Cancel(&request);
+      if (!end_request(request, status, until)) break;
+    }
+  }
+  close_ranks(ranks_, how != CloseMode::orderly, failure_);
+  if (failure_.empty()) return;
+  // MPI may still look at these.
+  for (std::unique_ptr<AmBuffer>& note : sending_) [[maybe_unused]] const AmBuffer* leaked = note.release();
+  [[maybe_unused]] const auto* leaked = arriving_.release();
+}
+
+}  // namespace tessera::mpi

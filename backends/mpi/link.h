@@ -1,0 +1,89 @@
+// Notes and bulk as messages of MPI, on a communicator of our own. No call of MPI blocks: poll() tests what is under
+// way.
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/mpi/base.h"
+#include "backends/mpi/collectives.h"
+#include "backends/mpi/library.h"
+#include "backends/mpi/waiter.h"
+#include "tessera/comm/link.h"
+
+namespace tessera::mpi {
+
+class MpiLink final : public Link {
+ public:
+  /// Collective; throws as open_ranks().
+  MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::milliseconds timeout, std::size_t longest_piece);
+  ~MpiLink() override;
+  MpiLink(const MpiLink&) = delete;
+  MpiLink& operator=(const MpiLink&) = delete;
+
+  std::size_t longest_payload() const noexcept override { return kLongestPayload; }
+  bool can_send_eager() const noexcept override { return sending_.size() < kMostNotes; }
+  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override;
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
+  CancelResult cancel_bulk(Message& message) noexcept override;
+  bool poll(bool with_health_check) noexcept override;
+  ProgressWaiter& sleeper() noexcept override { return sleeper_; }
+  NativeCollectives* native() noexcept override { return &collectives_; }
+  void close(CloseMode how) noexcept override;
+
+ private:
+  // With its header and MPI's own it fits into the 4 KiB that Open MPI sends at once in shared memory.
+  static constexpr std::size_t kLongestPayload = 3968;
+  static constexpr std::size_t kMostNotes = 1024;
+  static constexpr std::size_t kReceives = 64;  ///< posted for notes; MPI keeps what comes beyond
+
+  struct AmBuffer {
+    AmHeader header;
+    std::byte payload[kLongestPayload];
+  };
+  struct BulkTransfer {
+    Message* message = nullptr;
+    std::uint64_t slot = 0;
+    std::size_t moved = 0;  ///< in whole parts
+    std::size_t part = 0;   ///< bytes under way
+    bool receives = false;
+  };
+
+  void post_receive(std::size_t at) noexcept;
+  void start_bulk(Message& message, std::uint64_t slot, bool receives) noexcept;
+  MPI_Request start_part(BulkTransfer& bulk) noexcept;
+  bool receive_notes() noexcept;
+  void retire_notes() noexcept;
+  bool move_bulk() noexcept;
+  void remove_bulk(std::size_t at) noexcept;
+  bool good(int code) noexcept;
+  void fail(const std::string& why) noexcept;
+  void stop() noexcept;
+  bool end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept;
+
+  LinkEvents& events_;
+  const int rank_;
+  const std::size_t longest_piece_;  ///< of bulk, in bytes: a count of MPI is an int
+  Ranks ranks_;
+  PollingWaiter sleeper_;
+  MpiCollectives collectives_;
+  std::unique_ptr<std::array<AmBuffer, kReceives>> arriving_;  ///< a ring: MPI fills them in the order they were posted
+  std::array<MPI_Request, kReceives> receives_;
+  std::size_t next_receive_ = 0;
+  std::vector<std::unique_ptr<AmBuffer>> sending_;
+  std::vector<MPI_Request> sends_;  ///< of `sending_`
+  std::vector<std::unique_ptr<AmBuffer>> free_;
+  std::vector<BulkTransfer> bulk_;
+  std::vector<MPI_Request> bulk_requests_;  ///< of `bulk_`
+  std::vector<int> done_;                   ///< space for MPI_Testsome
+  std::string failure_;
+  bool closed_ = false;
+};
+
+}  // namespace tessera::mpi

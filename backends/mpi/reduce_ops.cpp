@@ -1,0 +1,77 @@
+#include "backends/mpi/reduce_ops.h"
+
+#include "tessera/comm/kernels/reduce.h"
+
+namespace tessera::mpi {
+namespace {
+
+using Kind = ReduceOp::Kind;
+
+constexpr std::array kKindOf = {Kind::sum, Kind::prod, Kind::min, Kind::max};
+constexpr std::array kTypeOf = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+
+template <std::size_t Type, std::size_t Which>
+void combine(void* in, void* both, int* count, MPI_Datatype* /*type*/) {
+  const std::array<const void*, 2> sources = {in, both};
+  reduce_tree({kKindOf[Which], 0}, kTypeOf[Type], sources, {}, both, static_cast<std::size_t>(*count));
+}
+
+template <std::size_t Type>
+constexpr std::array<MPI_User_function*, 4> kRow = {combine<Type, 0>, combine<Type, 1>, combine<Type, 2>,
+                                                    combine<Type, 3>};
+constexpr std::array kFunctions = {kRow<0>, kRow<1>, kRow<2>, kRow<3>, kRow<4>,
+                                   kRow<5>, kRow<6>, kRow<7>, kRow<8>, kRow<9>};
+
+template <std::size_t N, class T>
+std::size_t index_of(const std::array<T, N>& all, T one) {
+  std::size_t i = 0;
+  while (i < N && all[i] != one) ++i;
+  return i;
+}
+
+}  // namespace
+
+MPI_Datatype mpi_type(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f32:
+      return MPI_FLOAT;
+    case DType::f64:
+      return MPI_DOUBLE;
+    case DType::f16:
+    case DType::bf16:
+      return MPI_UINT16_T;
+    case DType::i8:
+      return MPI_INT8_T;
+    case DType::u8:
+      return MPI_UINT8_T;
+    case DType::i32:
+      return MPI_INT32_T;
+    case DType::i64:
+      return MPI_INT64_T;
+    case DType::u32:
+      return MPI_UINT32_T;
+    case DType::u64:
+      break;
+  }
+  return MPI_UINT64_T;
+}
+
+MPI_Op MpiReduceOps::of(Kind kind, DType dtype) noexcept {
+  const bool wide = dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64;
+  if (kind == Kind::sum && wide) return MPI_SUM;
+  const std::size_t type = index_of(kTypeOf, dtype);
+  const std::size_t which = index_of(kKindOf, kind);
+  MPI_Op& own = own_[type][which];
+  constexpr int kCommutes = 1;
+  if (own == MPI_OP_NULL) MPI_Op_create(kFunctions[type][which], kCommutes, &own);
+  return own;
+}
+
+void MpiReduceOps::free() noexcept {
+  for (auto& row : own_)
+    for (MPI_Op& op : row)
+      if (op != MPI_OP_NULL) MPI_Op_free(&op);
+}
+
+}  // namespace tessera::mpi

@@ -1,0 +1,219 @@
+#include "backends/nccl/calls.h"
+
+#include <numeric>
+
+#include "backends/nccl/cuda_objects.h"
+#include "backends/nccl/group_call.h"
+#include "backends/nccl/reduce_op.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/slices.h"
+
+namespace tessera::nccl {
+namespace {
+
+/// How a buffer is cut into parts, one for each rank, in elements.
+class Parts {
+ public:
+  Parts(std::span<const std::size_t> counts, std::size_t equal) : counts_(counts), equal_(equal) {}
+  std::size_t count(int rank) const { return counts_.empty() ? equal_ : counts_[static_cast<std::size_t>(rank)]; }
+  std::size_t offset(int rank) const {
+    if (counts_.empty()) return equal_ * static_cast<std::size_t>(rank);
+    return std::accumulate(counts_.begin(), counts_.begin() + rank, std::size_t{0});
+  }
+
+ private:
+  std::span<const std::size_t> counts_;
+  std::size_t equal_;
+};
+
+const std::byte* at(const ConstView& view, std::size_t element) {
+  return static_cast<const std::byte*>(view.data) + element * size_of(view.dtype);
+}
+std::byte* at(const View& view, std::size_t element) {
+  return static_cast<std::byte*>(view.data) + element * size_of(view.dtype);
+}
+
+/// One call on its way into the vendor's functions.
+class Issue {
+ public:
+  Issue(const LaunchTarget& target, const OpDesc& call)
+      : t_(target), c_(call), type_(vendor_type(call.in.dtype)), ranks_(static_cast<std::size_t>(target.size)) {}
+
+  ncclResult_t run() const {
+    switch (c_.kind) {
+      case OpKind::all_reduce:
+        return all_reduce();
+      case OpKind::all_gather:
+        return all_gather();
+      case OpKind::reduce_scatter:
+        return reduce_scatter();
+      case OpKind::broadcast:
+        if (c_.out.count == 0) return ncclSuccess;
+        return check(t_.api.ncclBroadcast(c_.in.data, c_.out.data, c_.out.count, type_, c_.root, t_.comm, t_.stream),
+                     "ncclBroadcast");
+      case OpKind::reduce:
+        return reduce();
+      case OpKind::gather:
+        return gather();
+      case OpKind::scatter:
+        return scatter();
+      case OpKind::all_to_all:
+        return all_to_all();
+      case OpKind::send:
+      case OpKind::recv:
+        return message();
+      case OpKind::barrier:
+        break;
+    }
+    return check(t_.api.ncclAllReduce(t_.scratch, t_.scratch, 1, ncclUint8, ncclSum, t_.comm, t_.stream),
+                 "ncclAllReduce");
+  }
+
+  ncclResult_t message() const {
+    return c_.kind == OpKind::send ? send(c_.in.data, c_.in.count, c_.root) : recv(c_.out.data, c_.out.count, c_.root);
+  }
+
+ private:
+  ncclResult_t send(const void* data, std::size_t count, int peer) const {
+    if (count == 0) return ncclSuccess;  // nor does the peer receive
+    return check(t_.api.ncclSend(data, count, type_, peer, t_.comm, t_.stream), "ncclSend");
+  }
+  ncclResult_t recv(void* data, std::size_t count, int peer) const {
+    if (count == 0) return ncclSuccess;
+    return check(t_.api.ncclRecv(data, count, type_, peer, t_.comm, t_.stream), "ncclRecv");
+  }
+  /// What a rank would send to itself.
+  void keep(std::byte* to, const std::byte* from, std::size_t count) const {
+    if (to == from || count == 0) return;
+    check_cuda(t_.api,
+               t_.api.cudaMemcpyAsync(to, from, count * size_of(c_.in.dtype), cudaMemcpyDeviceToDevice, t_.stream),
+               "cudaMemcpyAsync");
+  }
+
+  ncclResult_t all_reduce() const {
+    if (c_.in.count == 0) return ncclSuccess;
+    const NcclReduceOp op(t_, c_.op, c_.in.dtype);
+    return check(t_.api.ncclAllReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), t_.comm, t_.stream),
+                 "ncclAllReduce");
+  }
+  ncclResult_t all_gather() const {
+    if (c_.out.count == 0) return ncclSuccess;
+    if (c_.out_counts.empty())
+      return check(t_.api.ncclAllGather(c_.in.data, c_.out.data, c_.in.count, type_, t_.comm, t_.stream),
+                   "ncclAllGather");
+    const Parts parts(c_.out_counts, 0);
+    GroupCall group(t_.api);
+    for (int root = 0; root < t_.size; ++root)
+      if (parts.count(root) != 0)
+        check(t_.api.ncclBroadcast(root == t_.rank ? c_.in.data : nullptr, at(c_.out, parts.offset(root)),
+                                   parts.count(root), type_, root, t_.comm, t_.stream),
+              "ncclBroadcast");
+    return group.end();
+  }
+  ncclResult_t reduce_scatter() const {
+    if (c_.in.count == 0) return ncclSuccess;
+    const NcclReduceOp op(t_, c_.op, c_.in.dtype);
+    if (c_.in_counts.empty())
+      return check(t_.api.ncclReduceScatter(c_.in.data, c_.out.data, c_.out.count, type_, op.get(), t_.comm, t_.stream),
+                   "ncclReduceScatter");
+    const Parts parts(c_.in_counts, 0);
+    GroupCall group(t_.api);
+    for (int root = 0; root < t_.size; ++root)
+      if (parts.count(root) != 0)
+        check(t_.api.ncclReduce(at(c_.in, parts.offset(root)), root == t_.rank ? c_.out.data : nullptr,
+                                parts.count(root), type_, op.get(), root, t_.comm, t_.stream),
+              "ncclReduce");
+    return group.end();
+  }
+  ncclResult_t reduce() const {
+    if (c_.in.count == 0) return ncclSuccess;
+    const NcclReduceOp op(t_, c_.op, c_.in.dtype);
+    return check(t_.api.ncclReduce(c_.in.data, c_.out.data, c_.in.count, type_, op.get(), c_.root, t_.comm, t_.stream),
+                 "ncclReduce");
+  }
+  ncclResult_t gather() const {
+    const Parts parts(c_.out_counts, c_.in.count);
+    if (t_.rank != c_.root) return send(c_.in.data, c_.in.count, c_.root);
+    keep(at(c_.out, parts.offset(t_.rank)), at(c_.in, 0), c_.in.count);
+    GroupCall group(t_.api);
+    for (int peer = 0; peer < t_.size; ++peer)
+      if (peer != t_.rank) recv(at(c_.out, parts.offset(peer)), parts.count(peer), peer);
+    return group.end();
+  }
+  ncclResult_t scatter() const {
+    const Parts parts(c_.in_counts, c_.out.count);
+    if (t_.rank != c_.root) return recv(c_.out.data, c_.out.count, c_.root);
+    keep(at(c_.out, 0), at(c_.in, parts.offset(t_.rank)), c_.out.count);
+    GroupCall group(t_.api);
+    for (int peer = 0; peer < t_.size; ++peer)
+      if (peer != t_.rank) send(at(c_.in, parts.offset(peer)), parts.count(peer), peer);
+    return group.end();
+  }
+  ncclResult_t all_to_all() const {
+    const Parts gives(c_.in_counts, c_.in.count / ranks_);
+    const Parts takes(c_.out_counts, c_.out.count / ranks_);
+    keep(at(c_.out, takes.offset(t_.rank)), at(c_.in, gives.offset(t_.rank)), gives.count(t_.rank));
+    GroupCall group(t_.api);
+    for (int peer = 0; peer < t_.size; ++peer) {
+      if (peer == t_.rank) continue;
+      send(at(c_.in, gives.offset(peer)), gives.count(peer), peer);
+      recv(at(c_.out, takes.offset(peer)), takes.count(peer), peer);
+    }
+    return group.end();
+  }
+
+  const LaunchTarget& t_;
+  const OpDesc& c_;
+  const ncclDataType_t type_;
+  const std::size_t ranks_;
+};
+
+}  // namespace
+
+void require_supported(const OpDesc& call, int ranks) {
+  const bool reduces =
+      call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce;
+  if (reduces && call.op.kind == ReduceOp::Kind::avg && !is_floating(call.in.dtype) && call.op.scalar != ranks &&
+      call.op.scalar != 1)
+    throw Unsupported(std::string(name_of(call.kind)) + ": backend nccl divides a sum of " +
+                      std::string(name_of(call.in.dtype)) + " by the number of its ranks only, which is " +
+                      std::to_string(ranks) + ", not by " + std::to_string(static_cast<std::int64_t>(call.op.scalar)));
+}
+
+ncclResult_t issue(const LaunchTarget& target, const OpDesc& call) { return Issue(target, call).run(); }
+
+ncclResult_t issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts) {
+  GroupCall group(target.api);
+  for (const OpDesc& part : parts) Issue(target, part).message();
+  return group.end();
+}
+
+std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer) {
+  if (peer == rank) return 0;
+  const std::uint64_t size = size_of(call.in.dtype);
+  switch (call.kind) {
+    case OpKind::all_reduce:
+      return (slice_of(call.in.count, ranks, peer).count + slice_of(call.in.count, ranks, rank).count) * size;
+    case OpKind::all_gather:
+      return call.in.bytes();
+    case OpKind::reduce_scatter:
+      return Parts(call.in_counts, call.out.count).count(peer) * size;
+    case OpKind::broadcast:
+      return rank == call.root ? call.out.bytes() : 0;
+    case OpKind::reduce:
+    case OpKind::gather:
+      return peer == call.root ? call.in.bytes() : 0;
+    case OpKind::scatter:
+      return rank == call.root ? Parts(call.in_counts, call.out.count).count(peer) * size : 0;
+    case OpKind::all_to_all:
+      return Parts(call.in_counts, call.in.count / static_cast<std::size_t>(ranks)).count(peer) * size;
+    case OpKind::send:
+      return peer == call.root ? call.in.bytes() : 0;
+    case OpKind::recv:
+    case OpKind::barrier:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,27 @@
+// Calls of the vendor that become one operation.
+#pragma once
+
+#include "backends/nccl/calls.h"
+
+namespace tessera::nccl {
+
+/// What is called between here and end() makes progress together. Ended in any case.
+class GroupCall {
+ public:
+  explicit GroupCall(const NcclApi& api) : api_(api) { check(api_.ncclGroupStart(), "ncclGroupStart"); }
+  ~GroupCall() {
+    if (!ended_) api_.ncclGroupEnd();
+  }
+  GroupCall(const GroupCall&) = delete;
+  GroupCall& operator=(const GroupCall&) = delete;
+  ncclResult_t end() {
+    ended_ = true;
+    return check(api_.ncclGroupEnd(), "ncclGroupEnd");
+  }
+
+ private:
+  const NcclApi& api_;
+  bool ended_ = false;
+};
+
+}  // namespace tessera::nccl

@@ -1,0 +1,137 @@
+#include "backends/nccl/ordered_reduce.h"
+
+#include <numeric>
+
+#include "backends/nccl/cuda_objects.h"
+#include "backends/nccl/group_call.h"
+#include "backends/nccl/reduce_op.h"
+#include "tessera/comm/slices.h"
+
+namespace tessera::nccl {
+namespace {
+
+using Kind = ReduceOp::Kind;
+
+constexpr std::size_t kAligned = 256;
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
+
+/// Who adds what: the slice of `in` that a rank is responsible for.
+Slice owned(const OpDesc& call, int ranks, int rank) {
+  if (call.kind == OpKind::all_reduce) return slice_of(call.in.count, ranks, rank);
+  if (call.kind == OpKind::reduce) return {0, rank == call.root ? call.in.count : 0};
+  const auto r = static_cast<std::size_t>(rank);
+  if (call.in_counts.empty()) {
+    const std::size_t count = call.in.count / static_cast<std::size_t>(ranks);
+    return {r * count, count};
+  }
+  return {std::accumulate(call.in_counts.begin(), call.in_counts.begin() + rank, std::size_t{0}), call.in_counts[r]};
+}
+
+/// The workspace: the ranks' factors, then their pieces.
+class Layout {
+ public:
+  Layout(const OpDesc& call, int ranks, int rank)
+      : ranks_(static_cast<std::size_t>(ranks)),
+        stride_(aligned(owned(call, ranks, rank).count * size_of(call.in.dtype))) {}
+  std::size_t stride() const { return stride_; }
+  std::size_t bytes() const { return pieces_at() + ranks_ * stride_; }
+  double* factors(void* workspace) const { return static_cast<double*>(workspace); }
+  std::byte* piece(void* workspace, int rank) const {
+    return static_cast<std::byte*>(workspace) + pieces_at() + static_cast<std::size_t>(rank) * stride_;
+  }
+
+ private:
+  std::size_t pieces_at() const { return aligned(ranks_ * sizeof(double)); }
+  const std::size_t ranks_;
+  const std::size_t stride_;
+};
+
+const std::byte* at(const ConstView& view, std::size_t element) {
+  return static_cast<const std::byte*>(view.data) + element * size_of(view.dtype);
+}
+
+void send(const LaunchTarget& t, const void* data, std::size_t count, DType dtype, int peer) {
+  check(t.api.ncclSend(data, count, vendor_type(dtype), peer, t.comm, t.stream), "ncclSend");
+}
+void receive(const LaunchTarget& t, void* data, std::size_t count, DType dtype, int peer) {
+  check(t.api.ncclRecv(data, count, vendor_type(dtype), peer, t.comm, t.stream), "ncclRecv");
+}
+
+}  // namespace
+
+bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool deterministic) {
+  const bool reduces =
+      call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce;
+  if (!reduces || api.tree == nullptr || call.in.count == 0) return false;
+  if (deterministic) return true;
+  const bool floating = is_floating(call.in.dtype);
+  switch (call.op.kind) {
+    case Kind::min:
+    case Kind::max:
+      return floating;
+    case Kind::premul_sum:
+      return floating && size_of(call.in.dtype) == 2;
+    case Kind::avg:
+      if (floating) return size_of(call.in.dtype) == 2 && call.op.scalar != 1;
+      return call.op.scalar != ranks && call.op.scalar != 1;
+    default:
+      return false;
+  }
+}
+
+std::size_t workspace_bytes(const OpDesc& call, int ranks, int rank) { return Layout(call, ranks, rank).bytes(); }
+
+ncclResult_t issue_exchange(const LaunchTarget& t, const OpDesc& call) {
+  const Layout layout(call, t.size, t.rank);
+  double* const factors = layout.factors(t.workspace);
+  const bool multiplies = call.op.kind == Kind::premul_sum;
+  if (multiplies) check_cuda(t.api, t.api.tree->store(factors + t.rank, call.op.scalar, t.stream), "a kernel");
+  if (t.size == 1) return ncclSuccess;
+  const Slice mine = owned(call, t.size, t.rank);
+  GroupCall group(t.api);
+  for (int peer = 0; peer < t.size; ++peer) {
+    if (peer == t.rank) continue;
+    const Slice theirs = owned(call, t.size, peer);
+    if (theirs.count != 0) {
+      send(t, at(call.in, theirs.offset), theirs.count, call.in.dtype, peer);
+      if (multiplies) send(t, factors + t.rank, 1, DType::f64, peer);
+    }
+    if (mine.count != 0) {
+      receive(t, layout.piece(t.workspace, peer), mine.count, call.in.dtype, peer);
+      if (multiplies) receive(t, factors + peer, 1, DType::f64, peer);
+    }
+  }
+  return group.end();
+}
+
+ncclResult_t issue_sum(const LaunchTarget& t, const OpDesc& call) {
+  const Layout layout(call, t.size, t.rank);
+  const Slice mine = owned(call, t.size, t.rank);
+  const bool everywhere = call.kind == OpKind::all_reduce;
+  auto* const out = static_cast<std::byte*>(call.out.data);
+  const std::size_t size = size_of(call.in.dtype);
+  if (mine.count != 0) {
+    const TreeReduceArgs work{.op = call.op,
+                              .dtype = call.in.dtype,
+                              .ranks = t.size,
+                              .own = t.rank,
+                              .own_piece = at(call.in, mine.offset),
+                              .pieces = layout.piece(t.workspace, 0),
+                              .stride = layout.stride(),
+                              .factors = layout.factors(t.workspace),
+                              .out = everywhere ? out + mine.offset * size : out,
+                              .count = mine.count};
+    check_cuda(t.api, t.api.tree->reduce(work, t.stream), "a kernel");
+  }
+  if (!everywhere || t.size == 1) return ncclSuccess;
+  GroupCall group(t.api);
+  for (int peer = 0; peer < t.size; ++peer) {
+    if (peer == t.rank) continue;
+    const Slice theirs = owned(call, t.size, peer);
+    if (mine.count != 0) send(t, out + mine.offset * size, mine.count, call.in.dtype, peer);
+    if (theirs.count != 0) receive(t, out + theirs.offset * size, theirs.count, call.in.dtype, peer);
+  }
+  return group.end();
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,79 @@
+#include "backends/nccl/registered_memory.h"
+
+#include <algorithm>
+
+#include "backends/nccl/nccl_group.h"
+#include "tessera/base/error.h"
+
+namespace tessera::nccl {
+namespace {
+
+/// The vendor's own allocator works in steps of this size; what is smaller is not worth a registration.
+constexpr std::size_t kRegisteredFrom = std::size_t{2} << 20;
+
+}  // namespace
+
+Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> ledger) {
+  const DeviceGuard guard(api_, device_);
+  const bool registered = api_.registers() && bytes >= kRegisteredFrom;
+  void* data = nullptr;
+  std::string problem;
+  if (registered) {
+    const ncclResult_t result = api_.ncclMemAlloc(&data, bytes);
+    if (result != ncclSuccess) problem = api_.ncclGetErrorString(result);
+  } else {
+    const cudaError_t error = api_.cudaMalloc(&data, std::max(bytes, kAlignment));
+    if (error != cudaSuccess) problem = api_.cudaGetErrorString(error);
+  }
+  if (!problem.empty()) {
+    api_.cudaGetLastError();
+    throw SystemError("nccl: no memory for " + std::to_string(bytes) + " bytes on device " + std::to_string(device_) +
+                      ": " + problem);
+  }
+  if (registered) {
+    const std::lock_guard lock(mutex_);
+    Block& block = blocks_[data];
+    block.bytes = bytes;
+    for (NcclGroup* group : groups_) enter(*group, data, block);
+  }
+  if (ledger != nullptr) ledger->add(use, bytes);
+  return {data, bytes,
+          [self = shared_from_this(), use, ledger = std::move(ledger), registered](void* p, std::size_t n) {
+            self->release(p, registered);
+            if (ledger != nullptr) ledger->remove(use, n);
+          }};
+}
+
+void RegisteredMemory::enter(NcclGroup& group, void* data, Block& block) {
+  if (void* handle = group.register_memory(data, block.bytes)) block.handles[&group] = handle;
+}
+
+void RegisteredMemory::release(void* data, bool registered) noexcept {
+  if (registered) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [group, handle] : blocks_[data].handles) group->deregister_memory(handle);
+    blocks_.erase(data);
+    api_.ncclMemFree(data);
+  } else {
+    api_.cudaFree(data);
+  }
+}
+
+void RegisteredMemory::add(NcclGroup& group) {
+  const std::lock_guard lock(mutex_);
+  groups_.push_back(&group);
+  for (auto& [data, block] : blocks_) enter(group, data, block);
+}
+
+void RegisteredMemory::remove(NcclGroup& group) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase(groups_, &group);
+  for (auto& [data, block] : blocks_) {
+    const auto found = block.handles.find(&group);
+    if (found == block.handles.end()) continue;
+    group.deregister_memory(found->second);
+    block.handles.erase(found);
+  }
+}
+
+}  // namespace tessera::nccl

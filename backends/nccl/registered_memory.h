@@ -1,0 +1,44 @@
+// Memory of the device, known to all communicators of a rank.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backends/nccl/cuda_objects.h"
+#include "tessera/base/memory_pool.h"
+#include "tessera/base/memory_tracker.h"
+
+namespace tessera::nccl {
+
+class NcclGroup;
+
+/// Large blocks are registered with every communicator of the rank, so that the vendor moves them without copies of its
+/// own; a communicator that is made later gets to know them, too. Thread-safe. Buffers may outlive it.
+class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
+ public:
+  RegisteredMemory(const NcclApi& api, int device) : api_(api), device_(device) {}
+
+  /// Throws SystemError where the device has no more. `ledger` null: not booked.
+  Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> ledger);
+
+  void add(NcclGroup& group);
+  void remove(NcclGroup& group) noexcept;
+
+ private:
+  struct Block {
+    std::size_t bytes = 0;
+    std::map<NcclGroup*, void*> handles;  ///< of the registrations
+  };
+  void enter(NcclGroup& group, void* data, Block& block);
+  void release(void* data, bool registered) noexcept;
+
+  const NcclApi& api_;
+  const int device_;
+  std::mutex mutex_;
+  std::vector<NcclGroup*> groups_;
+  std::map<void*, Block> blocks_;  ///< the registered ones
+};
+
+}  // namespace tessera::nccl

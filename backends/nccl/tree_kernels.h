@@ -1,0 +1,47 @@
+// Kernels of our own, where this module was built with a CUDA compiler: what the vendor lacks.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "tessera/comm/kernels/reduce_element-inl.h"
+
+namespace tessera::nccl {
+
+/// Where the pieces of an element's slice are: rank k's at `pieces` + k * stride, but for the own one.
+struct TreeReduceArgs {
+  comm::ReduceOp op;
+  base::DType dtype;
+  int ranks;
+  int own;
+  const void* own_piece;
+  const void* pieces;
+  std::size_t stride;     ///< bytes
+  const double* factors;  ///< premul_sum: one for each rank, on the device
+  void* out;              ///< may be own_piece
+  std::size_t count;
+};
+
+template <class T>
+TESSERA_HD void tree_element(const TreeReduceArgs& work, std::size_t i) {
+  const auto leaf = [&](int rank) {
+    const void* const piece = rank == work.own ? work.own_piece
+                                               : static_cast<const unsigned char*>(work.pieces) +
+                                                     static_cast<std::size_t>(rank) * work.stride;
+    return comm::sum_leaf(work.op, static_cast<const T*>(piece)[i], work.factors[rank]);
+  };
+  static_cast<T*>(work.out)[i] = comm::sum_element<T>(work.op, leaf, work.ranks);
+}
+
+struct TreeKernels {
+  /// Appends: the tree over all pieces, into `work.out`.
+  cudaError_t (*reduce)(const TreeReduceArgs& work, cudaStream_t stream);
+  /// Appends: *to = value, on the device.
+  cudaError_t (*store)(double* to, double value, cudaStream_t stream);
+};
+
+/// Null where this build has none.
+const TreeKernels* tree_kernels();
+
+}  // namespace tessera::nccl

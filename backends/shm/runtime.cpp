@@ -1,0 +1,152 @@
+#include "backends/shm/runtime.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/kernels/reduce_task.h"
+#include "tessera/comm/transport/cma.h"
+
+namespace tessera::shm {
+namespace {
+
+Capabilities make_capabilities() {
+  Capabilities all;
+  all.backend = "shm";
+  all.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
+                DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
+  all.memory = {MemoryKind::host};
+  all.shares_memory = true;
+  all.splits_share_memory = true;
+  for (std::size_t i = 0; i < kOpKinds; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    all.algorithms.push_back(std::string(name_of(kind)) + "=direct");
+    if (kind == OpKind::all_reduce) all.algorithms.emplace_back("all_reduce=symmetric");
+  }
+  return all;
+}
+
+/// Of one core's last level; what the C library tells is the sum over all cores, and wrong in virtual machines.
+std::size_t last_level_cache() {
+  for (const char* level : {"3", "2"}) {
+    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/index") + level + "/size");
+    std::size_t kib = 0;
+    char unit = 0;
+    if (file >> kib >> unit && unit == 'K' && kib > 0) return kib << 10;
+  }
+  return std::size_t{32} << 20;
+}
+
+std::size_t board_bytes(int ranks) {
+  return (sizeof(RankRecord) * static_cast<std::size_t>(ranks) + 4095) / 4096 * 4096;
+}
+
+std::shared_ptr<Mapping> plain_board(int ranks) {
+  const std::size_t bytes = board_bytes(ranks);
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw system_error("shm: can't map the board");
+  return std::make_shared<Mapping>(data, bytes);
+}
+
+}  // namespace
+
+ShmRuntime::ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options)
+    : rank_(bootstrap->rank()),
+      options_(options),
+      capabilities_(make_capabilities()),
+      algorithms_(options.algorithms, capabilities_.algorithms),
+      cache_bytes_(last_level_cache()),
+      bootstrap_(std::move(bootstrap)) {
+  if (static_cast<std::size_t>(bootstrap_->size()) > kMostRanks)
+    throw Unsupported("shm: a world has at most " + std::to_string(kMostRanks) + " ranks, not " +
+                      std::to_string(bootstrap_->size()));
+  require_one_host(*bootstrap_, "shm", "; auto chooses what reaches them all");
+}
+
+std::shared_ptr<ShmRuntime> ShmRuntime::make(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
+  std::shared_ptr<ShmRuntime> host(new ShmRuntime(std::move(bootstrap), options));
+  host->connect();
+  return host;
+}
+
+void ShmRuntime::connect() {
+  Bootstrap& others = *bootstrap_;
+  const int ranks = others.size();
+  constexpr int kStagingColour = kColours / 2;
+  windows_ = exchange(Arena::make_windows(!others.in_process(), rank_), false, 0);
+  staging_ = exchange(Arena::make_staging(!others.in_process(), kStagingColour + rank_), true, kStagingColour);
+  if (others.in_process()) {
+    board_ =
+        std::static_pointer_cast<Mapping>(others.all_gather_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
+  } else {
+    // Everyone offers a board; rank 0's is taken.
+    const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
+    board_ = map_segment(others.all_gather_fds(offered.get()).front().get(), true);
+    const std::vector<int> processes = near_processes(others);
+    reads_remote_ = std::count(processes.begin(), processes.end(), 0) == 1;  // this rank itself
+  }
+  board(rank_).pid.store(::getpid());
+  const unsigned cores = std::thread::hardware_concurrency();
+  engine_ = std::make_unique<ProgressEngine>(
+      board(rank_).bell, ProgressOptions{.thread = options_.progress_thread && ranks > 1,
+                                         .oversubscribed = static_cast<unsigned>(ranks) > (cores == 0 ? 1 : cores)});
+}
+
+ShmRuntime::Arenas ShmRuntime::exchange(std::shared_ptr<Arena> own, bool writable, int first_colour) {
+  std::vector<std::shared_ptr<Mapping>> mapped;
+  if (bootstrap_->in_process()) {
+    for (const auto& object : bootstrap_->all_gather_objects(own->mapping()))
+      mapped.push_back(std::static_pointer_cast<Mapping>(object));
+  } else {
+    const std::vector<UniqueFd> segments = bootstrap_->all_gather_fds(own->descriptor());
+    for (int r = 0; r < bootstrap_->size(); ++r)
+      mapped.push_back(r == rank_
+                           ? own->mapping()
+                           : map_segment(segments[static_cast<std::size_t>(r)].get(), writable, first_colour + r));
+  }
+  return {std::move(own), std::move(mapped)};
+}
+
+void ShmRuntime::watch() {
+  channel_ = bootstrap_->open_channel("shm", {.lost =
+                                                  [this](int lost) {
+                                                    if (board(lost).left.load() != 0) return;
+                                                    board(lost).lost.store(1);
+                                                    for (int r = 0; r < size(); ++r) ring(board(r).bell);
+                                                  },
+                                              .message = {}});
+}
+
+ShmRuntime::~ShmRuntime() {
+  channel_.reset();  // its thread uses the board
+  engine_.reset();
+}
+
+void ShmRuntime::leave() noexcept {
+  RankRecord& own = board(rank_);
+  const std::string words = options_.first_failure_cause();
+  words.copy(own.first_failure_cause.data(),
+             own.first_failure_cause.size() - 1);  // the rest is zero from the beginning
+  own.left.store(1);
+  for (int r = 0; r < size(); ++r) ring(board(r).bell);
+}
+
+void ShmRuntime::retire(RetiredBlock retired) {
+  const std::lock_guard lock(retired_mutex_);
+  retired_.push_back(std::move(retired));
+  for (RetiredBlock& one : retired_) {
+    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))
+      continue;
+    one.slots.reset();
+    one.tiles.reset();
+    for (Buffer& copy : one.copies) copy.reset();
+    one.closed.clear();
+  }
+}
+
+}  // namespace tessera::shm

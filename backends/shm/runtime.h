@@ -1,0 +1,93 @@
+// What all communicators of one rank share: its arenas, its peers' arenas, the board with everybody's doorbell, and the
+// progress engine.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backends/shm/arena.h"
+#include "backends/shm/base.h"
+#include "tessera/comm/algorithms.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/core/progress.h"
+#include "tessera/comm/registry.h"
+
+namespace tessera::shm {
+
+/// One rank's place on the board: the only memory that all ranks write.
+struct RankRecord {
+  Doorbell bell;
+  alignas(128) std::atomic<std::uint32_t> left{0};  ///< has closed its world, in good order
+  std::atomic<std::uint32_t> lost{0};               ///< died; set by whoever sees it
+  std::atomic<std::int32_t> pid{0};
+  std::array<char, 400>
+      first_failure_cause{};  ///< the first failure of a rank that has left, ends with a zero; before `left`
+};
+
+class ShmRuntime {
+ public:
+  static std::shared_ptr<ShmRuntime> make(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
+  ~ShmRuntime();
+  ShmRuntime(const ShmRuntime&) = delete;
+  ShmRuntime& operator=(const ShmRuntime&) = delete;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(windows_.mapped.size()); }
+  Arena& arena() noexcept { return *windows_.own; }
+  const std::byte* window(int world_rank) const noexcept { return windows_.of(world_rank); }
+  /// For what the ranks exchange among themselves.
+  Arena& staging() noexcept { return *staging_.own; }
+  std::byte* staging(int world_rank) const noexcept { return staging_.of(world_rank); }
+  RankRecord& board(int world_rank) const noexcept { return reinterpret_cast<RankRecord*>(board_->data())[world_rank]; }
+  ProgressEngine& engine() noexcept { return *engine_; }
+  const BackendOptions& options() const noexcept { return options_; }
+  const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
+  const Capabilities& capabilities() const noexcept { return capabilities_; }
+  std::size_t cache_bytes() const noexcept { return cache_bytes_; }
+  /// Whether all ranks can read each other's ordinary memory (cma.h).
+  bool reads_remote() const noexcept { return reads_remote_; }
+  /// Begins to watch for the death of other ranks: after the last exchange of the bootstrap.
+  void watch();
+  /// This rank has closed its world: who waits for it may stop.
+  void leave() noexcept;
+
+  /// Keeps the memory of a closed communicator until no member can still read it.
+  struct RetiredBlock {
+    std::vector<const std::atomic<std::uint64_t>*> closed;  ///< of all members
+    Buffer head;                                            ///< stays until the world ends
+    Buffer slots;
+    Buffer tiles;
+    std::array<Buffer, 2> copies;
+  };
+  void retire(RetiredBlock retired);
+
+ private:
+  struct Arenas {
+    std::shared_ptr<Arena> own;
+    std::vector<std::shared_ptr<Mapping>> mapped;  ///< by world rank
+    std::byte* of(int world_rank) const noexcept { return mapped[static_cast<std::size_t>(world_rank)]->data(); }
+  };
+  ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
+  void connect();
+  /// What the others have made of the same kind.
+  Arenas exchange(std::shared_ptr<Arena> own, bool writable, int first_colour);
+
+  const int rank_;
+  const BackendOptions options_;
+  const Capabilities capabilities_;
+  const AlgorithmTable algorithms_;
+  std::size_t cache_bytes_ = 0;
+  bool reads_remote_ = false;
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::unique_ptr<ControlChannel> channel_;
+  Arenas windows_;
+  Arenas staging_;
+  std::shared_ptr<Mapping> board_;
+  std::mutex retired_mutex_;
+  std::vector<RetiredBlock> retired_;
+  std::unique_ptr<ProgressEngine> engine_;
+};
+
+}  // namespace tessera::shm

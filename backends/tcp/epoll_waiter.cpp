@@ -1,0 +1,56 @@
+#include "backends/tcp/epoll_waiter.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "tessera/base/error.h"
+
+namespace tessera::tcp {
+namespace {
+
+/// What arm() saw of wakes_; sleep() follows it on the same thread.
+thread_local std::uint32_t t_seen = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): a thread's own
+
+}  // namespace
+
+EpollWaiter::EpollWaiter() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), woken_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!epoll_ || !woken_) throw system_error("tcp: epoll_create1 or eventfd");
+}
+
+bool EpollWaiter::arm() noexcept {
+  t_seen = wakes_.load();
+  // While somebody sleeps, it may not have looked at the eventfd yet; who is just about to sleep compares wakes_.
+  if (sleeping_.load() != 0) return true;
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t n = ::read(woken_.get(), &count, sizeof(count));  // fails where there was no wake
+  if (wakes_.load() == t_seen) return true;
+  signal();  // a wake came meanwhile, and somebody may have gone to sleep before it
+  return false;
+}
+
+void EpollWaiter::signal() noexcept {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(woken_.get(), &one, sizeof(one));  // can only fail where it is readable
+}
+
+void EpollWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {
+  sleeping_.fetch_add(1);
+  if (wakes_.load() == t_seen) {
+    const timespec time{static_cast<time_t>(at_most.count() / 1'000'000'000),
+                        static_cast<long>(at_most.count() % 1'000'000'000)};
+    std::array<pollfd, 2> entries{{{epoll_.get(), POLLIN, 0}, {woken_.get(), POLLIN, 0}}};
+    ::ppoll(entries.data(), entries.size(), &time, nullptr);
+  }
+  sleeping_.fetch_sub(1);
+}
+
+void EpollWaiter::wake() noexcept {
+  wakes_.fetch_add(1);
+  signal();
+}
+
+}  // namespace tessera::tcp

@@ -1,0 +1,33 @@
+// How threads of a rank sleep until a socket has something for them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "backends/tcp/base.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/core/progress.h"
+
+namespace tessera::tcp {
+
+class EpollWaiter final : public ProgressWaiter {
+ public:
+  EpollWaiter();  ///< throws SystemError
+  bool arm() noexcept override;
+  void sleep(std::chrono::nanoseconds at_most) noexcept override;
+  void wake() noexcept override;
+
+  /// The set of sockets whose events end a sleep.
+  int epoll() const noexcept { return epoll_.get(); }
+
+ private:
+  void signal() noexcept;
+
+  const UniqueFd epoll_;
+  const UniqueFd woken_;  // an eventfd: readable from wake() until nobody sleeps any more
+  std::atomic<std::uint32_t> wakes_{0};
+  std::atomic<std::uint32_t> sleeping_{0};
+};
+
+}  // namespace tessera::tcp

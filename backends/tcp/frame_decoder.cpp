@@ -1,0 +1,91 @@
+#include "backends/tcp/frame_decoder.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera::tcp {
+
+FrameDecoder::Buffers FrameDecoder::buffers() {
+  Buffers buffers;
+  if (target_ != nullptr) buffers[0] = sink_.room_for(*target_, frame_.offset + done_, frame_.length - done_);
+  direct_ = buffers[0];
+  // Where the target had less room than the frame has payload, its rest would land in the staging buffer: also right.
+  buffers[1] = std::span(staging_).subspan(end_);
+  return buffers;
+}
+
+std::string_view FrameDecoder::take(std::size_t bytes) {
+  const std::size_t direct = std::min(bytes, direct_.size());
+  if (direct > 0)
+    if (const std::string_view wrong = advance(direct_.first(direct)); !wrong.empty()) return wrong;
+  end_ += bytes - direct;
+  return end_ > begin_ ? take_staged() : "";
+}
+
+/// These bytes of the payload have come, and lie where they belong.
+std::string_view FrameDecoder::advance(std::span<const std::byte> bytes) {
+  done_ += bytes.size();
+  if (checked_ && !summed_) sum_.add(bytes);
+  return done_ < frame_.length ? "" : end_payload();
+}
+
+std::string_view FrameDecoder::end_payload() {
+  if (checked_ && !summed_ && sum_.value() != frame_.payload_sum) return damage("the content of a message");
+  sink_.frame_ends(*target_, frame_.length);
+  target_ = nullptr;
+  return "";
+}
+
+std::string_view FrameDecoder::damage(std::string_view what) noexcept {
+  damaged_ = true;
+  return what;
+}
+
+std::string_view FrameDecoder::take_header() {
+  std::memcpy(&frame_, staging_.data() + begin_, sizeof(Frame));
+  begin_ += sizeof(Frame);
+  if (frame_.magic != Frame::kMagic) return damage("bytes that are no frame of this version");
+  if (frame_.header_sum != header_sum_of(frame_)) return damage("the header of a message");
+  if (bye_) return "bytes behind its last";
+  if (const std::string_view wrong = flaw(frame_); !wrong.empty()) return wrong;
+  bye_ = frame_.kind == FrameKind::bye;
+  if (const std::string_view wrong = sink_.frame_begins(frame_, target_); !wrong.empty()) return wrong;
+  return target_ != nullptr ? begin_payload() : "";
+}
+
+/// A payload that is here as a whole is compared before anybody's memory is touched.
+std::string_view FrameDecoder::begin_payload() {
+  done_ = 0;
+  summed_ = end_ - begin_ >= frame_.length;
+  if (!checked_) return frame_.length == 0 ? end_payload() : "";
+  if (!summed_) {
+    sum_.reset();
+  } else if (checksum({staging_.data() + begin_, frame_.length}) != frame_.payload_sum) {
+    return damage("the content of a message");
+  }
+  return frame_.length == 0 ? end_payload() : "";
+}
+
+std::string_view FrameDecoder::take_staged() {
+  while (begin_ < end_) {
+    std::string_view wrong;
+    if (target_ != nullptr) {
+      const std::size_t most = std::min<std::size_t>(end_ - begin_, frame_.length - done_);
+      const std::span<std::byte> room = sink_.room_for(*target_, frame_.offset + done_, most);
+      std::memcpy(room.data(), staging_.data() + begin_, room.size());
+      begin_ += room.size();
+      wrong = advance(room);
+    } else if (end_ - begin_ < sizeof(Frame)) {
+      break;
+    } else {
+      wrong = take_header();
+    }
+    if (!wrong.empty()) return wrong;
+  }
+  std::memmove(staging_.data(), staging_.data() + begin_, end_ - begin_);  // at most a part of a header
+  end_ -= begin_;
+  begin_ = 0;
+  return "";
+}
+
+}  // namespace tessera::tcp

@@ -1,0 +1,173 @@
+#include "backends/tcp/mesh_connector.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/parse.h"
+
+namespace tessera::tcp {
+namespace {
+
+namespace asio = boost::asio;
+using Failure = boost::system::error_code;
+using namespace std::chrono_literals;
+
+constexpr auto kStrangersTime = 10s;        // to prove that it is none
+constexpr auto kAttemptTime = 30s;          // of one connection that we make
+constexpr std::size_t kMostStrangers = 64;  // beside the ranks that are still to come
+constexpr std::size_t kFewestStrangers = 4;
+
+/// Closes a socket that takes too long.
+class TimeLimit {
+ public:
+  TimeLimit(const std::shared_ptr<Socket>& socket, std::chrono::milliseconds time)
+      : timer_(socket->get_executor(), time) {
+    timer_.async_wait([socket, kept = kept_](const Failure& failure) {
+      Failure ignored;
+      if (!failure && !*kept) socket->close(ignored);
+    });
+  }
+  ~TimeLimit() { *kept_ = true; }  // it may have expired, and its handler not have run yet
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+
+ private:
+  const std::shared_ptr<bool> kept_ = std::make_shared<bool>(false);
+  asio::steady_timer timer_;
+};
+
+}  // namespace
+
+MeshConnector::MeshConnector(int rank, int streams, const Bootstrap::Token& token)
+    : rank_(static_cast<std::size_t>(rank)),
+      streams_(static_cast<std::size_t>(streams)),
+      token_(token),
+      most_strangers_(std::clamp(free_descriptors() / 4, kFewestStrangers, kMostStrangers)) {}
+
+Endpoint MeshConnector::listen(const Address& address) {
+  const Endpoint wanted(address, 0);
+  Failure failure;
+  acceptor_.open(wanted.protocol(), failure);
+  if (!failure) ::fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
+  if (!failure) acceptor_.bind(wanted, failure);
+  if (!failure) acceptor_.listen(asio::socket_base::max_listen_connections, failure);
+  if (failure) throw SystemError("tcp: can't listen on " + address.to_string() + ": " + failure.message());
+  return acceptor_.local_endpoint();
+}
+
+void MeshConnector::start(Task<void> task) {
+  asio::co_spawn(context_, std::move(task), [this](std::exception_ptr failure) {
+    if (failure == nullptr) return;
+    failure_ = failure;
+    context_.stop();
+  });
+}
+
+std::string MeshConnector::run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) {
+  done_.assign(endpoints.size(), std::vector<SharedSocket>(streams_));
+  reasons_.assign(endpoints.size(), "it has not come");
+  to_come_ = (endpoints.size() - 1) * streams_;
+  if (to_come_ == 0) return "";
+  start(accept_ranks());
+  for (std::size_t peer = rank_ + 1; peer < endpoints.size(); ++peer)
+    for (std::size_t stream = 0; stream < streams_; ++stream)
+      start(connect_one(
+          {static_cast<std::uint32_t>(rank_), static_cast<std::uint32_t>(peer), static_cast<std::uint32_t>(stream)},
+          endpoints[peer]));
+  context_.run_for(limit);
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  return to_come_ == 0 ? "" : missing(endpoints, limit);
+}
+
+std::string MeshConnector::missing(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit) const {
+  std::string text;
+  for (std::size_t r = 0; r < endpoints.size(); ++r) {
+    if (r == rank_ || std::find(done_[r].begin(), done_[r].end(), nullptr) == done_[r].end()) continue;
+    std::ostringstream where;
+    where << endpoints[r];
+    text += (text.empty() ? "" : "; ") + ("rank " + std::to_string(r)) + " at " + where.str() + ": " + reasons_[r];
+  }
+  return "tcp: not connected within " + format_duration(limit) + " to " + text +
+         " (TESSERA_IFNAME chooses the network interface)";
+}
+
+std::vector<std::vector<UniqueFd>> MeshConnector::take() {
+  std::vector<std::vector<UniqueFd>> all(done_.size());
+  for (std::size_t r = 0; r < done_.size(); ++r)
+    if (r != rank_)
+      for (const SharedSocket& socket : done_[r]) all[r].emplace_back(socket->release());
+  return all;
+}
+
+void MeshConnector::keep(std::size_t rank, std::size_t stream, SharedSocket socket) {
+  SharedSocket& place = done_[rank][stream];
+  if (place == nullptr) --to_come_;  // else: the rank did not hear our answer in time, and has come again
+  place = std::move(socket);
+  if (to_come_ == 0) context_.stop();
+}
+
+MeshConnector::Task<void> MeshConnector::pause(std::chrono::milliseconds time) {
+  asio::steady_timer timer(context_, time);
+  Failure ignored;
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+}
+
+MeshConnector::Task<void> MeshConnector::accept_ranks() {
+  while (true) {
+    const auto socket = std::make_shared<Socket>(context_);
+    Failure failure;
+    co_await acceptor_.async_accept(*socket, asio::redirect_error(asio::use_awaitable, failure));
+    if (failure) {  // the other side has gone, or there are too many open files just now
+      co_await pause(20ms);
+      continue;
+    }
+    ::fcntl(socket->native_handle(), F_SETFD, FD_CLOEXEC);
+    strangers_.push_back(socket);
+    if (strangers_.size() > most_strangers_ + to_come_) strangers_.front()->close(failure);
+    start(accept_one(socket));
+  }
+}
+
+bool MeshConnector::belongs(const ConnectionId& link) const {
+  return link.to == rank_ && link.from < rank_ && link.stream < streams_;
+}
+
+MeshConnector::Task<void> MeshConnector::accept_one(SharedSocket socket) {
+  const TimeLimit limit(socket, kStrangersTime);
+  const std::optional<ConnectionId> link = co_await welcome(*socket, token_);
+  strangers_.remove(socket);
+  if (link && belongs(*link) && socket->is_open()) keep(link->from, link->stream, socket);
+}
+
+MeshConnector::Task<void> MeshConnector::connect_one(ConnectionId link, Endpoint endpoint) {
+  for (auto time = 5ms;; time = std::min(2 * time, 500ms)) {
+    std::string& reason = reasons_[link.to];
+    reason = co_await try_to_connect(link, endpoint);
+    if (reason.empty()) co_return;
+    co_await pause(time);
+  }
+}
+
+MeshConnector::Task<std::string> MeshConnector::try_to_connect(ConnectionId link, Endpoint endpoint) {
+  const auto socket = std::make_shared<Socket>(context_);
+  Failure failure;
+  socket->open(endpoint.protocol(), failure);
+  if (failure) co_return failure.message();
+  ::fcntl(socket->native_handle(), F_SETFD, FD_CLOEXEC);
+  const TimeLimit limit(socket, kAttemptTime);
+  co_await socket->async_connect(endpoint, asio::redirect_error(asio::use_awaitable, failure));
+  if (failure) co_return failure == asio::error::operation_aborted ? "no answer" : failure.message();
+  std::string refusal = co_await introduce(*socket, token_, link);
+  if (refusal.empty()) keep(link.to, link.stream, socket);
+  co_return refusal;
+}
+
+}  // namespace tessera::tcp

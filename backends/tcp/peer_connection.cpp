@@ -1,0 +1,186 @@
+#include "backends/tcp/peer_connection.h"
+
+#include <linux/sockios.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+
+#include <array>
+#include <boost/asio/buffer.hpp>
+
+#include "tessera/base/error.h"
+
+namespace tessera::tcp {
+namespace {
+
+namespace asio = boost::asio;
+using Failure = boost::system::error_code;
+
+/// What a call itself may write: the rest is progress's.
+constexpr std::size_t kAtOnce = 256 << 10;
+
+bool must_wait(const Failure& failure) {
+  return failure == asio::error::would_block || failure == asio::error::try_again ||
+         failure == asio::error::interrupted;
+}
+
+}  // namespace
+
+PeerConnection::PeerConnection(asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll)
+    : epoll_(epoll), outbox_(connections.size(), checked) {
+  for (std::size_t i = 0; i < connections.size(); ++i) {
+    sockaddr_storage name = {};
+    socklen_t length = sizeof(name);
+    if (::getsockname(connections[i].get(), reinterpret_cast<sockaddr*>(&name), &length) != 0)
+      throw system_error("tcp: getsockname");
+    Socket socket(context, name.ss_family == AF_INET ? asio::ip::tcp::v4() : asio::ip::tcp::v6(), connections[i].get());
+    connections[i].release();
+    socket.non_blocking(true);
+    socket.set_option(asio::ip::tcp::no_delay(true));
+    TcpStream& stream =
+        *streams_.emplace_back(std::make_unique<TcpStream>(*this, FrameDecoder(inbox_, checked), i, std::move(socket)));
+    epoll_event event = {};
+    event.events = EPOLLIN;
+    event.data.ptr = &stream;
+    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, stream.socket.native_handle(), &event) != 0)
+      throw system_error("tcp: epoll_ctl");
+    ++open_;
+  }
+}
+
+void PeerConnection::send(Message& message) {
+  if (gone_) return;
+  message.state = kSending;
+  outbox_.send(message);
+  write(kAtOnce);
+}
+
+void PeerConnection::receive(Message& message) {
+  message.state = kReceiving;
+  inbox_.receive(message);  // also of who has gone: it may be here already
+  write(kAtOnce);
+}
+
+bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
+  bool moved = false;
+  for (std::size_t done = 0; done < budget && stream.socket.is_open();) {
+    const FrameDecoder::Buffers buffers = stream.reader.buffers();
+    const std::array<asio::mutable_buffer, 2> room{asio::buffer(buffers[0].data(), buffers[0].size()),
+                                                   asio::buffer(buffers[1].data(), buffers[1].size())};
+    Failure failure;
+    const std::size_t bytes = stream.socket.read_some(room, failure);
+    if (must_wait(failure)) break;
+    if (failure) {
+      ended(stream, failure == asio::error::eof ? "it closed the connection" : failure.message());
+      return true;
+    }
+    moved = true;
+    done += bytes;
+    if (const std::string_view wrong = stream.reader.take(bytes); !wrong.empty()) {
+      damaged_ = stream.reader.damaged();
+      drop((damaged_ ? "" : "it sent ") + std::string(wrong));
+      return true;
+    }
+    if (bytes < buffers[0].size() + buffers[1].size()) break;  // nothing more is there
+  }
+  return moved;
+}
+
+bool PeerConnection::write(std::size_t budget) {
+  bool moved = false;
+  for (const auto& stream : streams_)
+    if (!gone_ && !stream->shut && outbox_.has_work(stream->number)) moved |= write_stream(*stream, budget);
+  return moved;
+}
+
+bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
+  bool moved = false;
+  SendQueue::Buffers buffers;
+  for (std::size_t done = 0; done < budget && outbox_.next(stream.number, buffers);) {
+    const std::array<asio::const_buffer, 2> what{asio::buffer(buffers[0].data(), buffers[0].size()),
+                                                 asio::buffer(buffers[1].data(), buffers[1].size())};
+    Failure failure;
+    const std::size_t bytes = stream.socket.write_some(what, failure);
+    stream.full = must_wait(failure);
+    if (stream.full) {
+      watch_room(stream, true);
+      return moved;
+    }
+    if (failure) {
+      write_failed(stream, failure);
+      return true;
+    }
+    moved = true;
+    done += bytes;
+    outbox_.wrote(stream.number, bytes);
+  }
+  if (stream.watched && !outbox_.has_work(stream.number)) watch_room(stream, false);
+  if (outbox_.said_bye(stream.number)) {
+    stream.shut = true;
+    Failure ignored;
+    stream.socket.shutdown(Socket::shutdown_send, ignored);
+  }
+  return moved;
+}
+
+/// The other side has gone, in order if it has said so: what it sent before may still be unread.
+void PeerConnection::write_failed(TcpStream& stream, const Failure& failure) {
+  stream.shut = true;
+  while (stream.socket.is_open() && read(stream, 1 << 20)) {
+  }
+  if (stream.socket.is_open()) ended(stream, failure.message());
+}
+
+void PeerConnection::ended(TcpStream& stream, const std::string& why) {
+  if (!stream.reader.said_bye()) return drop(why);
+  Failure ignored;
+  stream.socket.close(ignored);
+  stream.shut = true;
+  gone_ = --open_ == 0;
+}
+
+bool PeerConnection::has_all() const noexcept {
+  for (const auto& stream : streams_) {
+    if (!stream->socket.is_open()) continue;
+    int under_way = 0;
+    if (!stream->shut || ::ioctl(const_cast<Socket&>(stream->socket).native_handle(), SIOCOUTQ, &under_way) != 0 ||
+        under_way != 0)
+      return false;
+  }
+  return true;
+}
+
+void PeerConnection::drop(const std::string& why) noexcept {
+  Failure ignored;
+  for (const auto& stream : streams_) {
+    stream->socket.close(ignored);
+    stream->shut = true;
+  }
+  gone_ = true;
+  loss_ = why;
+}
+
+void PeerConnection::watch_room(TcpStream& stream, bool on) noexcept {
+  if (stream.watched == on) return;
+  stream.watched = on;
+  epoll_event event = {};
+  event.events = on ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  event.data.ptr = &stream;
+  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, stream.socket.native_handle(), &event);
+}
+
+void PeerConnection::discard_communicator(std::uint32_t communicator) {
+  inbox_.discard_communicator(communicator);
+  outbox_.discard_communicator(communicator);
+  write(kAtOnce);  // the peer's credit
+}
+
+void PeerConnection::cancel(Message& message) noexcept {
+  if (gone_ || message.state == kIdle) return;  // nobody will touch it again
+  if (message.state == kReceiving)
+    inbox_.cancel(message);
+  else if (!outbox_.cancel(message))
+    drop("there is no memory to complete a message that was given up");
+  message.state = kIdle;
+}
+
+}  // namespace tessera::tcp

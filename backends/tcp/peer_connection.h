@@ -1,0 +1,87 @@
+// Everything between this rank and one other: the connections, what comes and what goes.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/tcp/frame_decoder.h"
+#include "backends/tcp/receive_queue.h"
+#include "backends/tcp/send_queue.h"
+#include "tessera/comm/bootstrap.h"
+
+namespace tessera::tcp {
+
+using Socket = boost::asio::ip::tcp::socket;
+
+class PeerConnection;
+
+/// One connection of a peer; what the set of watched sockets knows it by.
+struct TcpStream {
+  TcpStream(PeerConnection& owner, FrameDecoder its_reader, std::size_t its_number, Socket open_socket)
+      : peer(owner), number(its_number), socket(std::move(open_socket)), reader(std::move(its_reader)) {}
+  PeerConnection& peer;
+  const std::size_t number;
+  Socket socket;
+  FrameDecoder reader;
+  bool full = false;     // the last write found no room
+  bool watched = false;  // for room, too
+  bool shut = false;     // nothing more will be written
+};
+
+class PeerConnection {
+ public:
+  /// Owns the connections. `checked`: content has a checksum, both ways. `epoll`: where they are watched.
+  PeerConnection(boost::asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll);
+  PeerConnection(const PeerConnection&) = delete;
+  PeerConnection& operator=(const PeerConnection&) = delete;
+
+  void send(Message& message);
+  void receive(Message& message);
+  void cancel(Message& message) noexcept;
+  void discard_communicator(std::uint32_t communicator);
+  /// Queues only: write() follows.
+  void announce_waiting() { outbox_.announce_waiting(); }
+
+  /// Reads at most about `budget` bytes from one connection. True if something came.
+  bool read(TcpStream& stream, std::size_t budget);
+  /// Writes at most about `budget` bytes to each connection that may have room. True if something went.
+  bool write(std::size_t budget);
+
+  std::vector<std::unique_ptr<TcpStream>>& streams() noexcept { return streams_; }
+  /// No connection is left.
+  bool gone() const noexcept { return gone_; }
+  /// Why, where that was not in order.
+  const std::string& loss() const noexcept { return loss_; }
+  /// That was since something came damaged, which loss() names.
+  bool damaged() const noexcept { return damaged_; }
+
+  /// Sends what is queued, then the last frame; read() and write() go on until gone().
+  void queue_close() noexcept { outbox_.queue_close(); }
+  /// The peer's system has all that we sent, with the last frame: nothing of it is lost any more, whoever closes when.
+  bool has_all() const noexcept;
+  void drop(const std::string& why) noexcept;
+
+  const ReceiveQueue& inbox() const noexcept { return inbox_; }
+  const SendQueue& outbox() const noexcept { return outbox_; }
+
+ private:
+  bool write_stream(TcpStream& stream, std::size_t budget);
+  void write_failed(TcpStream& stream, const boost::system::error_code& failure);
+  void ended(TcpStream& stream, const std::string& why);
+  void watch_room(TcpStream& stream, bool on) noexcept;
+
+  const int epoll_;
+  SendQueue outbox_;
+  ReceiveQueue inbox_{outbox_};
+  std::vector<std::unique_ptr<TcpStream>> streams_;
+  std::size_t open_ = 0;
+  bool gone_ = false;
+  bool damaged_ = false;
+  std::string loss_;
+};
+
+}  // namespace tessera::tcp

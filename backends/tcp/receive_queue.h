@@ -1,0 +1,70 @@
+// What one peer sends us: joins the receives that were called with the messages that come.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "backends/tcp/frame_decoder.h"
+#include "backends/tcp/object_pool.h"
+
+namespace tessera::tcp {
+
+class SendQueue;
+
+struct InboundMessage : Tagged {
+  Message* message = nullptr;    // the receive; null: not called yet, or cancelled
+  std::byte* storage = nullptr;  // where an eager message waits for its receive
+  std::size_t total = 0;         // of the message, once `known`
+  std::size_t begun = 0;         // bytes in frames whose headers have come
+  std::size_t arrived = 0;       // bytes in frames that are complete
+  bool known = false;            // a frame of it has come
+  bool eager = false;
+  bool complete = false;
+  bool asked = false;         // `ready` was sent
+  bool announced = false;     // `announce` has come ...
+  bool announce_due = false;  // ... or will
+  bool cancelled = false;     // nobody wants it: what comes is thrown away
+};
+
+class ReceiveQueue final : public FrameSink {
+ public:
+  explicit ReceiveQueue(SendQueue& outbox) : outbox_(outbox) {}
+
+  void receive(Message& message);
+  void cancel(Message& message) noexcept;
+  /// What came for this communicator and what still comes is as if its receives had been cancelled.
+  void discard_communicator(std::uint32_t communicator);
+
+  std::string_view frame_begins(const Frame& frame, InboundMessage*& target) override;
+  std::span<std::byte> room_for(InboundMessage& target, std::size_t offset, std::size_t bytes) override;
+  void frame_ends(InboundMessage& target, std::size_t bytes) override;
+
+  // For tests.
+  std::size_t entries() const noexcept { return table_.size(); }  ///< expected, waiting, or to be thrown away
+  std::uint64_t held() const noexcept { return held_; }           ///< what eager messages cost that are not handed over
+  std::uint64_t announcements() const noexcept { return announcements_; }
+
+ private:
+  InboundMessage& entry(const MessageTag& tag);
+  std::string_view begin_eager(const Frame& frame, InboundMessage*& target);
+  std::string_view begin_piece(const Frame& frame, InboundMessage*& target);
+  std::string_view note_announce(const Frame& frame);
+  void ask(InboundMessage& inbound);
+  void finish(InboundMessage& inbound);
+  void release_storage(InboundMessage& inbound) noexcept;
+  void forget(InboundMessage& inbound) noexcept;
+
+  SendQueue& outbox_;
+  ObjectPool<InboundMessage> pool_;
+  BufferPool buffers_;
+  TagTable<InboundMessage> table_;
+  DiscardedCommunicators given_up_;
+  std::uint64_t held_ = 0;           // cost of the eager messages that are not handed over yet
+  std::uint64_t announcements_ = 0;  // that have come
+  std::array<std::byte, 64 << 10> trash_;
+};
+
+}  // namespace tessera::tcp

@@ -1,0 +1,226 @@
+#include "backends/tcp/send_queue.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "tessera/base/checksum.h"
+
+namespace tessera::tcp {
+namespace {
+
+constexpr std::size_t kLeastPiece = 128 << 10;
+
+/// A message is cut so that every connection gets its share, if the share is worth a frame.
+std::size_t piece_of(std::size_t bytes, std::size_t connections) {
+  return std::clamp((bytes + connections - 1) / connections, kLeastPiece, kPiece);
+}
+
+}  // namespace
+
+void SendQueue::send(Message& message) {
+  const std::uint64_t cost = eager_cost(message.bytes);
+  const bool eager = message.bytes <= kEagerLimit && in_flight() + cost <= kCredit;
+  OutboundMessage* outbound = eager || table_.size() == 0 ? nullptr : table_.find(message.tag);
+  const bool asked = outbound != nullptr;
+  if (!asked) outbound = &pool_.take();
+  message.handle = outbound;
+  outbound->tag = message.tag;
+  outbound->message = &message;
+  outbound->data = message.data;
+  outbound->bytes = message.bytes;
+  if (eager) {
+    eager_sent_ += cost;
+    outbound->eager = true;
+    outbound->state = OutboundMessage::State::queued;
+    eager_.push_back(*outbound);
+  } else if (asked) {
+    table_.erase(*outbound);
+    start(*outbound);
+  } else {
+    outbound->state = OutboundMessage::State::waiting;
+    table_.insert(*outbound);
+    unannounced_.push_back(*outbound);
+    if (message.bytes <= kEagerLimit) announce(*outbound);  // its receive doesn't ask by itself
+  }
+}
+
+void SendQueue::start(OutboundMessage& outbound) {
+  outbound.state = OutboundMessage::State::queued;
+  bulk_.push_back(outbound);
+}
+
+void SendQueue::announce(OutboundMessage& outbound) {
+  tell(FrameKind::announce, outbound.tag);
+  outbound.announced = true;
+  unannounced_.erase(Queue::s_iterator_to(outbound));
+}
+
+void SendQueue::announce_waiting() {
+  while (!unannounced_.empty()) announce(unannounced_.front());
+}
+
+void SendQueue::tell(FrameKind kind, const MessageTag& tag) {
+  if (control_.full()) control_.set_capacity(2 * control_.capacity());
+  control_.push_back({kind, tag});
+}
+
+bool SendQueue::note_ready(const MessageTag& tag) {
+  OutboundMessage* outbound = table_.find(tag);
+  if (outbound == nullptr && given_up_.has(tag)) return true;
+  if (outbound == nullptr) {
+    outbound = &pool_.take();
+    outbound->tag = tag;
+    table_.insert(*outbound);
+    return true;
+  }
+  if (outbound->state == OutboundMessage::State::expected) return false;
+  table_.erase(*outbound);
+  if (!outbound->announced) unannounced_.erase(Queue::s_iterator_to(*outbound));
+  start(*outbound);
+  return true;
+}
+
+bool SendQueue::note_consumed(std::uint64_t cost) noexcept {
+  if (cost > eager_sent_) return false;
+  eager_consumed_ = std::max(eager_consumed_, cost);  // frames of several connections overtake each other
+  return true;
+}
+
+void SendQueue::add_consumed(std::uint64_t cost) {
+  consumed_ += cost;
+  if (consumed_ - told_ < kCredit / 2 || credit_queued_) return;
+  credit_queued_ = true;
+  tell(FrameKind::credit, {});
+}
+
+bool SendQueue::cancel(Message& message) noexcept {
+  auto& outbound = *static_cast<OutboundMessage*>(message.handle);
+  const bool untouched = outbound.state == OutboundMessage::State::waiting ||
+                         (outbound.state == OutboundMessage::State::queued && outbound.handed == 0);
+  if (untouched) {
+    if (outbound.state == OutboundMessage::State::waiting) {
+      table_.erase(outbound);
+      if (!outbound.announced) unannounced_.erase(Queue::s_iterator_to(outbound));
+    } else if (outbound.eager) {
+      eager_sent_ -= eager_cost(outbound.bytes);
+      eager_.erase(Queue::s_iterator_to(outbound));
+    } else {
+      bulk_.erase(Queue::s_iterator_to(outbound));
+    }
+    pool_.give(outbound);
+    return true;
+  }
+  std::size_t first = outbound.handed;
+  for (const Slot& slot : slots_)
+    if (slot.active && slot.source == &outbound)
+      first = std::min(first, slot.frame.offset + std::max(slot.done, sizeof(Frame)) - sizeof(Frame));
+  const std::size_t left = outbound.bytes - first;
+  outbound.message = nullptr;
+  if (left > 0) {
+    outbound.own.reset(new (std::nothrow) std::byte[left]);
+    if (outbound.own == nullptr) return false;
+    std::memcpy(outbound.own.get(), outbound.data + first, left);
+  }
+  outbound.data = outbound.own.get();
+  outbound.first = first;
+  return true;
+}
+
+void SendQueue::discard_communicator(std::uint32_t communicator) {
+  given_up_.add(communicator);
+  for (OutboundMessage* outbound : table_.of(communicator)) {
+    if (outbound->state != OutboundMessage::State::expected) continue;
+    table_.erase(*outbound);
+    pool_.give(*outbound);
+  }
+}
+
+bool SendQueue::has_work(std::size_t connection) const noexcept {
+  const Slot& slot = slots_[connection];
+  return slot.active || !bulk_.empty() || (connection == 0 && (!control_.empty() || !eager_.empty())) ||
+         (closing_ && !slot.said_bye);
+}
+
+void SendQueue::take_piece(Frame& frame, OutboundMessage& source) {
+  frame.kind = source.eager ? FrameKind::eager : FrameKind::piece;
+  frame.tag = source.tag;
+  frame.announced = source.announced ? 1 : 0;
+  frame.total = source.bytes;
+  frame.offset = source.handed;
+  const std::size_t left = source.bytes - source.handed;
+  frame.length =
+      static_cast<std::uint32_t>(source.eager ? left : std::min(left, piece_of(source.bytes, slots_.size())));
+  source.handed += frame.length;
+  if (source.handed < source.bytes) return;
+  source.state = OutboundMessage::State::handed;
+  (source.eager ? eager_ : bulk_).erase(Queue::s_iterator_to(source));
+}
+
+void SendQueue::seal(Slot& slot) const noexcept {
+  Frame& frame = slot.frame;
+  const OutboundMessage* const source = slot.source;
+  if (checked_ && source != nullptr)
+    frame.payload_sum = checksum({source->data + (frame.offset - source->first), frame.length});
+  frame.header_sum = header_sum_of(frame);
+}
+
+bool SendQueue::fill(std::size_t connection) {
+  Slot& slot = slots_[connection];
+  if (!has_work(connection)) return false;
+  slot.frame = {};
+  slot.source = nullptr;
+  slot.done = 0;
+  slot.active = true;
+  if (connection == 0 && !control_.empty()) {
+    slot.frame.kind = control_.front().kind;
+    slot.frame.tag = control_.front().tag;
+    control_.pop_front();
+    if (slot.frame.kind == FrameKind::credit) credit_queued_ = false;
+  } else if ((connection == 0 && !eager_.empty()) || !bulk_.empty()) {
+    slot.source = connection == 0 && !eager_.empty() ? &eager_.front() : &bulk_.front();
+    take_piece(slot.frame, *slot.source);
+  } else {
+    slot.frame.kind = FrameKind::bye;
+    slot.said_bye = true;
+  }
+  slot.frame.consumed = told_ = consumed_;
+  seal(slot);
+  return true;
+}
+
+bool SendQueue::next(std::size_t connection, Buffers& buffers) {
+  Slot& slot = slots_[connection];
+  if (!slot.active && !fill(connection)) return false;
+  const auto header = std::as_bytes(std::span(&slot.frame, 1));
+  buffers[0] = header.subspan(std::min(slot.done, sizeof(Frame)));
+  const std::size_t payload_done = std::max(slot.done, sizeof(Frame)) - sizeof(Frame);
+  buffers[1] = {};
+  if (slot.source != nullptr && slot.frame.length > payload_done)
+    buffers[1] = {slot.source->data + (slot.frame.offset + payload_done - slot.source->first),
+                  slot.frame.length - payload_done};
+  return true;
+}
+
+void SendQueue::wrote(std::size_t connection, std::size_t bytes) {
+  Slot& slot = slots_[connection];
+  const std::size_t before = std::max(slot.done, sizeof(Frame));
+  slot.done += bytes;
+  const std::size_t payload = std::max(slot.done, sizeof(Frame)) - before;
+  OutboundMessage* const source = slot.source;
+  if (source != nullptr) {
+    source->written += payload;
+    if (source->message != nullptr && source->message->sent != nullptr)
+      source->message->sent->fetch_add(payload, std::memory_order_relaxed);
+  }
+  if (slot.done < sizeof(Frame) + slot.frame.length) return;
+  slot.active = false;
+  if (source == nullptr || source->state != OutboundMessage::State::handed || source->written < source->bytes) return;
+  Message* const message = source->message;
+  pool_.give(*source);
+  if (message == nullptr) return;
+  message->state = kIdle;
+  message->owner->message_done(*message, message->bytes);
+}
+
+}  // namespace tessera::tcp

@@ -1,0 +1,307 @@
+#include "backends/ucx/link.h"
+
+#include <sched.h>
+
+#include <cstring>
+#include <utility>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+
+namespace tessera::ucx {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr unsigned kNote = 0;      // the id of our active message
+constexpr int kSlotBits = 44;      // a tag is the sender's rank and the slot
+constexpr auto kPatience = 1s;     // for a message that is under way and not wanted any more
+constexpr auto kClosing = 5s;      // for peers that close at the same time
+constexpr int kStepsPerPoll = 16;  // of UCX's progress
+
+std::string text_of(ucs_status_t status) { return ucs_status_string(status); }
+
+void check(ucs_status_t status, const std::string& what) {
+  if (status != UCS_OK) throw BackendError("ucx: " + what + ": " + text_of(status));
+}
+
+ucp_tag_t bulk_tag(int sender, std::uint64_t slot) {
+  return static_cast<ucp_tag_t>(sender) << kSlotBits | (slot & ((std::uint64_t{1} << kSlotBits) - 1));
+}
+
+ucp_request_param_t host_memory(void* user_data) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.user_data = user_data;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  return param;
+}
+
+/// UCX's own settings. It leaves shared memory out where peers may fail, unless it is told otherwise.
+ucp_config_t* read_config() {
+  ucp_config_t* config = nullptr;
+  check(ucp_config_read(nullptr, nullptr, &config), "reading UCX_* settings");
+  const auto is_set = [](const char* name) { return read_foreign_env(name).has_value(); };
+  if (may_share_memory() && !is_set("UCX_MM_ERROR_HANDLING") && !is_set("UCX_POSIX_ERROR_HANDLING") &&
+      !is_set("UCX_SYSV_ERROR_HANDLING"))
+    ucp_config_modify(config, "MM_ERROR_HANDLING", "y");
+  return config;
+}
+
+}  // namespace
+
+bool may_share_memory() {
+  const std::string transports = read_foreign_env("UCX_TLS").value_or("all");
+  bool named = false;
+  for (const char* name : {"all", "sm", "shm", "mm", "posix", "sysv"})
+    named |= ("," + transports + ",").find("," + std::string(name) + ",") != std::string::npos;
+  return transports.starts_with("^") ? transports.find("sm") == std::string::npos : named;
+}
+
+UcxLink::UcxLink(Bootstrap& bootstrap, LinkEvents& events)
+    : events_(events), rank_(bootstrap.rank()), peers_(static_cast<std::size_t>(bootstrap.size())) {
+  ucp_config_t* const config = read_config();
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.estimated_num_eps = static_cast<std::size_t>(bootstrap.size());
+  params.name = "tessera";
+  const ucs_status_t made = ucp_init(&params, config, &context_);
+  ucp_config_release(config);
+  check(made, "no usable transport (see UCX_TLS)");
+  try {
+    make_worker();
+    connect(bootstrap);
+  } catch (...) {
+    destroy();
+    throw;
+  }
+}
+
+void UcxLink::make_worker() {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // several threads, one at a time: the engine's lock
+  check(ucp_worker_create(context_, &params, &worker_), "making a worker");
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kNote;
+  handler.cb = on_note;
+  handler.arg = this;
+  check(ucp_worker_set_am_recv_handler(worker_, &handler), "setting the handler");
+  sleeper_ = std::make_unique<UcpWaiter>(worker_, unsent_);
+}
+
+void UcxLink::connect(Bootstrap& bootstrap) {
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  check(ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
+  const std::string own(reinterpret_cast<const char*>(address), length);
+  ucp_worker_release_address(worker_, address);
+  const std::vector<std::string> all = bootstrap.all_gather(own);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    UcpPeer& peer = peers_[rank];
+    peer.wire = this;
+    peer.rank = static_cast<int>(rank);
+    ucp_ep_params_t params{};
+    params.field_mask =
+        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = reinterpret_cast<const ucp_address_t*>(all[rank].data());
+    // Without it UCX ends this process where one that it reads from has died; and only so can a peer be given up.
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = on_peer_error;
+    params.err_handler.arg = &peer;
+    check(ucp_ep_create(worker_, &params, &peer.endpoint), "no way to rank " + std::to_string(rank) + " (see UCX_TLS)");
+  }
+}
+
+/// The endpoint stays, and refuses everything, until it is closed.
+void UcxLink::on_peer_error(void* arg, ucp_ep_h, ucs_status_t status) {
+  const UcpPeer& peer = *static_cast<UcpPeer*>(arg);
+  peer.wire->events_.peer_lost(peer.rank, "ucx: " + text_of(status));
+}
+
+UcxLink::~UcxLink() { destroy(); }
+
+void UcxLink::destroy() noexcept {
+  if (sleeper_) sleeper_->stop();
+  if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
+  if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
+}
+
+UcxLink::AmBuffer* UcxLink::take_note() {
+  if (free_notes_ == nullptr) {
+    notes_.push_back(std::make_unique_for_overwrite<AmBuffer>());
+    notes_.back()->wire = this;
+    notes_.back()->next = nullptr;
+    free_notes_ = notes_.back().get();
+  }
+  return std::exchange(free_notes_, free_notes_->next);
+}
+
+void UcxLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
+  const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(peer)].endpoint;
+  if (endpoint == nullptr) return;     // given up
+  AmBuffer* const note = take_note();  // UCX may read it until the callback
+  note->header = header;
+  if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
+  ucp_request_param_t param = host_memory(note);
+  param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = on_note_sent;
+  ++pending_notes_;
+  ++unsent_;
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(endpoint, kNote, &note->header, sizeof(AmHeader), note->payload, payload.size(), &param);
+  if (!UCS_PTR_IS_ERR(request) && request != nullptr) return;
+  note->next = std::exchange(free_notes_, note);
+  --pending_notes_;
+  --unsent_;
+  if (request != nullptr) events_.peer_lost(peer, "ucx: " + text_of(UCS_PTR_STATUS(request)));
+}
+
+void UcxLink::on_note_sent(void* request, ucs_status_t status, void* user_data) {
+  AmBuffer* const note = static_cast<AmBuffer*>(user_data);
+  UcxLink& self = *note->wire;
+  note->next = std::exchange(self.free_notes_, note);
+  --self.pending_notes_;
+  --self.unsent_;
+  ucp_request_free(request);
+  (void)status;  // on_peer_error() has it
+}
+
+ucs_status_t UcxLink::on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
+                              const ucp_am_recv_param_t*) {
+  AmHeader own;  // theirs may lie unaligned
+  if (header_length != sizeof(own)) return UCS_OK;
+  std::memcpy(&own, header, sizeof(own));
+  static_cast<UcxLink*>(self)->events_.note_arrived(own, {static_cast<const std::byte*>(data), length});
+  return UCS_OK;
+}
+
+UcxLink::BulkTransfer& UcxLink::take_bulk(Message& message, bool receives) {
+  if (free_bulks_ == nullptr) {
+    bulks_.push_back(std::make_unique<BulkTransfer>());
+    free_bulks_ = bulks_.back().get();
+  }
+  BulkTransfer* const bulk = std::exchange(free_bulks_, free_bulks_->next);
+  *bulk = {.wire = this, .message = &message, .receives = receives};
+  unsent_ += receives ? 0 : 1;
+  message.handle = bulk;
+  return *bulk;
+}
+
+void UcxLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
+  const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(message.peer)].endpoint;
+  if (endpoint == nullptr) return events_.bulk_failed(message, "ucx: the connection was given up");
+  BulkTransfer& bulk = take_bulk(message, false);
+  ucp_request_param_t param = host_memory(&bulk);
+  param.cb.send = on_bulk_sent;
+  started(bulk, ucp_tag_send_nbx(endpoint, message.data, message.bytes, bulk_tag(rank_, slot), &param));
+}
+
+void UcxLink::receive_bulk(Message& message, std::uint64_t slot) noexcept {
+  BulkTransfer& bulk = take_bulk(message, true);
+  ucp_request_param_t param = host_memory(&bulk);
+  param.cb.recv = on_bulk_received;
+  started(bulk,
+          ucp_tag_recv_nbx(worker_, message.data, message.bytes, bulk_tag(message.peer, slot), ~ucp_tag_t{0}, &param));
+}
+
+/// UCX has it, or is through with it already.
+void UcxLink::started(BulkTransfer& bulk, ucs_status_ptr_t request) noexcept {
+  if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
+    bulk.request = request;
+  } else {
+    bulk_ended(bulk, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
+  }
+}
+
+void UcxLink::on_bulk_sent(void* request, ucs_status_t status, void* user_data) {
+  ucp_request_free(request);
+  BulkTransfer& bulk = *static_cast<BulkTransfer*>(user_data);
+  bulk.wire->bulk_ended(bulk, status);
+}
+
+void UcxLink::on_bulk_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t*, void* user_data) {
+  on_bulk_sent(request, status, user_data);
+}
+
+void UcxLink::bulk_ended(BulkTransfer& bulk, ucs_status_t status) noexcept {
+  Message& message = *bulk.message;
+  bulk.next = std::exchange(free_bulks_, &bulk);
+  unsent_ -= bulk.receives ? 0 : 1;
+  message.handle = nullptr;
+  if (&message == cancelling_) {
+    cancelled_as_ = status;
+  } else if (status == UCS_OK) {
+    events_.bulk_done(message);
+  } else {
+    events_.bulk_failed(message, "ucx: " + text_of(status));
+  }
+}
+
+template <class Done>
+bool UcxLink::progress_until(Clock::time_point until, Done done) noexcept {
+  while (!done()) {
+    if (ucp_worker_progress(worker_) != 0) continue;
+    if (Clock::now() >= until) return false;
+    ::sched_yield();
+  }
+  return true;
+}
+
+/// A receive that nothing has come for is taken back. Anything else moves between two ranks that both poll, so it soon
+/// ends; where it doesn't, the peer is given up with all that is under way.
+Link::CancelResult UcxLink::cancel_bulk(Message& message) noexcept {
+  cancelling_ = &message;
+  cancelled_as_ = UCS_OK;
+  const auto ended = [&] { return message.handle == nullptr; };
+  if (static_cast<BulkTransfer*>(message.handle)->receives)
+    ucp_request_cancel(worker_, static_cast<BulkTransfer*>(message.handle)->request);
+  bool good = progress_until(Clock::now() + kPatience, ended);
+  if (!good) {
+    close_endpoints({&peers_[static_cast<std::size_t>(message.peer)], 1}, UCP_EP_CLOSE_FLAG_FORCE);
+    good = progress_until(Clock::now() + kPatience, ended);
+    events_.peer_lost(message.peer, "ucx: it did not finish a message that was under way");
+    cancelled_as_ = UCS_OK;
+  }
+  cancelling_ = nullptr;
+  if (!good) return CancelResult::never;
+  return cancelled_as_ == UCS_ERR_CANCELED ? CancelResult::before : CancelResult::after;
+}
+
+bool UcxLink::poll(bool) noexcept {
+  bool moved = false;
+  for (int step = 0; step < kStepsPerPoll && ucp_worker_progress(worker_) != 0; ++step) moved = true;
+  return moved;
+}
+
+void UcxLink::close_endpoints(std::span<UcpPeer> peers, unsigned flags) noexcept {
+  std::vector<ucs_status_ptr_t> closing;
+  for (UcpPeer& peer : peers) {
+    if (peer.endpoint == nullptr) continue;
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = flags;
+    const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param);
+    if (request != nullptr && !UCS_PTR_IS_ERR(request)) closing.push_back(request);
+  }
+  const auto until = Clock::now() + kClosing;
+  for (const ucs_status_ptr_t request : closing) {
+    progress_until(until, [&] { return ucp_request_check_status(request) != UCS_INPROGRESS; });
+    ucp_request_free(request);
+  }
+}
+
+void UcxLink::close(CloseMode how) noexcept {
+  if (worker_ == nullptr) return;
+  if (how == CloseMode::broken) {
+    close_endpoints(peers_, UCP_EP_CLOSE_FLAG_FORCE);
+  } else {
+    progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });
+    close_endpoints(peers_, 0);
+  }
+  destroy();
+}
+
+}  // namespace tessera::ucx

@@ -1,0 +1,99 @@
+// Notes as active messages, bulk as tagged messages of UCX: one context and one worker per rank, no thread of its own.
+// Whatever UCX_* variables the user has set hold.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/ucx/base.h"
+#include "backends/ucx/waiter.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/link.h"
+
+namespace tessera::ucx {
+
+/// Whether UCX_TLS leaves it shared memory ("all", "sm,self", "^ib").
+bool may_share_memory();
+
+class UcxLink final : public Link {
+ public:
+  /// Collective. Throws BackendError, and what the bootstrap throws.
+  UcxLink(Bootstrap& bootstrap, LinkEvents& events);
+  ~UcxLink() override;
+  UcxLink(const UcxLink&) = delete;
+  UcxLink& operator=(const UcxLink&) = delete;
+
+  std::size_t longest_payload() const noexcept override { return kLongestPayload; }
+  bool can_send_eager() const noexcept override { return pending_notes_ < kMostNotes; }
+  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override;
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
+  CancelResult cancel_bulk(Message& message) noexcept override;
+  bool poll(bool with_health_check) noexcept override;
+  ProgressWaiter& sleeper() noexcept override { return *sleeper_; }
+  void close(CloseMode how) noexcept override;
+
+ private:
+  // With its header it fits into one segment of shared memory (8256 bytes) and of TCP.
+  static constexpr std::size_t kLongestPayload = 16384;
+  static constexpr int kMostNotes = 1024;
+
+  struct AmBuffer {
+    UcxLink* wire;
+    AmBuffer* next;  ///< free ones
+    AmHeader header;
+    std::byte payload[kLongestPayload];
+  };
+
+  struct UcpPeer {
+    UcxLink* wire = nullptr;
+    int rank = 0;
+    ucp_ep_h endpoint = nullptr;  ///< null: given up
+  };
+  struct BulkTransfer {  ///< what Message::handle points at
+    UcxLink* wire = nullptr;
+    Message* message = nullptr;
+    void* request = nullptr;
+    bool receives = false;
+    BulkTransfer* next = nullptr;  ///< free ones
+  };
+
+  void make_worker();
+  void connect(Bootstrap& bootstrap);
+  void destroy() noexcept;
+  /// Waits, bounded, until they are closed.
+  void close_endpoints(std::span<UcpPeer> peers, unsigned flags) noexcept;
+  template <class Done>
+  bool progress_until(Clock::time_point until, Done done) noexcept;
+  AmBuffer* take_note();
+  BulkTransfer& take_bulk(Message& message, bool receives);
+  void started(BulkTransfer& bulk, ucs_status_ptr_t request) noexcept;
+  void bulk_ended(BulkTransfer& bulk, ucs_status_t status) noexcept;
+
+  static ucs_status_t on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
+                              const ucp_am_recv_param_t* param);
+  static void on_peer_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
+  static void on_note_sent(void* request, ucs_status_t status, void* note);
+  static void on_bulk_sent(void* request, ucs_status_t status, void* bulk);
+  static void on_bulk_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info, void* bulk);
+
+  LinkEvents& events_;
+  const int rank_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  std::vector<UcpPeer> peers_;
+  std::unique_ptr<UcpWaiter> sleeper_;
+  std::vector<std::unique_ptr<AmBuffer>> notes_;
+  AmBuffer* free_notes_ = nullptr;
+  int pending_notes_ = 0;
+  int unsent_ = 0;  ///< notes and bulk that UCX has not sent yet
+  std::vector<std::unique_ptr<BulkTransfer>> bulks_;
+  BulkTransfer* free_bulks_ = nullptr;
+  Message* cancelling_ = nullptr;
+  ucs_status_t cancelled_as_ = UCS_OK;
+};
+
+}  // namespace tessera::ucx

@@ -1,0 +1,52 @@
+// Collectives whose data travels in fewer bytes: as bf16, or as int8 in blocks with a scale each.
+//
+//   all_gather      each rank encodes its part; all parts, its own too, are decoded, so all ranks have the same bits
+//   reduce_scatter  each rank encodes what it has for every rank; an all_to_all; the sum in f32 by rank, rounded once
+//   all_reduce      that reduce_scatter, then that all_gather
+//
+// With error feedback what encoding took off a sum's values is added to those of the next step (Seide et al. 2014).
+// Blocks: ZeRO++ (Wang et al., arXiv 2306.10209), its qwZ and, in one hop, its qgZ.
+#pragma once
+
+#include <map>
+
+#include "tessera/fsdp/collective_plugin.h"
+
+namespace tessera::collectives {
+
+using nn::kernels::Encoding;
+
+struct CompressionOptions {
+  comm::OpKind collective = comm::OpKind::all_gather;
+  Encoding encoding = Encoding::bf16;
+  bool feedback = false;  ///< of reductions
+};
+
+class CompressedCollective final : public fsdp::CollectivePlugin {
+ public:
+  explicit CompressedCollective(const CompressionOptions& options);
+  ~CompressedCollective() override;
+  fsdp::CollectiveCapabilities capabilities() const override;
+  void prepare(const fsdp::CollectiveSetup& setup) override;
+  fsdp::WorkChain run(const fsdp::CollectiveCall& call) override;
+  std::vector<State> state() override;
+  void clear_state(base::Stream& stream) override;
+
+ private:
+  struct ErrorFeedback;
+  struct InFlight;
+  void send_parts(InFlight& flight, fsdp::WorkChain& works);
+  void gather_part(InFlight& flight, fsdp::WorkChain& works);
+  void decode_parts(InFlight& flight, base::Stream& stream);
+  void sum_parts(InFlight& flight, base::Stream& stream);
+
+  const CompressionOptions options_;
+  nn::Context* context_ = nullptr;
+  fsdp::LeasePool* buffers_ = nullptr;
+  std::map<std::pair<const fsdp::FlatLayout*, std::size_t>, ErrorFeedback> errors_;
+};
+
+/// What Encoded sends. Data of 16 bits has nothing to gain from bf16 and travels as it is.
+fsdp::CollectiveCost encoded_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size);
+
+}  // namespace tessera::collectives

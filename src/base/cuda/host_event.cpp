@@ -1,0 +1,108 @@
+#include "tessera/base/cuda/host_event.h"
+
+#include <cuda.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "tessera/base/cuda/runtime.h"
+#include "tessera/base/error.h"
+
+namespace tessera::base::cuda {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kLine = 128;  ///< a word has it to itself
+
+using WaitValue = CUresult (*)(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
+
+/// Of the driver; null where it has none. The runtime library has no such function.
+WaitValue find_wait_value() {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult status{};
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found, 12000, cudaEnableDefault, &status);
+  cudaGetLastError();
+  const bool there = error == cudaSuccess && status == cudaDriverEntryPointSuccess;
+  return there ? reinterpret_cast<WaitValue>(found) : nullptr;
+}
+
+WaitValue wait_value() {
+  static const WaitValue kFound = find_wait_value();
+  return kFound;
+}
+
+class WordSignal final : public HostEvent {
+ public:
+  explicit WordSignal(std::shared_ptr<WaitWordPool> words)
+      : words_(std::move(words)), word_(words_->take()), value_(*word_) {}
+  ~WordSignal() override {
+    set();
+    words_->give(word_);
+  }
+  Event arm() override { return Event(std::make_shared<HostEventState>(words_, word_, ++value_)); }
+  void set() noexcept override { std::atomic_ref(*word_).store(value_, std::memory_order_release); }
+
+ private:
+  const std::shared_ptr<WaitWordPool> words_;
+  std::uint32_t* const word_;
+  std::uint32_t value_;  ///< what the word will hold
+};
+
+}  // namespace
+
+WaitWordPool::~WaitWordPool() {
+  for (void* page : pages_) cudaFreeHost(page);
+}
+
+std::uint32_t* WaitWordPool::take() {
+  const std::lock_guard lock(mutex_);
+  if (idle_.empty()) {
+    void* page = nullptr;
+    check(cudaHostAlloc(&page, kPage, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc");
+    std::memset(page, 0, kPage);
+    pages_.push_back(page);
+    for (std::size_t at = 0; at < kPage; at += kLine)
+      idle_.push_back(reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(page) + at));
+  }
+  std::uint32_t* const word = idle_.back();
+  idle_.pop_back();
+  return word;
+}
+
+void WaitWordPool::give(std::uint32_t* word) noexcept {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(word);
+}
+
+bool HostEventState::done() const {
+  return static_cast<std::int32_t>(std::atomic_ref(*word_).load(std::memory_order_acquire) - value_) >= 0;
+}
+
+void HostEventState::wait() {
+  while (!done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+std::int64_t HostEventState::time_ns() {
+  wait();
+  return host_time_ns();
+}
+
+void HostEventState::make_stream_wait(cudaStream_t stream) const {
+  if (done()) return;
+  void* address = nullptr;
+  check(cudaHostGetDevicePointer(&address, word_, 0), "cudaHostGetDevicePointer");
+  const CUresult result =
+      wait_value()(stream, reinterpret_cast<CUdeviceptr>(address), value_, CU_STREAM_WAIT_VALUE_GEQ);
+  if (result != CUDA_SUCCESS) throw BackendError("cuda: cuStreamWaitValue32: error " + std::to_string(result));
+}
+
+std::unique_ptr<HostEvent> make_signal(std::shared_ptr<WaitWordPool> words) {
+  if (wait_value() == nullptr) throw Unsupported("cuda: this driver can't let a stream wait for the host's memory");
+  return std::make_unique<WordSignal>(std::move(words));
+}
+
+}  // namespace tessera::base::cuda

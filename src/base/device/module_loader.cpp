@@ -1,0 +1,130 @@
+// Devices: those that are built in, and those that are loadable modules.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "tessera/base/device/builtin_devices.h"
+#include "tessera/base/device/module_loader.h"
+#include "tessera/base/error.h"
+#include "tessera/base/posix/shared_object.h"
+
+namespace tessera::base {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path device_folder() { return fs::path(module_folder()) / "devices"; }
+
+/// The name without its number: "cuda:1" is a device of the module "cuda".
+std::string kind_of(Device device) {
+  std::string name = name_of(device);
+  return name.substr(0, name.find(':'));
+}
+
+DeviceInfo state_of_module(const std::string& name, const std::string& path) {
+  DeviceInfo state{.name = name, .available = false, .reason = {}, .devices = {}};
+  try {
+    DeviceProbe probe = load_device_module(path).probe();
+    state.available = probe.problem.empty();
+    state.reason = std::move(probe.problem);
+    state.devices = std::move(probe.devices);
+  } catch (const Error& error) {
+    state.reason = error.what();
+  }
+  return state;
+}
+
+}  // namespace
+
+std::string module_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&module_folder), &info) == 0 || info.dli_fname == nullptr) return "";
+  std::error_code error;
+  const fs::path library = fs::canonical(info.dli_fname, error);
+  return error ? "" : (library.parent_path() / "tessera-modules").string();
+}
+
+void* module_entry(const std::string& path, const ModuleDescriptor& table) {
+  // dlopen() itself remembers what is loaded. RTLD_NOW: a vendor's function that is missing is missed here, not in the
+  // middle of a run.
+  if (const std::string problem = shared_object_problem(path); !problem.empty())
+    throw InvalidUsage(path + ": " + problem);
+  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* const text = ::dlerror();
+    throw InvalidUsage(text != nullptr ? text : path + ": can't be loaded");
+  }
+  void* const entry = ::dlsym(handle, (table.name + "_entry").c_str());
+  if (entry == nullptr) throw InvalidUsage(path + " is no " + table.kind + ": it has no " + table.name + "_entry()");
+  return entry;
+}
+
+void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi, const std::size_t* size) {
+  if (abi == nullptr) throw InvalidUsage(path + ": its " + table.name + "_entry() returned nothing");
+  if (std::strcmp(abi, table.abi) != 0)
+    throw InvalidUsage(path + " was built for '" + abi + "', this library is '" + table.abi +
+                       "': build it again with this library's headers and compiler");
+  if (*size != table.size)
+    throw InvalidUsage(path + ": its " + table.name + " has " + std::to_string(*size) + " bytes, this library's " +
+                       std::to_string(table.size) + ": build it again with this library's headers");
+}
+
+const tessera_device& load_device_module(const std::string& path) {
+  const auto* const module =
+      &open_module<tessera_device>(path, {"tessera_device", "device of tessera", TESSERA_ABI, sizeof(tessera_device)});
+  const std::string name = fs::path(path).stem().string();
+  if (module->name != name)
+    throw InvalidUsage(path + ": its device is called '" + std::string(module->name) + "': name the file " +
+                       std::string(module->name) + ".so");
+  return *module;
+}
+
+namespace {
+
+bool has_module(Device device) { return device.type != DeviceType::cpu && device.type != DeviceType::meta; }
+
+const tessera_device& usable_module(Device device) {
+  const std::string kind = kind_of(device);
+  const fs::path path = device_folder() / (kind + ".so");
+  std::error_code ignore;
+  if (!fs::exists(path, ignore))
+    throw InvalidUsage("device " + kind + ": not part of this build (there is no " + path.string() + ")");
+  const tessera_device& module = load_device_module(path.string());
+  const DeviceProbe probe = module.probe();
+  if (!probe.problem.empty()) throw InvalidUsage("device " + kind + " can't be used: " + probe.problem);
+  if (device.index < 0 || static_cast<std::size_t>(device.index) >= probe.devices.size())
+    throw InvalidUsage("device " + name_of(device) + ": there are " + std::to_string(probe.devices.size()));
+  return module;
+}
+
+}  // namespace
+
+void require_device(Device device) {
+  if (has_module(device)) usable_module(device);
+}
+
+std::shared_ptr<DeviceRuntime> open_device(Device device) {
+  if (device.type == DeviceType::cpu) return cpu_runtime();
+  if (device.type == DeviceType::meta) return meta_runtime();
+  OpenedDevice opened = usable_module(device).open(device.index);
+  if (opened.error != nullptr) std::rethrow_exception(opened.error);
+  return std::move(opened.runtime);
+}
+
+std::vector<DeviceInfo> list_devices() {
+  std::vector<DeviceInfo> states = {
+      {.name = "cpu", .available = true, .reason = "", .devices = {cpu_runtime()->properties()}},
+      {.name = "meta", .available = true, .reason = "", .devices = {}},
+  };
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator entry(device_folder(), error), end; !error && entry != end; entry.increment(error))
+    if (entry->path().extension() == ".so") files.push_back(entry->path());
+  std::sort(files.begin(), files.end());
+  for (const fs::path& file : files) states.push_back(state_of_module(file.stem().string(), file.string()));
+  return states;
+}
+
+}  // namespace tessera::base

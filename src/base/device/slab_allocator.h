@@ -1,0 +1,41 @@
+// Small blocks of a device's memory, cut out of large ones.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "tessera/base/device_runtime.h"
+#include "tessera/base/memory_tracker.h"
+
+namespace tessera::base {
+
+/// Blocks of 512 bytes times a power of two. They stay cut until this object dies. What is held beyond the requests is
+/// told to the ledger. Thread-safe.
+class SlabAllocator {
+ public:
+  SlabAllocator(DeviceRuntime& runtime, MemoryTracker& ledger, std::size_t largest)
+      : runtime_(runtime), ledger_(ledger), slab_bytes_(largest > kSlab ? largest * 2 : kSlab) {}
+  ~SlabAllocator();
+  SlabAllocator(const SlabAllocator&) = delete;
+  SlabAllocator& operator=(const SlabAllocator&) = delete;
+
+  void* take(std::size_t bytes);
+  void give(void* data, std::size_t bytes) noexcept;
+
+ private:
+  static constexpr std::size_t kLeast = 512;
+  static constexpr std::size_t kSlab = std::size_t{2} << 20;
+  static std::size_t size_class(std::size_t bytes);
+
+  DeviceRuntime& runtime_;
+  MemoryTracker& ledger_;
+  const std::size_t slab_bytes_;
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<void*>> idle_;  // by size
+  std::vector<void*> slabs_;
+  std::size_t used_ = 0;  // of the newest slab
+};
+
+}  // namespace tessera::base

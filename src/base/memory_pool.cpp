@@ -1,0 +1,254 @@
+#include "tessera/base/memory_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "tessera/base/device/slab_allocator.h"
+#include "tessera/base/device_runtime.h"
+#include "tessera/base/error.h"
+
+namespace tessera::base {
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      release_(std::move(other.release_)) {
+  other.release_ = nullptr;
+}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this != &other) {
+    reset();
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    release_ = std::move(other.release_);
+    other.release_ = nullptr;
+  }
+  return *this;
+}
+
+void Buffer::reset() noexcept {
+  void* data = std::exchange(data_, nullptr);
+  if (data != nullptr && release_) release_(data, bytes_);
+  bytes_ = 0;
+  release_ = nullptr;
+}
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+
+std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+/// Asking a device for memory makes it stop and wait; keeping a quarter more costs less.
+MemoryPoolOptions adapted(MemoryPoolOptions options, const DeviceRuntime* runtime) {
+  if (runtime == nullptr) return options;
+  options.poison = false;
+  if (!runtime->traits().slow_allocation) return options;
+  options.slack = std::max(options.slack, 0.25);
+  options.slack_bytes = std::max(options.slack_bytes, std::size_t{256} << 20);
+  return options;
+}
+
+/// The host's memory needs no runtime: it is the C library's and the kernel's.
+std::shared_ptr<DeviceRuntime> unless_host(std::shared_ptr<DeviceRuntime> runtime) {
+  return runtime != nullptr && runtime->device().type == DeviceType::cpu ? nullptr : std::move(runtime);
+}
+
+[[noreturn]] void out_of_memory(std::size_t bytes) {
+  throw system_error("memory: can't allocate " + std::to_string(bytes) + " bytes", ENOMEM);
+}
+
+}  // namespace
+
+/// Idle blocks by size, oldest first among equals; a request takes the smallest that fits and wastes at most an eighth.
+class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options, std::shared_ptr<DeviceRuntime> runtime)
+      : ledger_(std::move(ledger)), runtime_(std::move(runtime)), options_(adapted(options, runtime_.get())) {
+    if (runtime_ != nullptr && runtime_->traits().slow_allocation)
+      small_.emplace(*runtime_, *ledger_, options_.pooled_from);
+  }
+  ~Impl() { trim(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Buffer small(std::size_t bytes, MemoryCategory use) {
+    if (runtime_ != nullptr) return small_of_device(bytes, use);
+    void* data = std::aligned_alloc(kAlignment, round_up(bytes == 0 ? 1 : bytes, kAlignment));
+    if (data == nullptr) out_of_memory(bytes);
+    ledger_->add(use, bytes);
+    return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
+              if (self->options_.poison) std::memset(p, 0xFF, n);
+              self->ledger_->remove(use, n);
+              std::free(p);
+            }};
+  }
+
+  Buffer small_of_device(std::size_t bytes, MemoryCategory use) {
+    void* data = small_ ? small_->take(bytes) : runtime_->allocate(bytes);
+    ledger_->add(use, bytes);
+    return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
+              self->ledger_->remove(use, n);
+              if (self->small_) {
+                self->small_->give(p, n);
+              } else {
+                self->runtime_->free(p, n);
+              }
+            }};
+  }
+
+  Buffer pooled(std::size_t bytes, MemoryCategory use) {
+    const std::size_t needed = round_up(bytes, kPage);
+    const Block block = take(needed);
+    ledger_->add(use, bytes);
+    return {block.data, bytes, [self = shared_from_this(), use, needed, held = block.bytes](void* p, std::size_t n) {
+              if (self->options_.poison) std::memset(p, 0xFF, n);
+              self->ledger_->remove(use, n);
+              self->give(Block{p, held}, needed);
+            }};
+  }
+
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    while (!idle_.empty()) drop_oldest();
+  }
+
+  MemoryTracker& ledger() const { return *ledger_; }
+  std::shared_ptr<MemoryTracker> shared_ledger() const { return ledger_; }
+  const MemoryPoolOptions& options() const { return options_; }
+
+  std::shared_ptr<Impl> make_keeping() const {
+    MemoryPoolOptions options = options_;
+    options.slack_bytes = std::size_t{1} << 62;  // no device has as much: nothing idle is ever too much
+    return std::make_shared<Impl>(ledger_, options, runtime_);
+  }
+
+ private:
+  struct Block {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  using Idle = std::multimap<std::size_t, std::list<Block>::iterator>;
+
+  /// `bytes` and `needed` are whole pages; the block may be larger.
+  Block take(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_size_.lower_bound(bytes);
+    if (found != by_size_.end() && found->first <= bytes + bytes / 8) {
+      const Block block = *found->second;
+      idle_.erase(found->second);
+      by_size_.erase(found);
+      idle_bytes_ -= block.bytes;
+      spare_bytes_ += block.bytes - bytes;
+      account(static_cast<std::int64_t>(block.bytes));
+      return block;
+    }
+    // Nothing fits: before more is mapped, idle blocks go back, so that what is held stays near what was ever needed.
+    while (!idle_.empty() && live_ + idle_bytes_ + bytes > allowance(live_ + bytes)) drop_oldest();
+    const Block block{map(bytes), bytes};
+    account(static_cast<std::int64_t>(bytes));
+    return block;
+  }
+
+  void give(Block block, std::size_t needed) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(block);
+    by_size_.emplace(block.bytes, std::prev(idle_.end()));
+    idle_bytes_ += block.bytes;
+    spare_bytes_ -= block.bytes - needed;
+    account(-static_cast<std::int64_t>(block.bytes));
+  }
+
+  /// Moves bytes between idle and live. The ledger's slack follows what is held beyond what was asked for: idle blocks,
+  /// and the unused ends of live ones (the rounding to pages is not worth counting).
+  void account(std::int64_t live_change) {
+    live_ = static_cast<std::size_t>(static_cast<std::int64_t>(live_) + live_change);
+    if (live_ > live_peak_) live_peak_ = live_;
+    const auto slack = static_cast<std::int64_t>(idle_bytes_ + spare_bytes_);
+    ledger_->hold(slack - told_);
+    told_ = slack;
+  }
+
+  std::size_t allowance(std::size_t live) const {
+    const std::size_t peak = live > live_peak_ ? live : live_peak_;
+    return peak + static_cast<std::size_t>(options_.slack * static_cast<double>(peak)) + options_.slack_bytes;
+  }
+
+  void drop_oldest() {
+    const Block block = idle_.front();
+    const auto [first, last] = by_size_.equal_range(block.bytes);
+    for (auto it = first; it != last; ++it) {
+      if (it->second != idle_.begin()) continue;
+      by_size_.erase(it);
+      break;
+    }
+    idle_.pop_front();
+    idle_bytes_ -= block.bytes;
+    account(0);
+    if (runtime_ != nullptr) {
+      runtime_->free(block.data, block.bytes);
+    } else {
+      ::munmap(block.data, block.bytes);
+    }
+  }
+
+  /// From 2 MiB on a block begins where a huge page can: the kernel walks one entry instead of 512 whenever it faults,
+  /// reads for a peer, or pins for a device.
+  void* map(std::size_t bytes) const {
+    if (runtime_ != nullptr) return runtime_->allocate(bytes);
+    const std::size_t spare = bytes >= kHugePage ? kHugePage - kPage : 0;
+    void* const mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) out_of_memory(bytes);
+    if (spare == 0) return mapped;
+    auto* const begin = static_cast<std::byte*>(mapped);
+    const std::size_t before = (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
+    if (before != 0) ::munmap(begin, before);
+    if (before != spare) ::munmap(begin + before + bytes, spare - before);
+    ::madvise(begin + before, bytes, MADV_HUGEPAGE);  // a hint: refusal costs only time
+    return begin + before;
+  }
+
+  const std::shared_ptr<MemoryTracker> ledger_;
+  const std::shared_ptr<DeviceRuntime> runtime_;  // null: the host
+  const MemoryPoolOptions options_;
+  std::optional<SlabAllocator> small_;
+  std::mutex mutex_;
+  std::list<Block> idle_;  // oldest first
+  Idle by_size_;
+  std::size_t idle_bytes_ = 0;
+  std::size_t spare_bytes_ = 0;
+  std::size_t live_ = 0;
+  std::size_t live_peak_ = 0;
+  std::int64_t told_ = 0;
+};
+
+MemoryPool::MemoryPool(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options,
+                       std::shared_ptr<DeviceRuntime> runtime)
+    : impl_(std::make_shared<Impl>(std::move(ledger), options, unless_host(std::move(runtime)))) {}
+MemoryPool::MemoryPool(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MemoryPool::~MemoryPool() = default;
+
+std::unique_ptr<MemoryPool> MemoryPool::make_keeping() const {
+  return std::unique_ptr<MemoryPool>(new MemoryPool(impl_->make_keeping()));
+}
+
+Buffer MemoryPool::allocate(std::size_t bytes, MemoryCategory use) {
+  return bytes < impl_->options().pooled_from ? impl_->small(bytes, use) : impl_->pooled(bytes, use);
+}
+
+void MemoryPool::trim() { impl_->trim(); }
+MemoryTracker& MemoryPool::ledger() const noexcept { return impl_->ledger(); }
+std::shared_ptr<MemoryTracker> MemoryPool::shared_ledger() const noexcept { return impl_->shared_ledger(); }
+
+}  // namespace tessera::base

@@ -1,0 +1,80 @@
+#include "tessera/base/memory_tracker.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::base {
+namespace {
+constexpr std::array<std::string_view, kMemoryUses> kNames = {
+    "parameter",          "gradient",      "optimizer", "activation", "unsharded_parameter",
+    "unsharded_gradient", "communication", "other",     "offloaded"};
+}
+
+std::string_view name_of(MemoryCategory use) { return kNames[static_cast<std::size_t>(use)]; }
+
+void MemoryTracker::raise(Counter& peak, std::int64_t value) noexcept {
+  std::int64_t seen = peak.load(std::memory_order_relaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+void MemoryTracker::add(MemoryCategory use, std::size_t bytes) noexcept {
+  const auto change = static_cast<std::int64_t>(bytes);
+  const auto index = static_cast<std::size_t>(use);
+  raise(peak_[index], now_[index].fetch_add(change, std::memory_order_relaxed) + change);
+  if (use == MemoryCategory::offloaded) return;
+  const std::int64_t total = total_.fetch_add(change, std::memory_order_relaxed) + change;
+  raise(total_peak_, total);
+  raise(held_peak_, total + slack_.load(std::memory_order_relaxed));
+}
+
+void MemoryTracker::remove(MemoryCategory use, std::size_t bytes) noexcept {
+  const auto change = static_cast<std::int64_t>(bytes);
+  now_[static_cast<std::size_t>(use)].fetch_sub(change, std::memory_order_relaxed);
+  if (use == MemoryCategory::offloaded) return;
+  total_.fetch_sub(change, std::memory_order_relaxed);
+}
+
+void MemoryTracker::hold(std::int64_t change) noexcept {
+  const std::int64_t slack = slack_.fetch_add(change, std::memory_order_relaxed) + change;
+  raise(held_peak_, total_.load(std::memory_order_relaxed) + slack);
+}
+
+MemoryTracker::Snapshot MemoryTracker::snapshot() const noexcept {
+  Snapshot s;
+  for (std::size_t i = 0; i < kMemoryUses; ++i) {
+    s.now[i] = static_cast<std::uint64_t>(now_[i].load(std::memory_order_relaxed));
+    s.peak[i] = static_cast<std::uint64_t>(peak_[i].load(std::memory_order_relaxed));
+  }
+  s.total_now = static_cast<std::uint64_t>(total_.load(std::memory_order_relaxed));
+  const std::int64_t total_peak = total_peak_.load(std::memory_order_relaxed);
+  s.total_peak = static_cast<std::uint64_t>(total_peak);
+  s.reserved = static_cast<std::uint64_t>(std::max<std::int64_t>(0, held_peak_.load(std::memory_order_relaxed) - total_peak));
+  return s;
+}
+
+void MemoryTracker::reset_peaks() noexcept {
+  for (std::size_t i = 0; i < kMemoryUses; ++i) peak_[i].store(now_[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
+  const std::int64_t total = total_.load(std::memory_order_relaxed);
+  total_peak_.store(total, std::memory_order_relaxed);
+  held_peak_.store(total + slack_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+TrackedBytes::TrackedBytes(TrackedBytes&& other) noexcept
+    : ledger_(std::exchange(other.ledger_, nullptr)), use_(other.use_), bytes_(other.bytes_) {}
+
+TrackedBytes& TrackedBytes::operator=(TrackedBytes&& other) noexcept {
+  if (this != &other) {
+    reset();
+    ledger_ = std::exchange(other.ledger_, nullptr);
+    use_ = other.use_;
+    bytes_ = other.bytes_;
+  }
+  return *this;
+}
+
+void TrackedBytes::reset() noexcept {
+  if (ledger_ != nullptr) std::exchange(ledger_, nullptr)->remove(use_, bytes_);
+}
+
+}  // namespace tessera::base

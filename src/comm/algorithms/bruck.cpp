@@ -1,0 +1,75 @@
+// Bruck's algorithms: as many rounds as the number of ranks has binary digits, for any number of ranks.
+#include <algorithm>
+
+#include "tessera/comm/algorithms/algorithms.h"
+
+namespace tessera::comm::schedules {
+
+/// Before the round at distance d each rank has the parts of the d ranks from itself on, upwards around the ring; it
+/// gives these to the rank d below. They lie where they belong, in `out`: in two stretches where they pass its end.
+void bruck_all_gather(ScheduleBuilder& builder) {
+  const CollectiveSpec& problem = builder.problem();
+  const int ranks = builder.ranks();
+  const auto& starts = problem.out_starts;
+  const Slice own = part_of(problem, starts, builder.rank());
+  std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), builder.out(own), {}, problem.in_place)};
+  for (int distance = 1; distance < ranks; distance *= 2) {
+    const int parts = std::min(distance, ranks - distance);
+    // The parts of `parts` ranks from `first` on, before and behind the end of the ring.
+    const auto stretches = [&](int first) {
+      const int end = std::min(first + parts, ranks);
+      return std::pair{builder.out(parts_of(problem, starts, first, end)),
+                       builder.out(parts_of(problem, starts, 0, first + parts - end))};
+    };
+    const auto [send_1, send_2] = stretches(builder.rank());
+    const int to = builder.around(-distance);
+    for (const StepId sent : {builder.send(to, send_1), builder.send(to, send_2)})
+      for (const StepId step : here) builder.wait(sent, step);
+    const int from = builder.around(distance);
+    const auto [receive_1, receive_2] = stretches(from);
+    here.push_back(builder.receive(from, receive_1));
+    here.push_back(builder.receive(from, receive_2));
+  }
+}
+
+/// Block i is on its way to the rank i further. In the round at distance d all blocks whose i has the bit d go there,
+/// packed into one message; so a block travels once for every bit of its i. It stays in the message in which it came
+/// until it is packed again or copied to its place.
+void bruck_all_to_all(ScheduleBuilder& builder) {
+  const CollectiveSpec& problem = builder.problem();
+  const int ranks = builder.ranks();
+  struct Block {
+    BufferRegion at;
+    StepId here;
+  };
+  std::vector<Block> blocks;
+  blocks.reserve(static_cast<std::size_t>(ranks));
+  for (int i = 0; i < ranks; ++i)
+    blocks.push_back({builder.in(part_of(problem, problem.in_starts, builder.around(i))), kNoStep});
+  const std::size_t bytes = blocks.front().at.bytes;
+  for (int distance = 1; distance < ranks; distance *= 2) {
+    std::size_t moved = 0;
+    for (int i = 0; i < ranks; ++i) moved += (i & distance) != 0 ? 1 : 0;
+    const BufferRegion packed = builder.scratch(moved * bytes);
+    const BufferRegion come = builder.scratch(moved * bytes);
+    std::vector<StepId> copied;
+    for (int i = 0; i < ranks; ++i)
+      if ((i & distance) != 0) {
+        const Block& block = blocks[static_cast<std::size_t>(i)];
+        copied.push_back(builder.copy(block.at, piece_of(packed, copied.size() * bytes, bytes), {block.here}));
+      }
+    const StepId sent = builder.send(builder.around(distance), packed);
+    for (const StepId step : copied) builder.wait(sent, step);
+    const StepId received = builder.receive(builder.around(-distance), come);
+    std::size_t next = 0;
+    for (int i = 0; i < ranks; ++i)
+      if ((i & distance) != 0) blocks[static_cast<std::size_t>(i)] = {piece_of(come, next++ * bytes, bytes), received};
+  }
+  // Block i has come from the rank i back.
+  for (int i = 0; i < ranks; ++i) {
+    const Block& block = blocks[static_cast<std::size_t>(i)];
+    builder.copy(block.at, builder.out(part_of(problem, problem.out_starts, builder.around(-i))), {block.here});
+  }
+}
+
+}  // namespace tessera::comm::schedules

@@ -1,0 +1,165 @@
+// Sums by their owners: who owns a slice of the result receives that slice from all others and adds all at once, by the
+// tree of slices.h. Rank j owns slice j (all_reduce, reduce_scatter), the root all (reduce), or everyone owns all
+// (symmetric).
+#include <algorithm>
+
+#include "tessera/comm/algorithms/algorithms.h"
+
+namespace tessera::comm::schedules {
+namespace {
+
+// Of the pieces that wait to be added, over all peers; with very many ranks two segments of each may be more.
+constexpr std::size_t kScratchTarget = std::size_t{32} << 20;
+
+enum class Owners { parts, root, everyone };
+
+class DirectSum {
+ public:
+  DirectSum(ScheduleBuilder& builder, Owners owners)
+      : builder_(builder), problem_(builder.problem()), owners_(owners), segment_(segment_elements(problem_, steps())) {
+    if (problem_.reduce == ReduceOp::Kind::premul_sum) exchange_factors();
+  }
+
+  /// The elements of the result that rank j makes.
+  Slice owned_by(int j) const {
+    if (owners_ == Owners::parts) return part_of(problem_, problem_.in_starts, j);
+    return owners_ == Owners::everyone || j == problem_.root ? everything(problem_) : Slice{};
+  }
+  Segments segments_of(int j) const { return {owned_by(j), segment_}; }
+
+  /// This rank's pieces to their owners; the first segments of all before the second ones.
+  void send_pieces();
+  /// Receives the others' pieces and adds. `to(segment)` says where the sum goes, `done(segment, step)` is told.
+  template <class To, class Done>
+  void add_up(To to, Done done);
+
+ private:
+  void exchange_factors();
+  /// For each segment of the call: sent, received, sent on and received at last; a root receives it from everyone, so
+  /// that many ranks make a long schedule or much scratch memory: something of both.
+  std::size_t steps() const {
+    const auto ranks = static_cast<std::size_t>(problem_.ranks);
+    if (owners_ == Owners::parts) return 4;
+    return std::min(ranks, 8 + ranks / 4) * (owners_ == Owners::everyone ? 2 : 1);
+  }
+
+  ScheduleBuilder& builder_;
+  const CollectiveSpec& problem_;
+  const Owners owners_;
+  const std::size_t segment_;
+  BufferRegion factors_;
+  std::vector<StepId> factor_steps_;
+  std::vector<StepId> sends_;  // symmetric: all that read segment s come before those that read s + 1
+};
+
+void DirectSum::exchange_factors() {
+  const auto ranks = static_cast<std::size_t>(builder_.ranks());
+  const BufferRegion own{BufferId::factor, 0, sizeof(double)};
+  const bool adds = owned_by(builder_.rank()).count > 0;
+  if (adds) factors_ = builder_.scratch(ranks * sizeof(double));
+  const auto entry = [&](int j) {
+    return piece_of(factors_, static_cast<std::size_t>(j) * sizeof(double), sizeof(double));
+  };
+  if (adds) factor_steps_.push_back(builder_.copy(own, entry(builder_.rank())));
+  for (int d = 1; d < builder_.ranks(); ++d) {
+    const int to = builder_.around(d);
+    const int from = builder_.around(-d);
+    if (owned_by(to).count > 0) builder_.send(to, own);
+    if (adds) factor_steps_.push_back(builder_.receive(from, entry(from)));
+  }
+}
+
+void DirectSum::send_pieces() {
+  std::size_t most = 0;
+  for (int j = 0; j < builder_.ranks(); ++j) most = std::max(most, segments_of(j).count());
+  for (std::size_t s = 0; s < most; ++s)
+    for (int d = 1; d < builder_.ranks(); ++d) {
+      const int owner = builder_.around(d);
+      const Segments segments = segments_of(owner);
+      if (s >= segments.count()) continue;
+      const StepId sent = builder_.send(owner, builder_.in(segments[s]));
+      if (owners_ == Owners::everyone) sends_.push_back(sent);
+    }
+}
+
+template <class To, class Done>
+void DirectSum::add_up(To to, Done done) {
+  const int rank = builder_.rank();
+  const auto others = static_cast<std::size_t>(builder_.ranks() - 1);
+  const Segments segments = segments_of(rank);
+  if (segments.count() == 0) return;
+  // One of the pieces can wait in `out` itself, where the sum then replaces it.
+  const bool straight = !problem_.in_place;
+  const std::size_t pieces = others - (straight ? 1 : 0);
+  const std::size_t bytes = segments[0].count * builder_.element_size();
+  const std::size_t buffers = std::clamp(kScratchTarget / (bytes * others), std::size_t{2}, kWindow);
+  ScratchRing window(builder_, buffers, segments.count(), pieces * bytes);
+  std::vector<BufferRegion> sources(others + 1);
+  std::vector<StepId> received(others);
+  StepId first = kNoStep;
+  for (std::size_t s = 0; s < segments.count(); ++s) {
+    const BufferRegion sum = to(segments[s]);
+    const ScratchRing::Buffer buffer = window.take(pieces * sum.bytes);
+    sources[static_cast<std::size_t>(rank)] = builder_.in(segments[s]);
+    std::size_t used = 0;
+    for (std::size_t d = 1; d <= others; ++d) {
+      const int from = builder_.around(-static_cast<int>(d));
+      const bool here = straight && d == 1;
+      const BufferRegion piece = here ? sum : piece_of(buffer.region, used++ * sum.bytes, sum.bytes);
+      sources[static_cast<std::size_t>(from)] = piece;
+      received[d - 1] = builder_.receive(from, piece, {here ? kNoStep : buffer.free});
+    }
+    const StepId added = builder_.reduce(ReducePhase::whole, sources, sum, {}, factors_);
+    for (const StepId step : received) builder_.wait(added, step);
+    if (s == 0) {
+      for (const StepId step : factor_steps_) builder_.wait(added, step);
+      first = added;
+    } else if (!factor_steps_.empty()) {
+      builder_.wait(added, first);  // and so for the factors
+    }
+    // Symmetric in place: the sum replaces what is being sent.
+    if (problem_.in_place && !sends_.empty())
+      for (std::size_t i = s * others; i < (s + 1) * others; ++i) builder_.wait(added, sends_[i]);
+    window.release(added);
+    done(segments[s], added);
+  }
+}
+
+}  // namespace
+
+void symmetric_all_reduce(ScheduleBuilder& builder) {
+  DirectSum sum(builder, Owners::everyone);
+  sum.send_pieces();
+  sum.add_up([&](Slice segment) { return builder.out(segment); }, [](Slice, StepId) {});
+}
+
+void direct_all_reduce(ScheduleBuilder& builder) {
+  DirectSum sum(builder, Owners::parts);
+  sum.send_pieces();
+  sum.add_up([&](Slice segment) { return builder.out(segment); },
+             [&](Slice segment, StepId added) {
+               for (int d = 1; d < builder.ranks(); ++d) builder.send(builder.around(d), builder.out(segment), {added});
+             });
+  // In place these overwrite pieces that are being sent. By causality they don't: an owner's sum comes only after all
+  // of this rank's piece has come to it.
+  for (int d = 1; d < builder.ranks(); ++d) {
+    const int owner = builder.around(-d);
+    const Segments segments = sum.segments_of(owner);
+    for (std::size_t s = 0; s < segments.count(); ++s) builder.receive(owner, builder.out(segments[s]));
+  }
+}
+
+void direct_reduce_scatter(ScheduleBuilder& builder) {
+  DirectSum sum(builder, Owners::parts);
+  const std::size_t start = sum.owned_by(builder.rank()).offset;
+  sum.send_pieces();
+  sum.add_up([&](Slice segment) { return builder.out({segment.offset - start, segment.count}); }, [](Slice, StepId) {});
+}
+
+void direct_reduce(ScheduleBuilder& builder) {
+  DirectSum sum(builder, Owners::root);
+  sum.send_pieces();
+  sum.add_up([&](Slice segment) { return builder.out(segment); }, [](Slice, StepId) {});
+}
+
+}  // namespace tessera::comm::schedules

@@ -1,0 +1,146 @@
+#include <algorithm>
+
+#include "tessera/comm/algorithms/schedule_builder.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
+constexpr std::size_t kMostSteps = 16384;
+
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+
+}  // namespace
+
+ScheduleBuilder::ScheduleBuilder(const CollectiveSpec& problem, std::string_view algorithm)
+    : problem_(problem), size_(size_of(problem.dtype)) {
+  schedule_.algorithm = algorithm;
+  const auto ranks = static_cast<std::size_t>(problem.ranks);
+  numbers_.assign(2 * ranks, 0);
+  schedule_.steps.reserve(8 * ranks);
+  edges_.reserve(8 * ranks);
+}
+
+BufferRegion ScheduleBuilder::scratch(std::size_t bytes) {
+  const BufferRegion region{BufferId::scratch, schedule_.scratch_bytes, bytes};
+  schedule_.scratch_bytes += aligned(bytes);
+  return region;
+}
+
+StepId ScheduleBuilder::add(ScheduleStep step, Waits waits) {
+  const auto id = static_cast<StepId>(schedule_.steps.size());
+  if (step.kind == ScheduleStep::Kind::send || step.kind == ScheduleStep::Kind::receive) {
+    const int first = step.kind == ScheduleStep::Kind::send ? 0 : ranks();
+    step.number = numbers_[static_cast<std::size_t>(first) + static_cast<std::size_t>(step.peer)]++;
+  }
+  schedule_.steps.push_back(step);
+  for (const StepId earlier : waits) wait(id, earlier);
+  return id;
+}
+
+StepId ScheduleBuilder::send(int peer, BufferRegion from, Waits waits) {
+  if (from.bytes == 0) return kNoStep;
+  return add({.kind = ScheduleStep::Kind::send, .peer = peer, .from = from}, waits);
+}
+
+StepId ScheduleBuilder::receive(int peer, BufferRegion to, Waits waits) {
+  if (to.bytes == 0) return kNoStep;
+  return add({.kind = ScheduleStep::Kind::receive, .peer = peer, .to = to}, waits);
+}
+
+StepId ScheduleBuilder::signal(int peer, Waits waits) {
+  return add({.kind = ScheduleStep::Kind::send, .peer = peer, .from = {BufferId::scratch, 0, 0}}, waits);
+}
+
+StepId ScheduleBuilder::await(int peer, Waits waits) {
+  return add({.kind = ScheduleStep::Kind::receive, .peer = peer, .to = {BufferId::scratch, 0, 0}}, waits);
+}
+
+StepId ScheduleBuilder::copy(BufferRegion from, BufferRegion to, Waits waits, bool same) {
+  if (to.bytes == 0 || same) return kNoStep;
+  return add({.kind = ScheduleStep::Kind::copy, .from = from, .to = to}, waits);
+}
+
+StepId ScheduleBuilder::reduce(ReducePhase arithmetic, std::span<const BufferRegion> sources, BufferRegion to,
+                               Waits waits, BufferRegion factors) {
+  if (to.bytes == 0) return kNoStep;
+  const auto first = static_cast<std::uint32_t>(schedule_.sources.size());
+  schedule_.sources.insert(schedule_.sources.end(), sources.begin(), sources.end());
+  return add({.kind = ScheduleStep::Kind::reduce,
+              .arithmetic = arithmetic,
+              .to = to,
+              .first_source = first,
+              .sources = static_cast<std::uint32_t>(sources.size()),
+              .factors = factors},
+             waits);
+}
+
+StepId ScheduleBuilder::native(BufferRegion from, BufferRegion to, Waits waits) {
+  return add({.kind = ScheduleStep::Kind::native, .from = from, .to = to}, waits);
+}
+
+void ScheduleBuilder::wait(StepId step, StepId earlier) {
+  if (step != kNoStep && earlier != kNoStep) edges_.push_back({earlier, step});
+}
+
+BufferRegion ScheduleBuilder::own_factor(StepId& ready) {
+  if (own_factor_.bytes == 0) {
+    own_factor_ = scratch(sizeof(double));
+    own_factor_ready_ = copy({BufferId::factor, 0, sizeof(double)}, own_factor_);
+  }
+  ready = own_factor_ready_;
+  return own_factor_;
+}
+
+Schedule ScheduleBuilder::finish() && {
+  std::vector<ScheduleStep>& steps = schedule_.steps;
+  for (const Edge& edge : edges_) {
+    ++steps[edge.earlier].followers;
+    ++steps[edge.later].waits_for;
+  }
+  std::uint32_t first = 0;
+  for (ScheduleStep& step : steps) {
+    step.first_follower = first;
+    first += step.followers;
+    step.followers = 0;  // counted again below, as the places are filled
+  }
+  schedule_.followers.resize(edges_.size());
+  for (const Edge& edge : edges_) {
+    ScheduleStep& earlier = steps[edge.earlier];
+    schedule_.followers[earlier.first_follower + earlier.followers++] = edge.later;
+  }
+  return std::move(schedule_);
+}
+
+ScratchRing::ScratchRing(ScheduleBuilder& builder, std::size_t buffers, std::size_t uses, std::size_t bytes)
+    : stride_(aligned(bytes)), free_(std::min(buffers, uses), kNoStep) {
+  first_ = builder.scratch(stride_ * free_.size());
+  last_ = free_.size() - 1;
+}
+
+ScratchRing::Buffer ScratchRing::take(std::size_t bytes) {
+  last_ = (last_ + 1) % free_.size();
+  return {piece_of(first_, last_ * stride_, bytes), free_[last_]};
+}
+
+std::size_t segment_elements(const CollectiveSpec& problem, std::size_t steps) {
+  const std::size_t size = size_of(problem.dtype);
+  const std::size_t least = problem.count / std::max(kMostSteps / steps, std::size_t{1}) + 1;
+  return std::max(kSegmentBytes / size, (least + kCacheLine - 1) / kCacheLine * kCacheLine);
+}
+
+Slice part_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int index) {
+  if (starts.empty()) return slice_of(problem.count, problem.ranks, index);
+  const auto i = static_cast<std::size_t>(index);
+  return {starts[i], starts[i + 1] - starts[i]};
+}
+
+Slice parts_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int first, int last) {
+  if (first == last) return {0, 0};
+  const Slice end = part_of(problem, starts, last - 1);
+  const std::size_t offset = part_of(problem, starts, first).offset;
+  return {offset, end.offset + end.count - offset};
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,163 @@
+// Along the tree of slices.h (sum_tree.h): n - 1 edges, as deep as the logarithm of n. Partial sums are those of the
+// tree, so their order is kept; large data goes in segments, which follow each other up and down.
+#include <algorithm>
+#include <bit>
+
+#include "tessera/comm/algorithms/algorithms.h"
+#include "tessera/comm/algorithms/operand.h"
+#include "tessera/comm/algorithms/sum_tree.h"
+
+namespace tessera::comm::schedules {
+namespace {
+
+/// For each segment: two for every child, and two for the parent; and down again.
+std::size_t steps(const ScheduleBuilder& builder) {
+  return 3 * static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(builder.ranks()))) + 2;
+}
+
+/// Adds the children's sums to this rank's own part, segment after segment.
+class SumUp {
+ public:
+  SumUp(ScheduleBuilder& builder, const TreePosition& place, Operand::Target target)
+      : builder_(builder),
+        place_(place),
+        own_(builder, target),
+        children_(builder, kWindow * place.children.size(), SIZE_MAX, bytes(builder)) {}
+
+  static std::size_t bytes(const ScheduleBuilder& builder) {
+    const CollectiveSpec& problem = builder.problem();
+    return std::min(segment_elements(problem, steps(builder)), problem.count) * builder.element_size();
+  }
+
+  struct Sum {
+    BufferRegion region;
+    StepId ready;
+  };
+  /// The sum of this rank and all below it. With children it is in `to`, whose old content is read by nobody after
+  /// step `free`; else it is this rank's own part, wherever that is.
+  Sum add(Slice segment, BufferRegion to, StepId free) {
+    Sum sum{own_.at(segment), own_.ready(segment)};
+    // The smallest subtree has come first, and is the nearest in the tree.
+    for (auto child = place_.children.rbegin(); child != place_.children.rend(); ++child) {
+      const ScratchRing::Buffer buffer = children_.take(to.bytes);
+      const StepId received = builder_.receive(child->rank, buffer.region, {buffer.free});
+      const bool complete = place_.parent < 0 && child + 1 == place_.children.rend();
+      const OrderedPair sources(sum.region, buffer.region, child->above);
+      sum.ready = builder_.reduce(complete ? ReducePhase::last : ReducePhase::partial, sources, to,
+                                  {received, sum.ready, free});
+      sum.region = to;
+      children_.release(sum.ready);
+    }
+    return sum;
+  }
+
+ private:
+  ScheduleBuilder& builder_;
+  const TreePosition& place_;
+  Operand own_;
+  ScratchRing children_;
+};
+
+/// What this rank's subtree holds of a call whose parts are cut at `starts`.
+Slice subtree(const ScheduleBuilder& builder, const std::vector<std::size_t>& starts, int first, int last) {
+  return parts_of(builder.problem(), starts, first, last);
+}
+
+}  // namespace
+
+void tree_all_reduce(ScheduleBuilder& builder) {
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), 0);
+  SumUp up(builder, place, Operand::Target::out);
+  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
+  for (std::size_t s = 0; s < segments.count(); ++s) {
+    const BufferRegion out = builder.out(segments[s]);
+    SumUp::Sum sum = up.add(segments[s], out, kNoStep);
+    if (place.parent >= 0) {
+      builder.send(place.parent, sum.region, {sum.ready});
+      // By causality this can't meet the send: the result has the parent's sum in it, and so has this rank's come
+      // there.
+      sum.ready = builder.receive(place.parent, out);
+    }
+    for (const TreeChild& child : place.children) builder.send(child.rank, out, {sum.ready});
+  }
+}
+
+void binomial_reduce(ScheduleBuilder& builder) {
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const bool root = place.parent < 0;
+  SumUp up(builder, place, root ? Operand::Target::out : Operand::Target::scratch);
+  // Only the root has an `out`.
+  const bool inner = !root && !place.children.empty();
+  ScratchRing sums(builder, inner ? kWindow : 0, kWindow, SumUp::bytes(builder));
+  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
+  for (std::size_t s = 0; s < segments.count(); ++s) {
+    const BufferRegion out = builder.out(segments[s]);
+    const ScratchRing::Buffer to = inner ? sums.take(out.bytes) : ScratchRing::Buffer{out};
+    const SumUp::Sum sum = up.add(segments[s], to.region, to.free);
+    if (root) continue;
+    const StepId sent = builder.send(place.parent, sum.region, {sum.ready});
+    if (inner) sums.release(sent);
+  }
+}
+
+void binomial_broadcast(ScheduleBuilder& builder) {
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const bool root = place.parent < 0;
+  const Segments segments(everything(problem), segment_elements(problem, steps(builder)));
+  for (std::size_t s = 0; s < segments.count(); ++s) {
+    const BufferRegion here = root ? builder.in(segments[s]) : builder.out(segments[s]);
+    const StepId ready = root ? kNoStep : builder.receive(place.parent, here);
+    for (const TreeChild& child : place.children) builder.send(child.rank, here, {ready});
+  }
+  if (root) builder.copy(builder.in(everything(problem)), builder.out(everything(problem)), {}, problem.in_place);
+}
+
+void binomial_gather(ScheduleBuilder& builder) {
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const auto& starts = problem.out_starts;
+  const Slice own = part_of(problem, starts, builder.rank());
+  if (place.children.empty()) {
+    builder.send(place.parent, builder.in({0, own.count}));
+    return;
+  }
+  const bool root = place.parent < 0;
+  const Slice mine = subtree(builder, starts, place.first, place.last);
+  const BufferRegion all = root ? builder.out(mine) : builder.scratch(mine.count * builder.element_size());
+  const auto at = [&](Slice slice) {
+    return piece_of(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
+  };
+  std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), at(own), {}, root && problem.in_place)};
+  for (const TreeChild& child : place.children)
+    here.push_back(builder.receive(child.rank, at(subtree(builder, starts, child.first, child.last))));
+  if (root) return;
+  const StepId sent = builder.send(place.parent, all);
+  for (const StepId step : here) builder.wait(sent, step);
+}
+
+void binomial_scatter(ScheduleBuilder& builder) {
+  const CollectiveSpec& problem = builder.problem();
+  const TreePosition place = place_in_tree(builder.ranks(), builder.rank(), problem.root);
+  const auto& starts = problem.in_starts;
+  const Slice own = part_of(problem, starts, builder.rank());
+  const BufferRegion out = builder.out({0, own.count});
+  if (place.children.empty()) {
+    builder.receive(place.parent, out);
+    return;
+  }
+  const bool root = place.parent < 0;
+  const Slice mine = subtree(builder, starts, place.first, place.last);
+  const BufferRegion all = root ? builder.in(mine) : builder.scratch(mine.count * builder.element_size());
+  const StepId here = root ? kNoStep : builder.receive(place.parent, all);
+  const auto at = [&](Slice slice) {
+    return piece_of(all, (slice.offset - mine.offset) * builder.element_size(), slice.count * builder.element_size());
+  };
+  for (const TreeChild& child : place.children)
+    builder.send(child.rank, at(subtree(builder, starts, child.first, child.last)), {here});
+  builder.copy(at(own), out, {here}, root && problem.in_place);
+}
+
+}  // namespace tessera::comm::schedules

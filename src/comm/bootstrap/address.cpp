@@ -1,0 +1,213 @@
+#include "tessera/comm/bootstrap/address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "tessera/base/parse.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+constexpr auto kConnectTime = 3s;  // of one attempt
+
+struct Endpoint {
+  sockaddr_storage address{};
+  socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+};
+
+struct Resolved {
+  std::vector<Endpoint> endpoints;
+  std::string error;
+};
+
+Resolved resolve_now(const HostPort& where, int flags) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  Resolved resolved;
+  const int code = ::getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &found);
+  if (code != 0) resolved.error = "can't find host '" + where.host + "': " + ::gai_strerror(code);
+  for (const addrinfo* one = code == 0 ? found : nullptr; one != nullptr; one = one->ai_next) {
+    Endpoint endpoint;
+    endpoint.length = one->ai_addrlen;
+    std::memcpy(&endpoint.address, one->ai_addr, one->ai_addrlen);
+    resolved.endpoints.push_back(endpoint);
+  }
+  if (code == 0) ::freeaddrinfo(found);
+  return resolved;
+}
+
+/// The system's resolver knows no deadline: a thread that is left behind waits for it.
+Resolved resolve(const HostPort& where, Deadline deadline) {
+  Resolved numeric = resolve_now(where, AI_NUMERICHOST);
+  if (!numeric.endpoints.empty()) return numeric;
+  auto promise = std::make_shared<std::promise<Resolved>>();
+  std::future<Resolved> answer = promise->get_future();
+  std::thread([promise, where] { promise->set_value(resolve_now(where, 0)); }).detach();
+  if (answer.wait_until(deadline) == std::future_status::ready) return answer.get();
+  return {{}, "host '" + where.host + "' was not found in time"};
+}
+
+UniqueFd make_socket(int family) { return UniqueFd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+
+void set(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof(value)); }
+
+/// Empty, with errno's number in `code`, where it can't be.
+UniqueFd try_listen(const Endpoint& endpoint, int& code) {
+  const int family = endpoint.address.ss_family;
+  UniqueFd fd = make_socket(family);
+  if (fd) {
+    set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+    if (family == AF_INET6) set(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (::bind(fd.get(), endpoint.get(), endpoint.length) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) return fd;
+  }
+  code = errno;
+  return {};
+}
+
+[[noreturn]] void throw_no_listener(const HostPort& where, int code) {
+  const std::string found = "init: TESSERA_MASTER=" + where.text() + ": ";
+  if (code == EADDRINUSE)
+    throw InvalidUsage(found + "port " + std::to_string(where.port) +
+                       " is in use on the host of rank 0; choose another, or end the run that has it");
+  if (code == EADDRNOTAVAIL)
+    throw InvalidUsage(found + "this is no address of the host of rank 0; name the host that rank 0 runs on");
+  if (code == EACCES) throw InvalidUsage(found + "this user may not listen there; choose a port above 1023");
+  throw system_error(found + "can't listen", code);
+}
+
+Endpoint any_address(int family, std::uint16_t port) {
+  Endpoint endpoint;
+  endpoint.address.ss_family = static_cast<sa_family_t>(family);
+  endpoint.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  if (family == AF_INET)
+    reinterpret_cast<sockaddr_in*>(&endpoint.address)->sin_port = htons(port);
+  else
+    reinterpret_cast<sockaddr_in6*>(&endpoint.address)->sin6_port = htons(port);
+  return endpoint;
+}
+
+/// On a loopback interface a socket that tries a port where nobody listens can be given that very port, and meet
+/// itself.
+bool met_itself(int fd) {
+  Endpoint own;
+  Endpoint peer;
+  own.length = peer.length = sizeof(own.address);
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&own.address), &own.length) == 0 &&
+         ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer.address), &peer.length) == 0 &&
+         own.length == peer.length && std::memcmp(&own.address, &peer.address, own.length) == 0;
+}
+
+UniqueFd connect_endpoint(const Endpoint& endpoint, Deadline deadline, std::string& why) {
+  UniqueFd fd = make_socket(endpoint.address.ss_family);
+  int code = fd ? 0 : errno;
+  if (code == 0 && ::connect(fd.get(), endpoint.get(), endpoint.length) != 0) code = errno;
+  if (code == EINPROGRESS) {
+    socklen_t length = sizeof(code);
+    code = ETIMEDOUT;
+    if (wait_ready(fd.get(), POLLOUT, std::min(deadline, steady_clock::now() + kConnectTime)))
+      ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &length);
+  }
+  if (code == 0 && met_itself(fd.get())) code = ECONNREFUSED;
+  if (code == 0) return fd;
+  why = std::strerror(code);
+  return {};
+}
+
+}  // namespace
+
+std::string HostPort::text() const {
+  return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
+}
+
+HostPort parse_host_port(const std::string& text, const std::string& what) {
+  const auto wrong = [&] {
+    return InvalidUsage(what + "=" + text + ": write host:port, such as node7:29400, 10.0.0.1:29400 or [::1]:29400");
+  };
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) throw wrong();
+  HostPort where{text.substr(0, colon), 0};
+  if (where.host.front() == '[') {
+    if (where.host.back() != ']' || where.host.size() < 3) throw wrong();
+    where.host = where.host.substr(1, where.host.size() - 2);
+  } else if (where.host.find_first_of(":[]") != std::string::npos) {
+    throw wrong();
+  }
+  if (where.host.find_first_of(" \t/@") != std::string::npos) throw wrong();
+  where.port = static_cast<std::uint16_t>(parse_integer(text.substr(colon + 1), what + ": port", 1, 65535));
+  return where;
+}
+
+std::vector<UniqueFd> listen_at(const HostPort& where) {
+  std::vector<Endpoint> places = resolve_now(where, AI_NUMERICHOST).endpoints;
+  const bool numeric = !places.empty();
+  if (where.host == "localhost") {
+    for (const char* loopback : {"127.0.0.1", "::1"})
+      places.push_back(resolve_now({loopback, where.port}, AI_NUMERICHOST).endpoints.at(0));
+  } else if (!numeric) {
+    places = {any_address(AF_INET, where.port), any_address(AF_INET6, where.port)};
+  }
+  std::vector<UniqueFd> listeners;
+  int code = 0;
+  for (const Endpoint& place : places) {
+    UniqueFd fd = try_listen(place, code);
+    // Of IPv4 and IPv6 a host may have one only.
+    if (!fd && (numeric || (code != EADDRNOTAVAIL && code != EAFNOSUPPORT))) throw_no_listener(where, code);
+    if (fd) listeners.push_back(std::move(fd));
+  }
+  if (listeners.empty()) throw_no_listener(where, code);
+  return listeners;
+}
+
+Connection connect_at(const HostPort& where, Deadline deadline, std::string& why) {
+  const Resolved places = resolve(where, deadline);
+  if (places.endpoints.empty()) why = places.error;
+  for (const Endpoint& endpoint : places.endpoints) {
+    UniqueFd fd = connect_endpoint(endpoint, deadline, why);
+    if (!fd) continue;
+    tune(fd.get());
+    return Connection(std::move(fd));
+  }
+  return {};
+}
+
+std::string own_address(int fd) {
+  Endpoint own;
+  own.length = sizeof(own.address);
+  std::array<char, NI_MAXHOST> text{};
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own.address), &own.length) != 0 ||
+      (own.address.ss_family != AF_INET && own.address.ss_family != AF_INET6) ||
+      ::getnameinfo(own.get(), own.length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0)
+    return "";
+  const std::string address = text.data();
+  return address.starts_with("::ffff:") ? address.substr(7) : address;
+}
+
+bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
+
+void tune(int fd) {
+  if (own_address(fd).empty()) return;
+  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);  // milliseconds
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,316 @@
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+
+#include "tessera/base/parse.h"
+#include "tessera/comm/bootstrap/control_plane.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using namespace std::chrono_literals;
+
+constexpr auto kFarewellTime = 1s;
+/// A process that ended may have said goodbye: that comes over rank 0, and needs its time.
+constexpr auto kLastWordsTime = 200ms;
+
+std::string name_of(int rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+struct ControlPlane::Channel {
+  std::uint16_t number = 0;
+  std::string name;
+  ControlEvents events;
+  bool complete = false;         // under the switchboard's mutex: all have opened it ...
+  bool failed = false;           // ... or it can't be
+  std::recursive_mutex running;  // held while an event runs, which may close the channel itself
+  bool closed = false;
+};
+
+class ControlPlane::Handle final : public ControlChannel {
+ public:
+  Handle(ControlPlane& board, ChannelPointer channel) : board_(board), channel_(std::move(channel)) {}
+  ~Handle() override { board_.close(channel_); }
+  void tell(int to, std::string_view message) noexcept override {
+    try {
+      board_.tell(*channel_, to, message);
+    } catch (const std::bad_alloc&) {  // no memory for a message: it is lost, which is all that could be said
+    }
+  }
+
+ private:
+  ControlPlane& board_;
+  const ChannelPointer channel_;
+};
+
+ControlPlane::ControlPlane(asio::io_context& context, Members members)
+    : context_(context),
+      rank_(members.rank),
+      size_(members.size),
+      timeout_(members.timeout),
+      lines_(static_cast<std::size_t>(members.size)) {
+  for (std::size_t r = 0; r < members.links.size(); ++r) {
+    if (!members.links[r]) continue;
+    const int rank = static_cast<int>(r);
+    lines_[r] = std::make_unique<ControlConnection>(
+        context_, std::move(members.links[r]),
+        ControlConnection::Events{
+            .frame = [this, rank](wire::Type type, std::string_view payload) { return on_frame(rank, type, payload); },
+            .broken = [this, rank] { gone(rank, false); },
+            .damaged = [this, rank] { damaged(rank); }});
+    lines_[r]->start();
+  }
+  for (std::size_t r = 0; r < members.pids.size(); ++r)
+    if (static_cast<int>(r) != rank_ && members.pids[r] > 0) watch_process(static_cast<int>(r), members.pids[r]);
+  context_.restart();
+  thread_ = std::thread([this] {
+    const auto guard = asio::make_work_guard(context_);
+    context_.run();
+  });
+}
+
+ControlPlane::~ControlPlane() {
+  asio::post(context_, [this] { leave(); });
+  thread_.join();
+}
+
+std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, ControlEvents events) {
+  if (name.empty() || name.size() > wire::kLongestName)
+    throw InvalidUsage("channel: a name has 1 to " + std::to_string(wire::kLongestName) + " letters, not '" +
+                       std::string(name) + "'");
+  const auto channel = std::make_shared<Channel>();
+  channel->name = name;
+  channel->events = std::move(events);
+  std::unique_lock lock(mutex_);
+  channel->number = next_channel_++;
+  channels_.emplace(channel->number, channel);
+  const wire::ChannelOpened opened{channel->number, channel->name};
+  if (rank_ == 0)
+    asio::post(context_, [this, opened] { on_opened(0, opened); });
+  else
+    send(0, wire::Type::opened, wire::encode(opened));
+  const bool in_time = changed_.wait_for(lock, timeout_, [&] { return channel->complete || !broken_.empty(); });
+  if (channel->complete) return std::make_unique<Handle>(*this, channel);
+  channels_.erase(channel->number);
+  if (in_time) {
+    const std::string text = "init: control channel '" + channel->name + "' can't be opened: " + broken_;
+    if (damaged_) throw BackendError(text + "; check the network between the hosts, and start again");
+    throw PeerLost(text);
+  }
+  throw Timeout("init: not all ranks opened the control channel '" + channel->name + "' within " +
+                format_duration(timeout_));
+}
+
+void ControlPlane::tell(const Channel& channel, int to, std::string_view message) {
+  if (to == rank_ || to < ControlChannel::kAll || to >= size_) return;
+  message = message.substr(0, ControlChannel::kLongestMessage);
+  send(rank_ == 0 ? to : 0, wire::Type::told, wire::encode(wire::ChannelMessage{channel.number, rank_, to, message}));
+}
+
+void ControlPlane::close(const ChannelPointer& channel) {
+  {
+    const std::lock_guard lock(mutex_);
+    channels_.erase(channel->number);
+  }
+  const std::lock_guard running(channel->running);
+  channel->closed = true;
+}
+
+/// To all where `to` is kAll.
+void ControlPlane::send(int to, wire::Type type, std::string_view payload, int except) {
+  const auto frame = std::make_shared<const ControlConnection::Message>(type, std::string(payload));
+  for (int r = 0; r < size_; ++r) {
+    ControlConnection* const line = lines_[static_cast<std::size_t>(r)].get();
+    if (line != nullptr && r != except && (to == ControlChannel::kAll || to == r)) line->send(frame);
+  }
+}
+
+ControlPlane::ChannelPointer ControlPlane::find(std::uint16_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = channels_.find(number);
+  return found == channels_.end() ? nullptr : found->second;
+}
+
+bool ControlPlane::on_frame(int from, wire::Type type, std::string_view payload) {
+  if (type == wire::Type::told) return on_told(from, payload);
+  if (type == wire::Type::lost || type == wire::Type::left) return on_gone(from, type, payload);
+  if (type == wire::Type::probe) return on_probe(from);
+  const std::optional<wire::ChannelOpened> opened = wire::decode_opened(payload);
+  if (type != wire::Type::opened || !opened) return false;
+  if (rank_ == 0) return on_opened(from, *opened);
+  opened_by_all(opened->channel);
+  return true;
+}
+
+bool ControlPlane::on_told(int from, std::string_view payload) {
+  const std::optional<wire::ChannelMessage> told = wire::decode_told(payload);
+  if (!told || told->from < 0 || told->from >= size_ || told->to < ControlChannel::kAll || told->to >= size_)
+    return false;
+  if (rank_ == 0) {
+    if (told->from != from) return false;
+    if (told->to != 0) send(told->to, wire::Type::told, payload, from);
+    if (told->to > 0) return true;
+  }
+  const ChannelPointer channel = find(told->channel);
+  if (channel == nullptr) return true;  // closed here, and still open there
+  const std::lock_guard running(channel->running);
+  if (!channel->closed && channel->events.message) channel->events.message(told->from, told->message);
+  return true;
+}
+
+bool ControlPlane::on_opened(int from, const wire::ChannelOpened& opened) {
+  ChannelOpening& opening = openings_[opened.channel];
+  if (opening.ranks.empty()) opening.name = opened.name;
+  if (opening.name != opened.name) return false;
+  opening.ranks.insert(from);
+  if (static_cast<int>(opening.ranks.size()) < size_) return true;
+  openings_.erase(opened.channel);
+  send(ControlChannel::kAll, wire::Type::opened, wire::encode(opened));
+  opened_by_all(opened.channel);
+  return true;
+}
+
+void ControlPlane::opened_by_all(std::uint16_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = channels_.find(number);
+  if (found == channels_.end() || found->second->failed) return;
+  found->second->complete = true;
+  changed_.notify_all();
+}
+
+bool ControlPlane::on_gone(int from, wire::Type type, std::string_view payload) {
+  const std::optional<int> rank = wire::decode_rank(payload);
+  if (!rank || *rank >= size_ || *rank == rank_) return false;
+  if (rank_ == 0 && (*rank != from || type != wire::Type::left)) return false;
+  gone(*rank, type == wire::Type::left);
+  return true;
+}
+
+void ControlPlane::gone(int rank, bool in_good_order) {
+  if (!gone_.insert(rank).second) return stop_when_alone();
+  if (ControlConnection* const line = lines_[static_cast<std::size_t>(rank)].get(); line != nullptr) line->close();
+  if (leaving_) return stop_when_alone();
+  if (rank_ == 0)
+    send(ControlChannel::kAll, in_good_order ? wire::Type::left : wire::Type::lost, wire::encode_rank(rank));
+  std::vector<ChannelPointer> open;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.empty()) broken_ = name_of(rank) + (in_good_order ? " has left" : " died");
+    open = break_channels();
+  }
+  if (rank == 0) judge_ended();
+  if (in_good_order) return;
+  for (const ChannelPointer& channel : open) {
+    const std::lock_guard running(channel->running);
+    if (!channel->closed && channel->events.lost) channel->events.lost(rank);
+  }
+}
+
+/// Those that are complete. Under the mutex.
+std::vector<ControlPlane::ChannelPointer> ControlPlane::break_channels() {
+  std::vector<ChannelPointer> open;
+  for (const auto& [number, channel] : channels_) {
+    if (channel->complete)
+      open.push_back(channel);
+    else
+      channel->failed = true;
+  }
+  changed_.notify_all();
+  return open;
+}
+
+/// The line stays for what this rank has to say of it.
+void ControlPlane::damaged(int rank) {
+  if (leaving_) return gone(rank, false);
+  std::vector<ChannelPointer> open;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.empty()) {
+      broken_ = "what " + name_of(rank) + " sent came damaged or forged";
+      damaged_ = true;
+    }
+    open = break_channels();
+  }
+  for (const ChannelPointer& channel : open) {
+    const std::lock_guard running(channel->running);
+    if (channel->closed) continue;
+    if (channel->events.damaged)
+      channel->events.damaged(rank);
+    else if (channel->events.lost)
+      channel->events.lost(rank);
+  }
+}
+
+/// Rank 0 answers; the others hear so that it is alive, and has told what it knew of those who have ended.
+bool ControlPlane::on_probe(int from) {
+  if (rank_ == 0)
+    send(from, wire::Type::probe, {});
+  else
+    judge_ended();
+  return true;
+}
+
+void ControlPlane::judge_ended() {
+  for (const int rank : std::exchange(ended_, {})) gone(rank, false);
+}
+
+/// A process has ended, and had the time to say goodbye: that comes over rank 0. One that is stopped tells nothing, and
+/// then nobody can know how the other one ended.
+void ControlPlane::on_end(int rank) {
+  const ControlConnection* const hub = lines_[0].get();
+  if (rank_ == 0 || rank == 0 || hub == nullptr || !hub->open()) return gone(rank, false);
+  ended_.insert(rank);
+  send(0, wire::Type::probe, {});
+}
+
+/// A descriptor of the process itself is readable when it ends, however it ends: also where a child of its holds its
+/// connection open, and when rank 0 has left. Old kernels have none: then the connections must do.
+void ControlPlane::watch_process(int rank, int pid) {
+  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0) return;
+  await_end(rank, processes_.emplace_back(context_, fd), timers_.emplace_back(context_));
+}
+
+void ControlPlane::await_end(int rank, asio::posix::stream_descriptor& process, asio::steady_timer& timer) {
+  process.async_wait(asio::posix::stream_descriptor::wait_read, [&, this, rank](const error_code& error) {
+    if (error) return;
+    // Asio may hand the event of a descriptor that was closed to the next one that it registers: look for oneself.
+    pollfd ended{process.native_handle(), POLLIN, 0};
+    if (::poll(&ended, 1, 0) <= 0) return await_end(rank, process, timer);
+    timer.expires_after(kLastWordsTime);
+    timer.async_wait([this, rank](const error_code& cancelled) {
+      if (!cancelled) on_end(rank);
+    });
+  });
+}
+
+/// Says goodbye, and reads on until the others have taken note: who closes a connection with unread bytes may take back
+/// what he said last.
+void ControlPlane::leave() {
+  leaving_ = true;
+  for (const auto& line : lines_) {
+    if (line == nullptr || !line->open()) continue;
+    line->send(std::make_shared<const ControlConnection::Message>(wire::Type::left, wire::encode_rank(rank_)));
+    line->finish();
+  }
+  auto& timer = timers_.emplace_back(context_, kFarewellTime);
+  timer.async_wait([this](const error_code& error) {
+    if (!error) context_.stop();
+  });
+  stop_when_alone();
+}
+
+void ControlPlane::stop_when_alone() {
+  if (!leaving_) return;
+  for (const auto& line : lines_)
+    if (line != nullptr && line->open()) return;
+  context_.stop();
+}
+
+}  // namespace tessera::comm

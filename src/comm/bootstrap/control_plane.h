@@ -1,0 +1,98 @@
+// Carries the control channels of one rank once its world runs: one connection to rank 0, or rank 0's to all others,
+// served by one thread.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/bootstrap/control_connection.h"
+
+namespace tessera::comm {
+
+class ControlPlane {
+ public:
+  struct Members {
+    int rank = 0;
+    int size = 1;
+    std::vector<Connection> links;  ///< rank 0: by rank, [0] empty; else only [0], to rank 0
+    std::vector<int> pids;          ///< by rank; 0 where its process can't be seen from here
+    std::chrono::milliseconds timeout{};
+  };
+  /// Starts the thread. Until this goes, nobody else runs `context`, which outlives it.
+  ControlPlane(boost::asio::io_context& context, Members members);
+  /// Tells the others that this rank leaves in good order; waits a second at longest for them to take note.
+  ~ControlPlane();
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
+
+  /// Waits until all ranks have opened it. Throws PeerLost where one died or left, Timeout.
+  std::unique_ptr<ControlChannel> open(std::string_view name, ControlEvents events);
+
+ private:
+  struct Channel;
+  class Handle;
+  using ChannelPointer = std::shared_ptr<Channel>;
+  struct ChannelOpening {
+    std::string name;
+    std::set<int> ranks;
+  };
+
+  // Any thread.
+  void tell(const Channel& channel, int to, std::string_view message);
+  void close(const ChannelPointer& channel);
+  void send(int to, wire::Type type, std::string_view payload, int except = -1);
+  ChannelPointer find(std::uint16_t number);
+
+  // The context's thread.
+  bool on_frame(int from, wire::Type type, std::string_view payload);
+  bool on_told(int from, std::string_view payload);
+  bool on_opened(int from, const wire::ChannelOpened& opened);
+  bool on_gone(int from, wire::Type type, std::string_view payload);
+  void opened_by_all(std::uint16_t number);
+  bool on_probe(int from);
+  void gone(int rank, bool in_good_order);
+  void damaged(int rank);
+  void on_end(int rank);
+  void judge_ended();
+  std::vector<ChannelPointer> break_channels();
+  void watch_process(int rank, int pid);
+  void await_end(int rank, boost::asio::posix::stream_descriptor& process, boost::asio::steady_timer& timer);
+  void leave();
+  void stop_when_alone();
+
+  boost::asio::io_context& context_;
+  const int rank_;
+  const int size_;
+  const std::chrono::milliseconds timeout_;
+  std::vector<std::unique_ptr<ControlConnection>> lines_;  // by rank; null where there is none
+  std::list<boost::asio::posix::stream_descriptor> processes_;
+  std::list<boost::asio::steady_timer> timers_;
+  std::map<std::uint16_t, ChannelOpening> openings_;  // rank 0's
+  std::set<int> gone_;
+  std::set<int> ended_;  // of which rank 0 may still have to tell how
+  bool leaving_ = false;
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::map<std::uint16_t, ChannelPointer> channels_;
+  std::uint16_t next_channel_ = 0;
+  std::string broken_;    // why no further channel can be opened ...
+  bool damaged_ = false;  // ... where that is no rank's end
+
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm

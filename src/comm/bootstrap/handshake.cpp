@@ -1,0 +1,149 @@
+#include "tessera/comm/bootstrap/handshake.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/text.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kAttemptTime = 5s;  // until rank 0 must have answered one connection
+
+/// Both sides prove over all that was said; the first word keeps one's proof from being sent back as the other's.
+Digest prove_hello(const Digest& key, const wire::Challenge& challenge, wire::Hello hello) {
+  hello.proof = {};
+  return prove(key, "hello" + wire::encode(challenge) + wire::encode(hello));
+}
+
+Digest prove_answer(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello,
+                    wire::HandshakeReply answer) {
+  answer.proof = {};
+  return prove(key, "answer" + wire::encode(challenge) + wire::encode(hello) + wire::encode(answer));
+}
+
+/// Of a hello or an identity.
+template <class T>
+std::string start_of(const T& who) {
+  const auto part = [](const char* name, std::uint64_t number) {
+    return number > 0 ? std::string(", ") + name + " " + std::to_string(number) : "";
+  };
+  return "run '" + who.run + "'" + part("restart", who.restart) + part("generation", who.generation);
+}
+
+/// Counts up from one start of a run to the next, and within one from world to world.
+template <class T>
+std::pair<std::uint64_t, std::uint32_t> age_of(const T& who) {
+  return {who.restart, who.generation};
+}
+
+}  // namespace
+
+HandshakeVerdict judge(const RankIdentity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
+                       bool complete) {
+  HandshakeVerdict judgement;
+  wire::HandshakeReply& answer = judgement.answer;
+  const std::string who = "rank " + std::to_string(hello.rank);
+  judgement.proven = same(hello.proof, prove_hello(self.key, challenge, hello));
+  answer.verdict = wire::Verdict::refused;
+  if (!judgement.proven) {
+    answer.text = who + " has another TESSERA_TOKEN than rank 0";
+  } else if (age_of(hello) > age_of(self)) {
+    answer.verdict = wire::Verdict::try_again;
+    answer.text = who + " belongs to " + start_of(hello) + ", but the rank 0 that answers to " + start_of(self);
+  } else if (hello.run != self.run || age_of(hello) != age_of(self)) {
+    answer.text = who + " belongs to " + start_of(hello) + ", rank 0 to " + start_of(self) +
+                  ": it is left from another start, or TESSERA_RUN_ID differs";
+  } else if (complete) {
+    answer.text = "the world of " + std::to_string(self.size) + " ranks is complete; " + who + " comes too late";
+  } else if (hello.size != static_cast<std::uint32_t>(self.size)) {
+    answer.text = who + " was started as one of " + std::to_string(hello.size) + " ranks, rank 0 as one of " +
+                  std::to_string(self.size);
+    judgement.fatal = true;
+  } else if (hello.rank >= hello.size) {
+    answer.text = who + " is none of the ranks 0 to " + std::to_string(self.size - 1);
+  } else if (hello.rank == 0 || taken) {
+    answer.text = "there are two ranks " + std::to_string(hello.rank) + " in run '" + self.run + "'";
+  } else {
+    answer.verdict = wire::Verdict::welcome;
+  }
+  if (judgement.proven) answer.proof = prove_answer(self.key, challenge, hello, answer);
+  return judgement;
+}
+
+Seal seal_of(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello, bool first) {
+  return {prove(key, "link" + wire::encode(challenge) + wire::encode(hello)), first};
+}
+
+namespace {
+
+/// What was said on a new connection, as far as it came.
+struct Talk {
+  std::optional<wire::Challenge> challenge;
+  wire::Hello hello;
+  std::optional<wire::HandshakeReply> answer;
+};
+
+Talk talk(Connection& connection, const RankIdentity& self, const Digest& instance, Deadline deadline) {
+  Talk said;
+  wire::Hello& hello = said.hello;
+  hello.rank = static_cast<std::uint32_t>(self.rank);
+  hello.size = static_cast<std::uint32_t>(self.size);
+  hello.restart = self.restart;
+  hello.generation = self.generation;
+  hello.run = self.run;
+  hello.instance = instance;
+  try {
+    said.challenge =
+        wire::decode_challenge(connection.receive_frame(deadline, wire::Type::challenge, wire::kLongestHandshake));
+    if (!said.challenge || said.challenge->version != wire::kVersion) return said;
+    hello.nonce = random_digest();
+    hello.proof = prove_hello(self.key, *said.challenge, hello);
+    connection.send_frame(wire::encode(hello), deadline, wire::Type::hello);
+    said.answer = wire::decode_answer(connection.receive_frame(deadline, wire::Type::answer, wire::kLongestHandshake));
+  } catch (const Error&) {  // the other side has gone, is late, or sends what is none of ours
+  }
+  return said;
+}
+
+}  // namespace
+
+Attempt client_handshake(Connection& connection, const RankIdentity& self, const Digest& instance,
+                         const std::string& place, Deadline deadline) {
+  deadline = std::min(deadline, steady_clock::now() + kAttemptTime);
+  const auto [challenge, hello, answer] = talk(connection, self, instance, deadline);
+  const std::string rank_0 = "init: rank 0 at " + place;
+  Attempt attempt;
+  if (!challenge) {
+    attempt.why = "what answers there is no rank 0 of this library";
+  } else if (challenge->version != wire::kVersion) {
+    throw InvalidUsage(rank_0 + " speaks version " + std::to_string(challenge->version) + " of the protocol, rank " +
+                       std::to_string(self.rank) + " version " + std::to_string(wire::kVersion) +
+                       ": start all ranks with one version of the library");
+  } else if (!answer) {
+    attempt.why = "rank 0 closed the connection";
+  } else if (!same(answer->proof, prove_answer(self.key, *challenge, hello, *answer))) {
+    attempt.unproven = answer->verdict == wire::Verdict::refused;
+    attempt.why = "who answers there does not know the token";
+  } else if (answer->verdict == wire::Verdict::refused) {
+    throw InvalidUsage(rank_0 + " refuses rank " + std::to_string(self.rank) + ": " + printable(answer->text));
+  } else if (answer->verdict == wire::Verdict::try_again) {
+    attempt.why = printable(answer->text);
+  } else {
+    attempt.admitted = connection.send_byte(deadline);
+    attempt.why = "rank 0 closed the connection";
+    attempt.session = challenge->session;
+    connection.seal(seal_of(self.key, *challenge, hello, false));
+  }
+  return attempt;
+}
+
+Digest world_token(const RankIdentity& self, const Digest& session) {
+  return prove(self.key, "world" + to_hex(session) + std::to_string(self.restart) + "/" +
+                             std::to_string(self.generation) + "/" + self.run);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,27 @@
+// Random tokens, and the proof that somebody knows one without sending it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tessera/comm/base.h"
+#include "tessera/comm/bootstrap/protocol.h"
+
+namespace tessera::comm {
+
+using wire::Digest;
+
+/// From the system's generator. Throws SystemError.
+Digest random_digest();
+/// HMAC-SHA256 of `message` under `key`.
+Digest prove(const Digest& key, std::string_view message);
+/// In time that does not depend on the content.
+bool same(const Digest& a, const Digest& b);
+
+std::string to_hex(const Digest& digest);
+/// Throws SystemError where the text is not 64 hexadecimal digits.
+Digest from_hex(std::string_view text);
+
+}  // namespace tessera::comm

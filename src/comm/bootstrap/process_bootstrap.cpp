@@ -1,0 +1,237 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+#include <thread>
+
+#include "tessera/base/parse.h"
+#include "tessera/comm/bootstrap/address.h"
+#include "tessera/comm/bootstrap/host_id.h"
+#include "tessera/comm/bootstrap/process_bootstrap.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::steady_clock;
+
+constexpr auto kVerdictTime = 2s;
+constexpr auto kUnprovenTime = 1s;  // of refusals by somebody who proves nothing
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+std::string damage(int from, int to) {
+  return "init: what rank " + std::to_string(from) + " sent to rank " + std::to_string(to) +
+         " came damaged or forged: its authentication code is wrong; check the network between the two, and start "
+         "again";
+}
+
+/// What the ranks tell each other first.
+struct PeerLocation {
+  std::string processes;
+  int pid = 0;
+  std::string address;  ///< "" for a Unix socket
+  std::string host;
+
+  std::string text() const {
+    return processes + " " + std::to_string(pid) + " " + (address.empty() ? "-" : address) + " " + host;
+  }
+  static PeerLocation parse(const std::string& text) {
+    PeerLocation one;
+    std::istringstream fields(text);
+    fields >> one.processes >> one.pid >> one.address;
+    if (!fields || fields.get() != ' ') throw SystemError("init: another rank's introduction makes no sense");
+    if (one.address == "-") one.address.clear();
+    std::getline(fields, one.host, '\0');
+    return one;
+  }
+};
+
+}  // namespace
+
+JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, Deadline deadline,
+                            const std::string& about,
+                            const std::function<Connection(std::string& why, Digest& key)>& connect) {
+  const Digest instance = random_digest();
+  std::string why = "nobody answers";
+  bool tried = false;
+  RankIdentity proven = self;
+  auto unproven_since = steady_clock::time_point::max();
+  for (auto pause = 1ms; steady_clock::now() < deadline; pause = std::min(pause * 2, 50ms)) {
+    const std::string before = why;
+    Connection connection = connect(why, proven.key);
+    if (connection) {
+      Attempt attempt = client_handshake(connection, proven, instance, place, deadline);
+      if (attempt.admitted) return {std::move(connection), attempt.session, proven.key};
+      why = std::move(attempt.why);
+      const auto now = steady_clock::now();
+      unproven_since = attempt.unproven ? std::min(unproven_since, now) : steady_clock::time_point::max();
+      // One flipped bit looks the same, and so may somebody who has taken rank 0's place for a moment.
+      if (unproven_since <= now - kUnprovenTime)
+        throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) +
+                           ": the two have not the same TESSERA_TOKEN (or it is no rank of this run); set the same "
+                           "for all ranks");
+    }
+    if (tried && steady_clock::now() >= deadline) why = before;  // the last attempt was cut short: it knows less
+    tried = true;
+    std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
+  }
+  throw Timeout("init: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size) + " found no rank 0 " +
+                about + ": " + place + ": " + why);
+}
+
+ProcessBootstrap::ProcessBootstrap(StarSockets parts)
+    : self_(std::move(parts.self)),
+      token_(world_token(self_, parts.session)),
+      deadline_(parts.deadline),
+      timeout_(parts.timeout),
+      context_(std::move(parts.context)),
+      door_(std::move(parts.door)),
+      links_(std::move(parts.links)) {
+  introduce(parts.host_id);
+}
+
+ProcessBootstrap::~ProcessBootstrap() = default;
+
+void ProcessBootstrap::introduce(const std::string& host_id) {
+  const PeerLocation own{process_space(), ::getpid(), link_address(), host_id.empty() ? host_identity() : host_id};
+  std::vector<PeerLocation> all;
+  for (const std::string& text : all_gather(own.text())) all.push_back(PeerLocation::parse(text));
+  for (const PeerLocation& one : all) {
+    hosts_.push_back(one.host);
+    pids_.push_back(one.processes == own.processes ? one.pid : 0);
+  }
+  local_address_ = own.address.empty() ? "127.0.0.1" : own.address;
+  const bool one_host = std::equal(hosts_.begin() + 1, hosts_.end(), hosts_.begin());
+  if (one_host && !own.address.empty())
+    local_address_ = own.address.find(':') == std::string::npos ? "127.0.0.1" : "::1";
+  // On rank 0's own host the way to it may be a loopback address, which the other hosts can't use.
+  if (!one_host && is_loopback(local_address_) && !all[0].address.empty()) local_address_ = all[0].address;
+}
+
+/// Rank 0: the address at which others reach it, from outside where there is such a one.
+std::string ProcessBootstrap::link_address() const {
+  std::string address;
+  for (const Connection& link : links_) {
+    if (!link) continue;
+    const std::string own = own_address(link.fd());
+    if (address.empty() || is_loopback(address)) address = own;
+  }
+  return address;
+}
+
+template <class F>
+void ProcessBootstrap::each_peer(std::vector<Connection>& links, F&& call) {
+  int r = 1;
+  const auto give_up = [&](const Error& error, bool to_it_too) {
+    for (int other = 1; other < size(); ++other)
+      if (other != r || to_it_too) links[index(other)].send_refusal(error, steady_clock::now() + 1s);
+  };
+  const auto who = [&] { return "init: rank " + std::to_string(r) + " of " + std::to_string(size()); };
+  try {
+    for (; r < size(); ++r) call(r);
+  } catch (const Timeout&) {
+    const Timeout late(who() + " came, but did not answer within " + format_duration(timeout_));
+    give_up(late, false);
+    throw late;
+  } catch (const Damaged&) {
+    const BackendError damaged(damage(r, 0));
+    give_up(damaged, true);
+    throw damaged;
+  } catch (const BackendError& error) {  // as it came to that rank
+    give_up(error, false);
+    throw;
+  } catch (const Error& error) {
+    const PeerLost lost(who() + " was lost: " + error.what());
+    give_up(lost, false);
+    throw lost;
+  }
+}
+
+std::vector<std::string> ProcessBootstrap::all_gather(std::string_view blob) {
+  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
+  std::vector<std::string> all(index(size()));
+  if (rank() != 0) {
+    exchange_with_first(blob, all);
+    return all;
+  }
+  all[0] = blob;
+  each_peer(links_, [&](int r) { all[index(r)] = links_[index(r)].receive_frame(deadline_); });
+  each_peer(links_, [&](int r) {
+    for (const std::string& one : all) links_[index(r)].send_frame(one, deadline_);
+  });
+  return all;
+}
+
+/// Rank 0 alone can tell who is missing, and its time may have begun a little later than this rank's.
+void ProcessBootstrap::exchange_with_first(std::string_view blob, std::vector<std::string>& all) {
+  const Deadline until = deadline_ + kVerdictTime;
+  try {
+    links_[0].send_frame(blob, until);
+    for (std::string& one : all) one = links_[0].receive_frame(until);
+  } catch (const Damaged&) {
+    const BackendError damaged(damage(0, rank()));
+    links_[0].send_refusal(damaged, steady_clock::now() + 1s);
+    throw damaged;
+  } catch (const Timeout&) {
+    if (steady_clock::now() < until) throw;  // rank 0's own words
+    throw Timeout("init: rank 0 of " + std::to_string(size()) + " let this rank in, but then did not answer within " +
+                  format_duration(timeout_));
+  }
+}
+
+std::vector<UniqueFd> ProcessBootstrap::all_gather_fds(int fd) {
+  if (switchboard_ != nullptr) throw InvalidUsage("bootstrap: exchanges come before the first control channel");
+  require_one_host(*this, "passing descriptors");
+  std::vector<Connection>& links = descriptor_links();
+  std::vector<UniqueFd> all(index(size()));
+  if (rank() != 0) {
+    links[0].send_descriptor(fd, deadline_);
+    for (UniqueFd& one : all) one = links[0].receive_descriptor(deadline_);
+    return all;
+  }
+  all[0] = UniqueFd(::dup(fd));
+  each_peer(links, [&](int r) { all[index(r)] = links[index(r)].receive_descriptor(deadline_); });
+  each_peer(links, [&](int r) {
+    for (const UniqueFd& one : all) links[index(r)].send_descriptor(one.get(), deadline_);
+  });
+  return all;
+}
+
+std::vector<Connection>& ProcessBootstrap::descriptor_links() {
+  const Connection& any = links_.back();
+  if (own_address(any.fd()).empty()) return links_;
+  if (local_links_.empty()) local_links_ = meet_on_this_host();
+  return local_links_;
+}
+
+/// Descriptors travel on Unix sockets only: the ranks meet once more, at a name that only they know.
+std::vector<Connection> ProcessBootstrap::meet_on_this_host() {
+  RankIdentity self = self_;
+  self.key = prove(token_, "descriptors");
+  const std::string name = "tessera-" + to_hex(prove(token_, "name")).substr(0, 32);
+  const std::string about = "on this host within " + format_duration(timeout_) +
+                            " (all ranks claim to be on one; is TESSERA_HOST_ID the same on different hosts?)";
+  if (rank() == 0) {
+    std::vector<UniqueFd> listeners;
+    listeners.push_back(listen_on(name));
+    boost::asio::io_context context(1);
+    RendezvousServer door(context, std::move(listeners), self, about);
+    return door.accept_all(deadline_);
+  }
+  std::vector<Connection> links;
+  links.push_back(connect_to_rank0(self, "a socket of its own", deadline_, about, [&](std::string&, Digest&) {
+                    return connect_to(name);
+                  }).link);
+  return links;
+}
+
+std::unique_ptr<ControlChannel> ProcessBootstrap::open_channel(std::string_view name, ControlEvents events) {
+  if (switchboard_ == nullptr)
+    switchboard_ = std::make_unique<ControlPlane>(
+        *context_, ControlPlane::Members{
+                       .rank = rank(), .size = size(), .links = std::move(links_), .pids = pids_, .timeout = timeout_});
+  return switchboard_->open(name, std::move(events));
+}
+
+}  // namespace tessera::comm

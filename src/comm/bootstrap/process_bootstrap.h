@@ -1,0 +1,77 @@
+// The processes of a world around rank 0: exchanges while it is set up, control channels afterwards.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/bootstrap/control_plane.h"
+#include "tessera/comm/bootstrap/handshake.h"
+#include "tessera/comm/bootstrap/rendezvous_server.h"
+#include "tessera/comm/bootstrap/socket.h"
+
+namespace tessera::comm {
+
+class ProcessBootstrap final : public Bootstrap {
+ public:
+  struct StarSockets {
+    RankIdentity self;
+    std::unique_ptr<boost::asio::io_context> context;
+    std::unique_ptr<RendezvousServer> door;  ///< rank 0's, open as long as the star where latecomers can find it
+    std::vector<Connection> links;           ///< rank 0: one for each rank, its own empty; else only [0]
+    Digest session{};
+    std::string host_id;  ///< "": from the system
+    Deadline deadline;
+    std::chrono::milliseconds timeout{};
+  };
+  /// Collective: the ranks tell each other where they are.
+  explicit ProcessBootstrap(StarSockets parts);
+  ~ProcessBootstrap() override;
+
+  int rank() const noexcept override { return self_.rank; }
+  int size() const noexcept override { return self_.size; }
+  bool in_process() const noexcept override { return false; }
+  std::vector<std::string> all_gather(std::string_view blob) override;
+  std::vector<UniqueFd> all_gather_fds(int fd) override;
+  std::unique_ptr<ControlChannel> open_channel(std::string_view name, ControlEvents events) override;
+  const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
+  const Token& token() const noexcept override { return token_; }
+  std::string local_address() const override { return local_address_; }
+
+ private:
+  void introduce(const std::string& host_id);
+  std::string link_address() const;
+  std::vector<Connection>& descriptor_links();
+  std::vector<Connection> meet_on_this_host();
+  void exchange_with_first(std::string_view blob, std::vector<std::string>& all);
+  template <class F>
+  void each_peer(std::vector<Connection>& links, F&& call);
+
+  const RankIdentity self_;
+  const Token token_;
+  const Deadline deadline_;
+  const std::chrono::milliseconds timeout_;
+  std::unique_ptr<boost::asio::io_context> context_;
+  std::unique_ptr<RendezvousServer> door_;
+  std::vector<Connection> links_;
+  std::vector<Connection> local_links_;  // where links_ can't carry descriptors
+  std::vector<std::string> hosts_;
+  std::vector<int> pids_;
+  std::string local_address_;
+  std::unique_ptr<ControlPlane> switchboard_;
+};
+
+/// Connects to rank 0 and proves itself, again and again until the deadline. `connect` gives an empty connection, and
+/// says why, where nobody is there yet. Throws Timeout with `hint`, and InvalidUsage where rank 0 refuses.
+struct JoinResult {
+  Connection link;
+  Digest session{};
+  Digest key{};  ///< by which this rank was admitted
+};
+JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, Deadline deadline,
+                            const std::string& about,
+                            const std::function<Connection(std::string& why, Digest& key)>& connect);
+
+}  // namespace tessera::comm

@@ -1,0 +1,128 @@
+#include "tessera/comm/bootstrap/rendezvous_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/bootstrap/host_id.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::string_view kMagic = "tessera-job-1";
+
+/// Field 22 of /proc/PID/stat: with the pid it names a process for good. Empty: no such process, or one that has ended
+/// and that its parent has not waited for.
+std::string start_time(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return {};
+  std::istringstream words(line.substr(std::min(line.size(), line.rfind(')') + 2)));
+  std::array<std::string, 20> fields;  // from the third on
+  for (std::string& field : fields) words >> field;
+  const std::string& state = fields[0];
+  const std::string& threads = fields[17];
+  const bool ended = state == "X" || (state == "Z" && threads <= "1");  // the first thread may end before the others
+  return ended ? std::string() : fields[19];
+}
+
+struct Content {
+  RendezvousAddress address;
+  std::string pid;
+  std::string start;
+  std::string space;  ///< where that pid is one
+};
+
+std::optional<Content> read_content(const std::string& path) {
+  const OpenedFile file = open_regular(path, O_NOFOLLOW);
+  if (!file.fd && file.code == ENOENT) return std::nullopt;
+  if (!file.fd && file.code != 0 && file.code != ELOOP) throw system_error("init: can't read " + path, file.code);
+  struct stat status = {};
+  if (!file.fd || ::fstat(file.fd.get(), &status) != 0 || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
+    throw SystemError("init: " + path + " is not a file of this user alone; remove it, or set another TESSERA_RUN_ID");
+  std::array<char, 1024> text{};
+  const ssize_t length = ::read(file.fd.get(), text.data(), text.size());
+  std::istringstream fields(std::string(text.data(), length < 0 ? 0 : static_cast<std::size_t>(length)));
+  std::string magic;
+  std::string token;
+  Content content;
+  fields >> magic >> content.address.socket >> token >> content.pid >> content.start;
+  if (!fields || magic != kMagic) throw SystemError("init: " + path + " is not a job file of this version; remove it");
+  content.address.token = from_hex(token);
+  fields >> content.space;
+  return content;
+}
+
+/// The whole content appears at once, and only where there was no file: written aside, then linked.
+bool create_file(const std::string& path, const std::string& text) {
+  const std::string aside = path + "." + std::to_string(::getpid());
+  ::unlink(aside.c_str());
+  const UniqueFd fd(::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!fd) throw system_error("init: can't create " + aside);
+  const bool written = ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  const bool linked = written && ::link(aside.c_str(), path.c_str()) == 0;
+  const int code = errno;
+  ::unlink(aside.c_str());
+  if (!written || (!linked && code != EEXIST)) throw system_error("init: can't write " + path, code);
+  return linked;
+}
+
+}  // namespace
+
+std::string job_file_path(const std::string& job) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3u;
+  std::ostringstream path;
+  path << "/tmp/tessera-" << ::geteuid() << "-" << std::hex << hash;
+  return path.str();
+}
+
+std::optional<RendezvousAddress> read_job_file(const std::string& path) {
+  const std::optional<Content> content = read_content(path);
+  return content ? std::optional(content->address) : std::nullopt;
+}
+
+RendezvousFile::RendezvousFile(std::string job, const RendezvousAddress& address) : path_(job_file_path(job)) {
+  const std::string pid = std::to_string(::getpid());
+  std::ostringstream text;
+  text << kMagic << ' ' << address.socket << ' ' << to_hex(address.token) << ' ' << pid << ' ' << start_time(pid)
+       << ' ' << process_space() << '\n';
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    if (create_file(path_, text.str())) return;
+    const std::optional<Content> other = read_content(path_);
+    if (other && !other->start.empty() && start_time(other->pid) == other->start)
+      throw InvalidUsage("init: process " + other->pid + " is starting a run with the same name '" + job +
+                         "'; give each run its own TESSERA_RUN_ID");
+    if (other) ::unlink(path_.c_str());  // left by a process that died
+  }
+  throw SystemError("init: can't create " + path_ + ": others keep creating it");
+}
+
+void remove_dead_job_files() noexcept {
+  try {
+    const std::string prefix = "tessera-" + std::to_string(::geteuid()) + "-";
+    for (const auto& entry : std::filesystem::directory_iterator("/tmp")) {
+      if (!entry.path().filename().string().starts_with(prefix)) continue;
+      try {
+        const std::optional<Content> content = read_content(entry.path());
+        if (content && content->space == process_space() && start_time(content->pid) != content->start)
+          ::unlink(entry.path().c_str());
+      } catch (const Error&) {  // somebody else's, or of another version
+      }
+    }
+  } catch (const std::exception&) {  // they stay until the next start
+  }
+}
+
+RendezvousFile::~RendezvousFile() { ::unlink(path_.c_str()); }
+
+}  // namespace tessera::comm

@@ -1,0 +1,200 @@
+#include "tessera/comm/bootstrap/socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "tessera/base/text.h"
+
+namespace tessera::comm {
+namespace {
+
+std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (name.size() + 1 > sizeof(address.sun_path)) throw SystemError("init: socket name '" + name + "' is too long");
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // a leading zero byte: not in the file system
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+}
+
+UniqueFd make_socket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw system_error("init: socket");
+  return fd;
+}
+
+void require_ready(int fd, short events, Deadline deadline) {
+  if (!wait_ready(fd, events, deadline)) throw Timeout("init: another rank did not answer in time");
+}
+
+bool again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+[[noreturn]] void throw_damaged() { throw Damaged("init: what another rank sent came damaged or forged"); }
+
+/// What the other side gave up with. It has proved itself; its text goes to people all the same.
+[[noreturn]] void throw_refusal(const std::string& payload) {
+  const std::size_t end = payload.find('\n');
+  const std::string kind = payload.substr(0, end);
+  const std::string text = end == std::string::npos ? "init: another rank gave up" : printable(payload.substr(end + 1));
+  if (kind == "InvalidUsage") throw InvalidUsage(text);
+  if (kind == "PeerLost") throw PeerLost(text);
+  if (kind == "BackendError") throw BackendError(text);
+  throw Timeout(text);
+}
+
+[[noreturn]] void lost() { throw PeerLost("init: another rank closed its connection while the world was set up"); }
+
+}  // namespace
+
+bool wait_ready(int fd, short events, Deadline deadline) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+    pollfd entry{fd, events, 0};
+    const int n = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000)));
+    if (n > 0) return true;
+    if (n < 0 && errno != EINTR) throw system_error("init: poll");
+    if (left <= 0) return false;
+  }
+}
+
+void Connection::send_all(const void* data, std::size_t bytes, Deadline deadline) {
+  const auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::send(fd_.get(), at, bytes, MSG_NOSIGNAL);
+    if (n < 0 && again()) {
+      require_ready(fd_.get(), POLLOUT, deadline);
+      continue;
+    }
+    if (n < 0) lost();
+    at += n;
+    bytes -= static_cast<std::size_t>(n);
+  }
+}
+
+std::string Connection::receive_bytes(std::size_t count, Deadline deadline) {
+  std::string bytes(count, '\0');
+  for (std::size_t at = 0; at < count;) {
+    const ssize_t n = ::recv(fd_.get(), bytes.data() + at, count - at, 0);
+    if (n < 0 && again()) {
+      require_ready(fd_.get(), POLLIN, deadline);
+      continue;
+    }
+    if (n <= 0) lost();
+    at += static_cast<std::size_t>(n);
+  }
+  return bytes;
+}
+
+void Connection::send_frame(std::string_view payload, Deadline deadline, wire::Type type) {
+  const std::string bytes = seal_ ? seal_.close(type, payload) : wire::encode_frame(type, payload);
+  send_all(bytes.data(), bytes.size(), deadline);
+}
+
+bool Connection::send_byte(Deadline deadline) noexcept {
+  try {
+    send_all("+", 1, deadline);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void Connection::send_refusal(const Error& error, Deadline deadline) noexcept {
+  try {
+    send_frame(std::string(error.kind()) + "\n" + error.what(), deadline, wire::Type::refusal);
+  } catch (const Error&) {  // it has gone itself
+  }
+}
+
+std::string Connection::receive_rest(std::string begun, Deadline deadline, wire::Type type, std::size_t longest) {
+  const std::size_t head_bytes = seal_ ? Seal::kHeadBytes : wire::kHeadBytes;
+  const std::string bytes = begun + receive_bytes(head_bytes - begun.size(), deadline);
+  const auto head = seal_ ? Seal::open_head(bytes, longest) : wire::decode_head(bytes, longest);
+  if (!head && seal_) throw_damaged();
+  if (!head || (head->type != type && head->type != wire::Type::refusal))
+    throw SystemError("init: what another rank sent is none of ours");
+  std::string payload = receive_bytes(head->length, deadline);
+  if (seal_ && !seal_.open(bytes, payload, receive_bytes(Seal::kProofBytes, deadline))) throw_damaged();
+  if (head->type == wire::Type::refusal) throw_refusal(payload);
+  return payload;
+}
+
+std::string Connection::receive_frame(Deadline deadline, wire::Type type, std::size_t longest) {
+  return receive_rest("", deadline, type, longest);
+}
+
+void Connection::send_descriptor(int fd, Deadline deadline) {
+  char byte = 'f';
+  iovec data{&byte, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+  while (::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) != 1) {
+    if (!again()) lost();
+    require_ready(fd_.get(), POLLOUT, deadline);
+  }
+}
+
+UniqueFd Connection::receive_descriptor(Deadline deadline) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message = {};
+  while (true) {
+    message = {};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+    if (n == 1) break;
+    if (n == 0 || !again()) lost();
+    require_ready(fd_.get(), POLLIN, deadline);
+  }
+  if (byte == static_cast<char>(wire::Type::refusal))
+    receive_rest(std::string(1, byte), deadline, wire::Type::refusal, wire::kLongestExchange);
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
+    throw SystemError("init: no descriptor came; is the limit of open files (ulimit -n) reached?");
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
+  return UniqueFd(fd);
+}
+
+bool peer_is_this_user(int fd) {
+  ucred credentials = {};
+  socklen_t length = sizeof(credentials);
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == ::geteuid();
+}
+
+UniqueFd listen_on(const std::string& name) {
+  UniqueFd fd = make_socket();
+  const auto [address, length] = abstract_address(name);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) throw system_error("init: bind");
+  if (::listen(fd.get(), SOMAXCONN) != 0) throw system_error("init: listen");
+  return fd;
+}
+
+Connection connect_to(const std::string& name) {
+  UniqueFd fd = make_socket();
+  const auto [address, length] = abstract_address(name);
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) return Connection(std::move(fd));
+  if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
+  throw system_error("init: connect");
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,58 @@
+#include "tessera/comm/core/composite.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+class CompositeCommunicator final : public Communicator {
+ public:
+  CompositeCommunicator(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far)
+      : Communicator(far->rank(), far->size(), {far->timeout(), far->logger(), far->ledger()}),
+        far_(std::move(far)),
+        near_(std::move(near)),
+        used_(near_->size() == far_->size() ? *near_ : *far_),
+        capabilities_(used_.capabilities()) {
+    capabilities_.splits_share_memory = near_->capabilities().splits_share_memory;
+    capabilities_.memory = near_->capabilities().memory;
+    capabilities_.deterministic = near_->capabilities().deterministic && far_->capabilities().deterministic;
+  }
+
+  const Capabilities& capabilities() const noexcept override { return capabilities_; }
+
+ private:
+  Work do_start(const OpDesc& call) override { return forward_to(used_, call); }
+  Work do_batch(std::span<const OpDesc> parts) override { return forward_to(used_, parts); }
+  /// All members of a child that share a host are members of one and the same near communicator: it is split alike.
+  std::unique_ptr<Communicator> do_split(int color, int key) override {
+    auto far = far_->split(color, key);
+    auto near = near_->split(color, key);
+    if (far == nullptr) return nullptr;
+    return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
+  }
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override {
+    return near_->allocate(bytes, kind, use);
+  }
+  void do_abort(std::string_view reason) noexcept override {
+    far_->abort(std::string(reason));
+    near_->abort(std::string(reason));
+  }
+  void do_meter(TrafficStats& snapshot) const override {
+    const TrafficStats inner = used_.meter();
+    for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
+    snapshot.bytes_to_peer = inner.bytes_to_peer;
+  }
+
+  const std::unique_ptr<Communicator> far_;
+  const std::unique_ptr<Communicator> near_;
+  Communicator& used_;
+  Capabilities capabilities_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> compose(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far) {
+  return std::make_unique<CompositeCommunicator>(std::move(near), std::move(far));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,80 @@
+#include "tessera/comm/core/format.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::comm {
+
+std::string describe(const OpDesc& call, std::uint64_t sequence) {
+  std::string text(name_of(call.kind));
+  if (call.kind == OpKind::send) text += " to rank " + std::to_string(call.root);
+  if (call.kind == OpKind::recv) text += " from rank " + std::to_string(call.root);
+  if (sequence != 0) text += " #" + std::to_string(sequence);
+  if (!call.label.empty()) text += " (" + std::string(call.label) + ")";
+  return text;
+}
+
+std::string describe_rank(int rank, int job_rank) {
+  const std::string text = "rank " + std::to_string(rank);
+  return rank == job_rank ? text : text + " (" + std::to_string(job_rank) + " of the job)";
+}
+
+std::string describe_leaving(const std::string& rank, const std::string& first_failure_cause) {
+  return rank + " has closed its communicator" + (first_failure_cause.empty() ? "" : " after: " + first_failure_cause);
+}
+
+std::size_t larger_count(const OpDesc& call, int ranks) {
+  const auto n = static_cast<std::size_t>(ranks);
+  const auto total = [](std::span<const std::size_t> counts) {
+    return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  };
+  switch (call.kind) {
+    case OpKind::all_gather:
+    case OpKind::gather:
+      return call.out_counts.empty() ? call.in.count * n : total(call.out_counts);
+    case OpKind::reduce_scatter:
+    case OpKind::scatter:
+      return call.in_counts.empty() ? call.out.count * n : total(call.in_counts);
+    case OpKind::all_to_all:
+      return call.in_counts.empty() ? call.in.count : 0;
+    default:
+      return std::max(call.in.count, call.out.count);
+  }
+}
+
+std::size_t part_count(const OpDesc& call, int ranks) {
+  switch (call.kind) {
+    case OpKind::all_gather:
+    case OpKind::gather:
+      return call.in.count;
+    case OpKind::reduce_scatter:
+    case OpKind::scatter:
+      return call.out.count;
+    case OpKind::all_to_all:
+      return call.in.count / static_cast<std::size_t>(ranks);
+    default:
+      return std::max(call.in.count, call.out.count);
+  }
+}
+
+std::string signature(const OpDesc& call, int ranks) {
+  std::string text(name_of(call.kind));
+  if (call.kind == OpKind::barrier) return text;
+  if (call.kind == OpKind::all_to_all && !call.in_counts.empty())
+    return text + "_v " + std::string(name_of(call.in.dtype));
+  text += " of " + std::to_string(larger_count(call, ranks)) + " " + std::string(name_of(call.out.dtype));
+  if (call.kind == OpKind::all_reduce || call.kind == OpKind::reduce_scatter || call.kind == OpKind::reduce)
+    text += " " + std::string(name_of(call.op.kind));
+  if (call.kind == OpKind::broadcast || call.kind == OpKind::reduce || call.kind == OpKind::gather ||
+      call.kind == OpKind::scatter)
+    text += " root " + std::to_string(call.root);
+  return text;
+}
+
+std::string checked_signature(const OpDesc& call, int ranks) {
+  std::string text = signature(call, ranks);
+  if (!call.label.empty()) text += " (" + std::string(call.label) + ")";
+  return text;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,233 @@
+#include "tessera/comm/core/progress.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+#include <optional>
+#include <utility>
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kSpin = 20us;   // then yield: on a busy machine somebody else has the core that we wait for
+constexpr auto kYield = 60us;  // then sleep
+constexpr auto kBriefly = 100us;
+constexpr int kStill = 200;      // polls that move nothing
+constexpr auto kTick = 1ms;      // the idle progress thread looks for work this often ...
+constexpr int kQuietTicks = 50;  // ... until it saw none for so many; then it must be woken
+constexpr std::uint32_t kDozes = 1;
+constexpr std::uint32_t kSleeps = 2;
+constexpr std::uint32_t kTrust = 4;
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// Not FUTEX_PRIVATE: the word may lie in memory shared by processes.
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds time) noexcept {
+  if (time <= 0ns) return;
+  const timespec limit{static_cast<time_t>(time.count() / 1'000'000'000),
+                       static_cast<long>(time.count() % 1'000'000'000)};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void futex_wake(std::atomic<std::uint32_t>& word) noexcept {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void nap() noexcept {
+  const timespec time{0, 30'000};
+  ::nanosleep(&time, nullptr);
+}
+
+}  // namespace
+
+Pollable::~Pollable() = default;
+ProgressWaiter::~ProgressWaiter() = default;
+
+void ring(Doorbell& bell) noexcept {
+  if (bell.sleepers.load() == 0) return;
+  bell.rings.fetch_add(1);
+  futex_wake(bell.rings);
+}
+
+std::uint32_t send_ping(Doorbell& bell) noexcept {
+  const std::uint32_t asked = bell.ping.fetch_add(1) + 1;
+  bell.attention.fetch_add(1);
+  futex_wake(bell.attention);
+  bell.rings.fetch_add(1);
+  futex_wake(bell.rings);
+  return asked;
+}
+
+ProgressEngine::ProgressEngine(Doorbell& bell, Options options) : bell_(bell), options_(options) {
+  if (options_.thread) thread_ = std::thread([this] { run(); });
+}
+
+ProgressEngine::~ProgressEngine() {
+  stop_ = true;
+  bell_.attention.fetch_add(1);
+  futex_wake(bell_.attention);
+  bell_.rings.fetch_add(1);
+  futex_wake(bell_.rings);
+  if (options_.sleeper != nullptr) options_.sleeper->wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void ProgressEngine::wake_waiters() noexcept {
+  if (options_.sleeper != nullptr && bell_.sleepers.load() != 0) options_.sleeper->wake();
+  ring(bell_);
+}
+
+void ProgressEngine::add(Pollable& item) {
+  const std::lock_guard lock(mutex_);
+  items_.push_back(&item);
+}
+
+void ProgressEngine::remove(Pollable& item) {
+  const std::lock_guard lock(mutex_);
+  items_.erase(std::remove(items_.begin(), items_.end(), &item), items_.end());
+}
+
+bool ProgressEngine::poll_locked(bool with_health_check) noexcept {
+  bool moved = false;
+  for (Pollable* item : items_) moved |= item->poll(with_health_check);
+  return moved;
+}
+
+bool ProgressEngine::try_poll(bool with_health_check) noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock.owns_lock() && poll_locked(with_health_check);
+}
+
+void ProgressEngine::spin_for_completion(const std::atomic<std::uint32_t>& finished) noexcept {
+  std::optional<Clock::time_point> until;  // most are done before anybody looks at a clock
+  int still = 0;
+  for (int turn = 1; finished.load() == 0 && still < kStill; ++turn) {
+    const bool moved = try_poll(false);
+    still = moved ? 0 : still + 1;
+    // The other ranks need this core, but not before there is nothing left to do here.
+    if (!moved && options_.oversubscribed) ::sched_yield();
+    if (turn % 16 != 0 && (moved || !options_.oversubscribed)) continue;
+    const Clock::time_point now = Clock::now();
+    if (!until) until = now + (options_.oversubscribed ? kBriefly / 2 : kBriefly);
+    if (now >= *until) return;
+  }
+}
+
+/// Says that we sleep, looks once more (under the lock itself: whoever holds it may have looked too early), then sleeps
+/// unless that moved something or `needless()`.
+template <class Condition>
+void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until) noexcept {
+  bell_.sleepers.fetch_add(1);
+  const std::uint32_t seen = bell_.rings.load();
+  bool moved = false;
+  {
+    const std::lock_guard lock(mutex_);
+    moved = poll_locked(true);
+    if (!moved && options_.sleeper != nullptr) moved = !options_.sleeper->arm();
+  }
+  if (!moved && !needless()) {
+    const auto time = std::min<std::chrono::nanoseconds>(until - Clock::now(), options_.longest_sleep);
+    if (options_.sleeper == nullptr) {
+      futex_wait(bell_.rings, seen, time);
+    } else if (time > 0ns) {
+      options_.sleeper->sleep(time);
+    }
+  }
+  bell_.sleepers.fetch_sub(1);
+}
+
+bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept {
+  if (finished.load() != 0) return true;
+  waiters_.fetch_add(1);
+  if (unseen_.load() && unseen_.exchange(false)) note_awaited();
+  Clock::time_point idle_since = Clock::now();
+  for (std::uint32_t turn = 1; finished.load() == 0; ++turn) {
+    if (try_poll(turn % 256 == 0)) {
+      if (turn % 16 == 0) idle_since = Clock::now();
+      continue;
+    }
+    pause();
+    if (turn % 32 != 0 && !options_.oversubscribed) continue;
+    const Clock::time_point now = Clock::now();
+    if (now >= until) break;
+    const auto idle = now - idle_since;
+    if (idle < kSpin && !options_.oversubscribed) continue;
+    if (idle < kYield) {
+      ::sched_yield();
+      continue;
+    }
+    wait_for_event([&] { return finished.load() != 0; }, until);
+    idle_since = Clock::now() - kSpin;  // after a sleep: yield a little before the next one
+  }
+  waiters_.fetch_sub(1);
+  if (outstanding_.load() > 0) wake_progress_thread();
+  return finished.load() != 0;
+}
+
+void ProgressEngine::wake_progress_thread() noexcept {
+  if (waiters_.load() != 0 || bell_.idle.load() == 0) return;
+  bell_.attention.fetch_add(1);
+  futex_wake(bell_.attention);
+}
+
+void ProgressEngine::wake_progress_thread_if_idle() noexcept {
+  if (awaited_.load() < kTrust || bell_.idle.load() != kDozes) return wake_progress_thread();
+  unseen_.store(true);
+}
+
+void ProgressEngine::note_awaited() noexcept {
+  const std::uint32_t so_far = awaited_.load();
+  if (so_far < kTrust) awaited_.store(so_far + 1);
+}
+
+void ProgressEngine::answer_pings() noexcept { bell_.pong.store(bell_.ping.load()); }
+
+void ProgressEngine::run() noexcept {
+  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread: naps are short
+  const auto idle = [this] { return waiters_.load() != 0 || outstanding_.load() <= 0; };
+  std::uint64_t begun = 0;
+  int quiet = 0;
+  while (!stop_) {
+    answer_pings();
+    if (idle()) {
+      const std::uint64_t now = begun_.load(std::memory_order_relaxed);
+      quiet = std::exchange(begun, now) == now ? quiet + 1 : 0;
+      const bool sleeps = quiet > kQuietTicks;
+      bell_.idle.store(sleeps ? kSleeps : kDozes);
+      const std::uint32_t seen = bell_.attention.load();
+      if (!stop_ && idle() && bell_.ping.load() == bell_.pong.load())
+        futex_wait(bell_.attention, seen, sleeps ? 10 * options_.longest_sleep : std::chrono::nanoseconds(kTick));
+      bell_.idle.store(0);
+      if (stop_ || outstanding_.load() <= 0) continue;
+      if (unseen_.exchange(false) && waiters_.load() == 0) {
+        awaited_.store(0);  // nobody came
+      } else if (bell_.attention.load() != seen) {
+        // Whoever issued an operation often waits for it right away, and drives it better: no hand-off then.
+        nap();
+        waiters_.load() != 0 ? note_awaited() : awaited_.store(0);
+      }
+      continue;
+    }
+    if (try_poll(false)) continue;
+    const auto needless = [this, idle] { return stop_ || idle() || bell_.ping.load() != bell_.pong.load(); };
+    wait_for_event(needless, Clock::now() + options_.longest_sleep);
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,235 @@
+#include "tessera/comm/host/schedule_executor.h"
+
+#include <algorithm>
+
+#include "tessera/comm/core/format.h"
+#include "tessera/comm/host/host_group.h"
+#include "tessera/comm/kernels/reduce.h"
+
+namespace tessera::comm::host {
+namespace {
+
+constexpr std::uint8_t kIdle = 0;
+constexpr std::uint8_t kUnderWay = 1;
+constexpr std::uint8_t kDone = 2;
+
+constexpr std::uint32_t kMessageStep = (1U << 24) - 1;  ///< the step of a tag that no collective reaches
+
+bool is_transfer(const ScheduleStep& step) {
+  return step.kind == ScheduleStep::Kind::send || step.kind == ScheduleStep::Kind::receive;
+}
+
+/// A send or a receive alone.
+void describe_message(const OpDesc& call, Schedule& schedule) {
+  schedule.algorithm = kMessageAlgorithm;
+  schedule.steps.resize(1);
+  ScheduleStep& step = schedule.steps.front();
+  step.kind = call.kind == OpKind::send ? ScheduleStep::Kind::send : ScheduleStep::Kind::receive;
+  step.peer = call.root;
+  step.number = kMessageStep;
+  step.from = {BufferId::in, 0, call.in.bytes()};
+  step.to = {BufferId::out, 0, call.out.bytes()};
+}
+
+}  // namespace
+
+void ScheduleExecutor::prepare(std::shared_ptr<HostGroup> owner, const OpDesc& what, std::uint64_t number) {
+  group = std::move(owner);
+  call = what;
+  call.in_counts = {};
+  call.out_counts = {};
+  sequence = number;
+  called.clear();
+  deadline = Clock::now() + what.timeout;
+  finished.store(0);
+  internal = runnable = false;
+  agreed = true;
+  surprise_peer = -1;
+  turn = 0;
+  copy = nullptr;
+  factor_ = what.op.kind == ReduceOp::Kind::premul_sum ? what.op.scalar : 1;
+  parent = nullptr;
+  parts_left = 0;
+  left_ = 0;
+  ready_.clear();
+  next_ready_ = 0;
+  schedule_.reset();
+  if (!is_message()) return;
+  if (message_ == nullptr) message_ = std::make_shared<Schedule>();
+  describe_message(call, *message_);
+  take(message_);
+}
+
+void ScheduleExecutor::rest(std::size_t keep) noexcept {
+  schedule_.reset();
+  if (scratch_.bytes() > keep) scratch_.reset();
+}
+
+void ScheduleExecutor::take(std::shared_ptr<const Schedule> what) {
+  schedule_ = std::move(what);
+  const std::size_t steps = schedule_->steps.size();
+  if (schedule_->scratch_bytes > scratch_.bytes())
+    scratch_ = group->world().memory().allocate(schedule_->scratch_bytes, MemoryCategory::communication);
+  waits_.resize(steps);
+  messages_.resize(steps);
+  state_.assign(steps, kIdle);
+  left_ = steps;
+  ready_.reserve(steps);
+  for (std::size_t i = 0; i < steps; ++i) {
+    waits_[i] = schedule_->steps[i].waits_for;
+    if (waits_[i] == 0) ready_.push_back(static_cast<std::uint32_t>(i));
+  }
+}
+
+std::byte* ScheduleExecutor::at(const BufferRegion& region) const noexcept {
+  switch (region.place) {
+    case BufferId::in:  // only read
+      return static_cast<std::byte*>(const_cast<void*>(call.in.data)) + region.offset;
+    case BufferId::out:
+      return static_cast<std::byte*>(call.out.data) + region.offset;
+    case BufferId::scratch:
+      return scratch_.bytes_at(region.offset);
+    case BufferId::factor:
+      break;
+  }
+  return reinterpret_cast<std::byte*>(const_cast<double*>(&factor_)) + region.offset;
+}
+
+void ScheduleExecutor::start_message(std::uint32_t index) {
+  const ScheduleStep& step = schedule_->steps[index];
+  const bool sends = step.kind == ScheduleStep::Kind::send;
+  const BufferRegion& region = sends ? step.from : step.to;
+  Message& message = messages_[index];
+  message = Message{};
+  message.data = region.bytes == 0 ? nullptr : at(region);
+  message.bytes = region.bytes;
+  message.peer = group->world_rank(step.peer);
+  message.tag = {group->number(), static_cast<std::uint32_t>(sequence), step.number};
+  message.owner = this;
+  message.index = index;
+  if (sends) message.sent = group->counter(*this, step.peer);
+  state_[index] = kUnderWay;
+  Transport& transport = group->world().transport();
+  sends ? transport.send(message) : transport.receive(message);
+}
+
+/// False: not yet its turn.
+bool ScheduleExecutor::start_native(std::uint32_t index) {
+  if (!group->begin_native_in_order(*this)) return false;
+  const ScheduleStep& step = schedule_->steps[index];
+  const ReduceOp::Kind reduce = call.op.kind;
+  const bool adds = reduce == ReduceOp::Kind::avg || reduce == ReduceOp::Kind::premul_sum;
+  native_ = {.kind = call.kind,
+             .dtype = call.out.dtype,
+             .reduce = adds ? ReduceOp::Kind::sum : reduce,
+             .count = part_count(call, group->size()),
+             .root = call.root,
+             .in = step.from.bytes == 0 ? nullptr : at(step.from),
+             .out = step.to.bytes == 0 ? nullptr : at(step.to),
+             .group = group->native(),
+             .copy = copy,
+             .owner = this,
+             .index = index};
+  state_[index] = kUnderWay;
+  group->world().transport().native()->start(native_);
+  return true;
+}
+
+void ScheduleExecutor::native_done(NativeRequest& collective) noexcept {
+  group->count_native(*this);
+  step_done(collective.index);
+  group->world().make_runnable(*this);
+}
+
+std::size_t ScheduleExecutor::compute(const ScheduleStep& step) {
+  if (step.kind == ScheduleStep::Kind::copy) {
+    copy_bytes(at(step.to), at(step.from), step.to.bytes, false);
+    return step.to.bytes;
+  }
+  ReduceOp op = call.op;
+  const bool plain = step.arithmetic == ReducePhase::partial;
+  if (op.kind == ReduceOp::Kind::premul_sum && step.arithmetic != ReducePhase::whole) op = ReduceOp::sum();
+  if (op.kind == ReduceOp::Kind::avg && plain) op = ReduceOp::sum();
+  sources_.clear();
+  for (std::uint32_t i = 0; i < step.sources; ++i) sources_.push_back(at(schedule_->sources[step.first_source + i]));
+  std::span<const double> factors;
+  if (step.factors.bytes != 0) factors = {reinterpret_cast<const double*>(at(step.factors)), step.sources};
+  const DType dtype = call.out.dtype;
+  reduce_tree(op, dtype, sources_, factors, at(step.to), step.to.bytes / size_of(dtype));
+  return step.to.bytes * step.sources;
+}
+
+void ScheduleExecutor::begin() {
+  if (ready()) group->world().make_runnable(*this);
+}
+
+bool ScheduleExecutor::run(std::size_t budget) {
+  const std::size_t before = next_ready_;
+  std::size_t moved_bytes = 0;
+  while (ready() && moved_bytes <= budget) {
+    const std::uint32_t index = ready_[next_ready_];
+    const ScheduleStep& step = schedule_->steps[index];
+    if (step.kind == ScheduleStep::Kind::native && !start_native(index)) break;
+    ++next_ready_;
+    if (is_transfer(step)) {
+      start_message(index);
+    } else if (step.kind != ScheduleStep::Kind::native) {
+      moved_bytes += compute(step);
+      step_done(index);
+    }
+  }
+  return next_ready_ != before;
+}
+
+void ScheduleExecutor::step_done(std::uint32_t index) noexcept {
+  state_[index] = kDone;
+  --left_;
+  const ScheduleStep& step = schedule_->steps[index];
+  for (std::uint32_t i = 0; i < step.followers; ++i) {
+    const std::uint32_t follower = schedule_->followers[step.first_follower + i];
+    if (--waits_[follower] == 0) ready_.push_back(follower);  // its place is reserved: this can't throw
+  }
+}
+
+void ScheduleExecutor::message_done(Message& message, std::size_t bytes) noexcept {
+  if (bytes != message.bytes && surprise_peer < 0) {
+    surprise = bytes;
+    surprise_peer = schedule_->steps[message.index].peer;
+  }
+  step_done(message.index);
+  group->world().make_runnable(*this);
+}
+
+bool ScheduleExecutor::needs(int member) const noexcept {
+  for (std::size_t i = 0; i < state_.size() && left_ != 0; ++i) {
+    const ScheduleStep& step = schedule_->steps[i];
+    if (state_[i] == kDone) continue;
+    if (step.kind == ScheduleStep::Kind::native || (is_transfer(step) && step.peer == member)) return true;
+  }
+  return false;
+}
+
+void ScheduleExecutor::give_up(std::uint32_t index) noexcept {
+  Transport& transport = group->world().transport();
+  if (schedule_->steps[index].kind == ScheduleStep::Kind::native) return transport.native()->give_up(native_);
+  transport.cancel(messages_[index]);
+}
+
+void ScheduleExecutor::cancel() noexcept {
+  for (std::size_t i = 0; i < state_.size(); ++i)
+    if (state_[i] == kUnderWay) give_up(static_cast<std::uint32_t>(i));
+  state_.clear();
+  ready_.clear();
+  next_ready_ = 0;
+  left_ = 0;
+}
+
+ProgressEngine& ScheduleExecutor::engine() const noexcept { return group->world().engine(); }
+void ScheduleExecutor::throw_failure() const { group->throw_failure(); }
+
+void ScheduleExecutor::recycle() noexcept {
+  const std::shared_ptr<HostGroup> keep = std::move(group);  // may be the last to hold the group, and with it this
+  keep->put_back(*this);
+}
+
+}  // namespace tessera::comm::host

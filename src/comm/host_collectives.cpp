@@ -1,0 +1,86 @@
+#include "tessera/comm/host_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera::comm {
+
+bool finished(Work& work) {
+  if (!work.done()) return false;
+  work.wait();
+  return true;
+}
+
+bool HostCollectives::takes_host_memory() const {
+  const std::vector<MemoryKind>& kinds = communicator_.capabilities().memory;
+  return std::find(kinds.begin(), kinds.end(), MemoryKind::host) != kinds.end();
+}
+
+void HostCollectives::exchange(ConstView in, View out, const Exchange& run) { begin(in, out, run)->wait(); }
+
+void HostCollectives::exchange_through_device(ConstView in, View out, const Exchange& run) {
+  begin_through_device(in, out, run)->wait();
+}
+
+std::unique_ptr<HostCollectives::AsyncCollective> HostCollectives::begin(ConstView in, View out, const Exchange& run) {
+  if (!takes_host_memory()) return begin_through_device(in, out, run);
+  std::unique_ptr<AsyncCollective> pending(new AsyncCollective);
+  pending->work_ = run(in, out, {});
+  return pending;
+}
+
+HostCollectives::StagingBuffer& HostCollectives::room_for(std::size_t bytes) {
+  if (stream_ == nullptr) stream_ = device_.make_stream();
+  for (const auto& room : rooms_)
+    if (!room->used && room->device.bytes() >= bytes) return *room;
+  auto room = std::make_unique<StagingBuffer>();
+  base::DeviceRuntime& device = device_;
+  room->pinned = {device.allocate_host(bytes), bytes, [&device](void* p, std::size_t n) { device.free_host(p, n); }};
+  room->device = {device.allocate(bytes), bytes, [&device](void* p, std::size_t n) { device.free(p, n); }};
+  return *rooms_.emplace_back(std::move(room));
+}
+
+std::unique_ptr<HostCollectives::AsyncCollective> HostCollectives::begin_through_device(ConstView in, View out,
+                                                                                        const Exchange& run) {
+  const std::size_t second = (in.bytes() + base::kAlignment - 1) / base::kAlignment * base::kAlignment;
+  StagingBuffer& room = room_for(second + std::max<std::size_t>(1, out.bytes()));
+  if (in.bytes() > 0) std::memcpy(room.pinned.data(), in.data, in.bytes());
+  device_.copy(*stream_, base::CopyDirection::host_to_device, room.device.data(), room.pinned.data(), in.bytes());
+  std::byte* const result = room.device.bytes_at(second);
+  run({room.device.data(), in.count, in.dtype, device_.device()}, {result, out.count, out.dtype, device_.device()},
+      {.after = stream_.get()})
+      .wait_on(*stream_);
+  device_.copy(*stream_, base::CopyDirection::device_to_host, room.pinned.bytes_at(second), result, out.bytes());
+  std::unique_ptr<AsyncCollective> pending(new AsyncCollective);
+  pending->room_ = &room;
+  pending->out_ = out;
+  pending->offset_ = second;
+  pending->arrived_ = stream_->record();
+  room.used = true;
+  return pending;
+}
+
+/// A room whose exchange nobody saw end may still be at work: it is not used again.
+HostCollectives::AsyncCollective::~AsyncCollective() = default;
+
+bool HostCollectives::AsyncCollective::done() {
+  if (done_) return true;
+  if (room_ == nullptr) return done_ = finished(work_);
+  if (!arrived_.done()) return false;
+  wait();
+  return true;
+}
+
+void HostCollectives::AsyncCollective::wait() {
+  if (room_ == nullptr) return work_.wait();
+  arrived_.wait();
+  finish();
+}
+
+void HostCollectives::AsyncCollective::finish() {
+  if (out_.bytes() > 0) std::memcpy(out_.data, room_->pinned.bytes_at(offset_), out_.bytes());
+  room_->used = false;  // another's from here on
+  done_ = true;
+}
+
+}  // namespace tessera::comm

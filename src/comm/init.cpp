@@ -1,0 +1,162 @@
+#include "tessera/comm/init.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/bootstrap/rendezvous.h"
+#include "tessera/comm/bootstrap/thread_bootstrap.h"
+#include "tessera/comm/core/env_variables.h"
+#include "tessera/comm/core/worlds.h"
+#include "tessera/comm/plugins/builtin.h"
+#include "tessera/comm/registry.h"
+#include "tessera/comm/staging.h"
+
+namespace tessera::comm {
+namespace {
+
+BackendOptions world_options(const InitOptions& config) {
+  BackendOptions options;
+  options.communicator.timeout =
+      config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
+  options.communicator.logger = config.logger;
+  options.communicator.ledger = config.ledger;
+  options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
+  options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
+  options.progress_thread = config.progress_thread;
+  return options;
+}
+
+/// Nothing: as it suits the backend.
+std::optional<bool> deterministic(const InitOptions& config) {
+  if (config.deterministic) return config.deterministic;
+  const auto set = read_env(env::kDeterministic);
+  return set ? std::optional(parse_flag(*set, env::kDeterministic.name)) : std::nullopt;
+}
+
+std::string backend_name(const InitOptions& config) {
+  return config.backend ? *config.backend : env_or_default(env::kBackend);
+}
+
+bool takes_device_memory(const Communicator& world) {
+  const std::vector<MemoryKind>& kinds = world.capabilities().memory;
+  return std::find(kinds.begin(), kinds.end(), MemoryKind::device) != kinds.end();
+}
+
+std::unique_ptr<Communicator> decorated(std::unique_ptr<Communicator> world, const InitOptions& config,
+                                        const BackendOptions& options) {
+  const bool ipc =
+      config.device_ipc ? *config.device_ipc : parse_flag(env_or_default(env::kDeviceIpc), env::kDeviceIpc.name);
+  if (config.device != nullptr && !config.device->host_accessible() && !takes_device_memory(*world)) {
+    StagingOptions staging{.algorithms = options.algorithms};
+    staging.ipc = ipc;
+    world = stage(std::move(world), config.device, std::move(staging));
+  }
+  return config.decorate ? config.decorate(std::move(world)) : std::move(world);
+}
+
+std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const BackendOptions& options) {
+  if (launch.size == 1) return make_thread_bootstraps(1, options.communicator.timeout).front();
+  return rendezvous({.launch = launch,
+                     .timeout = options.communicator.timeout,
+                     .master = env_or_default(env::kMaster),
+                     .token = env_or_default(env::kToken),
+                     .host_id = env_or_default(env::kHostId)});
+}
+
+/// The communicators of ranks that are threads, so that the first to fail can stop the others.
+class ThreadRanks {
+ public:
+  explicit ThreadRanks(int ranks) : members_(static_cast<std::size_t>(ranks)) {}
+
+  void enter(int rank, Communicator* member) {
+    const std::lock_guard lock(mutex_);
+    members_[static_cast<std::size_t>(rank)] = member;
+  }
+  /// Keeps the first error and stops everybody else.
+  void fail(ThreadBootstrap& bootstrap, int rank, std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (error_ != nullptr) return;
+    error_ = std::move(error);
+    bootstrap.abandon();
+    for (Communicator* member : members_)
+      if (member != nullptr) member->abort("rank " + std::to_string(rank) + " left with an exception");
+  }
+  void rethrow() const {
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Communicator*> members_;
+  std::exception_ptr error_;
+};
+
+void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Communicator>()>& create,
+              ThreadRanks& crew, const std::function<void(Communicator&)>& body) {
+  const int rank = bootstrap.rank();
+  try {
+    const std::unique_ptr<Communicator> world = create();
+    crew.enter(rank, world.get());
+    try {
+      body(*world);
+    } catch (...) {
+      crew.fail(bootstrap, rank, std::current_exception());
+    }
+    crew.enter(rank, nullptr);  // before it goes
+  } catch (...) {
+    crew.fail(bootstrap, rank, std::current_exception());
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> init(InitOptions config) {
+  const Launch launch = config.launch ? *config.launch : resolve_launch();
+  const BackendOptions options = world_options(config);
+  return decorated(
+      make_world(backend_name(config), gather_ranks(launch, options), launch, options, deterministic(config)), config,
+      options);
+}
+
+void run_threads(int ranks, const InitOptions& config, const std::function<void(Communicator&)>& body) {
+  if (ranks < 1) throw InvalidUsage("run_threads: needs at least one rank, not " + std::to_string(ranks));
+  const BackendOptions options = world_options(config);
+  const std::string backend = backend_name(config);
+  const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
+  ThreadRanks crew(ranks);
+  std::vector<std::thread> threads;
+  for (const auto& bootstrap : bootstraps)
+    threads.emplace_back([&, bootstrap] {
+      run_rank(
+          *bootstrap,
+          [&] {
+            const Launch launch{.launcher = "threads", .rank = bootstrap->rank(), .size = ranks, .job = {}};
+            return decorated(make_world(backend, bootstrap, launch, options, deterministic(config)), config, options);
+          },
+          crew, body);
+    });
+  for (std::thread& thread : threads) thread.join();
+  crew.rethrow();
+}
+
+std::span<const EnvVariable> variables() {
+  static const std::vector<EnvVariable> kAll = [] {
+    std::vector<EnvVariable> all = {env::kAlgo,          env::kBackend,        env::kCheck,   env::kCma,
+                                    env::kDeterministic, env::kDeviceIpc,      env::kHostId,  env::kLauncher,
+                                    env::kLocalRank,     env::kLocalWorldSize, env::kMaster,  env::kPluginPath,
+                                    env::kRank,          env::kRunId,          env::kTimeout, env::kToken,
+                                    env::kWorldSize};
+    for (const Backend* backend : builtin_backends())
+      all.insert(all.end(), backend->variables.begin(), backend->variables.end());
+    std::sort(all.begin(), all.end(), [](const EnvVariable& a, const EnvVariable& b) { return a.name < b.name; });
+    return all;
+  }();
+  return kAll;
+}
+
+}  // namespace tessera::comm

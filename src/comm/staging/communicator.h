@@ -1,0 +1,70 @@
+// The communicator that stands before the inner one.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tessera/comm/staging/ipc_state.h"
+#include "tessera/comm/staging/pipeline.h"
+
+namespace tessera::comm::staging {
+
+class StagedCommunicator final : public Communicator {
+ public:
+  StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StagingPipeline> engine);
+  /// Of the world: collective. Asks the others whether memory of the device goes by windows.
+  void negotiate_ipc();
+  ~StagedCommunicator() override;
+  const Capabilities& capabilities() const noexcept override { return capabilities_; }
+
+  // Under the engine's lock:
+  Work issue(const OpDesc& call) { return forward_to(*inner_, call); }
+  Buffer take_region(std::size_t bytes);
+  void give_region(Buffer region);
+  /// Whether all that was called before the part, and must be issued before it, has been.
+  bool may_issue(StagedTransfer& part);
+  void enter(StagedTransfer& part);
+  void leave(StagedTransfer& part) noexcept;
+  void end_operation() noexcept { in_flight_.fetch_sub(1); }
+  /// Null: these ranks don't read each other's memory.
+  IpcState* sharing() noexcept { return sharing_ ? &*sharing_ : nullptr; }
+  bool aborted() const noexcept { return aborted_.load(); }
+  void abort_inner(const std::string& why) noexcept { inner_->abort(why); }
+
+ private:
+  Work do_start(const OpDesc& call) override;
+  Work do_batch(std::span<const OpDesc> parts) override;
+  std::unique_ptr<Communicator> do_split(int color, int key) override;
+  Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
+  void do_abort(std::string_view reason) noexcept override;
+  void do_after(Stream& stream) override;
+  void do_meter(TrafficStats& snapshot) const override;
+  std::string_view do_last_algorithm() const noexcept override;
+
+  Work submit(std::span<const OpDesc> calls, Event after);
+  void check_memory(const OpDesc& call) const;
+  void wait_until_issued();
+  void share_here();
+  void close_windows() noexcept;
+
+  const std::shared_ptr<StagingPipeline> engine_;
+  const std::unique_ptr<Communicator> inner_;
+  std::unique_ptr<Communicator> closing_;  ///< the world's where there are windows: its ranks leave together
+  Capabilities capabilities_;
+  std::optional<IpcState> sharing_;
+  Event after_;
+  /// Calls that must be issued in their order: the collectives, and the messages to and from each peer.
+  std::map<std::pair<OpKind, int>, std::deque<StagedTransfer*>> lanes_;
+  std::multimap<std::size_t, Buffer> regions_;  ///< idle ones, by size
+  std::atomic<int> unissued_{0};                ///< parts on lanes
+  std::atomic<int> in_flight_{0};               ///< operations
+  std::atomic<bool> aborted_{false};
+};
+
+/// Whether the call moves memory of a device.
+bool on_device(const OpDesc& call) noexcept;
+
+}  // namespace tessera::comm::staging

@@ -1,0 +1,279 @@
+#include "tessera/comm/staging/ipc_transfer.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/staging/communicator.h"
+
+namespace tessera::comm::staging {
+namespace {
+
+/// What all ranks of a call must agree on, mixed into a number: a different one is a different call.
+std::uint64_t number_of(const OpDesc& call, int ranks) {
+  std::uint64_t number = 0;
+  const auto mix = [&number](std::uint64_t x) { number = (number ^ x) * 0x9e3779b97f4a7c15U + (number >> 29U); };
+  mix(static_cast<std::uint64_t>(call.kind));
+  mix(static_cast<std::uint64_t>(call.in.dtype));
+  mix(static_cast<std::uint64_t>(call.op.kind));
+  mix(static_cast<std::uint64_t>(call.root));
+  if (call.op.kind == ReduceOp::Kind::avg) mix(static_cast<std::uint64_t>(call.op.scalar));
+  const auto all = static_cast<std::uint64_t>(ranks);
+  switch (call.kind) {  // elements that every rank knows
+    case OpKind::all_gather:
+    case OpKind::broadcast:
+      mix(call.out.count);
+      break;
+    case OpKind::scatter:
+      if (call.in_counts.empty()) mix(call.out.count * all);
+      break;
+    case OpKind::gather:
+      if (call.out_counts.empty()) mix(call.in.count * all);
+      break;
+    case OpKind::all_to_all:
+      if (call.in_counts.empty()) mix(call.in.count);
+      break;
+    default:
+      mix(call.in.count);
+  }
+  return number;
+}
+
+const std::byte* at(const void* data, std::size_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
+
+}  // namespace
+
+IpcTransfer::IpcTransfer(StagedOperation& operation, const OpDesc& call)
+    : operation_(operation),
+      call_(call),
+      sharing_(*operation.communicator().sharing()),
+      rank_(operation.communicator().rank()),
+      ranks_(operation.communicator().size()),
+      reads_(call, rank_, ranks_),
+      size_(size_of(call.in.dtype)),
+      name_(std::string(name_of(call.kind)) +
+            (operation.label().empty() ? "" : " (" + std::string(operation.label()) + ")")),
+      mine_(static_cast<std::size_t>(ranks_)),
+      theirs_(mine_.size()),
+      sources_(mine_.size()),
+      sums_(mine_.size()),
+      votes_(mine_.size()) {}
+
+bool IpcTransfer::advance(bool may_begin) {
+  if (stage_ == Stage::waiting && !may_begin) return false;
+  try {
+    return step();
+  } catch (const Timeout& error) {  // of an operation that the caller doesn't know, and so is the next
+    throw Timeout(name_ + ": " + error.what());
+  } catch (const PeerLost& error) {
+    throw PeerLost(name_ + ": " + error.what());
+  } catch (const std::exception& error) {
+    operation_.communicator().abort_inner(error.what());
+    throw;
+  }
+}
+
+bool IpcTransfer::step() {
+  if (talking_) {
+    if (!work_.done()) return false;
+    work_.wait();
+    work_ = {};
+    talking_ = false;
+    for (int r = 0; r < ranks_; ++r)
+      if (r != rank_) sharing_.count_told(told_.kind, r, told_.bytes);
+  }
+  if (!event_.done()) return false;
+  event_ = {};
+  switch (stage_) {
+    case Stage::waiting:
+      offer();
+      return true;
+    case Stage::offering:
+      decide();
+      return true;
+    case Stage::voting:
+      if (std::find(votes_.begin(), votes_.end(), 0) == votes_.end()) {
+        read();
+      } else {
+        give_up();
+      }
+      return true;
+    case Stage::reading:
+      talk(OpKind::barrier, {}, {}, reads_.second_round() ? Stage::meeting : Stage::parting);
+      return true;
+    case Stage::meeting:
+      collect();
+      return true;
+    case Stage::collecting:
+      talk(OpKind::barrier, {}, {}, Stage::parting);
+      return true;
+    case Stage::parting:
+      count_bytes();
+      stage_ = Stage::done;
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// An operation of the host's, over the communicator that everything else goes over: one failure ends both.
+void IpcTransfer::talk(OpKind kind, ConstView in, View out, Stage stage) {
+  work_ = operation_.communicator().issue(
+      {.kind = kind, .in = in, .out = out, .timeout = operation_.time_left(), .label = name_});
+  talking_ = true;
+  stage_ = stage;
+  told_ = {kind, kind == OpKind::all_to_all ? in.bytes() / static_cast<std::size_t>(ranks_) : in.bytes()};
+}
+
+void IpcTransfer::offer() {
+  static_assert(std::is_trivially_copyable_v<IpcDescriptor>);
+  for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = offer_to(r);
+  // Whether the call goes this way is everybody's business, not only the readers'.
+  const bool usable = std::all_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.usable; });
+  const bool fresh = std::any_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.fresh; });
+  for (IpcDescriptor& offer : mine_) {
+    offer.usable = usable;
+    offer.fresh = fresh;
+  }
+  const auto bytes_of = [](std::vector<IpcDescriptor>& offers) {
+    return View{offers.data(), offers.size() * sizeof(IpcDescriptor), DType::u8, {}};
+  };
+  talk(OpKind::all_to_all, bytes_of(mine_), bytes_of(theirs_), Stage::offering);
+}
+
+IpcTransfer::IpcDescriptor IpcTransfer::offer_to(int reader) {
+  IpcDescriptor offer{.call = number_of(call_, ranks_)};
+  const Slice given = reads_.given(reader);
+  offer.bytes = given.count * size_;
+  offer.factor = call_.op.scalar;
+  offer.usable = !adds_up(call_.kind) || operation_.engine().sums() != nullptr;
+  if (reader == rank_) return offer;
+  if (given.count != 0) place(offer, offer.in, at(call_.in.data, given.offset * size_), offer.bytes, reader);
+  const Slice own = reads_.second_round() ? reads_.added_by(rank_) : Slice{};
+  if (own.count != 0) place(offer, offer.out, out_at(own.offset), own.count * size_, reader);
+  return offer;
+}
+
+void IpcTransfer::place(IpcDescriptor& offer, WindowLocation& where, const void* data, std::size_t bytes, int reader) {
+  if (!offer.usable) return;
+  const std::optional<WindowLocation> found = sharing_.place_of(data, bytes);
+  offer.usable = found.has_value();
+  if (!found) return;
+  where = *found;
+  offer.fresh |= !sharing_.knows(found->window, reader);
+}
+
+void IpcTransfer::decide() {
+  for (int r = 0; r < ranks_; ++r) check(theirs_[static_cast<std::size_t>(r)], r);
+  const auto usable = [](const IpcDescriptor& offer) { return offer.usable; };
+  if (!std::all_of(theirs_.begin(), theirs_.end(), usable)) return give_up();
+  const bool fresh =
+      std::any_of(theirs_.begin(), theirs_.end(), [](const IpcDescriptor& offer) { return offer.fresh; });
+  try {
+    open_all();
+    vote_ = 1;
+  } catch (const Error& error) {
+    if (!fresh) throw;
+    sharing_.complain(error.what());
+    vote_ = 0;
+  }
+  if (!fresh) return read();
+  talk(OpKind::all_gather, view_of(&vote_, 1), view_of(votes_.data(), votes_.size()), Stage::voting);
+}
+
+void IpcTransfer::check(const IpcDescriptor& offer, int owner) const {
+  const IpcDescriptor& own = mine_[static_cast<std::size_t>(rank_)];
+  if (offer.call == own.call && offer.bytes == reads_.taken(owner).count * size_) return;
+  throw Mismatch(name_ + ": rank " + std::to_string(owner) + " called something else than rank " +
+                 std::to_string(rank_) + ", which has " + std::to_string(call_.in.count) + " elements in and " +
+                 std::to_string(call_.out.count) + " out, of " + std::string(name_of(call_.in.dtype)));
+}
+
+void IpcTransfer::open_all() {
+  for (int r = 0; r < ranks_; ++r) {
+    const auto k = static_cast<std::size_t>(r);
+    if (theirs_[k].bytes != 0)
+      sources_[k] = r == rank_ ? at(call_.in.data, reads_.given(r).offset * size_) : sharing_.open(theirs_[k].in);
+    if (r != rank_ && reads_.second_round() && reads_.added_by(r).count != 0) sums_[k] = sharing_.open(theirs_[k].out);
+  }
+}
+
+void IpcTransfer::read() {
+  for (int r = 0; r < ranks_; ++r) {
+    const IpcDescriptor& offer = mine_[static_cast<std::size_t>(r)];
+    sharing_.learn(offer.in.window, r);
+    sharing_.learn(offer.out.window, r);
+  }
+  sharing_.went("ipc");
+  StagingPipeline& engine = operation_.engine();
+  if (adds_up(call_.kind)) {
+    add_up();
+  } else {
+    for (int r = 0; r < ranks_; ++r) {
+      const Slice taken = reads_.taken(r);
+      const std::byte* const from = sources_[static_cast<std::size_t>(r)];
+      if (taken.count == 0 || out_at(taken.offset) == from) continue;
+      engine.device().copy(engine.up(), CopyDirection::device_to_device, out_at(taken.offset), from,
+                           taken.count * size_);
+    }
+  }
+  event_ = engine.up().record();
+  stage_ = Stage::reading;
+}
+
+void IpcTransfer::add_up() {
+  const Slice taken = reads_.taken(rank_);
+  if (taken.count == 0) return;
+  const std::vector<const void*> sources(sources_.begin(), sources_.end());
+  std::vector<double> factors;
+  for (const IpcDescriptor& offer : theirs_) factors.push_back(offer.factor);
+  operation_.engine().sums()->append(operation_.engine().up(), {.op = call_.op,
+                                                                .dtype = call_.in.dtype,
+                                                                .sources = sources.data(),
+                                                                .factors = factors.data(),
+                                                                .source_count = ranks_,
+                                                                .out = out_at(taken.offset),
+                                                                .count = taken.count});
+}
+
+/// The second round of all_reduce.
+void IpcTransfer::collect() {
+  StagingPipeline& engine = operation_.engine();
+  for (int r = 0; r < ranks_; ++r) {
+    const Slice slice = reads_.added_by(r);
+    if (r == rank_ || slice.count == 0) continue;
+    engine.device().copy(engine.up(), CopyDirection::device_to_device, out_at(slice.offset),
+                         sums_[static_cast<std::size_t>(r)], slice.count * size_);
+  }
+  event_ = engine.up().record();
+  stage_ = Stage::collecting;
+}
+
+/// What the others have read here.
+void IpcTransfer::count_bytes() {
+  for (int r = 0; r < ranks_; ++r) {
+    std::size_t count = reads_.given(r).count;
+    if (reads_.second_round()) count += reads_.added_by(rank_).count;
+    if (r != rank_) sharing_.count_read(call_.kind, r, count * size_);
+  }
+}
+
+void IpcTransfer::give_up() {
+  sharing_.went({});
+  stage_ = Stage::staged;
+}
+
+std::byte* IpcTransfer::out_at(std::size_t element) const {
+  return static_cast<std::byte*>(call_.out.data) + element * size_;
+}
+
+bool IpcTransfer::drained() {
+  if (talking_ && !work_.done()) return false;
+  try {
+    return event_.done();
+  } catch (const std::exception&) {
+    return true;  // a device that is broken copies nothing any more
+  }
+}
+
+}  // namespace tessera::comm::staging

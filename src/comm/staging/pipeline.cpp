@@ -1,0 +1,92 @@
+#include "tessera/comm/staging/pipeline.h"
+
+#include "tessera/comm/core/backoff.h"
+
+namespace tessera::comm::staging {
+
+using namespace std::chrono_literals;
+
+StagingPipeline::StagingPipeline(std::shared_ptr<DeviceRuntime> device, StagingOptions options)
+    : device_(std::move(device)),
+      options_(std::move(options)),
+      down_(device_->make_copy_stream()),
+      up_(device_->make_copy_stream()),
+      thread_([this] { run(); }) {}
+
+StagingPipeline::~StagingPipeline() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_one();
+  thread_.join();
+}
+
+void StagingPipeline::add(StagedOperation& operation) {
+  operation.retain();
+  active_.push_back(&operation);
+  operation.advance();
+  work_.notify_one();
+}
+
+bool StagingPipeline::try_advance() noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock.owns_lock() && advance_locked();
+}
+
+bool StagingPipeline::advance_locked() noexcept {
+  bool moved = false;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    StagedOperation& operation = *active_[i];
+    if (!operation.finished()) moved |= operation.advance();
+    if (operation.finished()) {
+      operation.release();
+    } else {
+      active_[kept++] = &operation;
+    }
+  }
+  active_.resize(kept);
+  return moved;
+}
+
+bool StagingPipeline::drive(const std::function<bool()>& condition, Clock::time_point until) {
+  struct Waiting {
+    std::atomic<int>& count;
+    explicit Waiting(std::atomic<int>& waiters) : count(waiters) { count.fetch_add(1); }
+    ~Waiting() { count.fetch_sub(1); }
+  } const waiting(waiters_);
+  Backoff pause;
+  while (!condition()) {
+    if (try_advance()) {
+      pause = {};
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now >= until) return condition();
+    pause(until - now);
+  }
+  return true;
+}
+
+void StagingPipeline::run() noexcept {
+  std::unique_lock lock(mutex_);
+  Backoff pause;
+  while (!stop_) {
+    if (active_.empty()) {
+      work_.wait(lock, [this] { return stop_ || !active_.empty(); });
+      pause = {};
+      continue;
+    }
+    const bool moved = waiters_.load() == 0 && advance_locked();
+    lock.unlock();
+    if (moved) {
+      pause = {};
+    } else {
+      pause(500us);
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace tessera::comm::staging

@@ -1,0 +1,75 @@
+// What moves staged calls on, one for all communicators of a rank: two streams for copies, and a thread for the time
+// when nobody waits.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tessera/comm/algorithms.h"
+#include "tessera/comm/kernels/device_reduce.h"
+#include "tessera/comm/staging/ipc_windows.h"
+#include "tessera/comm/staging/staged_operation.h"
+
+namespace tessera::comm::staging {
+
+/// Nothing is ever put on the two streams that has to wait for something: what a call comes after is asked for first.
+/// So copies of one call never stand behind the dependencies of another, which might be that very call.
+class StagingPipeline {
+ public:
+  StagingPipeline(std::shared_ptr<DeviceRuntime> device, StagingOptions options);
+  ~StagingPipeline();
+  StagingPipeline(const StagingPipeline&) = delete;
+  StagingPipeline& operator=(const StagingPipeline&) = delete;
+
+  DeviceRuntime& device() noexcept { return *device_; }
+  const std::shared_ptr<DeviceRuntime>& shared_device() const noexcept { return device_; }
+  const StagingOptions& options() const noexcept { return options_; }
+  /// All ranks of the world have agreed that device memory goes by windows. Once, before anything else.
+  void share(AlgorithmTable algorithms) {
+    windows_ = std::make_shared<IpcWindows>(device_);
+    sums_ = device_->find<DeviceReduceKernels>();
+    algorithms_ = std::move(algorithms);
+  }
+  /// Null: memory of the device is staged.
+  const std::shared_ptr<IpcWindows>& windows() const noexcept { return windows_; }
+  /// Null: this device has none.
+  const DeviceReduceKernels* sums() const noexcept { return sums_; }
+  /// What the user wants calls to be carried by.
+  const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
+  /// Guards everything of every staged communicator, and the inner communicators while anything is in flight on them.
+  std::mutex& mutex() noexcept { return mutex_; }
+  Stream& down() noexcept { return *down_; }
+  Stream& up() noexcept { return *up_; }
+
+  /// Under the lock.
+  void add(StagedOperation& operation);
+  /// Moves everything on, unless somebody else is at it. True: something moved.
+  bool try_advance() noexcept;
+  /// Drives until `condition`, which is asked without the lock, or `until`. True: it holds.
+  bool drive(const std::function<bool()>& condition, Clock::time_point until);
+
+ private:
+  bool advance_locked() noexcept;
+  void run() noexcept;
+
+  const std::shared_ptr<DeviceRuntime> device_;
+  const StagingOptions options_;
+  const std::unique_ptr<Stream> down_;
+  const std::unique_ptr<Stream> up_;
+  std::shared_ptr<IpcWindows> windows_;
+  const DeviceReduceKernels* sums_ = nullptr;
+  AlgorithmTable algorithms_;
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::vector<StagedOperation*> active_;  ///< in the order of their calls
+  std::atomic<int> waiters_{0};
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm::staging

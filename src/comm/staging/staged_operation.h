@@ -1,0 +1,130 @@
+// One call in flight on a staged communicator: a state machine that whoever drives moves on.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/device_runtime.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/staging/chunk_plan.h"
+#include "tessera/comm/staging/ipc_transfer.h"
+
+namespace tessera::comm::staging {
+
+using Clock = std::chrono::steady_clock;
+
+class StagingPipeline;
+class StagedOperation;
+class StagedCommunicator;
+
+/// One chunk on its way.
+struct ChunkInFlight {
+  enum class Stage : std::uint8_t { down, moving, up };
+  Stage stage = Stage::down;
+  std::size_t index = 0;
+  Chunk chunk;
+  std::byte* region = nullptr;
+  Event event;  ///< of the copies
+  Work work;
+};
+
+/// A call, or a part of a batch. Where the ranks can't read each other's memory, its chunks go down, between the ranks,
+/// and up, each in order.
+class StagedTransfer {
+ public:
+  StagedTransfer(StagedOperation& operation, const OpDesc& call, bool staged);
+  StagedTransfer(const StagedTransfer&) = delete;
+  StagedTransfer& operator=(const StagedTransfer&) = delete;
+
+  /// Takes regions for so many chunks more (at most for all that are left).
+  void widen(std::size_t chunks);
+  /// Moves what can be. `may_issue`: what was called before it on its lane has been issued.
+  bool advance(bool may_issue);
+  /// After a failure: true when nothing of it is under way any more.
+  bool drained();
+  void give_back();
+
+  bool issued() const noexcept { return shared_ ? shared_->told() : issued_ == chunks_; }
+  bool done() const noexcept { return shared_ ? shared_->done() : landed_ == chunks_; }
+  bool moving() const noexcept;  ///< some chunk is with the inner communicator
+  const OpDesc& call() const noexcept { return call_; }
+
+ private:
+  bool begin_chunk();
+  bool issue_next();
+  bool land();
+  void copy_down(ChunkInFlight& flight);
+  void issue(ChunkInFlight& flight);
+  bool land_first(ChunkInFlight& flight);
+
+  StagedOperation& operation_;
+  OpDesc call_;
+  std::vector<std::size_t> in_counts_;
+  std::vector<std::size_t> out_counts_;
+  std::optional<IpcTransfer> shared_;  ///< nothing: staged, or memory of the host
+  std::optional<ChunkPlan> plan_;      ///< nothing: memory of the host, handed on as it is
+  std::size_t chunks_ = 1;
+  std::size_t begun_ = 0;
+  std::size_t issued_ = 0;
+  std::size_t landed_ = 0;
+  std::deque<ChunkInFlight> flights_;
+  std::vector<Buffer> regions_;
+  std::vector<std::byte*> idle_;
+};
+
+class StagedOperation final : public WorkState {
+ public:
+  static constexpr std::uint32_t kGood = 1;
+  static constexpr std::uint32_t kFailed = 2;
+
+  StagedOperation(std::shared_ptr<StagingPipeline> engine, StagedCommunicator& communicator,
+                  std::span<const OpDesc> calls, Event after);
+
+  bool done() noexcept override;
+  bool wait_until(Clock::time_point until) override;
+  void wait() override;
+  void wait_on(Stream& stream) override;
+
+  // Under the engine's lock:
+  bool advance() noexcept;
+  bool finished() const noexcept { return finished_.load() != 0; }
+  StagedCommunicator& communicator() noexcept { return communicator_; }
+  StagingPipeline& engine() noexcept { return *engine_; }
+  std::string_view label() const noexcept { return label_; }
+  /// At least a moment: what begins late fails by itself.
+  std::chrono::milliseconds time_left() const;
+  std::deque<StagedTransfer>& parts() noexcept { return parts_; }
+
+ protected:
+  void recycle() noexcept override { delete this; }
+
+ private:
+  ~StagedOperation() override = default;
+  bool begun();
+  bool advance_parts();
+  void check_deadline();
+  void fail(std::exception_ptr error) noexcept;
+  void finish() noexcept;
+
+  const std::shared_ptr<StagingPipeline> engine_;
+  StagedCommunicator& communicator_;  ///< while in flight
+  const Clock::time_point deadline_;
+  const std::chrono::milliseconds timeout_;
+  const std::string name_;
+  const std::string label_;
+  Event after_;
+  bool begun_ = false;
+  std::deque<StagedTransfer> parts_;
+  std::exception_ptr error_;
+  std::unique_ptr<HostEvent> signal_;
+  Event reached_;
+  std::atomic<std::uint32_t> finished_{0};
+};
+
+}  // namespace tessera::comm::staging

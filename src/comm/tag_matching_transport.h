@@ -1,0 +1,78 @@
+// A Transport over a Wire. Short messages travel in notes and are copied once on either side. Long ones are announced
+// by the sender and asked for by the receiver, whichever comes first; only when both have happened do they move,
+// straight between the two buffers. So nothing long is ever under way that nobody waits for, every size is known to the
+// other side before memory is written. A message that is given up has not begun, or ends soon, since both sides poll; a
+// receive that was asked for leaves a sink in its place until the sender has answered.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/link.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera::comm {
+
+class TESSERA_API TagMatchingTransport final : public Transport, private LinkEvents {
+ public:
+  using WireFactory = std::function<std::unique_ptr<Link>(LinkEvents& events)>;
+  TagMatchingTransport(const Bootstrap& bootstrap, TransportEvents& events, const WireFactory& make_wire);
+  ~TagMatchingTransport() override;
+
+  void send(Message& message) noexcept override;
+  void receive(Message& message) noexcept override;
+  void cancel(Message& message) noexcept override;
+  void discard_communicator(std::uint32_t communicator) noexcept override;
+  bool poll(bool with_health_check) noexcept override;
+  bool needs_polls() const noexcept override;
+  ProgressWaiter& sleeper() noexcept override;
+  NativeCollectives* native() noexcept override;
+  void close(bool failed) noexcept override;
+
+ private:
+  struct MatchQueues;
+  struct UnexpectedMessage;
+  struct DrainBuffer;
+
+  void note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  void bulk_done(Message& message) noexcept override;
+  void bulk_failed(Message& message, const std::string& why) noexcept override;
+  void peer_lost(int peer, const std::string& why) noexcept override;
+  void wire_failed(const std::string& why) noexcept override;
+
+  AmHeader header_of(AmHeader::Kind kind, const Message& message, std::uint64_t slot) const noexcept;
+  void send_note(AmHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept;
+  void send_content(Message& message) noexcept;
+  void start_bulk_send(Message& message, const AmHeader& ask) noexcept;
+  void match(Message& receive, const AmHeader& header, std::span<const std::byte> payload) noexcept;
+  bool end_bulk(Message& message, bool may_come) noexcept;
+  void post_drain(const Message& instead_of, std::uint64_t slot) noexcept;
+  void on_cts_cancel(const AmHeader& header) noexcept;
+  void close_sink(int peer, std::uint64_t slot) noexcept;
+  void finish(Message& message, std::size_t bytes) noexcept;
+  void deliver(Message& message, std::size_t bytes) noexcept;
+  bool awaits_answers() const noexcept;
+  bool deliver_deferred() noexcept;
+
+  const int rank_;
+  const std::uint32_t world_;
+  TransportEvents& events_;
+  std::unique_ptr<MatchQueues> tables_;
+  std::unique_ptr<Link> wire_;
+  std::uint64_t next_slot_ = 0;
+  Clock::time_point sinks_until_;                  ///< so long the answers to what was withdrawn may take
+  std::vector<std::pair<int, std::string>> lost_;  ///< told by the next poll(), as `failure_`
+  std::string failure_;
+  bool cancelling_ = false;
+  bool gave_up_ = false;  ///< some message, at some time
+  bool dead_ = false;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,73 @@
+// A Wire whose bulk between ranks of one host is copied by the receiver straight out of the sender's process
+// (cma.h). Everything else goes through the wire inside, and bulk so short that calls into the kernel cost more than
+// they save.
+//
+//   sender    offer   where the bytes lie, and where the offer's number does
+//   receiver          reads the bytes, then the number: if it is still the same, they were read before the sender
+//                     could give the message up and its caller write over them
+//   receiver  taken
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/base/export.h"
+#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/link.h"
+
+namespace tessera::comm {
+
+class TESSERA_API CmaLink final : public Link, private LinkEvents {
+ public:
+  using Factory = std::function<std::unique_ptr<Link>(LinkEvents& events)>;
+  /// `processes`: near_processes().
+  CmaLink(const Bootstrap& bootstrap, std::vector<int> processes, LinkEvents& events, const Factory& make_wire);
+  ~CmaLink() override;
+
+  std::size_t longest_payload() const noexcept override { return wire_->longest_payload(); }
+  bool can_send_eager() const noexcept override { return wire_->can_send_eager(); }
+  void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  void send_bulk(Message& message, std::uint64_t slot) noexcept override;
+  void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
+  CancelResult cancel_bulk(Message& message) noexcept override;
+  bool poll(bool with_health_check) noexcept override;
+  ProgressWaiter& sleeper() noexcept override { return wire_->sleeper(); }
+  NativeCollectives* native() noexcept override { return wire_->native(); }
+  void close(CloseMode how) noexcept override { wire_->close(how); }
+
+ private:
+  struct CmaSend;
+  struct CmaReceive;
+
+  void note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept override;
+  void bulk_done(Message& message) noexcept override { events_.bulk_done(message); }
+  void bulk_failed(Message& message, const std::string& why) noexcept override { events_.bulk_failed(message, why); }
+  void peer_lost(int peer, const std::string& why) noexcept override { events_.peer_lost(peer, why); }
+  void wire_failed(const std::string& why) noexcept override { events_.wire_failed(why); }
+
+  bool is_near(const Message& message) const noexcept;
+  void begin_reading(const AmHeader& header, std::span<const std::byte> payload) noexcept;
+  void end_sending(int peer, std::uint64_t slot) noexcept;
+  void release(CmaSend& sending) noexcept;
+  void release(CmaReceive& reading) noexcept;
+  void read_some(CmaReceive& reading) noexcept;
+  void send_fin(int peer, std::uint64_t slot) noexcept;
+  /// True: they were read. False: the process is gone, or the memory; `why`.
+  bool read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept;
+
+  LinkEvents& events_;
+  const int rank_;
+  const std::uint32_t world_;
+  const std::vector<int> processes_;
+  std::uint64_t number_;                            ///< of the last offer
+  std::vector<std::unique_ptr<CmaSend>> sendings_;  ///< all ever made: peers may still look at their numbers
+  std::vector<CmaSend*> sent_;                      ///< under way
+  std::vector<CmaSend*> idle_sendings_;
+  std::vector<std::unique_ptr<CmaReceive>> readings_;
+  std::size_t offered_ = 0;  ///< of `readings_`: those that can be read
+  const std::unique_ptr<Link> wire_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,68 @@
+#include "tessera/fsdp/checkpoint/directory_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <thread>
+
+#include "tessera/fsdp/types.h"
+
+namespace tessera::fsdp::checkpoint {
+
+namespace {
+
+std::string this_one() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return "process " + std::to_string(::getpid()) + " on " + host.data();
+}
+
+/// Who wrote it; nothing where that can't be read (yet).
+std::string holder(int file) {
+  std::array<char, 512> text{};
+  const ssize_t bytes = ::pread(file, text.data(), text.size(), 0);
+  return bytes > 0 ? " (" + std::string(text.data(), static_cast<std::size_t>(bytes)) + ")" : "";
+}
+
+/// False: somebody else has it, or may have. True also where the file system has no locks.
+bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR); }
+
+}  // namespace
+
+DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::milliseconds patience) {
+  std::filesystem::create_directories(folder);
+  const std::string path = folder + "/.lock";
+  // Who may write to the folder could have put a link there, to a file of this user's; or a FIFO.
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+  const int code = errno;
+  struct stat status {};
+  const bool foreign = file_ < 0 ? code == ELOOP : ::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode);
+  if (foreign) {
+    if (file_ >= 0) ::close(file_);
+    throw InvalidUsage(path + " is no regular file, so this run can't lock the folder; remove it");
+  }
+  if (file_ < 0) throw system_error("open of " + path, code);
+  constexpr std::chrono::milliseconds kPause{50};
+  bool mine = try_lock(file_);
+  for (auto waited = kPause; !mine && waited <= patience; waited += kPause) {
+    std::this_thread::sleep_for(kPause);
+    mine = try_lock(file_);
+  }
+  if (!mine) {
+    const std::string who = holder(file_);
+    ::close(file_);
+    throw InvalidUsage(folder + ": another run saves there" + who + "; give this one a folder of its own");
+  }
+  // For people: that it can't be written stops nobody.
+  const std::string text = this_one();
+  if (::ftruncate(file_, 0) == 0) static_cast<void>(::pwrite(file_, text.data(), text.size(), 0) == 0);
+}
+
+DirectoryLock::~DirectoryLock() { ::close(file_); }
+
+}  // namespace tessera::fsdp::checkpoint

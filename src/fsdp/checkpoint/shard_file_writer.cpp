@@ -1,0 +1,184 @@
+#include "tessera/fsdp/checkpoint/shard_file_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "tessera/nn/atomic_file.h"
+
+namespace tessera::fsdp::checkpoint {
+ShardFileWriter::ShardFileWriter(const std::string& folder, int rank, std::vector<TensorSlice> pieces,
+                                 std::size_t buffer_bytes)
+    : folder_(folder), most_chunks_(std::max<std::size_t>(1, buffer_bytes / kChunk)), header_(lay_out(pieces)) {
+  manifest_.rank = rank;
+  manifest_.pieces = std::move(pieces);
+  const std::string path = folder + "/" + data_name(rank);
+  file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) throw system_error("open of " + path);
+  thread_ = std::thread([this] { run(); });
+}
+
+ShardFileWriter::~ShardFileWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    given_up_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  if (file_ >= 0) ::close(file_);
+}
+
+void ShardFileWriter::append(const std::byte* data, std::size_t bytes) {
+  Chunk chunk;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return state_ == State::failed || !free_.empty() || chunks_ < most_chunks_; });
+    if (state_ == State::failed) return;
+    if (free_.empty()) {
+      ++chunks_;
+    } else {
+      chunk.copy = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  chunk.copy.reserve(kChunk);
+  chunk.copy.assign(data, data + bytes);
+  chunk.bytes = chunk.copy;
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(chunk));
+  changed_.notify_all();
+}
+
+void ShardFileWriter::append_lasting(std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back({.copy = {}, .bytes = bytes});
+  changed_.notify_all();
+}
+
+void ShardFileWriter::end() {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+ShardFileWriter::State ShardFileWriter::state() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+void ShardFileWriter::await() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return state_ != State::writing; });
+}
+
+std::string ShardFileWriter::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void ShardFileWriter::run() noexcept {
+  State state = State::done;
+  std::string failure;
+  try {
+    write_all();
+  } catch (const std::exception& error) {
+    state = State::failed;
+    failure = error.what();
+  }
+  const std::lock_guard lock(mutex_);
+  state_ = state;
+  failure_ = std::move(failure);
+  waiting_.clear();
+  free_.clear();
+  changed_.notify_all();
+}
+
+void ShardFileWriter::write_all() {
+  const auto* header = reinterpret_cast<const std::byte*>(header_.data());
+  write(header, header_.size());
+  Chunk chunk;
+  while (next(chunk)) {
+    check_finite(chunk.bytes);
+    write(chunk.bytes.data(), chunk.bytes.size());
+  }
+  if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
+  const std::string path = folder_ + "/" + data_name(manifest_.rank);
+  if (::fsync(file_) != 0) throw system_error("fsync of " + path);
+  // Some file systems say only here that there was no room.
+  if (::close(std::exchange(file_, -1)) != 0) throw system_error("close of " + path);
+  write_manifest();
+}
+
+/// Gives back the one that was written, and takes the next. False at the end.
+bool ShardFileWriter::next(Chunk& chunk) {
+  std::unique_lock lock(mutex_);
+  if (chunk.copy.capacity() > 0) free_.push_back(std::move(chunk.copy));
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return given_up_ || ended_ || !waiting_.empty(); });
+  if (given_up_) throw SystemError("the save was given up");
+  if (waiting_.empty()) return false;
+  chunk = std::move(waiting_.front());
+  waiting_.pop_front();
+  return true;
+}
+
+void ShardFileWriter::write(const std::byte* data, std::size_t bytes) {
+  hash(data, bytes);
+  while (bytes > 0) {
+    const ssize_t done = ::pwrite(file_, data, bytes, static_cast<off_t>(manifest_.file_bytes));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) throw system_error("write of " + folder_ + "/" + data_name(manifest_.rank));
+    data += done;
+    bytes -= static_cast<std::size_t>(done);
+    manifest_.file_bytes += static_cast<std::uint64_t>(done);
+  }
+}
+
+/// Of the bytes that come next in the file; a chunk has bytes of one piece only.
+void ShardFileWriter::check_finite(std::span<const std::byte> bytes) {
+  const auto& pieces = manifest_.pieces;
+  while (piece_ < pieces.size() && manifest_.file_bytes >= pieces[piece_].offset + pieces[piece_].bytes()) ++piece_;
+  if (piece_ == pieces.size()) return;
+  const TensorSlice& piece = pieces[piece_];
+  if (piece.what < Checkpoint::kValue) return;  // a buffer may hold a mask of infinities
+  finite_ = finite_ && base::all_finite(piece.dtype, bytes);
+}
+
+void ShardFileWriter::hash(const std::byte* data, std::size_t bytes) {
+  while (bytes > 0) {
+    if (begun_.empty() && bytes >= kBlock) {  // a whole block where it lies
+      manifest_.blocks.push_back(hash64(data, kBlock));
+      data += kBlock;
+      bytes -= kBlock;
+      continue;
+    }
+    const std::size_t more = std::min(bytes, kBlock - begun_.size());
+    begun_.insert(begun_.end(), data, data + more);
+    data += more;
+    bytes -= more;
+    if (begun_.size() < kBlock) continue;
+    manifest_.blocks.push_back(hash64(begun_.data(), kBlock));
+    begun_.clear();
+  }
+}
+
+void ShardFileWriter::write_manifest() {
+  const std::string text = to_text(manifest_);
+  nn::write_file_atomically(folder_ + "/" + manifest_name(manifest_.rank), text);
+  manifest_hash_ = hash128(text);
+}
+
+void flush_folder(const std::string& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) throw system_error("open of " + folder);
+  const int done = ::fsync(file);
+  const int why = errno;
+  ::close(file);
+  errno = why;
+  if (done != 0 && why != EINVAL) throw system_error("fsync of " + folder);  // EINVAL: it has no such thing
+}
+
+}  // namespace tessera::fsdp::checkpoint

@@ -1,0 +1,92 @@
+#include "tessera/fsdp/engine/exec_order_validator.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera::fsdp {
+namespace {
+
+comm::View bytes_of(void* data, std::size_t bytes) { return {data, bytes, DType::u8, {}}; }
+template <class T>
+comm::View bytes_of(std::vector<T>& all) {
+  return bytes_of(all.data(), all.size() * sizeof(T));
+}
+
+}  // namespace
+
+ExecOrderValidator::ExecOrderValidator(comm::Communicator& world, base::DeviceRuntime& runtime)
+    : communicator_(world.split(0, world.rank())),
+      host_(*communicator_, runtime),
+      gather_([this](comm::ConstView in, comm::View out, comm::OpOptions options) {
+        options.label = "order";
+        return communicator_->all_gather(in, out, options);
+      }) {}
+
+void ExecOrderValidator::note(std::string_view what) {
+  hash_ = XXH3_64bits_withSeed(what.data(), what.size(), hash_ + 1);
+  if (noted_.size() > sizeof(OrderRecord::text)) return;
+  noted_ += ' ';
+  noted_ += what;
+}
+
+void ExecOrderValidator::forget() {
+  hash_ = told_hash_;
+  noted_.clear();
+}
+
+ExecOrderValidator::OrderRecord ExecOrderValidator::take(const std::string& next) {
+  OrderRecord told;
+  const std::string text = next + (noted_.empty() ? "" : ", after" + noted_);
+  told.hash = XXH3_64bits_withSeed(text.data(), text.size(), hash_);
+  std::copy_n(text.data(), std::min(text.size(), told.text.size() - 1), told.text.data());
+  told_hash_ = hash_;
+  noted_.clear();
+  return told;
+}
+
+void ExecOrderValidator::begin(const std::string& next) {
+  check();
+  const OrderRecord mine = take(next);
+  if (communicator_->size() == 1) return;
+  auto& exchange = exchanges_.emplace_back(std::make_unique<PendingCheck>());
+  exchange->mine = mine;
+  exchange->all.resize(static_cast<std::size_t>(communicator_->size()));
+  exchange->pending = host_.begin(bytes_of(&exchange->mine, sizeof(OrderRecord)), bytes_of(exchange->all), gather_);
+}
+
+void ExecOrderValidator::check() {
+  while (!exchanges_.empty() && exchanges_.front()->pending->done()) {
+    const std::unique_ptr<PendingCheck> oldest = std::move(exchanges_.front());
+    exchanges_.pop_front();
+    for (const OrderRecord& told : oldest->all)
+      if (told != oldest->mine) fail(oldest->all);
+  }
+}
+
+std::uint64_t ExecOrderValidator::formula_bytes() const {
+  if (communicator_->size() == 1) return 0;
+  const auto ranks = static_cast<std::uint64_t>(communicator_->size());
+  return comm::direct_bytes_sent(comm::OpKind::all_gather, ranks * sizeof(OrderRecord), 1, communicator_->size(), 0);
+}
+
+void ExecOrderValidator::agree(const std::string& next) {
+  check();
+  OrderRecord mine = take(next);
+  if (communicator_->size() == 1) return;
+  std::vector<OrderRecord> all(static_cast<std::size_t>(communicator_->size()));
+  host_.exchange(bytes_of(&mine, sizeof(OrderRecord)), bytes_of(all), gather_);
+  for (const OrderRecord& told : all)
+    if (told != mine) fail(all);
+}
+
+void ExecOrderValidator::fail(const std::vector<OrderRecord>& all) {
+  std::string text = "the ranks don't do the same:";
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    text += (rank == 0 ? " rank " : "; rank ") + std::to_string(rank) + ": " + all[rank].text.data();
+  communicator_->abort(text);  // what is still on its way is not waited for
+  throw base::Mismatch(text);
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,123 @@
+#include "tessera/fsdp/sharding_plan.h"
+
+#include <algorithm>
+
+namespace tessera::fsdp {
+namespace {
+
+/// `inside` false: of the mesh's other axes.
+std::vector<ShardingPlan::AxisSlice> cuts_along(const Axes& axes, const Mesh& mesh, bool inside) {
+  std::vector<ShardingPlan::AxisSlice> cuts;
+  const auto& all = mesh.shape().axes;
+  for (auto axis = all.rbegin(); axis != all.rend(); ++axis)
+    if (axis->size > 1 && axes.contains(axis->name) == inside)
+      cuts.push_back({axis->name, axis->size, mesh.coordinate(axis->name)});
+  return cuts;
+}
+
+ShardingPlan::OffloadedState offloaded_by(const Strategy& strategy) {
+  require_offloadable(strategy);
+  return {!strategy.param_at_rest.empty(), !strategy.gradient.empty(), !strategy.optimizer.empty()};
+}
+
+/// How many of the reductions, from the first, run for every microbatch.
+std::size_t reduced_each(const ShardingPlan& plan, const Strategy& strategy) {
+  const auto waits = [&](const ReduceStage& stage) {
+    const auto sync = strategy.sync.find(stage.axis);
+    return sync != strategy.sync.end() && sync->second.when == Sync::When::step;
+  };
+  const auto first = std::find_if(plan.reductions.begin(), plan.reductions.end(), waits);
+  for (auto stage = first; stage != plan.reductions.end(); ++stage) {
+    if (!waits(*stage))
+      throw Unsupported("strategy " + strategy.name + ": gradients can't be reduced over axis " + stage->axis +
+                        " every microbatch where they are reduced over axis " + first->axis + " before, once a step");
+    if (stage->to_kept && first != plan.reductions.begin())
+      throw Unsupported("strategy " + strategy.name + ": what is kept of gradients is sharded over axis " +
+                        stage->axis + ", so they must be reduced over it as often as over axis " +
+                        plan.reductions.front().axis);
+  }
+  return static_cast<std::size_t>(first - plan.reductions.begin());
+}
+
+std::optional<ShardingPlan::SyncPlan> periodic_of(const Strategy& strategy, const Mesh& mesh) {
+  const Axis axis = periodic_axis(strategy);
+  if (axis.empty()) return std::nullopt;
+  const Sync& sync = strategy.sync.at(axis);
+  return ShardingPlan::SyncPlan{axis, mesh.shape().size_of(axis), sync.period, sync.outer};
+}
+
+}  // namespace
+
+ElementRange narrow(ElementRange range, std::span<const ShardingPlan::AxisSlice> cuts) {
+  for (const ShardingPlan::AxisSlice& cut : cuts) {
+    const std::int64_t part = range.count() / cut.size;
+    range = {range.begin + part * cut.coordinate, range.begin + part * (cut.coordinate + 1)};
+  }
+  return range;
+}
+
+std::vector<ShardingPlan::AxisSlice> cuts_of(const Axes& axes, const Mesh& mesh) {
+  return cuts_along(axes, mesh, true);
+}
+
+ElementRange ShardingPlan::rest(std::int64_t padded) const { return narrow({0, padded}, rest_cuts); }
+ElementRange ShardingPlan::unsharded(std::int64_t padded, std::size_t gathered) const {
+  return narrow({0, padded}, std::span(rest_cuts).first(rest_cuts.size() - gathered));
+}
+ElementRange ShardingPlan::gradient_range(std::int64_t padded) const { return narrow({0, padded}, gradient_cuts); }
+ElementRange ShardingPlan::optimizer(std::int64_t padded) const { return narrow({0, padded}, optimizer_cuts); }
+
+ElementRange ShardingPlan::own(std::int64_t padded) const { return narrow(optimizer(padded), optimizer_copies); }
+ElementRange ShardingPlan::own_frozen(std::int64_t padded) const { return narrow(rest(padded), rest_copies); }
+
+ElementRange ShardingPlan::after_gathers(std::int64_t padded, std::size_t gathered) const {
+  return narrow({0, padded}, std::span(optimizer_cuts).first(optimizer_cuts.size() - gathered));
+}
+
+ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offload) {
+  validate(strategy, mesh.shape());
+  ShardingPlan plan;
+  if (cpu_offload) plan.offloaded = offloaded_by(strategy);
+  plan.rest_cuts = cuts_of(strategy.param_at_rest, mesh);
+  plan.gradient_cuts = cuts_of(strategy.gradient, mesh);
+  plan.optimizer_cuts = cuts_of(strategy.optimizer, mesh);
+  plan.rest_copies = cuts_along(strategy.param_at_rest, mesh, false);
+  plan.optimizer_copies = cuts_along(strategy.optimizer, mesh, false);
+  plan.forward_cuts = cuts_of(strategy.param_after_forward, mesh);
+  plan.periodic = periodic_of(strategy, mesh);
+  const int replicas_apart = plan.periodic ? plan.periodic->replicas : 1;
+  const auto is_periodic = [&](const Axis& axis) { return plan.periodic && plan.periodic->axis == axis; };
+  if (plan.periodic && cpu_offload)
+    throw Unsupported("cpu offload: strategy " + strategy.name + " has a period, whose state stays on the device");
+
+  if (!plan.rest_cuts.empty()) {
+    for (auto cut = plan.rest_cuts.rbegin(); cut != plan.rest_cuts.rend(); ++cut) plan.gather_axes.push_back(cut->axis);
+    plan.sharded_after_forward = !plan.forward_cuts.empty();
+    plan.keeps_secondary = plan.sharded_after_forward && plan.forward_cuts.size() < plan.rest_cuts.size();
+  } else if (plan.offloaded.parameters) {
+    plan.sharded_after_forward = !strategy.param_after_forward.empty();
+  }
+  plan.unshards_to_lease = !plan.gather_axes.empty() || plan.offloaded.parameters;
+  plan.gradient_sharded = !plan.gradient_cuts.empty() || plan.offloaded.gradients;
+  for (const ShardingPlan::AxisSlice& cut : plan.optimizer_cuts) {
+    // Only the last cut leaves what is kept; and where that is with the host, it goes there from the lease.
+    const bool to_kept =
+        !plan.gradient_cuts.empty() && cut.axis == plan.gradient_cuts.back().axis && !plan.offloaded.gradients;
+    plan.reductions.push_back({cut.axis, true, to_kept, comm::ReduceOp::sum()});
+  }
+  // From the inside out, as ranks are numbered: so sums are formed by the tree that they are on one axis.
+  const auto& axes = mesh.shape().axes;
+  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis)
+    if (axis->size > 1 && !strategy.optimizer.contains(axis->name) && !is_periodic(axis->name))
+      plan.reductions.push_back({axis->name, false, false, comm::ReduceOp::sum()});
+  if (!plan.reductions.empty()) plan.reductions.back().op = comm::ReduceOp::average_over(mesh.size() / replicas_apart);
+  plan.reduced_each = reduced_each(plan, strategy);
+  for (auto cut = plan.optimizer_cuts.rbegin(); cut != plan.optimizer_cuts.rend(); ++cut)
+    if (!strategy.param_at_rest.contains(cut->axis)) plan.gather_after_step.push_back(cut->axis);
+  if (plan.offloaded.parameters && !plan.gather_after_step.empty())
+    throw Unsupported("cpu offload: strategy " + strategy.name + " gathers parameters over axis " +
+                      plan.gather_after_step.front() + " after the step, so they have to stay on the device");
+  return plan;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,109 @@
+#include "tessera/fsdp/simulation.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+nn::Tensor token_ids(nn::Context& context, const TrainingStep& step, std::int64_t vocabulary) {
+  nn::Tensor ids = nn::Tensor::empty(context, {step.sequences, step.seq_len}, DType::i32);
+  context.device_kernels().positions(context.stream(), ids.data<std::int32_t>(), static_cast<std::size_t>(ids.count()),
+                                     static_cast<std::size_t>(vocabulary));
+  return ids;
+}
+
+void train_step(const TrainingStep& step, nn::CausalModel& model, Engine& engine) {
+  nn::Context& context = model.context();
+  for (int microbatch = 0; microbatch < step.microbatches; ++microbatch) {
+    engine.set_is_last_backward(microbatch + 1 == step.microbatches);
+    const nn::Tensor tokens = token_ids(context, step, model.config().vocabulary);
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context, &tape);
+      loss = model.loss(tokens, tokens);
+    }
+    tape.backward(loss, 1.0 / step.microbatches);
+  }
+  engine.step(1e-3);
+  engine.wait();
+}
+
+StepTimes timed(const Event& begin, const Event& end, std::vector<TraceEvent> events) {
+  StepTimes times{.step_ns = end.time_ns() - begin.time_ns(), .exposed_ns = 0, .events = std::move(events)};
+  for (const TraceEvent& event : times.events)
+    if (event.kind == base::TraceEventKind::unshard_wait || event.kind == base::TraceEventKind::reduce_wait)
+      times.exposed_ns += event.duration_ns();
+  return times;
+}
+
+/// Copies of two sizes, since a training on the host may do none.
+void time_copies(nn::Context& context) {
+  base::DeviceRuntime& runtime = context.runtime();
+  for (const std::size_t bytes : {std::size_t{1} << 12, std::size_t{1} << 22}) {
+    const Buffer from = context.memory().allocate(bytes, MemoryCategory::other);
+    const Buffer to = context.memory().allocate(bytes, MemoryCategory::other);
+    for (int i = 0; i < 3; ++i) {
+      runtime.fill(context.stream(), from.data(), 0, bytes);
+      runtime.copy(context.stream(), base::CopyDirection::device_to_device, to.data(), from.data(), bytes);
+    }
+  }
+}
+
+StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context& context, int steps) {
+  const std::unique_ptr<nn::CausalModel> model = step.make_model(context);
+  Engine engine(*model, world, step.engine);
+  engine.initialize(0);
+  StepProfile record;
+  EngineTraffic first;
+  for (int i = 0; i < steps; ++i) {
+    engine.recorder().drain();
+    const Event begin = context.stream().record();
+    train_step(step, *model, engine);
+    const Event end = context.stream().record();
+    record.steps.push_back(timed(begin, end, engine.recorder().drain()));
+    if (i == 0) first = engine.traffic();
+  }
+  record.traffic = engine.traffic() - first;
+  record.units = engine.unit_sizes();
+  record.memory = context.ledger().snapshot();
+  return record;
+}
+
+}  // namespace
+
+StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps) {
+  if (steps < 1) throw InvalidUsage("measure: " + std::to_string(steps) + " steps; 1 or more");
+  nn::KernelProfiler measurement;
+  nn::Context context({.threads = step.threads,
+                       .ledger = world.ledger(),
+                       .memory = {},
+                       .make_stream = {},
+                       .device = {},
+                       .runtime = nn::observe(base::open_device({}), measurement)});
+  time_copies(context);
+  StepProfile record = run(step, world, context, steps);
+  record.kernels = measurement.times();
+  return record;
+}
+
+StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
+                         const nn::KernelCostModel& kernels, int steps) {
+  if (steps < 1) throw InvalidUsage("foretell: " + std::to_string(steps) + " steps; 1 or more");
+  nn::KernelSimulator observer(clock, kernels);
+  const Device meta{base::DeviceType::meta, 0};
+  nn::Context context({.threads = step.threads,
+                       .ledger = world.ledger(),
+                       .memory = {},
+                       .make_stream = [&clock, meta] { return clock.make_stream(meta); },
+                       .device = meta,
+                       .runtime = nn::observe(base::open_device(meta), observer)});
+  StepProfile record = run(step, world, context, 1 + steps);
+  record.steps.erase(record.steps.begin());
+  record.kernels = kernels;
+  return record;
+}
+
+}  // namespace tessera::fsdp

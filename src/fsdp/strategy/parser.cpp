@@ -1,0 +1,125 @@
+// Strategies as text, with what carries their collectives; and whether the two fit.
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "tessera/fsdp/collective_plugin.h"
+#include "tessera/fsdp/mesh.h"
+#include "tessera/fsdp/plugin.h"
+#include "tessera/fsdp/precision.h"
+#include "tessera/fsdp/strategy.h"
+
+namespace tessera::fsdp {
+
+using comm::OpKind;
+
+namespace {
+
+struct CollectiveChoice {
+  OpKind collective;
+  std::string Strategy::*name;
+};
+constexpr std::array<CollectiveChoice, 3> kCarried = {{{OpKind::all_gather, &Strategy::all_gather},
+                                                       {OpKind::reduce_scatter, &Strategy::reduce_scatter},
+                                                       {OpKind::all_reduce, &Strategy::all_reduce}}};
+
+/// Where the first part of `text` ends: at a +, but for those in the folders of a plug-in's file.
+std::size_t end_of_part(std::string_view text) {
+  const std::size_t plus = text.find('+');
+  if (plus == std::string_view::npos || text.find('/') > plus) return plus;
+  return text.find('+', std::min(text.find(".so:"), text.size()));
+}
+
+/// "PLUGIN" or "COLLECTIVE=PLUGIN".
+void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry& registry) {
+  const std::size_t equals = part.find('=');
+  const bool all = equals == std::string_view::npos || part.find('/') < equals;
+  const std::string plugin(all ? part : part.substr(equals + 1));
+  bool found = false;
+  for (const CollectiveChoice& carried : kCarried) {
+    if (all ? !registry.has(carried.collective, plugin) : comm::name_of(carried.collective) != part.substr(0, equals))
+      continue;
+    registry.cost(carried.collective, plugin, {.ranks = 1});  // throws where it isn't known
+    strategy.*carried.name = plugin;
+    found = true;
+  }
+  if (found) return;
+  if (all && is_plugin_name(plugin)) plugin_collective(OpKind::all_gather, plugin);  // says what the file has
+  std::set<std::string> names;
+  for (const std::string& name : registry.names()) names.insert(name.substr(name.find(':') + 1));
+  std::string known;
+  for (const std::string& name : names) known += " " + name;
+  throw InvalidUsage("collectives '" + std::string(part) +
+                     "': write PLUGIN or COLLECTIVE=PLUGIN, of all_gather, reduce_scatter, all_reduce, and of" + known);
+}
+
+bool cuts(const Axes& axes, const MeshShape& mesh) {
+  return std::any_of(mesh.axes.begin(), mesh.axes.end(),
+                     [&](const MeshAxis& axis) { return axis.size > 1 && axes.contains(axis.name); });
+}
+
+/// What one collective does under a strategy: nothing, or of which type, and whether of shards or over what is updated.
+struct CollectiveUse {
+  bool used = false;
+  DType dtype = DType::f32;
+  bool shards = false;
+  bool overwrites = false;
+};
+
+CollectiveUse use_of(OpKind collective, const Strategy& strategy, const MeshShape& mesh, Precision precision) {
+  Axes replicated, after_step;
+  for (const MeshAxis& axis : mesh.axes) {
+    if (!strategy.optimizer.contains(axis.name)) replicated.insert(axis.name);
+    if (strategy.optimizer.contains(axis.name) && !strategy.param_at_rest.contains(axis.name))
+      after_step.insert(axis.name);
+  }
+  const bool sharded = cuts(strategy.optimizer, mesh);
+  if (collective == OpKind::all_gather)
+    return {sharded, precision.compute, false, cuts(after_step, mesh) && !precision.has_master_weights()};
+  if (collective == OpKind::reduce_scatter) return {sharded, precision.reduce, false, false};
+  return {cuts(replicated, mesh), periodic_axis(strategy).empty() ? precision.reduce : DType::f32, sharded, false};
+}
+
+}  // namespace
+
+Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collectives) {
+  std::size_t end = end_of_part(text);
+  Strategy strategy = strategy_named(text.substr(0, end));
+  while (end != std::string_view::npos) {
+    text.remove_prefix(end + 1);
+    end = end_of_part(text);
+    const std::string_view part = text.substr(0, end);
+    choose(strategy, part, collectives);
+    strategy.name += "+" + std::string(part);
+  }
+  return strategy;
+}
+
+void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
+                          const CollectiveRegistry& collectives) {
+  for (const CollectiveChoice& carried : kCarried) {
+    const std::string& name = strategy.*carried.name;
+    const CollectiveCapabilities can = collectives.make(carried.collective, name)->capabilities();
+    const CollectiveUse use = use_of(carried.collective, strategy, mesh, precision);
+    const std::string title = std::string(comm::name_of(carried.collective)) + " by " + name;
+    if (!use.used) continue;
+    if (!can.dtypes.empty() && std::find(can.dtypes.begin(), can.dtypes.end(), use.dtype) == can.dtypes.end()) {
+      std::string known;
+      for (const DType dtype : can.dtypes) known += " " + std::string(name_of(dtype));
+      throw InvalidUsage(title + ": of " + std::string(name_of(use.dtype)) + ", and it takes" + known +
+                         "; choose another plug-in, or another precision");
+    }
+    if (can.whole && use.shards)
+      throw InvalidUsage(title + ": needs whole flat parameters, and under strategy " + strategy.name +
+                         " each rank has a shard to reduce; choose another plug-in");
+    // [Note: gathers that round] They may write over parameters only where those are kept elsewhere: as f32 masters, or
+    // at rest. Here the owner would go on from its own values and the others from rounded ones; and were the owner's
+    // rounded too, updates smaller than the rounding would be lost.
+    if (!can.exact && use.overwrites)
+      throw InvalidUsage(title + ": it rounds, and under strategy " + strategy.name +
+                         " the parameters that it gathers after the step are the only ones there are; use 16-bit "
+                         "precision, which keeps f32 masters, or a strategy that shards parameters at rest");
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,99 @@
+#include "tessera/nn/kernel_interceptor.h"
+
+#include "tessera/nn/kernels/instrumented/instrumented_kernels.h"
+
+namespace tessera::nn {
+
+KernelInterceptor::~KernelInterceptor() = default;
+
+double KernelCostModel::seconds(const KernelInvocation& call) const {
+  const auto found = tables_.find(key(call));
+  return found == tables_.end() ? 0 : found->second.at(call.size) * factor_;
+}
+
+KernelCostModel KernelCostModel::scaled(double factor) const {
+  KernelCostModel result = *this;
+  result.factor_ *= factor;
+  return result;
+}
+
+void KernelCostModel::merge(const KernelCostModel& other) {
+  if (factor_ != 1 || other.factor_ != 1) throw InvalidUsage("kernel times: what is scaled can't be merged");
+  for (const auto& [key, table] : other.tables_) tables_[key].merge(table);
+}
+
+void KernelProfiler::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
+  const Event before = stream.record();
+  run();
+  const Event after = stream.record();
+  const std::int64_t begun = before.time_ns();
+  times_.add(call, static_cast<double>(after.time_ns() - begun) / 1e9);
+}
+
+void KernelSimulator::call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) {
+  if (!times_.has(call))
+    throw InvalidUsage("simulation: it was not measured how long " + std::string(call.kernel) + " of " +
+                       std::string(name_of(call.dtype)) + " takes");
+  run();
+  clock_.advance(stream, static_cast<std::int64_t>(times_.seconds(call) * 1e9));
+}
+
+namespace {
+
+/// Forwards everything; what does work on streams is shown to the observer.
+class InstrumentedRuntime final : public DeviceRuntime {
+ public:
+  InstrumentedRuntime(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer)
+      : DeviceRuntime(inner->device(), inner->traits()), inner_(std::move(inner)), observer_(observer) {}
+
+  DeviceRuntime& inner() { return *inner_; }
+  KernelInterceptor& observer() { return observer_; }
+
+  DeviceProperties properties() const override { return inner_->properties(); }
+  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
+  std::unique_ptr<Stream> make_copy_stream() override { return inner_->make_copy_stream(); }
+  std::unique_ptr<HostEvent> make_signal() override { return inner_->make_signal(); }
+  void* allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
+  void free(void* data, std::size_t bytes) noexcept override { inner_->free(data, bytes); }
+  IpcMemoryHandle get_ipc_handle(void* data, std::size_t bytes) override { return inner_->get_ipc_handle(data, bytes); }
+  void* open_ipc_handle(const IpcMemoryHandle& handle) override { return inner_->open_ipc_handle(handle); }
+  void close_ipc_handle(void* imported) noexcept override { inner_->close_ipc_handle(imported); }
+  void* allocate_host(std::size_t bytes) override { return inner_->allocate_host(bytes); }
+  void free_host(void* data, std::size_t bytes) noexcept override { inner_->free_host(data, bytes); }
+  void pin_host(void* data, std::size_t bytes) override { inner_->pin_host(data, bytes); }
+  void unpin_host(void* data, std::size_t bytes) noexcept override { inner_->unpin_host(data, bytes); }
+  void begin_capture(Stream& stream) override { inner_->begin_capture(stream); }
+  std::unique_ptr<Graph> end_capture(Stream& stream) override { return inner_->end_capture(stream); }
+  void synchronize() override { inner_->synchronize(); }
+  void range_begin(std::string_view what, std::string_view unit) noexcept override { inner_->range_begin(what, unit); }
+  void range_end() noexcept override { inner_->range_end(); }
+
+  void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) override {
+    observer_.call({"copy", DType::u8, static_cast<double>(bytes)}, stream,
+                   [&] { inner_->copy(stream, direction, to, from, bytes); });
+  }
+  void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) override {
+    observer_.call({"clear", DType::u8, static_cast<double>(bytes)}, stream,
+                   [&] { inner_->fill(stream, data, value, bytes); });
+  }
+  const void* find(std::string_view interface) const noexcept override {
+    static constexpr KernelFactory kEntry{[](const KernelResources& resources) {
+      auto& runtime = dynamic_cast<InstrumentedRuntime&>(resources.runtime);
+      return std::unique_ptr<DeviceKernels>(std::make_unique<InstrumentedDeviceKernels>(
+          make_kernels({runtime.inner(), resources.memory, resources.threads}), runtime.observer()));
+    }};
+    return interface == KernelFactory::kInterface ? &kEntry : inner_->find(interface);
+  }
+
+ private:
+  const std::shared_ptr<DeviceRuntime> inner_;
+  KernelInterceptor& observer_;
+};
+
+}  // namespace
+
+std::shared_ptr<DeviceRuntime> observe(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer) {
+  return std::make_shared<InstrumentedRuntime>(std::move(inner), observer);
+}
+
+}  // namespace tessera::nn

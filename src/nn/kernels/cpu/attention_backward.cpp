@@ -1,0 +1,192 @@
+#include <tuple>
+
+#include "tessera/nn/kernels/cpu/attention_block.h"
+#include "tessera/nn/kernels/cpu/tiles.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tessera/nn/kernels/cpu/attention_backward.cpp"
+#include "hwy/foreach_target.h"  // includes this file once per instruction set
+
+#include "tessera/nn/kernels/cpu/block_gemm-inl.h"
+#include "tessera/nn/kernels/cpu/math-inl.h"
+
+#ifndef TESSERA_NN_KERNELS_ATTENTION_BACKWARD_ONCE
+#define TESSERA_NN_KERNELS_ATTENTION_BACKWARD_ONCE
+namespace tessera::nn::kernels {
+template <class T>
+struct AttentionBackwardTable {
+  /// delta[batch, heads, positions]: per row the product of out and dout, over the positions of one head.
+  void (*row_products)(const AttentionBackward<T>&, std::size_t batch, std::size_t head, T* delta);
+  /// All gradients of one batch entry and key/value head.
+  void (*head)(const AttentionBackward<T>&, std::size_t batch, std::size_t kv_head, const T* delta, T* scratch);
+};
+using AttentionBackwardTables = std::tuple<AttentionBackwardTable<float>, AttentionBackwardTable<double>>;
+}  // namespace tessera::nn::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::nn::kernels::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+void row_products(const AttentionBackward<T>& a, std::size_t batch, std::size_t head, T* delta) {
+  const Rows<const T> out = rows_of(a.out, batch, head, 0), dout = rows_of(a.dout, batch, head, 0);
+  T* to = delta + (batch * a.shape.heads + head) * a.shape.positions;
+  for (std::size_t r = 0; r < a.shape.positions; ++r) {
+    Sum<T> sum;
+    reduce<T>(a.shape.dim, [&](std::size_t p, Vec<T> x, Vec<T> y) HWY_ATTR { sum.part[p] = hn::MulAdd(x, y, sum.part[p]); },
+              out.data + r * out.stride, dout.data + r * dout.stride);
+    to[r] = sum.total();
+  }
+}
+
+/// The blocks that one thread works on.
+template <class T>
+struct Room {
+  T *k_t, *v_t;                  // [dim, block]; k_t scaled
+  T *dk, *dv;                    // [block, wide]
+  T *q, *k, *dout, *dq;          // [block, wide], only where dim is not whole vectors
+  T *p, *ds;                     // [query, key]
+  Room(T* scratch, std::size_t dim) {
+    const std::size_t rows = rows_block(dim);
+    T** const blocks[] = {&k_t, &v_t, &dk, &dv, &q, &k, &dout, &dq};
+    for (T** block : blocks) {
+      *block = scratch;
+      scratch += rows;
+    }
+    p = scratch;
+    ds = p + kScoreBlock;
+  }
+};
+
+/// p[query, key]: scores become probabilities; ds: products with dout become the scores' gradients.
+template <class T>
+void probabilities(const Room<T>& room, std::size_t queries, bool diagonal, T scale, const T* log_sum_exp, const T* delta) {
+  const Vec<T> factor = hn::Set(Tag<T>(), scale);
+  for (std::size_t r = 0; r < queries; ++r) {
+    const Vec<T> shift = hn::Set(Tag<T>(), log_sum_exp[r]);
+    const Vec<T> mean = hn::Set(Tag<T>(), delta[r]);
+    T* p = room.p + r * kAttentionBlock;
+    T* ds = room.ds + r * kAttentionBlock;
+    const std::size_t seen = diagonal ? r + 1 : kAttentionBlock;
+    std::size_t key = 0;
+    for (; key < seen; key += kLanes<T>) {
+      const Vec<T> x = exp<T>(hn::Sub(load<T>(p + key), shift));
+      store<T>(x, p + key);
+      store<T>(hn::Mul(hn::Mul(x, factor), hn::Sub(load<T>(ds + key), mean)), ds + key);
+    }
+    if (!diagonal) continue;
+    // Products skip zeros by strips of rows only: what a strip still reads must be zero.
+    const std::size_t zeros = std::min(kAttentionBlock, seen + kStripRows);
+    for (key = seen; key < zeros; ++key) p[key] = ds[key] = T(0);
+  }
+}
+
+/// What the queries of block `block` of `head` add to the gradients of one block of keys, and it to theirs.
+struct Pair {
+  std::size_t batch, head, kv_head, query_block, key_block;
+};
+template <class T>
+void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T> k, const T* delta, const Room<T>& room) {
+  const AttentionShape& shape = a.shape;
+  const std::size_t dim = shape.dim, wide = padded_dim(dim), n = kAttentionBlock;
+  const std::size_t first = at.query_block * n, queries = std::min(n, shape.positions - first);
+  const std::size_t keys = std::min(n, shape.positions - at.key_block * n);
+  const bool diagonal = at.query_block == at.key_block;
+  const std::size_t row = (at.batch * shape.heads + at.head) * shape.positions + first;
+  const Rows<const T> q = padded(rows_of(a.q, at.batch, at.head, first), queries, dim, room.q);
+  const Rows<const T> dout = padded(rows_of(a.dout, at.batch, at.head, first), queries, dim, room.dout);
+  const Triangle c_lower = diagonal ? Triangle::c_lower : Triangle::none;
+  const Triangle a_upper = diagonal ? Triangle::a_upper : Triangle::none;
+
+  block_gemm<T>({.m = queries, .n = n, .k = dim, .a = q.data, .a_row = q.stride, .b = room.k_t, .b_row = n, .c = room.p,
+                 .c_row = n, .triangle = c_lower});
+  block_gemm<T>({.m = queries, .n = n, .k = dim, .a = dout.data, .a_row = dout.stride, .b = room.v_t, .b_row = n,
+                 .c = room.ds, .c_row = n, .triangle = c_lower});
+  WeightBlock<T> weights{room.ds, n, 1, at.batch, at.head, first, queries, at.key_block * n, keys};
+  drop_weights(shape, a.dropout, weights);  // what a dropped weight would have contributed has no gradient
+  probabilities(room, queries, diagonal, static_cast<T>(score_scale(shape)), a.log_sum_exp + row, delta + row);
+  weights.data = room.p;
+  drop_weights(shape, a.dropout, weights);
+  block_gemm<T>({.m = keys, .n = wide, .k = queries, .a = room.p, .a_row = 1, .a_column = n, .b = dout.data,
+                 .b_row = dout.stride, .c = room.dv, .c_row = wide, .accumulate = true, .triangle = a_upper});
+  block_gemm<T>({.m = keys, .n = wide, .k = queries, .a = room.ds, .a_row = 1, .a_column = n, .b = q.data,
+                 .b_row = q.stride, .c = room.dk, .c_row = wide, .accumulate = true, .triangle = a_upper});
+  const Rows<T> dq = rows_of(a.dq, at.batch, at.head, first);
+  block_gemm<T>({.m = queries, .n = dim, .k = keys, .a = room.ds, .a_row = n, .b = k.data, .b_row = k.stride, .c = dq.data,
+                 .c_row = dq.stride, .accumulate = at.key_block > 0 || a.accumulate_dq,
+                 .triangle = diagonal ? Triangle::a_lower : Triangle::none});
+}
+
+template <class T>
+void write_rows(const T* from, std::size_t count, std::size_t dim, bool accumulate, Rows<T> to) {
+  for (std::size_t r = 0; r < count; ++r)
+    map_into<T>(accumulate, to.data + r * to.stride, dim, [](Vec<T> x) HWY_ATTR { return x; }, from + r * padded_dim(dim));
+}
+
+template <class T>
+void head_gradients(const AttentionBackward<T>& a, std::size_t batch, std::size_t kv_head, const T* delta, T* scratch) {
+  const AttentionShape& shape = a.shape;
+  const std::size_t dim = shape.dim, n = kAttentionBlock, group = shape.heads / shape.kv_heads;
+  const std::size_t blocks = tiles_of(shape.positions, n);
+  const Room<T> room(scratch, dim);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t first = block * n, keys = std::min(n, shape.positions - first);
+    const Rows<const T> k = rows_of(a.k, batch, kv_head, first), v = rows_of(a.v, batch, kv_head, first);
+    transpose_scaled<T>(k.data, k.stride, keys, dim, static_cast<T>(score_scale(shape)), room.k_t, n);
+    transpose_scaled<T>(v.data, v.stride, keys, dim, T(1), room.v_t, n);
+    const Rows<const T> k_padded = padded(k, keys, dim, room.k);
+    std::fill_n(room.dk, rows_block(dim), T(0));
+    std::fill_n(room.dv, rows_block(dim), T(0));
+    for (std::size_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+      for (std::size_t query_block = block; query_block < blocks; ++query_block)
+        pair_of_blocks(a, {batch, head, kv_head, query_block, block}, k_padded, delta, room);
+    write_rows<T>(room.dk, keys, dim, a.accumulate_dk, rows_of(a.dk, batch, kv_head, first));
+    write_rows<T>(room.dv, keys, dim, a.accumulate_dv, rows_of(a.dv, batch, kv_head, first));
+  }
+}
+
+const AttentionBackwardTables* attention_backward_tables() {
+  static constexpr AttentionBackwardTables tables{
+      AttentionBackwardTable<float>{&row_products<float>, &head_gradients<float>},
+      AttentionBackwardTable<double>{&row_products<double>, &head_gradients<double>}};
+  return &tables;
+}
+
+}  // namespace
+}  // namespace tessera::nn::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::nn::kernels {
+HWY_EXPORT(attention_backward_tables);
+namespace {
+/// Elements of the row products, in front of the threads' blocks; whole cache lines.
+std::size_t delta_elements(const AttentionShape& shape) {
+  return (shape.batch * shape.heads * shape.positions + 15) / 16 * 16;
+}
+}  // namespace
+
+std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads, std::size_t element_bytes) {
+  return (delta_elements(shape) + threads * backward_scratch(shape.dim)) * element_bytes;
+}
+
+template <class T>
+void attention_backward(ThreadPool& pool, const AttentionBackward<T>& args) {
+  check(args.shape);
+  const auto& table = std::get<AttentionBackwardTable<T>>(*HWY_DYNAMIC_DISPATCH(attention_backward_tables)());
+  const AttentionShape& shape = args.shape;
+  T* delta = static_cast<T*>(args.scratch);
+  T* blocks = delta + delta_elements(shape);
+  pool.parallel_for(shape.batch * shape.heads,
+                    [&](std::size_t tile) { table.row_products(args, tile / shape.heads, tile % shape.heads, delta); });
+  pool.parallel_for(shape.batch * shape.kv_heads, [&](std::size_t tile, std::size_t worker) {
+    table.head(args, tile / shape.kv_heads, tile % shape.kv_heads, delta, blocks + worker * backward_scratch(shape.dim));
+  });
+}
+
+template void attention_backward<float>(ThreadPool&, const AttentionBackward<float>&);
+template void attention_backward<double>(ThreadPool&, const AttentionBackward<double>&);
+
+}  // namespace tessera::nn::kernels
+#endif  // HWY_ONCE

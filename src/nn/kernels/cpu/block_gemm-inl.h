@@ -1,0 +1,125 @@
+// Products of blocks that lie in the first cache levels, for attention. Each element of C is one chain of fused
+// multiply-adds over k in order, so the bits depend neither on the register tile nor on the vector's width.
+#if defined(TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_
+#undef TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_
+#else
+#define TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "tessera/nn/kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::nn::kernels::HWY_NAMESPACE {
+
+/// Which half of a square block on the diagonal is work; the other half is skipped in steps of kStripRows rows.
+enum class Triangle {
+  none,
+  c_upper,  ///< only C[i, j] with j >= i is wanted
+  c_lower,  ///< only C[i, j] with j <= i is wanted
+  a_upper,  ///< A[i, k] is zero for k < i
+  a_lower,  ///< A[i, k] is zero for k > i
+};
+
+/// Rows of C that are computed together: 6 x 2 sums fill AVX2's 16 registers with the two vectors of B.
+inline constexpr std::size_t kStripRows = 6;
+
+/// C[m, n] += (or =) A[m, k] B[k, n]. A's element (i, l) is a[i * a_row + l * a_column]; B's rows are readable up to n
+/// rounded up to kLanes; C's are not touched beyond n.
+template <class T>
+struct BlockGemm {
+  std::size_t m = 0, n = 0, k = 0;
+  const T* a = nullptr;
+  std::size_t a_row = 0, a_column = 1;
+  const T* b = nullptr;
+  std::size_t b_row = 0;
+  T* c = nullptr;
+  std::size_t c_row = 0;
+  bool accumulate = false;
+  Triangle triangle = Triangle::none;
+};
+
+/// R rows by V vectors of C over k in [begin, end).
+template <std::size_t R, std::size_t V, class T>
+HWY_INLINE void strip(const BlockGemm<T>& g, std::size_t begin, std::size_t end, const T* a, const T* b, T* c, std::size_t c_row) {
+  Vec<T> sum[R][V];
+  HWY_UNROLL(6)
+  for (std::size_t r = 0; r < R; ++r)
+    HWY_UNROLL(2)
+    for (std::size_t v = 0; v < V; ++v)
+      sum[r][v] = g.accumulate ? load<T>(c + r * c_row + v * kLanes<T>) : hn::Zero(Tag<T>());
+  for (std::size_t l = begin; l < end; ++l) {
+    Vec<T> line[V];
+    HWY_UNROLL(2)
+    for (std::size_t v = 0; v < V; ++v) line[v] = load<T>(b + l * g.b_row + v * kLanes<T>);
+    HWY_UNROLL(6)
+    for (std::size_t r = 0; r < R; ++r) {
+      const Vec<T> factor = hn::Set(Tag<T>(), a[r * g.a_row + l * g.a_column]);
+      HWY_UNROLL(2)
+      for (std::size_t v = 0; v < V; ++v) sum[r][v] = hn::MulAdd(factor, line[v], sum[r][v]);
+    }
+  }
+  HWY_UNROLL(6)
+  for (std::size_t r = 0; r < R; ++r)
+    HWY_UNROLL(2)
+    for (std::size_t v = 0; v < V; ++v) store<T>(sum[r][v], c + r * c_row + v * kLanes<T>);
+}
+
+template <std::size_t V, class T>
+HWY_INLINE void strip_rows(std::size_t rows, const BlockGemm<T>& g, std::size_t begin, std::size_t end, const T* a, const T* b,
+                           T* c, std::size_t c_row) {
+  switch (rows) {
+    case 1: return strip<1, V>(g, begin, end, a, b, c, c_row);
+    case 2: return strip<2, V>(g, begin, end, a, b, c, c_row);
+    case 3: return strip<3, V>(g, begin, end, a, b, c, c_row);
+    case 4: return strip<4, V>(g, begin, end, a, b, c, c_row);
+    case 5: return strip<5, V>(g, begin, end, a, b, c, c_row);
+    default: return strip<6, V>(g, begin, end, a, b, c, c_row);
+  }
+}
+
+/// Columns [column, column + V vectors) of all rows.
+template <std::size_t V, class T>
+HWY_INLINE void panel(const BlockGemm<T>& g, std::size_t column) {
+  constexpr std::size_t kWidth = V * kLanes<T>;
+  const std::size_t columns = std::min(kWidth, g.n - column);
+  for (std::size_t row = 0; row < g.m; row += kStripRows) {
+    const std::size_t rows = std::min(kStripRows, g.m - row);
+    if (g.triangle == Triangle::c_upper && column + kWidth <= row) continue;
+    if (g.triangle == Triangle::c_lower && column >= row + rows) continue;
+    const std::size_t begin = g.triangle == Triangle::a_upper ? std::min(row, g.k) : 0;
+    const std::size_t end = g.triangle == Triangle::a_lower ? std::min(g.k, row + rows) : g.k;
+    T* c = g.c + row * g.c_row + column;
+    if (columns == kWidth) {
+      strip_rows<V>(rows, g, begin, end, g.a + row * g.a_row, g.b + column, c, g.c_row);
+      continue;
+    }
+    alignas(64) T padded[kStripRows * kWidth] = {};
+    for (std::size_t r = 0; r < rows && g.accumulate; ++r) std::copy(c + r * g.c_row, c + r * g.c_row + columns, padded + r * kWidth);
+    strip_rows<V>(rows, g, begin, end, g.a + row * g.a_row, g.b + column, padded, kWidth);
+    for (std::size_t r = 0; r < rows; ++r) std::copy(padded + r * kWidth, padded + r * kWidth + columns, c + r * g.c_row);
+  }
+}
+
+template <class T>
+void block_gemm(const BlockGemm<T>& g) {
+  std::size_t column = 0;
+  for (; column + 2 * kLanes<T> <= g.n; column += 2 * kLanes<T>) panel<2>(g, column);
+  for (; column < g.n; column += kLanes<T>) panel<1>(g, column);
+}
+
+/// out[d, r] = factor * in[r, d] for r < rows, zero for rows <= r < out_row.
+template <class T>
+void transpose_scaled(const T* in, std::size_t in_row, std::size_t rows, std::size_t dim, T factor, T* out, std::size_t out_row) {
+  for (std::size_t d = 0; d < dim; ++d) {
+    for (std::size_t r = 0; r < rows; ++r) out[d * out_row + r] = factor * in[r * in_row + d];
+    for (std::size_t r = rows; r < out_row; ++r) out[d * out_row + r] = T(0);
+  }
+}
+
+}  // namespace tessera::nn::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per target

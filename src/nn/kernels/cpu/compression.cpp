@@ -1,0 +1,193 @@
+#include "tessera/nn/kernels/compression.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/kernels/cpu/tiles.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tessera/nn/kernels/cpu/compression.cpp"
+#include "hwy/foreach_target.h"  // includes this file once per instruction set
+
+#include "tessera/nn/kernels/cpu/simd-inl.h"
+
+#ifndef TESSERA_NN_KERNELS_ENCODING_ONCE
+#define TESSERA_NN_KERNELS_ENCODING_ONCE
+namespace tessera::nn::kernels {
+/// All of whole blocks: what a shorter one lacks is zero.
+struct EncodingTable {
+  float (*quantize)(const float* in, std::int8_t* out);  // returns the scale
+  void (*add_quantized)(const std::int8_t* in, float scale, float* sum);
+  void (*divide)(float* values, float divisor);
+};
+}  // namespace tessera::nn::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::nn::kernels::HWY_NAMESPACE {
+namespace {
+
+using Floats = Tag<float>;
+using Words = hn::RebindToSigned<Floats>;
+using Bytes = hn::Rebind<std::int8_t, Floats>;
+
+/// The largest magnitude, by its bits: a NaN's are above an infinity's, so it isn't lost.
+float largest(const float* in) {
+  const Words words;
+  auto most = hn::Zero(words);
+  for (std::size_t i = 0; i < kEncodingBlock; i += kLanes<float>)
+    most = hn::Max(most, hn::BitCast(words, hn::Abs(load<float>(in + i))));
+  alignas(64) std::int32_t lane[kLanes<float>];
+  hn::Store(most, words, lane);
+  std::int32_t bits = 0;
+  for (const std::int32_t each : lane) bits = each > bits ? each : bits;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+float quantize(const float* in, std::int8_t* out) {
+  constexpr float kLevels = 127, kSmallest = 1e-30F;
+  const float most = largest(in);
+  if (!(most >= kSmallest && most < hwy::HighestValue<float>())) {
+    std::memset(out, 0, kEncodingBlock);
+    return most < kSmallest ? 0.0F : most - most;  // of an infinity and a NaN: NaN
+  }
+  const auto factor = set<float>(static_cast<double>(kLevels / most));
+  for (std::size_t i = 0; i < kEncodingBlock; i += kLanes<float>)
+    hn::StoreU(hn::DemoteTo(Bytes(), hn::NearestInt(hn::Mul(load<float>(in + i), factor))), Bytes(), out + i);
+  return most / kLevels;
+}
+
+void add_quantized(const std::int8_t* in, float scale, float* sum) {
+  const auto factor = set<float>(static_cast<double>(scale));
+  for (std::size_t i = 0; i < kEncodingBlock; i += kLanes<float>) {
+    const auto value = hn::ConvertTo(Floats(), hn::PromoteTo(Words(), hn::LoadU(Bytes(), in + i)));
+    store<float>(hn::Add(load<float>(sum + i), hn::Mul(value, factor)), sum + i);
+  }
+}
+
+void divide(float* values, float divisor) {
+  const auto by = set<float>(static_cast<double>(divisor));
+  map<float>(
+      values, kEncodingBlock, [by](Vec<float> v) HWY_ATTR { return hn::Div(v, by); },
+      static_cast<const float*>(values));
+}
+
+const EncodingTable* encoding_table() {
+  static constexpr EncodingTable table{&quantize, &add_quantized, &divide};
+  return &table;
+}
+
+}  // namespace
+}  // namespace tessera::nn::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::nn::kernels {
+HWY_EXPORT(encoding_table);
+namespace {
+
+using base::DType;
+
+constexpr std::size_t kBlock = kEncodingBlock;
+static_assert(kElementTile % kBlock == 0);
+
+const EncodingTable& table() { return *HWY_DYNAMIC_DISPATCH(encoding_table)(); }
+
+template <class Function>
+void for_type(DType dtype, const char* what, Function&& function) {
+  switch (dtype) {
+    case DType::f32:
+      return function(float{});
+    case DType::f16:
+      return function(base::f16{});
+    case DType::bf16:
+      return function(base::bf16{});
+    default:
+      throw base::Unsupported(std::string(what) + ": no kernel for " + std::string(base::name_of(dtype)));
+  }
+}
+
+/// function(first, count) for each block of [0, count).
+template <class Function>
+void for_blocks(ThreadPool& pool, std::size_t count, Function&& function) {
+  for_tiles(pool, count, kElementTile, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t first = begin; first < end; first += kBlock) function(first, std::min(kBlock, end - first));
+  });
+}
+
+std::byte* values_of(void* encoded, std::size_t count) {
+  return static_cast<std::byte*>(encoded) + (count + kBlock - 1) / kBlock * sizeof(float);
+}
+std::byte* scale_of(void* encoded, std::size_t first) {
+  return static_cast<std::byte*>(encoded) + first / kBlock * sizeof(float);
+}
+
+/// Of a value that isn't finite nothing is kept: it would never go away.
+float lost(float value, float decoded) { return std::isfinite(value - decoded) ? value - decoded : 0.0F; }
+
+/// One block to its place in `out`; `decoded`: what a reader makes of it.
+void encode_block(const EncodeArgs& a, std::size_t first, std::size_t count, const float* block, float* decoded) {
+  if (a.encoding == Encoding::bf16) {
+    auto* out = static_cast<base::bf16*>(a.out) + first;
+    for (std::size_t i = 0; i < count; ++i) out[i] = base::bf16(block[i]);
+    for (std::size_t i = 0; decoded != nullptr && i < count; ++i) decoded[i] = static_cast<float>(out[i]);
+    return;
+  }
+  alignas(64) std::int8_t values[kBlock];
+  const float scale = table().quantize(block, values);
+  std::memcpy(scale_of(a.out, first), &scale, sizeof(scale));
+  std::memcpy(values_of(a.out, a.count) + first, values, count);
+  if (decoded != nullptr) table().add_quantized(values, scale, decoded);
+}
+
+void add_block(const SumEncodedArgs& a, std::size_t source, std::size_t first, std::size_t count, float* sum) {
+  auto* const in = static_cast<std::byte*>(const_cast<void*>(a.in)) + source * a.stride;
+  if (a.encoding == Encoding::bf16) {
+    const auto* values = reinterpret_cast<const base::bf16*>(in) + first;
+    for (std::size_t i = 0; i < count; ++i) sum[i] += static_cast<float>(values[i]);
+    return;
+  }
+  alignas(64) std::int8_t values[kBlock] = {};
+  std::memcpy(values, values_of(in, a.count) + first, count);
+  float scale;
+  std::memcpy(&scale, scale_of(in, first), sizeof(scale));
+  table().add_quantized(values, scale, sum);
+}
+
+}  // namespace
+
+void encode(ThreadPool& pool, const EncodeArgs& a) {
+  for_type(a.from, "encode", [&](auto zero) {
+    using T = decltype(zero);
+    for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {
+      alignas(64) float block[kBlock] = {};
+      const T* in = static_cast<const T*>(a.in) + first;
+      for (std::size_t i = 0; i < count; ++i) block[i] = a.factor * static_cast<float>(in[i]);
+      if (a.error == nullptr) return encode_block(a, first, count, block, nullptr);
+      alignas(64) float decoded[kBlock] = {};
+      for (std::size_t i = 0; i < count; ++i) block[i] += a.error[first + i];
+      encode_block(a, first, count, block, decoded);
+      for (std::size_t i = 0; i < count; ++i) a.error[first + i] = lost(block[i], decoded[i]);
+    });
+  });
+}
+
+void sum_encoded(ThreadPool& pool, const SumEncodedArgs& a) {
+  for_type(a.to, "sum_encoded", [&](auto zero) {
+    using T = decltype(zero);
+    for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {
+      alignas(64) float sum[kBlock];
+      for (float& value : sum) value = -0.0F;  // what adds nothing, not even a sign
+      for (std::size_t source = 0; source < a.sources; ++source) add_block(a, source, first, count, sum);
+      if (a.divisor != 1) table().divide(sum, a.divisor);
+      T* out = static_cast<T*>(a.out) + first;
+      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<T>(sum[i]);
+    });
+  });
+}
+
+}  // namespace tessera::nn::kernels
+#endif  // HWY_ONCE

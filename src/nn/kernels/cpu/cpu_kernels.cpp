@@ -1,0 +1,256 @@
+// The host's kernels as a table: each function puts the kernel of kernels/ on the stream. What a kernel reads it
+// captures, since a stream may run it later.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "tessera/nn/kernels/kernel_table.h"
+#include "tessera/nn/kernels/half/half_kernels.h"
+#include "tessera/nn/kernels/cpu/tiles.h"
+#include "tessera/nn/nf4.h"
+#include "tessera/nn/ops/dispatch.h"
+
+namespace tessera::nn {
+
+using namespace kernels;  // NOLINT: this file is their table
+
+namespace {
+
+template <class T>
+void decode_on(ThreadPool& pool, const DecodeArgs& args) {
+  constexpr std::int64_t kTile = 4096;
+  pool.parallel_for(static_cast<std::size_t>((args.count + kTile - 1) / kTile), [&](std::size_t tile) {
+    const std::int64_t begin = static_cast<std::int64_t>(tile) * kTile, end = std::min(begin + kTile, args.count);
+    float values[kTile];
+    nn::decode_nf4(static_cast<const std::byte*>(args.encoded), args.count, {begin, end}, values);
+    for (std::int64_t i = begin; i < end; ++i) static_cast<T*>(args.out)[i] = static_cast<T>(values[i - begin]);
+  });
+}
+
+template <class T>
+void transpose_on(ThreadPool& pool, const TransposeArgs<T>& args) {
+  pool.parallel_for(args.batch, [&](std::size_t b) {
+    const T* in = args.in + b * args.rows * args.columns;
+    T* out = args.out + b * args.rows * args.columns;
+    for (std::size_t r = 0; r < args.rows; ++r)
+      for (std::size_t c = 0; c < args.columns; ++c) out[c * args.rows + r] = in[r * args.columns + c];
+  });
+}
+
+template <class T>
+class CpuKernels final : public KernelTable<T> {
+ public:
+  explicit CpuKernels(ThreadPool& pool) : pool_(pool) {}
+
+  void fill(Stream& s, T value, T* out, std::size_t count) override {
+    s.run([=, &pool = pool_] { kernels::fill<T>(pool, value, out, count); });
+  }
+  void fill_normal(Stream& s, const NormalFill<T>& args) override {
+    s.run([args] { nn::fill_normal(args.range, args.mean, args.deviation, args.out); });
+  }
+  void fill_uniform(Stream& s, const UniformFill<T>& args) override {
+    s.run([args] { nn::fill_uniform(args.range, args.low, args.high, args.out); });
+  }
+  void assign(Stream& s, const AssignArgs<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::assign<T>(pool, args.x, args.out, args.count, args.accumulate); });
+  }
+  void add(Stream& s, const AddArgs<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::add<T>(pool, args.a, args.b, args.out, args.count); });
+  }
+  void scale(Stream& s, const ScaleArgs<T>& args) override { launch(s, args, kernels::scale<T>); }
+  void transpose(Stream& s, const TransposeArgs<T>& args) override { launch(s, args, transpose_on<T>); }
+  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
+    s.run([=, &pool = pool_] { *out = kernels::norm_part<T>(pool, norm, x, count); });
+  }
+
+  void activation_forward(Stream& s, const ActivationForward<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::activation_forward<T>(pool, args.kind, args.x, args.y, args.count); });
+  }
+  void activation_backward(Stream& s, Activation kind, const ActivationBackward<T>& args) override {
+    s.run([args, kind, &pool = pool_] { kernels::activation_backward<T>(pool, kind, args); });
+  }
+  void swiglu_forward(Stream& s, const SwigluForward<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::swiglu_forward<T>(pool, args.gate, args.up, args.y, args.count); });
+  }
+  void swiglu_backward(Stream& s, const SwigluBackward<T>& args) override {
+    launch(s, args, kernels::swiglu_backward<T>);
+  }
+  void dropout(Stream& s, const DropoutArgs<T>& args) override { launch(s, args, kernels::dropout<T>); }
+  void rope(Stream& s, const RopeArgs<T>& args) override { launch(s, args, kernels::rope<T>); }
+
+  void layer_norm_forward(Stream& s, const LayerNormForward<T>& args) override {
+    launch(s, args, kernels::layer_norm_forward<T>);
+  }
+  void layer_norm_backward(Stream& s, const LayerNormBackward<T>& args) override {
+    launch(s, args, kernels::layer_norm_backward<T>);
+  }
+  void rms_norm_forward(Stream& s, const RmsNormForward<T>& args) override {
+    launch(s, args, kernels::rms_norm_forward<T>);
+  }
+  void rms_norm_backward(Stream& s, const RmsNormBackward<T>& args) override {
+    launch(s, args, kernels::rms_norm_backward<T>);
+  }
+
+  void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
+    launch(s, args, kernels::embedding_forward<T>);
+  }
+  void embedding_backward(Stream& s, const EmbeddingBackward<T>& args) override {
+    launch(s, args, kernels::embedding_backward<T>);
+  }
+  void cross_entropy_forward(Stream& s, const MeanCrossEntropy<T>& args) override {
+    s.run([args, &pool = pool_] {
+      const CrossEntropyResult result = kernels::cross_entropy_forward<T>(pool, args.rows);
+      *args.valid = static_cast<double>(result.valid);
+      *args.loss = result.valid == 0 ? 0.0 : result.loss_sum / *args.valid;
+    });
+  }
+  void cross_entropy_backward(Stream& s, const MeanCrossEntropyBackward<T>& args) override {
+    s.run([args, &pool = pool_] {
+      CrossEntropyBackward<T> rows = args.rows;
+      rows.scale = *args.valid == 0.0 ? T(0) : static_cast<T>(*args.upstream / *args.valid);
+      kernels::cross_entropy_backward<T>(pool, rows);
+    });
+  }
+
+  void linear_forward(Stream& s, const LinearForward<T>& a) override {
+    launch(s, a, kernels::linear_forward<T>);
+    if (a.activated != nullptr) activation_forward(s, activation_after(a));
+  }
+  void linear_backward(Stream& s, const LinearBackward<T>& args) override {
+    launch(s, args, kernels::linear_backward<T>);
+  }
+
+  std::size_t attention_forward_scratch(const AttentionShape& shape) const override {
+    return attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+  std::size_t attention_backward_scratch(const AttentionShape& shape) const override {
+    return attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+  void attention_forward(Stream& s, const AttentionForward<T>& args) override {
+    launch(s, args, kernels::attention_forward<T>);
+  }
+  void attention_backward(Stream& s, const AttentionBackward<T>& args) override {
+    launch(s, args, kernels::attention_backward<T>);
+  }
+
+  void sgd_step(Stream& s, const SgdStep<T>& args) override { launch(s, args, kernels::sgd_step<T>); }
+  void adam_step(Stream& s, const AdamStep<T>& args) override { launch(s, args, kernels::adam_step<T>); }
+
+ private:
+  template <class Arguments>
+  void launch(Stream& stream, const Arguments& args, void (*kernel)(ThreadPool&, const Arguments&)) {
+    stream.run([args, kernel, &pool = pool_] { kernel(pool, args); });
+  }
+  ThreadPool& pool_;
+};
+
+/// f32 kernels between conversions. Looking rows up needs none, nor does a product where the processor has one of T.
+template <class T>
+class HostNarrowKernels final : public NarrowKernels<T> {
+ public:
+  HostNarrowKernels(DeviceKernels& all, MemoryPool& memory, ThreadPool& pool)
+      : NarrowKernels<T>(all, memory), pool_(pool) {}
+  void embedding_forward(Stream& s, const EmbeddingForward<T>& args) override {
+    s.run([args, &pool = pool_] { kernels::embedding_forward<T>(pool, args); });
+  }
+  void linear_forward(Stream& s, const LinearForward<T>& args) override {
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
+    if constexpr (std::is_same_v<T, bf16>)
+      s.run([args, &pool = pool_] { kernels::linear_forward<T>(pool, args); });
+    if (args.activated != nullptr) this->activation_forward(s, activation_after(args));
+  }
+  void linear_backward(Stream& s, const LinearBackward<T>& args) override {
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
+    this->bias_backward(s, args);
+    if constexpr (std::is_same_v<T, bf16>)
+      s.run([args, &pool = pool_] { kernels::linear_backward<T>(pool, args); });
+  }
+
+ private:
+  ThreadPool& pool_;
+};
+
+double whole_norm(const ClipArgs& a) {
+  double total = 0;
+  for (std::size_t i = 0; i < a.count; ++i) {
+    const double part = a.parts[i];
+    if (a.norm != kernels::Norm::infinity) {
+      total += part;
+    } else if (part > total || std::isnan(part)) {
+      total = part;
+    }
+  }
+  if (a.norm == kernels::Norm::two) return std::sqrt(total);
+  return a.norm == kernels::Norm::three ? std::cbrt(total) : total;
+}
+
+void convert_on(ThreadPool& pool, const ConvertArgs& a) {
+  const auto from = [&](auto zero) { return static_cast<const decltype(zero)*>(a.in); };
+  const auto to = [&](auto zero) { return static_cast<decltype(zero)*>(a.out); };
+  if (a.from == DType::f32 && a.to == DType::f16) return kernels::convert(pool, from(float{}), to(f16{}), a.count);
+  if (a.from == DType::f32 && a.to == DType::bf16) return kernels::convert(pool, from(float{}), to(bf16{}), a.count);
+  if (a.from == DType::f16 && a.to == DType::f32) return kernels::convert(pool, from(f16{}), to(float{}), a.count);
+  if (a.from == DType::bf16 && a.to == DType::f32) return kernels::convert(pool, from(bf16{}), to(float{}), a.count);
+  if (a.from == DType::f16 && a.to == DType::bf16) return kernels::convert(pool, from(f16{}), to(bf16{}), a.count);
+  if (a.from == DType::bf16 && a.to == DType::f16) return kernels::convert(pool, from(bf16{}), to(f16{}), a.count);
+  throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
+                    " on the host");
+}
+
+class CpuDeviceKernels final : public DeviceKernels {
+ public:
+  explicit CpuDeviceKernels(const KernelResources& r)
+      : pool_(r.threads), f32_(pool_), f64_(pool_), half_(*this, r.memory, pool_), brain_(*this, r.memory, pool_) {}
+  KernelTable<float>* f32() override { return &f32_; }
+  KernelTable<double>* f64() override { return &f64_; }
+  KernelTable<f16>* half() override { return &half_; }
+  KernelTable<bf16>* brain() override { return &brain_; }
+
+  void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
+    s.run([=] {
+      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(i % period);
+    });
+  }
+  void clip_factor(Stream& s, const ClipArgs& args) override {
+    s.run([args] {
+      const double norm = whole_norm(args) / args.loss_scale;
+      args.out[0] = norm;
+      // As torch.nn.utils.clip_grad_norm_: the small constant keeps the factor finite.
+      const double factor = args.most ? std::min(1.0, *args.most / (norm + 1e-6)) : 1.0;
+      args.out[1] = args.skips && !std::isfinite(norm) ? std::nan("") : factor / args.loss_scale;
+    });
+  }
+  void convert(Stream& s, const ConvertArgs& args) override {
+    s.run([args, &pool = pool_] { convert_on(pool, args); });
+  }
+  void decode_nf4(Stream& s, const DecodeArgs& args) override {
+    ops::for_floating("nf4", args.dtype,
+                      [&](auto zero) { s.run([args, &pool = pool_] { decode_on<decltype(zero)>(pool, args); }); });
+  }
+  void orthonormalize(Stream& s, const OrthonormalizeArgs& args) override {
+    s.run([args] { kernels::orthonormalize(args); });
+  }
+  void encode(Stream& s, const EncodeArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::encode(pool, args); });
+  }
+  void sum_encoded(Stream& s, const SumEncodedArgs& args) override {
+    s.run([args, &pool = pool_] { kernels::sum_encoded(pool, args); });
+  }
+
+ private:
+  ThreadPool& pool_;
+  CpuKernels<float> f32_;
+  CpuKernels<double> f64_;
+  HostNarrowKernels<f16> half_;
+  HostNarrowKernels<bf16> brain_;
+};
+
+}  // namespace
+
+DeviceKernels::~DeviceKernels() = default;
+
+std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources) {
+  return std::make_unique<CpuDeviceKernels>(resources);
+}
+
+}  // namespace tessera::nn

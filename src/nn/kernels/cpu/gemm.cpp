@@ -1,0 +1,230 @@
+#include "tessera/nn/kernels/gemm.h"
+
+#include <cblas.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <type_traits>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/kernels/elementwise.h"
+#include "tessera/nn/kernels/cpu/onednn.h"
+#include "tessera/nn/kernels/cpu/tiles.h"
+
+namespace tessera::nn::kernels {
+
+using base::bf16;
+using base::dtype_of;
+
+namespace {
+
+/// BLAS must not start threads of its own: the pool has them. One setting of the process, made before the first product.
+void use_one_blas_thread() {
+  static std::once_flag once;
+  std::call_once(once, [] { openblas_set_num_threads(1); });
+}
+
+/// The address space that BLAS takes for each thread, at its first product. Where the system refuses it, OpenBLAS tries
+/// again for ever: so it is asked for here before.
+constexpr std::size_t kBlasBuffer = (std::size_t{128} << 20) + (std::size_t{64} << 10);
+
+/// A thread's first product: throws SystemError where there is no room for its buffer, and for those of the threads that
+/// are at their first one too.
+class FirstProduct {
+ public:
+  FirstProduct() {
+    if (done()) return;
+    const std::lock_guard lock(pending().mutex);
+    const std::size_t bytes = (pending().threads + 1) * kBlasBuffer;
+    void* const room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+      throw base::SystemError("gemm: BLAS needs 128 MiB of address space for each computing thread, and the system refuses " +
+                              std::to_string(bytes >> 20) + " MiB: " + std::generic_category().message(errno) +
+                              "; allow more (ulimit -v, vm.overcommit_memory), or give fewer --threads");
+    ::munmap(room, bytes);
+    ++pending().threads;
+    counted_ = true;
+  }
+  ~FirstProduct() {
+    if (!counted_) return;
+    done() = true;
+    const std::lock_guard lock(pending().mutex);
+    --pending().threads;
+  }
+  FirstProduct(const FirstProduct&) = delete;
+  FirstProduct& operator=(const FirstProduct&) = delete;
+
+ private:
+  struct Pending {
+    std::mutex mutex;
+    std::size_t threads = 0;
+  };
+  static Pending& pending() {
+    static Pending the;
+    return the;
+  }
+  static bool& done() {
+    thread_local bool the = false;
+    return the;
+  }
+  bool counted_ = false;
+};
+
+// BLAS rounds an element differently at other places of a tile (its edge kernels sum in another order), so one call over
+// the whole and several over its tiles differ. The same tiles are therefore used for every number of threads: of at most
+// 512 rows, and at least four, if none gets below 192, by cutting the longer side (each cut makes BLAS pack the other
+// operand once more).
+struct Tiling {
+  std::size_t rows, columns, column_tiles, tiles;
+};
+constexpr std::size_t kMostRows = 512, kLeastSide = 192, kWantedTiles = 4;
+
+Tiling tiling(std::size_t m, std::size_t n) {
+  std::size_t row_tiles = std::max<std::size_t>(1, tiles_of(m, kMostRows)), column_tiles = 1;
+  if (m >= n)
+    row_tiles = std::max(row_tiles, std::min(kWantedTiles, m / kLeastSide));
+  else
+    column_tiles = std::max<std::size_t>(1, std::min(tiles_of(kWantedTiles, row_tiles), n / kLeastSide));
+  // Equal sides, in whole steps of BLAS's register tile.
+  const std::size_t rows = tiles_of(tiles_of(m, row_tiles), 16) * 16;
+  const std::size_t columns = tiles_of(tiles_of(n, column_tiles), 48) * 48;
+  column_tiles = tiles_of(n, columns);
+  return {rows, columns, column_tiles, tiles_of(m, rows) * column_tiles};
+}
+
+blasint blas_int(std::size_t value) {
+  if (value > 0x7fffffff) throw base::InvalidUsage("gemm: a size of " + std::to_string(value) + " is beyond BLAS's 2^31");
+  return static_cast<blasint>(value);
+}
+
+/// Whether oneDNN computes it; it has no factors.
+template <class T>
+bool by_onednn(const GemmArgs<T>& g) {
+  if constexpr (std::is_same_v<T, double>) return false;
+  return has_onednn_product(dtype_of<T>) && g.alpha == 1 && (g.beta == 0 || g.beta == 1) && g.k > 0;
+}
+
+template <class T>
+void multiply_by_onednn(const GemmArgs<T>& g, const T* bias) {
+  const bool ta = g.trans_a == Transpose::yes, tb = g.trans_b == Transpose::yes;
+  multiply({.dtype = dtype_of<T>,
+            .m = g.m, .n = g.n, .k = g.k,
+            .a = g.a, .a_row = ta ? 1 : g.lda, .a_column = ta ? g.lda : 1,
+            .b = g.b, .b_row = tb ? 1 : g.ldb, .b_column = tb ? g.ldb : 1,
+            .bias = bias,
+            .c = g.c, .c_row = g.ldc,
+            .accumulate = g.beta == 1});
+}
+
+template <class T>
+void multiply_by_blas(const GemmArgs<T>& g) {
+  const auto ta = g.trans_a == Transpose::yes ? CblasTrans : CblasNoTrans;
+  const auto tb = g.trans_b == Transpose::yes ? CblasTrans : CblasNoTrans;
+  const blasint m = blas_int(g.m), n = blas_int(g.n), k = blas_int(g.k);
+  const FirstProduct first;
+  const blasint lda = blas_int(g.lda), ldb = blas_int(g.ldb), ldc = blas_int(g.ldc);
+  if constexpr (std::is_same_v<T, float>)
+    cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, g.alpha, g.a, lda, g.b, ldb, g.beta, g.c, ldc);
+  else
+    cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, g.alpha, g.a, lda, g.b, ldb, g.beta, g.c, ldc);
+}
+
+/// C's tile [row, row + rows) x [column, column + columns).
+template <class T>
+GemmArgs<T> tile_of(GemmArgs<T> g, const Tiling& t, std::size_t index) {
+  const std::size_t row = index / t.column_tiles * t.rows, column = index % t.column_tiles * t.columns;
+  g.a += g.trans_a == Transpose::yes ? row : row * g.lda;
+  g.b += g.trans_b == Transpose::yes ? column * g.ldb : column;
+  g.c += row * g.ldc + column;
+  g.m = std::min(t.rows, g.m - row);
+  g.n = std::min(t.columns, g.n - column);
+  return g;
+}
+
+/// One tile; `bias`, if any, is what C begins as in every row.
+template <class T>
+void multiply_tile(const GemmArgs<T>& g, const T* bias) {
+  if (by_onednn(g)) return multiply_by_onednn(g, bias);
+  if constexpr (std::is_same_v<T, bf16>) {
+    throw base::Unsupported("gemm: no product of bf16 on this processor");
+  } else {
+    GemmArgs<T> product = g;
+    if (bias != nullptr) {
+      for (std::size_t row = 0; row < g.m; ++row) std::copy(bias, bias + g.n, g.c + row * g.ldc);
+      product.beta = 1;
+    }
+    multiply_by_blas(product);
+  }
+}
+
+/// The products of all tiles; with a bias beta is 0.
+template <class T>
+void gemm_tiles(ThreadPool& pool, GemmArgs<T> g, const T* bias) {
+  if (g.m == 0 || g.n == 0) return;
+  use_one_blas_thread();
+  if (g.lda == 0) g.lda = std::max<std::size_t>(1, g.trans_a == Transpose::yes ? g.m : g.k);
+  if (g.ldb == 0) g.ldb = std::max<std::size_t>(1, g.trans_b == Transpose::yes ? g.k : g.n);
+  if (g.ldc == 0) g.ldc = g.n;
+  const Tiling t = tiling(g.m, g.n);
+  pool.parallel_for(t.tiles, [&](std::size_t index) {
+    const GemmArgs<T> part = tile_of(g, t, index);
+    multiply_tile(part, bias == nullptr ? nullptr : bias + index % t.column_tiles * t.columns);
+  });
+}
+
+}  // namespace
+
+template <class T>
+void gemm(ThreadPool& pool, const GemmArgs<T>& args) {
+  gemm_tiles<T>(pool, args, nullptr);
+}
+
+std::string products_name() {
+  const std::string onednn = onednn_name();
+  return onednn.empty() ? "OpenBLAS" : onednn;
+}
+
+template <class T>
+void linear_forward(ThreadPool& pool, const LinearForward<T>& args) {
+  const LinearShape& s = args.shape;
+  gemm_tiles<T>(pool,
+                {.trans_b = s.layout == WeightLayout::out_in ? Transpose::yes : Transpose::no,
+                 .m = s.rows, .n = s.out, .k = s.in,
+                 .a = args.x, .b = args.weight, .c = args.y},
+                args.bias);
+}
+
+template <class T>
+void linear_backward(ThreadPool& pool, const LinearBackward<T>& args) {
+  const LinearShape& s = args.shape;
+  const bool out_in = s.layout == WeightLayout::out_in;
+  if constexpr (!std::is_same_v<T, bf16>)
+    if (args.dbias) column_sums<T>(pool, {args.dy, args.dbias, s.rows, s.out, args.accumulate_dbias});
+  if (args.dweight) {
+    // dW[in, out] = x^T dy, dW[out, in] = dy^T x
+    gemm<T>(pool, {.trans_a = Transpose::yes,
+                   .m = out_in ? s.out : s.in, .n = out_in ? s.in : s.out, .k = s.rows,
+                   .a = out_in ? args.dy : args.x, .b = out_in ? args.x : args.dy,
+                   .beta = args.accumulate_dweight ? Wide<T>(1) : Wide<T>(0), .c = args.dweight});
+  }
+  if (args.dx) {
+    gemm<T>(pool, {.trans_b = out_in ? Transpose::no : Transpose::yes,
+                   .m = s.rows, .n = s.in, .k = s.out,
+                   .a = args.dy, .b = args.weight, .beta = args.accumulate_dx ? Wide<T>(1) : Wide<T>(0), .c = args.dx});
+  }
+}
+
+template void gemm<float>(ThreadPool&, const GemmArgs<float>&);
+template void gemm<double>(ThreadPool&, const GemmArgs<double>&);
+template void gemm<bf16>(ThreadPool&, const GemmArgs<bf16>&);
+template void linear_forward<float>(ThreadPool&, const LinearForward<float>&);
+template void linear_forward<double>(ThreadPool&, const LinearForward<double>&);
+template void linear_forward<bf16>(ThreadPool&, const LinearForward<bf16>&);
+template void linear_backward<float>(ThreadPool&, const LinearBackward<float>&);
+template void linear_backward<double>(ThreadPool&, const LinearBackward<double>&);
+template void linear_backward<bf16>(ThreadPool&, const LinearBackward<bf16>&);
+
+}  // namespace tessera::nn::kernels

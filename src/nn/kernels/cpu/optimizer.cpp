@@ -1,0 +1,199 @@
+#include "tessera/nn/kernels/optimizer.h"
+
+#include <cmath>
+#include <string>
+#include <tuple>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/kernels/cpu/tiles.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tessera/nn/kernels/cpu/optimizer.cpp"
+#include "hwy/foreach_target.h"  // includes this file once per instruction set
+
+#include "tessera/nn/kernels/cpu/simd-inl.h"
+
+#ifndef TESSERA_NN_KERNELS_OPTIMIZER_ONCE
+#define TESSERA_NN_KERNELS_OPTIMIZER_ONCE
+namespace tessera::nn::kernels {
+template <class T>
+struct OptimizerTable {
+  void (*sgd)(const SgdStep<T>&);
+  void (*adam)(const AdamStep<T>&);
+};
+using OptimizerTables = std::tuple<OptimizerTable<float>, OptimizerTable<double>>;
+}  // namespace tessera::nn::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::nn::kernels::HWY_NAMESPACE {
+namespace {
+
+/// One vector of a flat range, or its padded tail.
+template <class T>
+struct Slot {
+  std::size_t at, count;
+  HWY_INLINE Vec<T> read(const T* from) const {
+    return count == kLanes<T> ? load<T>(from + at) : load_part<T>(from + at, count);
+  }
+  HWY_INLINE void write(Vec<T> value, T* to) const {
+    if (count == kLanes<T>)
+      store<T>(value, to + at);
+    else
+      store_part<T>(value, to + at, count);
+  }
+};
+
+template <class T, class Body>
+HWY_INLINE void for_slots(std::size_t count, Body body) {
+  std::size_t i = 0;
+  for (; i + kLanes<T> <= count; i += kLanes<T>) body(Slot<T>{i, kLanes<T>});
+  if (i < count) body(Slot<T>{i, count - i});
+}
+
+template <class T>
+void sgd(const SgdStep<T>& a) {
+  const Vec<T> scale = set<T>(a.maximize ? -a.grad_scale : a.grad_scale);
+  const Vec<T> decay = set<T>(a.weight_decay), momentum = set<T>(a.momentum), rate = set<T>(a.learning_rate);
+  for_slots<T>(a.count, [&](Slot<T> slot) HWY_ATTR {
+    const Vec<T> p = slot.read(a.parameter);
+    Vec<T> g = hn::MulAdd(decay, p, hn::Mul(scale, slot.read(a.gradient)));
+    if (a.momentum_buffer) {
+      const Vec<T> buffer = a.first_step ? g : hn::MulAdd(momentum, slot.read(a.momentum_buffer), g);
+      slot.write(buffer, a.momentum_buffer);
+      g = a.nesterov ? hn::MulAdd(momentum, buffer, g) : buffer;
+    }
+    slot.write(hn::NegMulAdd(rate, g, p), a.parameter);
+  });
+}
+
+template <class T>
+void adam(const AdamStep<T>& a) {
+  const double steps = static_cast<double>(a.step);
+  const double correction1 = 1 - std::pow(a.beta1, steps);
+  const double correction2 = std::sqrt(1 - std::pow(a.beta2, steps));
+  const Vec<T> scale = set<T>(a.maximize ? -a.grad_scale : a.grad_scale);
+  const Vec<T> coupled = set<T>(a.decoupled ? 0 : a.weight_decay);
+  const Vec<T> kept = set<T>(a.decoupled ? 1 - a.learning_rate * a.weight_decay : 1);
+  const Vec<T> rest1 = set<T>(1 - a.beta1), beta2 = set<T>(a.beta2), rest2 = set<T>(1 - a.beta2);
+  const Vec<T> rate = set<T>(a.learning_rate / correction1), root2 = set<T>(1 / correction2), eps = set<T>(a.eps);
+  for_slots<T>(a.count, [&](Slot<T> slot) HWY_ATTR {
+    const Vec<T> p = slot.read(a.parameter);
+    const Vec<T> g = hn::MulAdd(coupled, p, hn::Mul(scale, slot.read(a.gradient)));
+    const Vec<T> m_old = slot.read(a.first_moment);
+    const Vec<T> m = hn::MulAdd(rest1, hn::Sub(g, m_old), m_old);
+    Vec<T> v = hn::MulAdd(hn::Mul(rest2, g), g, hn::Mul(beta2, slot.read(a.second_moment)));
+    slot.write(m, a.first_moment);
+    slot.write(v, a.second_moment);
+    if (a.max_second_moment) {
+      v = hn::Max(slot.read(a.max_second_moment), v);
+      slot.write(v, a.max_second_moment);
+    }
+    const Vec<T> denominator = hn::MulAdd(hn::Sqrt(v), root2, eps);
+    slot.write(hn::NegMulAdd(rate, hn::Div(m, denominator), hn::Mul(kept, p)), a.parameter);
+  });
+}
+
+template <class T>
+constexpr OptimizerTable<T> table() {
+  return {&sgd<T>, &adam<T>};
+}
+const OptimizerTables* optimizer_tables() {
+  static constexpr OptimizerTables tables{table<float>(), table<double>()};
+  return &tables;
+}
+
+}  // namespace
+}  // namespace tessera::nn::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::nn::kernels {
+HWY_EXPORT(optimizer_tables);
+namespace {
+template <class T>
+const OptimizerTable<T>& kernels() {
+  return std::get<OptimizerTable<T>>(*HWY_DYNAMIC_DISPATCH(optimizer_tables)());
+}
+
+template <class P>
+void move(P*& pointer, std::size_t by) {
+  if (pointer != nullptr) pointer += by;
+}
+
+/// Elements [begin, end) of a step.
+template <class T>
+SgdStep<T> part_of(SgdStep<T> step, std::size_t begin, std::size_t end) {
+  step.parameter += begin;
+  move(step.gradient, begin);
+  move(step.momentum_buffer, begin);
+  step.count = end - begin;
+  return step;
+}
+template <class T>
+AdamStep<T> part_of(AdamStep<T> step, std::size_t begin, std::size_t end) {
+  step.parameter += begin;
+  move(step.gradient, begin);
+  step.first_moment += begin;
+  step.second_moment += begin;
+  move(step.max_second_moment, begin);
+  step.count = end - begin;
+  return step;
+}
+
+/// [begin, end) in blocks that stay in the first cache: gradients widened before, new values rounded after.
+template <class N, class Step, class Kernel>
+void run_narrow(const Step& step, std::size_t begin, std::size_t end, Kernel kernel) {
+  constexpr std::size_t kBlock = 1024;
+  alignas(64) float widened[kBlock];
+  for (std::size_t at = begin; at < end; at += kBlock) {
+    Step block = part_of(step, at, std::min(end, at + kBlock));
+    if (step.narrow.gradient != nullptr) {
+      const N* from = static_cast<const N*>(step.narrow.gradient) + at;
+      for (std::size_t i = 0; i < block.count; ++i) widened[i] = static_cast<float>(from[i]);
+      block.gradient = widened;
+    }
+    kernel(block);
+    if (step.narrow.copy == nullptr) continue;
+    N* to = static_cast<N*>(step.narrow.copy) + at;
+    for (std::size_t i = 0; i < block.count; ++i) to[i] = static_cast<N>(block.parameter[i]);
+  }
+}
+
+template <class T, template <class> class Step>
+void run_tiles(ThreadPool& pool, Step<T> step, void (*kernel)(const Step<T>&)) {
+  if (step.grad_scale_at != nullptr) step.grad_scale = *step.grad_scale_at;
+  if (std::isnan(step.grad_scale)) return;  // gradients that are not finite: nothing changes
+  for_tiles(pool, step.count, kElementTile, [&](std::size_t begin, std::size_t end) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (step.narrow.dtype == base::DType::f16) return run_narrow<base::f16>(step, begin, end, kernel);
+      if (step.narrow.dtype == base::DType::bf16) return run_narrow<base::bf16>(step, begin, end, kernel);
+    }
+    kernel(part_of(step, begin, end));
+  });
+}
+
+}  // namespace
+
+template <class T>
+void sgd_step(ThreadPool& pool, const SgdStep<T>& args) {
+  if ((args.momentum_buffer != nullptr) != (args.momentum != 0) && args.count > 0)
+    throw base::InvalidUsage("sgd: momentum " + std::to_string(args.momentum) +
+                             (args.momentum_buffer ? " needs no buffer; pass null" : " needs a momentum buffer"));
+  if (args.nesterov && args.momentum == 0) throw base::InvalidUsage("sgd: nesterov needs a momentum above 0");
+  run_tiles<T>(pool, args, kernels<T>().sgd);
+}
+
+template <class T>
+void adam_step(ThreadPool& pool, const AdamStep<T>& args) {
+  if (args.step < 1) throw base::InvalidUsage("adam: step 0; the first step is 1");
+  run_tiles<T>(pool, args, kernels<T>().adam);
+}
+
+template void sgd_step<float>(ThreadPool&, const SgdStep<float>&);
+template void sgd_step<double>(ThreadPool&, const SgdStep<double>&);
+template void adam_step<float>(ThreadPool&, const AdamStep<float>&);
+template void adam_step<double>(ThreadPool&, const AdamStep<double>&);
+
+}  // namespace tessera::nn::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,143 @@
+// sum and norm_part of elementwise.h.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <tuple>
+#include <vector>
+
+#include "tessera/nn/kernels/cpu/tiles.h"
+#include "tessera/nn/kernels/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tessera/nn/kernels/cpu/reduce.cpp"
+#include "hwy/foreach_target.h"  // includes this file once per instruction set
+
+#include "tessera/nn/kernels/cpu/simd-inl.h"
+
+#ifndef TESSERA_NN_KERNELS_REDUCE_ONCE
+#define TESSERA_NN_KERNELS_REDUCE_ONCE
+namespace tessera::nn::kernels {
+template <class T>
+struct ReduceTable {
+  double (*sum)(const T*, std::size_t);
+  std::array<double (*)(const T*, std::size_t), 4> norms;  // as Norm counts them
+};
+using ReduceTables = std::tuple<ReduceTable<float>, ReduceTable<double>>;
+}  // namespace tessera::nn::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::nn::kernels::HWY_NAMESPACE {
+namespace {
+
+/// step(...) over f64 copies of x, in as many lanes as a sum has. The copies of 32 elements pass through L1, which
+/// costs less than the reading of x.
+template <class T, class Step>
+HWY_INLINE Sum<double> over_lanes(const T* x, std::size_t count, Step step) {
+  constexpr std::size_t kGroup = 512;
+  static_assert(kGroup % kSumLanes == 0);
+  Sum<double> sum;
+  const auto one = [&](std::size_t p, Vec<double> v) HWY_ATTR { sum.part[p] = step(sum.part[p], v); };
+  if constexpr (sizeof(T) == sizeof(double)) {
+    reduce<double>(count, one, x);
+  } else {
+    alignas(64) double wide[kGroup];
+    for (std::size_t i = 0; i < count; i += kGroup) {
+      const std::size_t n = count - i < kGroup ? count - i : kGroup;
+      for (std::size_t j = 0; j < n; ++j) wide[j] = static_cast<double>(x[i + j]);
+      reduce<double>(n, one, static_cast<const double*>(wide));
+    }
+  }
+  return sum;
+}
+
+template <class T>
+double sum(const T* x, std::size_t count) {
+  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::Add(s, v); }).total();
+}
+template <class T>
+double sum_of_magnitudes(const T* x, std::size_t count) {
+  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::Add(s, hn::Abs(v)); }).total();
+}
+template <class T>
+double sum_of_squares(const T* x, std::size_t count) {
+  return over_lanes<T>(x, count, [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::MulAdd(v, v, s); }).total();
+}
+template <class T>
+double sum_of_cubes(const T* x, std::size_t count) {
+  return over_lanes<T>(x, count,
+                       [](Vec<double> s, Vec<double> v) HWY_ATTR { return hn::MulAdd(hn::Mul(v, v), hn::Abs(v), s); })
+      .total();
+}
+template <class T>
+double largest_magnitude(const T* x, std::size_t count) {
+  const auto larger = [](Vec<double> s, Vec<double> v) HWY_ATTR {
+    const auto magnitude = hn::Abs(v);
+    return hn::IfThenElse(hn::Or(hn::Gt(magnitude, s), hn::IsNaN(v)), magnitude, s);
+  };
+  return over_lanes<T>(x, count, larger).largest();
+}
+
+template <class T>
+constexpr ReduceTable<T> reduce_table() {
+  return {&sum<T>, {&sum_of_magnitudes<T>, &sum_of_squares<T>, &sum_of_cubes<T>, &largest_magnitude<T>}};
+}
+
+const ReduceTables* reduce_tables() {
+  static constexpr ReduceTables tables{reduce_table<float>(), reduce_table<double>()};
+  return &tables;
+}
+
+}  // namespace
+}  // namespace tessera::nn::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::nn::kernels {
+HWY_EXPORT(reduce_tables);
+namespace {
+
+template <class T>
+std::vector<double> tile_parts(ThreadPool& pool, const T* x, std::size_t count,
+                               double (*kernel)(const T*, std::size_t)) {
+  std::vector<double> part(tiles_of(count, kElementTile));
+  for_tiles(pool, count, kElementTile,
+            [&](std::size_t begin, std::size_t end) { part[begin / kElementTile] = kernel(x + begin, end - begin); });
+  return part;
+}
+
+double total_of(const std::vector<double>& parts) {
+  double total = 0;
+  for (const double value : parts) total += value;
+  return total;
+}
+
+double largest_of(const std::vector<double>& parts) {
+  double largest = 0;
+  for (const double value : parts) largest = std::isnan(value) || value > largest ? value : largest;
+  return largest;
+}
+
+template <class T>
+const ReduceTable<T>& kernels() {
+  return std::get<ReduceTable<T>>(*HWY_DYNAMIC_DISPATCH(reduce_tables)());
+}
+}  // namespace
+
+template <class T>
+double sum(ThreadPool& pool, const T* x, std::size_t count) {
+  return total_of(tile_parts<T>(pool, x, count, kernels<T>().sum));
+}
+template <class T>
+double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_t count) {
+  const auto parts = tile_parts<T>(pool, x, count, kernels<T>().norms[static_cast<std::size_t>(norm)]);
+  return norm == Norm::infinity ? largest_of(parts) : total_of(parts);
+}
+
+template double sum<float>(ThreadPool&, const float*, std::size_t);
+template double sum<double>(ThreadPool&, const double*, std::size_t);
+template double norm_part<float>(ThreadPool&, Norm, const float*, std::size_t);
+template double norm_part<double>(ThreadPool&, Norm, const double*, std::size_t);
+
+}  // namespace tessera::nn::kernels
+#endif  // HWY_ONCE

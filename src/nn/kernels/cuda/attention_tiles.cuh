@@ -1,0 +1,128 @@
+// What the kernels of attention.cuh are made of: tiles of rows in shared memory, and products of them.
+#pragma once
+
+#include "tessera/nn/kernels/cuda/random.cuh"
+#include "tessera/nn/kernels/cuda/reduce.cuh"
+#include "tessera/nn/kernels/kernel_table.h"
+
+namespace tessera::nn::cuda {
+
+using kernels::AttentionBackward;
+using kernels::AttentionForward;
+using kernels::AttentionShape;
+using kernels::HeadsView;
+
+/// Threads that work on one row of a tile: neighbours in a warp.
+inline constexpr unsigned kRowThreads = 4;
+
+/// Rows of a tile such that four tiles of W fit in shared memory.
+template <class W, unsigned most_dim>
+inline constexpr unsigned kTileRows = sizeof(W) * most_dim <= 512 ? 64 : 64 * 512 / (sizeof(W) * most_dim);
+
+/// What all kernels of attention need besides their arrays.
+template <class T>
+struct AttentionPlan {
+  std::size_t positions, heads, kv_heads, dim;
+  Wide<T> scale;
+  bool drops;
+  Drop drop;
+  PhiloxStream stream;
+};
+template <class T>
+AttentionPlan<T> plan_of(const AttentionShape& s, const kernels::AttentionDropout& dropout) {
+  const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(s.dim));
+  return {s.positions,
+          s.heads,
+          s.kv_heads,
+          s.dim,
+          static_cast<Wide<T>>(scale),
+          dropout.probability != 0,
+          drop_of(dropout.probability),
+          philox_stream(dropout.stream)};
+}
+
+/// A tile of rows in shared memory; odd row lengths keep rows out of each other's banks.
+template <class W>
+struct Tile {
+  W* data;
+  std::size_t dim;
+  TESSERA_DEVICE W& at(std::size_t row, std::size_t i) const { return data[row * (dim + 1) + i]; }
+};
+template <class W>
+constexpr std::size_t tile_elements(std::size_t rows, std::size_t dim) {
+  return rows * (dim + 1);
+}
+
+/// Rows [first, first + rows) of one head, zero beyond the last position. The whole block takes part.
+template <class T>
+TESSERA_DEVICE void load_tile(const Tile<Wide<T>>& tile, unsigned rows, const HeadsView<const T>& view,
+                              std::size_t batch, std::size_t head, std::size_t first, std::size_t positions) {
+  const T* base = view.data + batch * view.batch_stride + head * view.head_stride;
+  for (std::size_t i = thread_index(); i < rows * tile.dim; i += thread_count()) {
+    const std::size_t row = i / tile.dim, d = i % tile.dim;
+    tile.at(row, d) = first + row < positions ? wide(base[(first + row) * view.position_stride + d]) : Wide<T>(0);
+  }
+}
+
+/// 0 for a dropped weight, 1 / (1 - probability) for a kept one.
+template <class T>
+TESSERA_DEVICE Wide<T> kept(const AttentionPlan<T>& plan, std::size_t batch, std::size_t head, std::size_t query,
+                            std::size_t key) {
+  if (!plan.drops) return Wide<T>(1);
+  PhiloxStream stream = plan.stream;
+  stream.high += batch;
+  const std::uint64_t word = (head * plan.positions + query) * plan.positions + key;
+  return philox_block(stream, word / 4).word[word % 4] < plan.drop.threshold ? Wide<T>(0)
+                                                                             : static_cast<Wide<T>>(plan.drop.factor);
+}
+
+/// products[j] = the product of a row of `a` with row first + j * kRowThreads of `b`.
+template <unsigned count, class W>
+TESSERA_DEVICE void row_products(const Tile<W>& a, std::size_t row, const Tile<W>& b, unsigned first,
+                                 W (&products)[count]) {
+  for (unsigned j = 0; j < count; ++j) products[j] = 0;
+  for (std::size_t d = 0; d < a.dim; ++d) {
+    const W x = a.at(row, d);
+    TESSERA_UNROLL
+    for (unsigned j = 0; j < count; ++j) products[j] = fused(x, b.at(first + j * kRowThreads, d), products[j]);
+  }
+}
+
+/// sums[j] += the sum over rows k of weights(row, k) * b(k, first + j * kRowThreads).
+template <unsigned rows, unsigned count, class W>
+TESSERA_DEVICE void add_weighted_rows(const W* weights, const Tile<W>& b, unsigned first, W (&sums)[count]) {
+  for (unsigned k = 0; k < rows; ++k) {
+    const W weight = weights[k];
+    TESSERA_UNROLL
+    for (unsigned j = 0; j < count; ++j)
+      if (first + j * kRowThreads < b.dim) sums[j] = fused(weight, b.at(k, first + j * kRowThreads), sums[j]);
+  }
+}
+
+template <class Operation, class W>
+TESSERA_DEVICE W over_row(W value, Operation operation) {
+  for (unsigned mask = kRowThreads / 2; mask > 0; mask /= 2) value = operation(value, shuffle_xor(value, mask));
+  return value;
+}
+
+/// Which tile of which head a block works on.
+struct TilePlace {
+  std::size_t batch, head, first;
+};
+TESSERA_DEVICE TilePlace tile_place(std::size_t heads, std::size_t positions, unsigned rows) {
+  const std::size_t tiles = divided_up(positions, rows);
+  const std::size_t tile = block_index() % tiles, rest = block_index() / tiles;
+  return {rest / heads, rest % heads, tile * rows};
+}
+
+template <class T, unsigned count>
+TESSERA_DEVICE void write_row(const HeadsView<T>& view, const TilePlace& at, std::size_t position, std::size_t dim,
+                              const Wide<T> (&values)[count], bool accumulate) {
+  T* out = view.data + at.batch * view.batch_stride + at.head * view.head_stride + position * view.position_stride;
+  const unsigned lane = thread_index() % kRowThreads;
+  for (unsigned j = 0; j < count; ++j)
+    if (lane + j * kRowThreads < dim)
+      out[lane + j * kRowThreads] = added(accumulate, out[lane + j * kRowThreads], values[j]);
+}
+
+}  // namespace tessera::nn::cuda

@@ -1,0 +1,92 @@
+// Numbers in fewer bytes (kernels/compression.h), with the host's bits.
+#pragma once
+
+#include "tessera/nn/kernels/cuda/elementwise.cuh"
+#include "tessera/nn/kernels/cuda/reduce.cuh"
+
+namespace tessera::nn::cuda {
+
+using kernels::EncodeArgs;
+using kernels::Encoding;
+using kernels::kEncodingBlock;
+using kernels::SumEncodedArgs;
+
+TESSERA_DEVICE bool is_finite(float x) { return (bits_as<std::uint32_t>(x) & 0x7f800000U) != 0x7f800000U; }
+/// What encoding took off a value; of one that isn't finite nothing is kept.
+TESSERA_DEVICE float lost(float value, float decoded) { return is_finite(value - decoded) ? value - decoded : 0.0F; }
+
+template <class T>
+struct EncodeBf16Body {
+  const T* in;
+  bf16* out;
+  float* error;
+  float factor;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    for (int e = 0; e < n; ++e) {
+      const float given = factor * wide(in[i + e]);
+      const float value = error ? given + error[i + e] : given;
+      out[i + e] = narrow<bf16>(value);
+      if (error) error[i + e] = lost(value, wide(out[i + e]));
+    }
+  }
+};
+
+/// A block of threads for each block of values.
+template <class T>
+TESSERA_KERNEL void quantize_kernel(EncodeArgs a, float* scales, std::int8_t* out) {
+  constexpr float kLevels = 127, kSmallest = 1e-30F;
+  const std::size_t i = block_index() * kEncodingBlock + thread_index();
+  float value = 0;
+  if (i < a.count) value = a.factor * wide(static_cast<const T*>(a.in)[i]);
+  if (i < a.count && a.error) value += a.error[i];
+  // The largest magnitude by its bits: a NaN's are above an infinity's.
+  const auto magnitude = static_cast<int>(bits_as<std::uint32_t>(value) & 0x7fffffffU);
+  const float most = bits_as<float>(over_block(magnitude, Largest{}, shared_memory<int>()));
+  const bool usable = most >= kSmallest && is_finite(most);
+  const float scale = usable ? most / kLevels : (most < kSmallest ? 0.0F : most - most);
+  const float quantum = usable ? rintf(value * (kLevels / most)) : 0.0F;
+  if (thread_index() == 0) scales[block_index()] = scale;
+  if (i >= a.count) return;
+  out[i] = static_cast<std::int8_t>(quantum);
+  if (a.error) a.error[i] = lost(value, quantum * scale);
+}
+
+template <class T>
+void encode(NativeStream stream, const EncodeArgs& a) {
+  const T* in = static_cast<const T*>(a.in);
+  if (a.encoding == Encoding::bf16)
+    return for_elements<4>(stream, a.count, {a.in, a.out},
+                           EncodeBf16Body<T>{in, static_cast<bf16*>(a.out), a.error, a.factor});
+  const std::size_t blocks = divided_up(a.count, kEncodingBlock);
+  auto* scales = static_cast<float*>(a.out);
+  launch(stream, {.blocks = blocks, .threads = kEncodingBlock, .shared = kReduceRoom<int>}, quantize_kernel<T>, a,
+         scales, reinterpret_cast<std::int8_t*>(scales + blocks));
+}
+
+template <class T>
+struct SumEncodedBody {
+  SumEncodedArgs args;
+  std::size_t blocks;
+  TESSERA_DEVICE float decoded(const unsigned char* source, std::size_t i) const {
+    if (args.encoding == Encoding::bf16) return wide(reinterpret_cast<const bf16*>(source)[i]);
+    const float* scales = reinterpret_cast<const float*>(source);
+    return static_cast<float>(reinterpret_cast<const std::int8_t*>(scales + blocks)[i]) * scales[i / kEncodingBlock];
+  }
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    for (int e = 0; e < n; ++e) {
+      float sum = -0.0F;
+      for (std::size_t s = 0; s < args.sources; ++s)
+        sum += decoded(static_cast<const unsigned char*>(args.in) + s * args.stride, i + e);
+      static_cast<T*>(args.out)[i + e] = narrow<T>(args.divisor == 1 ? sum : sum / args.divisor);
+    }
+  }
+};
+
+template <class T>
+void sum_encoded(NativeStream stream, const SumEncodedArgs& a) {
+  for_elements<4>(stream, a.count, {a.in, a.out}, SumEncodedBody<T>{a, divided_up(a.count, kEncodingBlock)});
+}
+
+}  // namespace tessera::nn::cuda

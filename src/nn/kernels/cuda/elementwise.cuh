@@ -1,0 +1,200 @@
+// Kernels that compute each element from the elements at the same place, whole vectors of 16 bytes at a time.
+#pragma once
+
+#include <initializer_list>
+
+#include "tessera/nn/kernels/cuda/math.cuh"
+#include "tessera/nn/kernels/kernel_table.h"
+
+namespace tessera::nn::cuda {
+
+/// `count` neighbours, loaded and stored at once.
+template <class T, int count>
+struct alignas(sizeof(T) * count) Pack {
+  T at[count];
+};
+
+/// Body::step<n>(i) computes elements [i, i + n).
+template <int width, class Body>
+TESSERA_KERNEL void elements_kernel(std::size_t count, Body body) {
+  const std::size_t packs = count / width;
+  const std::size_t thread = block_index() * thread_count() + thread_index();
+  const std::size_t stride = block_count() * thread_count();
+  for (std::size_t i = thread; i < packs; i += stride) body.template step<width>(i * width);
+  if (width > 1 && packs * width + thread < count) body.template step<1>(packs * width + thread);
+}
+
+inline bool aligned(std::initializer_list<const void*> pointers) {
+  std::uintptr_t bits = 0;
+  for (const void* pointer : pointers) bits |= reinterpret_cast<std::uintptr_t>(pointer);
+  return bits % 16 == 0;
+}
+
+/// `pointers`: all that the body reads and writes, elements of `element_bytes`.
+template <int width, class Body>
+void for_elements(NativeStream stream, std::size_t count, std::initializer_list<const void*> pointers,
+                  const Body& body) {
+  constexpr std::size_t kMostBlocks = 132 * 16;  // enough for every multiprocessor; each then takes several rounds
+  const auto grid = [count](std::size_t per_thread) {
+    const std::size_t blocks = divided_up(divided_up(count, per_thread), 256);
+    return Grid{.blocks = blocks < kMostBlocks ? blocks : kMostBlocks};
+  };
+  if (count == 0) return;
+  if (aligned(pointers)) return launch(stream, grid(width), elements_kernel<width, Body>, count, body);
+  launch(stream, grid(1), elements_kernel<1, Body>, count, body);
+}
+
+/// Elements of T that fill 16 bytes.
+template <class T>
+inline constexpr int kVector = static_cast<int>(16 / sizeof(T));
+
+template <int n, class T>
+TESSERA_DEVICE Pack<T, n> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, n>*>(from);
+}
+template <int n, class T>
+TESSERA_DEVICE void store(T* to, const Pack<T, n>& pack) {
+  *reinterpret_cast<Pack<T, n>*>(to) = pack;
+}
+/// The sum of `value` and what is there, where `accumulate`.
+template <class T>
+TESSERA_DEVICE T added(bool accumulate, T before, Wide<T> value) {
+  return narrow<T>(accumulate ? wide(before) + value : value);
+}
+
+template <class T>
+struct FillBody {
+  T value;
+  T* out;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    Pack<T, n> result;
+    for (int e = 0; e < n; ++e) result.at[e] = value;
+    store<n>(out + i, result);
+  }
+};
+
+/// out = function(x), or out += function(x).
+template <class T, class Function>
+struct MapBody {
+  const T* x;
+  T* out;
+  bool accumulate;
+  Function function;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    const Pack<T, n> in = load<n>(x + i);
+    Pack<T, n> result = {};
+    if (accumulate) result = load<n>(static_cast<const T*>(out) + i);
+    for (int e = 0; e < n; ++e) result.at[e] = added(accumulate, result.at[e], function(wide(in.at[e])));
+    store<n>(out + i, result);
+  }
+};
+
+/// out = function(a, b), or out += function(a, b).
+template <class T, class Function>
+struct ZipBody {
+  const T* a;
+  const T* b;
+  T* out;
+  bool accumulate;
+  Function function;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    const Pack<T, n> left = load<n>(a + i), right = load<n>(b + i);
+    Pack<T, n> result = {};
+    if (accumulate) result = load<n>(static_cast<const T*>(out) + i);
+    for (int e = 0; e < n; ++e)
+      result.at[e] = added(accumulate, result.at[e], function(wide(left.at[e]), wide(right.at[e])));
+    store<n>(out + i, result);
+  }
+};
+
+template <class W>
+struct Same {
+  TESSERA_DEVICE W operator()(W x) const { return x; }
+};
+template <class W>
+struct Times {
+  W factor;
+  TESSERA_DEVICE W operator()(W x) const { return factor * x; }
+};
+template <class W>
+struct Plus {
+  TESSERA_DEVICE W operator()(W a, W b) const { return a + b; }
+};
+
+template <class T, class Function>
+void map(NativeStream stream, std::size_t count, const MapBody<T, Function>& body) {
+  for_elements<kVector<T>>(stream, count, {body.x, body.out}, body);
+}
+template <class T, class Function>
+void zip(NativeStream stream, std::size_t count, const ZipBody<T, Function>& body) {
+  for_elements<kVector<T>>(stream, count, {body.a, body.b, body.out}, body);
+}
+
+/// y[rows, columns] += bias[columns] in every row
+template <class T>
+struct RowBiasBody {
+  const T* bias;
+  T* y;
+  std::size_t columns;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    for (int e = 0; e < n; ++e) y[i + e] = narrow<T>(wide(y[i + e]) + wide(bias[(i + e) % columns]));
+  }
+};
+
+/// Between any two of f32, f16 and bf16; vectors of what the wider type has in 16 bytes.
+template <class From, class To>
+struct ConvertBody {
+  const From* in;
+  To* out;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    const Pack<From, n> from = load<n>(in + i);
+    Pack<To, n> result;
+    for (int e = 0; e < n; ++e) result.at[e] = narrow<To>(wide(from.at[e]));
+    store<n>(out + i, result);
+  }
+};
+template <class From, class To>
+void convert(NativeStream stream, const ConvertArgs& args) {
+  const ConvertBody<From, To> body{static_cast<const From*>(args.in), static_cast<To*>(args.out)};
+  constexpr int kWidth = kVector<From> < kVector<To> ? kVector<From> : kVector<To>;
+  for_elements<kWidth>(stream, args.count, {args.in, args.out}, body);
+}
+
+struct PositionsBody {
+  std::int32_t* out;
+  std::size_t period;
+  template <int n>
+  TESSERA_DEVICE void step(std::size_t i) const {
+    for (int e = 0; e < n; ++e) out[i + e] = static_cast<std::int32_t>((i + e) % period);
+  }
+};
+
+/// A tile of 32 x 32 through shared memory, so that both sides are read and written along rows.
+template <class T>
+TESSERA_KERNEL void transpose_kernel(TransposeArgs<T> a) {
+  constexpr std::size_t kTile = 32;
+  T* tile = shared_memory<T>();  // [32, 33]: no two rows begin in the same bank
+  const std::size_t across = divided_up(a.columns, kTile), down = divided_up(a.rows, kTile);
+  const std::size_t batch = block_index() / (across * down), place = block_index() % (across * down);
+  const std::size_t row = place / across * kTile, column = place % across * kTile;
+  const T* in = a.in + batch * a.rows * a.columns;
+  T* out = a.out + batch * a.rows * a.columns;
+  const std::size_t x = thread_index() % kTile;
+  for (std::size_t y = thread_index() / kTile; y < kTile; y += thread_count() / kTile)
+    if (row + y < a.rows && column + x < a.columns) tile[y * 33 + x] = in[(row + y) * a.columns + column + x];
+  sync_block();
+  for (std::size_t y = thread_index() / kTile; y < kTile; y += thread_count() / kTile)
+    if (column + y < a.columns && row + x < a.rows) out[(column + y) * a.rows + row + x] = tile[x * 33 + y];
+}
+template <class T>
+void transpose(NativeStream stream, const TransposeArgs<T>& args) {
+  const std::size_t blocks = args.batch * divided_up(args.columns, 32) * divided_up(args.rows, 32);
+  launch(stream, {.blocks = blocks, .threads = 256, .shared = 32 * 33 * sizeof(T)}, transpose_kernel<T>, args);
+}
+
+}  // namespace tessera::nn::cuda

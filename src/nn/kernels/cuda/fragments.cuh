@@ -1,0 +1,120 @@
+// Products of 16-bit fragments, 16 x 16 by 16 x 8 with f32 sums: the warp's instruction mma.m16n8k16 of NVIDIA's PTX
+// ISA, whose chapter "Matrix Fragments for mma.m16n8k16" says which lane holds what. Lane = 4 * group + pair:
+//
+//   left   (16 x 16) rows group and group + 8, columns 2 * pair and its neighbour, and those + 8
+//   right  (16 x 8)  column group, rows 2 * pair and its neighbour, and those + 8
+//   sums   (16 x 8)  rows group and group + 8, columns 2 * pair and its neighbour
+//
+// So two neighbouring accumulators, rounded, are a left operand as they lie.
+#pragma once
+
+#include "tessera/nn/kernels/cuda/portable.cuh"
+
+namespace tessera::nn::cuda {
+
+/// Elements by which rows in shared memory are longer than the data: fragments of eight rows meet in no bank, and 16
+/// bytes stay aligned.
+inline constexpr unsigned kFragmentPadding = 8;
+
+template <class T>
+struct alignas(16) Eight {
+  T v[8];
+};
+
+struct Accumulator {
+  float v[4];
+};
+struct LeftFragment {
+  std::uint32_t v[4];
+};
+struct RightFragment {
+  std::uint32_t v[2];
+};
+
+TESSERA_DEVICE unsigned warp_index() { return thread_index() / kWarp; }
+TESSERA_DEVICE unsigned lane_group() { return thread_index() % kWarp / 4; }
+TESSERA_DEVICE unsigned lane_pair() { return thread_index() % 4; }
+
+/// The column of element i % 4 of accumulator i / 4, of two beside each other.
+TESSERA_DEVICE unsigned accumulator_column(unsigned i) { return i / 4 * 8 + lane_pair() * 2 + i % 2; }
+
+template <class T>
+TESSERA_DEVICE std::uint32_t two_at(const T* at) {
+  return *reinterpret_cast<const std::uint32_t*>(at);
+}
+
+/// From rows of `line` elements in shared memory; at: row 0, column 0.
+template <class T>
+TESSERA_DEVICE LeftFragment left_fragment(const T* at, unsigned line) {
+  const T* mine = at + lane_group() * line + lane_pair() * 2;
+  return {{two_at(mine), two_at(mine + 8 * line), two_at(mine + 8), two_at(mine + 8 * line + 8)}};
+}
+/// From memory that holds the right operand's columns as rows of `line` elements.
+template <class T>
+TESSERA_DEVICE RightFragment right_fragment(const T* at, unsigned line) {
+  const T* mine = at + lane_group() * line + lane_pair() * 2;
+  return {{two_at(mine), two_at(mine + 8)}};
+}
+
+template <class T>
+TESSERA_DEVICE std::uint32_t packed(float low, float high) {
+  return static_cast<std::uint32_t>(narrow<T>(low).bits) | static_cast<std::uint32_t>(narrow<T>(high).bits) << 16;
+}
+/// Sixteen columns of sums as the left operand of the next product.
+template <class T>
+TESSERA_DEVICE LeftFragment as_left(const Accumulator (&sums)[2]) {
+  return {{packed<T>(sums[0].v[0], sums[0].v[1]), packed<T>(sums[0].v[2], sums[0].v[3]),
+           packed<T>(sums[1].v[0], sums[1].v[1]), packed<T>(sums[1].v[2], sums[1].v[3])}};
+}
+
+#if defined(__CUDACC__)
+
+/// sums += left x right. The whole warp takes part.
+template <class T>
+TESSERA_DEVICE void multiply_add(Accumulator& sums, const LeftFragment& left, const RightFragment& right) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(sums.v[0]), "+f"(sums.v[1]), "+f"(sums.v[2]), "+f"(sums.v[3])
+        : "r"(left.v[0]), "r"(left.v[1]), "r"(left.v[2]), "r"(left.v[3]), "r"(right.v[0]), "r"(right.v[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+f"(sums.v[0]), "+f"(sums.v[1]), "+f"(sums.v[2]), "+f"(sums.v[3])
+        : "r"(left.v[0]), "r"(left.v[1]), "r"(left.v[2]), "r"(left.v[3]), "r"(right.v[0]), "r"(right.v[1]));
+  }
+}
+
+#else
+
+template <class T>
+void multiply_add(Accumulator& sums, const LeftFragment& left, const RightFragment& right) {
+  const auto value = [](std::uint64_t words, unsigned i) {  // element i of the four in two words
+    T element{};
+    element.bits = static_cast<std::uint16_t>(words >> 16 * i);
+    return static_cast<float>(element);
+  };
+  const auto joined = [](std::uint32_t a, std::uint32_t b) { return a | static_cast<std::uint64_t>(b) << 32; };
+  const unsigned group = lane_group(), pair = lane_pair();
+  float a[2][16];
+  float b[2][16];
+  for (unsigned side = 0; side < 2; ++side) {  // columns 0 to 7 of the left operand, then 8 to 15
+    const std::uint64_t mine = joined(left.v[side * 2], left.v[side * 2 + 1]);
+    const auto row = emulation::from_lanes<4>(mine, {group * 4, group * 4 + 1, group * 4 + 2, group * 4 + 3});
+    for (unsigned p = 0; p < 4; ++p)
+      for (unsigned i = 0; i < 4; ++i) a[i / 2][side * 8 + p * 2 + i % 2] = value(row[p], i);
+  }
+  std::array<unsigned, 8> lanes{};
+  for (unsigned i = 0; i < 8; ++i) lanes[i] = (pair * 2 + i / 4) * 4 + i % 4;
+  const auto columns = emulation::from_lanes<8>(joined(right.v[0], right.v[1]), lanes);
+  for (unsigned c = 0; c < 8; ++c)
+    for (unsigned i = 0; i < 4; ++i) b[c / 4][i / 2 * 8 + c % 4 * 2 + i % 2] = value(columns[c], i);
+  for (unsigned e = 0; e < 4; ++e)
+    for (unsigned k = 0; k < 16; ++k) sums.v[e] += a[e / 2][k] * b[e % 2][k];
+}
+
+#endif
+
+}  // namespace tessera::nn::cuda

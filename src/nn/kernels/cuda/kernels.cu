@@ -1,0 +1,19 @@
+// The one file that the device's compiler sees: all kernels, for all element types.
+#include "tessera/nn/kernels/cuda/kernels.cuh"
+
+namespace tessera::nn::cuda {
+
+NativeStream native_stream(Stream& stream) {
+  auto* own = dynamic_cast<DeviceStream*>(&stream);
+  if (own == nullptr || stream.device().type != DeviceType::cuda)
+    throw InvalidUsage("cuda: a stream of " + name_of(stream.device()) + " was given");
+  const cudaError_t error = cudaSetDevice(stream.device().index);
+  if (error != cudaSuccess) throw BackendError(std::string("cuda: cudaSetDevice: ") + cudaGetErrorString(error));
+  return static_cast<NativeStream>(own->native());
+}
+
+std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products) {
+  return std::make_unique<CudaDeviceKernels>(memory, std::move(products));
+}
+
+}  // namespace tessera::nn::cuda

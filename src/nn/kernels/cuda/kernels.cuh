@@ -1,0 +1,213 @@
+// The table of kernels of a CUDA device: which kernel serves which function of kernel_table.h, and where scratch
+// comes from.
+#pragma once
+
+#include "tessera/base/device_stream.h"
+#include "tessera/nn/kernels/cuda/activation.cuh"
+#include "tessera/nn/kernels/cuda/attention.cuh"
+#include "tessera/nn/kernels/cuda/compression.cuh"
+#include "tessera/nn/kernels/cuda/cross_entropy.cuh"
+#include "tessera/nn/kernels/cuda/embedding.cuh"
+#include "tessera/nn/kernels/cuda/matmul_table.cuh"
+#include "tessera/nn/kernels/cuda/nf4.cuh"
+#include "tessera/nn/kernels/cuda/norm.cuh"
+#include "tessera/nn/kernels/cuda/optimizer.cuh"
+#include "tessera/nn/kernels/cuda/orthonormalize.cuh"
+#include "tessera/nn/kernels/cuda/random.cuh"
+#include "tessera/nn/kernels/cuda/reduce.cuh"
+#include "tessera/nn/kernels/kernel_table.h"
+
+namespace tessera::nn::cuda {
+
+/// How a stream of base becomes one that kernels are launched on; makes the device the thread's current one.
+NativeStream native_stream(Stream& stream);
+
+template <class T>
+class CudaKernels final : public KernelTable<T> {
+ public:
+  CudaKernels(MemoryPool& memory, MatmulKernels<T>& products) : memory_(memory), products_(products) {}
+
+  void fill(Stream& s, T value, T* out, std::size_t count) override {
+    for_elements<kVector<T>>(native_stream(s), count, {out}, FillBody<T>{value, out});
+  }
+  void fill_normal(Stream& s, const NormalFill<T>& args) override { cuda::fill_normal(native_stream(s), args); }
+  void fill_uniform(Stream& s, const UniformFill<T>& args) override { cuda::fill_uniform(native_stream(s), args); }
+  void assign(Stream& s, const kernels::AssignArgs<T>& a) override {
+    map(native_stream(s), a.count, MapBody<T, Same<Wide<T>>>{a.x, a.out, a.accumulate, {}});
+  }
+  void add(Stream& s, const kernels::AddArgs<T>& a) override {
+    zip(native_stream(s), a.count, ZipBody<T, Plus<Wide<T>>>{a.a, a.b, a.out, false, {}});
+  }
+  void scale(Stream& s, const kernels::ScaleArgs<T>& a) override {
+    map(native_stream(s), a.count, MapBody<T, Times<Wide<T>>>{a.x, a.out, a.accumulate, {a.factor}});
+  }
+  void transpose(Stream& s, const TransposeArgs<T>& args) override { cuda::transpose(native_stream(s), args); }
+  void norm_part(Stream& s, kernels::Norm norm, const T* x, std::size_t count, double* out) override {
+    const Buffer scratch = get(norm_scratch(count));
+    cuda::norm_part(native_stream(s), norm, x, count, static_cast<double*>(scratch.data()), out);
+  }
+
+  void activation_forward(Stream& s, const kernels::ActivationForward<T>& args) override {
+    cuda::activation_forward(native_stream(s), args);
+  }
+  void activation_backward(Stream& s, Activation kind, const kernels::ActivationBackward<T>& args) override {
+    cuda::activation_backward(native_stream(s), kind, args);
+  }
+  void swiglu_forward(Stream& s, const kernels::SwigluForward<T>& args) override {
+    cuda::swiglu_forward(native_stream(s), args);
+  }
+  void swiglu_backward(Stream& s, const kernels::SwigluBackward<T>& args) override {
+    cuda::swiglu_backward(native_stream(s), args);
+  }
+  void dropout(Stream& s, const kernels::DropoutArgs<T>& args) override { cuda::dropout(native_stream(s), args); }
+  void rope(Stream& s, const kernels::RopeArgs<T>& args) override { cuda::rope(native_stream(s), args); }
+
+  void layer_norm_forward(Stream& s, const kernels::LayerNormForward<T>& a) override {
+    norm_forward<T, true>(native_stream(s), {a.rows, a.width, a.x, a.weight, a.bias, a.eps, a.y, a.mean, a.rstd});
+  }
+  void layer_norm_backward(Stream& s, const kernels::LayerNormBackward<T>& a) override {
+    const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
+    norm_backward<T, true>(
+        native_stream(s), {a.rows, a.width, a.x, a.weight, a.mean, a.rstd, a.dy, a.dx, a.accumulate_dx},
+        {a.dweight, a.dbias, a.accumulate_dweight, a.accumulate_dbias}, static_cast<Wide<T>*>(scratch.data()));
+  }
+  void rms_norm_forward(Stream& s, const kernels::RmsNormForward<T>& a) override {
+    norm_forward<T, false>(native_stream(s), {a.rows, a.width, a.x, a.weight, nullptr, a.eps, a.y, nullptr, a.rstd});
+  }
+  void rms_norm_backward(Stream& s, const kernels::RmsNormBackward<T>& a) override {
+    const Buffer scratch = get(norm_scratch<T>(a.rows, a.width));
+    norm_backward<T, false>(native_stream(s),
+                            {a.rows, a.width, a.x, a.weight, nullptr, a.rstd, a.dy, a.dx, a.accumulate_dx},
+                            {a.dweight, nullptr, a.accumulate_dweight, false}, static_cast<Wide<T>*>(scratch.data()));
+  }
+
+  void embedding_forward(Stream& s, const kernels::EmbeddingForward<T>& args) override {
+    cuda::embedding_forward(native_stream(s), args);
+  }
+  void embedding_backward(Stream& s, const kernels::EmbeddingBackward<T>& args) override {
+    const Buffer scratch = get(embedding_scratch(args.rows, args.vocabulary));
+    cuda::embedding_backward(native_stream(s), args, static_cast<std::uint32_t*>(scratch.data()));
+  }
+  void cross_entropy_forward(Stream& s, const kernels::MeanCrossEntropy<T>& args) override {
+    const Buffer scratch = get(cross_entropy_scratch(args.rows.rows));
+    cuda::cross_entropy_forward(native_stream(s), args, static_cast<double*>(scratch.data()));
+  }
+  void cross_entropy_backward(Stream& s, const kernels::MeanCrossEntropyBackward<T>& args) override {
+    cuda::cross_entropy_backward(native_stream(s), args);
+  }
+
+  void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
+    const Epilogue done = products_.forward(s, args);
+    if (args.bias && !done.bias)
+      for_elements<1>(native_stream(s), args.shape.rows * args.shape.out, {},
+                      RowBiasBody<T>{args.bias, args.y, args.shape.out});
+    if (args.activated && !done.activation) activation_forward(s, kernels::activation_after(args));
+  }
+  void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
+    products_.backward(s, args);
+    if (!args.dbias) return;
+    const Buffer scratch = get(column_scratch(args.shape.rows, args.shape.out, sizeof(Wide<T>)));
+    column_sums<T>(native_stream(s), {args.dy, args.dbias, args.shape.rows, args.shape.out, args.accumulate_dbias},
+                   static_cast<Wide<T>*>(scratch.data()));
+  }
+
+  std::size_t attention_forward_scratch(const AttentionShape&) const override { return 0; }
+  std::size_t attention_backward_scratch(const AttentionShape& shape) const override {
+    return cuda::attention_backward_scratch<T>(shape);
+  }
+  void attention_forward(Stream& s, const AttentionForward<T>& args) override {
+    cuda::attention_forward(native_stream(s), args);
+  }
+  void attention_backward(Stream& s, const AttentionBackward<T>& args) override {
+    cuda::attention_backward(native_stream(s), args);
+  }
+
+  void sgd_step(Stream& s, const kernels::SgdStep<T>& args) override { optimizer(args.count, "sgd"), sgd(s, args); }
+  void adam_step(Stream& s, const kernels::AdamStep<T>& args) override { optimizer(args.count, "adam"), adam(s, args); }
+
+ private:
+  /// Given back when the call returns, to be used again by what comes later on the compute stream.
+  Buffer get(std::size_t bytes) { return memory_.allocate(bytes, MemoryCategory::activation); }
+
+  /// Optimizers keep f32 or f64; 16-bit values have masters.
+  static void optimizer(std::size_t, const char* name) {
+    if constexpr (sizeof(T) < 4)
+      throw Unsupported(std::string(name) + ": no kernel for " + std::string(name_of(dtype_of<T>)) + " on cuda");
+  }
+  template <class Args>
+  static void sgd(Stream& s, const Args& args) {
+    if constexpr (sizeof(T) >= 4) cuda::sgd_step(native_stream(s), args);
+  }
+  template <class Args>
+  static void adam(Stream& s, const Args& args) {
+    if constexpr (sizeof(T) >= 4) cuda::adam_step(native_stream(s), args);
+  }
+
+  MemoryPool& memory_;
+  MatmulKernels<T>& products_;
+};
+
+class CudaDeviceKernels final : public DeviceKernels {
+ public:
+  CudaDeviceKernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products)
+      : products_(std::move(products)),
+        f32_(memory, products_->f32()),
+        f64_(memory, products_->f64()),
+        half_(memory, products_->half()),
+        brain_(memory, products_->brain()) {}
+  KernelTable<float>* f32() override { return &f32_; }
+  KernelTable<double>* f64() override { return &f64_; }
+  KernelTable<f16>* half() override { return &half_; }
+  KernelTable<bf16>* brain() override { return &brain_; }
+
+  void positions(Stream& s, std::int32_t* out, std::size_t count, std::size_t period) override {
+    for_elements<4>(native_stream(s), count, {out}, PositionsBody{out, period});
+  }
+  void clip_factor(Stream& s, const ClipArgs& args) override { cuda::clip_factor(native_stream(s), args); }
+  void convert(Stream& s, const ConvertArgs& a) override {
+    const NativeStream stream = native_stream(s);
+    const auto is = [&](DType from, DType to) { return a.from == from && a.to == to; };
+    if (is(DType::f32, DType::bf16)) return cuda::convert<float, bf16>(stream, a);
+    if (is(DType::bf16, DType::f32)) return cuda::convert<bf16, float>(stream, a);
+    if (is(DType::f32, DType::f16)) return cuda::convert<float, f16>(stream, a);
+    if (is(DType::f16, DType::f32)) return cuda::convert<f16, float>(stream, a);
+    if (is(DType::f16, DType::bf16)) return cuda::convert<f16, bf16>(stream, a);
+    if (is(DType::bf16, DType::f16)) return cuda::convert<bf16, f16>(stream, a);
+    throw Unsupported("convert: no kernel from " + std::string(name_of(a.from)) + " to " + std::string(name_of(a.to)) +
+                      " on cuda");
+  }
+  void encode(Stream& s, const EncodeArgs& a) override {
+    const NativeStream stream = native_stream(s);
+    if (a.from == DType::f32) return cuda::encode<float>(stream, a);
+    if (a.from == DType::f16) return cuda::encode<f16>(stream, a);
+    if (a.from == DType::bf16) return cuda::encode<bf16>(stream, a);
+    throw Unsupported("encode: no kernel for " + std::string(name_of(a.from)) + " on cuda");
+  }
+  void sum_encoded(Stream& s, const SumEncodedArgs& a) override {
+    const NativeStream stream = native_stream(s);
+    if (a.to == DType::f32) return cuda::sum_encoded<float>(stream, a);
+    if (a.to == DType::f16) return cuda::sum_encoded<f16>(stream, a);
+    if (a.to == DType::bf16) return cuda::sum_encoded<bf16>(stream, a);
+    throw Unsupported("sum_encoded: no kernel for " + std::string(name_of(a.to)) + " on cuda");
+  }
+  void decode_nf4(Stream& s, const DecodeArgs& a) override {
+    const NativeStream stream = native_stream(s);
+    if (a.dtype == DType::f32) return cuda::decode_nf4<float>(stream, a);
+    if (a.dtype == DType::f64) return cuda::decode_nf4<double>(stream, a);
+    if (a.dtype == DType::f16) return cuda::decode_nf4<f16>(stream, a);
+    if (a.dtype == DType::bf16) return cuda::decode_nf4<bf16>(stream, a);
+    throw Unsupported("nf4: no kernel for " + std::string(name_of(a.dtype)) + " on cuda");
+  }
+  void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& args) override {
+    cuda::orthonormalize(native_stream(s), args);
+  }
+
+ private:
+  const std::unique_ptr<MatmulTable> products_;
+  CudaKernels<float> f32_;
+  CudaKernels<double> f64_;
+  CudaKernels<f16> half_;
+  CudaKernels<bf16> brain_;
+};
+
+}  // namespace tessera::nn::cuda

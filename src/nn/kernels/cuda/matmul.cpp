@@ -1,0 +1,169 @@
+#include "tessera/nn/kernels/cuda/matmul.h"
+
+#include <string>
+
+#include "tessera/base/device_stream.h"
+
+namespace tessera::nn::cuda {
+namespace {
+
+constexpr std::size_t kWorkspace = std::size_t{32} << 20;  // what the vendor recommends for this generation
+
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return CUDA_R_64F;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    default:
+      return CUDA_R_32F;
+  }
+}
+
+/// Sums are f32 (f64 for f64). No TF32: f32 products agree with the host's.
+cublasComputeType_t compute_of(DType dtype) { return dtype == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F; }
+
+}  // namespace
+
+// The vendor's matrices are column-major, and a row-major matrix is its own transpose there: C = A B is computed as
+// C^T = B^T A^T, so B comes first and m and n change places.
+struct CublasLtMatmul::AlgorithmChoice {
+  explicit AlgorithmChoice(const CublasLt& functions) : api(functions) {}
+  ~AlgorithmChoice() {
+    for (cublasLtMatrixLayout_t layout : {a, b, c})
+      if (layout != nullptr) api.cublasLtMatrixLayoutDestroy(layout);
+    if (operation != nullptr) api.cublasLtMatmulDescDestroy(operation);
+  }
+  AlgorithmChoice(const AlgorithmChoice&) = delete;
+  AlgorithmChoice& operator=(const AlgorithmChoice&) = delete;
+
+  void describe(const MatmulArgs& p) {
+    const cudaDataType_t type = type_of(p.dtype);
+    const cudaDataType_t scale = p.dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
+    check(api, api.cublasLtMatmulDescCreate(&operation, compute_of(p.dtype), scale), "cublasLtMatmulDescCreate");
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (p.bias != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE,
+          p.before_gelu != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
+    }
+    if (p.before_gelu != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(p.n));
+      point(p);
+    }
+    make(a, type, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k);
+    make(b, type, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m);
+    make(c, type, p.n, p.m);
+  }
+
+  /// What the epilogue reads and writes, which differs from call to call.
+  void point(const MatmulArgs& p) {
+    if (p.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.before_gelu);
+  }
+
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    check(api, api.cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)),
+          "cublasLtMatmulDescSetAttribute");
+  }
+
+  /// The vendor's first choice for pointers that are multiples of `alignment`: it must not count on more. `found` stays
+  /// false where it has none.
+  void choose(cublasLtHandle_t handle, std::uint32_t alignment) {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check(api, api.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    const std::size_t most = kWorkspace;
+    int count = 0;
+    cublasStatus_t status = api.cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof(most));
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      if (status == CUBLAS_STATUS_SUCCESS)
+        status = api.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment));
+    if (status == CUBLAS_STATUS_SUCCESS)
+      status = api.cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, c, preference, 1, &algorithm, &count);
+    api.cublasLtMatmulPreferenceDestroy(preference);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(api, status, "cublasLtMatmulAlgoGetHeuristic");
+    found = status == CUBLAS_STATUS_SUCCESS && count > 0;
+  }
+
+  const CublasLt& api;
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulHeuristicResult_t algorithm{};
+  bool found = false;
+
+ private:
+  /// `rows` is the vendor's leading dimension: a row of ours.
+  void make(cublasLtMatrixLayout_t& layout, cudaDataType_t type, std::size_t rows, std::size_t columns) {
+    check(api, api.cublasLtMatrixLayoutCreate(&layout, type, rows, columns, static_cast<std::int64_t>(rows)),
+          "cublasLtMatrixLayoutCreate");
+  }
+};
+
+CublasLtMatmul::CublasLtMatmul(const KernelResources& resources)
+    : api_(cublas_lt()),
+      runtime_(resources.runtime),
+      workspace_(resources.memory.allocate(kWorkspace, MemoryCategory::other)) {
+  check(api_, api_.cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+CublasLtMatmul::~CublasLtMatmul() {
+  chosen_.clear();
+  api_.cublasLtDestroy(handle_);
+}
+
+CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
+  const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U) |
+                            (p.before_gelu != nullptr ? 8U : 0U);
+  // Parameters are views of flat buffers that begin at any multiple of 8 elements: the choice depends on where.
+  const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
+                    reinterpret_cast<std::uintptr_t>(p.c) | std::uintptr_t{256};
+  const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest bit that is set
+  const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), alignment};
+  std::unique_ptr<AlgorithmChoice>& entry = chosen_[key];
+  if (entry == nullptr) {
+    auto made = std::make_unique<AlgorithmChoice>(api_);
+    made->describe(p);
+    made->choose(handle_, alignment);
+    entry = std::move(made);
+  }
+  return *entry;
+}
+
+bool CublasLtMatmul::can(const MatmulArgs& p) {
+  // What the library asks of the matrix before GELU: rows of a multiple of 8 elements that begin at 16 bytes. f32 and
+  // f64 keep our kernel, whose formula has the host's bits.
+  const bool fits = size_of(p.dtype) == 2 && p.bias != nullptr && p.k > 0 && p.n % 8 == 0 &&
+                    reinterpret_cast<std::uintptr_t>(p.before_gelu) % 16 == 0;
+  return fits && chosen(p).found;
+}
+
+void CublasLtMatmul::run(Stream& stream, const MatmulArgs& p) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {  // an empty sum
+    if (p.bias != nullptr) throw Unsupported("cuda: a product over no elements with a bias");
+    if (!p.accumulate) runtime_.fill(stream, p.c, 0, p.m * p.n * size_of(p.dtype));
+    return;
+  }
+  AlgorithmChoice& chosen = this->chosen(p);
+  if (!chosen.found) throw Unsupported("cuda: cuBLASLt has no algorithm for this product");
+  chosen.point(p);
+  const float one = 1, beta = p.accumulate ? 1 : 0;
+  const double wide_one = 1, wide_beta = beta;
+  const bool wide = p.dtype == DType::f64;
+  const void* alpha = wide ? static_cast<const void*>(&wide_one) : &one;
+  const void* factor = wide ? static_cast<const void*>(&wide_beta) : &beta;
+  auto* native = static_cast<cudaStream_t>(static_cast<DeviceStream&>(stream).native());
+  check(api_,
+        api_.cublasLtMatmul(handle_, chosen.operation, alpha, p.b, chosen.a, p.a, chosen.b, factor, p.c, chosen.c, p.c,
+                            chosen.c, &chosen.algorithm.algo, workspace_.data(), kWorkspace, native),
+        "cublasLtMatmul");
+}
+
+}  // namespace tessera::nn::cuda

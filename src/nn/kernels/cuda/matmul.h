@@ -1,0 +1,58 @@
+// One product of row-major matrices through cuBLASLt.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+
+#include "tessera/nn/kernels/cuda/cublas_lt.h"
+#include "tessera/nn/kernels/kernel_table.h"
+
+namespace tessera::nn::cuda {
+
+/// C[m, n] = op(A) op(B) + beta C, packed and row-major. `bias` (of n elements, added to every row) may be null.
+struct MatmulArgs {
+  DType dtype = DType::f32;
+  bool trans_a = false, trans_b = false;
+  std::size_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* bias = nullptr;
+  void* before_gelu = nullptr;  ///< not null: C = GELU (by tanh) of op(A) op(B) + bias, which goes here
+  bool accumulate = false;
+  void* c = nullptr;
+};
+
+/// Chosen algorithms are kept by shape. One per context; its products share one workspace, so they belong on one
+/// stream.
+class CublasLtMatmul {
+ public:
+  explicit CublasLtMatmul(const KernelResources& resources);
+  ~CublasLtMatmul();
+  CublasLtMatmul(const CublasLtMatmul&) = delete;
+  CublasLtMatmul& operator=(const CublasLtMatmul&) = delete;
+
+  /// Throws Unsupported where the library has no algorithm.
+  void run(Stream& stream, const MatmulArgs& product);
+  /// Whether it has one for a product with GELU.
+  bool can(const MatmulArgs& product);
+  /// Whether a bias is added inside the product.
+  static bool adds_bias(DType dtype) { return dtype != DType::f64; }
+
+ private:
+  using Key = std::array<std::size_t, 6>;
+  struct AlgorithmChoice;
+  AlgorithmChoice& chosen(const MatmulArgs& product);
+
+  const CublasLt& api_;
+  DeviceRuntime& runtime_;
+  cublasLtHandle_t handle_ = nullptr;
+  Buffer workspace_;
+  std::map<Key, std::unique_ptr<AlgorithmChoice>> chosen_;
+};
+
+}  // namespace tessera::nn::cuda

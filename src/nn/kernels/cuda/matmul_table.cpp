@@ -1,0 +1,89 @@
+#include "tessera/nn/kernels/cuda/matmul_table.cuh"
+
+#include "tessera/nn/kernels/cuda/matmul.h"
+
+namespace tessera::nn::cuda {
+namespace {
+
+template <class T>
+class CublasLtKernels final : public MatmulKernels<T> {
+ public:
+  explicit CublasLtKernels(CublasLtMatmul& matmul) : matmul_(matmul) {}
+
+  Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) override {
+    const kernels::LinearShape& s = args.shape;
+    MatmulArgs product{.dtype = dtype_of<T>,
+                       .trans_b = s.layout == kernels::WeightLayout::out_in,
+                       .m = s.rows,
+                       .n = s.out,
+                       .k = s.in,
+                       .a = args.x,
+                       .b = args.weight,
+                       .bias = CublasLtMatmul::adds_bias(dtype_of<T>) ? args.bias : nullptr,
+                       .c = args.y};
+    if (args.activated && args.activation == kernels::Activation::gelu_tanh) {
+      MatmulArgs with_gelu = product;
+      with_gelu.before_gelu = args.y;
+      with_gelu.c = args.activated;
+      if (matmul_.can(with_gelu)) {
+        matmul_.run(stream, with_gelu);
+        return {.bias = true, .activation = true};
+      }
+    }
+    matmul_.run(stream, product);
+    return {.bias = product.bias != nullptr};
+  }
+
+  void backward(Stream& stream, const kernels::LinearBackward<T>& args) override {
+    const kernels::LinearShape& s = args.shape;
+    const bool out_in = s.layout == kernels::WeightLayout::out_in;
+    if (args.dweight)  // dW[in, out] = x^T dy, dW[out, in] = dy^T x
+      matmul_.run(stream, {.dtype = dtype_of<T>,
+                           .trans_a = true,
+                           .m = out_in ? s.out : s.in,
+                           .n = out_in ? s.in : s.out,
+                           .k = s.rows,
+                           .a = out_in ? args.dy : args.x,
+                           .b = out_in ? args.x : args.dy,
+                           .accumulate = args.accumulate_dweight,
+                           .c = args.dweight});
+    if (args.dx)
+      matmul_.run(stream, {.dtype = dtype_of<T>,
+                           .trans_b = !out_in,
+                           .m = s.rows,
+                           .n = s.in,
+                           .k = s.out,
+                           .a = args.dy,
+                           .b = args.weight,
+                           .accumulate = args.accumulate_dx,
+                           .c = args.dx});
+  }
+
+ private:
+  CublasLtMatmul& matmul_;
+};
+
+class CublasLtTable final : public MatmulTable {
+ public:
+  explicit CublasLtTable(const KernelResources& resources)
+      : matmul_(resources), f32_(matmul_), f64_(matmul_), half_(matmul_), brain_(matmul_) {}
+  MatmulKernels<float>& f32() override { return f32_; }
+  MatmulKernels<double>& f64() override { return f64_; }
+  MatmulKernels<f16>& half() override { return half_; }
+  MatmulKernels<bf16>& brain() override { return brain_; }
+
+ private:
+  CublasLtMatmul matmul_;
+  CublasLtKernels<float> f32_;
+  CublasLtKernels<double> f64_;
+  CublasLtKernels<f16> half_;
+  CublasLtKernels<bf16> brain_;
+};
+
+}  // namespace
+
+std::unique_ptr<MatmulTable> make_products(const KernelResources& resources) {
+  return std::make_unique<CublasLtTable>(resources);
+}
+
+}  // namespace tessera::nn::cuda

@@ -1,0 +1,164 @@
+// What the kernels of this folder are written in: CUDA C++, or plain C++ where a test has included an emulation of a
+// device's blocks and threads before this file (tests/nn/ops/cuda/emulation.h). Kernels touch the vendor only through
+// it.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
+#include "tessera/nn/kernels/opmath.h"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#define TESSERA_DEVICE __device__ __forceinline__
+#define TESSERA_KERNEL __global__
+#define TESSERA_PLAIN_KERNEL static __global__  // one that is no template
+#define TESSERA_BOTH __host__ __device__ __forceinline__
+#define TESSERA_UNROLL _Pragma("unroll")
+#elif !defined(TESSERA_EMULATED_CUDA)
+#error "portable.cuh: neither CUDA nor its emulation"
+#endif
+
+namespace tessera::nn::cuda {
+
+using base::bf16;
+using base::f16;
+using kernels::Wide;
+
+inline constexpr unsigned kWarp = 32;
+
+/// How many blocks of how many threads, and the dynamic shared memory of one.
+struct Grid {
+  std::size_t blocks = 1;
+  unsigned threads = 256;
+  std::size_t shared = 0;
+};
+
+#if defined(__CUDACC__)
+
+using NativeStream = cudaStream_t;
+
+template <class... Parameters, class... Arguments>
+void launch(NativeStream stream, const Grid& grid, void (*kernel)(Parameters...), Arguments... arguments) {
+  if (grid.blocks == 0) return;
+  if (grid.shared > 48 * 1024) {
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(grid.shared));
+    if (allowed != cudaSuccess)
+      throw base::BackendError(std::string("cuda: shared memory of a kernel: ") + cudaGetErrorString(allowed));
+  }
+  kernel<<<dim3(static_cast<unsigned>(grid.blocks)), dim3(grid.threads), grid.shared, stream>>>(arguments...);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) throw base::BackendError(std::string("cuda: launch: ") + cudaGetErrorString(error));
+}
+
+/// The dynamic shared memory of the block.
+template <class T>
+TESSERA_DEVICE T* shared_memory() {
+  extern __shared__ __align__(16) unsigned char tessera_shared[];
+  return reinterpret_cast<T*>(tessera_shared);
+}
+
+TESSERA_DEVICE std::size_t block_index() { return blockIdx.x; }
+TESSERA_DEVICE std::size_t block_count() { return gridDim.x; }
+TESSERA_DEVICE unsigned thread_index() { return threadIdx.x; }
+TESSERA_DEVICE unsigned thread_count() { return blockDim.x; }
+TESSERA_DEVICE void sync_block() { __syncthreads(); }
+/// The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
+template <class T>
+TESSERA_DEVICE T shuffle_xor(T value, unsigned mask) {
+  return __shfl_xor_sync(0xffffffffU, value, static_cast<int>(mask));
+}
+
+TESSERA_DEVICE float wide(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
+TESSERA_DEVICE float wide(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+template <class T>
+TESSERA_DEVICE T narrow(Wide<T> x) {
+  if constexpr (std::is_same_v<T, f16>) {
+    T result;
+    result.bits = __half_as_ushort(__float2half_rn(x));
+    return result;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    T result;
+    result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    return result;
+  } else {
+    return x;
+  }
+}
+template <class To, class From>
+TESSERA_DEVICE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  return __builtin_bit_cast(To, from);
+}
+
+#else
+
+using NativeStream = emulation::NativeStream;
+using emulation::shuffle_xor;
+using emulation::sync_block;
+
+template <class... Parameters, class... Arguments>
+void launch(NativeStream stream, const Grid& grid, void (*kernel)(Parameters...), Arguments... arguments) {
+  emulation::run(stream, grid, [&] { kernel(arguments...); });
+}
+template <class T>
+T* shared_memory() {
+  return static_cast<T*>(emulation::block().shared());
+}
+inline std::size_t block_index() { return emulation::block().index; }
+inline std::size_t block_count() { return emulation::block().blocks; }
+inline unsigned thread_index() { return emulation::block().current; }
+inline unsigned thread_count() { return emulation::block().count; }
+
+inline float wide(f16 x) { return static_cast<float>(x); }
+inline float wide(bf16 x) { return static_cast<float>(x); }
+template <class T>
+T narrow(Wide<T> x) {
+  return static_cast<T>(x);
+}
+template <class To, class From>
+To bits_as(From from) {
+  return std::bit_cast<To>(from);
+}
+
+#endif
+
+TESSERA_DEVICE float wide(float x) { return x; }
+TESSERA_DEVICE double wide(double x) { return x; }
+
+TESSERA_DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
+TESSERA_DEVICE double fused(double a, double b, double c) { return fma(a, b, c); }
+TESSERA_DEVICE float root(float x) { return sqrtf(x); }
+TESSERA_DEVICE double root(double x) { return sqrt(x); }
+TESSERA_DEVICE double cube_root(double x) { return cbrt(x); }
+template <class T>
+TESSERA_BOTH T larger(T a, T b) {
+  return a > b ? a : b;
+}
+template <class T>
+TESSERA_BOTH T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+TESSERA_DEVICE float not_a_number(float) { return bits_as<float>(0x7fc00000U); }
+TESSERA_DEVICE double not_a_number(double) { return bits_as<double>(std::uint64_t{0x7ff8000000000000U}); }
+template <class T>
+TESSERA_DEVICE T minus_infinity() {
+  if constexpr (sizeof(T) == 4)
+    return bits_as<float>(0xff800000U);
+  else
+    return bits_as<double>(std::uint64_t{0xfff0000000000000U});
+}
+
+constexpr std::size_t divided_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+}  // namespace tessera::nn::cuda

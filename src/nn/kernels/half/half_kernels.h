@@ -1,0 +1,146 @@
+// 16-bit kernels made of a device's f32 kernels: inputs are widened into scratch of the pool, the f32 kernel runs, and
+// what it wrote is rounded once. Scratch belongs to the compute stream's order, so it works on streams that run late.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "tessera/nn/kernels/cpu/onednn.h"
+#include "tessera/nn/kernels/kernel_table.h"
+
+namespace tessera::nn {
+
+/// For T of 16 bits. What a device does better itself it overrides.
+template <class T>
+class NarrowKernels : public KernelTable<T> {
+ public:
+  /// `all` has the f32 and f64 kernels and the conversions; it and `memory` outlive this.
+  NarrowKernels(DeviceKernels& all, MemoryPool& memory) : all_(all), memory_(memory) {}
+
+  void fill(Stream& stream, T value, T* out, std::size_t count) override;
+  void fill_normal(Stream& stream, const NormalFill<T>& args) override;
+  void fill_uniform(Stream& stream, const UniformFill<T>& args) override;
+  void assign(Stream& stream, const kernels::AssignArgs<T>& args) override;
+  void add(Stream& stream, const kernels::AddArgs<T>& args) override;
+  void scale(Stream& stream, const kernels::ScaleArgs<T>& args) override;
+  void transpose(Stream& stream, const TransposeArgs<T>& args) override;
+  void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) override;
+
+  void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) override;
+  void activation_backward(Stream& stream, kernels::Activation kind, const kernels::ActivationBackward<T>&) override;
+  void swiglu_forward(Stream& stream, const kernels::SwigluForward<T>& args) override;
+  void swiglu_backward(Stream& stream, const kernels::SwigluBackward<T>& args) override;
+  void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) override;
+  void rope(Stream& stream, const kernels::RopeArgs<T>& args) override;
+
+  void layer_norm_forward(Stream& stream, const kernels::LayerNormForward<T>& args) override;
+  void layer_norm_backward(Stream& stream, const kernels::LayerNormBackward<T>& args) override;
+  void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) override;
+  void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) override;
+
+  void embedding_backward(Stream& stream, const kernels::EmbeddingBackward<T>& args) override;
+  void cross_entropy_forward(Stream& stream, const kernels::MeanCrossEntropy<T>& args) override;
+  void cross_entropy_backward(Stream& stream, const kernels::MeanCrossEntropyBackward<T>& args) override;
+
+  void linear_forward(Stream& stream, const kernels::LinearForward<T>& args) override;
+  void linear_backward(Stream& stream, const kernels::LinearBackward<T>& args) override;
+
+  std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const override;
+  std::size_t attention_backward_scratch(const kernels::AttentionShape& shape) const override;
+  void attention_forward(Stream& stream, const kernels::AttentionForward<T>& args) override;
+  void attention_backward(Stream& stream, const kernels::AttentionBackward<T>& args) override;
+
+  /// Unsupported: optimizers keep f32, 16-bit values have masters.
+  void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) override;
+  void adam_step(Stream& stream, const kernels::AdamStep<T>& args) override;
+
+ protected:
+  /// Whether the processor multiplies elements of T: then the host's linear layers need no scratch.
+  static bool has_product(const kernels::LinearShape& shape) {
+    return kernels::has_onednn_product(dtype_of<T>) && shape.rows > 0 && shape.in > 0 && shape.out > 0;
+  }
+  /// linear_backward's gradient of the bias alone.
+  void bias_backward(Stream& stream, kernels::LinearBackward<T> args) {
+    args.dweight = args.dx = nullptr;
+    if (args.dbias != nullptr) NarrowKernels::linear_backward(stream, args);
+  }
+
+ private:
+  KernelTable<float>& wide() const { return *all_.f32(); }
+  DeviceKernels& all_;
+  MemoryPool& memory_;
+};
+
+extern template class NarrowKernels<f16>;
+extern template class NarrowKernels<bf16>;
+
+/// The f32 memory of one call.
+template <class T>
+class F32Scratch {
+ public:
+  F32Scratch(DeviceKernels& all, MemoryPool& memory, Stream& stream) : all_(all), memory_(memory), stream_(stream) {}
+  ~F32Scratch() {
+    if (stream_.immediate() || buffers_.empty()) return;
+    stream_.hold(std::make_shared<std::vector<Buffer>>(std::move(buffers_)));
+  }
+  F32Scratch(const F32Scratch&) = delete;
+  F32Scratch& operator=(const F32Scratch&) = delete;
+
+  float* room(std::size_t count) {
+    buffers_.push_back(memory_.allocate(count * sizeof(float), MemoryCategory::activation));
+    return static_cast<float*>(buffers_.back().data());
+  }
+  /// Where `like` is null: null.
+  float* room_for(const T* like, std::size_t count) { return like == nullptr ? nullptr : room(count); }
+  void load(const T* from, float* to, std::size_t count) {
+    if (from != nullptr && count > 0) all_.convert(stream_, {from, dtype_of<T>, to, DType::f32, count});
+  }
+  void store(const float* from, T* to, std::size_t count) {
+    if (to != nullptr && count > 0) all_.convert(stream_, {from, DType::f32, to, dtype_of<T>, count});
+  }
+  /// Room with the values of `from`.
+  float* widened(const T* from, std::size_t count) {
+    float* to = room_for(from, count);
+    load(from, to, count);
+    return to;
+  }
+
+ private:
+  DeviceKernels& all_;
+  MemoryPool& memory_;
+  Stream& stream_;
+  std::vector<Buffer> buffers_;
+};
+
+/// Strided views of one memory, or of several. Views that interleave share their f32 copy.
+template <class T>
+class F32Views {
+ public:
+  struct Extents {
+    std::size_t batch = 0, positions = 0, heads = 0, dim = 0;
+    std::size_t elements() const { return batch * positions * heads * dim; }
+  };
+  struct Part {
+    kernels::HeadsView<T> view;
+    Extents extents;
+    bool load = true;
+  };
+  F32Views(F32Scratch<std::remove_const_t<T>>& scratch, std::initializer_list<Part> parts);
+  kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> of(
+      const kernels::HeadsView<T>& view) const;
+  /// Rounds everything back.
+  void store() requires(!std::is_const_v<T>);
+
+ private:
+  struct Region {
+    T* begin = nullptr;
+    std::size_t count = 0, covered = 0;
+    bool load = false;
+    float* wide = nullptr;
+  };
+  F32Scratch<std::remove_const_t<T>>& scratch_;
+  std::vector<Region> regions_;
+};
+
+}  // namespace tessera::nn

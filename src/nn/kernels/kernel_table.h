@@ -1,0 +1,181 @@
+// The kernels of one device: everything that operations, gradients, optimizers and the engine compute with.
+//
+// There is one table for each element type. Every function appends its work to `stream` and returns; pointers are the
+// device's. Arguments that are wrong throw InvalidUsage where the host can know it. Scratch memory comes from the
+// context's pool, so a function that needs some (see there) belongs on the compute stream.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+
+#include "tessera/base/device_runtime.h"
+#include "tessera/nn/kernels/activation.h"
+#include "tessera/nn/kernels/attention.h"
+#include "tessera/nn/kernels/compression.h"
+#include "tessera/nn/kernels/cross_entropy.h"
+#include "tessera/nn/kernels/dropout.h"
+#include "tessera/nn/kernels/elementwise.h"
+#include "tessera/nn/kernels/embedding.h"
+#include "tessera/nn/kernels/gemm.h"
+#include "tessera/nn/kernels/norm.h"
+#include "tessera/nn/kernels/opmath.h"
+#include "tessera/nn/kernels/optimizer.h"
+#include "tessera/nn/kernels/orthonormalize.h"
+#include "tessera/nn/kernels/rope.h"
+#include "tessera/nn/random.h"
+#include "tessera/nn/types.h"
+
+namespace tessera::nn {
+
+/// out = mean + deviation * normal; out[0] is element range.begin.
+template <class T>
+struct NormalFill {
+  StreamRange range;
+  kernels::Wide<T> mean = 0, deviation = 1;
+  T* out = nullptr;
+};
+
+/// out = low + (high - low) * u, u in [0, 1); out[0] is element range.begin.
+template <class T>
+struct UniformFill {
+  StreamRange range;
+  kernels::Wide<T> low = 0, high = 1;
+  T* out = nullptr;
+};
+
+/// out[b, c, r] = in[b, r, c]
+template <class T>
+struct TransposeArgs {
+  const T* in = nullptr;
+  T* out = nullptr;
+  std::size_t batch = 0, rows = 0, columns = 0;
+};
+
+/// The kernels for elements of type T. An argument struct of kernels/ says what its function does.
+template <class T>
+class KernelTable {
+ public:
+  virtual ~KernelTable() = default;
+
+  virtual void fill(Stream& stream, T value, T* out, std::size_t count) = 0;
+  virtual void fill_normal(Stream& stream, const NormalFill<T>& args) = 0;
+  virtual void fill_uniform(Stream& stream, const UniformFill<T>& args) = 0;
+  virtual void assign(Stream& stream, const kernels::AssignArgs<T>& args) = 0;
+  virtual void add(Stream& stream, const kernels::AddArgs<T>& args) = 0;
+  virtual void scale(Stream& stream, const kernels::ScaleArgs<T>& args) = 0;
+  virtual void transpose(Stream& stream, const TransposeArgs<T>& args) = 0;
+  /// out[0] = a part of the norm (kernels::norm_part). Needs scratch.
+  virtual void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) = 0;
+
+  virtual void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) = 0;
+  virtual void activation_backward(Stream& stream, kernels::Activation kind, const kernels::ActivationBackward<T>&) = 0;
+  virtual void swiglu_forward(Stream& stream, const kernels::SwigluForward<T>& args) = 0;
+  virtual void swiglu_backward(Stream& stream, const kernels::SwigluBackward<T>& args) = 0;
+  virtual void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) = 0;
+  virtual void rope(Stream& stream, const kernels::RopeArgs<T>& args) = 0;
+
+  virtual void layer_norm_forward(Stream& stream, const kernels::LayerNormForward<T>& args) = 0;
+  virtual void layer_norm_backward(Stream& stream, const kernels::LayerNormBackward<T>& args) = 0;  ///< needs scratch
+  virtual void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) = 0;
+  virtual void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) = 0;  ///< needs scratch
+
+  /// Ids and targets outside their range: InvalidUsage where the host sees them, else NaN in what they would have
+  /// chosen.
+  virtual void embedding_forward(Stream& stream, const kernels::EmbeddingForward<T>& args) = 0;
+  virtual void embedding_backward(Stream& stream, const kernels::EmbeddingBackward<T>& args) = 0;    ///< needs scratch
+  virtual void cross_entropy_forward(Stream& stream, const kernels::MeanCrossEntropy<T>& args) = 0;  ///< needs scratch
+  virtual void cross_entropy_backward(Stream& stream, const kernels::MeanCrossEntropyBackward<T>& args) = 0;
+
+  virtual void linear_forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;    ///< needs scratch
+  virtual void linear_backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;  ///< needs scratch
+
+  /// Bytes of AttentionForward::scratch and AttentionBackward::scratch.
+  virtual std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const = 0;
+  virtual std::size_t attention_backward_scratch(const kernels::AttentionShape& shape) const = 0;
+  virtual void attention_forward(Stream& stream, const kernels::AttentionForward<T>& args) = 0;
+  virtual void attention_backward(Stream& stream, const kernels::AttentionBackward<T>& args) = 0;
+
+  virtual void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) = 0;
+  virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;
+};
+
+/// parts[count] of a norm -> out[0] = the norm / loss_scale, out[1] = min(1, most / (out[0] + 1e-6)) / loss_scale: what
+/// unscales and clips a gradient; no `most`: 1 / loss_scale. Parts are added in order.
+struct ClipArgs {
+  kernels::Norm norm = kernels::Norm::two;
+  const double* parts = nullptr;
+  std::size_t count = 0;
+  std::optional<double> most = {};
+  double loss_scale = 1;
+  bool skips = false;  ///< where the norm isn't finite, out[1] is NaN, by which an optimizer changes nothing
+  double* out = nullptr;
+};
+
+/// `count` elements of any two of f32, f16 and bf16, as base/dtype.h converts them. Ranges must not overlap.
+struct ConvertArgs {
+  const void* in = nullptr;
+  DType from = DType::f32;
+  void* out = nullptr;
+  DType to = DType::f32;
+  std::size_t count = 0;
+};
+
+/// An encoding of nf4.h, aligned to 4 bytes -> its `count` values, computed in f32 and rounded to a floating type.
+struct DecodeArgs {
+  const void* encoded = nullptr;
+  std::int64_t count = 0;
+  void* out = nullptr;
+  DType dtype = DType::f32;
+};
+
+/// What a device offers; made for one context and used by its thread.
+class TESSERA_API DeviceKernels {
+ public:
+  virtual ~DeviceKernels();
+
+  /// Null where the device has no kernels for the type.
+  virtual KernelTable<float>* f32() { return nullptr; }
+  virtual KernelTable<double>* f64() { return nullptr; }
+  virtual KernelTable<f16>* half() { return nullptr; }
+  virtual KernelTable<bf16>* brain() { return nullptr; }
+
+  /// out[i] = i % period
+  virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
+  virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;
+  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;
+  virtual void encode(Stream& stream, const kernels::EncodeArgs& args) = 0;
+  virtual void sum_encoded(Stream& stream, const kernels::SumEncodedArgs& args) = 0;
+  virtual void decode_nf4(Stream& stream, const DecodeArgs& args) = 0;
+  virtual void orthonormalize(Stream& stream, const kernels::OrthonormalizeArgs& args) = 0;
+
+  template <class T>
+  KernelTable<T>* of() {
+    if constexpr (std::is_same_v<T, float>) return f32();
+    if constexpr (std::is_same_v<T, double>) return f64();
+    if constexpr (std::is_same_v<T, f16>) return half();
+    if constexpr (std::is_same_v<T, bf16>) return brain();
+  }
+};
+
+/// What kernels run with. All outlive them.
+struct KernelResources {
+  DeviceRuntime& runtime;
+  MemoryPool& memory;
+  ThreadPool& threads;
+};
+
+/// What DeviceRuntime::find() gives for nn.
+struct KernelFactory {
+  static constexpr std::string_view kInterface = "nn.kernels";
+  std::unique_ptr<DeviceKernels> (*make)(const KernelResources& resources) = nullptr;
+};
+
+/// The kernels of the resources' device. Throws Unsupported where it has none.
+TESSERA_API std::unique_ptr<DeviceKernels> make_kernels(const KernelResources& resources);
+
+/// The host's, whatever the device: for devices whose memory the host shares.
+TESSERA_API std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources);
+
+}  // namespace tessera::nn

@@ -1,0 +1,110 @@
+// The kernels of the meta device: they do nothing. Scratch is as large as the host's would be, so that the ledger of a
+// run without data says what the same run on the host needs.
+#include "tessera/nn/kernels/meta/meta_kernels.h"
+
+#include "tessera/nn/kernels/half/half_kernels.h"
+
+namespace tessera::nn {
+namespace {
+
+template <class T>
+class MetaKernels final : public KernelTable<T> {
+ public:
+  explicit MetaKernels(ThreadPool& pool) : pool_(pool) {}
+  void fill(Stream&, T, T*, std::size_t) override {}
+  void fill_normal(Stream&, const NormalFill<T>&) override {}
+  void fill_uniform(Stream&, const UniformFill<T>&) override {}
+  void assign(Stream&, const kernels::AssignArgs<T>&) override {}
+  void add(Stream&, const kernels::AddArgs<T>&) override {}
+  void scale(Stream&, const kernels::ScaleArgs<T>&) override {}
+  void transpose(Stream&, const TransposeArgs<T>&) override {}
+  void norm_part(Stream&, kernels::Norm, const T*, std::size_t, double*) override {}
+  void activation_forward(Stream&, const kernels::ActivationForward<T>&) override {}
+  void activation_backward(Stream&, kernels::Activation, const kernels::ActivationBackward<T>&) override {}
+  void swiglu_forward(Stream&, const kernels::SwigluForward<T>&) override {}
+  void swiglu_backward(Stream&, const kernels::SwigluBackward<T>&) override {}
+  void dropout(Stream&, const kernels::DropoutArgs<T>&) override {}
+  void rope(Stream&, const kernels::RopeArgs<T>&) override {}
+  void layer_norm_forward(Stream&, const kernels::LayerNormForward<T>&) override {}
+  void layer_norm_backward(Stream&, const kernels::LayerNormBackward<T>&) override {}
+  void rms_norm_forward(Stream&, const kernels::RmsNormForward<T>&) override {}
+  void rms_norm_backward(Stream&, const kernels::RmsNormBackward<T>&) override {}
+  void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
+  void embedding_backward(Stream&, const kernels::EmbeddingBackward<T>&) override {}
+  void cross_entropy_forward(Stream&, const kernels::MeanCrossEntropy<T>&) override {}
+  void cross_entropy_backward(Stream&, const kernels::MeanCrossEntropyBackward<T>&) override {}
+  void linear_forward(Stream&, const kernels::LinearForward<T>&) override {}
+  void linear_backward(Stream&, const kernels::LinearBackward<T>&) override {}
+  void attention_forward(Stream&, const kernels::AttentionForward<T>&) override {}
+  void attention_backward(Stream&, const kernels::AttentionBackward<T>&) override {}
+  void sgd_step(Stream&, const kernels::SgdStep<T>&) override {}
+  void adam_step(Stream&, const kernels::AdamStep<T>&) override {}
+  std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const override {
+    return kernels::attention_forward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+  std::size_t attention_backward_scratch(const kernels::AttentionShape& shape) const override {
+    return kernels::attention_backward_scratch_bytes(shape, pool_.threads(), sizeof(T));
+  }
+
+ private:
+  ThreadPool& pool_;
+};
+
+/// Books the f32 scratch that the host needs.
+template <class T>
+class MetaNarrowKernels final : public NarrowKernels<T> {
+ public:
+  using NarrowKernels<T>::NarrowKernels;
+  void embedding_forward(Stream&, const kernels::EmbeddingForward<T>&) override {}
+  void linear_forward(Stream& s, const kernels::LinearForward<T>& args) override {
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_forward(s, args);
+    if (args.activated != nullptr) this->activation_forward(s, kernels::activation_after(args));
+  }
+  void linear_backward(Stream& s, const kernels::LinearBackward<T>& args) override {
+    if (!this->has_product(args.shape)) return NarrowKernels<T>::linear_backward(s, args);
+    this->bias_backward(s, args);
+  }
+};
+
+class MetaDeviceKernels final : public DeviceKernels {
+ public:
+  explicit MetaDeviceKernels(const KernelResources& r)
+      : f32_(r.threads), f64_(r.threads), half_(*this, r.memory), brain_(*this, r.memory) {}
+  KernelTable<float>* f32() override { return &f32_; }
+  KernelTable<double>* f64() override { return &f64_; }
+  KernelTable<f16>* half() override { return &half_; }
+  KernelTable<bf16>* brain() override { return &brain_; }
+  void positions(Stream&, std::int32_t*, std::size_t, std::size_t) override {}
+  void clip_factor(Stream&, const ClipArgs&) override {}
+  void decode_nf4(Stream&, const DecodeArgs&) override {}
+  void orthonormalize(Stream&, const kernels::OrthonormalizeArgs&) override {}
+  void convert(Stream&, const ConvertArgs&) override {}
+  void encode(Stream&, const kernels::EncodeArgs&) override {}
+  void sum_encoded(Stream&, const kernels::SumEncodedArgs&) override {}
+
+ private:
+  MetaKernels<float> f32_;
+  MetaKernels<double> f64_;
+  MetaNarrowKernels<f16> half_;
+  MetaNarrowKernels<bf16> brain_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceKernels> make_meta_kernels(const KernelResources& resources) {
+  return std::make_unique<MetaDeviceKernels>(resources);
+}
+
+std::unique_ptr<DeviceKernels> make_kernels(const KernelResources& resources) {
+  if (const KernelFactory* entry = resources.runtime.find<KernelFactory>()) return entry->make(resources);
+  switch (resources.runtime.device().type) {
+    case DeviceType::cpu:
+      return make_host_kernels(resources);
+    case DeviceType::meta:
+      return make_meta_kernels(resources);
+    default:
+      throw Unsupported("device " + name_of(resources.runtime.device()) + " has no kernels for tensors");
+  }
+}
+
+}  // namespace tessera::nn

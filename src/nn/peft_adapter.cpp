@@ -1,0 +1,140 @@
+#include "tessera/nn/peft_adapter.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "tessera/nn/io/json_fields.h"
+
+namespace tessera::nn {
+namespace {
+
+using internal::Fields;
+using internal::Json;
+
+constexpr std::string_view kModel = "base_model.model.", kGpt2 = "transformer.";
+constexpr const char *kConfig = "/adapter_config.json", *kTensors = "/adapter_model.safetensors";
+
+/// PEFT's name of a tensor without the parts that the models' classes add.
+std::string canonical(std::string_view key) {
+  for (const std::string_view prefix : {kModel, kGpt2})
+    if (key.starts_with(prefix)) key.remove_prefix(prefix.size());
+  return std::string(key);
+}
+
+/// What changes the mathematics and is not there.
+void refuse_others(const Fields& fields) {
+  const std::string type = fields.text("peft_type", "?");
+  if (type != "LORA") fields.fail("peft_type is '" + type + "'; there is: LORA");
+  if (fields.text("bias", "none") != "none") fields.fail("trained biases ('bias') are not supported");
+  fields.only("use_rslora", false);
+  fields.only("use_dora", false);
+  for (const char* field : {"rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"})
+    if (fields.has(field) && !fields.at(field).empty())
+      fields.fail(std::string("'") + field +
+                  "' is not supported: all adapters have one rank and alpha, and all layers");
+}
+
+std::vector<std::string> targets_of(const Fields& fields) {
+  std::vector<std::string> targets;
+  if (fields.has("target_modules") && fields.at("target_modules").is_array())
+    for (const Json& name : fields.at("target_modules"))
+      if (name.is_string()) targets.push_back(name.get<std::string>());
+  if (targets.empty()) fields.fail("'target_modules' must be a list of names");
+  std::sort(targets.begin(), targets.end());  // a set, in files
+  return targets;
+}
+
+std::string made(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw InvalidUsage(folder + ": can't be made (" + error.message() + ")");
+  return folder;
+}
+
+std::vector<SafetensorsTensor> prefixed(std::vector<SafetensorsTensor> tensors, const std::string& prefix) {
+  for (SafetensorsTensor& tensor : tensors) tensor.name = prefix + tensor.name;
+  return tensors;
+}
+
+std::string prefix_of(const ModelConfig& config) {
+  return std::string(kModel) + std::string(config.family == ModelConfig::Family::gpt2 ? kGpt2 : "");
+}
+
+}  // namespace
+
+std::string lora_json(const LoraOptions& options, const ModelConfig& config, const std::string& base) {
+  std::vector<std::string> targets = options.targets;
+  std::sort(targets.begin(), targets.end());
+  return nlohmann::ordered_json{{"peft_type", "LORA"},
+                                {"task_type", "CAUSAL_LM"},
+                                {"base_model_name_or_path", base},
+                                {"r", options.rank},
+                                {"lora_alpha", options.alpha},
+                                {"lora_dropout", 0.0},
+                                {"target_modules", targets},
+                                {"bias", "none"},
+                                {"fan_in_fan_out", config.family == ModelConfig::Family::gpt2},
+                                {"init_lora_weights", true},
+                                {"inference_mode", true}}
+      .dump();
+}
+
+LoraOptions parse_lora(std::string_view text, const std::string& origin) {
+  const Json json = internal::parse_object(text, origin);
+  const Fields fields(json, origin);
+  refuse_others(fields);
+  LoraOptions options{
+      .rank = fields.integer("r"), .alpha = fields.number("lora_alpha", 8), .targets = targets_of(fields)};
+  if (options.rank < 1 || !(options.alpha > 0)) fields.fail("'r' and 'lora_alpha' must be above 0");
+  return options;
+}
+
+PeftAdapterReader::PeftAdapterReader(const std::string& folder)
+    : folder_(folder),
+      options_(parse_lora(internal::read_text(folder + kConfig), folder + kConfig)),
+      file_(folder + kTensors) {
+  for (const SafetensorsEntry& entry : file_.entries())
+    if (!places_.emplace(canonical(entry.name), &entry).second)
+      throw InvalidUsage(file_.path() + ": '" + canonical(entry.name).substr(0, 100) + "' is there twice");
+}
+
+void PeftAdapterReader::check(const std::vector<SafetensorsTensor>& needed) const {
+  const auto fail = [&](const std::string& what) {
+    throw InvalidUsage(folder_ + ": does not fit the model and its targets: " + what);
+  };
+  std::set<std::string_view> known;
+  for (const SafetensorsTensor& tensor : needed) {
+    known.insert(tensor.name);
+    const auto found = places_.find(tensor.name);
+    if (found == places_.end()) fail("'" + tensor.name + "' is missing");
+    if (found->second->shape != tensor.shape)
+      fail("'" + tensor.name + "' has shape " + to_string(found->second->shape) + ", needs " + to_string(tensor.shape));
+  }
+  for (const auto& [name, entry] : places_)
+    if (!known.contains(name)) fail("'" + name.substr(0, 100) + "' is unexpected");
+}
+
+void PeftAdapterReader::read(std::string_view name, ElementRange range, float* out) const {
+  const auto found = places_.find(name);
+  if (found == places_.end()) throw InvalidUsage(folder_ + ": has no tensor '" + std::string(name) + "'");
+  file_.read(*found->second, range, out);
+}
+
+PeftAdapterWriter::PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
+                                     const std::vector<SafetensorsTensor>& tensors)
+    : folder_(made(folder)),
+      json_(std::move(json)),
+      prefix_(prefix_of(config)),
+      writer_(folder + kTensors, prefixed(tensors, prefix_), {{"format", "pt"}}) {}
+
+void PeftAdapterWriter::write(std::string_view name, ElementRange range, const float* values) {
+  writer_.write(prefix_ + std::string(name), range, values);
+}
+
+void PeftAdapterWriter::commit() {
+  writer_.commit();
+  write_file_atomically(folder_ + kConfig, json_ + "\n");
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,44 @@
+"""Types and functions that the Markdown pages name in backticks exist in the sources."""
+
+import pathlib
+import re
+import sys
+
+SOURCES = ("src", "backends", "plugins", "tools", "examples", "tests", "bench", "cmake")
+NAME = re.compile(r"`((?:\w+::)*[A-Za-z_]\w*)(?:\(\)|\([\w, .]*\))?`")
+# Names of others: PyTorch's, NCCL's, MPI's and the like, which the pages compare with.
+OTHERS = re.compile(r"^(torch|nccl|MPI|ucp|uct|cuda|cublas)|^(MixedPrecisionPolicy|CPUOffloadPolicy|ShardedGradScaler|ZeroRedundancyOptimizer"
+                    r"|set_requires_gradient_sync|set_requires_all_reduce|no_sync|full_tensor)$")
+
+
+def names(text):
+    """What stands in backticks and looks like a name of C++: CamelCase, or qualified, or a call."""
+    without_code = re.sub(r"^( *```).*?^\1", "", text, flags=re.M | re.S)
+    for match in NAME.finditer(without_code):
+        name = match[1]
+        if re.search(r"[a-z][A-Z]|::|^[A-Z][a-z]+$", name) or match[0].endswith(")`"):
+            yield name
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    words = set()
+    for folder in SOURCES:
+        for path in (root / folder).rglob("*"):
+            if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".c", ".py", ".cmake", ".txt"):
+                words.update(re.findall(r"\w+", path.read_text(errors="replace")))
+    found = []
+    for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md")]):
+        if page.name == "glossary.md":  # names of other projects, and words that are not used here
+            continue
+        for name in names(page.read_text()):
+            missing = [part for part in name.split("::") if part not in words]
+            if missing and not OTHERS.match(name):
+                found.append(f"{page.relative_to(root)}: `{name}`")
+    # Negative control: the pattern sees types, qualified names and calls, and leaves variables and options alone.
+    assert list(names("`Gone` `a::b` `gone(x)` `--gone` `gone` `TESSERA_GONE`")) == ["Gone", "a::b", "gone"]
+    print("\n".join(found) or "all there")
+    raise SystemExit(1 if found else 0)
+
+
+main()

@@ -1,0 +1,206 @@
+// tessera bench: how long collectives take, and whether they are right.
+#include "tools/bench/bench.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/init.h"
+#include "tessera/comm/launch.h"
+#include "tools/bench/tuner.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/device.h"
+#include "tools/cli/output.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/process.h"
+#include "tools/launch/ranks.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+void print(const std::string& text) {
+  fmt::print("{}", text);
+  std::fflush(stdout);
+}
+
+/// The communicator of all ranks. Unlike in training, sums may be added in any order unless the environment asks for
+/// one.
+std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::string& backend,
+                                         const std::shared_ptr<base::DeviceRuntime>& device,
+                                         const std::optional<std::string>& algorithms) {
+  comm::InitOptions config;
+  if (!device->host_accessible()) config.device = device;
+  config.backend = backend;
+  config.algorithms = algorithms;
+  if (plan.ranks == 1) config.launch = comm::Launch{};
+  if (!comm_variable("TESSERA_DETERMINISTIC")) config.deterministic = false;
+  return comm::init(std::move(config));
+}
+
+/// As a rank of ours: tells the process that started it, a line of JSON each.
+int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
+  const auto tell = [](const ordered_json& line) { print(json_text(line) + "\n"); };
+  const auto device = base::open_device(device_of_rank(plan.device));
+  const auto world = join(plan, options.only, device, options.algorithms);
+  run_bench(plan, *world, *device,
+            {.on_algorithms =
+                 [&](const std::vector<std::string>& names) {
+                   tell({{"algorithms", names}});
+                 },
+             .on_memcpy =
+                 [&](const MemcpySpeed& speed) {
+                   tell({{"memcpy", {speed.one_core, speed.all_ranks}}});
+                 },
+             .on_row =
+                 [&](const BenchRow& row) {
+                   ordered_json line = {{"row", to_json(row.out_of_place)}};
+                   if (row.in_place) line["in_place"] = to_json(*row.in_place);
+                   tell(line);
+                 }});
+  return 0;
+}
+
+/// Runs `backend` in processes of its own, which call back here through run_as_child(). Returns the exit code.
+int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const std::string& backend,
+                     const std::optional<std::string>& algorithms, const BenchCallbacks& callbacks) {
+  std::vector<std::string> arguments = commands.arguments;
+  arguments.insert(arguments.end(), {"--only", backend});
+  if (algorithms) arguments.insert(arguments.end(), {"--algorithms", *algorithms});
+  LaunchSpec launch_plan = plan_for_this_program(plan.ranks, arguments, backend);
+  // Ranks that the scheduler put on one core and leaves there wait for each other's time slices: another thing than the
+  // transport.
+  launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
+  launch_plan.on_output = [&](int, std::string_view text) {
+    const ordered_json line = ordered_json::parse(text);
+    if (line.contains("algorithms")) {
+      if (callbacks.on_algorithms) callbacks.on_algorithms(line["algorithms"].get<std::vector<std::string>>());
+    } else if (line.contains("memcpy")) {
+      callbacks.on_memcpy({line["memcpy"][0], line["memcpy"][1]});
+    } else {
+      BenchRow row{bench_result_from_json(line.at("row")), {}};
+      if (line.contains("in_place")) row.in_place = bench_result_from_json(line["in_place"]);
+      callbacks.on_row(row);
+    }
+  };
+  return launch(launch_plan);
+}
+
+BenchCallbacks printing(BenchReport& report) {
+  return {.on_memcpy = [&](const MemcpySpeed& speed) { print(report.add(speed)); },
+          .on_row = [&](const BenchRow& row) { print(report.add(row)); }};
+}
+
+/// As a rank that another launcher started.
+int run_here(const BenchOptions& options, const BenchSpec& plan) {
+  if (plan.backends.size() > 1)
+    throw base::InvalidUsage(
+        fmt::format("--backends {}: under a launcher one run has one backend; start it once for each",
+                    fmt::join(plan.backends, ",")));
+  if (!options.tune.empty())
+    throw base::InvalidUsage("--tune starts ranks of its own for every algorithm; start it without a launcher");
+  const auto device = base::open_device(device_of_rank(plan.device));
+  const auto world = join(plan, plan.backends.front(), device, std::nullopt);
+  const bool first = world->rank() == 0;
+  BenchReport report(plan, options.csv);
+  if (first) print(report.begin());
+  run_bench(plan, *world, *device, printing(report));
+  if (!first) return 0;
+  print(report.end());
+  finish_bench(options, report);
+  return 0;
+}
+
+int run_all(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
+  BenchReport report(plan, options.csv);
+  print(report.begin());
+  for (const std::string& backend : plan.backends) {
+    BenchCallbacks callbacks = printing(report);
+    // The names that were asked for tell results apart, also where one backend hands over to another.
+    if (plan.backends.size() > 1)
+      callbacks.on_row = [&](BenchRow row) {
+        row.out_of_place.backend = backend;
+        if (row.in_place) row.in_place->backend = backend;
+        print(report.add(row));
+      };
+    const int code = run_in_processes(commands, plan, backend, std::nullopt, callbacks);
+    if (code != 0) return code;
+  }
+  print(report.end());
+  finish_bench(options, report);
+  return 0;
+}
+
+/// The backend's own choice first, then each of its algorithms, in fresh processes.
+int tune(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
+  BenchReport report(plan, false);
+  AlgorithmTuner tuning(plan);
+  print(report.begin());
+  const auto run = [&](const std::string& algorithms, const std::function<void(const BenchRow&)>& on_row) {
+    print(fmt::format("# measuring {}\n", algorithms.empty() ? "the backend's own choice" : algorithms));
+    BenchCallbacks callbacks{.on_algorithms = [&](const std::vector<std::string>& known) { tuning.set_known(known); },
+                             .on_memcpy = [&](const MemcpySpeed& speed) { report.add(speed); },
+                             .on_row = on_row};
+    return run_in_processes(commands, plan, plan.backends.front(), algorithms, callbacks);
+  };
+  int code = run("", [&](const BenchRow& row) { tuning.add_default(row.out_of_place); });
+  std::string algorithms;
+  for (std::size_t round = 0; code == 0 && !(algorithms = tuning.round(round)).empty(); ++round)
+    code = run(algorithms, [&](const BenchRow& row) {
+      report.add(row);
+      tuning.add(row.out_of_place);
+    });
+  if (code != 0) return code;
+  const std::string setting =
+      fmt::format("tessera bench --tune: backend {}, {} ranks, {} {}, {} memory of {}, TESSERA_DETERMINISTIC={}",
+                  plan.backends.front(), plan.ranks, base::name_of(plan.dtype), comm::name_of(plan.redop),
+                  plan.communicator_memory ? "communicator" : "ordinary", plan.device,
+                  comm_variable("TESSERA_DETERMINISTIC").value_or("0"));
+  print(tuning.table());
+  write_file(options.tune, tuning.file(setting));
+  print(fmt::format("#\n# {} is written; TESSERA_ALGO=@{} uses it\n", options.tune, options.tune));
+  ordered_json json = report.json();
+  json["fits"] = ordered_json::array();  // of several algorithms: they would mean nothing
+  json["tune"] = tuning.json();
+  if (!options.json.empty()) write_file(options.json, json_text(json, 1) + "\n");
+  if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
+  return 0;
+}
+
+int bench(const CommandLine& commands, const BenchOptions& options) {
+  const int ranks = world_size(options.ranks);
+  const BenchSpec plan = make_bench_plan(options, ranks);
+  if (!options.only.empty()) return run_as_child(options, plan);
+
+  const comm::Launch launched = comm::resolve_launch();
+  if (launched.rank == 0) {
+    check_writable("--json", options.json);
+    check_writable("--plot", options.plot);
+    check_writable("--tune", options.tune);
+  }
+  if (launched.size > 1) return run_here(options, plan);
+  note_if_alone_under_a_launcher(ranks);
+  return options.tune.empty() ? run_all(commands, options, plan) : tune(commands, options, plan);
+}
+
+}  // namespace
+
+void finish_bench(const BenchOptions& options, const BenchReport& report) {
+  if (!options.json.empty()) write_file(options.json, json_text(report.json(), 1) + "\n");
+  if (!options.plot.empty()) write_file(options.plot, report.plot());
+  if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);
+}
+
+void add_bench(CommandLine& commands) {
+  CLI::App* command =
+      commands.app.add_subcommand("bench", "time the operations between ranks, in the columns of nccl-tests");
+  const auto options = std::make_shared<BenchOptions>();
+  add_bench_options(*command, *options);
+  command->callback(
+      [&commands, options] { commands.chosen = [&commands, options] { return bench(commands, *options); }; });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,50 @@
+// The options of `tessera bench`, and what they mean.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/bench/output.h"
+#include "tools/cli/output.h"
+
+namespace tessera::tools {
+
+/// As given on the command line; see the help texts in bench.cpp.
+struct BenchOptions {
+  std::vector<std::string> ops = {"all_reduce", "all_gather", "reduce_scatter"};
+  std::optional<int> ranks;
+  std::vector<std::string> backends;
+  std::string min_bytes = "8";
+  std::string max_bytes = "64M";
+  std::string factor = "2";
+  std::string dtype = "f32";
+  std::string device = "cpu";
+  std::string op;    ///< "" for sum
+  std::string root;  ///< "" for 0
+  std::string memory = "communicator";
+  std::optional<int> iterations;
+  int warmup = 5;
+  bool check = false;
+  bool csv = false;
+  bool cold = false;
+  bool overlap = false;
+  std::string json;
+  std::string plot;
+  std::string tune;
+  std::string only;                       ///< set in the ranks: the backend that this process runs
+  std::optional<std::string> algorithms;  ///< set in the ranks of --tune: as TESSERA_ALGO, "" for the backend's choice
+};
+
+/// The options as `command` parses them.
+void add_bench_options(CLI::App& command, BenchOptions& options);
+
+/// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what
+/// to do.
+BenchSpec make_bench_plan(const BenchOptions& options, int ranks);
+
+/// Writes JSON and plot, and throws CheckFailed (exit code 1) where a value was wrong.
+void finish_bench(const BenchOptions& options, const BenchReport& report);
+
+}  // namespace tessera::tools

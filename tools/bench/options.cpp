@@ -1,0 +1,156 @@
+// The options of `tessera bench`, and the plan that they make.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/registry.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/cold.h"
+#include "tools/cli/device.h"
+#include "tools/cli/validators.h"
+#include "tools/launch/ranks.h"
+
+namespace tessera::tools {
+namespace {
+
+/// Results are told apart by backend and operation.
+void refuse_repeats(std::vector<std::string> names, const std::string& what) {
+  std::sort(names.begin(), names.end());
+  if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
+    throw base::InvalidUsage(what + ": '" + *twice + "' is given twice; once is enough");
+}
+
+std::vector<std::string> backends_of(const BenchOptions& options) {
+  std::vector<std::string> names = options.backends;
+  if (names.empty()) names.push_back(default_backend());
+  refuse_repeats(names, "--backends");
+  for (const std::string& name : names) comm::find_backend(name);
+  return names;
+}
+
+template <class Fits>
+bool any_of(const BenchSpec& plan, Fits&& fits) {
+  return std::any_of(plan.ops.begin(), plan.ops.end(), [&](const BenchOp* op) { return fits(*op); });
+}
+
+std::string joined(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ",")); }
+
+void set_sizes(BenchSpec& plan, const BenchOptions& options) {
+  plan.min_bytes = base::parse_size(options.min_bytes, "--min-bytes");
+  plan.max_bytes = base::parse_size(options.max_bytes, "--max-bytes");
+  plan.factor = static_cast<std::uint64_t>(base::parse_integer(options.factor, "--factor", 2, 1 << 20));
+  if (plan.min_bytes == 0)
+    throw base::InvalidUsage("--min-bytes is 0; sizes are multiplied by --factor, so begin at 1 or more");
+  if (plan.min_bytes > plan.max_bytes)
+    throw base::InvalidUsage("--min-bytes " + options.min_bytes + " is more than --max-bytes " + options.max_bytes);
+}
+
+void check_tuning(const BenchOptions& options, const BenchSpec& plan) {
+  if (plan.backends.size() != 1)
+    throw base::InvalidUsage("--tune: a table is for one backend, not for " + joined(plan.backends) +
+                             "; give one --backend");
+  if (plan.ranks == 1) throw base::InvalidUsage("--tune needs two ranks or more, not --ranks 1");
+  for (const auto& [given, name] :
+       {std::pair(!options.plot.empty(), "--plot"), {options.overlap, "--overlap"}, {options.csv, "--csv"}})
+    if (given) throw base::InvalidUsage(std::string("--tune prints times by algorithm; leave ") + name + " out");
+}
+
+}  // namespace
+
+BenchSpec make_bench_plan(const BenchOptions& options, int ranks) {
+  BenchSpec plan{.ranks = ranks, .check = options.check, .iterations = options.iterations, .warmup = options.warmup};
+  refuse_repeats(options.ops, "operations");
+  for (const std::string& name : options.ops) plan.ops.push_back(&bench_op(name));
+  set_sizes(plan, options);
+  plan.dtype = base::parse_dtype(options.dtype);
+  if (!options.op.empty()) plan.redop = comm::parse_reduce_op(options.op);
+  if (!options.op.empty() && !any_of(plan, [](const BenchOp& op) { return op.reduces; }))
+    throw base::InvalidUsage("--op " + options.op + ": " + joined(options.ops) + " reduces nothing; leave it out");
+  if (!options.root.empty()) plan.root = static_cast<int>(base::parse_integer(options.root, "--root", 0, ranks - 1));
+  if (!options.root.empty() && !any_of(plan, [](const BenchOp& op) { return op.rooted; }))
+    throw base::InvalidUsage("--root " + options.root + ": " + joined(options.ops) + " has no root; leave it out");
+  if (ranks == 1 && any_of(plan, [](const BenchOp& op) { return op.id == BenchOp::Id::send_recv; }))
+    throw base::InvalidUsage("send_recv needs two ranks or more, not --ranks 1");
+  plan.cold = options.cold;
+  plan.overlap = options.overlap;
+  plan.leave_out_refused = options.algorithms.has_value();
+  if (plan.cold && !can_evict())
+    throw base::InvalidUsage("--cold: programs can't flush this processor's caches; it works on x86-64 and arm64");
+  plan.communicator_memory = options.memory == "communicator";
+  check_device(options.device);
+  plan.device = options.device;
+  if (base::parse_device(options.device).type != base::DeviceType::cpu)
+    for (const auto& [given, name] : {std::pair(options.cold, "--cold"), {options.overlap, "--overlap"}})
+      if (given)
+        throw base::InvalidUsage(std::string(name) +
+                                 " is about the host's caches and cores; leave it out with --device " + options.device);
+  plan.backends = options.only.empty() ? backends_of(options) : std::vector{options.only};
+  if (!options.tune.empty()) check_tuning(options, plan);
+  return plan;
+}
+
+void add_bench_options(CLI::App& command, BenchOptions& options) {
+  std::string names;
+  for (const BenchOp& op : bench_ops()) names += (names.empty() ? "" : " ") + std::string(op.name);
+  command.add_option("ops", options.ops, "operations, separated by commas: " + names)
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--ranks", options.ranks, "how many processes on this host (default: the launcher's, else 4)")
+      ->transform(whole_number(1, 1024));
+  command
+      .add_option("--backends,--backend", options.backends,
+                  "which to measure, one after the other (default: TESSERA_BACKEND, else shm)")
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--min-bytes", options.min_bytes, "the smallest total size, such as 8 or 64K")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  command.add_option("--max-bytes", options.max_bytes, "the largest")->type_name("SIZE")->capture_default_str();
+  command.add_option("--factor", options.factor, "each size is the one before times this")
+      ->type_name("N")
+      ->capture_default_str();
+  command.add_option("--dtype", options.dtype, "f32 f64 f16 bf16 i8 u8 i32 i64 u32 u64")->capture_default_str();
+  add_device_option(command, options.device);
+  command.add_option("--op", options.op, "how values are reduced: sum avg prod min max premul_sum (default: sum)");
+  command.add_option("--root", options.root, "the root of broadcast, reduce, gather and scatter (default: 0)")
+      ->type_name("RANK");
+  command
+      .add_option("--memory", options.memory, "communicator: what the backend moves fastest; ordinary: the C library's")
+      ->check(CLI::IsMember({"communicator", "ordinary"}))
+      ->capture_default_str();
+  command
+      .add_option("--iterations", options.iterations,
+                  "timed calls per size (default: 500 up to 64K, 100 up to 4M, then 20)")
+      ->transform(whole_number(1, 10'000'000));
+  command.add_option("--warmup", options.warmup, "calls before them")
+      ->transform(whole_number(0, 10'000'000))
+      ->capture_default_str();
+  command.add_flag("--check", options.check,
+                   "compare every value of one more call with the expected ones; a wrong one ends with code 1");
+  command.add_flag("--cold", options.cold,
+                   "flush the call's buffers out of the caches before each call (default: they stay there)");
+  command.add_flag(
+      "--overlap", options.overlap,
+      "also measure how much of an operation's time computing hides, in percent, as the OSU benchmarks do");
+  command.add_flag("--csv", options.csv, "print CSV instead of the table");
+  command.add_option("--json", options.json, "write the results for programs")->type_name("FILE");
+  command.add_option("--plot", options.plot, "draw time and busbw over size, a curve per backend, as SVG")
+      ->type_name("FILE.svg");
+  command
+      .add_option("--tune", options.tune,
+                  "measure every algorithm of the backend, and write the best by size: TESSERA_ALGO=@FILE uses it")
+      ->type_name("FILE");
+  command.add_option("--algorithms", options.algorithms)->group("");  // of the ranks that this command starts
+  command.add_option("--only", options.only)->group("");              // of the ranks that this command starts
+  command.footer(
+      "Columns are those of nccl-tests; a size is the total over ranks, rounded down to what the ranks can share "
+      "evenly.\n"
+      "Ranks are bound to cores where there is one for each; to leave them free: tessera run --bind none -n N -- "
+      "tessera bench ...");
+}
+
+}  // namespace tessera::tools

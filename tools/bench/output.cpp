@@ -1,0 +1,164 @@
+#include "tools/bench/output.h"
+
+#include <fmt/format.h>
+
+#include "tools/bench/plot.h"
+#include "tools/bench/summary.h"
+#include "tools/cli/machine.h"
+#include "tools/version.h"
+
+namespace tessera::tools {
+namespace {
+
+/// nccl-tests', as far as its columns go.
+std::string header(const BenchSpec& plan) {
+  const std::string more[3] = {"           out-of-place (us)", "      p50      p99      min      max", ""};
+  const std::string overlap[3] = {"       out-of-place", "  overlap", "      (%)"};
+  const char* lines[3] = {
+      "#                                                              out-of-place                       in-place      "
+      "    ",
+      "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  "
+      "#wrong",
+      "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)  "
+      "      "};
+  std::string text;
+  for (int i = 0; i < 3; ++i)
+    text += lines[i] + (plan.overlap ? fmt::format("{:<36}", more[i]) + overlap[i] : more[i]) + "\n";
+  return text;
+}
+
+/// A time in the seven columns that nccl-tests gives it: fewer decimals for longer ones.
+std::string time_text(double microseconds) {
+  return fmt::format("{:.{}f}", microseconds, microseconds < 9999.995 ? 2 : microseconds < 99999.95 ? 1 : 0);
+}
+
+std::string side(const BenchResult* r) {
+  if (r == nullptr) return fmt::format("  {:>7}  {:>6}  {:>6}  {:>6}", "N/A", "N/A", "N/A", "N/A");
+  return fmt::format("  {:>7}  {:>6.2f}  {:>6.2f}  {:>6}", time_text(r->time_us.median), r->algbw_gbps, r->busbw_gbps,
+                     r->wrong ? fmt::to_string(*r->wrong) : "N/A");
+}
+
+std::string redop_of(const BenchSpec& plan, const BenchOp& op) {
+  return op.reduces ? std::string(comm::name_of(plan.redop)) : "none";
+}
+
+int root_of(const BenchSpec& plan, const BenchOp& op) { return op.rooted ? plan.root : -1; }
+
+std::string table_line(const BenchSpec& plan, const BenchRow& row) {
+  const BenchResult& r = row.out_of_place;
+  const BenchOp& op = bench_op(r.op);
+  const BenchShape shape = bench_shape(op, r.bytes, plan.dtype, plan.ranks);
+  const BenchTimes& t = r.time_us;
+  return fmt::format("{:>12}  {:>12}  {:>8}  {:>6}  {:>6}{}{}  {:>7}  {:>7}  {:>7}  {:>7}{}\n", r.bytes, shape.count,
+                     r.dtype, redop_of(plan, op), root_of(plan, op), side(&r),
+                     side(row.in_place ? &*row.in_place : nullptr), time_text(t.median), time_text(t.p99),
+                     time_text(t.min), time_text(t.max),
+                     r.overlap_percent ? fmt::format("  {:>7.1f}", *r.overlap_percent) : "");
+}
+
+std::string csv_line(const BenchSpec& plan, const BenchResult& r) {
+  const BenchOp& op = bench_op(r.op);
+  return fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", r.backend, r.op, plan.ranks,
+                     r.bytes, bench_shape(op, r.bytes, plan.dtype, plan.ranks).count, r.dtype, redop_of(plan, op),
+                     root_of(plan, op), r.in_place ? "true" : "false", r.memory, r.algorithm, r.time_us.median,
+                     r.time_us.p99, r.time_us.min, r.time_us.max, r.algbw_gbps, r.busbw_gbps,
+                     r.wrong ? fmt::to_string(*r.wrong) : "", r.bound_us,
+                     r.overlap_percent ? fmt::to_string(*r.overlap_percent) : "");
+}
+
+}  // namespace
+
+std::string BenchReport::begin() {
+  if (csv_)
+    return "backend,op,ranks,bytes,count,dtype,redop,root,in_place,memory,algorithm,median_us,p99_us,min_us,max_us,"
+           "algbw_gbps,"
+           "busbw_gbps,wrong,bound_us,overlap_percent\n";
+  return fmt::format("# {}, time is the median over iterations of the slowest rank's, GB = 1e9 bytes\n", setting());
+}
+
+std::string BenchReport::setting() const {
+  return fmt::format("tessera {} bench: ranks {}, memory {}{}, caches {}", kVersion, plan_.ranks,
+                     plan_.communicator_memory ? "communicator" : "ordinary",
+                     plan_.device == "cpu" ? "" : " of " + plan_.device,
+                     plan_.cold ? "cold (buffers flushed before each call)" : "warm");
+}
+
+std::string BenchReport::add(const MemcpySpeed& speed) {
+  if (memcpy_) return "";
+  memcpy_ = speed;
+  if (csv_) return "";
+  return fmt::format("# memcpy: {:.2f} GB/s by one rank alone, {:.2f} by all at once\n", speed.one_core,
+                     speed.all_ranks);
+}
+
+std::string BenchReport::begin_block(const BenchResult& first) {
+  const bool fresh = results_.empty() || results_.back().op != first.op || results_.back().backend != first.backend;
+  if (!fresh) return "";
+  const std::string before = end_block();
+  block_begin_ = results_.size();
+  if (csv_) return "";
+  return before + fmt::format("#\n# {}, backend {}\n#\n{}", first.op, first.backend, header(plan_));
+}
+
+std::string BenchReport::end_block() {
+  if (csv_ || block_begin_ == results_.size()) return "";
+  std::uint64_t wrong = 0;
+  double speed = 0;
+  for (std::size_t i = block_begin_; i < results_.size(); ++i) {
+    wrong += results_[i].wrong.value_or(0);
+    speed += results_[i].busbw_gbps;
+  }
+  const std::string checked = plan_.check ? fmt::format("{} {}", wrong, wrong == 0 ? "OK" : "FAILED") : "not checked";
+  return fmt::format("# Out of bounds values : {}\n# Avg bus bandwidth    : {:g}\n# Fit of the time       : {}\n",
+                     checked, speed / static_cast<double>(results_.size() - block_begin_),
+                     fit_line(std::span(results_).subspan(block_begin_)));
+}
+
+std::string BenchReport::add(const BenchRow& row) {
+  std::string text = begin_block(row.out_of_place);
+  results_.push_back(row.out_of_place);
+  if (row.in_place) results_.push_back(*row.in_place);
+  if (!csv_) return text + table_line(plan_, row);
+  text += csv_line(plan_, row.out_of_place);
+  return row.in_place ? text + csv_line(plan_, *row.in_place) : text;
+}
+
+std::string BenchReport::end() {
+  std::string text = end_block();
+  if (!csv_ && plan_.backends.size() > 1) text += side_by_side(results_);
+  return text;
+}
+
+nlohmann::ordered_json BenchReport::json() const {
+  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  for (const BenchResult& result : results_) results.push_back(to_json(result));
+  nlohmann::ordered_json fits = nlohmann::ordered_json::array();
+  for (const BackendFit& fit : fits_of(results_)) fits.push_back(to_json(fit));
+  const MemcpySpeed speed = memcpy_.value_or(MemcpySpeed{});
+  nlohmann::ordered_json json = {{"ranks", plan_.ranks},
+                                 {"results", results},
+                                 {"fits", fits},
+                                 {"cold", plan_.cold},
+                                 {"memcpy_gbps", {{"one_core", speed.one_core}, {"all_ranks", speed.all_ranks}}}};
+  if (plan_.device != "cpu") json["device"] = plan_.device;
+  return json;
+}
+
+std::string BenchReport::plot() const {
+  return bench_plot(results_, fmt::format("{}, {}", setting(), base::name_of(plan_.dtype)), machine_line());
+}
+
+std::string BenchReport::failure() const {
+  std::uint64_t wrong = 0;
+  const BenchResult* first = nullptr;
+  for (const BenchResult& result : results_) {
+    if (result.wrong.value_or(0) == 0) continue;
+    if (first == nullptr) first = &result;
+    wrong += *result.wrong;
+  }
+  if (first == nullptr) return "";
+  return fmt::format("--check: {} wrong values; the first in {} of {} bytes ({}, backend {}): {}", wrong, first->op,
+                     first->bytes, first->in_place ? "in place" : "out of place", first->backend, *first->wrong);
+}
+
+}  // namespace tessera::tools

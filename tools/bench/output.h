@@ -1,0 +1,41 @@
+// What `tessera bench` prints and writes.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/bench/runner.h"
+
+namespace tessera::tools {
+
+/// Collects results and renders them: nccl-tests' table, or CSV. Each function returns the text to print now.
+class BenchReport {
+ public:
+  BenchReport(const BenchSpec& plan, bool csv) : plan_(plan), csv_(csv) {}
+
+  std::string begin();
+  /// Of the first backend's run; the others' say the same.
+  std::string add(const MemcpySpeed& speed);
+  std::string add(const BenchRow& row);
+  std::string end();
+
+  nlohmann::ordered_json json() const;
+  /// One line that names what was wrong; "" where nothing was.
+  std::string failure() const;
+  /// The results as SVG.
+  std::string plot() const;
+
+ private:
+  std::string setting() const;
+  std::string begin_block(const BenchResult& first);
+  std::string end_block();
+
+  const BenchSpec& plan_;
+  const bool csv_;
+  std::vector<BenchResult> results_;
+  std::size_t block_begin_ = 0;  ///< index of the first result of the operation and backend being printed
+  std::optional<MemcpySpeed> memcpy_;
+};
+
+}  // namespace tessera::tools

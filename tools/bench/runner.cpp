@@ -1,0 +1,220 @@
+#include "tools/bench/runner.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tools/bench/buffers.h"
+#include "tools/bench/cold.h"
+#include "tools/bench/data.h"
+#include "tools/bench/measure.h"
+#include "tools/bench/memory_bound.h"
+#include "tools/bench/memory_traffic.h"
+#include "tools/bench/overlap.h"
+#include "tools/cli/statistics.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr std::size_t kMemcpyBytes = std::size_t{64} << 20;
+constexpr std::size_t kMemcpyBytesOfAll = std::size_t{1} << 30;
+constexpr int kMemcpyIterations = 7;
+
+double gigabytes_per_second(double bytes, double microseconds) {
+  return microseconds > 0 ? bytes / microseconds * 1e-3 : 0;
+}
+
+MemcpySpeed measure_memcpy(comm::HostCollectives& world, BenchMemory& memory) {
+  const std::size_t most = memory.on_host() ? kMemcpyBytes : memory.larger_than_caches();
+  const std::size_t bytes = std::min(most, kMemcpyBytesOfAll / static_cast<std::size_t>(world.size()));
+  const MemoryTraffic traffic{0, 0, bytes};
+  std::optional<PrivateMemory> of_host;
+  if (memory.on_host()) of_host.emplace(memory.host_pool(), traffic);
+  const auto copy = [&] { of_host ? of_host->run(traffic, Stores::plain) : memory.move(traffic); };
+  const Repeats repeats{.warmup = 1, .iterations = kMemcpyIterations};
+  const double alone = median(measure(world, repeats, [&] {
+    if (world.rank() == 0) copy();
+  }));
+  const double together = median(measure(world, repeats, copy));
+  const auto size = static_cast<double>(bytes);
+  return {gigabytes_per_second(size, alone), gigabytes_per_second(size * world.size(), together)};
+}
+
+/// One rank's state while it measures.
+class BenchRunner {
+ public:
+  BenchRunner(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
+              const BenchCallbacks& callbacks)
+      : plan_(plan),
+        world_(world),
+        control_(world, device),
+        memory_(world, device, plan.communicator_memory),
+        callbacks_(callbacks) {
+    if (plan.overlap) computation_.emplace();
+  }
+
+  void run() {
+    if (world_.rank() == 0 && callbacks_.on_algorithms) callbacks_.on_algorithms(world_.capabilities().algorithms);
+    const MemcpySpeed speed = measure_memcpy(control_, memory_);
+    if (world_.rank() == 0 && callbacks_.on_memcpy) callbacks_.on_memcpy(speed);
+    for (const BenchOp* op : plan_.ops) run_op(*op);
+  }
+
+ private:
+  BenchData data_of(const BenchOp& op) const { return {&op, plan_.dtype, plan_.redop, plan_.ranks, plan_.root}; }
+  BenchPlace place() const { return {world_.size(), world_.rank(), plan_.root}; }
+
+  void run_op(const BenchOp& op) {
+    const std::vector<std::uint64_t> sizes = plan_.sizes(op);
+    const BenchShape largest = bench_shape(op, sizes.back(), plan_.dtype, plan_.ranks);
+    BenchBuffers buffers(memory_, world_.rank(), data_of(op), largest);
+    std::optional<PrivateMemory> of_host;
+    if (memory_.on_host()) of_host.emplace(memory_.host_pool(), bench_traffic(op, largest, place(), false));
+    for (const std::uint64_t bytes : sizes) {
+      const BenchShape shape = bench_shape(op, bytes, plan_.dtype, plan_.ranks);
+      auto out_of_place = measure_call(op, shape, buffers, of_host, false);
+      if (!out_of_place) continue;
+      BenchRow row{std::move(*out_of_place), {}};
+      if (op.in_place) row.in_place = measure_call(op, shape, buffers, of_host, true);
+      if (world_.rank() == 0 && callbacks_.on_row) callbacks_.on_row(row);
+    }
+  }
+
+  /// Calls once. Nothing: refused, which happens before anything is sent, alike on all ranks.
+  std::optional<std::string> algorithm_of(const BenchCall& call) {
+    try {
+      call.start(world_).wait();
+      return std::string(world_.last_algorithm());
+    } catch (const base::InvalidUsage&) {
+      if (!plan_.leave_out_refused) throw;
+    } catch (const base::Unsupported&) {
+      if (!plan_.leave_out_refused) throw;
+    }
+    return std::nullopt;
+  }
+
+  std::optional<BenchResult> measure_call(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers,
+                                          const std::optional<PrivateMemory>& of_host, bool in_place) {
+    buffers.fill(shape, in_place);
+    const BenchCall call = buffers.call(shape, in_place);
+    const std::optional<std::string> algorithm = algorithm_of(call);
+    if (!algorithm) return std::nullopt;
+    Repeats repeats{.warmup = plan_.warmup, .iterations = plan_.iterations.value_or(default_iterations(shape.bytes))};
+    if (plan_.cold) repeats.prepare = [&call] { call.evict(); };
+    BenchResult result{.backend = std::string(world_.backend()),
+                       .op = std::string(op.name),
+                       .bytes = shape.bytes,
+                       .dtype = std::string(base::name_of(plan_.dtype)),
+                       .in_place = in_place,
+                       .memory = plan_.communicator_memory ? "communicator" : "ordinary",
+                       .algorithm = *algorithm};
+    result.time_us = bench_times(measure(control_, repeats, [&] { call.start(world_).wait(); }));
+    result.algbw_gbps = gigabytes_per_second(static_cast<double>(shape.bytes), result.time_us.median);
+    result.busbw_gbps = result.algbw_gbps * bus_factor(op, plan_.ranks);
+    result.bound_us = measure_bound(bench_traffic(op, shape, place(), in_place), of_host, repeats);
+    if (plan_.overlap)
+      result.overlap_percent = overlap_percent(measure_overlap(
+          control_, fewer(repeats), [&] { return call.start(world_); },
+          [&] { computation_->run(result.time_us.median); }));
+    if (plan_.check) result.wrong = check(op, shape, buffers, in_place);
+    return result;
+  }
+
+  double measure_bound(const MemoryTraffic& traffic, const std::optional<PrivateMemory>& of_host, const Repeats& main) {
+    Repeats repeats = fewer(main);
+    if (!of_host) return median(measure(control_, repeats, [&] { memory_.move(traffic); }));
+    if (plan_.cold) repeats.prepare = [&] { of_host->evict(traffic); };
+    const auto with = [&](Stores stores) {
+      return median(measure(control_, repeats, [&] { of_host->run(traffic, stores); }));
+    };
+    const double plain = with(Stores::plain);
+    return std::min(plain, with(Stores::non_temporal));
+  }
+
+  /// Once more, with fresh inputs and poisoned outputs.
+  std::uint64_t check(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, bool in_place) {
+    const BenchData data = data_of(op);
+    buffers.fill(shape, in_place);
+    buffers.call(shape, in_place).start(world_).wait();
+    const bool has_output = !expected_parts(data, shape, world_.rank()).empty();
+    const comm::View out = buffers.output(shape, in_place);
+    if (has_output && callbacks_.before_check) callbacks_.before_check(out);
+    std::uint64_t wrong = has_output ? count_wrong(data, shape, world_.rank(), out.data) : 0;
+    control_.all_reduce(&wrong, 1, comm::ReduceOp::sum(), "bench");
+    return wrong;
+  }
+
+  const BenchSpec& plan_;
+  comm::Communicator& world_;
+  comm::HostCollectives control_;
+  BenchMemory memory_;
+  const BenchCallbacks& callbacks_;
+  std::optional<Computation> computation_;  ///< only with --overlap
+};
+
+}  // namespace
+
+std::vector<std::uint64_t> BenchSpec::sizes(const BenchOp& op) const {
+  if (op.id == BenchOp::Id::barrier) return {0};
+  std::vector<std::uint64_t> sizes;
+  for (std::uint64_t bytes = min_bytes; bytes <= max_bytes; bytes *= factor) {
+    sizes.push_back(bytes);
+    if (bytes > max_bytes / factor) break;
+  }
+  return sizes;
+}
+
+int default_iterations(std::uint64_t bytes) { return bytes <= (64 << 10) ? 500 : bytes <= (4 << 20) ? 100 : 20; }
+
+BenchTimes bench_times(std::vector<double> samples) {
+  if (samples.empty()) throw base::InvalidUsage("no samples; --iterations must be 1 or more");
+  std::sort(samples.begin(), samples.end());
+  const std::size_t n = samples.size();
+  return {median(samples), samples[(n * 99 + 99) / 100 - 1], samples.front(), samples.back()};
+}
+
+void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
+               const BenchCallbacks& callbacks) {
+  BenchRunner(plan, world, device, callbacks).run();
+}
+
+nlohmann::ordered_json to_json(const BenchResult& r) {
+  nlohmann::ordered_json json = {
+      {"backend", r.backend},
+      {"op", r.op},
+      {"bytes", r.bytes},
+      {"dtype", r.dtype},
+      {"time_us",
+       {{"median", r.time_us.median}, {"p99", r.time_us.p99}, {"min", r.time_us.min}, {"max", r.time_us.max}}},
+      {"algbw_gbps", r.algbw_gbps},
+      {"busbw_gbps", r.busbw_gbps},
+      {"wrong", r.wrong ? nlohmann::ordered_json(*r.wrong) : nlohmann::ordered_json()},
+      {"in_place", r.in_place},
+      {"memory", r.memory},
+      {"algorithm", r.algorithm},
+      {"bound_us", r.bound_us}};
+  if (r.overlap_percent) json["overlap_percent"] = *r.overlap_percent;
+  return json;
+}
+
+BenchResult bench_result_from_json(const nlohmann::ordered_json& json) {
+  const auto& time = json.at("time_us");
+  BenchResult r{.backend = json.at("backend"),
+                .op = json.at("op"),
+                .bytes = json.at("bytes"),
+                .dtype = json.at("dtype"),
+                .time_us = {time.at("median"), time.at("p99"), time.at("min"), time.at("max")},
+                .algbw_gbps = json.at("algbw_gbps"),
+                .busbw_gbps = json.at("busbw_gbps"),
+                .in_place = json.at("in_place"),
+                .memory = json.at("memory"),
+                .algorithm = json.at("algorithm"),
+                .bound_us = json.at("bound_us")};
+  if (json.contains("overlap_percent")) r.overlap_percent = json.at("overlap_percent").get<double>();
+  if (!json.at("wrong").is_null()) r.wrong = json.at("wrong").get<std::uint64_t>();
+  return r;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,98 @@
+// One rank's part of `tessera bench`: makes the buffers, times the calls, checks what came.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/device_runtime.h"
+#include "tessera/comm/communicator.h"
+#include "tools/bench/operations.h"
+
+namespace tessera::tools {
+
+struct BenchSpec {
+  std::vector<const BenchOp*> ops;
+  std::vector<std::string> backends;
+  int ranks = 1;
+  std::uint64_t min_bytes = 8;
+  std::uint64_t max_bytes = 64 << 20;
+  std::uint64_t factor = 2;
+  base::DType dtype = base::DType::f32;
+  comm::ReduceOp::Kind redop = comm::ReduceOp::Kind::sum;
+  int root = 0;
+  bool check = false;
+  std::string device = "cpu";       ///< whose memory; as --device
+  bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's, or the device's
+  std::optional<int> iterations;    ///< per size; not set: default_iterations()
+  int warmup = 5;
+  bool cold = false;     ///< each timed call finds its buffers out of the caches
+  bool overlap = false;  ///< also measure how much of a call computing hides
+  /// A size that the chosen algorithm refuses is left out instead of an error: tuning tries them all.
+  bool leave_out_refused = false;
+
+  /// min_bytes, times factor, up to max_bytes; {0} for an operation without data.
+  std::vector<std::uint64_t> sizes(const BenchOp& op) const;
+};
+
+/// Many for small messages, so that p99 means something; few for large ones, which take their time.
+int default_iterations(std::uint64_t bytes);
+
+/// Microseconds. A sample is one iteration's time on its slowest rank.
+struct BenchTimes {
+  double median = 0;
+  double p99 = 0;
+  double min = 0;
+  double max = 0;
+};
+/// Sorts. p99 is the smallest sample that 99% of them do not exceed. Throws InvalidUsage where there are none.
+BenchTimes bench_times(std::vector<double> samples);
+
+/// One element of "results" in the JSON that --json writes.
+struct BenchResult {
+  std::string backend;
+  std::string op;
+  std::uint64_t bytes = 0;
+  std::string dtype;
+  BenchTimes time_us;
+  double algbw_gbps = 0;  ///< bytes / median, GB = 1e9
+  double busbw_gbps = 0;
+  std::optional<std::uint64_t> wrong;  ///< over all ranks; only with --check
+  bool in_place = false;
+  std::string memory;
+  std::string algorithm;
+  double bound_us = 0;
+  std::optional<double> overlap_percent;  ///< only with --overlap; absent from the JSON otherwise
+};
+nlohmann::ordered_json to_json(const BenchResult& result);
+BenchResult bench_result_from_json(const nlohmann::ordered_json& json);
+
+/// One line of the table.
+struct BenchRow {
+  BenchResult out_of_place;
+  std::optional<BenchResult> in_place;
+};
+
+struct MemcpySpeed {
+  double one_core = 0;   ///< GB/s of one rank that copies alone
+  double all_ranks = 0;  ///< their sum when all copy at once
+};
+
+struct BenchCallbacks {
+  /// What Capabilities::algorithms has; rank 0 only; first.
+  std::function<void(const std::vector<std::string>&)> on_algorithms = {};
+  std::function<void(const MemcpySpeed&)> on_memcpy = {};  ///< rank 0 only
+  std::function<void(const BenchRow&)> on_row = {};        ///< rank 0 only
+  /// Gets each checked output before it is compared: tests break it here, to see that the check finds it.
+  std::function<void(comm::View out)> before_check = {};
+};
+
+/// Collective: every rank calls it with the same plan, of which `backends` is not looked at. `device`: whose memory is
+/// moved.
+void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
+               const BenchCallbacks& callbacks);
+
+}  // namespace tessera::tools

@@ -1,0 +1,75 @@
+// Which algorithm is best for which sizes, from measured times: `bench --tune`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/bench/runner.h"
+
+namespace tessera::tools {
+
+struct AlgorithmTimes {
+  std::string name;
+  std::map<std::uint64_t, double> us;  ///< by bytes; a size is missing where the algorithm refused it
+};
+
+/// from <= bytes < to
+struct AlgorithmRange {
+  std::string name;
+  std::uint64_t from = 0;
+  std::uint64_t to = UINT64_MAX;
+  bool operator==(const AlgorithmRange&) const = default;
+};
+
+/// A challenger must be this much faster than the algorithm of the next smaller size, and still be faster at the next
+/// larger one: noise doesn't make a range.
+inline constexpr double kChallengerWins = 0.95;
+
+/// The ranges of one operation, from 0 on. The first of `times` is the first champion. The last range has no end where
+/// sizes up to kEndless were measured: algorithms for small messages have refused by then; else it ends there, and the
+/// backend chooses beyond.
+inline constexpr std::uint64_t kEndless = 1 << 20;
+std::vector<AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times);
+
+/// "all_reduce=direct:0-64K;ring:64K-max", as TESSERA_ALGO has it.
+std::string algorithms_text(std::string_view operation, std::span<const AlgorithmRange> ranges);
+
+/// Collects the runs of a backend: the first with its own choice, then one for each round of algorithms.
+class AlgorithmTuner {
+ public:
+  explicit AlgorithmTuner(const BenchSpec& plan) : plan_(plan) {}
+
+  /// From Capabilities::algorithms.
+  void set_known(const std::vector<std::string>& known) { known_ = known; }
+  /// TESSERA_ALGO's text for round 0, 1, ...: the next algorithm of every operation that has one; "" after the last.
+  std::string round(std::size_t number) const;
+  /// A result of the run without a choice, and of one with.
+  void add_default(const BenchResult& result);
+  void add(const BenchResult& result);
+
+  /// Times by algorithm, and what the table takes.
+  std::string table() const;
+  /// The file's content. `setting` says how it was measured.
+  std::string file(const std::string& setting) const;
+  /// By operation: "direct:0-64K;ring:64K-max".
+  nlohmann::ordered_json json() const;
+
+ private:
+  struct Operation {
+    std::vector<AlgorithmTimes> times;  ///< in the backend's order
+    std::map<std::uint64_t, BenchResult> by_default;
+  };
+  std::vector<std::string> names_of(comm::OpKind kind) const;
+  std::string table_of(const BenchOp& op, const Operation& operation) const;
+  std::string text_of(const BenchOp& op) const;
+
+  const BenchSpec& plan_;
+  std::vector<std::string> known_;
+  std::map<std::string, Operation, std::less<>> operations_;
+};
+
+}  // namespace tessera::tools

@@ -1,0 +1,119 @@
+// The engine's options for one strategy, from those of the command line.
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/cli/output.h"
+#include "tools/train/model_files.h"
+#include "tools/train/options.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+
+void check_period(const TrainOptions& o) {
+  if (!o.period.steps && !o.period.outer_learning_rate && !o.period.outer_momentum) return;
+  std::vector<std::string> names = o.strategies;
+  if (names.empty()) names.push_back(o.strategy);
+  const fsdp::CollectiveRegistry registry = fsdp::CollectiveRegistry::built_in();
+  for (const std::string& name : names)
+    if (!fsdp::periodic_axis(fsdp::parse_strategy(name, registry)).empty()) return;
+  throw InvalidUsage(
+      "--sync-every, --outer-lr and --outer-momentum are of strategies whose replicas meet once in a "
+      "period: diloco or local_sgd");
+}
+
+fsdp::StepShape course_of(const TrainOptions& options) {
+  return {.prefetch = options.prefetch,
+          .microbatches = static_cast<int>(options.accumulate),
+          .reshard_after_backward = options.reshard_after_backward != "false"};
+}
+
+namespace {
+
+nn::kernels::Norm norm_of(const std::string& type) {
+  if (type == "inf") return nn::kernels::Norm::infinity;
+  return type == "1" ? nn::kernels::Norm::one : type == "3" ? nn::kernels::Norm::three : nn::kernels::Norm::two;
+}
+
+void set_reshard_after_forward(fsdp::EngineOptions& engine, const std::string& value) {
+  if (value.empty()) return;
+  if (value == "true" || value == "false") {
+    engine.reshard_after_forward = value == "true";
+    return;
+  }
+  const int shards = engine.mesh->size_of(fsdp::kShardAxis);
+  engine.reshard_group_size = std::stoi(value);
+  if (shards % engine.reshard_group_size != 0)
+    throw InvalidUsage(fmt::format("--reshard-after-forward {}: must divide the {} shards of --strategy {}", value,
+                                   shards, engine.strategy.name));
+}
+
+}  // namespace
+
+fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy) {
+  fsdp::EngineOptions engine;
+  std::string text = strategy;
+  for (const std::string& carrier : plan.options.collectives) text += "+" + carrier;
+  engine.strategy = fsdp::parse_strategy(text, engine.collectives);
+  if (!fsdp::periodic_axis(engine.strategy).empty())
+    engine.strategy = fsdp::with_period(std::move(engine.strategy), plan.options.period);
+  if (!plan.options.reduce_when.empty())
+    engine.strategy =
+        fsdp::with_accumulation(std::move(engine.strategy), fsdp::parse_accumulation(plan.options.reduce_when));
+  engine.mesh = engine.strategy.two_axes && !plan.options.mesh.empty()
+                    ? fsdp::parse_mesh(plan.options.mesh)
+                    : fsdp::default_mesh(engine.strategy, plan.ranks, plan.ranks);
+  if (engine.mesh->size() != plan.ranks)
+    throw InvalidUsage("--mesh " + plan.options.mesh + " has " + std::to_string(engine.mesh->size()) + " places for " +
+                       std::to_string(plan.ranks) + " ranks; replicas x shards must equal --ranks");
+  fsdp::validate(engine.strategy, *engine.mesh);
+  fsdp::validate_collectives(engine.strategy, *engine.mesh, plan.precision, engine.collectives);
+  if (!plan.options.f32_modules.empty())
+    fsdp::validate_collectives(engine.strategy, *engine.mesh, {}, engine.collectives);
+  engine.wrap = plan.options.wrap;
+  engine.prefetch = plan.options.prefetch;
+  engine.backward_prefetch =
+      plan.options.backward_prefetch == "post" ? fsdp::BackwardPrefetch::post : fsdp::BackwardPrefetch::pre;
+  engine.limit_all_gathers = plan.options.limit_all_gathers;
+  set_reshard_after_forward(engine, plan.options.reshard_after_forward);
+  engine.cpu_offload = plan.options.cpu_offload;
+  if (engine.cpu_offload) fsdp::require_offloadable(engine.strategy);
+  engine.optimizer = plan.options.optimizer_config;
+  engine.reshard_after_backward = plan.options.reshard_after_backward != "false";
+  engine.clip_norm = plan.options.clip_norm;
+  engine.norm = norm_of(plan.options.norm_type);
+  engine.use_loss_scaling = plan.precision.compute == base::DType::f16;
+  if (plan.precision.casts()) engine.reduce_dtype = plan.precision.reduce;
+  if (engine.use_loss_scaling && !fsdp::periodic_axis(engine.strategy).empty())
+    throw InvalidUsage("--precision f16: under strategy " + engine.strategy.name +
+                       " replicas would skip different steps of a scaled loss; use bf16 or f32");
+  return engine;
+}
+
+std::string accumulation_note(const TrainPlan& plan, const std::string& strategy) {
+  if (plan.options.accumulate == 1) return "";
+  const fsdp::EngineOptions options = engine_options(plan, strategy);
+  nn::Context context;
+  const auto model = nn::make_model(context, plan.model);
+  prepare(*model, plan);
+  const auto units =
+      fsdp::planned_units(*model, options.wrap, options.strategy, *options.mesh, options.reshard_after_forward);
+  std::string note =
+      fmt::format("{} microbatches a step under {}, per rank:", plan.options.accumulate, options.strategy.name);
+  for (const char* way : {"every", "last", "scatter"}) {
+    const fsdp::Strategy reduced = fsdp::with_accumulation(options.strategy, fsdp::parse_accumulation(way));
+    const fsdp::StepShape course = course_of(plan.options);
+    const auto sent =
+        fsdp::communication_formula(reduced, *options.mesh, units, plan.precision, course, options.collectives).bytes;
+    const auto peak = fsdp::peak_formula(reduced, *options.mesh, units, course, plan.precision);
+    note += fmt::format("{} --reduce-when {} sends {} and holds {} of full gradients",
+                        way == std::string("every") ? "" : ";", way,
+                        human_bytes(static_cast<double>(sent.all_gather + sent.reduce_scatter + sent.all_reduce)),
+                        human_bytes(static_cast<double>(peak.unsharded_gradient)));
+  }
+  return note;
+}
+
+}  // namespace tessera::tools

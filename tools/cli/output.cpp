@@ -1,0 +1,106 @@
+#include "tools/cli/output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+
+#include "tessera/base/error.h"
+
+namespace tessera::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_replaceable(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  return status.type() == fs::file_type::not_found || status.type() == fs::file_type::regular;
+}
+
+std::string beside(const std::string& path) { return path + ".partial-" + std::to_string(::getpid()); }
+
+class File {
+ public:
+  explicit File(const std::string& path)
+      : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) throw base::system_error("can't write '" + path + "'");
+  }
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  void write(std::string_view content) {
+    while (!content.empty()) {
+      const ssize_t written = ::write(fd_, content.data(), content.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) throw base::system_error("can't write '" + path_ + "'");
+      content.remove_prefix(static_cast<std::size_t>(written));
+    }
+  }
+
+ private:
+  const std::string path_;
+  const int fd_;
+};
+
+}  // namespace
+
+void check_writable(std::string_view option, const std::string& path) {
+  if (path.empty()) return;
+  const std::string probe = is_replaceable(path) ? beside(path) : path;
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored))
+    throw base::InvalidUsage(std::string(option) + " '" + path + "' is a folder; name a file");
+  const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0)
+    throw base::InvalidUsage(std::string(option) + ": " + base::system_error("can't write '" + path + "'").what());
+  ::close(fd);
+  if (probe != path) ::unlink(probe.c_str());
+}
+
+void refuse_to_replace(std::string_view option, const std::string& path, const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    if (!path.empty() && fs::equivalent(path, input, error))
+      throw base::InvalidUsage(std::string(option) + " '" + path + "' is the input '" + input +
+                               "', which it would replace; name another file");
+  }
+}
+
+std::string json_text(const nlohmann::ordered_json& json, int indent) {
+  return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  if (!is_replaceable(path)) {
+    File(path).write(content);
+    return;
+  }
+  const std::string partial = beside(path);
+  try {
+    File(partial).write(content);
+    if (::rename(partial.c_str(), path.c_str()) != 0) throw base::system_error("can't write '" + path + "'");
+  } catch (...) {
+    ::unlink(partial.c_str());
+    throw;
+  }
+}
+
+std::string human_bytes(double bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "kB", "MB", "GB", "TB"};
+  std::size_t unit = 0;
+  while (bytes >= 999.5 && unit + 1 < kUnits.size()) {
+    bytes /= 1000;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{:.0f} B", bytes);
+  return fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : bytes < 99.95 ? 1 : 0, kUnits[unit]);
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,45 @@
+#include "tools/cli/validators.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+
+namespace tessera::tools {
+
+CLI::Validator whole_number(std::uint64_t low, std::uint64_t high) {
+  const auto parse = [low, high](std::string& text) {
+    std::uint64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error != std::errc() || stop != end || value < low || value > high)
+      return fmt::format("'{}' is not a whole number from {} to {}", text, low, high);
+    text = std::to_string(value);
+    return std::string();
+  };
+  return {parse, fmt::format("UINT in [{} - {}]", low, high)};
+}
+
+CLI::Validator finite_number(double low, double high) {
+  const auto check = [low, high](std::string& text) {
+    double value = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    const bool number = error == std::errc() && stop == end && std::isfinite(value);
+    if (number && value >= low && value <= high) return std::string();
+    const bool bounded = low > std::numeric_limits<double>::lowest();
+    return fmt::format("'{}' is not a finite number{}", text, bounded ? fmt::format(" of at least {}", low) : "");
+  };
+  return {check, ""};
+}
+
+void refuse_empty_values(CLI::App& app) {
+  for (CLI::Option* option : app.get_options())
+    if (option->get_expected_min() > 0 && option->get_type_size() != 0 && !option->get_group().empty())
+      option->check([](const std::string& value) {
+        return value.empty() ? "the value is empty; give one, or leave the option out" : std::string();
+      });
+  for (CLI::App* command : app.get_subcommands({})) refuse_empty_values(*command);
+}
+
+}  // namespace tessera::tools

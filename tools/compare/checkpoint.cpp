@@ -1,0 +1,170 @@
+// tessera checkpoint: what is in a checkpoint, whether it is whole, and a Hugging Face folder of it. No ranks are
+// needed.
+#include "tessera/fsdp/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/hf_checkpoint.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/output.h"
+#include "tools/train/model_files.h"
+#include "tools/train/run_checkpointer.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct CheckpointCommand {
+  std::string folder, json, output;
+  bool tensors = false;
+};
+
+std::int64_t elements_of(const nn::Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+int inspect(const CheckpointCommand& options) {
+  check_writable("--json", options.json);
+  const fsdp::Checkpoint checkpoint(options.folder);
+  std::int64_t parameters = 0, states = 0;
+  ordered_json tensors = ordered_json::array();
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+    parameters += elements_of(tensor.shape);
+    states += elements_of(tensor.shape) * tensor.states;
+    tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"states", tensor.states}});
+  }
+  fmt::print("{}: step {}, written by {} ranks under {}\n", checkpoint.folder(), checkpoint.step(), checkpoint.ranks(),
+             checkpoint.strategy());
+  fmt::print("{} tensors, {} parameters, {} values of the optimizer\n", checkpoint.tensors().size(), parameters,
+             states);
+  if (!checkpoint.finite()) fmt::print("some values are not finite: the training had diverged\n");
+  if (!checkpoint.buffers().empty()) fmt::print("{} buffers\n", checkpoint.buffers().size());
+  ordered_json buffers = ordered_json::array();
+  for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
+    buffers.push_back({{"name", buffer.name}, {"shape", buffer.shape}, {"dtype", base::name_of(buffer.dtype)}});
+  for (const auto& [name, value] : checkpoint.attributes())
+    if (value.find('\n') == std::string::npos) fmt::print("{}: {}\n", name, value);
+  if (options.tensors) {
+    for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors())
+      fmt::print("{} [{}]\n", tensor.name, fmt::join(tensor.shape, ", "));
+    for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers())
+      fmt::print("{} [{}] {}, a buffer\n", buffer.name, fmt::join(buffer.shape, ", "), base::name_of(buffer.dtype));
+  }
+  if (!options.json.empty())
+    write_file(options.json, json_text(ordered_json{{"folder", checkpoint.folder()},
+                                                    {"step", checkpoint.step()},
+                                                    {"ranks", checkpoint.ranks()},
+                                                    {"strategy", checkpoint.strategy()},
+                                                    {"finite", checkpoint.finite()},
+                                                    {"attributes", checkpoint.attributes()},
+                                                    {"parameters", parameters},
+                                                    {"tensors", tensors},
+                                                    {"buffers", buffers}},
+                                       1) +
+                                 "\n");
+  return 0;
+}
+
+int verify(const CheckpointCommand& options) {
+  fsdp::Checkpoint checkpoint(options.folder);
+  const std::vector<std::string> wrong = checkpoint.verify();
+  for (const std::string& line : wrong) fmt::print("{}\n", line);
+  if (!wrong.empty())
+    throw CheckFailed(fmt::format("{}: {} blocks are not what was written; the first: {}", checkpoint.folder(),
+                                  wrong.size(), wrong.front()));
+  fmt::print("{}: whole, {} bytes of {} ranks\n", checkpoint.folder(), checkpoint.bytes_read(), checkpoint.ranks());
+  return 0;
+}
+
+/// Whole; nothing where everything was trained.
+std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn::ModelConfig& model) {
+  const std::optional<nn::LoraOptions> lora = lora_in(checkpoint.folder());
+  if (!lora) return std::nullopt;
+  nn::LoraMerger merge(model, *lora);
+  std::vector<float> values;
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+    if (!nn::is_adapter(tensor.name)) continue;
+    values.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
+    checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, elements_of(tensor.shape)}, values.data());
+    merge.add(tensor.name, tensor.shape, values.data());
+  }
+  return merge;
+}
+
+/// One piece of a tensor at a time is in memory; adapters are merged.
+int export_folder(const CheckpointCommand& options) {
+  constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
+  fsdp::Checkpoint checkpoint(options.folder);
+  const nn::ModelConfig model = model_in(options.folder);
+  const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(model);
+  const std::optional<nn::LoraMerger> merge = adapters_in(checkpoint, model);
+  const bool quantized = quantized_in(options.folder);
+  nn::HfCheckpointWriter writer(options.output, model, tensors);
+  std::vector<float> values, numbers;
+  for (const fsdp::CheckpointTensor& tensor : checkpoint.tensors()) {
+    if (nn::is_adapter(tensor.name)) continue;
+    const auto found =
+        std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == tensor.name; });
+    if (found == tensors.end()) throw base::InvalidUsage(options.folder + ": '" + tensor.name + "' is not the model's");
+    const bool encoded = quantized && found->shape != tensor.shape;  // read whole: any part needs what stands before
+    if (encoded) {
+      numbers.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
+      checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, elements_of(tensor.shape)}, numbers.data());
+    }
+    const std::int64_t count = elements_of(found->shape);
+    for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
+      const nn::ElementRange range{begin, std::min(count, begin + kAtOnce)};
+      values.resize(static_cast<std::size_t>(range.count()));
+      if (encoded) {
+        decode_numbers(numbers, found->shape, range, values.data());
+      } else {
+        checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, range, values.data());
+      }
+      if (merge) merge->merge(tensor.name, range, values.data());
+      writer.write(tensor.name, range, values.data());
+    }
+  }
+  std::vector<std::byte> whole;
+  for (const fsdp::CheckpointBuffer& buffer : checkpoint.buffers()) {
+    whole.resize(static_cast<std::size_t>(elements_of(buffer.shape)) * base::size_of(buffer.dtype));
+    checkpoint.read_buffer(buffer.name, whole.data());
+    writer.write_whole(buffer.name, whole.data());
+  }
+  writer.commit();
+  fmt::print("{}: {} tensors of step {}\n", options.output, tensors.size(), checkpoint.step());
+  return 0;
+}
+
+}  // namespace
+
+void add_checkpoint(CommandLine& commands) {
+  CLI::App* command = commands.app.add_subcommand("checkpoint", "look into, check or convert what train --save wrote");
+  command->require_subcommand(1);
+  const auto options = std::make_shared<CheckpointCommand>();
+  const auto add = [&](const char* name, const char* help, int (*run)(const CheckpointCommand&)) {
+    CLI::App* part = command->add_subcommand(name, help);
+    part->add_option("folder", options->folder, "a folder of checkpoints (the newest is taken), or that of one step")
+        ->type_name("DIR")
+        ->required();
+    part->callback([&commands, options, run] { commands.chosen = [options, run] { return run(*options); }; });
+    return part;
+  };
+  CLI::App* inspecting = add("inspect", "which step, by which ranks, and what is saved", inspect);
+  inspecting->add_flag("--tensors", options->tensors, "also list the tensors");
+  inspecting->add_option("--json", options->json, "write all of it for programs")->type_name("FILE");
+  add("verify", "read everything and compare every block with its hash", verify);
+  add("export", "write the parameters as a Hugging Face folder", export_folder)
+      ->add_option("-o,--output", options->output, "the folder to write")
+      ->type_name("DIR")
+      ->required();
+}
+
+}  // namespace tessera::tools

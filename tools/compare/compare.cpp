@@ -1,0 +1,262 @@
+// tessera compare: the same training under several strategies, each in fresh processes, side by side.
+#include "tools/compare/compare.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/device.h"
+#include "tools/cli/output.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/ranks.h"
+#include "tools/report/report.h"
+#include "tools/train/trainer.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
+
+namespace tessera::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// Every strategy's runs use the same algorithm, so that bytes can be held against the formulas.
+constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
+
+struct CompareOptions : TrainOptions {
+  std::vector<std::string> wraps;  ///< empty: --wrap's alone
+  std::string only;                ///< set in the ranks: the strategy that this process runs
+  std::string only_wrap;           ///< ... and its wrapping, of several
+};
+
+/// Strategies to run. Under the default list one that can't run here is left out, with a line that says so.
+std::vector<std::string> strategies_of(const CompareOptions& options, const TrainPlan& plan, bool say) {
+  std::vector<std::string> chosen;
+  if (!options.strategies.empty()) {
+    for (const std::string& name : options.strategies) {
+      engine_options(plan, name);
+      chosen.push_back(fsdp::parse_strategy(name, fsdp::CollectiveRegistry::built_in()).name);
+    }
+    return chosen;
+  }
+  std::string last_reason;
+  for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
+    try {
+      engine_options(plan, name);
+      chosen.push_back(name);
+    } catch (const base::InvalidUsage& error) {
+      last_reason = error.what();
+      if (say) fmt::print("left out: {}\n", last_reason);
+    }
+  }
+  if (chosen.empty()) throw base::InvalidUsage(last_reason);
+  return chosen;
+}
+
+std::string events_to_text(const std::vector<base::TraceEvent>& events) {
+  std::ostringstream text;
+  base::write_chrome_trace(text, events);
+  return text.str();
+}
+
+/// The progress line: on a terminal only, and never in what is piped.
+class ProgressLine {
+ public:
+  ProgressLine() : on_(::isatty(STDERR_FILENO) != 0) {}
+  ~ProgressLine() { clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(const std::string& text) {
+    if (on_) fmt::print(stderr, "\r\033[K{}", text);
+  }
+  void clear() {
+    if (on_) fmt::print(stderr, "\r\033[K");
+  }
+
+ private:
+  const bool on_;
+};
+
+struct CompareRun {
+  RunResult result;
+  std::string trace;
+  std::string backend;  ///< the one that carried it
+};
+
+/// As one of the ranks. Under another's launcher the same processes run all strategies, each in a world of its own:
+/// `generation` counts them.
+CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
+                    const std::function<void(const StepReport&)>& on_step) {
+  const auto ledger = std::make_shared<base::MemoryTracker>();
+  const auto world = init_world({.ranks = plan.ranks,
+                                 .backend = plan.options.backend_given ? plan.options.backend : "",
+                                 .algorithms = kPinnedAlgorithm,
+                                 .generation = generation,
+                                 .ledger = ledger,
+                                 .ordered = true,
+                                 .device = device_of_rank(plan.options.device)});
+  const TrainingOutcome outcome =
+      run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
+  return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),
+          std::string(world->backend())};
+}
+
+/// What a rank of ours tells the process that started it: a line of JSON per step, and one with the result.
+int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
+  const auto tell = [](const ordered_json& line) {
+    fmt::print("{}\n", json_text(line));
+    std::fflush(stdout);
+  };
+  bool first = false;
+  const CompareRun run = run_here(plan, options.only, 0, [&](const StepReport& step) {
+    first = true;
+    tell({{"step", step.step}, {"loss", step.loss}, {"tokens_per_second", step.tokens_per_second}});
+  });
+  if (first) tell({{"result", to_json(run.result)}, {"trace", run.trace}, {"backend", run.backend}});
+  return 0;
+}
+
+/// Starts fresh ranks for one strategy. Returns the exit code; 0 fills `run`.
+int run_in_processes(const CommandLine& commands, const CompareOptions& options, const TrainPlan& plan,
+                     const std::string& strategy, CompareRun& run) {
+  std::vector<std::string> arguments = commands.arguments;
+  arguments.insert(arguments.end(), {"--only", strategy});
+  if (!options.wraps.empty()) arguments.insert(arguments.end(), {"--only-wrap", plan.options.wrap});
+  LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
+  ProgressLine progress;
+  launch_plan.on_output = [&](int, std::string_view line) {
+    if (!line.starts_with('{')) {  // not ours: what a vendor's library says
+      std::cerr << line << '\n';
+      return;
+    }
+    const ordered_json message = ordered_json::parse(line);
+    if (message.contains("result")) {
+      run.result = run_result_from_json(message["result"]);
+      run.trace = message["trace"];
+      run.backend = message["backend"];
+      return;
+    }
+    progress.show(fmt::format("{} step {}/{} loss {:.4f} {:.0f} tokens/s", strategy,
+                              message["step"].get<std::int64_t>(), plan.options.steps, number_or_nan(message["loss"]),
+                              message["tokens_per_second"].get<double>()));
+  };
+  return launch(launch_plan);
+}
+
+/// Without what a file's name can't have.
+std::string trace_name(const RunResult& run) {
+  std::string name = run.strategy;
+  for (const char c : run.wrap.empty() ? "" : "." + run.wrap) name += c == '/' || c == ';' ? '_' : c;
+  return name;
+}
+
+/// Why runs over two mesh axes differ from the others where gradients are reduced in 16 bits; else "".
+std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
+  if (plan.precision.reduce == base::DType::f32) return "";
+  const auto two_axes = [](const RunResult& run) { return run.mesh[0] > 1 && run.mesh[1] > 1; };
+  for (const RunResult& run : comparison.runs)
+    for (const RunResult& other : comparison.runs)
+      if (two_axes(run) && !two_axes(other) && run.final_parameters_hash != other.final_parameters_hash)
+        return fmt::format(
+            "{0} sums over two mesh axes and rounds to {1} after each, the others once; with --reduce-dtype f32 they "
+            "are equal\n",
+            run.strategy, base::name_of(plan.precision.reduce));
+  return "";
+}
+
+void write_outputs(const CompareOptions& options, const TrainPlan& plan, const Comparison& comparison,
+                   const std::vector<std::string>& traces) {
+  fmt::print("{}{}\n{}", comparison_table(comparison), equality_statement(comparison), rounding_note(plan, comparison));
+  if (!options.json.empty()) write_file(options.json, json_text(to_json(comparison), 1) + "\n");
+  if (!options.report.empty()) write_file(options.report, report_page({comparison}));
+  if (options.trace.empty()) return;
+  if (traces.size() == 1) return write_file(options.trace, traces[0]);
+  for (std::size_t i = 0; i < traces.size(); ++i)
+    write_file(options.trace + "." + trace_name(comparison.runs[i]) + ".json", traces[i]);
+}
+
+/// One for each wrapping.
+std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
+  std::vector<std::string> wraps = options.wraps;
+  if (!options.only_wrap.empty()) wraps = {options.only_wrap};
+  if (wraps.empty()) wraps = {options.wrap};
+  std::vector<TrainPlan> plans;
+  for (const std::string& wrap : wraps) {
+    TrainOptions one = options;
+    one.wrap = wrap;
+    plans.push_back(make_plan(one, ranks));
+  }
+  return plans;
+}
+
+int compare(const CommandLine& commands, const CompareOptions& options) {
+  const int ranks = world_size(options.ranks);
+  const std::vector<TrainPlan> plans = plans_of(options, ranks);
+  const TrainPlan& plan = plans.front();
+  if (options.steps < 1) throw base::InvalidUsage("--steps 0: a comparison needs at least one step");
+  if (options.norm_type != "2" && options.clip_norm == 0)
+    throw base::InvalidUsage("--norm-type " + options.norm_type +
+                             ": a comparison shows no norms; give --clip-norm too");
+  if (!options.only.empty()) return run_as_child(plan, options);
+
+  const bool spawn = must_spawn(ranks);
+  const bool first = spawn || ranks == 1 || comm::resolve_launch().rank == 0;
+  const std::vector<std::string> strategies = strategies_of(options, plan, first);
+  if (first) {
+    check_results(options);
+  }
+  note_if_alone_under_a_launcher(ranks);
+  if (first) warn_ineffective_options(options);
+  Comparison comparison{.model = options.init.empty() ? options.model : options.init,
+                        .parameters = plan.parameters,
+                        .ranks = ranks,
+                        .steps = options.steps};
+  std::vector<std::string> traces;
+  for (const std::string& strategy : strategies)
+    for (const TrainPlan& wrapped : plans) {
+      CompareRun run;
+      if (spawn || ranks == 1) {
+        const int code = run_in_processes(commands, options, wrapped, strategy, run);
+        if (code != 0) return code;
+      } else {
+        run = run_here(wrapped, strategy, static_cast<int>(comparison.runs.size()), {});
+      }
+      if (!options.wraps.empty()) run.result.wrap = wrapped.options.wrap;
+      comparison.backend = std::move(run.backend);  // the same for all of them
+      comparison.runs.push_back(std::move(run.result));
+      traces.push_back(std::move(run.trace));
+    }
+  if (first) write_outputs(options, plan, comparison, traces);
+  return 0;
+}
+
+}  // namespace
+
+void add_compare(CommandLine& commands) {
+  CLI::App* command =
+      commands.app.add_subcommand("compare", "train the same model under several strategies, and show what each costs");
+  const auto options = std::make_shared<CompareOptions>();
+  add_train_options(*command, *options);
+  command
+      ->add_option("--strategies,--strategy", options->strategies,
+                   "which to run, each as train's --strategy has it (default: ddp zero1 zero2 fsdp hsdp)")
+      ->type_name("A,B")
+      ->delimiter(',');
+  command->add_option("--report", options->report, "write a page with pictures")->type_name("FILE.html");
+  command
+      ->add_option("--wraps", options->wraps,
+                   "wrappings, each as --wrap has it: every strategy is run with each of them")
+      ->type_name("A,B")
+      ->delimiter(',')
+      ->excludes("--wrap");
+  command->add_option("--only", options->only)->group("");  // of the ranks that this command starts
+  command->add_option("--only-wrap", options->only_wrap)->group("");
+  command->callback(
+      [&commands, options] { commands.chosen = [&commands, options] { return compare(commands, *options); }; });
+}
+
+}  // namespace tessera::tools

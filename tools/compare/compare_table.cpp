@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tools/cli/output.h"
+#include "tools/cli/statistics.h"
+#include "tools/compare/compare.h"
+
+namespace tessera::tools {
+
+using nlohmann::ordered_json;
+
+ordered_json to_json(const Comparison& c) {
+  ordered_json runs = ordered_json::array();
+  for (const RunResult& run : c.runs) runs.push_back(to_json(run));
+  return {{"model", c.model},     {"parameters", c.parameters}, {"ranks", c.ranks},
+          {"backend", c.backend}, {"steps", c.steps},           {"runs", runs}};
+}
+
+namespace {
+
+using Row = std::vector<std::string>;
+
+std::uint64_t sum_of(const PerCollective& bytes) { return bytes.all_gather + bytes.reduce_scatter + bytes.all_reduce; }
+
+std::string calls_and_bytes(std::uint64_t calls, std::uint64_t bytes) {
+  return calls == 0 ? "-" : fmt::format("{} / {}", calls, human_bytes(static_cast<double>(bytes)));
+}
+
+Row row_of(const RunResult& r) {
+  const auto bytes = [](std::uint64_t value) { return human_bytes(static_cast<double>(value)); };
+  const auto& state = r.model_state_bytes;
+  return {name_of(r),
+          fmt::format("{}x{}", r.mesh[0], r.mesh[1]),
+          r.losses.empty() ? "-" : fmt::format("{:.6f}", r.losses.back()),
+          bytes(state.parameter),
+          bytes(state.gradient),
+          bytes(state.optimizer),
+          bytes(r.peak_bytes.peak_of(base::MemoryCategory::activation)),
+          bytes(r.peak_bytes.total_peak),
+          calls_and_bytes(r.calls_per_step.all_gather, r.wire_bytes_per_step.all_gather),
+          calls_and_bytes(r.calls_per_step.reduce_scatter, r.wire_bytes_per_step.reduce_scatter),
+          calls_and_bytes(r.calls_per_step.all_reduce, r.wire_bytes_per_step.all_reduce),
+          fmt::format("{:.1f}", r.step_ms_median),
+          fmt::format("{:.1f}", r.exposed_communication_ms),
+          fmt::format("{:.0f}", r.tokens_per_second)};
+}
+
+}  // namespace
+
+std::string comparison_table(const Comparison& c) {
+  std::vector<Row> rows = {{"strategy", "mesh", "last loss", "parameters", "gradients", "optimizer", "activations",
+                            "peak", "all_gather", "reduce_scatter", "all_reduce", "step ms", "exposed", "tokens/s"}};
+  for (const RunResult& run : c.runs) rows.push_back(row_of(run));
+  const auto offloaded = [](const RunResult& run) { return run.peak_bytes.peak_of(base::MemoryCategory::offloaded); };
+  if (std::any_of(c.runs.begin(), c.runs.end(), [&](const RunResult& run) { return offloaded(run) > 0; })) {
+    rows[0].push_back("with the host");
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      rows[i + 1].push_back(human_bytes(static_cast<double>(offloaded(c.runs[i]))));
+  }
+  if (std::any_of(c.runs.begin(), c.runs.end(), [](const RunResult& run) { return run.skipped_steps > 0U; })) {
+    rows[0].push_back("skipped steps");
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      rows[i + 1].push_back(std::to_string(c.runs[i].skipped_steps.value_or(0)));
+  }
+  const auto compresses = [](const RunResult& run) {
+    return sum_of(run.formula_bytes_per_step) != sum_of(run.plain_bytes_per_step);
+  };
+  if (std::any_of(c.runs.begin(), c.runs.end(), compresses)) {
+    rows[0].insert(rows[0].end(), {"all bytes", "formula", "plain"});
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      for (const PerCollective* bytes :
+           {&c.runs[i].wire_bytes_per_step, &c.runs[i].formula_bytes_per_step, &c.runs[i].plain_bytes_per_step})
+        rows[i + 1].push_back(human_bytes(static_cast<double>(sum_of(*bytes))));
+  }
+  if (!c.runs.empty() && c.runs[0].evaluation) {
+    rows[0].push_back("eval loss");
+    for (std::size_t i = 0; i < c.runs.size(); ++i)
+      rows[i + 1].push_back(fmt::format("{:.6f}", c.runs[i].evaluation.value().loss));
+  }
+  std::vector<std::size_t> widths(rows[0].size(), 0);
+  for (const Row& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  std::string text = fmt::format(
+      "{}: {} parameters, {} ranks over {}, {} steps. Memory is per rank; calls / bytes sent are per rank and step.\n",
+      c.model, c.parameters, c.ranks, c.backend, c.steps);
+  for (const Row& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i)
+      text += i == 0 ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
+    text += '\n';
+  }
+  return text;
+}
+
+std::string equality_statement(const Comparison& c) {
+  std::vector<std::pair<std::string, std::vector<const RunResult*>>> groups;
+  for (const RunResult& run : c.runs) {
+    const auto same = [&](const auto& group) {
+      return group.first == run.final_parameters_hash && same_bits(group.second[0]->losses, run.losses);
+    };
+    const auto found = std::find_if(groups.begin(), groups.end(), same);
+    if (found != groups.end()) {
+      found->second.push_back(&run);
+    } else {
+      groups.push_back({run.final_parameters_hash, {&run}});
+    }
+  }
+  std::string text;
+  for (const auto& [hash, members] : groups) {
+    std::string names;
+    for (const RunResult* run : members) names += (names.empty() ? "" : run->wrap.empty() ? " " : ", ") + name_of(*run);
+    if (!text.empty()) text += "; ";
+    text += members.size() == 1 ? names + " ends alone"
+                                : names + " end bitwise equal: the same losses and the same parameters";
+    text += " (" + hash + ")";
+  }
+  return text;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,112 @@
+#include "tools/compare/run_result.h"
+
+namespace tessera::tools {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+ordered_json to_json(const PerCollective& p) {
+  return {{"all_gather", p.all_gather},
+          {"reduce_scatter", p.reduce_scatter},
+          {"all_reduce", p.all_reduce},
+          {"control", p.control}};
+}
+
+PerCollective per_collective(const ordered_json& json) {
+  return {json.at("all_gather"), json.at("reduce_scatter"), json.at("all_reduce"), json.at("control")};
+}
+
+ordered_json to_json(const base::MemoryTracker::Snapshot& peak) {
+  ordered_json json = {{"total", peak.total_peak}, {"reserved", peak.reserved}};
+  for (std::size_t i = 0; i < base::kMemoryUses; ++i) {
+    const auto use = static_cast<base::MemoryCategory>(i);
+    if (use != base::MemoryCategory::offloaded || peak.peak[i] > 0)
+      json[std::string(base::name_of(use))] = peak.peak[i];
+  }
+  return json;
+}
+
+base::MemoryTracker::Snapshot peak_from(const ordered_json& json) {
+  base::MemoryTracker::Snapshot peak;
+  peak.total_peak = json.at("total");
+  peak.reserved = json.at("reserved");
+  for (std::size_t i = 0; i < base::kMemoryUses; ++i) {
+    const auto use = static_cast<base::MemoryCategory>(i);
+    const std::string name(base::name_of(use));
+    peak.peak[i] = use == base::MemoryCategory::offloaded ? json.value(name, std::uint64_t{0})
+                                                          : json.at(name).get<std::uint64_t>();
+  }
+  return peak;
+}
+
+}  // namespace
+
+std::string name_of(const RunResult& r) { return r.wrap.empty() ? r.strategy : r.strategy + " " + r.wrap; }
+
+ordered_json to_json(const RunResult& r) {
+  ordered_json units = ordered_json::array();
+  for (const RunResult::Unit& unit : r.units)
+    units.push_back({{"name", unit.name},
+                     {"elements", unit.elements},
+                     {"padding", unit.padding},
+                     {"kept_after_forward", unit.kept_after_forward},
+                     {"peak_bytes", unit.peak_bytes}});
+  ordered_json json = {
+      {"strategy", r.strategy},
+      {"mesh", r.mesh},
+      {"units", units},
+      {"losses", r.losses},
+      {"final_parameters_hash", r.final_parameters_hash},
+      {"step_ms", {{"median", r.step_ms_median}, {"p95", r.step_ms_p95}}},
+      {"tokens_per_second", r.tokens_per_second},
+      {"exposed_communication_ms", r.exposed_communication_ms},
+      {"copied_bytes_per_step", r.copied_bytes_per_step},
+      {"calls_per_step", to_json(r.calls_per_step)},
+      {"wire_bytes_per_step", to_json(r.wire_bytes_per_step)},
+      {"formula_bytes_per_step", to_json(r.formula_bytes_per_step)},
+      {"plain_bytes_per_step", to_json(r.plain_bytes_per_step)},
+      {"model_state_bytes",
+       {{"parameter", r.model_state_bytes.parameter},
+        {"gradient", r.model_state_bytes.gradient},
+        {"optimizer", r.model_state_bytes.optimizer}}},
+      {"peak_bytes", to_json(r.peak_bytes)},
+  };
+  if (!r.wrap.empty()) json["wrap"] = r.wrap;
+  if (r.skipped_steps) json["skipped_steps"] = *r.skipped_steps;
+  if (r.evaluation) {
+    json["eval_loss"] = r.evaluation->loss;
+    json["eval_tokens"] = r.evaluation->tokens;
+  }
+  return json;
+}
+
+RunResult run_result_from_json(const ordered_json& json) {
+  RunResult r;
+  r.strategy = json.at("strategy");
+  r.wrap = json.value("wrap", "");
+  r.mesh = json.at("mesh");
+  for (const ordered_json& unit : json.at("units"))
+    r.units.push_back({unit.at("name"), unit.at("elements"), unit.at("padding"), unit.at("kept_after_forward"),
+                       unit.value("peak_bytes", std::uint64_t{0})});
+  for (const ordered_json& loss : json.at("losses")) r.losses.push_back(number_or_nan(loss));
+  r.final_parameters_hash = json.at("final_parameters_hash");
+  r.step_ms_median = json.at("step_ms").at("median");
+  r.step_ms_p95 = json.at("step_ms").at("p95");
+  r.tokens_per_second = json.at("tokens_per_second");
+  r.exposed_communication_ms = json.at("exposed_communication_ms");
+  r.copied_bytes_per_step = json.at("copied_bytes_per_step");
+  r.calls_per_step = per_collective(json.at("calls_per_step"));
+  r.wire_bytes_per_step = per_collective(json.at("wire_bytes_per_step"));
+  r.formula_bytes_per_step = per_collective(json.at("formula_bytes_per_step"));
+  r.plain_bytes_per_step = per_collective(
+      json.at(json.contains("plain_bytes_per_step") ? "plain_bytes_per_step" : "formula_bytes_per_step"));
+  const ordered_json& state = json.at("model_state_bytes");
+  r.model_state_bytes = {state.at("parameter"), state.at("gradient"), state.at("optimizer")};
+  r.peak_bytes = peak_from(json.at("peak_bytes"));
+  if (json.contains("eval_loss")) r.evaluation = {number_or_nan(json.at("eval_loss")), json.at("eval_tokens")};
+  if (json.contains("skipped_steps")) r.skipped_steps = json.at("skipped_steps").get<std::uint64_t>();
+  return r;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,73 @@
+// One run as compare.json describes it. The names are fixed: programs outside this repository read them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/memory_tracker.h"
+
+namespace tessera::tools {
+
+struct PerCollective {
+  std::uint64_t all_gather = 0;
+  std::uint64_t reduce_scatter = 0;
+  std::uint64_t all_reduce = 0;
+  std::uint64_t control = 0;
+};
+
+/// The mean loss over a whole file.
+struct Evaluation {
+  double loss = 0;
+  std::int64_t tokens = 0;
+};
+
+struct RunResult {
+  struct Unit {
+    std::string name;
+    std::int64_t elements = 0;
+    std::int64_t padding = 0;
+    bool kept_after_forward = false;
+    std::uint64_t peak_bytes = 0;
+  };
+  struct ModelState {
+    std::uint64_t parameter = 0;
+    std::uint64_t gradient = 0;
+    std::uint64_t optimizer = 0;
+  };
+  std::string strategy;
+  std::string wrap;  ///< where several are compared
+  std::array<int, 2> mesh = {1, 1};
+  std::vector<Unit> units;
+  std::vector<double> losses;
+  std::string final_parameters_hash;
+  std::optional<Evaluation> evaluation;        ///< of the final parameters, if --eval was given
+  std::optional<std::uint64_t> skipped_steps;  ///< of f16: whose gradients overflowed
+  double step_ms_median = 0;
+  double step_ms_p95 = 0;
+  double tokens_per_second = 0;
+  double exposed_communication_ms = 0;
+  std::uint64_t copied_bytes_per_step = 0;
+  PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
+  PerCollective plain_bytes_per_step;  ///< the formula, were all collectives carried by `plain`
+  ModelState model_state_bytes;
+  base::MemoryTracker::Snapshot peak_bytes;
+};
+
+/// A number of a JSON file, where null stands for one that isn't finite.
+template <class Json>
+double number_or_nan(const Json& value) {
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.template get<double>();
+}
+
+/// The strategy, with the wrapping where several are compared.
+std::string name_of(const RunResult& result);
+
+nlohmann::ordered_json to_json(const RunResult& result);
+RunResult run_result_from_json(const nlohmann::ordered_json& json);
+
+}  // namespace tessera::tools

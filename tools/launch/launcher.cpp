@@ -1,0 +1,278 @@
+#include "tools/launch/launcher.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+
+#include "tessera/base/device/module_loader.h"
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tools/cli/leftovers.h"
+#include "tools/launch/launcher_run.h"
+
+namespace tessera::tools {
+namespace {
+
+std::string random_hex(std::size_t bytes) {
+  std::vector<unsigned char> random(bytes);
+  if (::getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes))
+    throw base::system_error("launcher: getrandom");
+  std::string text;
+  for (const unsigned char byte : random) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+std::string make_run_id() {
+  return std::to_string(::getpid()) + "-" +
+         std::to_string(std::chrono::system_clock::now().time_since_epoch().count()) + "-" + random_hex(4);
+}
+
+}  // namespace
+
+Launcher::Launcher(const LaunchSpec& plan)
+    : plan_(plan),
+      run_id_(make_run_id()),
+      guardian_("TESSERA_RUN_ID=" + run_id_),
+      output_(STDOUT_FILENO),
+      errors_(STDERR_FILENO),
+      ranks_(plan.prefix.empty() ? static_cast<std::size_t>(plan.ranks) : 1) {
+  if (by_prefix()) watch_.emplace(plan.ranks, plan.own_program);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a dead rank leaves behind becomes our child, see sweep()
+}
+
+Launcher::~Launcher() {
+  stage_ = Stage::killing;
+  signal_running(SIGKILL);
+  while (any_running()) {
+    reap();
+    if (any_running()) ::poll(nullptr, 0, 1);
+  }
+  sweep();
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+std::vector<int> Launcher::cores_of(int rank) const {
+  if (!plan_.bind_to_cores || by_prefix()) return {};
+  const std::vector<int> cores = allowed_cores();
+  const auto share = static_cast<std::ptrdiff_t>(cores.size() / static_cast<std::size_t>(plan_.ranks));
+  if (share == 0) return {cores[static_cast<std::size_t>(rank) % cores.size()]};
+  return {cores.begin() + rank * share, cores.begin() + (rank + 1) * share};
+}
+
+std::vector<std::string> Launcher::command() const {
+  std::vector<std::string> all;
+  for (std::string part : plan_.prefix) {
+    constexpr std::string_view kRanks = "{ranks}";
+    if (const std::size_t at = part.find(kRanks); at != std::string::npos)
+      part.replace(at, kRanks.size(), std::to_string(plan_.ranks));
+    all.push_back(std::move(part));
+  }
+  if (by_prefix()) all.push_back(base::module_folder() + "/rank-start");
+  all.insert(all.end(), plan_.command.begin(), plan_.command.end());
+  return all;
+}
+
+/// Under a prefix the ranks learn their place from it, and nothing that is set here may say otherwise. The run id is
+/// how the guardian knows them.
+std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, const std::string& token) const {
+  std::vector<std::pair<std::string, std::string>> all = plan_.environment;
+  const auto place = [&](const std::string& text) { return by_prefix() ? "" : text; };
+  all.insert(all.end(), {{"TESSERA_RANK", place(std::to_string(rank))},
+                         {"TESSERA_WORLD_SIZE", place(std::to_string(plan_.ranks))},
+                         {"TESSERA_LOCAL_RANK", place(std::to_string(rank))},
+                         {"TESSERA_LOCAL_WORLD_SIZE", place(std::to_string(plan_.ranks))},
+                         {"TESSERA_RUN_ID", run_id_},
+                         {"TESSERA_LAUNCHER", place("tessera")},
+                         {"TESSERA_TOKEN", token},
+                         watch_ ? watch_->variable() : RankWatch::no_variable()});
+  return all;
+}
+
+void Launcher::start(int child, const std::string& token) {
+  Rank& rank = ranks_[static_cast<std::size_t>(child)];
+  RankOutputPlan output{.rank = by_prefix() ? -1 : child,
+                        .tag = plan_.tag && !by_prefix(),
+                        .hold_errors = plan_.own_program,
+                        .hold_first = by_prefix(),
+                        .on_output = plan_.on_output,
+                        .output = &output_,
+                        .errors = &errors_};
+  output.capture = plan_.tag || plan_.on_output || plan_.log_dir;  // else a terminal stays a terminal for the rank
+  if (plan_.log_dir)
+    output.log_file = *plan_.log_dir / (by_prefix() ? "ranks.log" : "rank-" + std::to_string(child) + ".log");
+  rank.output.emplace(std::move(output));
+
+  ProcessSpec process{.command = command(), .environment = base::environment_with(variables(child, token))};
+  process.output = rank.output->child_output();
+  process.errors = rank.output->child_errors();
+  process.cores = cores_of(child);
+  process.reads_input = child == 0;
+  rank.pid = start_process(process);
+  rank.running = true;
+  rank.output->detach();
+}
+
+void Launcher::pump(std::chrono::milliseconds longest) {
+  std::vector<pollfd> waiting = {{signals_.descriptor(), POLLIN, 0},
+                                 {watch_ ? watch_->descriptor() : -1, POLLIN, 0},
+                                 {output_.waiting(), POLLOUT, 0},
+                                 {errors_.waiting(), POLLOUT, 0}};
+  const std::size_t others = waiting.size();
+  for (const Rank& rank : ranks_) {
+    waiting.push_back({rank.output->output(), POLLIN, 0});
+    waiting.push_back({rank.output->errors(), POLLIN, 0});
+  }
+  ::poll(waiting.data(), waiting.size(), static_cast<int>(longest.count()));
+  output_.flush();
+  errors_.flush();
+  if (watch_) watch_->take();  // before what a rank may say of it
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (waiting[others + 2 * i].revents != 0) ranks_[i].output->read_output();
+    if (waiting[others + 1 + 2 * i].revents != 0) ranks_[i].output->read_errors();
+  }
+  if (by_prefix()) {
+    const bool error = ranks_.front().output->has_error();
+    error_came_first_ |= error && !watch_->lost();
+    if (error || watch_->lost()) begin_grace();
+  }
+  if (const int signal = signals_.take(); signal != 0) on_interrupt(signal);
+}
+
+/// Once all writers are gone; the deadline is for one that escaped. Whoever reads our own output may take its time.
+void Launcher::read_rest() {
+  const auto all_read = [&] {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.output->ended(); });
+  };
+  auto deadline = Clock::now() + std::chrono::seconds(1);
+  while (!all_read() && Clock::now() < deadline) {
+    const bool held_up = output_.full() || errors_.full();
+    pump(std::chrono::milliseconds(50));
+    if (held_up && stage_ == Stage::running) deadline = Clock::now() + std::chrono::seconds(1);
+  }
+}
+
+/// False: a reader has not taken all of it within `patience` after the run failed, or was asked to end.
+bool Launcher::write_rest(std::chrono::milliseconds patience) {
+  auto deadline = Clock::now() + patience;
+  while (!output_.empty() || !errors_.empty()) {
+    const bool ends_well = stage_ == Stage::running;
+    pump(std::chrono::milliseconds(50));
+    if (ends_well) deadline = Clock::now() + patience;
+    if (Clock::now() >= deadline) return false;
+  }
+  return true;
+}
+
+/// Collects ranks that ended. Of those seen in one go, one killed by a signal is the cause rather than one that ended
+/// by itself, and what another rank's failure made of a rank is a cause only where nothing better comes.
+void Launcher::reap() {
+  const auto weight = [](const Rank& rank) {
+    if (WIFSIGNALED(rank.status)) return 2;
+    return WEXITSTATUS(rank.status) == kOtherRankFailed ? 0 : 1;
+  };
+  int best = -1;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    if (!rank.running || ::waitpid(rank.pid, &rank.status, WNOHANG) != rank.pid) continue;
+    rank.running = false;
+    if (!rank.failed()) continue;
+    if (best < 0 || weight(rank) > weight(ranks_[static_cast<std::size_t>(best)])) best = static_cast<int>(i);
+  }
+  if (best < 0) return;
+  const bool first = first_failed_ < 0;
+  const bool better = !first && weight(ranks_[static_cast<std::size_t>(first_failed_)]) == 0 &&
+                      weight(ranks_[static_cast<std::size_t>(best)]) > 0;
+  if (first || better) first_failed_ = best;
+  begin_grace();
+}
+
+/// The others get time to notice by themselves, once.
+void Launcher::begin_grace() {
+  if (stage_ != Stage::running) return;
+  stage_ = Stage::grace;
+  failed_at_ = Clock::now();
+}
+
+void Launcher::signal_running(int signal) {
+  for (Rank& rank : ranks_) {
+    if (!rank.running) continue;
+    rank.told_to_stop = true;
+    ::kill(rank.pid, signal);
+    ::kill(rank.pid, SIGCONT);
+  }
+}
+
+void Launcher::on_interrupt(int signal) {
+  if (interrupted_by_ != 0) {  // asked twice: at once
+    stage_ = Stage::killing;
+    return signal_running(SIGKILL);
+  }
+  interrupted_by_ = signal;
+  signal_running(signal);
+  if (stage_ >= Stage::terminating) return;
+  stage_ = Stage::grace;
+  failed_at_ = Clock::now() - plan_.grace + std::chrono::seconds(1);
+}
+
+void Launcher::escalate() {
+  const auto since = Clock::now() - failed_at_;
+  if (stage_ == Stage::grace && since >= plan_.grace) {
+    stage_ = Stage::terminating;
+    signal_running(SIGTERM);
+  } else if (stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after) {
+    stage_ = Stage::killing;
+    signal_running(SIGKILL);
+  }
+}
+
+/// Ends what the ranks started and left running. As a subreaper we are their parent now.
+void Launcher::sweep() {
+  const std::string path = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
+  for (int round = 0; round < 100; ++round) {
+    std::ifstream children(path);
+    bool left = false;
+    for (pid_t pid = 0; children >> pid;) {
+      if (pid == guardian_.pid()) continue;
+      left = true;
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+    if (!left) return;
+  }
+}
+
+int Launcher::run() {
+  remove_leftovers();  // of runs whose launcher died, too
+  const std::string token = random_hex(32);
+  for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
+  while (any_running()) {
+    pump(std::chrono::milliseconds(stage_ == Stage::running ? 500 : 50));
+    reap();
+    if (stage_ != Stage::running) escalate();
+  }
+  sweep();  // before the pipes are read to their end: what was left running holds them open
+  if (stage_ != Stage::running) remove_leftovers();
+  read_rest();
+  return report();
+}
+
+bool Launcher::any_running() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+}
+
+int launch(const LaunchSpec& plan) {
+  std::fflush(nullptr);
+  return Launcher(plan).run();
+}
+
+}  // namespace tessera::tools

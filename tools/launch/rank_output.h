@@ -1,0 +1,75 @@
+// What one rank prints: read from its pipes, cut into lines and passed on.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tools/cli/outlet.h"
+#include "tools/launch/lines.h"
+#include "tools/launch/process.h"
+
+namespace tessera::tools {
+
+struct RankOutputPlan {
+  int rank = 0;
+  bool tag = false;          ///< "[rank] " before each line
+  bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until take_error()
+  bool hold_first = false;  ///< ... the first such line instead, and what isn't ours until take_others(): several ranks
+                            ///< and the program that started them write here
+  bool capture = false;     ///< standard output goes through us too; else it is inherited
+  std::string log_file;     ///< empty: none
+  std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output
+  Outlet* output = nullptr;                                        ///< standard output, which outlives the rank
+  Outlet* errors = nullptr;                                        ///< standard error, likewise
+};
+
+class RankOutput {
+ public:
+  /// Throws InvalidUsage where the log can't be written.
+  explicit RankOutput(RankOutputPlan plan);
+
+  /// What the rank writes to; closed by detach() in this process.
+  int child_output() const { return output_pipe_.write_end.get(); }
+  int child_errors() const { return errors_pipe_.write_end.get(); }
+  void detach();
+
+  /// What to poll; -1 where there is nothing (more) to read, or nobody takes what was read.
+  int output() const { return plan_.output->full() ? -1 : output_pipe_.read_end.get(); }
+  int errors() const { return plan_.errors->full() ? -1 : errors_pipe_.read_end.get(); }
+  bool ended() const { return !output_pipe_.read_end && !errors_pipe_.read_end; }
+  /// Reads what has come. False when that source has ended.
+  bool read_output() { return read(output_pipe_.read_end, output_lines_, false); }
+  bool read_errors() { return read(errors_pipe_.read_end, error_lines_, true); }
+
+  /// The rank's held error line without its "tessera: ", if there is one; it is then forgotten.
+  std::optional<std::string> take_error();
+  /// What was held and is not ours, as it came; it is then forgotten.
+  std::string take_others() { return std::exchange(others_, {}); }
+  const std::string& others() const { return others_; }
+  bool has_error() const { return held_.has_value(); }
+  /// Why the log lacks lines; "" where it has them all.
+  const std::string& log_problem() const { return log_problem_; }
+  const std::string& last_error_line() const { return last_error_line_; }
+
+ private:
+  bool read(Descriptor& source, LineSplitter& lines, bool is_error);
+  void on_line(std::string_view line, bool is_error);
+  void pass_on(std::string_view line, bool is_error) const;
+  void log(std::string_view line);
+
+  RankOutputPlan plan_;
+  Pipe output_pipe_;
+  Pipe errors_pipe_;
+  LineSplitter output_lines_;
+  LineSplitter error_lines_;
+  std::string last_error_line_;
+  std::optional<std::string> held_;
+  std::string others_;
+  Descriptor log_;
+  std::string log_problem_;
+};
+
+}  // namespace tessera::tools

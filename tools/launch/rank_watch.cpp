@@ -1,0 +1,213 @@
+#include "tools/launch/rank_watch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/process.h"
+#include "tools/launch/ranks.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr std::uint64_t kListener = std::uint64_t{1} << 32;
+constexpr std::uint64_t kConnection = std::uint64_t{1} << 33;  // and its descriptor; without either: a process
+
+struct Address {
+  sockaddr_un content = {};
+  socklen_t length = 0;
+};
+
+Address abstract(const std::string& name) {
+  Address address;
+  address.content.sun_family = AF_UNIX;
+  const std::size_t length = std::min(name.size(), sizeof address.content.sun_path - 1);
+  std::memcpy(address.content.sun_path + 1, name.data(), length);
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+  return address;
+}
+
+const sockaddr* plain(const Address& address) { return reinterpret_cast<const sockaddr*>(&address.content); }
+
+std::string random_name() {
+  const base::ProcessIdentity bits = base::this_process();
+  std::ostringstream name;
+  name << "tessera-ranks-" << std::hex << bits[0] << bits[1] << '-' << bits[2] << '-' << std::random_device{}();
+  return name.str();
+}
+
+/// How a process ended that its parent has not asked about yet; as of waitpid.
+std::optional<int> status_of_ended(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  std::istringstream fields(line.substr(std::min(line.size(), line.rfind(')') + 2)));
+  std::string field;
+  constexpr int kFirst = 3;
+  constexpr int kExitCode = 52;
+  for (int i = kFirst; i <= kExitCode; ++i) fields >> field;
+  return fields ? std::optional(std::atoi(field.c_str())) : std::nullopt;
+}
+
+}  // namespace
+
+RankWatch::RankWatch(int ranks, bool own_program)
+    : ranks_(ranks),
+      own_program_(own_program),
+      name_(random_name()),
+      listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
+      events_(::epoll_create1(EPOLL_CLOEXEC)) {
+  const Address address = abstract(name_);
+  if (!listener_ || !events_ || ::bind(listener_.get(), plain(address), address.length) != 0 ||
+      ::listen(listener_.get(), SOMAXCONN) != 0)
+    throw base::system_error("launcher: can't listen to its ranks");
+  watch(listener_.get(), kListener);
+}
+
+std::pair<std::string, std::string> RankWatch::variable() const {
+  return {std::string(launch_socket_variable()), name_};
+}
+
+std::pair<std::string, std::string> RankWatch::no_variable() { return {std::string(launch_socket_variable()), ""}; }
+
+void RankWatch::watch(int fd, std::uint64_t mark) {
+  epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP | (mark == kListener ? 0U : static_cast<unsigned>(EPOLLET)),
+                        .data = {.u64 = mark}};
+  if (::epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &wanted) != 0)
+    throw base::system_error("launcher: can't watch its ranks");
+}
+
+/// The kernel lists what has happened in the order in which it happened, so the first that ended comes first. A process
+/// closes its connection before it has ended: only then can its death have led to another's.
+void RankWatch::take() {
+  std::array<epoll_event, 64> events{};
+  const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
+  accept_all();  // what a process that has ended reported before that
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t what = events[static_cast<std::size_t>(i)].data.u64;
+    if (what == kListener) continue;
+    if ((what & kConnection) != 0)
+      on_hangup(static_cast<int>(what ^ kConnection));
+    else
+      on_end(static_cast<pid_t>(what));
+  }
+}
+
+void RankWatch::accept_all() {
+  while (true) {
+    Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!connection) return;
+    ucred peer = {};
+    socklen_t size = sizeof peer;
+    if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid())
+      on_connection(std::move(connection), peer.pid);
+  }
+}
+
+void RankWatch::on_connection(Descriptor connection, pid_t pid) {
+  Process& process = processes_[pid];
+  const bool known = static_cast<bool>(process.handle);
+  if (!known) {
+    process.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (process.handle) watch(process.handle.get(), static_cast<std::uint64_t>(pid));
+  }
+  // Sent at once after connecting; the deadline is for one that is stopped just there.
+  constexpr int kPatience = 100;
+  pollfd entry{connection.get(), POLLIN, 0};
+  char text[64];
+  const ssize_t got = ::poll(&entry, 1, kPatience) == 1 ? ::recv(connection.get(), text, sizeof text, 0) : 0;
+  if (got > 0) on_report(pid, std::string(text, static_cast<std::size_t>(got)));
+  if (got > 0 && text[0] == 'b') {
+    const int fd = connection.get();
+    connections_[fd] = {std::move(connection), pid};
+    watch(fd, kConnection | static_cast<std::uint64_t>(fd));
+  }
+  if (!process.handle) on_end(pid);  // it has ended already
+}
+
+void RankWatch::on_hangup(int fd) {
+  const auto found = connections_.find(fd);
+  if (found == connections_.end()) return;
+  char text[64];
+  const ssize_t got = ::recv(fd, text, sizeof text, MSG_DONTWAIT);
+  const pid_t pid = found->second.second;
+  if (got > 0) on_report(pid, std::string(text, static_cast<std::size_t>(got)));
+  if (got > 0 || (got < 0 && errno == EAGAIN)) return;
+  connections_.erase(found);
+  if (const Process& process = processes_[pid]; !process.code) lose(process);
+}
+
+void RankWatch::on_report(pid_t pid, const std::string& text) {
+  std::istringstream fields(text);
+  std::string what;
+  int number = -1;
+  while (fields >> what >> number) {  // one that fails at once has said both when we look
+    if (what == "start" && number >= 0 && number < ranks_) processes_[pid].rank = number;
+    if (what == "end") processes_[pid].code = number;
+  }
+}
+
+void RankWatch::on_end(pid_t pid) {
+  Process& process = processes_[pid];
+  if (std::exchange(process.ended, true)) return;  // asked again, it may have been reaped, and the status be gone
+  process.status = status_of_ended(pid);
+  if (process.code) return;
+  if (lost_ && lost_->rank == process.rank) lost_->status = process.status;
+  if (process.status ? *process.status != 0 : own_program_) lose(process);
+}
+
+void RankWatch::lose(const Process& process) {
+  if (!lost_ && process.rank >= 0) lost_ = Lost{.rank = process.rank, .status = process.status};
+}
+
+std::optional<RankWatch::Lost> RankWatch::named_in(const std::string& text) const {
+  for (const auto& [pid, process] : processes_)
+    if (process.ended && process.rank >= 0 && text.find("(pid=" + std::to_string(pid) + " ") != std::string::npos)
+      return Lost{.rank = process.rank, .status = process.status};
+  return std::nullopt;
+}
+
+bool RankWatch::all_done() const {
+  std::size_t done = 0;
+  for (const auto& [pid, process] : processes_)
+    if (process.rank >= 0 && process.code == 0) ++done;
+  return done == static_cast<std::size_t>(ranks_);
+}
+
+LauncherConnection::LauncherConnection(const std::string& name, std::string_view first) {
+  const Address address = abstract(name);
+  constexpr int kHigh = 512;
+  for (Descriptor& socket : sockets_) {
+    socket = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (&socket != sockets_.data())
+      if (Descriptor high(::fcntl(socket.get(), F_DUPFD_CLOEXEC, kHigh)); high) socket = std::move(high);
+    if (!socket || ::connect(socket.get(), plain(address), address.length) != 0 ||
+        ::send(socket.get(), first.data(), first.size(), MSG_NOSIGNAL) < 0)
+      socket.close();
+  }
+}
+
+void LauncherConnection::send(std::string_view text) const {
+  for (const Descriptor& socket : sockets_)
+    if (socket) [[maybe_unused]]
+      const ssize_t sent = ::send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL);
+}
+
+RankReport::RankReport() {
+  if (const std::optional<std::string> name = launch_socket()) connection_ = LauncherConnection(*name, "begin 0\n");
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,125 @@
+#include "tools/launch/ranks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "tessera/base/device_runtime.h"
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/init.h"
+#include "tessera/comm/launch.h"
+#include "tessera/comm/registry.h"
+#include "tools/launch/process.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr int kDefaultRanks = 4;
+constexpr base::EnvVariable kVariables[] = {
+    {"TESSERA_LOG", "warn", "what the tool's ranks say on standard error: debug, info, warn, error or off"},
+    {"TESSERA_LAUNCH_SOCKET", "", "set by the tool where mpirun starts its ranks: where they report to it"}};
+
+std::shared_ptr<base::Logger> make_logger(int rank) {
+  return std::make_shared<base::Logger>(
+      base::parse_log_level(base::env_or_default(kVariables[0])), [rank](base::LogLevel level, std::string_view text) {
+        // As notes and warnings, which the launcher passes on at once; what a rank fails with, its exception says.
+        std::fprintf(stderr, "tessera: %s: rank %d: %.*s\n", level < base::LogLevel::warn ? "note" : "warning", rank,
+                     static_cast<int>(text.size()), text.data());
+      });
+}
+
+}  // namespace
+
+int world_size(const std::optional<int>& ranks) {
+  const comm::Launch launch = comm::resolve_launch();
+  if (launch.launcher == "none") return ranks.value_or(kDefaultRanks);
+  if (!ranks || *ranks == launch.size) return launch.size;
+  if (launch.size == 1) return *ranks;
+  throw base::InvalidUsage("--ranks " + std::to_string(*ranks) + " contradicts " + launch.launcher +
+                           ", which started " + std::to_string(launch.size) + " ranks; leave --ranks out");
+}
+
+bool must_spawn(int ranks) { return ranks > 1 && comm::resolve_launch().size == 1; }
+
+void note_if_alone_under_a_launcher(int ranks) {
+  const std::string launcher = comm::resolve_launch().launcher;
+  if (launcher != "none" && must_spawn(ranks))
+    fmt::print(stderr, "tessera: note: {} started one rank; starting {} here\n", launcher, ranks);
+}
+
+LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {
+  // Said by the one that sees all cores: a bound rank sees its share only.
+  if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
+  LaunchSpec launch_plan =
+      plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
+  launch_plan.bind_to_cores =
+      launch_plan.prefix.empty() && plan.ranks * plan.threads <= static_cast<int>(allowed_cores().size());
+  return launch_plan;
+}
+
+std::string_view launch_socket_variable() { return kVariables[1].name; }
+
+std::optional<std::string> launch_socket() { return base::read_env(kVariables[1]); }
+
+std::span<const base::EnvVariable> tool_variables() { return kVariables; }
+
+std::optional<std::string> comm_variable(std::string_view name) {
+  for (const base::EnvVariable& known : comm::variables())
+    if (known.name == name) return base::read_env(known);
+  return std::nullopt;
+}
+
+std::string default_backend() {
+  for (const base::EnvVariable& known : comm::variables())
+    if (known.name == "TESSERA_BACKEND") return base::env_or_default(known);
+  return "";
+}
+
+std::vector<std::string> launch_prefix(const std::string& backend) {
+  std::string name = backend.empty() ? default_backend() : backend;
+  if (name == "auto") return {};  // finds only what needs no launcher of its own
+  if (const std::size_t plus = name.find('+'); plus != std::string::npos) name.erase(0, plus + 1);
+  const auto& prefix = comm::find_backend(name).launch_prefix;
+  return {prefix.begin(), prefix.end()};
+}
+
+LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend) {
+  LaunchSpec plan;
+  plan.ranks = ranks;
+  plan.prefix = launch_prefix(backend);
+  const std::string self = "/proc/self/exe";  // which is another program once a prefix has been started
+  plan.command = {plan.prefix.empty() ? self : std::filesystem::read_symlink(self).string()};
+  plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
+  plan.own_program = true;
+  return plan;
+}
+
+namespace {
+
+bool user_says(std::string_view variable) {
+  const auto all = comm::variables();
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const base::EnvVariable& v) { return v.name == variable; });
+  return found != all.end() && base::read_env(*found).has_value();
+}
+
+}  // namespace
+
+std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options) {
+  comm::InitOptions config;
+  if (!options.backend.empty()) config.backend = options.backend;
+  if (!options.algorithms.empty()) config.algorithms = options.algorithms;
+  config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
+  config.launch->generation = static_cast<std::uint32_t>(options.generation);
+  config.ledger = options.ledger;
+  if (options.ordered && !user_says("TESSERA_DETERMINISTIC")) config.deterministic = true;
+  if (options.device.type != base::DeviceType::cpu) config.device = base::open_device(options.device);
+  config.logger = make_logger(config.launch->rank);
+  return comm::init(std::move(config));
+}
+
+}  // namespace tessera::tools

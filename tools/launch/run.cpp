@@ -1,0 +1,75 @@
+// tessera run: a program of the user's as ranks on this host.
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "tessera/base/error.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/validators.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/ranks.h"
+
+namespace tessera::tools {
+namespace {
+
+struct RunOptions {
+  int ranks = 4;
+  bool no_tag = false;
+  std::string bind = "none";
+  std::string log_dir;
+  std::vector<std::string> program;
+};
+
+/// The program needn't be one of ours: a backend that can't be used is its own affair.
+std::vector<std::string> prefix_of_program() {
+  if (!comm_variable("TESSERA_BACKEND")) return {};
+  try {
+    return launch_prefix("");
+  } catch (const base::InvalidUsage&) {
+    return {};
+  }
+}
+
+int run_program(const RunOptions& options) {
+  if (options.program.empty())
+    throw base::InvalidUsage("run: no program given; write: tessera run -n 4 -- PROGRAM ARGS");
+  LaunchSpec plan{.ranks = options.ranks, .command = options.program, .tag = !options.no_tag};
+  plan.bind_to_cores = options.bind == "core";
+  plan.prefix = prefix_of_program();
+  if (!plan.prefix.empty() && (plan.tag || plan.bind_to_cores))
+    throw base::InvalidUsage("run: the ranks of backend " + default_backend() + " are started by " +
+                             plan.prefix.front() +
+                             ", which binds and names them its own way; give --no-tag and leave --bind out");
+  if (!options.log_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.log_dir, error);
+    if (error) throw base::InvalidUsage("--log-dir: can't make '" + options.log_dir + "': " + error.message());
+    plan.log_dir = options.log_dir;
+  }
+  return launch(plan);
+}
+
+}  // namespace
+
+void add_run(CommandLine& commands) {
+  CLI::App* run = commands.app.add_subcommand("run", "start a program as ranks on this host");
+  const auto options = std::make_shared<RunOptions>();
+  run->add_option("-n,--ranks", options->ranks, "how many ranks")
+      ->transform(whole_number(1, 1024))
+      ->capture_default_str();
+  run->add_flag("--no-tag", options->no_tag, "don't begin each line with [rank]; standard output then is inherited");
+  run->add_option("--bind", options->bind, "core: each rank gets an equal share of the cores; none: all may use all")
+      ->check(CLI::IsMember({"core", "none"}))
+      ->capture_default_str();
+  run->add_option("--log-dir", options->log_dir, "also write each rank's lines to DIR/rank-R.log")->type_name("DIR");
+  run->footer(
+      "Write: tessera run -n 4 -- PROGRAM ARGS\n"
+      "The ranks find TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and TESSERA_LOCAL_WORLD_SIZE in their\n"
+      "environment. When one fails the others are stopped; the last line names the first that failed.");
+  run->callback([&commands, options] {
+    options->program = commands.program;
+    commands.chosen = [options] { return run_program(*options); };
+  });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,64 @@
+// tessera report: the page with pictures, from files that `compare --json` wrote.
+#include <cstdio>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/machine.h"
+#include "tools/cli/output.h"
+#include "tools/report/page.h"
+#include "tools/report/report.h"
+
+namespace tessera::tools {
+namespace {
+
+struct ReportOptions {
+  std::vector<std::string> files;
+  std::string output;
+};
+
+report::Comparison read_comparison(const std::string& path) {
+  const base::FileText read = base::read_regular(path);
+  if (!read.problem.empty())
+    throw base::InvalidUsage("report: can't read '" + path + "': " + read.problem +
+                             "; give a file that `tessera compare --json` wrote");
+  const nlohmann::json document = nlohmann::json::parse(read.text, nullptr, false);
+  if (document.is_discarded())
+    throw base::InvalidUsage("report: '" + path + "' is no JSON; give a file that `tessera compare --json` wrote");
+  return report::parse_comparison(document, path);
+}
+
+int run_report(const ReportOptions& options) {
+  check_writable("--output", options.output);
+  refuse_to_replace("--output", options.output, options.files);
+  std::vector<report::Comparison> comparisons;
+  for (const std::string& file : options.files) comparisons.push_back(read_comparison(file));
+  write_file(options.output, report::page(comparisons));
+  std::printf("wrote %s\n", options.output.c_str());
+  return 0;
+}
+
+}  // namespace
+
+std::string report_page(const std::vector<Comparison>& comparisons) {
+  std::vector<report::Comparison> parsed;
+  for (const Comparison& comparison : comparisons) {
+    parsed.push_back(report::parse_comparison(to_json(comparison), "this comparison"));
+    parsed.back().machine = machine_line();
+  }
+  return report::page(parsed);
+}
+
+void add_report(CommandLine& commands) {
+  CLI::App* report =
+      commands.app.add_subcommand("report", "write one HTML page with pictures of what compare measured");
+  const auto options = std::make_shared<ReportOptions>();
+  report->add_option("RUN.json", options->files, "files that `tessera compare --json` wrote")->required();
+  report->add_option("-o,--output", options->output, "the page to write; it is replaced")
+      ->required()
+      ->type_name("FILE.html");
+  report->callback([&commands, options] { commands.chosen = [options] { return run_report(*options); }; });
+}
+
+}  // namespace tessera::tools

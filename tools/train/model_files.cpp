@@ -1,0 +1,250 @@
+#include "tools/train/model_files.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/fsdp/checkpoint.h"
+#include "tessera/nn/activation_checkpoint.h"
+#include "tessera/nn/hf_checkpoint.h"
+#include "tessera/nn/host_access.h"
+#include "tessera/nn/nf4.h"
+#include "tessera/nn/peft_adapter.h"
+#include "tools/train/run_checkpointer.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+
+namespace {
+
+std::vector<nn::SafetensorsTensor> adapter_tensors(const nn::Module& model) {
+  std::vector<nn::SafetensorsTensor> tensors;
+  for (const auto& parameter : model.parameters())
+    if (nn::is_adapter(parameter->name())) tensors.push_back({parameter->name(), parameter->shape()});
+  return tensors;
+}
+
+/// Encodes whole tensors of a folder, one at a time, for whoever asks for parts of them.
+class Encoder {
+ public:
+  Encoder(const nn::HfCheckpointReader& folder, const nn::ModelConfig& config) : folder_(folder) {
+    for (const nn::SafetensorsTensor& tensor : dense_tensors(config)) counts_[tensor.name] = nn::count_of(tensor.shape);
+  }
+  /// Bytes `range` of the tensor's encoding, as numbers.
+  void read(const std::string& name, nn::ElementRange range, float* out) {
+    if (name != name_) {
+      std::vector<float> values(static_cast<std::size_t>(counts_.at(name)));
+      folder_.read(name, {0, counts_.at(name)}, values.data());
+      bytes_.resize(nn::nf4_bytes(counts_.at(name)));
+      nn::encode_nf4(values, bytes_.data());
+      name_ = name;
+    }
+    for (std::int64_t i = range.begin; i < range.end; ++i)
+      out[i - range.begin] = std::to_integer<std::uint8_t>(bytes_[static_cast<std::size_t>(i)]);
+  }
+
+ private:
+  const nn::HfCheckpointReader& folder_;
+  std::map<std::string, std::int64_t> counts_;
+  std::string name_;
+  std::vector<std::byte> bytes_;
+};
+
+/// What the command line says of adapters whose rank, alpha and targets are in `origin`.
+void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& there, const std::string& origin) {
+  const auto refuse = [&](const std::string& option, const std::string& given, const std::string& is) {
+    throw InvalidUsage(
+        fmt::format("{} {} is not what is in {}, which has {}; leave it out", option, given, origin, is));
+  };
+  if (!there) {
+    if (o.lora) refuse("--lora", std::to_string(*o.lora), "no adapters");
+    return;
+  }
+  if (o.lora && *o.lora != there->rank) refuse("--lora", std::to_string(*o.lora), std::to_string(there->rank));
+  if (o.lora_alpha && *o.lora_alpha != there->alpha)
+    refuse("--lora-alpha", fmt::format("{}", *o.lora_alpha), fmt::format("{}", there->alpha));
+  std::vector<std::string> targets = o.lora_targets;
+  std::sort(targets.begin(), targets.end());
+  if (!targets.empty() && targets != there->targets)
+    refuse("--lora-targets", fmt::format("{}", fmt::join(targets, ",")),
+           fmt::format("{}", fmt::join(there->targets, ",")));
+}
+
+}  // namespace
+
+std::optional<nn::LoraOptions> lora_in(const std::string& folder) {
+  const fsdp::Checkpoint checkpoint(folder);
+  const auto found = checkpoint.attributes().find(kLoraAttribute);
+  if (found == checkpoint.attributes().end()) return std::nullopt;
+  return nn::parse_lora(found->second, folder);
+}
+
+std::optional<nn::LoraOptions> lora_of(const TrainOptions& o, const std::string& checkpoint,
+                                       const nn::ModelConfig& model) {
+  std::optional<nn::LoraOptions> lora;
+  if (!o.init_adapter.empty()) {
+    if (o.init.empty()) throw InvalidUsage("--init-adapter needs --init, the model that the adapter belongs to");
+    lora = nn::PeftAdapterReader(o.init_adapter).options();
+    check_given(o, lora, "--init-adapter " + o.init_adapter);
+  } else if (!checkpoint.empty()) {
+    lora = lora_in(checkpoint);
+    check_given(o, lora, "--resume " + o.resume);
+  } else if (o.lora) {
+    lora = {.rank = *o.lora, .alpha = o.lora_alpha.value_or(8), .targets = o.lora_targets};
+    if (lora->targets.empty()) lora->targets = nn::default_lora_targets(model);
+    std::sort(lora->targets.begin(), lora->targets.end());
+  }
+  if (lora) return lora;
+  for (const auto& [given, name] : {std::pair(o.lora_alpha.has_value(), "--lora-alpha"),
+                                    {!o.lora_targets.empty(), "--lora-targets"},
+                                    {!o.export_adapter.empty(), "--export-adapter"}})
+    if (given) throw InvalidUsage(std::string(name) + " needs adapters: --lora RANK, or --init-adapter DIR");
+  return std::nullopt;
+}
+
+std::vector<nn::SafetensorsTensor> dense_tensors(const nn::ModelConfig& config) {
+  nn::Context context;
+  return nn::saved_tensors(*nn::make_model(context, config));
+}
+
+void decode_numbers(std::span<const float> numbers, const nn::Shape& shape, nn::ElementRange range, float* out) {
+  std::vector<std::byte> bytes(numbers.size());
+  std::transform(numbers.begin(), numbers.end(), bytes.begin(),
+                 [](float number) { return static_cast<std::byte>(static_cast<std::uint8_t>(number)); });
+  nn::decode_nf4(bytes.data(), nn::count_of(shape), range, out);
+}
+
+bool quantized_in(const std::string& folder) {
+  const fsdp::Checkpoint checkpoint(folder);
+  const auto found = checkpoint.attributes().find(kQuantizeAttribute);
+  if (found == checkpoint.attributes().end()) return false;
+  if (found->second != kNf4) throw InvalidUsage(folder + ": weights in '" + found->second + "'; there is: nf4");
+  return true;
+}
+
+bool quantized_of(const TrainOptions& o, const std::string& checkpoint, bool adapters) {
+  const bool quantized = checkpoint.empty() ? !o.quantize.empty() : quantized_in(checkpoint);
+  if (!quantized && !o.quantize.empty())
+    throw InvalidUsage("--quantize is not what is in --resume " + o.resume + "; leave it out");
+  if (!quantized) return false;
+  if (checkpoint.empty() && o.init.empty())
+    throw InvalidUsage("--quantize needs --init, the model whose weights are kept in 4 bits");
+  if (!adapters) throw InvalidUsage("--quantize: weights in 4 bits can't be trained; train adapters with --lora RANK");
+  return true;
+}
+
+void set_dtypes(nn::Module& model, base::DType dtype, const std::vector<std::string>& f32_modules) {
+  if (!f32_modules.empty() && dtype == base::DType::f32)
+    throw InvalidUsage("--f32-modules needs --precision bf16 or f16: the whole model is of f32");
+  model.set_dtype(dtype);
+  for (const std::string& item : f32_modules)
+    for (nn::Module* module : fsdp::modules_named(model, item, "--f32-modules")) module->set_dtype(base::DType::f32);
+  model.validate_dtypes();
+}
+
+nn::CausalModel& prepare(nn::CausalModel& model, const TrainPlan& plan) {
+  if (plan.quantized) nn::quantize_nf4(model);
+  if (plan.lora) nn::add_lora(model, *plan.lora);
+  set_dtypes(model, plan.precision.compute, plan.options.f32_modules);
+  if (plan.options.checkpoint_activations) nn::checkpoint_activations(model);
+  return model;
+}
+
+void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScaler* scaler) {
+  if (!plan.checkpoint.empty()) {
+    fsdp::Checkpoint checkpoint(plan.checkpoint);
+    const fsdp::RestoreReport report = fsdp::restore(engine, checkpoint);
+    if (engine.rank() == 0 && !report.dropped.empty()) fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
+    if (scaler != nullptr) restore_scaler(checkpoint, *scaler);
+    return;
+  }
+  engine.initialize(plan.options.seed);
+  if (!plan.options.init.empty()) {
+    const nn::HfCheckpointReader folder(plan.options.init);
+    folder.check(dense_tensors(plan.model));
+    Encoder encoder(folder, plan.model);
+    engine.load(
+        [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+          if (parameter.dtype() == base::DType::u8) return encoder.read(parameter.name(), range, out);
+          folder.read(parameter.name(), range, out);
+        },
+        [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
+    engine.fill_buffers(
+        [&](const nn::ModuleBuffer& buffer, void* out) { folder.read_whole(buffer.name(), buffer.dtype(), out); },
+        [](const nn::ModuleBuffer& buffer) { return buffer.persistent(); });
+  }
+  if (plan.options.init_adapter.empty()) return;
+  const nn::PeftAdapterReader adapters(plan.options.init_adapter);
+  adapters.check(adapter_tensors(engine.model()));
+  engine.load([&](const nn::Parameter& parameter, nn::ElementRange range,
+                  float* out) { adapters.read(parameter.name(), range, out); },
+              [](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
+}
+
+namespace {
+
+struct Writers {
+  std::optional<nn::HfCheckpointWriter> model;
+  std::optional<nn::PeftAdapterWriter> adapter;
+  std::optional<nn::LoraMerger> merge;
+  std::map<std::string, nn::Shape> shapes;  // of the model's folder
+
+  /// Parameters come in byte order of their names: a layer's lora_A and lora_B before its weight.
+  void write(const nn::Parameter& parameter, std::span<const float> values) {
+    const std::string& name = parameter.name();
+    if (nn::is_adapter(name)) {
+      const nn::ElementRange all{0, parameter.count()};
+      if (merge) merge->add(name, parameter.shape(), values.data());
+      if (adapter) adapter->write(name, all, values.data());
+      return;
+    }
+    if (!model) return;
+    const nn::ElementRange all{0, nn::count_of(shapes.at(name))};
+    if (!merge) return model->write(name, all, values.data());
+    std::vector<float> merged(static_cast<std::size_t>(all.end));
+    if (parameter.dtype() == base::DType::u8) {
+      decode_numbers(values, shapes.at(name), all, merged.data());
+    } else {
+      std::copy(values.begin(), values.end(), merged.begin());
+    }
+    merge->merge(name, all, merged.data());
+    model->write(name, all, merged.data());
+  }
+};
+
+}  // namespace
+
+void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
+  const TrainOptions& o = plan.options;
+  if (o.export_dir.empty() && o.export_adapter.empty()) return;
+  Writers writers;
+  if (rank == 0) {
+    if (!o.export_dir.empty()) {
+      const std::vector<nn::SafetensorsTensor> tensors = dense_tensors(plan.model);
+      writers.model.emplace(o.export_dir, plan.model, tensors);
+      for (const nn::SafetensorsTensor& tensor : tensors) writers.shapes[tensor.name] = tensor.shape;
+      if (plan.lora) writers.merge.emplace(plan.model, *plan.lora);
+    }
+    if (!o.export_adapter.empty())
+      writers.adapter.emplace(o.export_adapter, lora_json_of(plan), plan.model, adapter_tensors(engine.model()));
+  }
+  engine.for_each_parameter(
+      [&](const nn::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });
+  if (writers.model) {
+    for (const auto& buffer : engine.buffers())
+      if (buffer->persistent())
+        nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(),
+                     [&](const void* values) { writers.model->write_whole(buffer->name(), values); });
+    writers.model->commit();
+  }
+  if (writers.adapter) writers.adapter->commit();
+}
+
+std::string lora_json_of(const TrainPlan& plan) {
+  return nn::lora_json(*plan.lora, plan.model, plan.options.init.empty() ? plan.options.model : plan.options.init);
+}
+
+}  // namespace tessera::tools

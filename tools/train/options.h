@@ -1,0 +1,123 @@
+// The options that train and compare share, and what they mean.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/engine.h"
+#include "tessera/nn/data.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/lr_schedule.h"
+#include "tessera/nn/models/config.h"
+#include "tessera/nn/optimizer.h"
+
+namespace tessera::tools {
+
+/// As given on the command line; see CLI11's help texts in options.cpp.
+struct TrainOptions {
+  std::optional<int> ranks;
+  std::string backend = "shm";
+  bool backend_given = false;
+  std::string device = "cpu";
+  std::string model = "gpt-mini";
+  bool model_given = false;
+  std::vector<std::string> data;
+  std::string data_format = "bytes";
+  std::int64_t steps = 20;
+  std::int64_t global_batch = 12;
+  std::optional<std::int64_t> seq_len;
+  double lr = 1e-3;
+  std::string schedule = "constant";
+  std::int64_t warmup = 0;
+  std::string optimizer = "adamw";
+  std::vector<double> betas = {0.9, 0.999};
+  nn::OptimizerConfig optimizer_config;
+  std::uint64_t seed = 0;
+  std::string strategy = "fsdp";        // train
+  std::vector<std::string> strategies;  // compare; empty: all five that can run
+  std::vector<std::string> collectives;
+  fsdp::SyncOverrides period;
+  std::string mesh;
+  std::string wrap = "block";
+  std::optional<int> threads;
+  std::string precision = "f32";
+  std::vector<std::string> f32_modules;
+  std::string reduce_dtype;  // empty: as precision
+  double clip_norm = 0;
+  std::string norm_type = "2";
+  std::int64_t accumulate = 1;
+  std::string reduce_when;  // empty: every microbatch
+  std::string reshard_after_backward;
+  int prefetch = 1;
+  std::string backward_prefetch = "pre";
+  int limit_all_gathers = 0;
+  std::string reshard_after_forward;
+  bool cpu_offload = false;
+  bool checkpoint_activations = false;
+  bool graphs = false;
+  std::string init;
+  std::optional<std::int64_t> lora;  // rank
+  std::optional<double> lora_alpha;
+  std::vector<std::string> lora_targets;
+  std::string quantize;
+  std::string init_adapter;
+  std::string save;  // train
+  std::optional<std::int64_t> save_every;
+  std::optional<int> keep_last;
+  std::string resume;
+  std::string export_dir;
+  std::string export_adapter;  // train
+  std::string eval;
+  std::string json;
+  std::string trace;
+  std::string report;  // compare
+};
+
+/// Adds the shared options to a subcommand.
+void add_train_options(CLI::App& command, TrainOptions& options);
+
+/// The options with names, files and numbers resolved. Everything that can be wrong is found here, before a rank is
+/// started.
+struct TrainPlan {
+  TrainOptions options;
+  int ranks = 1;
+  int threads = 1;  ///< that compute, per rank
+  nn::ModelConfig model;
+  std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
+  bool quantized = false;               ///< the weights of linear layers are in NF4
+  std::int64_t seq_len = 0;
+  std::shared_ptr<const nn::TokenDataset> data;  ///< null where there is nothing to train
+  std::shared_ptr<const nn::TokenDataset> eval;  ///< null without --eval
+  std::string checkpoint;                        ///< the folder that the run goes on from; "": from the beginning
+  std::int64_t first_step = 0;                   ///< that were done before
+  nn::LrSchedule schedule;
+  fsdp::Precision precision;
+  std::int64_t parameters = 0;
+};
+
+/// Reads the model and the data's head, and checks what each strategy needs of the world. Throws InvalidUsage: one line
+/// that says what to do.
+TrainPlan make_plan(const TrainOptions& options, int ranks);
+
+/// What of a step's course its cost depends on.
+fsdp::StepShape course_of(const TrainOptions& options);
+
+/// Throws InvalidUsage where --json, --trace or --report can't be written or would replace what the run reads.
+void check_results(const TrainOptions& options);
+
+/// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
+void warn_ineffective_options(const TrainOptions& options);
+
+/// Throws InvalidUsage where options of a period are given and no strategy that has one.
+void check_period(const TrainOptions& options);
+
+/// With --accumulate: one line with what each --reduce-when would send and hold, before anything is started; else "".
+std::string accumulation_note(const TrainPlan& plan, const std::string& strategy);
+
+/// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
+fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
+
+}  // namespace tessera::tools

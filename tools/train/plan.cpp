@@ -1,0 +1,179 @@
+// What a training run's options come to, and what is wrong with them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/parse.h"
+#include "tessera/comm/launch.h"
+#include "tessera/fsdp/wrap.h"
+#include "tessera/nn/hf_checkpoint.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/cli/corpus.h"
+#include "tools/cli/device.h"
+#include "tools/cli/output.h"
+#include "tools/launch/process.h"
+#include "tools/train/model_files.h"
+#include "tools/train/options.h"
+#include "tools/train/run_checkpointer.h"
+
+namespace tessera::tools {
+
+using base::InvalidUsage;
+
+namespace {
+
+/// The ranks of a host divide its cores among them. A launcher may have bound this one: the host's cores count, not its
+/// own.
+int threads_of(const TrainOptions& o, int ranks) {
+  if (o.threads) return *o.threads;
+  const comm::Launch launch = comm::resolve_launch();
+  const int ranks_here = launch.size > 1 ? launch.local_size : ranks;
+  const int cores = launch.size > 1 ? static_cast<int>(std::thread::hardware_concurrency())
+                                    : static_cast<int>(allowed_cores().size());
+  return std::max(1, cores / std::max(1, ranks_here));
+}
+
+nn::LrSchedule schedule_of(const TrainOptions& o) {
+  if (!(o.lr > 0)) throw InvalidUsage("--lr " + std::to_string(o.lr) + ": a learning rate is above 0");
+  nn::LrSchedule schedule{.kind = nn::parse_schedule(o.schedule), .peak = o.lr, .warmup = o.warmup, .steps = o.steps};
+  if (o.steps > 0) nn::validate(schedule);
+  return schedule;
+}
+
+nn::ModelConfig model_of(const TrainOptions& o, const std::string& checkpoint) {
+  if (!o.init.empty() && !checkpoint.empty())
+    throw InvalidUsage("--init " + o.init + " with --resume " + o.resume +
+                       ": the checkpoint has the values; leave --init out");
+  if (o.init.empty() && checkpoint.empty()) return nn::find_config(o.model);
+  nn::ModelConfig config = checkpoint.empty() ? nn::HfCheckpointReader(o.init).config() : model_in(checkpoint);
+  if (o.model_given) {
+    nn::ModelConfig named = nn::find_config(o.model);
+    named.name = config.name;
+    if (!(named == config))
+      throw InvalidUsage("--model " + o.model + " is not the model in " +
+                         (checkpoint.empty() ? "--init " + o.init : "--resume " + o.resume) + "; leave --model out");
+  }
+  return config;
+}
+
+fsdp::Precision precision_of(const TrainOptions& o) {
+  std::optional<base::DType> reduce;
+  if (!o.reduce_dtype.empty()) reduce = base::parse_dtype(o.reduce_dtype);
+  if (reduce && *reduce != base::DType::f32 && o.reduce_dtype != o.precision)
+    throw InvalidUsage("--reduce-dtype " + o.reduce_dtype + " with --precision " + o.precision +
+                       ": gradients are reduced in their own type or in f32");
+  return fsdp::make_precision(base::parse_dtype(o.precision), reduce);
+}
+
+std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const std::vector<std::string>& files,
+                                                  const nn::ModelConfig& model) {
+  return std::make_shared<const nn::TokenDataset>(files, nn::parse_token_format(o.data_format), model.vocabulary);
+}
+
+/// Opens what the run will read, and lets the reader say what is wrong with it.
+void open_files(TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  if (o.steps > 0) {
+    plan.data = open_data(o, o.data.empty() ? std::vector{default_corpus()} : o.data, plan.model);
+    const nn::BatchSampler check(plan.data, {plan.data->training(), plan.seq_len, o.global_batch, o.seed});
+  }
+  if (!o.eval.empty()) {
+    plan.eval = open_data(o, {o.eval}, plan.model);
+    const nn::SequentialSampler check(plan.eval, plan.eval->all(), plan.seq_len);
+  }
+}
+
+void check_batch(const TrainOptions& o, int ranks) {
+  if (o.accumulate == 1)
+    for (const auto& [given, name] : {std::pair(!o.reduce_when.empty(), "--reduce-when"),
+                                      {!o.reshard_after_backward.empty(), "--reshard-after-backward"}})
+      if (given) throw InvalidUsage(std::string(name) + " needs --accumulate of 2 or more");
+  const std::int64_t parts = ranks * o.accumulate;
+  if (o.global_batch % parts == 0) return;
+  throw InvalidUsage(
+      fmt::format("--global-batch {} can't be split evenly over {} ranks{}; use a multiple of {}", o.global_batch,
+                  ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
+}
+
+/// What a graph of a device can't hold, before anything is started.
+void check_graphs(const TrainPlan& plan) {
+  const TrainOptions& o = plan.options;
+  const auto refuse = [](bool wrong, const std::string& what) {
+    if (wrong) throw InvalidUsage("--graphs: " + what);
+  };
+  const nn::ModelConfig& m = plan.model;
+  refuse(base::parse_device(o.device).type == base::DeviceType::cpu,
+         "device " + o.device + " has none; use --device cuda");
+  refuse(plan.ranks > 1, std::to_string(plan.ranks) + " ranks wait for each other on several streams; use --ranks 1");
+  refuse(m.embedding_dropout > 0 || m.residual_dropout > 0 || m.attention_dropout > 0,
+         "the model has dropout, whose masks change with every step; set it to 0");
+  refuse(o.accumulate > 1, "--accumulate changes what a backward does with gradients; leave one of the two out");
+  refuse(o.precision == "f16", "the loss scale of f16 changes from step to step; use bf16");
+  refuse(o.cpu_offload, "--cpu-offload brings parameters on another stream; leave one of the two out");
+  refuse(plan.precision.casts(), "--reduce-dtype " + o.reduce_dtype + " converts gradients on the way; leave it out");
+  refuse(!o.trace.empty(), "what is replayed has no events for --trace; leave one of the two out");
+}
+
+}  // namespace
+
+TrainPlan make_plan(const TrainOptions& options, int ranks) {
+  TrainPlan plan;
+  plan.options = options;
+  plan.ranks = ranks;
+  check_device(options.device);
+  if (base::parse_device(options.device).type == base::DeviceType::cpu) plan.options.cpu_offload = false;
+  plan.threads = threads_of(options, ranks);
+  plan.checkpoint = checkpoint_to_resume(options);
+  plan.model = model_of(options, plan.checkpoint);
+  plan.lora = lora_of(options, plan.checkpoint, plan.model);
+  plan.quantized = quantized_of(options, plan.checkpoint, plan.lora.has_value());
+  plan.seq_len = options.seq_len.value_or(std::min<std::int64_t>(plan.model.context, 256));
+  if (plan.seq_len > plan.model.context)
+    throw InvalidUsage("--seq-len " + std::to_string(plan.seq_len) + " is longer than the model's context of " +
+                       std::to_string(plan.model.context));
+  check_batch(options, ranks);
+  if (!options.mesh.empty()) fsdp::parse_mesh(options.mesh);
+  if (options.backward_prefetch == "post" && options.prefetch == 0)
+    throw InvalidUsage(
+        "--backward-prefetch post with --prefetch 0: nothing is gathered ahead; leave one of the two out");
+  plan.schedule = schedule_of(options);
+  plan.precision = precision_of(options);
+  if (options.graphs) check_graphs(plan);
+  check_period(options);
+  nn::OptimizerConfig& optimizer = plan.options.optimizer_config;
+  optimizer.kind = nn::parse_optimizer(options.optimizer);
+  optimizer.beta1 = options.betas.at(0);
+  optimizer.beta2 = options.betas.at(1);
+  nn::validate(optimizer);
+  open_files(plan);
+  if (!plan.checkpoint.empty()) plan.first_step = check_resumed(plan);
+  // Names are checked on the model without data: a wrong one must not wait for the ranks.
+  nn::Context context;
+  const auto model = nn::make_model(context, plan.model);
+  fsdp::make_units(prepare(*model, plan), options.wrap);
+  plan.parameters = nn::parameter_count(plan.model);
+  for (const auto& parameter : model->parameters())
+    if (nn::is_adapter(parameter->name())) plan.parameters += parameter->count();
+  return plan;
+}
+
+void check_results(const TrainOptions& o) {
+  std::vector<std::string> inputs = o.data;
+  inputs.insert(inputs.end(), {o.eval, o.model});
+  for (const auto& [path, name] : {std::pair(o.json, "--json"), {o.trace, "--trace"}, {o.report, "--report"}}) {
+    check_writable(name, path);
+    refuse_to_replace(name, path, inputs);
+  }
+}
+
+void warn_ineffective_options(const TrainOptions& options) {
+  if (options.cpu_offload && base::parse_device(options.device).type == base::DeviceType::cpu)
+    fmt::print(stderr,
+               "tessera: --cpu-offload does nothing with --device {}: ranks compute in the host's memory as it is\n",
+               options.device);
+}
+
+}  // namespace tessera::tools

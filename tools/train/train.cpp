@@ -1,0 +1,145 @@
+// tessera train: one strategy, a line per step.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/launch.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/device.h"
+#include "tools/cli/output.h"
+#include "tools/launch/launcher.h"
+#include "tools/launch/ranks.h"
+#include "tools/train/run_checkpointer.h"
+#include "tools/train/trainer.h"
+
+namespace tessera::tools {
+namespace {
+
+/// One JSON object a line; the file is replaced when the run begins, and grows by whole lines.
+class JsonLines {
+ public:
+  explicit JsonLines(const std::string& path) {
+    if (path.empty()) return;
+    file_.open(path, std::ios::trunc);
+    if (!file_) throw base::InvalidUsage("--json: can't write '" + path + "'");
+  }
+  void write(const nlohmann::ordered_json& object) {
+    if (!file_.is_open()) return;
+    file_ << json_text(object) << '\n' << std::flush;
+    if (!file_) throw base::SystemError("--json: writing failed; is the disk full?");
+  }
+
+ private:
+  std::ofstream file_;
+};
+
+/// A folder that is made, and where `file` can be written.
+void check_folder(const std::string& option, const std::string& folder, const std::string& file) {
+  if (folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw base::InvalidUsage(option + ": can't make '" + folder + "': " + error.message());
+  check_writable(option, folder + "/" + file);
+}
+
+void check_outputs(const TrainOptions& options) {
+  check_folder("--save", options.save, "latest");
+  check_results(options);
+  check_folder("--export", options.export_dir, "config.json");
+  check_folder("--export-adapter", options.export_adapter, "adapter_config.json");
+}
+
+void print_step(const StepReport& step, JsonLines& json) {
+  fmt::print(
+      "step {} loss {:.6f} grad_norm {:.4f} lr {:.3g} {:.0f} tokens/s{}\n", step.step, step.loss, step.grad_norm,
+      step.learning_rate, step.tokens_per_second,
+      step.skipped ? fmt::format(" skipped: gradients overflowed; the loss scale is now {}", *step.loss_scale) : "");
+  std::fflush(stdout);
+  nlohmann::ordered_json line = {{"step", step.step},
+                                 {"loss", step.loss},
+                                 {"tokens_per_second", step.tokens_per_second},
+                                 {"grad_norm", step.grad_norm},
+                                 {"learning_rate", step.learning_rate}};
+  if (step.loss_scale) {
+    line["loss_scale"] = *step.loss_scale;
+    line["skipped"] = step.skipped;
+  }
+  json.write(line);
+}
+
+int train_as_rank(const TrainPlan& plan) {
+  const TrainOptions& options = plan.options;
+  const auto ledger = std::make_shared<base::MemoryTracker>();
+  const auto world = init_world({.ranks = plan.ranks,
+                                 .backend = options.backend_given ? options.backend : "",
+                                 .algorithms = "",
+                                 .ledger = ledger,
+                                 .device = device_of_rank(options.device)});
+  const bool first = world->rank() == 0;
+  JsonLines json(first ? options.json : "");
+  TrainingCallbacks callbacks{.on_step = [&](const StepReport& step) { print_step(step, json); }, .measure_norm = true};
+  const TrainingOutcome outcome = run_training(plan, options.strategy, *world, ledger, callbacks);
+  if (!first) return 0;
+  if (const auto& evaluation = outcome.result.evaluation) {
+    fmt::print("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);
+    json.write({{"eval_loss", evaluation->loss}, {"tokens", evaluation->tokens}});
+  }
+  fmt::print("final parameters {}\n", outcome.result.final_parameters_hash);
+  json.write({{"final_parameters_hash", outcome.result.final_parameters_hash}, {"steps", options.steps}});
+  if (!options.trace.empty()) {
+    std::ostringstream trace;
+    base::write_chrome_trace(trace, outcome.last_step);
+    write_file(options.trace, trace.str());
+  }
+  if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);
+  return 0;
+}
+
+int train(const CommandLine& commands, const TrainOptions& options) {
+  const int ranks = world_size(options.ranks);
+  const bool spawn = must_spawn(ranks);
+  const TrainPlan plan = make_plan(options, ranks);
+  engine_options(plan, options.strategy);
+  if (spawn || comm::resolve_launch().rank == 0) {
+    check_outputs(options);
+    if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else it has been said
+      warn_ineffective_options(options);
+      if (const std::string note = divergence_note(plan); !note.empty()) fmt::print(stderr, "tessera: {}\n", note);
+      if (const std::string note = accumulation_note(plan, options.strategy); !note.empty())
+        fmt::print(stderr, "tessera: {}\n", note);
+    }
+  }
+  if (!spawn) return train_as_rank(plan);
+  note_if_alone_under_a_launcher(ranks);
+  return launch(training_launch_spec(plan, commands.arguments));
+}
+
+}  // namespace
+
+void add_train(CommandLine& commands) {
+  CLI::App* train_command = commands.app.add_subcommand("train", "train a model under one strategy");
+  const auto options = std::make_shared<TrainOptions>();
+  add_train_options(*train_command, *options);
+  train_command
+      ->add_option(
+          "--strategy", options->strategy,
+          "ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, PyTorch's name for one, or FILE.so:NAME of a "
+          "plug-in")
+      ->capture_default_str();
+  add_saving_options(*train_command, *options);
+  train_command
+      ->add_option("--export", options->export_dir,
+                   "write the trained model as a Hugging Face folder, with adapters merged")
+      ->type_name("DIR");
+  train_command->add_option("--export-adapter", options->export_adapter, "write the adapters as a PEFT folder")
+      ->type_name("DIR");
+  train_command->callback(
+      [&commands, options] { commands.chosen = [&commands, options] { return train(commands, *options); }; });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,317 @@
+#include "tools/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+
+#include "tessera/comm/host_collectives.h"
+#include "tessera/fsdp/engine.h"
+#include "tessera/fsdp/gradient_scaler.h"
+#include "tessera/fsdp/graphed_step.h"
+#include "tessera/nn/data.h"
+#include "tessera/nn/models/causal_model.h"
+#include "tools/cli/device.h"
+#include "tools/cli/hash.h"
+#include "tools/cli/statistics.h"
+#include "tools/train/divergence.h"
+#include "tools/train/evaluation.h"
+#include "tools/train/events.h"
+#include "tools/train/model_files.h"
+#include "tools/train/run_checkpointer.h"
+
+namespace tessera::tools {
+namespace {
+
+using base::MemoryCategory;
+using base::TraceEvent;
+using base::TraceEventKind;
+
+/// What a rank measured; rank 0 takes the slowest and the largest.
+struct StepMeasurements {
+  std::vector<double> step_ms;
+  std::vector<double> exposed_ms;
+  std::vector<std::uint64_t> figures;  // the order of `figures_of`
+};
+
+/// The first two steps warm caches and pools; with fewer than three steps all there is counts.
+std::vector<double> without_warm_up(const std::vector<double>& values) {
+  return values.size() > 2 ? std::vector<double>(values.begin() + 2, values.end()) : values;
+}
+
+class Trainer {
+ public:
+  Trainer(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
+          const std::shared_ptr<base::MemoryTracker>& ledger, bool measure_norm)
+      : plan_(plan),
+        world_(world),
+        control_communicator_(world.split(0, world.rank())),
+        ledger_(*ledger),
+        context_({.threads = plan.threads,
+                  .ledger = ledger,
+                  .memory = {},
+                  .make_stream = {},
+                  .device = device_of_rank(plan.options.device)}),
+        control_(*control_communicator_, context_.runtime()),
+        divergence_(control_, plan.options.wrap == "block" ? strategy : strategy + " " + plan.options.wrap),
+        model_(nn::make_model(context_, plan.model)),
+        engine_(prepare(*model_, plan), world, options_for(plan, strategy, measure_norm)) {
+    if (plan.data != nullptr)
+      batches_.emplace(plan.data, nn::BatchOptions{plan.data->training(), plan.seq_len, plan.options.global_batch,
+                                                   plan.options.seed});
+    if (plan.options.graphs) graphed_.emplace(context_, engine_);
+    if (plan.precision.compute == base::DType::f16) scaler_.emplace(engine_);
+    load_values(plan, engine_, scaler_ ? &*scaler_ : nullptr);
+    if (!plan.options.save.empty()) saving_.emplace(plan, engine_, control_, scaler_ ? &*scaler_ : nullptr);
+  }
+
+  void train(const TrainingCallbacks& callbacks) {
+    for (std::int64_t step = plan_.first_step; step < plan_.options.steps; ++step) {
+      const StepReport report = train_step(step);
+      if (world_.rank() == 0 && callbacks.on_step) callbacks.on_step(report);
+      if (step == plan_.first_step) mark_first_step();
+      if (saving_) saving_->after_step(step + 1);
+    }
+    engine_.wait();
+    if (saving_) saving_->finish();
+  }
+
+  TrainingOutcome finish() {
+    TrainingOutcome outcome;
+    outcome.result = summarize();
+    engine_.sync_replicas();  // with a period: what follows is of all of them
+    outcome.result.final_parameters_hash = hash_parameters(engine_);
+    if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
+    if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
+    export_folders(plan_, engine_, world_.rank());
+    if (saving_) outcome.save_failure = saving_->failure();
+    return outcome;
+  }
+
+ private:
+  static fsdp::EngineOptions options_for(const TrainPlan& plan, const std::string& strategy, bool measure_norm) {
+    fsdp::EngineOptions options = engine_options(plan, strategy);
+    options.measure_norm = measure_norm;
+    return options;
+  }
+
+  StepReport train_step(std::int64_t step) {
+    const std::int64_t start = base::host_time_ns();
+    const std::vector<nn::Tensor> losses = microbatches(step);
+    note_model_state();
+    const double rate = nn::learning_rate(plan_.schedule, step + 1);
+    engine_.step(rate);
+    note_model_state();
+    double own = 0;
+    for (const nn::Tensor& loss : losses)  // the one wait of a step: what came before is all in the queue
+      own += loss.item() / static_cast<double>(losses.size());
+    const double mean = mean_over_ranks(own);
+    StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
+    if (scaler_) {
+      report.skipped = !scaler_->after_step();
+      report.loss_scale = scaler_->scale();
+    }
+    losses_.push_back(mean);
+    const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
+    note_times(ms);
+    report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
+    if (engine_.measures_norm()) report.grad_norm = engine_.grad_norm();
+    // The scaler skips steps whose norm isn't finite: their parameters stay.
+    divergence_.after_step(report.step, own, mean,
+                           engine_.measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
+    return report;
+  }
+
+  /// Their losses.
+  std::vector<nn::Tensor> microbatches(std::int64_t step) {
+    std::vector<nn::Tensor> losses;
+    for (std::int64_t i = 0; i < plan_.options.accumulate; ++i) {
+      engine_.set_is_last_backward(i + 1 == plan_.options.accumulate);
+      losses.push_back(forward_backward(step, i));
+    }
+    return losses;
+  }
+
+  nn::Tensor forward_backward(std::int64_t step, std::int64_t microbatch) {
+    const std::int64_t count = plan_.options.global_batch / world_.size() / plan_.options.accumulate;
+    const std::int64_t first = count * (world_.rank() * plan_.options.accumulate + microbatch);
+    const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
+    context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
+    if (!graphed_) return forward_backward(batch);
+    // What a graph reads stays in its place.
+    if (!graphed_batch_) {
+      graphed_batch_.emplace(batch);
+    } else {
+      overwrite(graphed_batch_->tokens, batch.tokens);
+      overwrite(graphed_batch_->targets, batch.targets);
+    }
+    return graphed_->run([&] { return forward_backward(*graphed_batch_); });
+  }
+
+  void overwrite(const nn::Tensor& to, const nn::Tensor& from) {
+    context_.runtime().copy(context_.stream(), base::CopyDirection::device_to_device, to.raw(), from.raw(), to.bytes());
+  }
+
+  nn::Tensor forward_backward(const nn::TokenBatch& batch) {
+    nn::Tape tape;
+    nn::Tensor loss;
+    {
+      const nn::TapeScope recording(context_, &tape);
+      loss = model_->loss(batch.tokens, batch.targets);
+    }
+    const double scale = scaler_ ? scaler_->scale() : 1.0;
+    tape.backward(loss, scale / static_cast<double>(plan_.options.accumulate));
+    return loss;
+  }
+
+  double mean_over_ranks(double loss) {
+    if (world_.size() > 1) control_.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
+    return std::isnan(loss) ? std::numeric_limits<double>::quiet_NaN() : loss;  // of the many NaNs one, without a sign
+  }
+
+  void note_model_state() {
+    const auto now = ledger_.snapshot();
+    const auto raise = [](std::uint64_t& most, std::uint64_t value) { most = std::max(most, value); };
+    raise(state_.parameter, now.now_of(MemoryCategory::parameter));
+    raise(state_.gradient, now.now_of(MemoryCategory::gradient));
+    raise(state_.optimizer, now.now_of(MemoryCategory::optimizer));
+  }
+
+  void note_times(double ms) {
+    last_events_ = engine_.recorder().drain();
+    std::int64_t exposed = 0;
+    for (const TraceEvent& event : last_events_)
+      if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
+        exposed += event.duration_ns();
+    measured_.step_ms.push_back(ms);
+    measured_.exposed_ms.push_back(static_cast<double>(exposed) / 1e6);
+  }
+
+  /// Traffic is counted from the end of the first step: the formulas describe every step after it.
+  void mark_first_step() {
+    engine_.wait();
+    first_traffic_ = engine_.traffic();
+    first_control_ = control_communicator_->meter();
+    first_copied_ = engine_.copied_bytes();
+  }
+
+  struct Traffic {
+    PerCollective calls, bytes;
+    std::uint64_t copied = 0;
+  };
+
+  Traffic traffic_per_step() const {
+    const std::int64_t steps = plan_.options.steps - plan_.first_step;
+    Traffic traffic;
+    if (steps <= 0) return traffic;
+    const bool one = steps == 1;
+    const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
+    const fsdp::EngineTraffic t = engine_.traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
+    const comm::TrafficStats loss =
+        one ? control_communicator_->meter() : control_communicator_->meter() - first_control_;
+    traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
+                     (t.control.calls + loss.calls()) / count};
+    traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count,
+                     t.all_reduce.bytes_sent / count, (t.control.bytes_sent + loss.bytes_sent()) / count};
+    traffic.copied = (engine_.copied_bytes() - (one ? 0 : first_copied_)) / count;
+    return traffic;
+  }
+
+  PerCollective formula_bytes(const fsdp::Strategy& strategy) const {
+    const auto f = fsdp::communication_formula(strategy, engine_.mesh(), engine_.unit_sizes(), plan_.precision,
+                                               course_of(plan_.options));
+    PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
+    bytes.control = engine_.control_formula_bytes();
+    if (world_.size() > 1)
+      bytes.control += comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), world_.size(), 0);
+    return bytes;
+  }
+
+  RunResult summarize();
+
+  const TrainPlan& plan_;
+  comm::Communicator& world_;
+  std::unique_ptr<comm::Communicator> control_communicator_;
+  base::MemoryTracker& ledger_;
+  nn::Context context_;
+  comm::HostCollectives control_;
+  DivergenceMonitor divergence_;
+  std::unique_ptr<nn::CausalModel> model_;
+  fsdp::Engine engine_;
+  std::optional<nn::BatchSampler> batches_;
+  std::optional<fsdp::GradientScaler> scaler_;  // of f16
+  std::optional<RunCheckpointer> saving_;
+  std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
+  std::optional<nn::TokenBatch> graphed_batch_;  // what it reads
+  std::vector<double> losses_;
+  StepMeasurements measured_;
+  RunResult::ModelState state_;
+  std::vector<TraceEvent> last_events_;
+  fsdp::EngineTraffic first_traffic_;
+  comm::TrafficStats first_control_;
+  std::uint64_t first_copied_ = 0;
+};
+
+RunResult Trainer::summarize() {
+  const Traffic traffic = traffic_per_step();
+  const base::MemoryTracker::Snapshot peak = ledger_.snapshot();
+  std::vector<std::uint64_t> figures = {traffic.bytes.all_gather, traffic.bytes.reduce_scatter,
+                                        traffic.bytes.all_reduce, traffic.bytes.control,
+                                        traffic.copied,           state_.parameter,
+                                        state_.gradient,          state_.optimizer,
+                                        peak.total_peak,          peak.reserved};
+  figures.insert(figures.end(), peak.peak.begin(), peak.peak.end());
+
+  RunResult r;
+  r.strategy = engine_.strategy().name;
+  const int replicas = engine_.mesh().size_of(fsdp::kReplicateAxis);
+  r.mesh = {replicas, engine_.mesh().size() / replicas};
+  for (const auto& unit : engine_.units())
+    r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
+  r.losses = losses_;
+  if (scaler_) r.skipped_steps = scaler_->state().skipped_steps;
+  r.calls_per_step = traffic.calls;
+  r.formula_bytes_per_step = formula_bytes(engine_.strategy());
+  fsdp::Strategy plain = engine_.strategy();
+  plain.all_gather = plain.reduce_scatter = plain.all_reduce = "plain";
+  r.plain_bytes_per_step = formula_bytes(plain);
+
+  std::vector<std::uint64_t> most(figures.size(), 0);
+  for (const auto& rank : control_.gather_all(figures))
+    for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], rank[i]);
+  r.wire_bytes_per_step = {most[0], most[1], most[2], most[3]};
+  r.copied_bytes_per_step = most[4];
+  r.model_state_bytes = {most[5], most[6], most[7]};
+  r.peak_bytes.total_peak = most[8];
+  r.peak_bytes.reserved = most[9];
+  std::copy_n(most.begin() + 10, base::kMemoryUses, r.peak_bytes.peak.begin());
+
+  // The slowest rank of each step; its exposed time by rank, since a fast rank's wait is another's compute.
+  std::vector<double> slowest(measured_.step_ms.size(), 0);
+  for (const auto& rank : control_.gather_all(measured_.step_ms))
+    for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
+  for (const auto& rank : control_.gather_all(measured_.exposed_ms))
+    r.exposed_communication_ms = std::max(r.exposed_communication_ms, median(without_warm_up(rank)));
+  const std::vector<double> warm = without_warm_up(slowest);
+  r.step_ms_median = median(warm);
+  r.step_ms_p95 = percentile(warm, 0.95);
+  const double total_ms = std::accumulate(warm.begin(), warm.end(), 0.0);
+  if (total_ms > 0)
+    r.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) *
+                          static_cast<double>(warm.size()) / total_ms * 1e3;
+  return r;
+}
+
+}  // namespace
+
+TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
+                             const std::shared_ptr<base::MemoryTracker>& ledger, const TrainingCallbacks& callbacks) {
+  Trainer training(plan, strategy, world, ledger, callbacks.measure_norm);
+  training.train(callbacks);
+  return training.finish();
+}
+
+}  // namespace tessera::tools

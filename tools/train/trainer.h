@@ -1,0 +1,45 @@
+// The training loop as one rank runs it, and what it measures.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/trace.h"
+#include "tessera/comm/communicator.h"
+#include "tools/compare/run_result.h"
+#include "tools/train/options.h"
+
+namespace tessera::tools {
+
+/// One finished step, as rank 0 reports it.
+struct StepReport {
+  std::int64_t step = 0;  ///< 1 is the first
+  double loss = 0;        ///< global mean
+  double tokens_per_second = 0;
+  double grad_norm = 0;
+  double learning_rate = 0;
+  /// With f16: the loss scale of the next step, and whether this one was skipped because gradients overflowed.
+  std::optional<double> loss_scale;
+  bool skipped = false;
+};
+
+struct TrainingCallbacks {
+  std::function<void(const StepReport&)> on_step;  ///< rank 0 only
+  bool measure_norm = false;
+};
+
+struct TrainingOutcome {
+  RunResult result;                         ///< complete on rank 0
+  std::vector<base::TraceEvent> last_step;  ///< of all ranks, on rank 0, if --trace was given
+  std::string save_failure;                 ///< why the last state is in no checkpoint of --save; "": it is
+};
+
+/// Collective: every rank of `world` calls it with the same plan. `ledger` is the one that `world` books in.
+TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
+                             const std::shared_ptr<base::MemoryTracker>& ledger, const TrainingCallbacks& callbacks);
+
+}  // namespace tessera::tools

@@ -58,8 +58,8 @@ struct Rank {
         std::this_thread::yield();
         continue;
       }
-      if (!transport->poll(true) && transport->sleeper().arm())
-        transport->sleeper().sleep(std::chrono::milliseconds(100));
+      if (!transport->poll(true) && transport->waiter().arm())
+        transport->waiter().sleep(std::chrono::milliseconds(100));
       idle_since = Clock::now() - std::chrono::microseconds(20);
     }
   }

@@ -78,7 +78,7 @@ void train(const Options& options) {
   const double flops = (6.0 * static_cast<double>(parameter_count(config)) +
                         12.0 * static_cast<double>(config.layers * config.width * options.positions)) *
                        tokens_per_step;
-  const auto memory = context.ledger().snapshot();
+  const auto memory = context.memory_tracker().snapshot();
   const nlohmann::ordered_json json = {
       {"model", config.name},
       {"device", options.device},

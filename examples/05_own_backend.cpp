@@ -72,7 +72,7 @@ class MeetingCommunicator : public comm::Communicator {
     return {std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64), bytes, [](void* data, std::size_t) { std::free(data); }};
   }
   void do_abort(std::string_view) noexcept override {}
-  void do_meter(comm::TrafficStats&) const override {}
+  void do_traffic(comm::TrafficStats&) const override {}
   std::shared_ptr<Meeting> meeting_;
   comm::Capabilities capabilities_;
 };

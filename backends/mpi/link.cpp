@@ -45,7 +45,7 @@ bool MpiLink::good(int code) noexcept {
 void MpiLink::fail(const std::string& why) noexcept {
   if (!failure_.empty()) return;
   failure_ = why;
-  events_.wire_failed(failure_);
+  events_.link_failed(failure_);
 }
 
 /// A collective that is under way can't be taken back, and would write the memory of its caller. MPI has no thread that
@@ -54,7 +54,7 @@ void MpiLink::stop() noexcept {
   if (!failure_.empty()) return;
   failure_ = "an operation failed while MPI was carrying it out";
   close(CloseMode::broken);
-  events_.wire_failed(failure_);
+  events_.link_failed(failure_);
 }
 
 void MpiLink::post_receive(std::size_t at) noexcept {
@@ -203,8 +203,8 @@ bool MpiLink::poll(bool) noexcept {
   moved |= receive_notes();
   moved |= move_bulk();
   if (!sends_.empty()) retire_notes();
-  if (moved) sleeper_.stir();
-  sleeper_.drive(!collectives_.idle());
+  if (moved) waiter_.stir();
+  waiter_.drive(!collectives_.idle());
   return moved;
 }
 

@@ -33,7 +33,7 @@ class MpiLink final : public Link {
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
   CancelResult cancel_bulk(Message& message) noexcept override;
   bool poll(bool with_health_check) noexcept override;
-  ProgressWaiter& sleeper() noexcept override { return sleeper_; }
+  ProgressWaiter& waiter() noexcept override { return waiter_; }
   NativeCollectives* native() noexcept override { return &collectives_; }
   void close(CloseMode how) noexcept override;
 
@@ -71,7 +71,7 @@ class MpiLink final : public Link {
   const int rank_;
   const std::size_t longest_piece_;  ///< of bulk, in bytes: a count of MPI is an int
   Ranks ranks_;
-  PollingWaiter sleeper_;
+  PollingWaiter waiter_;
   MpiCollectives collectives_;
   std::unique_ptr<std::array<AmBuffer, kReceives>> arriving_;  ///< a ring: MPI fills them in the order they were posted
   std::array<MPI_Request, kReceives> receives_;

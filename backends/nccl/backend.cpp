@@ -85,7 +85,7 @@ std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, c
                                          const NcclApi& api) {
   require_possible(options, api, bootstrap->size());
   BackendOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
+  if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
   int device = 0;
   const ncclUniqueId id = agree(*bootstrap, api, device);
   const auto world = std::make_shared<NcclRuntime>(std::move(bootstrap), own, api, device);

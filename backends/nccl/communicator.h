@@ -26,7 +26,7 @@ class NcclCommunicator final : public Communicator {
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
   void do_after(Stream& stream) override;
-  void do_meter(TrafficStats& snapshot) const override { group_->read_meter(snapshot); }
+  void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
 
   const std::shared_ptr<NcclGroup> group_;
 };

@@ -212,7 +212,7 @@ void NcclGroup::count(const OpDesc& call) {
     bytes_[static_cast<std::size_t>(call.kind)][static_cast<std::size_t>(peer)] += bytes_to(call, size(), rank_, peer);
 }
 
-void NcclGroup::read_meter(TrafficStats& snapshot) const {
+void NcclGroup::read_traffic(TrafficStats& snapshot) const {
   const std::lock_guard lock(mutex_);
   for (std::size_t kind = 0; kind < kOpKinds; ++kind)
     for (std::size_t peer = 0; peer < members_.size(); ++peer) {

@@ -44,7 +44,7 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   Work start(const OpDesc& call);
   Work start_batch(std::span<const OpDesc> parts);
   void abort(std::string_view reason) noexcept;
-  void read_meter(TrafficStats& snapshot) const;
+  void read_traffic(TrafficStats& snapshot) const;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(members_.size()); }

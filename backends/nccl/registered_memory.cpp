@@ -13,7 +13,8 @@ constexpr std::size_t kRegisteredFrom = std::size_t{2} << 20;
 
 }  // namespace
 
-Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> ledger) {
+Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use,
+                                  std::shared_ptr<MemoryTracker> memory_tracker) {
   const DeviceGuard guard(api_, device_);
   const bool registered = api_.registers() && bytes >= kRegisteredFrom;
   void* data = nullptr;
@@ -36,12 +37,13 @@ Buffer RegisteredMemory::allocate(std::size_t bytes, MemoryCategory use, std::sh
     block.bytes = bytes;
     for (NcclGroup* group : groups_) enter(*group, data, block);
   }
-  if (ledger != nullptr) ledger->add(use, bytes);
-  return {data, bytes,
-          [self = shared_from_this(), use, ledger = std::move(ledger), registered](void* p, std::size_t n) {
-            self->release(p, registered);
-            if (ledger != nullptr) ledger->remove(use, n);
-          }};
+  if (memory_tracker != nullptr) memory_tracker->add(use, bytes);
+  return {
+      data, bytes,
+      [self = shared_from_this(), use, memory_tracker = std::move(memory_tracker), registered](void* p, std::size_t n) {
+        self->release(p, registered);
+        if (memory_tracker != nullptr) memory_tracker->remove(use, n);
+      }};
 }
 
 void RegisteredMemory::enter(NcclGroup& group, void* data, Block& block) {

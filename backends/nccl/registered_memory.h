@@ -21,7 +21,7 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
   RegisteredMemory(const NcclApi& api, int device) : api_(api), device_(device) {}
 
   /// Throws SystemError where the device has no more. `ledger` null: not booked.
-  Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> ledger);
+  Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> memory_tracker);
 
   void add(NcclGroup& group);
   void remove(NcclGroup& group) noexcept;

@@ -38,9 +38,9 @@ std::size_t wanted_capacity() {
 }
 
 /// From `begin` to the next address of that colour.
-std::size_t bytes_to_colour(const std::byte* begin, int colour) {
+std::size_t bytes_to_color(const std::byte* begin, int color) {
   const std::size_t period = kColours * kColourStep;
-  const std::size_t wanted = static_cast<std::size_t>(colour) % kColours * kColourStep;
+  const std::size_t wanted = static_cast<std::size_t>(color) % kColours * kColourStep;
   return (wanted + period - reinterpret_cast<std::uintptr_t>(begin) % period) % period;
 }
 
@@ -61,18 +61,18 @@ UniqueFd make_segment(const char* name, std::size_t bytes) {
   return fd;
 }
 
-std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> colour) {
+std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> color) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) throw system_error("shm: fstat of a segment");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   const auto refused = [&] { return system_error("shm: can't map a segment of " + std::to_string(bytes) + " bytes"); };
   // Addresses are taken first, as many as hold the segment wherever its colour puts it; what is left over goes back.
-  const std::size_t taken = bytes + (colour ? 2 * kColours * kColourStep : 0);
+  const std::size_t taken = bytes + (color ? 2 * kColours * kColourStep : 0);
   void* const room = ::mmap(nullptr, taken, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) throw refused();
   auto* const begin = static_cast<std::byte*>(room);
-  const std::size_t before = colour ? bytes_to_colour(begin, *colour) : 0;
+  const std::size_t before = color ? bytes_to_color(begin, *color) : 0;
   void* const data = ::mmap(begin + before, bytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
   if (data == MAP_FAILED) {
     const SystemError error = refused();
@@ -85,20 +85,20 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
   return std::make_shared<Mapping>(data, bytes);
 }
 
-std::shared_ptr<Arena> Arena::make_windows(bool shared, int colour) {
-  return make("tessera-window", shared, colour, wanted_capacity());
+std::shared_ptr<Arena> Arena::make_windows(bool shared, int color) {
+  return make("tessera-window", shared, color, wanted_capacity());
 }
 
-std::shared_ptr<Arena> Arena::make_staging(bool shared, int colour) {
-  return make("tessera-staging", shared, colour, kSmallestArena);
+std::shared_ptr<Arena> Arena::make_staging(bool shared, int color) {
+  return make("tessera-staging", shared, color, kSmallestArena);
 }
 
-std::shared_ptr<Arena> Arena::make(const char* name, bool shared, int colour, std::size_t bytes) {
+std::shared_ptr<Arena> Arena::make(const char* name, bool shared, int color, std::size_t bytes) {
   for (;; bytes /= 2) {
     try {
       if (shared) {
         UniqueFd fd = make_segment(name, bytes);
-        std::shared_ptr<Mapping> mapping = map_segment(fd.get(), true, colour);
+        std::shared_ptr<Mapping> mapping = map_segment(fd.get(), true, color);
         return std::make_shared<Arena>(std::move(fd), std::move(mapping));
       }
       void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -115,7 +115,7 @@ Arena::Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping) : fd_(std::move(fd))
   ::madvise(mapping_->data(), mapping_->bytes(), MADV_HUGEPAGE);  // a hint: refusal costs only time
 }
 
-Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& ledger,
+Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                        bool zeroed) {
   // Large pieces begin on pages of their own, so that giving one back returns them.
   const std::size_t unit = bytes >= 16 * kPage ? kPage : 128;
@@ -123,9 +123,9 @@ Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_
   const std::size_t offset = take(held);
   std::byte* data = mapping_->data() + offset;
   if (zeroed) std::memset(data, 0, bytes);
-  if (ledger != nullptr) ledger->add(use, bytes);
-  return {data, bytes, [self = shared_from_this(), use, ledger, offset, held](void*, std::size_t n) {
-            if (ledger != nullptr) ledger->remove(use, n);
+  if (memory_tracker != nullptr) memory_tracker->add(use, bytes);
+  return {data, bytes, [self = shared_from_this(), use, memory_tracker, offset, held](void*, std::size_t n) {
+            if (memory_tracker != nullptr) memory_tracker->remove(use, n);
             self->give(offset, held);
           }};
 }

@@ -48,19 +48,19 @@ inline constexpr std::size_t kColourStep = std::size_t{2} << 20;
 inline constexpr std::size_t kColours = 128;
 
 /// Maps all of `fd`, at an address of that colour where one is given. Throws SystemError.
-std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> colour = std::nullopt);
+std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> color = std::nullopt);
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   /// As many addresses as a host could use. `shared`: in a memfd, for processes; else in plain memory, for threads.
-  static std::shared_ptr<Arena> make_windows(bool shared, int colour);
+  static std::shared_ptr<Arena> make_windows(bool shared, int color);
   /// 1 GiB of addresses.
-  static std::shared_ptr<Arena> make_staging(bool shared, int colour);
+  static std::shared_ptr<Arena> make_staging(bool shared, int color);
   Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
 
   /// A piece aligned to kAlignment whose pages exist. Given back when the buffer dies. Its bytes are zero only where
   /// `zeroed`. The ledger (null: none) books it. Thread-safe. Throws SystemError.
-  Buffer allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& ledger,
+  Buffer allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                   bool zeroed = false);
 
   const std::shared_ptr<Mapping>& mapping() const noexcept { return mapping_; }
@@ -78,7 +78,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   };
   using Extents = std::map<std::size_t, Extent>;  ///< free ranges by offset
 
-  static std::shared_ptr<Arena> make(const char* name, bool shared, int colour, std::size_t bytes);
+  static std::shared_ptr<Arena> make(const char* name, bool shared, int color, std::size_t bytes);
   std::size_t take(std::size_t bytes);
   std::size_t cut(Extents::iterator where, std::size_t bytes);
   void give(std::size_t offset, std::size_t bytes) noexcept;

@@ -18,9 +18,10 @@ std::string probe() {
 
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
   BackendOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
+  if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
   const std::shared_ptr<ShmRuntime> host = ShmRuntime::make(bootstrap, own);
-  std::shared_ptr<ShmGroup> group = ShmGroup::make(host, bootstrap->rank(), bootstrap->size(), own.communicator.ledger);
+  std::shared_ptr<ShmGroup> group =
+      ShmGroup::make(host, bootstrap->rank(), bootstrap->size(), own.communicator.memory_tracker);
   const ShmGroup::MemberOffsets place = group->own_place();
   std::vector<ShmGroup::MemberOffsets> members;
   for (const std::string& blob : bootstrap->all_gather({reinterpret_cast<const char*>(&place), sizeof(place)})) {

@@ -18,11 +18,11 @@ const Capabilities& ShmCommunicator::capabilities() const noexcept { return grou
 Work ShmCommunicator::do_start(const OpDesc& call) { return group_->start(call, false); }
 Work ShmCommunicator::do_batch(std::span<const OpDesc> parts) { return group_->start_batch(parts); }
 void ShmCommunicator::do_abort(std::string_view reason) noexcept { group_->abort(reason); }
-void ShmCommunicator::do_meter(TrafficStats& snapshot) const { group_->read_meter(snapshot); }
+void ShmCommunicator::do_traffic(TrafficStats& snapshot) const { group_->read_traffic(snapshot); }
 
 Buffer ShmCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind != MemoryKind::host) throw Unsupported("shm: allocate gives memory of the host only");
-  return group_->host().arena().allocate(bytes, use.value_or(MemoryCategory::other), use ? ledger() : nullptr);
+  return group_->host().arena().allocate(bytes, use.value_or(MemoryCategory::other), use ? memory_tracker() : nullptr);
 }
 
 template <class T>
@@ -50,7 +50,8 @@ std::unique_ptr<Communicator> ShmCommunicator::do_split(int color, int key) {
   ShmGroup::MemberOffsets place;
   for (std::size_t i = 0; i < choices.size(); ++i)
     if (choices[i].rank == rank())
-      child = ShmGroup::make(group_->shared_host(), static_cast<int>(i), static_cast<int>(choices.size()), ledger());
+      child = ShmGroup::make(group_->shared_host(), static_cast<int>(i), static_cast<int>(choices.size()),
+                             memory_tracker());
   if (child != nullptr) place = child->own_place();
   const std::vector<ShmGroup::MemberOffsets> places = collect(place);  // who has no child takes part too
   if (child == nullptr) return nullptr;

@@ -20,7 +20,7 @@ class ShmCommunicator final : public Communicator {
   std::unique_ptr<Communicator> do_split(int color, int key) override;
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override;
-  void do_meter(TrafficStats& snapshot) const override;
+  void do_traffic(TrafficStats& snapshot) const override;
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   /// What every member gives, without metering. `mine` has the same length everywhere.
   template <class T>

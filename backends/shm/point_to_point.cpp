@@ -46,7 +46,8 @@ bool ShmGroup::advance_send(int peer) {
     op.remote_in = ordinary && host_->reads_remote() && in.bytes() > kMessageTiles * kMessageTile;
     op.stages_in = ordinary && !op.remote_in;
     if (op.stages_in && in.bytes() > 0 && !channel.tiles)
-      channel.tiles = host_->staging().allocate(kMessageTiles * kMessageTile, MemoryCategory::communication, ledger_);
+      channel.tiles =
+          host_->staging().allocate(kMessageTiles * kMessageTile, MemoryCategory::communication, memory_tracker_);
     line.bytes = in.bytes();
     line.dtype = in.dtype;
     line.in_offset = op.stages_in ? kStaged : (op.remote_in ? kRemote : host_->arena().offset_of(in.data));

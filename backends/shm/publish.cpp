@@ -112,13 +112,13 @@ void ShmGroup::choose_places(ShmOperation& op) {
     op.stages_out = !copies && !remote;
   }
   if ((op.stages_in || op.stages_out) && !tiles_)
-    tiles_ = host_->staging().allocate(tiles_bytes(), MemoryCategory::communication, ledger_);
+    tiles_ = host_->staging().allocate(tiles_bytes(), MemoryCategory::communication, memory_tracker_);
   if (!op.copied_in && !op.copied_out) return;
   Buffer& copy = copies_[op.sequence % 2];
   if (!copy || copy.bytes() < bytes) {
     copy.reset();  // nobody reads it any more: see has_room()
-    copy =
-        host_->staging().allocate(std::bit_ceil(std::max(bytes, kLeastCopies)), MemoryCategory::communication, ledger_);
+    copy = host_->staging().allocate(std::bit_ceil(std::max(bytes, kLeastCopies)), MemoryCategory::communication,
+                                     memory_tracker_);
   }
   const std::size_t size = size_of(call.in.dtype);
   for (int j = 0; j < size_; ++j) {

@@ -97,7 +97,7 @@ void ShmRuntime::connect() {
                                          .oversubscribed = static_cast<unsigned>(ranks) > (cores == 0 ? 1 : cores)});
 }
 
-ShmRuntime::Arenas ShmRuntime::exchange(std::shared_ptr<Arena> own, bool writable, int first_colour) {
+ShmRuntime::Arenas ShmRuntime::exchange(std::shared_ptr<Arena> own, bool writable, int first_color) {
   std::vector<std::shared_ptr<Mapping>> mapped;
   if (bootstrap_->in_process()) {
     for (const auto& object : bootstrap_->all_gather_objects(own->mapping()))
@@ -107,7 +107,7 @@ ShmRuntime::Arenas ShmRuntime::exchange(std::shared_ptr<Arena> own, bool writabl
     for (int r = 0; r < bootstrap_->size(); ++r)
       mapped.push_back(r == rank_
                            ? own->mapping()
-                           : map_segment(segments[static_cast<std::size_t>(r)].get(), writable, first_colour + r));
+                           : map_segment(segments[static_cast<std::size_t>(r)].get(), writable, first_color + r));
   }
   return {std::move(own), std::move(mapped)};
 }

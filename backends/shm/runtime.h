@@ -72,7 +72,7 @@ class ShmRuntime {
   ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
   void connect();
   /// What the others have made of the same kind.
-  Arenas exchange(std::shared_ptr<Arena> own, bool writable, int first_colour);
+  Arenas exchange(std::shared_ptr<Arena> own, bool writable, int first_color);
 
   const int rank_;
   const BackendOptions options_;

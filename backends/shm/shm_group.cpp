@@ -8,15 +8,17 @@
 namespace tessera::shm {
 
 std::shared_ptr<ShmGroup> ShmGroup::make(std::shared_ptr<ShmRuntime> host, int rank, int members,
-                                         std::shared_ptr<MemoryTracker> ledger) {
-  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(host), rank, members, std::move(ledger)));
+                                         std::shared_ptr<MemoryTracker> memory_tracker) {
+  return std::shared_ptr<ShmGroup>(new ShmGroup(std::move(host), rank, members, std::move(memory_tracker)));
 }
 
-ShmGroup::ShmGroup(std::shared_ptr<ShmRuntime> host, int rank, int members, std::shared_ptr<MemoryTracker> ledger)
-    : host_(std::move(host)), rank_(rank), size_(members), ledger_(std::move(ledger)) {
-  head_ = host_->staging().allocate(ControlBlock::head_bytes(members), MemoryCategory::communication, ledger_, true);
+ShmGroup::ShmGroup(std::shared_ptr<ShmRuntime> host, int rank, int members,
+                   std::shared_ptr<MemoryTracker> memory_tracker)
+    : host_(std::move(host)), rank_(rank), size_(members), memory_tracker_(std::move(memory_tracker)) {
+  head_ = host_->staging().allocate(ControlBlock::head_bytes(members), MemoryCategory::communication, memory_tracker_,
+                                    true);
   sent_ = std::vector<ByteCounts>(static_cast<std::size_t>(members));
-  slots_ = host_->staging().allocate(sizeof(PortSlots), MemoryCategory::communication, ledger_, true);
+  slots_ = host_->staging().allocate(sizeof(PortSlots), MemoryCategory::communication, memory_tracker_, true);
 }
 
 ShmGroup::~ShmGroup() {
@@ -254,7 +256,7 @@ void ShmGroup::count_sent(const ShmOperation& op, int reader, std::size_t bytes)
   if (!op.internal && reader != rank_) add(sent_[static_cast<std::size_t>(reader)], op.call.kind, bytes);
 }
 
-void ShmGroup::read_meter(TrafficStats& snapshot) const {
+void ShmGroup::read_traffic(TrafficStats& snapshot) const {
   for (int k = 0; k < size_; ++k) {
     if (k == rank_) continue;
     const ByteCounts& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us

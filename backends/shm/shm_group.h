@@ -26,7 +26,7 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   };
   /// Allocates this rank's port for a group of `members`; its place is then told to the others, and connect() called.
   static std::shared_ptr<ShmGroup> make(std::shared_ptr<ShmRuntime> host, int rank, int members,
-                                        std::shared_ptr<MemoryTracker> ledger);
+                                        std::shared_ptr<MemoryTracker> memory_tracker);
   ~ShmGroup() override;
   MemberOffsets own_place() const;
   void connect(std::vector<MemberOffsets> members);
@@ -36,13 +36,13 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   Work start(const OpDesc& call, bool internal);
   Work start_batch(std::span<const OpDesc> parts);
   void abort(std::string_view reason) noexcept;
-  void read_meter(TrafficStats& snapshot) const;
+  void read_traffic(TrafficStats& snapshot) const;
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
   ShmRuntime& host() noexcept { return *host_; }
   const std::shared_ptr<ShmRuntime>& shared_host() const noexcept { return host_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  const std::shared_ptr<MemoryTracker>& ledger() const noexcept { return ledger_; }
+  const std::shared_ptr<MemoryTracker>& memory_tracker() const noexcept { return memory_tracker_; }
   int world_rank(int member) const noexcept { return members_[static_cast<std::size_t>(member)].world_rank; }
 
   [[noreturn]] void throw_failure() const;
@@ -70,7 +70,7 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
     Buffer tiles;
   };
 
-  ShmGroup(std::shared_ptr<ShmRuntime> host, int rank, int members, std::shared_ptr<MemoryTracker> ledger);
+  ShmGroup(std::shared_ptr<ShmRuntime> host, int rank, int members, std::shared_ptr<MemoryTracker> memory_tracker);
   ShmOperation& acquire();
   void select_protocol(ShmOperation& op) const;
   void submit(ShmOperation& op) noexcept;
@@ -140,7 +140,7 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   const std::shared_ptr<ShmRuntime> host_;
   const int rank_;
   const int size_;
-  const std::shared_ptr<MemoryTracker> ledger_;
+  const std::shared_ptr<MemoryTracker> memory_tracker_;
   Buffer head_;
   Buffer slots_;
   std::array<Buffer, 2> copies_;  ///< of inputs and results that peers read, for two operations in turns; made likewise

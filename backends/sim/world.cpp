@@ -142,7 +142,7 @@ class SimulatedCommunicator final : public Communicator {
   Buffer do_allocate(std::size_t bytes, MemoryKind, std::optional<MemoryCategory> use) override {
     const std::shared_ptr<DeviceRuntime> host = open_device({});
     void* const data = host->allocate(bytes);
-    const std::shared_ptr<MemoryTracker> book = use ? ledger() : nullptr;
+    const std::shared_ptr<MemoryTracker> book = use ? memory_tracker() : nullptr;
     if (book != nullptr) book->add(*use, bytes);
     return {data, bytes, [host, book, use](void* p, std::size_t n) {
               host->free(p, n);
@@ -163,7 +163,7 @@ class SimulatedCommunicator final : public Communicator {
     else if (!stream.immediate())
       stream.record().wait();
   }
-  void do_meter(TrafficStats& snapshot) const override {
+  void do_traffic(TrafficStats& snapshot) const override {
     for (std::size_t kind = 0; kind < kOpKinds; ++kind)
       snapshot.by_kind[kind].bytes_sent += sent_.by_kind[kind].bytes_sent;
     snapshot.bytes_to_peer = sent_.bytes_to_peer;
@@ -203,7 +203,7 @@ Network measured(std::map<OpKind, CostTable> seconds) {
 
 std::unique_ptr<Communicator> make_world(int ranks, VirtualClock& clock, Network network, CommunicatorOptions options) {
   if (ranks < 1) throw InvalidUsage("simulation: " + std::to_string(ranks) + " ranks; 1 or more");
-  if (options.ledger == nullptr) options.ledger = std::make_shared<MemoryTracker>();
+  if (options.memory_tracker == nullptr) options.memory_tracker = std::make_shared<MemoryTracker>();
   return std::make_unique<SimulatedCommunicator>(
       ranks, std::make_shared<Simulation>(Simulation{clock, std::move(network), {}}), std::move(options));
 }

@@ -29,8 +29,7 @@ TcpTransport::TcpTransport(int rank, ConnectionMesh mesh, TransportEvents& event
   for (std::size_t r = 0; r < mesh.connections.size(); ++r) {
     std::unique_ptr<PeerConnection>& peer = peers_.emplace_back();
     if (r == static_cast<std::size_t>(rank)) continue;
-    peer =
-        std::make_unique<PeerConnection>(context_, std::move(mesh.connections[r]), mesh.checked[r], sleeper_.epoll());
+    peer = std::make_unique<PeerConnection>(context_, std::move(mesh.connections[r]), mesh.checked[r], waiter_.epoll());
     for (const auto& stream : peer->streams()) streams_.push_back(stream.get());
   }
 }
@@ -103,7 +102,7 @@ bool TcpTransport::read_all() {
 
 bool TcpTransport::read_ready() {
   std::array<epoll_event, kEvents> events;
-  const int n = ::epoll_wait(sleeper_.epoll(), events.data(), static_cast<int>(events.size()), 0);
+  const int n = ::epoll_wait(waiter_.epoll(), events.data(), static_cast<int>(events.size()), 0);
   bool moved = false;
   for (int i = 0; i < n; ++i) {
     auto& stream = *static_cast<TcpStream*>(events[static_cast<std::size_t>(i)].data.ptr);
@@ -148,8 +147,8 @@ void TcpTransport::close(bool failed) noexcept {
       break;
     }
     if (moved || may_go()) continue;
-    sleeper_.arm();
-    sleeper_.sleep(1ms);  // that the last byte has been received wakes nobody
+    waiter_.arm();
+    waiter_.sleep(1ms);  // that the last byte has been received wakes nobody
   }
   failed_ = true;
   for (const auto& peer : peers_)

@@ -26,7 +26,7 @@ class TcpTransport final : public Transport {
   void receive(Message& message) noexcept override;
   void cancel(Message& message) noexcept override;
   void discard_communicator(std::uint32_t communicator) noexcept override;
-  ProgressWaiter& sleeper() noexcept override { return sleeper_; }
+  ProgressWaiter& waiter() noexcept override { return waiter_; }
   void close(bool failed) noexcept override;
 
   /// The peer at the other end, for tests; null for this rank.
@@ -44,7 +44,7 @@ class TcpTransport final : public Transport {
   const int rank_;
   TransportEvents& events_;
   boost::asio::io_context context_{1};  // never run: the sockets are only read and written
-  EpollWaiter sleeper_;
+  EpollWaiter waiter_;
   std::vector<std::unique_ptr<PeerConnection>> peers_;
   std::vector<TcpStream*> streams_;
   std::vector<bool> reported_;

@@ -88,7 +88,7 @@ void UcxLink::make_worker() {
   handler.cb = on_note;
   handler.arg = this;
   check(ucp_worker_set_am_recv_handler(worker_, &handler), "setting the handler");
-  sleeper_ = std::make_unique<UcpWaiter>(worker_, unsent_);
+  waiter_ = std::make_unique<UcpWaiter>(worker_, unsent_);
 }
 
 void UcxLink::connect(Bootstrap& bootstrap) {
@@ -100,7 +100,7 @@ void UcxLink::connect(Bootstrap& bootstrap) {
   const std::vector<std::string> all = bootstrap.all_gather(own);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     UcpPeer& peer = peers_[rank];
-    peer.wire = this;
+    peer.link = this;
     peer.rank = static_cast<int>(rank);
     ucp_ep_params_t params{};
     params.field_mask =
@@ -117,13 +117,13 @@ void UcxLink::connect(Bootstrap& bootstrap) {
 /// The endpoint stays, and refuses everything, until it is closed.
 void UcxLink::on_peer_error(void* arg, ucp_ep_h, ucs_status_t status) {
   const UcpPeer& peer = *static_cast<UcpPeer*>(arg);
-  peer.wire->events_.peer_lost(peer.rank, "ucx: " + text_of(status));
+  peer.link->events_.peer_lost(peer.rank, "ucx: " + text_of(status));
 }
 
 UcxLink::~UcxLink() { destroy(); }
 
 void UcxLink::destroy() noexcept {
-  if (sleeper_) sleeper_->stop();
+  if (waiter_) waiter_->stop();
   if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
   if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
 }
@@ -131,7 +131,7 @@ void UcxLink::destroy() noexcept {
 UcxLink::AmBuffer* UcxLink::take_note() {
   if (free_notes_ == nullptr) {
     notes_.push_back(std::make_unique_for_overwrite<AmBuffer>());
-    notes_.back()->wire = this;
+    notes_.back()->link = this;
     notes_.back()->next = nullptr;
     free_notes_ = notes_.back().get();
   }
@@ -161,7 +161,7 @@ void UcxLink::send_note(int peer, const AmHeader& header, std::span<const std::b
 
 void UcxLink::on_note_sent(void* request, ucs_status_t status, void* user_data) {
   AmBuffer* const note = static_cast<AmBuffer*>(user_data);
-  UcxLink& self = *note->wire;
+  UcxLink& self = *note->link;
   note->next = std::exchange(self.free_notes_, note);
   --self.pending_notes_;
   --self.unsent_;
@@ -184,7 +184,7 @@ UcxLink::BulkTransfer& UcxLink::take_bulk(Message& message, bool receives) {
     free_bulks_ = bulks_.back().get();
   }
   BulkTransfer* const bulk = std::exchange(free_bulks_, free_bulks_->next);
-  *bulk = {.wire = this, .message = &message, .receives = receives};
+  *bulk = {.link = this, .message = &message, .receives = receives};
   unsent_ += receives ? 0 : 1;
   message.handle = bulk;
   return *bulk;
@@ -219,7 +219,7 @@ void UcxLink::started(BulkTransfer& bulk, ucs_status_ptr_t request) noexcept {
 void UcxLink::on_bulk_sent(void* request, ucs_status_t status, void* user_data) {
   ucp_request_free(request);
   BulkTransfer& bulk = *static_cast<BulkTransfer*>(user_data);
-  bulk.wire->bulk_ended(bulk, status);
+  bulk.link->bulk_ended(bulk, status);
 }
 
 void UcxLink::on_bulk_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t*, void* user_data) {

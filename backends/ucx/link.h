@@ -33,7 +33,7 @@ class UcxLink final : public Link {
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
   CancelResult cancel_bulk(Message& message) noexcept override;
   bool poll(bool with_health_check) noexcept override;
-  ProgressWaiter& sleeper() noexcept override { return *sleeper_; }
+  ProgressWaiter& waiter() noexcept override { return *waiter_; }
   void close(CloseMode how) noexcept override;
 
  private:
@@ -42,19 +42,19 @@ class UcxLink final : public Link {
   static constexpr int kMostNotes = 1024;
 
   struct AmBuffer {
-    UcxLink* wire;
+    UcxLink* link;
     AmBuffer* next;  ///< free ones
     AmHeader header;
     std::byte payload[kLongestPayload];
   };
 
   struct UcpPeer {
-    UcxLink* wire = nullptr;
+    UcxLink* link = nullptr;
     int rank = 0;
     ucp_ep_h endpoint = nullptr;  ///< null: given up
   };
   struct BulkTransfer {  ///< what Message::handle points at
-    UcxLink* wire = nullptr;
+    UcxLink* link = nullptr;
     Message* message = nullptr;
     void* request = nullptr;
     bool receives = false;
@@ -85,7 +85,7 @@ class UcxLink final : public Link {
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   std::vector<UcpPeer> peers_;
-  std::unique_ptr<UcpWaiter> sleeper_;
+  std::unique_ptr<UcpWaiter> waiter_;
   std::vector<std::unique_ptr<AmBuffer>> notes_;
   AmBuffer* free_notes_ = nullptr;
   int pending_notes_ = 0;

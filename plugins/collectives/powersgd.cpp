@@ -90,7 +90,7 @@ struct PowerSgd::InFlight {
   const ReduceOp op;
   comm::OpOptions options;
   fsdp::Copier& copier;
-  const PowerSgdState& carried;
+  const PowerSgdState& plugin_state;
   Lease first;
   float* p(const Piece& piece) const { return static_cast<float*>(first.data()) + piece.p; }
   float* gradient(std::size_t entry) const {
@@ -116,11 +116,11 @@ void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
   for (const fsdp::TransferSpec& transfer : setup.transfers) {
     std::vector<nn::Shape> shapes;
     for (const fsdp::FlatEntry& entry : transfer.flat->entries) shapes.push_back(entry.parameter->shape());
-    PowerSgdState carried{.name = transfer.name, .packing = pack(shapes, rank_, transfer.ranks)};
-    carried.errors =
-        context_->memory().allocate(carried.packing.errors * sizeof(float), base::MemoryCategory::communication);
-    carried.q = buffers_->acquire(carried.packing.second * sizeof(float), transfer.name, context_->stream());
-    carried_.emplace(transfer.flat, std::move(carried));
+    PowerSgdState plugin_state{.name = transfer.name, .packing = pack(shapes, rank_, transfer.ranks)};
+    plugin_state.errors =
+        context_->memory().allocate(plugin_state.packing.errors * sizeof(float), base::MemoryCategory::communication);
+    plugin_state.q = buffers_->acquire(plugin_state.packing.second * sizeof(float), transfer.name, context_->stream());
+    plugin_state_.emplace(transfer.flat, std::move(plugin_state));
   }
   clear_state(context_->stream());
 }
@@ -134,10 +134,10 @@ WorkChain PowerSgd::run(const CollectiveCall& call) {
   for (const FlatTransfer& transfer : call.transfers) {
     if (transfer.in.data != transfer.out.data) throw base::InvalidUsage(name_ + ": reduces in place");
     share_of(call.op, call.channel.size());  // says what it can't do before anything is sent
-    const PowerSgdState& carried = carried_.at(transfer.flat);
-    const Packing& packing = carried.packing;
+    const PowerSgdState& plugin_state = plugin_state_.at(transfer.flat);
+    const Packing& packing = plugin_state.packing;
     auto flight = std::make_shared<InFlight>(
-        InFlight{call.channel, transfer, call.op, call.options, call.copier, carried, Lease()});
+        InFlight{call.channel, transfer, call.op, call.options, call.copier, plugin_state, Lease()});
     flight->first = buffers_->acquire(packing.first * sizeof(float), std::string(call.options.label), stream);
     for (std::size_t i = 0; i < packing.pieces.size(); ++i) {
       const Piece& piece = packing.pieces[i];
@@ -145,10 +145,10 @@ WorkChain PowerSgd::run(const CollectiveCall& call) {
         call.copier.copy(stream, flight->p(piece), flight->gradient(i), piece.count() * sizeof(float));
         continue;
       }
-      float* const m = carried.error(piece);
+      float* const m = plugin_state.error(piece);
       kernels.assign(stream, {flight->gradient(i), m, piece.count(), feedback_});
       kernels.linear_forward(
-          stream, {.shape = flight->shape(piece), .x = m, .weight = carried.q_of(piece), .y = flight->p(piece)});
+          stream, {.shape = flight->shape(piece), .x = m, .weight = plugin_state.q_of(piece), .y = flight->p(piece)});
     }
     context_->runtime().fill(stream, static_cast<float*>(flight->first.data()) + packing.first_used, 0,
                              (packing.first - packing.first_used) * sizeof(float));
@@ -174,7 +174,7 @@ WorkChain PowerSgd::run(const CollectiveCall& call) {
 
 /// P is there; Q of the matrices that it was made of.
 void PowerSgd::sum_q(InFlight& flight, Stream& stream, WorkChain& works) {
-  const Packing& packing = flight.carried.packing;
+  const Packing& packing = flight.plugin_state.packing;
   if (packing.second == 0) return;
   nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   for (const Piece& piece : packing.pieces) {
@@ -182,11 +182,11 @@ void PowerSgd::sum_q(InFlight& flight, Stream& stream, WorkChain& works) {
     float* const p = flight.p(piece);
     context_->device_kernels().orthonormalize(stream, {p, piece.rows, piece.rank});
     kernels.linear_backward(stream, {.shape = flight.shape(piece),
-                                     .x = flight.carried.error(piece),
+                                     .x = flight.plugin_state.error(piece),
                                      .dy = p,
-                                     .dweight = flight.carried.q_of(piece)});
+                                     .dweight = flight.plugin_state.q_of(piece)});
   }
-  const comm::View second = flight.view(flight.carried.q.data(), packing.second);
+  const comm::View second = flight.view(flight.plugin_state.q.data(), packing.second);
   flight.options.after = &stream;
   works.add(flight.channel.all_reduce(second, second, flight.op, flight.options));
 }
@@ -195,7 +195,7 @@ void PowerSgd::sum_q(InFlight& flight, Stream& stream, WorkChain& works) {
 void PowerSgd::finish(InFlight& flight, Stream& stream) {
   nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   const double share = share_of(flight.op, flight.channel.size());
-  const Packing& packing = flight.carried.packing;
+  const Packing& packing = flight.plugin_state.packing;
   for (std::size_t i = 0; i < packing.pieces.size(); ++i) {
     const Piece& piece = packing.pieces[i];
     float* const out = flight.gradient(i);
@@ -204,33 +204,35 @@ void PowerSgd::finish(InFlight& flight, Stream& stream) {
       continue;
     }
     kernels.linear_backward(
-        stream, {.shape = flight.shape(piece), .weight = flight.carried.q_of(piece), .dy = flight.p(piece), .dx = out});
+        stream,
+        {.shape = flight.shape(piece), .weight = flight.plugin_state.q_of(piece), .dy = flight.p(piece), .dx = out});
     if (feedback_)
-      kernels.scale(stream, {out, static_cast<float>(-share), flight.carried.error(piece), piece.count(), true});
+      kernels.scale(stream, {out, static_cast<float>(-share), flight.plugin_state.error(piece), piece.count(), true});
   }
   flight.first.give_back(stream.record());
 }
 
 std::vector<fsdp::CollectivePlugin::State> PowerSgd::state() {
   std::vector<State> all;
-  for (const auto& [flat, carried] : carried_) {
-    if (carried.packing.second == 0) continue;
-    all.push_back({carried.name + "/q", static_cast<float*>(carried.q.data()), carried.packing.second});
+  for (const auto& [flat, plugin_state] : plugin_state_) {
+    if (plugin_state.packing.second == 0) continue;
+    all.push_back({plugin_state.name + "/q", static_cast<float*>(plugin_state.q.data()), plugin_state.packing.second});
     if (feedback_)
-      all.push_back({carried.name + "/error", static_cast<float*>(carried.errors.data()), carried.packing.errors});
+      all.push_back(
+          {plugin_state.name + "/error", static_cast<float*>(plugin_state.errors.data()), plugin_state.packing.errors});
   }
   return all;
 }
 
 void PowerSgd::clear_state(Stream& stream) {
-  for (const auto& [flat, carried] : carried_) {
-    context_->runtime().fill(stream, carried.errors.data(), 0, carried.errors.bytes());
-    context_->runtime().fill(stream, carried.q.data(), 0, carried.q.bytes());
-    for (std::size_t i = 0; i < carried.packing.pieces.size(); ++i) {
-      const Piece& piece = carried.packing.pieces[i];
+  for (const auto& [flat, plugin_state] : plugin_state_) {
+    context_->runtime().fill(stream, plugin_state.errors.data(), 0, plugin_state.errors.bytes());
+    context_->runtime().fill(stream, plugin_state.q.data(), 0, plugin_state.q.bytes());
+    for (std::size_t i = 0; i < plugin_state.packing.pieces.size(); ++i) {
+      const Piece& piece = plugin_state.packing.pieces[i];
       const std::string& parameter = flat->entries[i].parameter->name();  // any beginning does, the same on every rank
       const nn::StreamRange numbers{nn::tensor_stream(0, parameter), 0, piece.rank * piece.columns};
-      context_->kernels<float>(name_).fill_normal(stream, {numbers, 0.0F, 1.0F, carried.q_of(piece)});
+      context_->kernels<float>(name_).fill_normal(stream, {numbers, 0.0F, 1.0F, plugin_state.q_of(piece)});
     }
   }
 }

@@ -37,7 +37,7 @@ class PowerSgd final : public fsdp::CollectivePlugin {
   const bool feedback_;
   nn::Context* context_ = nullptr;
   fsdp::LeasePool* buffers_ = nullptr;
-  std::map<const fsdp::FlatLayout*, PowerSgdState> carried_;
+  std::map<const fsdp::FlatLayout*, PowerSgdState> plugin_state_;
 };
 
 /// What PowerSgd sends.

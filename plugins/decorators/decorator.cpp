@@ -47,7 +47,7 @@ std::shared_ptr<Family> family_of(std::shared_ptr<Family> family, const Communic
 }  // namespace
 
 Decorator::Decorator(std::unique_ptr<Communicator> inner, std::shared_ptr<Family> family)
-    : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->ledger()}),
+    : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
       inner_(std::move(inner)),
       family_(family_of(std::move(family), *inner_)),
       index_(family_->communicators.fetch_add(1)) {}

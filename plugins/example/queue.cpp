@@ -42,9 +42,9 @@ struct Mailbox {
   bool woken = false;
 };
 
-class QueueWire final : public Link, private ProgressWaiter {
+class QueueLink final : public Link, private ProgressWaiter {
  public:
-  QueueWire(Bootstrap& bootstrap, LinkEvents& events) : events_(events), rank_(bootstrap.rank()) {
+  QueueLink(Bootstrap& bootstrap, LinkEvents& events) : events_(events), rank_(bootstrap.rank()) {
     for (const auto& object : bootstrap.all_gather_objects(std::make_shared<Mailbox>()))
       boxes_.push_back(std::static_pointer_cast<Mailbox>(object));
   }
@@ -94,7 +94,7 @@ class QueueWire final : public Link, private ProgressWaiter {
     return moved;
   }
 
-  ProgressWaiter& sleeper() noexcept override { return *this; }
+  ProgressWaiter& waiter() noexcept override { return *this; }
   void close(CloseMode) noexcept override {}
 
  private:
@@ -159,7 +159,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
   return make_host_communicator(
       std::move(bootstrap), options, "queue", [](Bootstrap& ranks, TransportEvents& told, const BackendOptions&) {
         return std::make_unique<TagMatchingTransport>(
-            ranks, told, [&](LinkEvents& events) { return std::make_unique<QueueWire>(ranks, events); });
+            ranks, told, [&](LinkEvents& events) { return std::make_unique<QueueLink>(ranks, events); });
       });
 }
 

@@ -74,10 +74,12 @@ std::shared_ptr<DeviceRuntime> unless_host(std::shared_ptr<DeviceRuntime> runtim
 /// Idle blocks by size, oldest first among equals; a request takes the smallest that fits and wastes at most an eighth.
 class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options, std::shared_ptr<DeviceRuntime> runtime)
-      : ledger_(std::move(ledger)), runtime_(std::move(runtime)), options_(adapted(options, runtime_.get())) {
+  Impl(std::shared_ptr<MemoryTracker> memory_tracker, MemoryPoolOptions options, std::shared_ptr<DeviceRuntime> runtime)
+      : memory_tracker_(std::move(memory_tracker)),
+        runtime_(std::move(runtime)),
+        options_(adapted(options, runtime_.get())) {
     if (runtime_ != nullptr && runtime_->traits().slow_allocation)
-      small_.emplace(*runtime_, *ledger_, options_.pooled_from);
+      small_.emplace(*runtime_, *memory_tracker_, options_.pooled_from);
   }
   ~Impl() { trim(); }
   Impl(const Impl&) = delete;
@@ -87,19 +89,19 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     if (runtime_ != nullptr) return small_of_device(bytes, use);
     void* data = std::aligned_alloc(kAlignment, round_up(bytes == 0 ? 1 : bytes, kAlignment));
     if (data == nullptr) out_of_memory(bytes);
-    ledger_->add(use, bytes);
+    memory_tracker_->add(use, bytes);
     return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
               if (self->options_.poison) std::memset(p, 0xFF, n);
-              self->ledger_->remove(use, n);
+              self->memory_tracker_->remove(use, n);
               std::free(p);
             }};
   }
 
   Buffer small_of_device(std::size_t bytes, MemoryCategory use) {
     void* data = small_ ? small_->take(bytes) : runtime_->allocate(bytes);
-    ledger_->add(use, bytes);
+    memory_tracker_->add(use, bytes);
     return {data, bytes, [self = shared_from_this(), use](void* p, std::size_t n) {
-              self->ledger_->remove(use, n);
+              self->memory_tracker_->remove(use, n);
               if (self->small_) {
                 self->small_->give(p, n);
               } else {
@@ -111,10 +113,10 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   Buffer pooled(std::size_t bytes, MemoryCategory use) {
     const std::size_t needed = round_up(bytes, kPage);
     const Block block = take(needed);
-    ledger_->add(use, bytes);
+    memory_tracker_->add(use, bytes);
     return {block.data, bytes, [self = shared_from_this(), use, needed, held = block.bytes](void* p, std::size_t n) {
               if (self->options_.poison) std::memset(p, 0xFF, n);
-              self->ledger_->remove(use, n);
+              self->memory_tracker_->remove(use, n);
               self->give(Block{p, held}, needed);
             }};
   }
@@ -124,14 +126,14 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     while (!idle_.empty()) drop_oldest();
   }
 
-  MemoryTracker& ledger() const { return *ledger_; }
-  std::shared_ptr<MemoryTracker> shared_ledger() const { return ledger_; }
+  MemoryTracker& memory_tracker() const { return *memory_tracker_; }
+  std::shared_ptr<MemoryTracker> shared_memory_tracker() const { return memory_tracker_; }
   const MemoryPoolOptions& options() const { return options_; }
 
   std::shared_ptr<Impl> make_keeping() const {
     MemoryPoolOptions options = options_;
     options.slack_bytes = std::size_t{1} << 62;  // no device has as much: nothing idle is ever too much
-    return std::make_shared<Impl>(ledger_, options, runtime_);
+    return std::make_shared<Impl>(memory_tracker_, options, runtime_);
   }
 
  private:
@@ -176,7 +178,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     live_ = static_cast<std::size_t>(static_cast<std::int64_t>(live_) + live_change);
     if (live_ > live_peak_) live_peak_ = live_;
     const auto slack = static_cast<std::int64_t>(idle_bytes_ + spare_bytes_);
-    ledger_->hold(slack - told_);
+    memory_tracker_->hold(slack - told_);
     told_ = slack;
   }
 
@@ -219,7 +221,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     return begin + before;
   }
 
-  const std::shared_ptr<MemoryTracker> ledger_;
+  const std::shared_ptr<MemoryTracker> memory_tracker_;
   const std::shared_ptr<DeviceRuntime> runtime_;  // null: the host
   const MemoryPoolOptions options_;
   std::optional<SlabAllocator> small_;
@@ -233,9 +235,9 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
   std::int64_t told_ = 0;
 };
 
-MemoryPool::MemoryPool(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options,
+MemoryPool::MemoryPool(std::shared_ptr<MemoryTracker> memory_tracker, MemoryPoolOptions options,
                        std::shared_ptr<DeviceRuntime> runtime)
-    : impl_(std::make_shared<Impl>(std::move(ledger), options, unless_host(std::move(runtime)))) {}
+    : impl_(std::make_shared<Impl>(std::move(memory_tracker), options, unless_host(std::move(runtime)))) {}
 MemoryPool::MemoryPool(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MemoryPool::~MemoryPool() = default;
 
@@ -248,7 +250,9 @@ Buffer MemoryPool::allocate(std::size_t bytes, MemoryCategory use) {
 }
 
 void MemoryPool::trim() { impl_->trim(); }
-MemoryTracker& MemoryPool::ledger() const noexcept { return impl_->ledger(); }
-std::shared_ptr<MemoryTracker> MemoryPool::shared_ledger() const noexcept { return impl_->shared_ledger(); }
+MemoryTracker& MemoryPool::memory_tracker() const noexcept { return impl_->memory_tracker(); }
+std::shared_ptr<MemoryTracker> MemoryPool::shared_memory_tracker() const noexcept {
+  return impl_->shared_memory_tracker();
+}
 
 }  // namespace tessera::base

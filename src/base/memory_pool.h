@@ -51,7 +51,7 @@ struct MemoryPoolOptions {
 class TESSERA_API MemoryPool {
  public:
   /// `runtime` null: the host's memory. Only the host's memory is poisoned.
-  explicit MemoryPool(std::shared_ptr<MemoryTracker> ledger, MemoryPoolOptions options = {},
+  explicit MemoryPool(std::shared_ptr<MemoryTracker> memory_tracker, MemoryPoolOptions options = {},
                       std::shared_ptr<DeviceRuntime> runtime = nullptr);
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
@@ -70,8 +70,8 @@ class TESSERA_API MemoryPool {
   /// Each serves the other's requests from here on; buffers go back where they came from. Not thread-safe.
   void swap(MemoryPool& other) noexcept { impl_.swap(other.impl_); }
 
-  MemoryTracker& ledger() const noexcept;
-  std::shared_ptr<MemoryTracker> shared_ledger() const noexcept;
+  MemoryTracker& memory_tracker() const noexcept;
+  std::shared_ptr<MemoryTracker> shared_memory_tracker() const noexcept;
 
  private:
   class Impl;

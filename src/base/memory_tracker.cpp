@@ -61,12 +61,12 @@ void MemoryTracker::reset_peaks() noexcept {
 }
 
 TrackedBytes::TrackedBytes(TrackedBytes&& other) noexcept
-    : ledger_(std::exchange(other.ledger_, nullptr)), use_(other.use_), bytes_(other.bytes_) {}
+    : memory_tracker_(std::exchange(other.memory_tracker_, nullptr)), use_(other.use_), bytes_(other.bytes_) {}
 
 TrackedBytes& TrackedBytes::operator=(TrackedBytes&& other) noexcept {
   if (this != &other) {
     reset();
-    ledger_ = std::exchange(other.ledger_, nullptr);
+    memory_tracker_ = std::exchange(other.memory_tracker_, nullptr);
     use_ = other.use_;
     bytes_ = other.bytes_;
   }
@@ -74,7 +74,7 @@ TrackedBytes& TrackedBytes::operator=(TrackedBytes&& other) noexcept {
 }
 
 void TrackedBytes::reset() noexcept {
-  if (ledger_ != nullptr) std::exchange(ledger_, nullptr)->remove(use_, bytes_);
+  if (memory_tracker_ != nullptr) std::exchange(memory_tracker_, nullptr)->remove(use_, bytes_);
 }
 
 }  // namespace tessera::base

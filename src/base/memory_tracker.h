@@ -64,9 +64,9 @@ class TESSERA_API MemoryTracker {
 class TESSERA_API TrackedBytes {
  public:
   TrackedBytes() = default;
-  TrackedBytes(MemoryTracker& ledger, MemoryCategory use, std::size_t bytes)
-      : ledger_(&ledger), use_(use), bytes_(bytes) {
-    ledger.add(use, bytes);
+  TrackedBytes(MemoryTracker& memory_tracker, MemoryCategory use, std::size_t bytes)
+      : memory_tracker_(&memory_tracker), use_(use), bytes_(bytes) {
+    memory_tracker.add(use, bytes);
   }
   TrackedBytes(TrackedBytes&& other) noexcept;
   TrackedBytes& operator=(TrackedBytes&& other) noexcept;
@@ -74,7 +74,7 @@ class TESSERA_API TrackedBytes {
   void reset() noexcept;
 
  private:
-  MemoryTracker* ledger_ = nullptr;
+  MemoryTracker* memory_tracker_ = nullptr;
   MemoryCategory use_ = MemoryCategory::other;
   std::size_t bytes_ = 0;
 };

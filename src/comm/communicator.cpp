@@ -196,7 +196,7 @@ TrafficStats Communicator::meter() const {
   TrafficStats snapshot;
   snapshot.bytes_to_peer.assign(static_cast<std::size_t>(size_), 0);
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].calls = calls_[i];
-  do_meter(snapshot);
+  do_traffic(snapshot);
   return snapshot;
 }
 

@@ -39,8 +39,8 @@ struct OpDesc {
 
 struct CommunicatorOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  std::shared_ptr<Logger> logger;         ///< null: silence
-  std::shared_ptr<MemoryTracker> ledger;  ///< null: one of its own
+  std::shared_ptr<Logger> logger;                 ///< null: silence
+  std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: one of its own
 };
 
 /// Every rank of the group calls the same collectives in the same order with matching arguments; all calls return at
@@ -127,7 +127,7 @@ class TESSERA_API Communicator {
   std::string_view last_algorithm() const noexcept;
 
   const std::shared_ptr<Logger>& logger() const noexcept { return options_.logger; }
-  const std::shared_ptr<MemoryTracker>& ledger() const noexcept { return options_.ledger; }
+  const std::shared_ptr<MemoryTracker>& memory_tracker() const noexcept { return options_.memory_tracker; }
   std::chrono::milliseconds timeout() const noexcept { return options_.timeout; }
 
  protected:
@@ -147,7 +147,7 @@ class TESSERA_API Communicator {
   /// The operation that is started next comes after what `stream` holds now. The default lets the host wait.
   virtual void do_after(Stream& stream);
   /// Adds bytes_sent by kind and by peer; calls are counted here.
-  virtual void do_meter(TrafficStats& snapshot) const = 0;
+  virtual void do_traffic(TrafficStats& snapshot) const = 0;
   /// What carried the last call. "": the only algorithm that the capabilities have for it.
   virtual std::string_view do_last_algorithm() const noexcept;
 

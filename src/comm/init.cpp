@@ -24,7 +24,7 @@ BackendOptions world_options(const InitOptions& config) {
   options.communicator.timeout =
       config.timeout ? *config.timeout : parse_duration(env_or_default(env::kTimeout), env::kTimeout.name);
   options.communicator.logger = config.logger;
-  options.communicator.ledger = config.ledger;
+  options.communicator.memory_tracker = config.memory_tracker;
   options.check = config.check ? *config.check : parse_flag(env_or_default(env::kCheck), env::kCheck.name);
   options.algorithms = config.algorithms ? *config.algorithms : env_or_default(env::kAlgo);
   options.progress_thread = config.progress_thread;

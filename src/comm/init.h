@@ -28,7 +28,7 @@ struct InitOptions {
   std::optional<bool> check;                         ///< TESSERA_CHECK
   std::optional<std::string> algorithms;             ///< TESSERA_ALGO
   std::shared_ptr<Logger> logger;
-  std::shared_ptr<MemoryTracker> ledger;
+  std::shared_ptr<MemoryTracker> memory_tracker;
   bool progress_thread = true;
   /// Communicators then take its memory too, by way of the host's where the backend doesn't (staging.h). Null: the
   /// host's memory, and what the backend itself takes. Ranks that are threads share it.

@@ -42,7 +42,7 @@ class TESSERA_API LinkEvents {
   /// Bulk ended with an error; the wire has forgotten the message.
   virtual void bulk_failed(Message& message, const std::string& why) noexcept = 0;
   virtual void peer_lost(int peer, const std::string& why) noexcept = 0;
-  virtual void wire_failed(const std::string& why) noexcept = 0;
+  virtual void link_failed(const std::string& why) noexcept = 0;
 
  protected:
   ~LinkEvents() = default;
@@ -80,7 +80,7 @@ class TESSERA_API Link {
   /// others.
   virtual CancelResult cancel_bulk(Message& message) noexcept = 0;
   virtual bool poll(bool with_health_check) noexcept = 0;
-  virtual ProgressWaiter& sleeper() noexcept = 0;
+  virtual ProgressWaiter& waiter() noexcept = 0;
   /// Whole collectives; polled by poll(). Null where there are none.
   virtual NativeCollectives* native() noexcept { return nullptr; }
   /// Sends what is left, bounded in time, and lets go of everything. The last call.

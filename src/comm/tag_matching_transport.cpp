@@ -91,18 +91,18 @@ struct TagMatchingTransport::MatchQueues {
 };
 
 TagMatchingTransport::TagMatchingTransport(const Bootstrap& bootstrap, TransportEvents& events,
-                                           const WireFactory& make_wire)
+                                           const LinkFactory& make_link)
     : rank_(bootstrap.rank()),
       world_(world_number(bootstrap)),
       events_(events),
       tables_(std::make_unique<MatchQueues>()),
-      wire_(make_wire(*this)) {}
+      link_(make_link(*this)) {}
 
 TagMatchingTransport::~TagMatchingTransport() = default;
 
-ProgressWaiter& TagMatchingTransport::sleeper() noexcept { return wire_->sleeper(); }
+ProgressWaiter& TagMatchingTransport::waiter() noexcept { return link_->waiter(); }
 
-NativeCollectives* TagMatchingTransport::native() noexcept { return wire_->native(); }
+NativeCollectives* TagMatchingTransport::native() noexcept { return link_->native(); }
 
 AmHeader TagMatchingTransport::header_of(AmHeader::Kind kind, const Message& message,
                                          std::uint64_t slot) const noexcept {
@@ -110,11 +110,11 @@ AmHeader TagMatchingTransport::header_of(AmHeader::Kind kind, const Message& mes
 }
 
 void TagMatchingTransport::send_note(AmHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept {
-  wire_->send_note(message.peer, header_of(kind, message, slot), {});
+  link_->send_note(message.peer, header_of(kind, message, slot), {});
 }
 
 void TagMatchingTransport::send_content(Message& message) noexcept {
-  wire_->send_note(message.peer, header_of(AmHeader::Kind::content, message, 0), {message.data, message.bytes});
+  link_->send_note(message.peer, header_of(AmHeader::Kind::content, message, 0), {message.data, message.bytes});
   if (message.sent != nullptr) message.sent->fetch_add(message.bytes);
   deliver(message, message.bytes);
 }
@@ -122,8 +122,8 @@ void TagMatchingTransport::send_content(Message& message) noexcept {
 void TagMatchingTransport::send(Message& message) noexcept {
   message.state = 0;
   if (dead_) return;
-  if (message.bytes <= wire_->longest_payload()) {
-    if (tables_->backlog.empty() && wire_->can_send_eager()) return send_content(message);
+  if (message.bytes <= link_->longest_payload()) {
+    if (tables_->backlog.empty() && link_->can_send_eager()) return send_content(message);
     message.state = kBacklog;
     return tables_->backlog.append(message);
   }
@@ -142,7 +142,7 @@ void TagMatchingTransport::send(Message& message) noexcept {
 void TagMatchingTransport::start_bulk_send(Message& message, const AmHeader& ask) noexcept {
   if (ask.bytes != message.bytes) return deliver(message, message.bytes);
   message.state = kBulk;
-  wire_->send_bulk(message, ask.slot);
+  link_->send_bulk(message, ask.slot);
 }
 
 void TagMatchingTransport::receive(Message& message) noexcept {
@@ -163,10 +163,10 @@ void TagMatchingTransport::receive(Message& message) noexcept {
   }
   message.state |= kMatching;
   tables_->receives.insert(message);
-  if (message.bytes <= wire_->longest_payload()) return;
+  if (message.bytes <= link_->longest_payload()) return;
   message.moved = next_slot_++;
   message.state |= kBulk;
-  wire_->receive_bulk(message, message.moved);
+  link_->receive_bulk(message, message.moved);
   if ((message.state & kBulk) != 0) send_note(AmHeader::Kind::ask, message, message.moved);
 }
 
@@ -223,7 +223,7 @@ void TagMatchingTransport::on_cts_cancel(const AmHeader& header) noexcept {
   AmHeader answer = header;
   answer.kind = AmHeader::Kind::withdrawn;
   answer.from = rank_;
-  wire_->send_note(header.from, answer, {});
+  link_->send_note(header.from, answer, {});
 }
 
 void TagMatchingTransport::close_sink(int peer, std::uint64_t slot) noexcept {
@@ -231,7 +231,7 @@ void TagMatchingTransport::close_sink(int peer, std::uint64_t slot) noexcept {
     return sink.message.peer == peer && sink.slot == slot;
   });
   if (found == tables_->sinks.end()) return;
-  wire_->cancel_bulk(found->message);  // at once: nothing is on its way to it
+  link_->cancel_bulk(found->message);  // at once: nothing is on its way to it
   tables_->sinks.erase(found);
 }
 
@@ -256,7 +256,7 @@ void TagMatchingTransport::bulk_failed(Message& message, const std::string& why)
 
 void TagMatchingTransport::peer_lost(int peer, const std::string& why) noexcept { lost_.emplace_back(peer, why); }
 
-void TagMatchingTransport::wire_failed(const std::string& why) noexcept {
+void TagMatchingTransport::link_failed(const std::string& why) noexcept {
   if (!std::exchange(dead_, true)) failure_ = why;
 }
 
@@ -280,7 +280,7 @@ bool TagMatchingTransport::end_bulk(Message& message, bool may_come) noexcept {
   if ((message.state & kBulk) == 0) return true;
   const std::uint64_t slot = message.moved;
   const bool receiving = (message.state & kReceive) != 0;
-  const Link::CancelResult how = wire_->cancel_bulk(message);
+  const Link::CancelResult how = link_->cancel_bulk(message);
   message.state &= ~kBulk;
   if (how == Link::CancelResult::never) return false;
   if (how == Link::CancelResult::after || !receiving) return true;
@@ -300,7 +300,7 @@ void TagMatchingTransport::post_drain(const Message& instead_of, std::uint64_t s
   sink.message.tag = instead_of.tag;
   sink.message.state = kReceive | kSink | kBulk;
   sinks_until_ = Clock::now() + kSinkTime;
-  wire_->receive_bulk(sink.message, slot);
+  link_->receive_bulk(sink.message, slot);
 }
 
 /// Also to tell that nothing works any more, which communicators without an operation in flight want to know too.
@@ -323,8 +323,8 @@ void TagMatchingTransport::cancel(Message& message) noexcept {
   cancelling_ = false;
   if (safe) return;
   // Only a wire that is gone can be trusted not to touch that memory.
-  wire_->close(Link::CloseMode::broken);
-  wire_failed("rank " + std::to_string(message.peer) + " did not finish a message that was under way");
+  link_->close(Link::CloseMode::broken);
+  link_failed("rank " + std::to_string(message.peer) + " did not finish a message that was under way");
 }
 
 /// Questions stay: who has asked takes them back, and waits for the answer.
@@ -355,8 +355,8 @@ bool TagMatchingTransport::deliver_deferred() noexcept {
 bool TagMatchingTransport::poll(bool with_health_check) noexcept {
   bool moved = deliver_deferred();
   if (dead_) return moved;
-  moved |= wire_->poll(with_health_check);
-  while (!dead_ && !tables_->backlog.empty() && wire_->can_send_eager()) {
+  moved |= link_->poll(with_health_check);
+  while (!dead_ && !tables_->backlog.empty() && link_->can_send_eager()) {
     Message& message = *tables_->backlog.first();
     tables_->backlog.remove(message);
     send_content(message);
@@ -368,9 +368,9 @@ bool TagMatchingTransport::poll(bool with_health_check) noexcept {
 void TagMatchingTransport::close(bool failed) noexcept {
   cancelling_ = true;
   while (!failed && awaits_answers())
-    if (!wire_->poll(true)) std::this_thread::yield();
+    if (!link_->poll(true)) std::this_thread::yield();
   if (std::exchange(dead_, true)) return;
-  wire_->close(failed ? Link::CloseMode::broken : gave_up_ ? Link::CloseMode::with_failures : Link::CloseMode::orderly);
+  link_->close(failed ? Link::CloseMode::broken : gave_up_ ? Link::CloseMode::with_failures : Link::CloseMode::orderly);
 }
 
 }  // namespace tessera::comm

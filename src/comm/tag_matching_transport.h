@@ -22,8 +22,8 @@ namespace tessera::comm {
 
 class TESSERA_API TagMatchingTransport final : public Transport, private LinkEvents {
  public:
-  using WireFactory = std::function<std::unique_ptr<Link>(LinkEvents& events)>;
-  TagMatchingTransport(const Bootstrap& bootstrap, TransportEvents& events, const WireFactory& make_wire);
+  using LinkFactory = std::function<std::unique_ptr<Link>(LinkEvents& events)>;
+  TagMatchingTransport(const Bootstrap& bootstrap, TransportEvents& events, const LinkFactory& make_link);
   ~TagMatchingTransport() override;
 
   void send(Message& message) noexcept override;
@@ -32,7 +32,7 @@ class TESSERA_API TagMatchingTransport final : public Transport, private LinkEve
   void discard_communicator(std::uint32_t communicator) noexcept override;
   bool poll(bool with_health_check) noexcept override;
   bool needs_polls() const noexcept override;
-  ProgressWaiter& sleeper() noexcept override;
+  ProgressWaiter& waiter() noexcept override;
   NativeCollectives* native() noexcept override;
   void close(bool failed) noexcept override;
 
@@ -45,7 +45,7 @@ class TESSERA_API TagMatchingTransport final : public Transport, private LinkEve
   void bulk_done(Message& message) noexcept override;
   void bulk_failed(Message& message, const std::string& why) noexcept override;
   void peer_lost(int peer, const std::string& why) noexcept override;
-  void wire_failed(const std::string& why) noexcept override;
+  void link_failed(const std::string& why) noexcept override;
 
   AmHeader header_of(AmHeader::Kind kind, const Message& message, std::uint64_t slot) const noexcept;
   void send_note(AmHeader::Kind kind, const Message& message, std::uint64_t slot) noexcept;
@@ -65,7 +65,7 @@ class TESSERA_API TagMatchingTransport final : public Transport, private LinkEve
   const std::uint32_t world_;
   TransportEvents& events_;
   std::unique_ptr<MatchQueues> tables_;
-  std::unique_ptr<Link> wire_;
+  std::unique_ptr<Link> link_;
   std::uint64_t next_slot_ = 0;
   Clock::time_point sinks_until_;                  ///< so long the answers to what was withdrawn may take
   std::vector<std::pair<int, std::string>> lost_;  ///< told by the next poll(), as `failure_`

@@ -92,7 +92,7 @@ class TESSERA_API Transport : public Pollable {
   /// by itself within seconds.
   virtual bool needs_polls() const noexcept { return false; }
   /// How threads of this rank sleep while messages are on their way.
-  virtual ProgressWaiter& sleeper() noexcept = 0;
+  virtual ProgressWaiter& waiter() noexcept = 0;
   /// Whole collectives by the library below; null where it has none.
   virtual NativeCollectives* native() noexcept { return nullptr; }
   /// Waits, bounded, until what was sent has left, and ends the connections. The world's ranks have all said that they

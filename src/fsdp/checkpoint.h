@@ -128,9 +128,9 @@ class TESSERA_API Checkpoint {
     std::size_t count = 0;
     auto operator<=>(const PluginStateEntry&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
   };
-  std::vector<PluginStateEntry> carried(int rank) const;  ///< in byte order of the names
+  std::vector<PluginStateEntry> plugin_state(int rank) const;  ///< in byte order of the names
   /// One of those. Throws InvalidUsage as read().
-  void read_carried(int rank, const std::string& name, float* out);
+  void read_plugin_state(int rank, const std::string& name, float* out);
   /// Bytes of data read so far, whole blocks.
   std::uint64_t bytes_read() const;
   /// Reads everything and compares every hash; one line for each file and block that differs.

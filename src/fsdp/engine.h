@@ -165,9 +165,9 @@ class TESSERA_API Engine {
   /// What is this rank's alone, f32, the device's, in the order of the compute stream: what the collective plug-ins
   /// carry from step to step, named by collective, and with a period the replica's parameters and states. Not
   /// collective.
-  std::vector<CollectivePlugin::State> carried();
+  std::vector<CollectivePlugin::State> plugin_state();
   /// Sets all of it: `fill` writes the count of each for this rank. Empty: as at the beginning. Not collective.
-  void fill_carried(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill);
+  void load_plugin_state(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill);
   /// Of this rank, for one collective.
   CollectiveStats collective_stats(comm::OpKind collective) const;
 
@@ -224,7 +224,7 @@ class TESSERA_API Engine {
   bool may_gather_ahead(const ParamGroup& unit) const;
   void make_collectives();
   void prepare_collectives();
-  void clear_carried();
+  void clear_plugin_state();
   /// Steps until replicas meet; 1 where they have no period.
   std::uint64_t period() const;
   void reserve_pieces();

@@ -33,15 +33,15 @@ void Lease::give_back(Event released) {
   bytes_ = 0;
 }
 
-LeasePool::LeasePool(MemoryTracker& ledger, MemoryCategory use, Allocate allocate, Poison poison)
-    : ledger_(ledger), use_(use), allocate_(std::move(allocate)), poison_(std::move(poison)) {}
+LeasePool::LeasePool(MemoryTracker& memory_tracker, MemoryCategory use, Allocate allocate, Poison poison)
+    : memory_tracker_(memory_tracker), use_(use), allocate_(std::move(allocate)), poison_(std::move(poison)) {}
 
 LeasePool::~LeasePool() {
   for (const Slot& slot : slots_) {
     if (slot.out) {
-      ledger_.remove(use_, slot.booked);
+      memory_tracker_.remove(use_, slot.tracked);
     } else {
-      ledger_.hold(-static_cast<std::int64_t>(slot.buffer.bytes()));
+      memory_tracker_.hold(-static_cast<std::int64_t>(slot.buffer.bytes()));
     }
   }
 }
@@ -55,16 +55,16 @@ Lease LeasePool::acquire(std::size_t bytes, std::string owner, Stream& user) {
   }
   if (best == slots_.size()) {
     slots_.push_back({.buffer = allocate_(bytes)});
-    ledger_.hold(static_cast<std::int64_t>(slots_.back().buffer.bytes()));
+    memory_tracker_.hold(static_cast<std::int64_t>(slots_.back().buffer.bytes()));
   }
   Slot& slot = slots_[best];
   user.wait(slot.released);
   slot.released = Event();
   slot.out = true;
-  slot.booked = bytes;
+  slot.tracked = bytes;
   slot.owner = owner;
-  ledger_.hold(-static_cast<std::int64_t>(slot.buffer.bytes()));
-  ledger_.add(use_, bytes);
+  memory_tracker_.hold(-static_cast<std::int64_t>(slot.buffer.bytes()));
+  memory_tracker_.add(use_, bytes);
 
   Lease lease;
   lease.pool_ = this;
@@ -79,8 +79,8 @@ void LeasePool::release(std::size_t index, Event released) {
   Slot& slot = slots_[index];
   slot.out = false;
   slot.released = std::move(released);
-  ledger_.remove(use_, slot.booked);
-  ledger_.hold(static_cast<std::int64_t>(slot.buffer.bytes()));
+  memory_tracker_.remove(use_, slot.tracked);
+  memory_tracker_.hold(static_cast<std::int64_t>(slot.buffer.bytes()));
   if (poison_) slot.released = poison_(slot.released, slot.buffer.data(), slot.buffer.bytes());
 }
 

@@ -44,7 +44,8 @@ class TESSERA_API LeasePool {
   using Allocate = std::function<Buffer(std::size_t bytes)>;  ///< memory that is booked nowhere: the pool books it
   /// Fills memory that was given back with NaN once `released` is reached; the event returned comes after that.
   using Poison = std::function<Event(const Event& released, void* data, std::size_t bytes)>;
-  LeasePool(MemoryTracker& ledger, MemoryCategory use, Allocate allocate, Poison poison);  ///< `poison` may be empty
+  LeasePool(MemoryTracker& memory_tracker, MemoryCategory use, Allocate allocate,
+            Poison poison);  ///< `poison` may be empty
   ~LeasePool();
   LeasePool(const LeasePool&) = delete;
   LeasePool& operator=(const LeasePool&) = delete;
@@ -61,11 +62,11 @@ class TESSERA_API LeasePool {
     Buffer buffer;
     Event released;
     bool out = false;
-    std::size_t booked = 0;
+    std::size_t tracked = 0;
     std::string owner;
   };
   void release(std::size_t slot, Event released);
-  MemoryTracker& ledger_;
+  MemoryTracker& memory_tracker_;
   const MemoryCategory use_;
   const Allocate allocate_;
   const Poison poison_;

@@ -68,7 +68,7 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
   }
   record.traffic = engine.traffic() - first;
   record.units = engine.unit_sizes();
-  record.memory = context.ledger().snapshot();
+  record.memory = context.memory_tracker().snapshot();
   return record;
 }
 
@@ -78,7 +78,7 @@ StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, in
   if (steps < 1) throw InvalidUsage("measure: " + std::to_string(steps) + " steps; 1 or more");
   nn::KernelProfiler measurement;
   nn::Context context({.threads = step.threads,
-                       .ledger = world.ledger(),
+                       .memory_tracker = world.memory_tracker(),
                        .memory = {},
                        .make_stream = {},
                        .device = {},
@@ -95,7 +95,7 @@ StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, ba
   nn::KernelSimulator observer(clock, kernels);
   const Device meta{base::DeviceType::meta, 0};
   nn::Context context({.threads = step.threads,
-                       .ledger = world.ledger(),
+                       .memory_tracker = world.memory_tracker(),
                        .memory = {},
                        .make_stream = [&clock, meta] { return clock.make_stream(meta); },
                        .device = meta,

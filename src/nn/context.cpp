@@ -11,7 +11,8 @@ Context::Context(ContextOptions options)
     : runtime_(options.runtime ? std::move(options.runtime) : open_device(options.device)),
       make_stream_(options.make_stream ? std::move(options.make_stream)
                                        : [runtime = runtime_] { return runtime->make_stream(); }),
-      memory_(options.ledger ? std::move(options.ledger) : std::make_shared<MemoryTracker>(), options.memory, runtime_),
+      memory_(options.memory_tracker ? std::move(options.memory_tracker) : std::make_shared<MemoryTracker>(),
+              options.memory, runtime_),
       stream_(make_stream_()),
       threads_(std::make_unique<ThreadPool>(static_cast<std::size_t>(std::max(options.threads, 0)))),
       kernels_(make_kernels({*runtime_, memory_, *threads_})),

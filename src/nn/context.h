@@ -28,7 +28,7 @@ struct ForwardState {
 
 struct ContextOptions {
   int threads = 1;
-  std::shared_ptr<MemoryTracker> ledger;  ///< null: one of its own
+  std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: one of its own
   MemoryPoolOptions memory;
   std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: the device's own
   Device device;                                         ///< where tensors live and kernels run
@@ -46,7 +46,7 @@ class TESSERA_API Context {
   Device device() const { return runtime_->device(); }
   DeviceRuntime& runtime() { return *runtime_; }
   MemoryPool& memory() { return memory_; }  ///< of the device
-  MemoryTracker& ledger() { return memory_.ledger(); }
+  MemoryTracker& memory_tracker() { return memory_.memory_tracker(); }
   Stream& stream() { return *stream_; }  ///< the compute stream
   std::unique_ptr<Stream> make_stream() const;
   ThreadPool& threads() { return *threads_; }

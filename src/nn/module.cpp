@@ -169,13 +169,13 @@ void Module::validate_dtypes() const {
                          std::string(name_of(parameter->dtype())) +
                          ": modules that share one need the same dtype, and what is added to a model comes before "
                          "set_dtype()");
-  if (is_border() && (own == DType::f64 || parent_->dtype() == DType::f64))
+  if (is_boundary() && (own == DType::f64 || parent_->dtype() == DType::f64))
     throw InvalidUsage(path_ + " is of " + std::string(name_of(own)) + " inside " +
                        std::string(name_of(parent_->dtype())) + ": f64 is cast to nothing else; use one dtype");
   for (const auto& child : children_) child->validate_dtypes();
 }
 
-Tensor Module::border_cast(const Tensor& x, DType dtype) {
+Tensor Module::boundary_cast(const Tensor& x, DType dtype) {
   return x && is_floating(x.dtype()) && x.dtype() != DType::f64 ? ops::cast(x, dtype) : x;
 }
 

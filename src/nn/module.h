@@ -169,11 +169,11 @@ class TESSERA_API Module {
   [[noreturn]] void refuse_checkpoint() const;
 
   /// Whether calls cast.
-  bool is_border() const { return own_dtype_ && parent_ != nullptr && *own_dtype_ != parent_->dtype(); }
+  bool is_boundary() const { return own_dtype_ && parent_ != nullptr && *own_dtype_ != parent_->dtype(); }
   template <class T>
   decltype(auto) cast_input(T& argument) const {
     if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {
-      return border_cast(argument, *own_dtype_);
+      return boundary_cast(argument, *own_dtype_);
     } else {
       return (argument);
     }
@@ -186,8 +186,8 @@ class TESSERA_API Module {
 
  private:
   /// Floating tensors but those of f64; others stay as they are.
-  static Tensor border_cast(const Tensor& x, DType dtype);
-  void cast_back(Tensor& result) const { result = border_cast(result, parent_->dtype()); }
+  static Tensor boundary_cast(const Tensor& x, DType dtype);
+  void cast_back(Tensor& result) const { result = boundary_cast(result, parent_->dtype()); }
   template <class A, class B>
   void cast_back(std::pair<A, B>& results) const {
     cast_back(results.first);
@@ -242,7 +242,7 @@ class Layer : public Module {
     const auto forward = [this](auto&&... inner) {
       return static_cast<Self*>(this)->forward(static_cast<Arguments&&>(inner)...);
     };
-    return is_border() ? cast_output(forward(cast_input(arguments)...)) : forward(arguments...);
+    return is_boundary() ? cast_output(forward(cast_input(arguments)...)) : forward(arguments...);
   }
 
   template <class... Arguments>

@@ -138,9 +138,9 @@ class CountingRuntime final : public DeviceRuntime {
 
 TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
   const auto runtime = std::make_shared<CountingRuntime>();
-  const auto ledger = std::make_shared<MemoryTracker>();
+  const auto memory_tracker = std::make_shared<MemoryTracker>();
   {
-    MemoryPool pool(ledger, {}, runtime);
+    MemoryPool pool(memory_tracker, {}, runtime);
     const auto step = [&] {
       std::vector<Buffer> live;
       for (std::size_t i = 0; i < 60; ++i) live.push_back(pool.allocate(i * i * 1777, MemoryCategory::activation));
@@ -152,7 +152,7 @@ TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
     EXPECT_GT(first, 0);
     for (int i = 0; i < 5; ++i) step();
     EXPECT_EQ(runtime->asked, first);
-    EXPECT_EQ(ledger->snapshot().total_now, 0U);
+    EXPECT_EQ(memory_tracker->snapshot().total_now, 0U);
     EXPECT_GT(runtime->held, 0U);
   }
   EXPECT_EQ(runtime->held, 0U);
@@ -160,8 +160,8 @@ TEST(DevicePool, AStepAsksTheDeviceForNothingOnceTheFirstHasRun) {
 
 TEST(DevicePool, SmallBlocksShareOneLargeBlockAndAreBooked) {
   const auto runtime = std::make_shared<CountingRuntime>();
-  const auto ledger = std::make_shared<MemoryTracker>();
-  MemoryPool pool(ledger, {}, runtime);
+  const auto memory_tracker = std::make_shared<MemoryTracker>();
+  MemoryPool pool(memory_tracker, {}, runtime);
   std::vector<Buffer> live;
   for (std::size_t i = 0; i < 1000; ++i) {
     live.push_back(pool.allocate(1 + i % 1500, MemoryCategory::gradient));
@@ -174,8 +174,8 @@ TEST(DevicePool, SmallBlocksShareOneLargeBlockAndAreBooked) {
     for (std::size_t at = 0; at < live[i].bytes(); ++at)
       ASSERT_EQ(std::to_integer<std::size_t>(*live[i].bytes_at(at)), i % 251) << "blocks overlap";
   }
-  EXPECT_EQ(ledger->snapshot().now_of(MemoryCategory::gradient), sum);
-  EXPECT_EQ(ledger->snapshot().total_peak + ledger->snapshot().reserved, runtime->held);
+  EXPECT_EQ(memory_tracker->snapshot().now_of(MemoryCategory::gradient), sum);
+  EXPECT_EQ(memory_tracker->snapshot().total_peak + memory_tracker->snapshot().reserved, runtime->held);
 }
 
 }  // namespace

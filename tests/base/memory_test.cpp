@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kMiB = 1024 * 1024;
 
 struct Fixture {
-  explicit Fixture(MemoryPoolOptions options = {}) : pool(ledger, options) {}
-  std::shared_ptr<MemoryTracker> ledger = std::make_shared<MemoryTracker>();
+  explicit Fixture(MemoryPoolOptions options = {}) : pool(memory_tracker, options) {}
+  std::shared_ptr<MemoryTracker> memory_tracker = std::make_shared<MemoryTracker>();
   MemoryPool pool;
   Buffer get(std::size_t bytes) { return pool.allocate(bytes, MemoryCategory::activation); }
 };
@@ -50,10 +50,10 @@ TEST(Pool, AlignsAndBooksEverySize) {
     ASSERT_TRUE(buffer);
     EXPECT_EQ(buffer.bytes(), bytes);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % kAlignment, 0U);
-    EXPECT_EQ(f.ledger->snapshot().now_of(MemoryCategory::activation), bytes);
+    EXPECT_EQ(f.memory_tracker->snapshot().now_of(MemoryCategory::activation), bytes);
     if (bytes != 0) std::memset(buffer.data(), 1, bytes);
     buffer.reset();
-    EXPECT_EQ(f.ledger->snapshot().total_now, 0U);
+    EXPECT_EQ(f.memory_tracker->snapshot().total_now, 0U);
   }
 }
 
@@ -115,7 +115,7 @@ TEST(Pool, IdleMemoryStaysBounded) {
   Fixture f(options);
   for (std::size_t i = 1; i <= 40; ++i)
     f.get(i * kMiB);  // forty sizes, one at a time: no block is ever reused as it is
-  const auto s = f.ledger->snapshot();
+  const auto s = f.memory_tracker->snapshot();
   EXPECT_EQ(s.total_peak, 40 * kMiB);
   EXPECT_LE(s.reserved, 2 * kMiB);
 }
@@ -125,23 +125,23 @@ TEST(Pool, BoundedSlackCanBeSeenToFail) {  // negative control: with the bound l
   options.slack_bytes = 4096 * kMiB;
   Fixture f(options);
   for (std::size_t i = 1; i <= 40; ++i) f.get(i * kMiB);
-  EXPECT_GT(f.ledger->snapshot().reserved, 100 * kMiB);
+  EXPECT_GT(f.memory_tracker->snapshot().reserved, 100 * kMiB);
 }
 
 TEST(Pool, TheUnusedPartOfABlockIsReserved) {
   Fixture f;
   f.get(8 * kMiB);
-  f.ledger->reset_peaks();
+  f.memory_tracker->reset_peaks();
   f.pool.trim();
   Buffer big = f.get(8 * kMiB);
   big.reset();
-  f.ledger->reset_peaks();
-  EXPECT_EQ(f.ledger->snapshot().total_peak, 0U);
+  f.memory_tracker->reset_peaks();
+  EXPECT_EQ(f.memory_tracker->snapshot().total_peak, 0U);
   const Buffer smaller = f.get(7 * kMiB + kMiB / 2);
-  const auto s = f.ledger->snapshot();
+  const auto s = f.memory_tracker->snapshot();
   EXPECT_EQ(s.total_peak + s.reserved, 8 * kMiB) << "the whole block is held, however much of it was asked for";
   const Buffer other = f.get(kMiB);  // while the end of the first one is unused
-  const auto both = f.ledger->snapshot();
+  const auto both = f.memory_tracker->snapshot();
   EXPECT_EQ(both.total_peak + both.reserved, 9 * kMiB);
 }
 
@@ -149,10 +149,10 @@ TEST(Pool, TrimGivesIdleBlocksBack) {
   Fixture f;
   f.get(16 * kMiB);
   f.pool.trim();
-  f.ledger->reset_peaks();
-  EXPECT_EQ(f.ledger->snapshot().reserved, 0U);
+  f.memory_tracker->reset_peaks();
+  EXPECT_EQ(f.memory_tracker->snapshot().reserved, 0U);
   f.get(kMiB);
-  EXPECT_EQ(f.ledger->snapshot().reserved, 0U);
+  EXPECT_EQ(f.memory_tracker->snapshot().reserved, 0U);
 }
 
 TEST(Pool, PoisonMakesAStaleReadVisible) {
@@ -178,22 +178,22 @@ TEST(Pool, WithoutPoisonAStaleReadLooksRight) {  // negative control
 }
 
 TEST(Pool, BuffersOutliveThePool) {
-  auto ledger = std::make_shared<MemoryTracker>();
-  auto pool = std::make_unique<MemoryPool>(ledger);
+  auto memory_tracker = std::make_shared<MemoryTracker>();
+  auto pool = std::make_unique<MemoryPool>(memory_tracker);
   Buffer large = pool->allocate(kMiB, MemoryCategory::other);
   Buffer small = pool->allocate(100, MemoryCategory::other);
   pool.reset();
   std::memset(large.data(), 1, kMiB);
   large.reset();
   small.reset();
-  EXPECT_EQ(ledger->snapshot().total_now, 0U);
+  EXPECT_EQ(memory_tracker->snapshot().total_now, 0U);
 }
 
 TEST(Pool, AnImpossibleRequestIsAnErrorAndBooksNothing) {
   Fixture f;
   EXPECT_THROW(f.get(std::numeric_limits<std::size_t>::max() / 2), SystemError);
   EXPECT_THROW(f.get(std::numeric_limits<std::size_t>::max()), SystemError);
-  EXPECT_EQ(f.ledger->snapshot().total_peak, 0U);
+  EXPECT_EQ(f.memory_tracker->snapshot().total_peak, 0U);
   EXPECT_TRUE(f.get(kMiB));
 }
 
@@ -212,7 +212,7 @@ TEST(Pool, ServesManyThreads) {
       }
     });
   threads.clear();
-  EXPECT_EQ(f.ledger->snapshot().total_now, 0U);
+  EXPECT_EQ(f.memory_tracker->snapshot().total_now, 0U);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-class Control : public testing::TestWithParam<bool> {
+class ControlPlane : public testing::TestWithParam<bool> {
  protected:
   std::vector<Process> start(int size, const std::string& timeout = "20s") {
     static int runs = 0;
@@ -39,10 +39,10 @@ class Control : public testing::TestWithParam<bool> {
     return ranks;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Over, Control, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Over, ControlPlane, testing::Bool(),
                          [](const auto& row) { return row.param ? "Master" : "UnixSocket"; });
 
-TEST_P(Control, MessagesReachWhomTheyAreFor) {
+TEST_P(ControlPlane, MessagesReachWhomTheyAreFor) {
   std::vector<Process> ranks = start(3);
   ranks[1].say("tell 2 a");
   EXPECT_EQ(ranks[2].line(), "told test 1 1 a");
@@ -59,7 +59,7 @@ TEST_P(Control, MessagesReachWhomTheyAreFor) {
   EXPECT_EQ(ranks[1].line(), "told test 2 1 e");
 }
 
-TEST_P(Control, RanksKnowWhereTheyAre) {
+TEST_P(ControlPlane, RanksKnowWhereTheyAre) {
   std::vector<Process> ranks = start(2);
   for (Process& rank : ranks) {
     rank.say("where");
@@ -67,7 +67,7 @@ TEST_P(Control, RanksKnowWhereTheyAre) {
   }
 }
 
-TEST_P(Control, MessagesKeepTheirOrder) {
+TEST_P(ControlPlane, MessagesKeepTheirOrder) {
   constexpr int kMessages = 500;
   std::vector<Process> ranks = start(3);
   ranks[0].say("flood -1 500 40");
@@ -87,7 +87,7 @@ TEST_P(Control, MessagesKeepTheirOrder) {
   EXPECT_EQ(next["1"], kMessages);
 }
 
-TEST_P(Control, ChannelsAreApart) {
+TEST_P(ControlPlane, ChannelsAreApart) {
   std::vector<Process> ranks = start(2);
   for (Process& rank : ranks) rank.say("open second");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "opened second");
@@ -106,7 +106,7 @@ TEST_P(Control, ChannelsAreApart) {
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "opened second");
 }
 
-TEST_P(Control, LongMessagesAreCut) {
+TEST_P(ControlPlane, LongMessagesAreCut) {
   std::vector<Process> ranks = start(2);
   ranks[0].say("flood 1 1 65000");
   EXPECT_TRUE(ranks[1].line().starts_with("told test 0 65000 0"));
@@ -115,14 +115,14 @@ TEST_P(Control, LongMessagesAreCut) {
 }
 
 /// Events of connections that were closed while the ranks met must not be taken for others'.
-TEST_P(Control, NobodyIsLostWhoLives) {
+TEST_P(ControlPlane, NobodyIsLostWhoLives) {
   for (int i = 0; i < 5; ++i) {
     std::vector<Process> ranks = start(3);
     for (Process& rank : ranks) EXPECT_EQ(rank.line(i == 0 ? 500ms : 100ms), "");
   }
 }
 
-TEST_P(Control, AKilledRankIsLostWithinASecond) {
+TEST_P(ControlPlane, AKilledRankIsLostWithinASecond) {
   for (const int victim : {0, 2}) {
     std::vector<Process> ranks = start(4);
     const auto start = steady_clock::now();
@@ -138,7 +138,7 @@ TEST_P(Control, AKilledRankIsLostWithinASecond) {
   }
 }
 
-TEST_P(Control, SeveralDeathsAreAllHeardOnce) {
+TEST_P(ControlPlane, SeveralDeathsAreAllHeardOnce) {
   std::vector<Process> ranks = start(4);
   ranks[1].kill(SIGKILL);
   EXPECT_EQ(ranks[3].line(), "lost 1 on test");
@@ -150,13 +150,13 @@ TEST_P(Control, SeveralDeathsAreAllHeardOnce) {
 }
 
 /// The two ways in which a death is noticed, each without the other.
-TEST_P(Control, AConnectionThatEndsIsALoss) {
+TEST_P(ControlPlane, AConnectionThatEndsIsALoss) {
   std::vector<Process> ranks = start(3);
   ranks[2].say("hang-up");
   EXPECT_EQ(ranks[0].line(1s), "lost 2 on test");
   EXPECT_EQ(ranks[1].line(1s), "lost 2 on test");
 }
-TEST_P(Control, AProcessThatEndsIsALossAlsoWhereItsConnectionLives) {
+TEST_P(ControlPlane, AProcessThatEndsIsALossAlsoWhereItsConnectionLives) {
   std::vector<Process> ranks = start(3);
   ranks[2].say("fork");
   EXPECT_EQ(ranks[2].line(), "forked");
@@ -167,7 +167,7 @@ TEST_P(Control, AProcessThatEndsIsALossAlsoWhereItsConnectionLives) {
   EXPECT_LT(steady_clock::now() - start, 1s);
 }
 
-TEST_P(Control, WhoLeavesInGoodOrderIsNotLost) {
+TEST_P(ControlPlane, WhoLeavesInGoodOrderIsNotLost) {
   for (const int first : {0, 1}) {
     std::vector<Process> ranks = start(3);
     ranks[static_cast<std::size_t>(first)].end_input();
@@ -178,7 +178,7 @@ TEST_P(Control, WhoLeavesInGoodOrderIsNotLost) {
   }
 }
 
-TEST_P(Control, AllLeaveAtOnce) {
+TEST_P(ControlPlane, AllLeaveAtOnce) {
   std::vector<Process> ranks = start(4);
   const auto start = steady_clock::now();
   for (Process& rank : ranks) rank.end_input();
@@ -215,11 +215,11 @@ void flood_a_stopped_rank(std::vector<Process> ranks, int victim) {
   EXPECT_EQ(ranks[0].line(), "told test 1 5 alive");
 }
 
-TEST_P(Control, AStoppedRankHoldsNobodyUp) {
+TEST_P(ControlPlane, AStoppedRankHoldsNobodyUp) {
   for (const int victim : {0, 2}) flood_a_stopped_rank(start(3), victim);
 }
 
-TEST_P(Control, NorIsASlowHubTakenForDead) {
+TEST_P(ControlPlane, NorIsASlowHubTakenForDead) {
   std::atomic<bool> done{false};
   std::vector<std::thread> busy;
   for (int i = 0; i < 4; ++i)
@@ -232,7 +232,7 @@ TEST_P(Control, NorIsASlowHubTakenForDead) {
   for (std::thread& one : busy) one.join();
 }
 
-TEST_P(Control, AChannelThatNotAllOpenIsAnError) {
+TEST_P(ControlPlane, AChannelThatNotAllOpenIsAnError) {
   std::vector<Process> ranks = start(2, "1s");
   ranks[1].say("open more");
   EXPECT_EQ(ranks[1].line(), "Timeout: init: not all ranks opened the control channel 'more' within 1s");

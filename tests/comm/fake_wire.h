@@ -46,9 +46,9 @@ class NoSleep final : public ProgressWaiter {
   void wake() noexcept override {}
 };
 
-class FakeWire final : public Link {
+class FakeLink final : public Link {
  public:
-  FakeWire(Net& net, int rank, LinkEvents& events) : net_(net), rank_(rank) {
+  FakeLink(Net& net, int rank, LinkEvents& events) : net_(net), rank_(rank) {
     net.events.push_back(&events);
     net.closed.push_back(-1);
   }
@@ -98,7 +98,7 @@ class FakeWire final : public Link {
     if (net_.dice() % 2 == 0) return deliver_note();
     return !net_.stuck && move_bulk();
   }
-  ProgressWaiter& sleeper() noexcept override { return sleeper_; }
+  ProgressWaiter& waiter() noexcept override { return waiter_; }
   void close(CloseMode how) noexcept override { net_.closed[static_cast<std::size_t>(rank_)] = static_cast<int>(how); }
 
  private:
@@ -140,7 +140,7 @@ class FakeWire final : public Link {
 
   Net& net_;
   const int rank_;
-  NoSleep sleeper_;
+  NoSleep waiter_;
 };
 
 }  // namespace tessera::comm_test

@@ -142,16 +142,16 @@ struct Wrong {
   std::vector<std::string> says;
 };
 
-class Refuses : public testing::TestWithParam<Wrong> {};
+class ResolveLaunchErrors : public testing::TestWithParam<Wrong> {};
 
-TEST_P(Refuses, AndListsWhatItFound) {
+TEST_P(ResolveLaunchErrors, AndListsWhatItFound) {
   const std::string error = error_of([&] { resolve(GetParam().environment); });
   EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
   for (const std::string& part : GetParam().says) EXPECT_NE(error.find(part), std::string::npos) << error;
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Table, Refuses,
+    Table, ResolveLaunchErrors,
     testing::Values(
         Wrong{"rank_only", {{"RANK", "1"}}, {"torchrun", "RANK=1", "WORLD_SIZE is not set"}},
         Wrong{"size_only", {{"TESSERA_WORLD_SIZE", "4"}}, {"TESSERA_RANK is not set", "TESSERA_WORLD_SIZE=4"}},

@@ -37,18 +37,18 @@ class FakeBootstrap final : public Bootstrap {
 };
 
 /// Bulk goes over the wire, or (near) by way of the kernel from one rank's memory to the other's, in this process.
-enum class Way { wire, near };
+enum class Way { link, near };
 
 struct World {
-  explicit World(int size, std::uint64_t seed = 1, std::uint8_t number = 1, Way way = Way::wire) {
+  explicit World(int size, std::uint64_t seed = 1, std::uint8_t number = 1, Way way = Way::link) {
     net.dice.seed(seed);
     for (int r = 0; r < size; ++r) {
       ranks.push_back(std::make_unique<Rank>(r));
       const FakeBootstrap bootstrap(r, number);
       ranks.back()->transport = std::make_unique<TagMatchingTransport>(
           bootstrap, *ranks.back(), [&](LinkEvents& events) -> std::unique_ptr<Link> {
-            const auto fake = [&](LinkEvents& told) { return std::make_unique<FakeWire>(net, r, told); };
-            if (way == Way::wire) return fake(events);
+            const auto fake = [&](LinkEvents& told) { return std::make_unique<FakeLink>(net, r, told); };
+            if (way == Way::link) return fake(events);
             return std::make_unique<CmaLink>(bootstrap, std::vector<int>(static_cast<std::size_t>(size), ::getpid()),
                                              events, fake);
           });
@@ -103,7 +103,7 @@ std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
 }
 
 TEST(MatchedTransport, JoinsWhatBelongsTogetherInAnyOrder) {
-  for (const Way way : {Way::wire, Way::near}) {
+  for (const Way way : {Way::link, Way::near}) {
     for (std::uint64_t seed = 1; seed <= 200; ++seed)
       ASSERT_EQ(random_exchange(seed, false, way), "") << "seed " << seed;
     EXPECT_NE(random_exchange(1, true, way), "");  // the control: a wrong byte is seen
@@ -115,7 +115,7 @@ TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed)
     for (const std::size_t sent : kSizes)
       for (const std::size_t wanted : kSizes) {
-        World world(2, seed, 1, seed % 3 == 0 ? Way::near : Way::wire);
+        World world(2, seed, 1, seed % 3 == 0 ? Way::near : Way::link);
         if (seed % 2 == 0) world[0].send(1, {1, 2, 3}, sent);
         world.drive(static_cast<int>(seed % 7));
         const Parcel& got = world[1].receive(0, {1, 2, 3}, wanted);
@@ -127,7 +127,7 @@ TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
 }
 
 /// True: memory of a message that was given up was left alone, and everything after it is right.
-bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way::wire) {
+bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way::link) {
   World world(2, seed, 1, way);
   world.net.writes_after_cancel = writes_after_cancel;
   std::mt19937_64 dice(seed);
@@ -167,7 +167,7 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way
 
 TEST(MatchedTransport, WhatIsGivenUpIsLeftAlone) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed)
-    for (const Way way : {Way::wire, Way::near}) ASSERT_TRUE(survives_cancel(seed, false, way)) << "seed " << seed;
+    for (const Way way : {Way::link, Way::near}) ASSERT_TRUE(survives_cancel(seed, false, way)) << "seed " << seed;
   bool seen = false;  // the control: a wire that writes after all
   for (std::uint64_t seed = 1; seed <= 20; ++seed) seen |= !survives_cancel(seed, true);
   EXPECT_TRUE(seen);
@@ -267,7 +267,7 @@ TEST(MatchedTransport, HowItEndsIsToldToTheWire) {
 
 TEST(MatchedTransport, AFailureThatNobodyHasBeenToldDoesNotHoldTheEnd) {
   World world(2, 8);
-  world.net.events[1]->wire_failed("out of order");
+  world.net.events[1]->link_failed("out of order");
   EXPECT_TRUE(world[1].transport->needs_polls());
   world[1].transport->close(false);  // has waited for ever
 }

@@ -15,7 +15,7 @@
 namespace tessera::comm_test {
 namespace {
 
-TEST(Operations, PartsOfDifferentLengths) {
+TEST(Communicator, PartsOfDifferentLengths) {
   for (const std::size_t scale : {1u, 40'000u})
     run_ranks(4, [&](Communicator& comm) {
       const auto n = static_cast<std::size_t>(comm.size());
@@ -75,11 +75,11 @@ class Narrow final : public Communicator {
   std::unique_ptr<Communicator> do_split(int, int) override { return nullptr; }
   Buffer do_allocate(std::size_t, MemoryKind, std::optional<MemoryCategory>) override { return {}; }
   void do_abort(std::string_view) noexcept override {}
-  void do_meter(TrafficStats&) const override {}
+  void do_traffic(TrafficStats&) const override {}
   Capabilities capabilities_;
 };
 
-TEST(Operations, OnlyInDtypesThatTheBackendTakes) {
+TEST(Communicator, OnlyInDtypesThatTheBackendTakes) {
   Narrow comm;
   std::vector<float> numbers(2);
   std::vector<double> wide(2);
@@ -96,7 +96,7 @@ TEST(Operations, OnlyInDtypesThatTheBackendTakes) {
   EXPECT_EQ(comm.started, 2);
 }
 
-TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
+TEST(Communicator, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
   run_ranks(3, [](Communicator& comm) {
     const int right = (comm.rank() + 1) % comm.size();
     const int left = (comm.rank() + comm.size() - 1) % comm.size();
@@ -131,10 +131,10 @@ TEST(Operations, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
   });
 }
 
-TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
+TEST(Communicator, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
   run_ranks(5, [](Communicator& world) {
     Buffer buffer = world.allocate(1 << 20, MemoryKind::host, MemoryCategory::parameter);
-    EXPECT_EQ(world.ledger()->snapshot().now_of(MemoryCategory::parameter), 1u << 20);
+    EXPECT_EQ(world.memory_tracker()->snapshot().now_of(MemoryCategory::parameter), 1u << 20);
     const int color = world.rank() == 4 ? -1 : world.rank() % 2;
     const auto half = world.split(color, -world.rank());
     if (world.rank() == 4) {
@@ -149,23 +149,24 @@ TEST(Operations, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
     std::fill_n(data, 100'000, static_cast<float>(world.rank()));
     half->all_reduce(view_of(data, 100'000), view_of(data, 100'000), ReduceOp::sum()).wait();
     for (int i = 0; i < 100'000; ++i) ASSERT_EQ(data[i], world.rank() % 2 == 0 ? 2 : 4);
-    const std::uint64_t staging = world.ledger()->snapshot().now_of(MemoryCategory::communication);
+    const std::uint64_t staging = world.memory_tracker()->snapshot().now_of(MemoryCategory::communication);
     std::vector<float> ordinary(100'000, 1);
     half->all_reduce(view_of(ordinary.data(), ordinary.size()), view_of(ordinary.data(), ordinary.size()),
                      ReduceOp::sum())
         .wait();
-    EXPECT_GT(world.ledger()->snapshot().now_of(MemoryCategory::communication), staging);  // the window had needed none
+    EXPECT_GT(world.memory_tracker()->snapshot().now_of(MemoryCategory::communication),
+              staging);  // the window had needed none
   });
 }
 
 /// Windows that grow past what was given back: the pages of the old ones are dropped while a place for the new one is
 /// looked for. A broken list of free places shows as windows that overlap, and to the sanitizers at once.
-TEST(Operations, OnMemoryOfEitherKindOnAnyRank) {
+TEST(Communicator, OnMemoryOfEitherKindOnAnyRank) {
   for (const int ranks : {2, 3, 5}) run_ranks(ranks, [](Communicator& comm) { move_mixed_memory(comm, 5, 60); });
 }
 
 /// A root may be far ahead: its payloads stay until all have read them.
-TEST(Operations, ARootThatRunsAheadOverwritesNothing) {
+TEST(Communicator, ARootThatRunsAheadOverwritesNothing) {
   run_ranks(3, [](Communicator& comm) {
     for (int step = 0; step < 300; ++step) {
       std::vector<float> x(500, comm.rank() == 1 ? static_cast<float>(step) : -1.0f);
@@ -178,7 +179,7 @@ TEST(Operations, ARootThatRunsAheadOverwritesNothing) {
 
 /// A root is done before the others have read: what it gave stays, though it lets go of the communicator and makes
 /// others.
-TEST(Operations, ARootThatLeavesAtOnceTakesNothingAway) {
+TEST(Communicator, ARootThatLeavesAtOnceTakesNothingAway) {
   std::atomic<bool> gone{false};
   run_ranks(3, [&](Communicator& world) {
     const auto pair = world.split(world.rank() == 1 ? -1 : 0, 0);
@@ -201,22 +202,22 @@ TEST(Operations, ARootThatLeavesAtOnceTakesNothingAway) {
 }
 
 /// The room that a large operation needed between its steps is not kept.
-TEST(Operations, LargeScratchIsGivenBack) {
+TEST(Communicator, LargeScratchIsGivenBack) {
   InitOptions config = quick_config();
   config.backend = "tcp";
   run_threads(4, config, [](Communicator& comm) {
     std::vector<float> x(4 << 20, 1);
-    const std::uint64_t before = comm.ledger()->snapshot().now_of(MemoryCategory::communication);
+    const std::uint64_t before = comm.memory_tracker()->snapshot().now_of(MemoryCategory::communication);
     comm.all_reduce(view_of(x.data(), x.size()), view_of(x.data(), x.size()), ReduceOp::sum()).wait();
     comm.barrier().wait();  // the operation is put away after its end is told
-    const auto after = comm.ledger()->snapshot();
+    const auto after = comm.memory_tracker()->snapshot();
     EXPECT_GT(after.peak_of(MemoryCategory::communication), before + (1U << 20)) << "the control: it needed much";
     EXPECT_LE(after.now_of(MemoryCategory::communication), before + (1U << 20));
   });
 }
 
 /// Checked mode keeps what the ranks called only until they agree.
-TEST(Operations, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
+TEST(Communicator, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
   InitOptions config = quick_config();
   config.backend = "tcp";
   config.check = true;
@@ -234,7 +235,7 @@ TEST(Operations, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
   EXPECT_LT(used[1], used[0] + 200'000);
 }
 
-TEST(Operations, GrowingWindowsNeverOverlapLivingOnes) {
+TEST(Communicator, GrowingWindowsNeverOverlapLivingOnes) {
   run_ranks(2, [](Communicator& comm) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
     std::vector<Buffer> living;
@@ -264,7 +265,7 @@ std::size_t resident_bytes() {
 }
 
 /// What nobody uses goes back to the machine when something else is asked for.
-TEST(Operations, IdleWindowsAreGivenBack) {
+TEST(Communicator, IdleWindowsAreGivenBack) {
   run_ranks(1, [](Communicator& comm) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
     const std::size_t before = resident_bytes();

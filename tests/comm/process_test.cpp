@@ -66,7 +66,7 @@ int files_left() {
 
 void expect_nothing_left() { EXPECT_EQ(files_left(), 0); }
 
-TEST(Processes, FindEachOtherAndLeaveNothing) {
+TEST(ProcessWorld, FindEachOtherAndLeaveNothing) {
   for (const int size : {2, 4}) {
     std::vector<Process> ranks = start_ranks(size, "once");
     for (Process& rank : ranks) EXPECT_EQ(rank.line(), "ready");
@@ -76,20 +76,20 @@ TEST(Processes, FindEachOtherAndLeaveNothing) {
 }
 
 // Windows that agree in these bits evict each other from AMD's first-level caches, line by line.
-TEST(Processes, MapTheWindowsOfDifferentRanksAtDifferentColours) {
+TEST(ProcessWorld, MapTheWindowsOfDifferentRanksAtDifferentColours) {
   std::vector<Process> ranks = start_ranks(4, "windows");
   for (Process& rank : ranks) {
     std::istringstream line(rank.line());
-    const std::vector<int> colours(std::istream_iterator<int>(line), {});
-    EXPECT_EQ(colours.size(), 4u);  // a window in several pieces, or none, would be no test
-    EXPECT_EQ(std::set<int>(colours.begin(), colours.end()).size(), colours.size());
+    const std::vector<int> colors(std::istream_iterator<int>(line), {});
+    EXPECT_EQ(colors.size(), 4u);  // a window in several pieces, or none, would be no test
+    EXPECT_EQ(std::set<int>(colors.begin(), colors.end()).size(), colors.size());
   }
   for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
 }
 
-class Mixed : public testing::TestWithParam<const char*> {};
+class MixedDtypes : public testing::TestWithParam<const char*> {};
 
-TEST_P(Mixed, MemoryOnAnyRankIsMovedAndDoneWithWhenACallSaysSo) {
+TEST_P(MixedDtypes, MemoryOnAnyRankIsMovedAndDoneWithWhenACallSaysSo) {
   for (const int size : {2, 3, 4}) {
     std::vector<Process> ranks = start_ranks(size, "mixed", "60s", GetParam());
     for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
@@ -97,7 +97,7 @@ TEST_P(Mixed, MemoryOnAnyRankIsMovedAndDoneWithWhenACallSaysSo) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Mixed, testing::Values("TESSERA_CMA=1", "TESSERA_CMA=0", "TESSERA_CHECK=1"));
+INSTANTIATE_TEST_SUITE_P(Each, MixedDtypes, testing::Values("TESSERA_CMA=1", "TESSERA_CMA=0", "TESSERA_CHECK=1"));
 
 class Killed : public testing::TestWithParam<int> {};
 
@@ -139,7 +139,7 @@ TEST_P(KilledOnADevice, RankIsNamedByThoseThatWait) {
 INSTANTIATE_TEST_SUITE_P(Each, KilledOnADevice,
                          testing::Combine(testing::Values(0, 1, 2), testing::Values("ipc", "direct")));
 
-TEST(Processes, StopOnADeviceIsNamedAtTheDeadline) {
+TEST(ProcessWorld, StopOnADeviceIsNamedAtTheDeadline) {
   std::vector<Process> ranks = start_ranks(3, "device ipc", "2s");
   for (Process& rank : ranks) ASSERT_EQ(rank.line(), "ready ipc");
   ranks[1].kill(SIGSTOP);
@@ -151,7 +151,7 @@ TEST(Processes, StopOnADeviceIsNamedAtTheDeadline) {
   }
 }
 
-TEST(Processes, LeaveNoMemoryOfADeviceOpen) {
+TEST(ProcessWorld, LeaveNoMemoryOfADeviceOpen) {
   std::vector<Process> ranks = start_ranks(4, "device leave");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
   // Each has opened one window of each other; the window was freed after all had closed it.
@@ -160,7 +160,7 @@ TEST(Processes, LeaveNoMemoryOfADeviceOpen) {
 }
 
 // The control: who leaves with an error doesn't wait for the others, and its windows stay.
-TEST(Processes, WhoLeavesWithAnErrorKeepsItsWindows) {
+TEST(ProcessWorld, WhoLeavesWithAnErrorKeepsItsWindows) {
   std::vector<Process> ranks = start_ranks(2, "device throw");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
   EXPECT_EQ(ranks[1].line(), "exported 1, imported 0 of 1, freed too early 0");
@@ -199,9 +199,9 @@ struct LettingGo {
 
 /// Memory that is not there any more when a rank comes to read it is not the cause: what made its owner let go of it
 /// is.
-class LetGo : public testing::TestWithParam<LettingGo> {};
+class PeerFailure : public testing::TestWithParam<LettingGo> {};
 
-TEST_P(LetGo, MemoryThatAFailedPeerGaveBackIsThatPeersFailure) {
+TEST_P(PeerFailure, MemoryThatAFailedPeerGaveBackIsThatPeersFailure) {
   const bool death = std::string(GetParam().mode).ends_with("death");
   std::vector<Process> ranks = start_ranks(death ? 3 : 2, GetParam().mode);
   if (death) {
@@ -213,7 +213,7 @@ TEST_P(LetGo, MemoryThatAFailedPeerGaveBackIsThatPeersFailure) {
   ranks[0].say("");
   EXPECT_EQ(ranks[0].line(), cause);
 }
-INSTANTIATE_TEST_SUITE_P(Each, LetGo,
+INSTANTIATE_TEST_SUITE_P(Each, PeerFailure,
                          testing::Values(LettingGo{"let go message timeout",
                                                    "Timeout: send to rank 0: not done within"},
                                          LettingGo{"let go message abort", "Aborted: rank 1 aborted: enough"},
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Each, LetGo,
                            return name;
                          });
 
-TEST(Processes, AMissingRankIsNamed) {
+TEST(ProcessWorld, AMissingRankIsNamed) {
   const std::string run = new_run();
   Process zero = start_rank(run, 0, 3, "once", "700ms");
   Process two = start_rank(run, 2, 3, "once", "5s");
@@ -239,7 +239,7 @@ TEST(Processes, AMissingRankIsNamed) {
   expect_nothing_left();
 }
 
-TEST(Processes, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
+TEST(ProcessWorld, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
   const std::string run = new_run();
   {
     Process dies = start_rank(run, 0, 2, "once");
@@ -257,13 +257,13 @@ TEST(Processes, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
   expect_nothing_left();
 }
 
-TEST(Processes, HalfSetVariablesAreAnError) {
+TEST(ProcessWorld, HalfSetVariablesAreAnError) {
   Process rank(TESSERA_RANK_PROGRAM, {"TESSERA_RANK=1"}, "once");
   EXPECT_NE(rank.line().find("InvalidUsage: tessera launcher: TESSERA_RANK=1, TESSERA_WORLD_SIZE is not set"),
             std::string::npos);
 }
 
-TEST(Processes, RanksOfDifferentWorldsRefuseEachOther) {
+TEST(ProcessWorld, RanksOfDifferentWorldsRefuseEachOther) {
   const std::string run = new_run();
   Process zero = start_rank(run, 0, 2, "once");
   Process one = start_rank(run, 1, 3, "once");

@@ -112,7 +112,7 @@ TEST(Sleeps, EndWhenTheEngineDoes) {
     ProgressEngine engine(bell, {.longest_sleep = kLongest});
     if (!idle) engine.begin_operation();
     engine.wake_progress_thread();
-    ASSERT_TRUE(soon([&] { return idle ? bell.idle.load() == 2 : bell.sleepers.load() != 0; }));
+    ASSERT_TRUE(soon([&] { return idle ? bell.idle.load() == 2 : bell.waiters.load() != 0; }));
   }
   EXPECT_LT(Clock::now() - start, kSoon);
 }

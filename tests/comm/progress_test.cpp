@@ -53,8 +53,8 @@ TEST(Progress, WaitedOutOfOrder) {
 
 /// How long rank 0 waits for a large all_reduce whose other rank issues its part and then sleeps outside the library,
 /// after `before` operations that were waited for at once.
-std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, std::chrono::milliseconds nap,
-                                                          int before = 0) {
+std::chrono::steady_clock::duration wait_beside_a_waiter(bool progress_thread, std::chrono::milliseconds nap,
+                                                         int before = 0) {
   InitOptions config = quick_config();
   config.progress_thread = progress_thread;
   std::chrono::steady_clock::duration waited{};
@@ -76,14 +76,14 @@ std::chrono::steady_clock::duration wait_beside_a_sleeper(bool progress_thread, 
   return waited;
 }
 
-TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) { EXPECT_LT(wait_beside_a_sleeper(true, 1000ms), 500ms); }
+TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) { EXPECT_LT(wait_beside_a_waiter(true, 1000ms), 500ms); }
 
 TEST(Progress, NorDoesOneThatHasAlwaysWaitedAtOnceBefore) {  // so its progress thread was not woken this time
-  EXPECT_LT(wait_beside_a_sleeper(true, 1000ms, 200), 500ms);
+  EXPECT_LT(wait_beside_a_waiter(true, 1000ms, 200), 500ms);
 }
 
 TEST(Progress, WithoutTheProgressThreadItDoes) {  // the negative control of the test above
-  EXPECT_GE(wait_beside_a_sleeper(false, 300ms), 250ms);
+  EXPECT_GE(wait_beside_a_waiter(false, 300ms), 250ms);
 }
 
 TEST(Progress, FinishesWhileItsCallerNeverWaits) {

@@ -79,14 +79,14 @@ int let_go(Communicator& comm, const std::string& mode) {
 }
 
 /// Where this process mapped the ranks' windows: address bits 21 to 27, one number a window.
-std::string window_colours() {
+std::string window_colors() {
   std::ifstream maps("/proc/self/maps");
   std::string line;
-  std::string colours;
+  std::string colors;
   while (std::getline(maps, line))
     if (line.find("tessera-window") != std::string::npos)
-      colours += (colours.empty() ? "" : " ") + std::to_string(std::stoull(line, nullptr, 16) >> 21 & 127);
-  return colours;
+      colors += (colors.empty() ? "" : " ") + std::to_string(std::stoull(line, nullptr, 16) >> 21 & 127);
+  return colors;
 }
 
 /// All-reduces memory of a device, for ever or so many rounds. What waits for a failed one goes on, and finds no half
@@ -146,7 +146,7 @@ int run(const std::string& mode) {
     return 0;
   }
   if (mode == "windows") {
-    say(window_colours());
+    say(window_colors());
     comm->barrier().wait();
     return 0;
   }

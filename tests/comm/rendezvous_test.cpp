@@ -215,7 +215,7 @@ TEST(Rendezvous, NobodyIsTakenForDeadOnABusyMachine) {
   EXPECT_EQ(lost.load(), 0);
 }
 
-TEST(Missing, RanksAreNamedByAllWhoCame) {
+TEST(RendezvousTimeout, RanksAreNamedByAllWhoCame) {
   const int port = free_port();
   RendezvousOptions first = meeting(0, 4, port);
   first.timeout = 700ms;
@@ -234,7 +234,7 @@ TEST(Missing, RanksAreNamedByAllWhoCame) {
                 std::to_string(port) + ": Connection refused");
 }
 
-TEST(Missing, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
+TEST(RendezvousTimeout, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
   const int port = free_port();
   const auto impatient = [&](int rank, std::chrono::milliseconds timeout) {
     RendezvousOptions one = meeting(rank, 3, port);
@@ -247,7 +247,7 @@ TEST(Missing, RanksAreNamedToThoseWhoCameALittleBeforeRankZero) {
   EXPECT_EQ(two.get().error, error);
 }
 
-TEST(Missing, ARankThatCameAndDiedCanComeAgain) {
+TEST(RendezvousTimeout, ARankThatCameAndDiedCanComeAgain) {
   const int port = free_port();
   auto zero = come(meeting(0, 3, port));
   RendezvousOptions brief = meeting(1, 3, port);

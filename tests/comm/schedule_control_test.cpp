@@ -27,7 +27,7 @@ bool carries_data(const Schedule& schedule, const ScheduleStep& earlier, const S
   return reads;
 }
 
-TEST(ScheduleControls, ADroppedDependencyIsSeen) {
+TEST(ScheduleNegativeControl, ADroppedDependencyIsSeen) {
   int dropped = 0;
   for (const Named& algorithm : algorithms(false))
     for (const int ranks : {3, 4, 5}) {
@@ -48,7 +48,7 @@ TEST(ScheduleControls, ADroppedDependencyIsSeen) {
 }
 
 /// The runner sees it too: some order of events gives a wrong result.
-TEST(ScheduleControls, ADroppedDependencyGivesWrongResults) {
+TEST(ScheduleNegativeControl, ADroppedDependencyGivesWrongResults) {
   ScheduleWorld world = world_of(OpKind::all_reduce, "ring", 3);
   const std::vector<Bytes> inputs = make_inputs(world, true, 1);
   const std::vector<Bytes> wanted = expected(world, inputs);
@@ -67,7 +67,7 @@ TEST(ScheduleControls, ADroppedDependencyGivesWrongResults) {
 }
 
 /// In place, what waits for memory to be free matters as well.
-TEST(ScheduleControls, AForgottenHazardInPlaceIsSeen) {
+TEST(ScheduleNegativeControl, AForgottenHazardInPlaceIsSeen) {
   for (const char* name : {"symmetric", "recursive_doubling"}) {
     ScheduleWorld world = world_of(OpKind::all_reduce, name, 2, ~0u);
     ASSERT_EQ(world.race(), "");
@@ -88,7 +88,7 @@ TEST(ScheduleControls, AForgottenHazardInPlaceIsSeen) {
 
 /// Where buffers take turns, too, each dependency is needed and its absence seen: all of these algorithms'
 /// dependencies.
-TEST(ScheduleControls, NoDependencyIsIdle) {
+TEST(ScheduleNegativeControl, NoDependencyIsIdle) {
   for (const Named& algorithm : algorithms(false)) {
     const std::string& name = algorithm.name;
     if (name != "direct" && name != "symmetric" && name != "ring" && name != "tree" && name != "binomial" &&
@@ -108,14 +108,14 @@ TEST(ScheduleControls, NoDependencyIsIdle) {
   }
 }
 
-TEST(ScheduleControls, ABarrierThatForgetsIsSeen) {
+TEST(ScheduleNegativeControl, ABarrierThatForgetsIsSeen) {
   ScheduleWorld world(CollectiveSpec{.kind = OpKind::barrier, .ranks = 8}, "dissemination");
   ASSERT_EQ(world.early_leaver(), "");
   drop_dependency(world.schedules[3], 0);
   EXPECT_THAT(world.early_leaver(), HasSubstr("may leave"));
 }
 
-TEST(ScheduleControls, SwappedSourcesAreSeenByTheOrder) {
+TEST(ScheduleNegativeControl, SwappedSourcesAreSeenByTheOrder) {
   const CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = true};
   ScheduleWorld world(problem, "direct");
   ASSERT_EQ(verify(world, false), "");
@@ -125,21 +125,21 @@ TEST(ScheduleControls, SwappedSourcesAreSeenByTheOrder) {
   EXPECT_THAT(verify(world, false), HasSubstr("differs"));
 }
 
-TEST(ScheduleControls, AnotherOrderIsSeen) {
+TEST(ScheduleNegativeControl, AnotherOrderIsSeen) {
   CollectiveSpec problem{.kind = OpKind::all_reduce, .ranks = 4, .count = 400, .ordered = false};
   EXPECT_THAT(verify(ScheduleWorld(problem, "ring"), false), HasSubstr("differs"));
   problem.ordered = true;
   EXPECT_THAT(refusal(problem, "ring"), HasSubstr("order of its own"));
 }
 
-TEST(ScheduleControls, RoundingAtEveryHopIsSeen) {
+TEST(ScheduleNegativeControl, RoundingAtEveryHopIsSeen) {
   CollectiveSpec problem{.kind = OpKind::all_reduce, .dtype = DType::bf16, .ranks = 4, .count = 400, .ordered = false};
   EXPECT_THAT(verify(ScheduleWorld(problem, "recursive_doubling"), false), HasSubstr("differs"));
   problem.ordered = true;
   EXPECT_THAT(refusal(problem, "recursive_doubling"), HasSubstr("at every hop"));
 }
 
-TEST(ScheduleControls, BrokenMessagesAreSeen) {
+TEST(ScheduleNegativeControl, BrokenMessagesAreSeen) {
   ScheduleWorld world = world_of(OpKind::all_gather, "ring", 3);
   Schedule& schedule = world.schedules[0];
   const Schedule whole = schedule;
@@ -163,7 +163,7 @@ TEST(ScheduleControls, BrokenMessagesAreSeen) {
 }
 
 /// Two ranks that each receive before they send: no order of events gets through.
-TEST(ScheduleControls, ACircleIsSeen) {
+TEST(ScheduleNegativeControl, ACircleIsSeen) {
   ScheduleWorld world = world_of(OpKind::all_to_all, "direct", 2);
   for (Schedule& schedule : world.schedules) {
     std::vector<ScheduleStep> steps;

@@ -242,7 +242,7 @@ TEST_P(Staging, PinsNothingAnewForOperationsLikeEarlierOnes) {
 TEST_P(Staging, MemoryIsTheDevicesAndBooked) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
-    const auto live = [&] { return comm.ledger()->snapshot().now_of(MemoryCategory::parameter); };
+    const auto live = [&] { return comm.memory_tracker()->snapshot().now_of(MemoryCategory::parameter); };
     {
       const Buffer memory = comm.allocate(1 << 16, MemoryKind::device, MemoryCategory::parameter);
       EXPECT_EQ(live(), 1u << 16);

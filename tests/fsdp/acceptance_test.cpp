@@ -81,12 +81,12 @@ TEST_P(Acceptance, P05_PeaksOfMemoryEqualTheFormula) {
     std::int64_t padded = 0;
     for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
     const ModelStateBytes state = model_state_formula(one.engine.strategy, record.mesh, padded, 2);
-    for (const base::MemoryTracker::Snapshot& ledger : record.ledgers) {
-      EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter) << name;
-      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_gradient), peak.unsharded_gradient) << name;
-      EXPECT_EQ(ledger.peak_of(MemoryCategory::parameter), state.parameter) << name;
-      EXPECT_EQ(ledger.peak_of(MemoryCategory::gradient), state.gradient) << name;
-      EXPECT_EQ(ledger.peak_of(MemoryCategory::optimizer), state.optimizer) << name;
+    for (const base::MemoryTracker::Snapshot& memory_tracker : record.memory_trackers) {
+      EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter) << name;
+      EXPECT_LE(memory_tracker.peak_of(MemoryCategory::unsharded_gradient), peak.unsharded_gradient) << name;
+      EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::parameter), state.parameter) << name;
+      EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::gradient), state.gradient) << name;
+      EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::optimizer), state.optimizer) << name;
     }
   }
 }
@@ -141,7 +141,7 @@ std::map<std::string, std::vector<float>> train_odd(const std::string& backend, 
   config.backend = backend;
   config.timeout = std::chrono::seconds(30);
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
-    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     Odd model(context);
     EngineOptions options = engine_for(strategy);
     options.wrap = "twice;sometimes;never;out";

@@ -134,10 +134,10 @@ void expect_formulas(const TrainingSpec& spec) {
     EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
     EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
   }
-  for (const base::MemoryTracker::Snapshot& ledger : record.ledgers) {
-    EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_gradient), peak.unsharded_gradient);
-    EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter);
-    EXPECT_EQ(ledger.now_of(MemoryCategory::unsharded_gradient), 0u);
+  for (const base::MemoryTracker::Snapshot& memory_tracker : record.memory_trackers) {
+    EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_gradient), peak.unsharded_gradient);
+    EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter);
+    EXPECT_EQ(memory_tracker.now_of(MemoryCategory::unsharded_gradient), 0u);
   }
 }
 

@@ -57,7 +57,7 @@ void expect_same_traffic(const TrainingRecord& a, const TrainingRecord& b, const
 }
 
 std::uint64_t activation_peak(const TrainingRecord& record) {
-  return record.ledgers.at(0).peak_of(MemoryCategory::activation);
+  return record.memory_trackers.at(0).peak_of(MemoryCategory::activation);
 }
 
 class Checkpointed : public testing::TestWithParam<std::tuple<const char*, int>> {};
@@ -81,8 +81,8 @@ TEST_P(Checkpointed, TrainingHasTheBitsAndTheTrafficOfARunWithout) {
         EXPECT_EQ(record.copied_bytes, 0U);
         if (lazy) continue;  // such streams keep what they will use
         EXPECT_LT(activation_peak(record), activation_peak(plain));
-        EXPECT_EQ(record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter),
-                  plain.ledgers[0].peak_of(MemoryCategory::unsharded_parameter));
+        EXPECT_EQ(record.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter),
+                  plain.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter));
       }
     }
   }
@@ -106,7 +106,8 @@ std::int64_t further_gathers(const TrainingSpec& with, const TrainingSpec& witho
   const auto calls = [&](const TrainingRecord& r) {
     return static_cast<std::int64_t>(r.all_later.all_gather.calls) / (with.steps - with.first_step - 1);
   };
-  for (const auto& ledger : a.ledgers) EXPECT_EQ(ledger.now_of(MemoryCategory::unsharded_gradient), 0U) << what;
+  for (const auto& memory_tracker : a.memory_trackers)
+    EXPECT_EQ(memory_tracker.now_of(MemoryCategory::unsharded_gradient), 0U) << what;
   return calls(a) - calls(b);
 }
 

@@ -53,11 +53,11 @@ TrainingSpec spec_for(const std::string& strategy, int ranks, const Case& c, con
   return spec;
 }
 
-class Mixed : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Models, Mixed, testing::ValuesIn(cases()),
+class MixedDtypes : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Models, MixedDtypes, testing::ValuesIn(cases()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST_P(Mixed, StrategiesEndWithTheSameBits) {
+TEST_P(MixedDtypes, StrategiesEndWithTheSameBits) {
   for (const int ranks : {1, 2, 4}) {
     const TrainingRecord ddp = train(spec_for("ddp", ranks, GetParam()));
     for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
@@ -68,14 +68,14 @@ TEST_P(Mixed, StrategiesEndWithTheSameBits) {
   }
 }
 
-TEST_P(Mixed, ControlAnotherChoiceOfDtypesHasOtherBits) {
+TEST_P(MixedDtypes, ControlAnotherChoiceOfDtypesHasOtherBits) {
   TrainingSpec other = spec_for("ddp", 2, GetParam());
   const TrainingRecord mixed = train(other);
   other.module_dtypes.clear();
   EXPECT_FALSE(same_bits(mixed, train(other)));
 }
 
-TEST_P(Mixed, LateStreamsAndCheckpointedActivationsGiveTheSameBits) {
+TEST_P(MixedDtypes, LateStreamsAndCheckpointedActivationsGiveTheSameBits) {
   for (const char* name : {"ddp", "zero1", "fsdp"}) {
     TrainingSpec spec = spec_for(name, 2, GetParam());
     spec.engine.poison = true;
@@ -105,15 +105,15 @@ void expect_formulas(const TrainingSpec& spec, const TrainingRecord& record, Pre
   }
   const auto state = model_state_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 2, precision);
   const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, course, precision);
-  for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
+  for (std::size_t rank = 0; rank < record.memory_trackers.size(); ++rank) {
     EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
-    EXPECT_LE(record.ledgers[rank].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
-    EXPECT_LE(record.ledgers[rank].peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
+    EXPECT_LE(record.memory_trackers[rank].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+    EXPECT_LE(record.memory_trackers[rank].peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
   }
   EXPECT_EQ(record.copied_bytes, 0U);
 }
 
-TEST_P(Mixed, CostWhatTheFormulasSay) {
+TEST_P(MixedDtypes, CostWhatTheFormulasSay) {
   for (const auto& [name, ranks, mesh] :
        {std::tuple("ddp", 3, ""), std::tuple("zero1", 2, ""), std::tuple("zero2", 4, ""), std::tuple("fsdp", 3, ""),
         std::tuple("hsdp", 4, "2x2"), std::tuple("fsdp", 1, "")}) {
@@ -181,7 +181,7 @@ TEST(MixedUnits, MayBeFrozenInPart) {
   }
 }
 
-TEST_P(Mixed, WithShardsInTheHostsMemoryHaveTheSameBitsAndTheBytesOfTheFormula) {
+TEST_P(MixedDtypes, WithShardsInTheHostsMemoryHaveTheSameBitsAndTheBytesOfTheFormula) {
   for (const auto& [name, ranks] : {std::pair("zero2", 2), std::pair("fsdp", 1), std::pair("fsdp", 2)}) {
     TrainingSpec spec = spec_for(name, ranks, GetParam());
     spec.engine.poison = true;
@@ -212,7 +212,7 @@ TEST(MixedUnits, OnADeviceTheHostCantReachHaveTheSameBitsAndMakeItWaitForNothing
 
 // --- checkpoints
 
-TEST_P(Mixed, CheckpointsAreOfF32ValuesAndReadWithAnyChoiceOfDtypes) {
+TEST_P(MixedDtypes, CheckpointsAreOfF32ValuesAndReadWithAnyChoiceOfDtypes) {
   const nn::test::TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, GetParam());
   spec.global_batch = 12;

@@ -55,7 +55,8 @@ TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
     const TrainingRecord record = train(spec);
     // Each begins at a multiple of 64 bytes.
     const std::uint64_t bytes = 2 * (static_cast<std::uint64_t>(spec.model.width) * 4 + 3 * 64);
-    for (const auto& ledger : record.ledgers) EXPECT_EQ(ledger.now_of(MemoryCategory::other), bytes) << strategy;
+    for (const auto& memory_tracker : record.memory_trackers)
+      EXPECT_EQ(memory_tracker.now_of(MemoryCategory::other), bytes) << strategy;
   }
 }
 

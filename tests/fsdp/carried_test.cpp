@@ -54,7 +54,7 @@ Resumed resume(TrainingSpec spec, const std::string& folder, bool forget = false
     Checkpoint checkpoint(folder);
     const RestoreReport report = restore(engine, checkpoint);
     EXPECT_TRUE(checkpoint.verify().empty());
-    if (forget) engine.fill_carried({});
+    if (forget) engine.load_plugin_state({});
     const std::lock_guard lock(mutex);
     if (control.rank() == 0) resumed.dropped = report.dropped;
   };
@@ -62,9 +62,9 @@ Resumed resume(TrainingSpec spec, const std::string& folder, bool forget = false
   return resumed;
 }
 
-class Carried : public testing::TestWithParam<Case> {};
+class PluginState : public testing::TestWithParam<Case> {};
 
-INSTANTIATE_TEST_SUITE_P(Plugins, Carried,
+INSTANTIATE_TEST_SUITE_P(Plugins, PluginState,
                          testing::Values(Case{"ddp", 2, "plain", "powersgd"}, Case{"ddp", 3, "plain", "int8_feedback"},
                                          Case{"fsdp", 2, "int8_feedback", "plain"},
                                          Case{"hsdp", 4, "int8_feedback", "int8_feedback"}),
@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(Plugins, Carried,
                                   test.param.all_reduce;
                          });
 
-TEST_P(Carried, ComesBackWithACheckpoint) {
+TEST_P(PluginState, ComesBackWithACheckpoint) {
   const TemporaryFolder folder;
   const TrainingSpec spec = spec_for(GetParam());
   const TrainingRecord whole = train(saving(spec, folder.path(), 1, /*asynchronous=*/true));
@@ -84,7 +84,7 @@ TEST_P(Carried, ComesBackWithACheckpoint) {
   EXPECT_NE(resume(spec, folder.path(), true).record.parameters, whole.parameters);
 }
 
-TEST_P(Carried, IsDroppedWithALineWhereItDoesNotFit) {
+TEST_P(PluginState, IsDroppedWithALineWhereItDoesNotFit) {
   const TemporaryFolder folder;
   train(saving(spec_for(GetParam()), folder.path(), 1, /*asynchronous=*/true));
   Case fewer = GetParam();
@@ -95,7 +95,7 @@ TEST_P(Carried, IsDroppedWithALineWhereItDoesNotFit) {
 }
 
 /// A refresh lays flat parameters out anew, and plug-ins begin anew with them.
-TEST_P(Carried, BeginsAnewAfterARefresh) {
+TEST_P(PluginState, BeginsAnewAfterARefresh) {
   std::mutex mutex;
   std::vector<std::map<std::string, std::vector<float>>> by_rank(static_cast<std::size_t>(GetParam().ranks));
   TrainingSpec spec = spec_for(GetParam());
@@ -106,14 +106,14 @@ TEST_P(Carried, BeginsAnewAfterARefresh) {
         if (parameter->name().find("attn") != std::string::npos) tensor.set_requires_grad(false);
       }
       engine.apply_requires_grad();
-      std::size_t carried = 0, not_zero = 0;
-      for (const CollectivePlugin::State& state : engine.carried()) {
+      std::size_t plugin_state = 0, not_zero = 0;
+      for (const CollectivePlugin::State& state : engine.plugin_state()) {
         if (state.name.find("error") == std::string::npos) continue;
-        carried += state.count;
+        plugin_state += state.count;
         not_zero += static_cast<std::size_t>(
             std::count_if(state.data, state.data + state.count, [](float value) { return value != 0; }));
       }
-      EXPECT_GT(carried, 0U);
+      EXPECT_GT(plugin_state, 0U);
       EXPECT_EQ(not_zero, 0U);
     }
     if (step != 4) return;
@@ -129,7 +129,7 @@ TEST_P(Carried, BeginsAnewAfterARefresh) {
   for (const auto& mine : by_rank) EXPECT_EQ(mine, by_rank[0]);
 }
 
-TEST(CarriedByNothing, IsNothingToSpeakOf) {
+TEST(PluginState, IsNothingToSpeakOf) {
   const TemporaryFolder folder;
   train(saving(spec_for({"fsdp", 2, "plain", "plain"}), folder.path(), 1, /*asynchronous=*/true));
   EXPECT_EQ(resume(spec_for({"fsdp", 3, "int8", "plain"}), folder.path()).dropped, "");

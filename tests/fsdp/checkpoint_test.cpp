@@ -27,17 +27,17 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 /// Acceptance item 12, over shared memory and over sockets.
-class CheckpointsOver : public testing::TestWithParam<std::string> {
+class CheckpointResharding : public testing::TestWithParam<std::string> {
  protected:
   static TrainingSpec over(TrainingSpec spec) {
     spec.backend = GetParam();
     return spec;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, CheckpointsOver, testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Backends, CheckpointResharding, testing::Values("shm", "tcp"),
                          [](const auto& test) { return test.param; });
 
-TEST_P(CheckpointsOver, P12_AnyWorldAndStrategyToAnyOther) {
+TEST_P(CheckpointResharding, P12_AnyWorldAndStrategyToAnyOther) {
   const std::vector<std::string> strategies = {"ddp", "zero1", "zero2", "fsdp", "shard_grad_op", "hsdp"};
   const std::vector<std::string> wraps = {"block", "none", "size:20000"};
   std::size_t turn = 0;
@@ -70,7 +70,7 @@ TEST_P(CheckpointsOver, P12_AnyWorldAndStrategyToAnyOther) {
   }
 }
 
-TEST_P(CheckpointsOver, P12_AResumedRunIsTheOneThatNeverStopped) {
+TEST_P(CheckpointResharding, P12_AResumedRunIsTheOneThatNeverStopped) {
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"})
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
       const TemporaryFolder folder;

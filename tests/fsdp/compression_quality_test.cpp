@@ -34,7 +34,7 @@ class Failing final : public CollectivePlugin {
   int left_;
 };
 
-TEST(AnException, LeavesTheEngineUsableForTheNextStep) {
+TEST(CompressionRecovery, LeavesTheEngineUsableForTheNextStep) {
   for (const auto& [kind, strategy] : {std::pair(OpKind::all_reduce, "ddp"), std::pair(OpKind::all_gather, "fsdp"),
                                        std::pair(OpKind::reduce_scatter, "fsdp")})
     for (const char* name : {"int8", "int8_feedback", "powersgd"}) {
@@ -85,7 +85,7 @@ class WithoutScales final : public CollectivePlugin {
   }
 };
 
-TEST(Quality, StaysNearPlain) {
+TEST(CompressionLoss, StaysNearPlain) {
   CollectiveRegistry known = CollectiveRegistry::built_in();
   known.add(OpKind::reduce_scatter, "without_scales", [] { return std::make_unique<WithoutScales>(); });
   known.add(OpKind::all_reduce, "without_feedback",

@@ -157,7 +157,7 @@ TEST_P(Compression, ReallyRounds) {
 /// What it needs beside the model: buffers while they are in use, and what is carried over, for as long as it lives.
 TEST(CompressionMemory, IsBookedAsCommunication) {
   const auto peak = [](const Carriers& carriers) {
-    return train(spec_for("ddp", 2, carriers)).ledgers[0].peak_of(base::MemoryCategory::communication);
+    return train(spec_for("ddp", 2, carriers)).memory_trackers[0].peak_of(base::MemoryCategory::communication);
   };
   const std::uint64_t plain = peak({}), int8 = peak(everywhere("int8"));
   const std::uint64_t feedback = peak({"plain", "plain", "int8_feedback"});

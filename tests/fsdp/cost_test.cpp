@@ -62,11 +62,11 @@ TEST_P(Cost, PeaksStayWithinTheirBounds) {
     const TrainingRecord record = train(spec);
     const PeakBounds bounds =
         peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {.prefetch = prefetch});
-    for (const auto& ledger : record.ledgers) {
-      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
-      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
+    for (const auto& memory_tracker : record.memory_trackers) {
+      EXPECT_LE(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+      EXPECT_LE(memory_tracker.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
       // ... and the bound is not loose: what must be there at once, is.
-      EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
+      EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
     }
   }
 }
@@ -94,7 +94,7 @@ TEST(CostOfOneRank, IsNoCollectiveAtAll) {
     const TrainingRecord record = train(spec);
     const EngineTraffic& t = record.all_later;
     EXPECT_EQ(t.all_gather.calls + t.reduce_scatter.calls + t.all_reduce.calls + t.control.calls, 0u) << name;
-    EXPECT_EQ(record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter), 0u) << name;
+    EXPECT_EQ(record.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter), 0u) << name;
   }
 }
 
@@ -232,11 +232,11 @@ TEST(NegativeControl, KeepingEverythingExceedsTheBoundOfKeepingTwo) {
   spec.engine.prefetch = 100;
   const TrainingRecord record = train(spec);
   const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {});
-  EXPECT_GT(record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+  EXPECT_GT(record.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
 }
 
 /// Limits hold whatever is asked to be gathered ahead, and change no result.
-TEST(Limits, OnGathersHoldByCountAndByBytes) {
+TEST(GatherLimit, OnGathersHoldByCountAndByBytes) {
   TrainingSpec spec = spec_for("fsdp", 2);
   const auto peak = [&](int prefetch, int count, std::size_t bytes) {
     spec.engine.prefetch = prefetch;
@@ -244,7 +244,7 @@ TEST(Limits, OnGathersHoldByCountAndByBytes) {
     spec.engine.limit_gather_bytes = bytes;
     const TrainingRecord record = train(spec);
     EXPECT_EQ(record.parameters, train(spec_for("fsdp", 2)).parameters);
-    return record.ledgers[0].peak_of(MemoryCategory::unsharded_parameter);
+    return record.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter);
   };
   const std::uint64_t none = peak(0, 0, 0), one = peak(1, 0, 0), all = peak(100, 0, 0);
   ASSERT_LT(none, one);

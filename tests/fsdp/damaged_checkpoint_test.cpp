@@ -20,9 +20,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-class DamagedCheckpoint : public testing::Test {
+class CheckpointCorruption : public testing::Test {
  protected:
-  DamagedCheckpoint() { train(saving(spec_for("fsdp", 2), folder_.path(), 1)); }
+  CheckpointCorruption() { train(saving(spec_for("fsdp", 2), folder_.path(), 1)); }
   std::string step(const std::string& name = "") const { return folder_.path("step-00000002/" + name); }
   static void flip(const std::string& path, std::streamoff at) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -38,7 +38,7 @@ class DamagedCheckpoint : public testing::Test {
   const TemporaryFolder folder_;
 };
 
-TEST_F(DamagedCheckpoint, IsReadWhereItIsWhole) {
+TEST_F(CheckpointCorruption, IsReadWhereItIsWhole) {
   EXPECT_EQ(error(), "");
   Checkpoint checkpoint(folder_.path());
   EXPECT_TRUE(checkpoint.verify().empty());
@@ -49,7 +49,7 @@ TEST_F(DamagedCheckpoint, IsReadWhereItIsWhole) {
   EXPECT_EQ(latest_checkpoint(folder_.path()), step().substr(0, step().size() - 1));
 }
 
-TEST_F(DamagedCheckpoint, AFlippedBitIsNamedWithFileAndTensor) {
+TEST_F(CheckpointCorruption, AFlippedBitIsNamedWithFileAndTensor) {
   flip(step("rank-00001.safetensors"), 3 * 65536 + 17);
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: damaged: block 3"));
   Checkpoint checkpoint(folder_.path());
@@ -58,7 +58,7 @@ TEST_F(DamagedCheckpoint, AFlippedBitIsNamedWithFileAndTensor) {
   EXPECT_THAT(wrong[0], HasSubstr("rank-00001.safetensors: damaged: block 3 (64 KiB from byte 196608) of '"));
 }
 
-TEST_F(DamagedCheckpoint, AFlippedBitInAListOrTheIndexIsSeen) {
+TEST_F(CheckpointCorruption, AFlippedBitInAListOrTheIndexIsSeen) {
   flip(step("rank-00000.json"), 300);
   EXPECT_THAT(error(), HasSubstr("rank-00000.json: damaged"));
   flip(step("rank-00000.json"), 300);
@@ -80,7 +80,7 @@ void replace_in(const std::string& path, const std::string& from, const std::str
 }
 
 /// What is still good JSON, and as good a checkpoint as any.
-TEST_F(DamagedCheckpoint, AnotherWordInTheIndexIsSeen) {
+TEST_F(CheckpointCorruption, AnotherWordInTheIndexIsSeen) {
   replace_in(step("index.json"), "blue", "glue");
   EXPECT_THAT(error(), HasSubstr("index.json: damaged: its hash differs"));
   replace_in(step("index.json"), "glue", "blue");
@@ -88,7 +88,7 @@ TEST_F(DamagedCheckpoint, AnotherWordInTheIndexIsSeen) {
 }
 
 /// It may be the newest one: nobody goes on from an older one without a word.
-TEST_F(DamagedCheckpoint, ANewestOneIsNotPassedOver) {
+TEST_F(CheckpointCorruption, ANewestOneIsNotPassedOver) {
   train(saving(spec_for("fsdp", 2, 3), folder_.path(), 2));
   EXPECT_EQ(Checkpoint(folder_.path()).step(), 3U);
   replace_in(folder_.path("step-00000003/index.json"), "blue", "glue");
@@ -96,7 +96,7 @@ TEST_F(DamagedCheckpoint, ANewestOneIsNotPassedOver) {
   EXPECT_EQ(Checkpoint(step()).step(), 2U) << "by name the older one is read";
 }
 
-TEST_F(DamagedCheckpoint, ShortAndMissingFilesAreNamed) {
+TEST_F(CheckpointCorruption, ShortAndMissingFilesAreNamed) {
   fs::resize_file(step("rank-00001.safetensors"), 1000);
   EXPECT_THAT(error(), HasSubstr("rank-00001.safetensors: has 1000 bytes instead of "));
   fs::remove(step("rank-00001.safetensors"));
@@ -108,7 +108,7 @@ TEST_F(DamagedCheckpoint, ShortAndMissingFilesAreNamed) {
               HasSubstr("nowhere: no such folder"));
 }
 
-TEST_F(DamagedCheckpoint, AnotherModelOrOptimizerIsRefusedByName) {
+TEST_F(CheckpointCorruption, AnotherModelOrOptimizerIsRefusedByName) {
   TrainingSpec deeper = spec_for("fsdp", 2);
   deeper.model.layers = 3;
   const auto refused = [&](const TrainingSpec& spec) {
@@ -126,7 +126,7 @@ TEST_F(DamagedCheckpoint, AnotherModelOrOptimizerIsRefusedByName) {
   EXPECT_THAT(refused(other), HasSubstr("the optimizer kept 2 values for each element"));
 }
 
-TEST_F(DamagedCheckpoint, WhatBothHaveIsReadWhereThatIsAskedFor) {
+TEST_F(CheckpointCorruption, WhatBothHaveIsReadWhereThatIsAskedFor) {
   TrainingSpec deeper = spec_for("fsdp", 2, 0);
   deeper.model.layers = 3;
   std::vector<float> before, after;

@@ -102,7 +102,7 @@ void with_engine(const TrainingSpec& spec,
   config.backend = "shm";
   config.timeout = std::chrono::seconds(60);
   comm::run_threads(spec.ranks, config, [&](comm::Communicator& world) {
-    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     const auto model = nn::make_model(context, spec.model);
     Engine engine(*model, world, spec.engine);
     engine.initialize(spec.seed);
@@ -128,7 +128,7 @@ double forward_backward(nn::Context& context, nn::CausalModel& model, const Trai
   return loss.item();
 }
 
-TEST(Buffers, AReshardedParameterSaysWhoseItIs) {
+TEST(ParameterLeases, AReshardedParameterSaysWhoseItIs) {
   const TrainingSpec spec = spec_for("fsdp");
   with_engine(spec, [&](nn::Context&, nn::CausalModel& model, Engine&, comm::Communicator&) {
     const nn::Tensor tensor = parameter_named(model, "h.1.mlp.c_fc.weight");
@@ -159,12 +159,12 @@ float read_after_release(bool poison) {
   return seen;
 }
 
-TEST(Buffers, ReadingAReleasedOneGivesNaNWherePoisoned) {
+TEST(ParameterLeases, ReadingAReleasedOneGivesNaNWherePoisoned) {
   EXPECT_TRUE(std::isnan(read_after_release(true)));
   EXPECT_FALSE(std::isnan(read_after_release(false)));  // the control: without poison the stale value looks fine
 }
 
-TEST(Buffers, PoisonChangesNoResult) {
+TEST(ParameterLeases, PoisonChangesNoResult) {
   for (const char* name : {"zero2", "fsdp"}) {
     TrainingSpec spec = spec_for(name);
     const TrainingRecord plain = train(spec);
@@ -173,35 +173,35 @@ TEST(Buffers, PoisonChangesNoResult) {
   }
 }
 
-TEST(Buffers, AForwardWithoutATapeLeavesEverythingSharded) {
+TEST(ParameterLeases, AForwardWithoutATapeLeavesEverythingSharded) {
   const TrainingSpec spec = spec_for("fsdp");
   with_engine(spec, [&](nn::Context& context, nn::CausalModel& model, Engine&, comm::Communicator& world) {
     const auto batch = make_batch(context, spec, 0, world.rank());
     EXPECT_GT(model.loss(batch.tokens, batch.targets).item(), 0.0);
     for (const auto& parameter : model.parameters()) EXPECT_FALSE(parameter->tensor().bound()) << parameter->name();
-    EXPECT_EQ(context.ledger().snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
+    EXPECT_EQ(context.memory_tracker().snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
   });
 }
 
-TEST(Buffers, AllLeasesAreBackAfterAStep) {
+TEST(ParameterLeases, AllLeasesAreBackAfterAStep) {
   for (const char* name : {"zero2", "fsdp", "shard_grad_op"}) {
     const TrainingSpec spec = spec_for(name);
-    for (const auto& ledger : train(spec).ledgers) {
-      EXPECT_EQ(ledger.now_of(base::MemoryCategory::unsharded_gradient), 0u) << name;
+    for (const auto& memory_tracker : train(spec).memory_trackers) {
+      EXPECT_EQ(memory_tracker.now_of(base::MemoryCategory::unsharded_gradient), 0u) << name;
     }
   }
 }
 
 TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
-  base::MemoryTracker ledger;
+  base::MemoryTracker memory_tracker;
   nn::Context context;
-  LeasePool pool(ledger, base::MemoryCategory::unsharded_parameter,
+  LeasePool pool(memory_tracker, base::MemoryCategory::unsharded_parameter,
                  [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryCategory::other); }, {});
   const auto stream = base::make_lazy_stream();
   const auto user = base::make_lazy_stream();
   Lease first = pool.acquire(1024, "a", *user);
   EXPECT_THAT(pool.owners(), ElementsAre("a"));
-  EXPECT_EQ(ledger.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 1024u);
+  EXPECT_EQ(memory_tracker.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 1024u);
   bool tenant_done = false;
   stream->run([&] { tenant_done = true; });
   first.give_back(stream->record());
@@ -211,15 +211,15 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   user->synchronize();  // the next tenant's stream cannot pass before the last one's work is done
   EXPECT_TRUE(tenant_done);
   second.give_back(base::Event());
-  EXPECT_EQ(ledger.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
+  EXPECT_EQ(memory_tracker.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
 }
 
 TEST(Leases, PoisonComesAfterTheLastTenantAndBeforeTheNext) {
-  base::MemoryTracker ledger;
+  base::MemoryTracker memory_tracker;
   nn::Context context;
   const auto filler = base::make_lazy_stream();
   LeasePool pool(
-      ledger, base::MemoryCategory::unsharded_parameter,
+      memory_tracker, base::MemoryCategory::unsharded_parameter,
       [&](std::size_t bytes) { return context.memory().allocate(bytes, base::MemoryCategory::other); },
       [&](const base::Event& released, void* data, std::size_t bytes) {
         filler->wait(released);

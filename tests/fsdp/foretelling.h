@@ -29,9 +29,9 @@ inline TrainingStep step_of(const nn::ModelConfig& config, const EngineOptions& 
           .engine = engine};
 }
 
-inline StepProfile foretell_on(int ranks, const TrainingStep& step, const nn::KernelCostModel& kernels,
-                               sim::Network network, int steps = 1,
-                               base::VirtualClock::Machine machine = base::VirtualClock::Machine::host) {
+inline StepProfile predict_on(int ranks, const TrainingStep& step, const nn::KernelCostModel& kernels,
+                              sim::Network network, int steps = 1,
+                              base::VirtualClock::Machine machine = base::VirtualClock::Machine::host) {
   base::VirtualClock clock(machine);
   const auto world = sim::make_world(ranks, clock, std::move(network));
   return predict_step(step, *world, clock, kernels, steps);

@@ -39,7 +39,7 @@ class Alone {
  public:
   Alone(const TrainingSpec& spec, comm::Communicator& world)
       : spec_(spec),
-        context_({.ledger = world.ledger(), .runtime = spec.runtime}),
+        context_({.memory_tracker = world.memory_tracker(), .runtime = spec.runtime}),
         model_(spec.make_model ? spec.make_model(context_) : nn::make_model(context_, spec.model)),
         engine_((model_->set_dtype(spec.dtype), *model_), world, spec.engine),
         batch_(harness::make_batch(context_, spec, 0, 0)) {

@@ -25,9 +25,9 @@ using harness::TrainingRecord;
 using harness::TrainingSpec;
 using nn::test::error_of;
 
-class Adapters : public testing::TestWithParam<std::tuple<const char*, int>> {};
+class Lora : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
-TEST_P(Adapters, EndWithTheSameBitsAndLeaveTheModelAsItWas) {
+TEST_P(Lora, EndWithTheSameBitsAndLeaveTheModelAsItWas) {
   const auto& [strategy, ranks] = GetParam();
   for (const char* model : {"gpt-nano", "llama-nano"})
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
@@ -46,7 +46,7 @@ TEST_P(Adapters, EndWithTheSameBitsAndLeaveTheModelAsItWas) {
     }
 }
 
-TEST_P(Adapters, CostWhatTheFormulasSay) {
+TEST_P(Lora, CostWhatTheFormulasSay) {
   const auto& [strategy, ranks] = GetParam();
   const TrainingSpec spec = spec_for(strategy, ranks);
   const TrainingRecord record = train(spec);
@@ -59,14 +59,14 @@ TEST_P(Adapters, CostWhatTheFormulasSay) {
   for (const auto& rank : record.model_state)
     EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
   const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {});
-  for (const auto& ledger : record.ledgers) {
-    EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
-    EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
+  for (const auto& memory_tracker : record.memory_trackers) {
+    EXPECT_LE(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+    EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
   }
   EXPECT_EQ(record.copied_bytes, 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, Adapters,
+INSTANTIATE_TEST_SUITE_P(Strategies, Lora,
                          testing::Combine(testing::Values("ddp", "zero1", "zero2", "fsdp", "hsdp", "shard_grad_op"),
                                           testing::Values(1, 2, 3, 4)),
                          [](const auto& given) {
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Adapters,
                                   std::to_string(std::get<1>(given.param));
                          });
 
-TEST_P(Adapters, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
+TEST_P(Lora, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
   const auto& [strategy, ranks] = GetParam();
   for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
     TrainingSpec ddp = quantized(spec_for("ddp", ranks)), spec = quantized(spec_for(strategy, ranks));
@@ -94,8 +94,8 @@ TEST_P(Adapters, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
     for (const auto& rank : record.model_state)
       EXPECT_THAT(rank, testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
     const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, precision);
-    for (const auto& ledger : record.ledgers)
-      EXPECT_LE(ledger.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
+    for (const auto& memory_tracker : record.memory_trackers)
+      EXPECT_LE(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
     for (const UnitSize& unit : record.unit_sizes) EXPECT_EQ(unit.bytes == 0, unit.is_root);
   }
 }
@@ -149,8 +149,8 @@ TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
     };
     const TrainingRecord record = train(spec);
     EXPECT_TRUE(same_bits(record, plain)) << strategy;
-    EXPECT_LT(record.ledgers[0].peak_of(MemoryCategory::activation),
-              plain.ledgers[0].peak_of(MemoryCategory::activation));
+    EXPECT_LT(record.memory_trackers[0].peak_of(MemoryCategory::activation),
+              plain.memory_trackers[0].peak_of(MemoryCategory::activation));
   }
 }
 

@@ -89,7 +89,7 @@ TEST(Ignored, ModulesAreTheProgramsOwn) {
     comm::InitOptions config;
     config.backend = "shm";
     comm::run_threads(2, config, [&](comm::Communicator& world) {
-      nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+      nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
       const auto model = nn::make_model(context, spec.model);
       nn::Module& own = model->find("h.1.mlp");
       own.materialize(5);
@@ -149,8 +149,8 @@ struct Case {
   int to;
 };
 
-class ReshardTo : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Meshes, ReshardTo,
+class ReshardGroup : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, ReshardGroup,
                          testing::Values(Case{"fsdp", 4, "", 2}, Case{"fsdp", 4, "", 1}, Case{"fsdp", 4, "", 4},
                                          Case{"fsdp", 8, "", 2}, Case{"fsdp", 8, "", 4}, Case{"hsdp", 8, "2x4", 2},
                                          Case{"shard_grad_op", 4, "", 2}, Case{"zero1", 4, "", 2},
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ReshardTo,
                                   std::to_string(test.param.to);
                          });
 
-TEST_P(ReshardTo, GivesTheSameBits) {
+TEST_P(ReshardGroup, GivesTheSameBits) {
   TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
   const TrainingRecord over_all = train(spec);
   spec.engine.reshard_group_size = GetParam().to;
@@ -169,7 +169,7 @@ TEST_P(ReshardTo, GivesTheSameBits) {
   EXPECT_TRUE(same_bits(over_all, train(spec)));
 }
 
-TEST_P(ReshardTo, CostsWhatTheFormulaSays) {
+TEST_P(ReshardGroup, CostsWhatTheFormulaSays) {
   for (const int microbatches : {1, 2}) {
     TrainingSpec spec = spec_for(GetParam().strategy, GetParam().ranks, GetParam().mesh);
     spec.microbatches = microbatches;
@@ -183,13 +183,13 @@ TEST_P(ReshardTo, CostsWhatTheFormulaSays) {
       EXPECT_EQ(harness::calls_per_step(rank, spec.steps - 1), formula.calls);
       EXPECT_EQ(harness::bytes_per_step(rank, spec.steps - 1), formula.bytes);
     }
-    for (const base::MemoryTracker::Snapshot& ledger : record.ledgers)
-      EXPECT_EQ(ledger.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter);
+    for (const base::MemoryTracker::Snapshot& memory_tracker : record.memory_trackers)
+      EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), peak.unsharded_parameter);
   }
 }
 
 /// What hpZ is for: a backward's gathers stay among neighbours.
-TEST(ReshardTo, MovesNoMoreBytesInForwardAndFewerInBackward) {
+TEST(ReshardGroup, MovesNoMoreBytesInForwardAndFewerInBackward) {
   TrainingSpec spec = spec_for("fsdp", 4);
   spec.steps = 2;
   const std::uint64_t over_all = train(spec).all_later.all_gather.bytes_sent;
@@ -204,7 +204,7 @@ TEST(ReshardTo, MovesNoMoreBytesInForwardAndFewerInBackward) {
   EXPECT_EQ(record.all_later.all_gather.bytes_sent, whole / 4 * 3 + again / 2);
 }
 
-TEST(ReshardTo, GoesWithOffloadAndSixteenBits) {
+TEST(ReshardGroup, GoesWithOffloadAndSixteenBits) {
   TrainingSpec spec = spec_for("fsdp", 4);
   spec.model.layers = 2;
   spec.steps = 2;
@@ -217,7 +217,7 @@ TEST(ReshardTo, GoesWithOffloadAndSixteenBits) {
   EXPECT_TRUE(same_bits(host, train(spec)));
 }
 
-TEST(ReshardTo, RefusesWhatCantBe) {
+TEST(ReshardGroup, RefusesWhatCantBe) {
   const auto refused = [](const std::function<void(EngineOptions&)>& set, const std::string& what) {
     TrainingSpec spec = spec_for("fsdp", 4);
     set(spec.engine);

@@ -131,7 +131,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
   config.timeout = std::chrono::seconds(60);
   TrainingSpec spec = spec_for(strategy, ranks, Norm::two, 0);
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
-    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     const auto model = nn::make_model(context, spec.model);
     model->set_dtype(DType::f16);
     spec.engine.use_loss_scaling = true;
@@ -266,7 +266,7 @@ double largest_gradient(const std::string& strategy, int ranks, double scale, co
   comm::InitOptions config;
   config.backend = "shm";
   comm::run_threads(ranks, config, [&](comm::Communicator& world) {
-    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     const auto model = nn::make_model(context, spec.model);
     model->set_dtype(DType::f16);
     EngineOptions options = spec.engine;

@@ -45,8 +45,8 @@ TrainingSpec spec_for(const Case& c, bool offload, harness::GuardedOptions devic
   return spec;
 }
 
-class Offloaded : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Strategies, Offloaded,
+class CpuOffload : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Strategies, CpuOffload,
                          testing::Values(Case{"zero1", 1}, Case{"zero1", 2}, Case{"zero2", 1}, Case{"zero2", 2},
                                          Case{"fsdp", 1}, Case{"fsdp", 2}, Case{"fsdp", 4}, Case{"shard_grad_op", 2},
                                          Case{"hsdp", 4}, Case{"zero1", 2, DType::bf16},
@@ -55,11 +55,11 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Offloaded,
                                          Case{"hsdp", 4, DType::bf16, DType::f32}),
                          [](const auto& test) { return name_of(test.param); });
 
-TEST_P(Offloaded, EndsWithTheSameBits) {
+TEST_P(CpuOffload, EndsWithTheSameBits) {
   EXPECT_TRUE(same_bits(train(spec_for(GetParam(), true)), train(spec_for(GetParam(), false))));
 }
 
-TEST_P(Offloaded, TheDeviceKeepsWhatTheFormulaLeavesIt) {
+TEST_P(CpuOffload, TheDeviceKeepsWhatTheFormulaLeavesIt) {
   const TrainingSpec spec = spec_for(GetParam(), true);
   const TrainingRecord record = train(spec);
   std::int64_t padded = 0;
@@ -68,17 +68,17 @@ TEST_P(Offloaded, TheDeviceKeepsWhatTheFormulaLeavesIt) {
   const ModelStateBytes state = with_offload(spec.engine.strategy, all);
   EXPECT_EQ(state.parameter + state.gradient + state.optimizer + state.offloaded,
             all.parameter + all.gradient + all.optimizer);
-  for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
+  for (std::size_t rank = 0; rank < record.memory_trackers.size(); ++rank) {
     EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
-    EXPECT_EQ(record.ledgers[rank].now_of(MemoryCategory::offloaded), state.offloaded);
+    EXPECT_EQ(record.memory_trackers[rank].now_of(MemoryCategory::offloaded), state.offloaded);
   }
   // The negative control: without it, all of that is on the device.
   const TrainingRecord plain = train(spec_for(GetParam(), false));
   EXPECT_THAT(plain.model_state[0], testing::ElementsAre(all.parameter, all.gradient, all.optimizer));
-  EXPECT_EQ(plain.ledgers[0].now_of(MemoryCategory::offloaded), 0U);
+  EXPECT_EQ(plain.memory_trackers[0].now_of(MemoryCategory::offloaded), 0U);
 }
 
-TEST_P(Offloaded, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
+TEST_P(CpuOffload, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
   const TrainingSpec spec = spec_for(GetParam(), true);
   const TrainingRecord record = train(spec);
   for (const Engine::UnitStats& unit : record.units) ASSERT_EQ(unit.padding, 0) << "the formula counts it";
@@ -91,7 +91,7 @@ TEST_P(Offloaded, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
   EXPECT_EQ(train(spec_for(GetParam(), false)).later_offload, OffloadBytes{}) << "the negative control";
 }
 
-TEST_P(Offloaded, AStepMakesTheHostWaitForNothing) {
+TEST_P(CpuOffload, AStepMakesTheHostWaitForNothing) {
   TrainingSpec spec = spec_for(GetParam(), true);
   spec.steps = 4;
   for (const auto& steps : train(spec).waits)

@@ -76,7 +76,7 @@ TEST(PrefetchOrder, AWrongOneCostsTimeOnly) {
   const TrainingRecord wrong = train(spec);
   EXPECT_TRUE(same_bits(right, wrong));
   EXPECT_GT(wrong.all_later.all_gather.calls, right.all_later.all_gather.calls);
-  for (const auto& ledger : wrong.ledgers) EXPECT_EQ(ledger.now_of(base::MemoryCategory::unsharded_parameter), 0U);
+  for (const auto& memory_tracker : wrong.memory_trackers) EXPECT_EQ(memory_tracker.now_of(base::MemoryCategory::unsharded_parameter), 0U);
 }
 
 TEST(PrefetchOrder, NamesUnits) {
@@ -138,7 +138,7 @@ Said run_two_ways(const Disagreement& how) {
   const auto start = std::chrono::steady_clock::now();
   comm::run_threads(2, config, [&](comm::Communicator& world) {
     nn::Context context({.threads = 1,
-                         .ledger = world.ledger(),
+                         .memory_tracker = world.memory_tracker(),
                          .memory = {},
                          .make_stream = {},
                          .device = {},
@@ -174,7 +174,7 @@ Said run_two_ways(const Disagreement& how) {
 
 constexpr const char* kDifferent = "the ranks don't do the same: rank 0: ";
 
-TEST(RanksThatDisagree, FromTheBeginningAreNamedBeforeTheFirstBackward) {
+TEST(ExecutionOrder, FromTheBeginningAreNamedBeforeTheFirstBackward) {
   const std::string backward = "the first backward with products by " + nn::kernels::products_name();
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"fsdp", "shard_grad_op"}) {
@@ -189,7 +189,7 @@ TEST(RanksThatDisagree, FromTheBeginningAreNamedBeforeTheFirstBackward) {
 }
 
 /// What is trained from then on is new, and most often ranks differ from the beginning.
-TEST(RanksThatDisagree, AfterARefreshAreNamedBeforeTheFirstBackward) {
+TEST(ExecutionOrder, AfterARefreshAreNamedBeforeTheFirstBackward) {
   for (const bool swaps : {true, false}) {
     const Said said = run_two_ways({.strategy = "fsdp", .swaps = swaps, .from = 2, .refreshes = true});
     EXPECT_EQ(said.steps, swaps ? 2 : 4);  // the control: ranks that agree
@@ -199,7 +199,7 @@ TEST(RanksThatDisagree, AfterARefreshAreNamedBeforeTheFirstBackward) {
   }
 }
 
-TEST(RanksThatDisagree, LaterAreNamedAtTheNextStep) {
+TEST(ExecutionOrder, LaterAreNamedAtTheNextStep) {
   for (const char* backend : {"shm", "tcp"})
     for (const char* strategy : {"ddp", "zero1", "zero2"}) {
       const Said said = run_two_ways({.strategy = strategy, .backend = backend, .swaps = true});
@@ -216,7 +216,7 @@ TEST(RanksThatDisagree, LaterAreNamedAtTheNextStep) {
 }
 
 /// Where ranks can only tell each other by way of the device's memory.
-TEST(RanksThatDisagree, AreNamedOverTheDevicesMemory) {
+TEST(ExecutionOrder, AreNamedOverTheDevicesMemory) {
   for (const bool swaps : {true, false}) {
     const Said said = run_two_ways({.strategy = "ddp", .swaps = swaps, .device = harness::make_guarded_device({})});
     EXPECT_EQ(said.steps == 4, !swaps);
@@ -227,7 +227,7 @@ TEST(RanksThatDisagree, AreNamedOverTheDevicesMemory) {
 }
 
 /// A gather that another rank doesn't call never ends; the deadline names unit, operation and rank.
-TEST(RanksThatDisagree, InAWayThatHangsAreNamedByTheDeadline) {
+TEST(ExecutionOrder, InAWayThatHangsAreNamedByTheDeadline) {
   for (const auto& how :
        {Disagreement{.strategy = "fsdp", .swaps = true}, Disagreement{.strategy = "fsdp", .skips = true},
         Disagreement{.strategy = "ddp", .skips = true},
@@ -240,7 +240,7 @@ TEST(RanksThatDisagree, InAWayThatHangsAreNamedByTheDeadline) {
 }
 
 /// Under strategies whose forward needs no other rank, one rank may do it again.
-TEST(RanksThatDisagree, DontWhereOneDoesAForwardAgain) {
+TEST(ExecutionOrder, DontWhereOneDoesAForwardAgain) {
   const auto run = [](bool again) {
     TrainingSpec spec = spec_for("ddp", 3);
     spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel& model) {
@@ -256,7 +256,7 @@ TEST(RanksThatDisagree, DontWhereOneDoesAForwardAgain) {
   EXPECT_TRUE(same_bits(run(false), run(true)));
 }
 
-TEST(RanksThatDisagree, AreNamedAtOnceInCheckedMode) {
+TEST(ExecutionOrder, AreNamedAtOnceInCheckedMode) {
   for (const char* backend : {"shm", "tcp"})
     for (const bool skips : {false, true}) {
       const Said said =

@@ -70,7 +70,7 @@ double exposed_ms(const std::string& backend, const std::string& strategy, int p
   config.backend = backend;
   config.decorate = [](auto world) { return decorators::decorate(std::move(world), "delay:20ms"); };
   comm::run_threads(2, config, [&](comm::Communicator& world) {
-    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+    nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
     SlowModel model(context);
     EngineOptions options = harness::engine_for(strategy);
     options.prefetch = prefetch;
@@ -166,7 +166,8 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
   comm::InitOptions config;
   config.backend = "shm";
   comm::run_threads(2, config, [&](comm::Communicator& world) {
-    nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = base::make_lazy_stream});
+    nn::Context context(
+        {.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = base::make_lazy_stream});
     const auto model = nn::make_model(context, spec.model);
     EngineOptions options = harness::engine_for("fsdp");
     options.collectives.add(comm::OpKind::all_gather, "peeking",

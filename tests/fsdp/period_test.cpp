@@ -75,7 +75,7 @@ struct Case {
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.strategy << " " << c.mesh; }
 };
 
-class Periods : public testing::TestWithParam<Case> {
+class LocalSgdSync : public testing::TestWithParam<Case> {
  protected:
   static TrainingSpec spec(int steps_apart, int steps) {
     TrainingSpec spec = spec_for(GetParam().strategy, GetParam().mesh, steps_apart, steps);
@@ -85,7 +85,7 @@ class Periods : public testing::TestWithParam<Case> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Strategies, Periods,
+INSTANTIATE_TEST_SUITE_P(Strategies, LocalSgdSync,
                          testing::Values(Case{"diloco", "2x1"}, Case{"diloco", "2x2"}, Case{"local_sgd", "3x1"},
                                          Case{"local_sgd", "1x2"}, Case{"diloco", "2x1", base::DType::bf16},
                                          Case{"diloco", "3x1", base::DType::f32, "int8_feedback"},
@@ -97,14 +97,14 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Periods,
                                   c.all_reduce;
                          });
 
-TEST_P(Periods, EndWithEqualParametersAndDifferWithin) {
+TEST_P(LocalSgdSync, EndWithEqualParametersAndDifferWithin) {
   const auto steps = shown(spec(2, 5), true);
   const bool alone = GetParam().mesh[0] == '1';
   for (const std::size_t met : {1U, 3U, 4U}) EXPECT_TRUE(all_equal(steps[met])) << met;
   for (const std::size_t within : {0U, 2U}) EXPECT_EQ(all_equal(steps[within]), alone) << within;
 }
 
-TEST_P(Periods, CostWhatTheFormulaSays) {
+TEST_P(LocalSgdSync, CostWhatTheFormulaSays) {
   const TrainingSpec given = spec(2, 5);
   const TrainingRecord record = train(given);
   const Precision precision = make_precision(GetParam().dtype, {});
@@ -129,7 +129,7 @@ TEST_P(Periods, CostWhatTheFormulaSays) {
   EXPECT_EQ(formula.bytes.all_reduce, 2 * (whole / replicas * (replicas - 1)) / 2) << "2 c(R) b Psi / S / H";
 }
 
-TEST_P(Periods, LazyStreamsGiveTheSameBits) {
+TEST_P(LocalSgdSync, LazyStreamsGiveTheSameBits) {
   TrainingSpec given = spec(2, 5);
   given.engine.clip_norm = 0.5;
   given.engine.poison = true;
@@ -201,20 +201,20 @@ TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
     if (rank == 0) met[meeting + 1] = after;
   };
   train(spec);
-  double worst = 0, carried = 0;
+  double worst = 0, plugin_state = 0;
   for (const auto& [name, theta] : met[0]) {
     std::vector<double> buffer(theta.size(), 0);
     for (std::size_t m = 0; m < kMeetings; ++m)
       for (std::size_t i = 0; i < theta.size(); ++i) {
         const double at = met[m].at(name)[i];
         const double g = at - (static_cast<double>(apart[m][0].at(name)[i]) + apart[m][1].at(name)[i]) / 2;
-        carried = std::max(carried, std::abs(0.9 * buffer[i]));
+        plugin_state = std::max(plugin_state, std::abs(0.9 * buffer[i]));
         buffer[i] = 0.9 * buffer[i] + g;
         worst = std::max(worst, std::abs(met[m + 1].at(name)[i] - (at - 0.7 * (g + 0.9 * buffer[i]))));
       }
   }
   EXPECT_LT(worst, 1e-6);
-  EXPECT_GT(carried, 1e-3);  // without it the last meetings would end elsewhere
+  EXPECT_GT(plugin_state, 1e-3);  // without it the last meetings would end elsewhere
 }
 
 /// Replicas that have met have nothing to meet for, and a training that begins anew has no momentum of an older one.
@@ -299,13 +299,13 @@ TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string*
   spec.before_training = [=](Engine& engine, comm::Communicator& control) {
     Checkpoint checkpoint(folder);
     const RestoreReport report = restore(engine, checkpoint);
-    if (forget) engine.fill_carried({});
+    if (forget) engine.load_plugin_state({});
     if (control.rank() == 0) *dropped = report.dropped;
   };
   return spec;
 }
 
-TEST_P(Periods, GoOnFromACheckpointWithin) {
+TEST_P(LocalSgdSync, GoOnFromACheckpointWithin) {
   const TemporaryFolder folder;
   std::string dropped;
   const TrainingSpec given = spec(3, 8);  // saved after 4 steps, met after 3 and 6

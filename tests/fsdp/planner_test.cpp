@@ -45,14 +45,14 @@ EngineOptions engine_of(const std::string& name) {
 
 int steps_of(const Strategy& strategy) { return periodic_axis(strategy).empty() ? 1 : kPeriod; }
 
-TEST(Planner, ForetellsCallsAndBytesOfAnyWorld) {
+TEST(StepPrediction, ForetellsCallsAndBytesOfAnyWorld) {
   for (const std::string& name : strategy_names()) {
     const TrainingStep step = step_of(config_of(3, 32), engine_of(name));
     const Strategy& strategy = step.engine.strategy;
     const int steps = steps_of(strategy);
     const nn::KernelCostModel kernels = no_time(step, 1 + steps);
     for (const int ranks : {1, 2, 4, 6, 64, 1024}) {
-      const StepProfile record = foretell_on(ranks, step, kernels, microseconds_each(1), steps);
+      const StepProfile record = predict_on(ranks, step, kernels, microseconds_each(1), steps);
       const auto formula_of = [&](int n) {
         return communication_formula(strategy, default_mesh(strategy, n, n), record.units);
       };
@@ -77,7 +77,7 @@ std::vector<Seen> seen(const std::vector<TraceEvent>& events) {
   return all;
 }
 
-TEST(Planner, ForetellsTheEventsAndTheMemoryOfARealTraining) {
+TEST(StepPrediction, ForetellsTheEventsAndTheMemoryOfARealTraining) {
   for (const std::string& name : strategy_names())
     for (const int microbatches : {1, 2}) {
       EngineOptions engine = engine_for(name);
@@ -86,7 +86,7 @@ TEST(Planner, ForetellsTheEventsAndTheMemoryOfARealTraining) {
       TrainingStep step = step_of(config_of(4, 32), engine);
       step.microbatches = microbatches;
       const StepProfile real = measured_on(4, "shm", step, 2);
-      const StepProfile foretold = foretell_on(4, step, real.kernels, microseconds_each(1));
+      const StepProfile foretold = predict_on(4, step, real.kernels, microseconds_each(1));
       EXPECT_TRUE(seen(real.steps.back().events) == seen(foretold.steps.back().events)) << name;
       for (const MemoryCategory use :
            {MemoryCategory::parameter, MemoryCategory::gradient, MemoryCategory::optimizer, MemoryCategory::activation,
@@ -94,34 +94,34 @@ TEST(Planner, ForetellsTheEventsAndTheMemoryOfARealTraining) {
         EXPECT_EQ(real.memory.peak_of(use), foretold.memory.peak_of(use)) << name << " " << base::name_of(use);
       // The control: another prefetch has its events in another order, where there is something to gather.
       step.engine.prefetch = 0;
-      const StepProfile other = foretell_on(4, step, real.kernels, microseconds_each(1));
+      const StepProfile other = predict_on(4, step, real.kernels, microseconds_each(1));
       const bool gathers = name == "fsdp" || name == "hsdp" || name == "shard_grad_op";
       EXPECT_NE(seen(other.steps.back().events) == seen(real.steps.back().events), gathers) << name;
     }
 }
 
 /// Where nothing is computed, what comes one after the other adds up.
-TEST(Planner, ForetellsWhatAFormulaSays) {
+TEST(StepPrediction, ForetellsWhatAFormulaSays) {
   const TrainingStep ddp = step_of(config_of(3, 32), engine_for("ddp"));
   const nn::KernelCostModel none = no_time(ddp);
-  const StepProfile reduced = foretell_on(8, ddp, none, microseconds_each(100));
+  const StepProfile reduced = predict_on(8, ddp, none, microseconds_each(100));
   EXPECT_EQ(reduced.steps.back().step_ns, static_cast<std::int64_t>(reduced.units.size()) * 100'000);
   EXPECT_EQ(reduced.steps.back().exposed_ns, reduced.steps.back().step_ns);
 
   // The other way round: what takes no time to send is never waited for, and a step is what its kernels take.
   const StepProfile real = measured_on(1, "shm", ddp, 2);
-  const StepProfile alone = foretell_on(1, ddp, real.kernels, microseconds_each(100));
-  const StepProfile fast = foretell_on(8, ddp, real.kernels, microseconds_each(0));
+  const StepProfile alone = predict_on(1, ddp, real.kernels, microseconds_each(100));
+  const StepProfile fast = predict_on(8, ddp, real.kernels, microseconds_each(0));
   EXPECT_EQ(fast.steps.back().exposed_ns, 0);
   EXPECT_GT(fast.steps.back().step_ns, 0);
   EXPECT_EQ(fast.steps.back().step_ns, alone.steps.back().step_ns);
-  const StepProfile slower = foretell_on(8, ddp, real.kernels.scaled(2), microseconds_each(0));
+  const StepProfile slower = predict_on(8, ddp, real.kernels.scaled(2), microseconds_each(0));
   EXPECT_NEAR(static_cast<double>(slower.steps.back().step_ns), 2.0 * static_cast<double>(fast.steps.back().step_ns),
               1000);
 }
 
 /// On a device the host runs ahead: what no stream waits for costs nothing.
-TEST(Planner, LetsADevicesStreamsOverlap) {
+TEST(StepPrediction, LetsADevicesStreamsOverlap) {
   EngineOptions engine = engine_for("fsdp");
   engine.prefetch = 1;
   const TrainingStep step = step_of(config_of(6, 32), engine);
@@ -130,24 +130,24 @@ TEST(Planner, LetsADevicesStreamsOverlap) {
     TrainingStep one = step;
     one.engine.prefetch = prefetch;
     // Longer than any unit computes.
-    return foretell_on(4, one, real.kernels.scaled(0.01), microseconds_each(1000), 1, machine).steps.back().exposed_ns;
+    return predict_on(4, one, real.kernels.scaled(0.01), microseconds_each(1000), 1, machine).steps.back().exposed_ns;
   };
   EXPECT_LE(exposed(VirtualClock::Machine::device, 1), exposed(VirtualClock::Machine::host, 1));
   EXPECT_LT(exposed(VirtualClock::Machine::host, 1), exposed(VirtualClock::Machine::host, 0));
 }
 
-TEST(Planner, NamesAKernelThatWasNotMeasured) {
+TEST(StepPrediction, NamesAKernelThatWasNotMeasured) {
   const TrainingStep step = step_of(config_of(2, 32), engine_for("ddp"));
-  EXPECT_THAT([&] { foretell_on(2, step, {}, microseconds_each(1)); },
+  EXPECT_THAT([&] { predict_on(2, step, {}, microseconds_each(1)); },
               ThrowsMessage<base::InvalidUsage>(HasSubstr("it was not measured how long")));
 }
 
 /// Thousands of ranks, a model that no rank of this machine could hold: shapes only.
-TEST(Planner, NeedsNoMemoryForTensors) {
+TEST(StepPrediction, NeedsNoMemoryForTensors) {
   const nn::KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
   TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));
   step.seq_len = 1024;
-  const StepProfile record = foretell_on(4096, step, kernels, sim::alpha_beta(nanoseconds(20'000), 25e9));
+  const StepProfile record = predict_on(4096, step, kernels, sim::alpha_beta(nanoseconds(20'000), 25e9));
   EXPECT_GT(record.memory.peak_of(MemoryCategory::activation), std::size_t{1} << 30);
   EXPECT_LT(record.memory.peak_of(MemoryCategory::optimizer), std::size_t{1} << 23);
 }

@@ -41,7 +41,7 @@ sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
           .in_order = false};
 }
 
-class PlannerOverLinks : public testing::TestWithParam<std::string> {
+class PredictionAccuracy : public testing::TestWithParam<std::string> {
  protected:
   static TrainingStep step_for(std::int64_t layers, std::int64_t width, const EngineOptions& engine) {
     TrainingStep step = step_of(config_of(layers, width), engine);
@@ -78,7 +78,7 @@ std::string told(const StepTimes& times) {
          std::to_string(milliseconds(times.exposed_ns)) + " ms";
 }
 
-TEST_P(PlannerOverLinks, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasured) {
+TEST_P(PredictionAccuracy, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasured) {
   nn::KernelCostModel times = kernels();
   for (const auto& [name, prefetch] : {std::pair("ddp", 1), std::pair("zero1", 1), std::pair("zero2", 1),
                                        std::pair("fsdp", 1), std::pair("fsdp", 0)}) {
@@ -88,8 +88,8 @@ TEST_P(PlannerOverLinks, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasur
     int good = 0, worse = 0, attempts = 0;  // worse: the control, links that are four times as fast
     for (; attempts < kAttempts && good < kGood && attempts - good <= kAttempts - kGood; ++attempts) {
       if (attempts > 0) times = kernels();
-      const StepTimes foretold = foretell_on(2, step, times, those_links()).steps.back();
-      const StepTimes faster = foretell_on(2, step, times, those_links(4 * kBytesPerSecond)).steps.back();
+      const StepTimes foretold = predict_on(2, step, times, those_links()).steps.back();
+      const StepTimes faster = predict_on(2, step, times, those_links(4 * kBytesPerSecond)).steps.back();
       const StepTimes real = fastest(measured_on(2, GetParam(), step, 16, kLinks));
       good += error(foretold, real) <= kError ? 1 : 0;
       worse += error(faster, real) > error(foretold, real) ? 1 : 0;
@@ -101,7 +101,7 @@ TEST_P(PlannerOverLinks, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeasur
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, PlannerOverLinks, testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Backends, PredictionAccuracy, testing::Values("shm", "tcp"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -39,13 +39,13 @@ TrainingSpec spec_for(const std::string& strategy, int ranks, const Case& c, con
   return spec;
 }
 
-class Precisions : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Types, Precisions,
+class MixedPrecision : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Types, MixedPrecision,
                          testing::Values(Case{DType::bf16, {}}, Case{DType::bf16, DType::f32},
                                          Case{DType::f16, DType::f32}),
                          [](const auto& test) { return name_of(test.param); });
 
-TEST_P(Precisions, StrategiesEndWithTheSameBits) {
+TEST_P(MixedPrecision, StrategiesEndWithTheSameBits) {
   for (const int ranks : {1, 2, 3, 4}) {
     const TrainingRecord ddp = train(spec_for("ddp", ranks, GetParam()));
     for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
@@ -54,7 +54,7 @@ TEST_P(Precisions, StrategiesEndWithTheSameBits) {
 }
 
 /// Two stages round a 16-bit sum twice; in f32 the tree over replicas and shards is the flat one.
-TEST_P(Precisions, HsdpToo) {
+TEST_P(MixedPrecision, HsdpToo) {
   const TrainingRecord fsdp = train(spec_for("fsdp", 4, GetParam()));
   for (const char* mesh : {"1x4", "4x1", "2x2"}) {
     const bool twice = std::string(mesh) == "2x2" && GetParam().precision().reduce != DType::f32;
@@ -62,7 +62,7 @@ TEST_P(Precisions, HsdpToo) {
   }
 }
 
-TEST_P(Precisions, LateStreamsGiveTheSameBits) {
+TEST_P(MixedPrecision, LateStreamsGiveTheSameBits) {
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp"}) {
     TrainingSpec spec = spec_for(name, 2, GetParam());
     spec.engine.poison = true;
@@ -72,7 +72,7 @@ TEST_P(Precisions, LateStreamsGiveTheSameBits) {
   }
 }
 
-TEST_P(Precisions, CostsWhatTheTableSays) {
+TEST_P(MixedPrecision, CostsWhatTheTableSays) {
   for (const auto& [name, ranks, mesh] :
        {std::tuple("ddp", 3, ""), std::tuple("zero1", 2, ""), std::tuple("zero2", 4, ""), std::tuple("fsdp", 3, ""),
         std::tuple("hsdp", 4, "2x2"), std::tuple("fsdp", 1, "")}) {
@@ -92,10 +92,12 @@ TEST_P(Precisions, CostsWhatTheTableSays) {
     const auto state =
         model_state_formula(spec.engine.strategy, record.mesh, static_cast<std::int64_t>(padded), 2, precision);
     const PeakBounds bounds = peak_formula(spec.engine.strategy, record.mesh, record.unit_sizes, {}, precision);
-    for (std::size_t rank = 0; rank < record.ledgers.size(); ++rank) {
+    for (std::size_t rank = 0; rank < record.memory_trackers.size(); ++rank) {
       EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
-      EXPECT_LE(record.ledgers[rank].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter) << name;
-      EXPECT_EQ(record.ledgers[rank].peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient) << name;
+      EXPECT_LE(record.memory_trackers[rank].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter)
+          << name;
+      EXPECT_EQ(record.memory_trackers[rank].peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient)
+          << name;
     }
     EXPECT_EQ(record.copied_bytes, 0U);
   }

@@ -23,9 +23,9 @@ std::uint64_t status_bytes(const std::string& field) {
 void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 struct Growth {
-  double booked = 0;
+  double tracked = 0;
   double seen = 0;
-  double error() const { return std::abs(booked - seen) / seen; }
+  double error() const { return std::abs(tracked - seen) / seen; }
 };
 
 /// Two steps of GPT-2 (124M parameters) on one rank. `hidden`: bytes that are used but booked nowhere.
@@ -49,8 +49,8 @@ Growth train_gpt2(std::size_t hidden) {
   const std::uint64_t before = status_bytes("VmRSS");
   spec.after_step = [&](int, int step, Engine&, nn::CausalModel& model) {
     if (step != 1) return;
-    const auto ledger = model.context().ledger().snapshot();
-    growth.booked = static_cast<double>(ledger.total_peak + ledger.reserved);
+    const auto memory_tracker = model.context().memory_tracker().snapshot();
+    growth.tracked = static_cast<double>(memory_tracker.total_peak + memory_tracker.reserved);
     growth.seen = static_cast<double>(status_bytes("VmHWM") - before);
   };
   harness::train(spec);
@@ -59,13 +59,13 @@ Growth train_gpt2(std::size_t hidden) {
 
 TEST(ProcessMemory, LedgerAndReservedAgreeWithTheProcessWithinFivePercent) {
   const Growth growth = train_gpt2(0);
-  EXPECT_LT(growth.error(), 0.05) << "booked " << growth.booked << ", process " << growth.seen;
+  EXPECT_LT(growth.error(), 0.05) << "booked " << growth.tracked << ", process " << growth.seen;
 }
 
 /// Negative control: memory that nobody booked is noticed.
 TEST(ProcessMemory, UnbookedMemoryIsNoticed) {
   const Growth growth = train_gpt2(std::size_t{600} << 20);
-  EXPECT_GT(growth.error(), 0.05) << "booked " << growth.booked << ", process " << growth.seen;
+  EXPECT_GT(growth.error(), 0.05) << "booked " << growth.tracked << ", process " << growth.seen;
 }
 
 }  // namespace

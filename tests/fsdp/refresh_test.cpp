@@ -106,7 +106,7 @@ TEST(Frozen, StaysAsItIsAndCostsNoGradient) {
 // --- between steps
 
 /// Nothing is asked to change, so nothing does.
-TEST(Refresh, KeepsValuesAndStatesBitwise) {
+TEST(ApplyRequiresGrad, KeepsValuesAndStatesBitwise) {
   for (const char* name : kStrategies)
     for (const DType dtype : {DType::f32, DType::bf16}) {
       TrainingSpec spec = spec_for(name, 2);
@@ -139,7 +139,7 @@ TEST(Refresh, KeepsValuesAndStatesBitwise) {
 }
 
 /// One rank holds all of it, so a run with refreshes is what one with a mask on the gradients is.
-TEST(Refresh, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
+TEST(ApplyRequiresGrad, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
   const auto run = [](const std::string& name, int ranks) {
     TrainingSpec spec = spec_for(name, ranks);
     spec.global_batch = 12;
@@ -166,7 +166,7 @@ TEST(Refresh, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
 
 /// Adam's correction for the first steps counts from when a parameter began to be trained: its first update is lr, as
 /// in PyTorch, where each parameter has a step of its own.
-TEST(Refresh, AnOptimizerBeginsWhereTrainingDoes) {
+TEST(ApplyRequiresGrad, AnOptimizerBeginsWhereTrainingDoes) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.engine.optimizer = {.kind = nn::OptimizerConfig::Kind::adam, .weight_decay = 0};
   spec.lr = 1e-3;
@@ -198,7 +198,7 @@ TEST(Refresh, AnOptimizerBeginsWhereTrainingDoes) {
 }
 
 /// Also in a run that goes on from a checkpoint.
-TEST(Refresh, ARunThatGoesOnKnowsWhereOptimizersBegan) {
+TEST(ApplyRequiresGrad, ARunThatGoesOnKnowsWhereOptimizersBegan) {
   const nn::test::TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator&) {
@@ -225,7 +225,7 @@ TEST(Refresh, ARunThatGoesOnKnowsWhereOptimizersBegan) {
   }
 }
 
-TEST(Refresh, OnAGuardedDeviceWithOffloadToo) {
+TEST(ApplyRequiresGrad, OnAGuardedDeviceWithOffloadToo) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.model.layers = 1;
   spec.steps = 3;
@@ -243,7 +243,7 @@ TEST(Refresh, OnAGuardedDeviceWithOffloadToo) {
   }
 }
 
-TEST(Refresh, CalledByOneRankOnlyIsAMismatchOnAll) {
+TEST(ApplyRequiresGrad, CalledByOneRankOnlyIsAMismatchOnAll) {
   for (const char* name : {"ddp", "fsdp"}) {
     TrainingSpec spec = spec_for(name, 3);
     std::mutex mutex;
@@ -252,7 +252,7 @@ TEST(Refresh, CalledByOneRankOnlyIsAMismatchOnAll) {
     config.backend = "shm";
     config.timeout = std::chrono::seconds(20);
     comm::run_threads(3, config, [&](comm::Communicator& world) {
-      nn::Context context({.threads = 1, .ledger = world.ledger(), .memory = {}, .make_stream = {}});
+      nn::Context context({.threads = 1, .memory_tracker = world.memory_tracker(), .memory = {}, .make_stream = {}});
       const auto model = nn::make_model(context, spec.model);
       Engine engine(*model, world, spec.engine);
       engine.initialize(0);
@@ -285,7 +285,7 @@ TEST(Refresh, CalledByOneRankOnlyIsAMismatchOnAll) {
   }
 }
 
-TEST(Refresh, OfDifferentParametersIsAMismatch) {
+TEST(ApplyRequiresGrad, OfDifferentParametersIsAMismatch) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.before_training = [](Engine& engine, comm::Communicator& control) {
     if (control.rank() == 1) freeze(engine.model(), true);
@@ -300,7 +300,7 @@ TEST(Refresh, OfDifferentParametersIsAMismatch) {
   EXPECT_THROW(train(spec), int);
 }
 
-TEST(Refresh, BetweenBackwardAndStepIsRefused) {
+TEST(ApplyRequiresGrad, BetweenBackwardAndStepIsRefused) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.after_backward = [](int, int, Engine& engine, nn::CausalModel&) {
     EXPECT_THROW(engine.apply_requires_grad(), base::InvalidUsage);

@@ -39,7 +39,7 @@ TrainingSpec with_odd_values(TrainingSpec spec) {
 std::vector<double> tail(const std::vector<double>& losses) { return {losses.end() - 2, losses.end()}; }
 
 /// Where rank 0 speaks, whatever reads the statistics; where each rank has its own, as far as rank 0's go.
-TEST(SavedBuffers, AResumedRunIsTheOneThatNeverStopped) {
+TEST(ModuleBufferCheckpoint, AResumedRunIsTheOneThatNeverStopped) {
   for (const char* strategy : {"ddp", "fsdp", "zero1"})
     for (const bool speaks : {true, false}) {
       const TemporaryFolder folder;
@@ -66,7 +66,7 @@ TEST(SavedBuffers, AResumedRunIsTheOneThatNeverStopped) {
     }
 }
 
-TEST(SavedBuffers, AreThereOnceAndReadByEveryRankOfAnyWorld) {
+TEST(ModuleBufferCheckpoint, AreThereOnceAndReadByEveryRankOfAnyWorld) {
   const TemporaryFolder folder;
   const StatisticsRecord saved = [&] {
     TrainingSpec spec = statistics_spec("fsdp", 3);
@@ -129,7 +129,7 @@ TrainingSpec without(const char* strategy) {
   return spec;
 }
 
-TEST(SavedBuffers, ThatAreMissingUnexpectedOrOthersAreNamed) {
+TEST(ModuleBufferCheckpoint, ThatAreMissingUnexpectedOrOthersAreNamed) {
   const TemporaryFolder with, none;
   TrainingSpec spec = statistics_spec("fsdp", 1);
   spec.steps = 1;
@@ -156,7 +156,7 @@ TEST(SavedBuffers, ThatAreMissingUnexpectedOrOthersAreNamed) {
               HasSubstr("buffer 'inner.count' is f32 [1], the model's f32 [2]"));
 }
 
-TEST(SavedBuffers, ThatAreDamagedAreNamed) {
+TEST(ModuleBufferCheckpoint, ThatAreDamagedAreNamed) {
   const TemporaryFolder folder;
   TrainingSpec spec = statistics_spec("fsdp", 2);
   spec.steps = 1;
@@ -180,7 +180,7 @@ TEST(SavedBuffers, ThatAreDamagedAreNamed) {
               HasSubstr("'last.batches'"));
 }
 
-TEST(SavedBuffers, OfHuggingFacesFolderAreUnderTheirNames) {
+TEST(ModuleBufferCheckpoint, OfHuggingFacesFolderAreUnderTheirNames) {
   const TemporaryFolder folder;
   TrainingSpec spec = statistics_spec("ddp", 1);
   spec.steps = 2;

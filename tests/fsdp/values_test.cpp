@@ -152,9 +152,9 @@ TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
   std::vector<std::uint64_t> peaks(4);
   std::uint64_t whole = 0;
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-    const auto ledger = engine.model().context().ledger().snapshot();
+    const auto memory_tracker = engine.model().context().memory_tracker().snapshot();
     peaks[static_cast<std::size_t>(control.rank())] =
-        ledger.peak_of(MemoryCategory::parameter) + ledger.peak_of(MemoryCategory::unsharded_parameter);
+        memory_tracker.peak_of(MemoryCategory::parameter) + memory_tracker.peak_of(MemoryCategory::unsharded_parameter);
     if (control.rank() == 0)
       for (const UnitSize& unit : engine.unit_sizes()) whole += static_cast<std::uint64_t>(unit.padded) * 4;
   };

@@ -5,7 +5,7 @@
 namespace tessera::fuzz {
 namespace {
 
-using namespace comm::wire;
+using namespace comm::protocol;
 
 struct Frames {
   std::vector<std::string> all;

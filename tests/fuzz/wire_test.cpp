@@ -72,7 +72,7 @@ TEST(Wire, TakesWhatRanksSend) {
 
 /// The control: readers with the mistakes that such readers have are found out by the same run.
 TEST(Wire, AMistakeIsFound) {
-  using namespace comm::wire;
+  using namespace comm::protocol;
   const Again ignores_the_rest = [](std::string_view payload) -> std::optional<std::string> {
     if (payload.size() < 4) return std::nullopt;
     const auto rank = decode_rank(payload.substr(0, 4));

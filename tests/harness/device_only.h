@@ -12,7 +12,7 @@ namespace tessera::harness {
 class DeviceOnly final : public comm::Communicator {
  public:
   explicit DeviceOnly(std::unique_ptr<comm::Communicator> inner)
-      : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->ledger()}),
+      : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
         inner_(std::move(inner)),
         capabilities_(inner_->capabilities()) {
     capabilities_.memory = {comm::MemoryKind::device};
@@ -54,7 +54,7 @@ class DeviceOnly final : public comm::Communicator {
     }
   }
   void do_after(base::Stream& stream) override { after_ = &stream; }
-  void do_meter(comm::TrafficStats& snapshot) const override { snapshot = inner_->meter(); }
+  void do_traffic(comm::TrafficStats& snapshot) const override { snapshot = inner_->meter(); }
 
   const std::unique_ptr<comm::Communicator> inner_;
   comm::Capabilities capabilities_;

@@ -33,7 +33,7 @@ class Rank {
         record_(record),
         mutex_(mutex),
         context_({.threads = spec.threads,
-                  .ledger = world.ledger(),
+                  .memory_tracker = world.memory_tracker(),
                   .memory = {},
                   .make_stream = make_stream(spec),
                   .device = {},
@@ -134,7 +134,7 @@ class Rank {
   }
 
   void note_state() {
-    const auto now = world_.ledger()->snapshot();
+    const auto now = world_.memory_tracker()->snapshot();
     state_ = {now.now_of(base::MemoryCategory::parameter), now.now_of(base::MemoryCategory::gradient),
               now.now_of(base::MemoryCategory::optimizer)};
   }
@@ -143,7 +143,7 @@ class Rank {
     engine_.wait();
     context_.stream().synchronize();
     const fsdp::EngineTraffic later = engine_.traffic() - first_;
-    const base::MemoryTracker::Snapshot ledger = world_.ledger()->snapshot();
+    const base::MemoryTracker::Snapshot memory_tracker = world_.memory_tracker()->snapshot();
     const std::uint64_t copied = engine_.copied_bytes();
     const fsdp::OffloadBytes offload = engine_.offload_bytes();
     std::map<std::string, std::vector<float>> parameters;
@@ -153,7 +153,7 @@ class Rank {
     const std::lock_guard lock(mutex_);
     const auto rank = static_cast<std::size_t>(world_.rank());
     record_.later_by_rank[rank] = later;
-    record_.ledgers[rank] = ledger;
+    record_.memory_trackers[rank] = memory_tracker;
     record_.model_state[rank] = state_;
     record_.waits[rank] = waits_;
     if (rank != 0) return;
@@ -221,7 +221,7 @@ TrainingRecord train(const TrainingSpec& spec) {
   TrainingRecord record;
   const auto ranks = static_cast<std::size_t>(spec.ranks);
   record.later_by_rank.resize(ranks);
-  record.ledgers.resize(ranks);
+  record.memory_trackers.resize(ranks);
   record.model_state.resize(ranks);
   record.waits.resize(ranks);
   std::mutex mutex;

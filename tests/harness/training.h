@@ -66,9 +66,9 @@ struct TrainingRecord {
   std::map<std::string, std::vector<float>> parameters;  // by name
   fsdp::EngineTraffic first_step, all_later;             // of rank 0
   std::vector<fsdp::EngineTraffic> later_by_rank;
-  std::vector<base::TraceEvent> last_events;              // rank 0, last step
-  std::vector<base::MemoryTracker::Snapshot> ledgers;     // by rank, at the end
-  std::vector<std::array<std::uint64_t, 3>> model_state;  // by rank: parameter, gradient, optimizer after backward
+  std::vector<base::TraceEvent> last_events;                   // rank 0, last step
+  std::vector<base::MemoryTracker::Snapshot> memory_trackers;  // by rank, at the end
+  std::vector<std::array<std::uint64_t, 3>> model_state;       // by rank: parameter, gradient, optimizer after backward
   std::vector<std::vector<HostWaits>>
       waits;                         // by rank and step: of the thread that trains, from the batch to the update
   std::uint64_t copied_bytes = 0;    // rank 0

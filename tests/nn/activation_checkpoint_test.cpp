@@ -125,8 +125,8 @@ TEST(ActivationCheckpoint, RecordsNothingWhereNothingIsToBeKept) {
 std::uint64_t peak(int calls, bool checkpointed) {
   Context context;
   const Tensor x = leaf(context, {64, 32}, "x", DType::f32), w = leaf(context, {32, 32}, "w", DType::f32);
-  context.ledger().reset_peaks();
-  const std::uint64_t before = context.ledger().snapshot().now_of(MemoryCategory::activation);
+  context.memory_tracker().reset_peaks();
+  const std::uint64_t before = context.memory_tracker().snapshot().now_of(MemoryCategory::activation);
   const auto layer = [&](const Tensor& from) {
     Tensor t = from;
     for (int i = 0; i < 5; ++i) t = ops::gelu_tanh(ops::linear(t, w));
@@ -139,7 +139,7 @@ std::uint64_t peak(int calls, bool checkpointed) {
   const Tensor loss = weighted_sum(t);
   t = Tensor();
   tape.backward(loss);
-  return context.ledger().snapshot().peak_of(MemoryCategory::activation) - before;
+  return context.memory_tracker().snapshot().peak_of(MemoryCategory::activation) - before;
 }
 
 TEST(ActivationCheckpoint, EachFurtherRegionCostsItsInputAndNoMore) {

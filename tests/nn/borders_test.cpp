@@ -34,7 +34,7 @@ class Inner : public Layer<Inner> {
   Inner(Context& context, std::vector<DType>& seen)
       : Layer(context), norm_(add<LayerNorm>("norm", NormOptions{.width = 4})), probe_(add<Probe>("probe", seen)) {}
   Tensor forward(const Tensor& x) { return probe_(norm_(x)); }
-  Tensor without_border(const Tensor& x) { return norm_.forward(x); }
+  Tensor without_boundary(const Tensor& x) { return norm_.forward(x); }
 
  private:
   LayerNorm& norm_;
@@ -147,7 +147,7 @@ TEST(Borders, ControlWithoutOneTheOperationRefusesByName) {
   Model model(DType::bf16, DType::f32);
   model.outer.materialize(1);
   const Tensor x = filled(model.context, DType::bf16);
-  EXPECT_THAT(error_of<InvalidUsage>([&] { model.outer.inner().without_border(x); }),
+  EXPECT_THAT(error_of<InvalidUsage>([&] { model.outer.inner().without_boundary(x); }),
               HasSubstr("layer_norm: weight is f32, needs bf16"));
 }
 
@@ -164,9 +164,9 @@ TEST(Borders, CheckpointedKeepWhatCameBeforeTheCast) {
     const Tensor x = filled(m.context, DType::bf16);
     Tape tape;
     const TapeScope scope(m.context, &tape);
-    const auto before = m.context.ledger().snapshot().now_of(MemoryCategory::activation);
+    const auto before = m.context.memory_tracker().snapshot().now_of(MemoryCategory::activation);
     const Tensor y = m.outer.inner()(x);
-    return m.context.ledger().snapshot().now_of(MemoryCategory::activation) - before - y.bytes();
+    return m.context.memory_tracker().snapshot().now_of(MemoryCategory::activation) - before - y.bytes();
   };
   EXPECT_EQ(held(checkpointed), 0U);
   EXPECT_GE(held(plain), 3U * 4 * 4);

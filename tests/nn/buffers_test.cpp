@@ -46,7 +46,7 @@ std::vector<std::string> names_of(const std::vector<std::shared_ptr<ModuleBuffer
   return names;
 }
 
-TEST(Buffers, HaveTheirPathAsNameAndAreNoParameters) {
+TEST(ParameterLeases, HaveTheirPathAsNameAndAreNoParameters) {
   Context context;
   const Outer model(context);
   EXPECT_THAT(names_of(model.buffers()), ElementsAre("a.first.mean", "a.first.follows", "a.first.steps",
@@ -58,7 +58,7 @@ TEST(Buffers, HaveTheirPathAsNameAndAreNoParameters) {
   EXPECT_FALSE(model.first.follows.persistent());
 }
 
-TEST(Buffers, StayF32UnlessTheyAreToFollow) {
+TEST(ParameterLeases, StayF32UnlessTheyAreToFollow) {
   Context context;
   Outer model(context);
   model.set_dtype(DType::bf16);
@@ -73,14 +73,14 @@ TEST(Buffers, StayF32UnlessTheyAreToFollow) {
   EXPECT_THAT(error_of<InvalidUsage>([&] { model.set_dtype(DType::f32); }), HasSubstr("has memory already"));
 }
 
-TEST(Buffers, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
+TEST(ParameterLeases, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
   const auto first_mean = [](std::uint64_t seed) {
     Context context;
     Outer model(context);
     EXPECT_THAT(error_of<InvalidUsage>([&] { model.first.mean.tensor().data<float>(); }),
                 HasSubstr("a.first.mean is not readable: it was never given memory"));
     model.materialize(seed);
-    const auto now = context.ledger().snapshot();
+    const auto now = context.memory_tracker().snapshot();
     EXPECT_EQ(now.now_of(MemoryCategory::other), 2U * (3 * 4 + 2 * 4 + 8));
     EXPECT_EQ(now.now_of(MemoryCategory::parameter), (16U + 4) * 4);
     EXPECT_EQ(*model.first.steps.tensor().data<std::int64_t>(), 0);
@@ -94,7 +94,7 @@ TEST(Buffers, BeginWithWhatSeedAndNameSayAndAreBookedAsOther) {
   EXPECT_NE(first_mean(3), first_mean(4)) << "the control";
 }
 
-TEST(Buffers, AreRefusedWhereTheyMakeNoSense) {
+TEST(ParameterLeases, AreRefusedWhereTheyMakeNoSense) {
   Context context;
   Counter counter(context);
   EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("mean"); }), HasSubstr("of that name already"));
@@ -105,7 +105,7 @@ TEST(Buffers, AreRefusedWhereTheyMakeNoSense) {
   EXPECT_THAT(error_of<InvalidUsage>([&] { counter.also("x", {.dtype = DType::u64}); }), HasSubstr("i32, i64 or u8"));
 }
 
-TEST(Buffers, MayChangeInATrainingsForwardAndNotInItsRepetition) {
+TEST(ParameterLeases, MayChangeInATrainingsForwardAndNotInItsRepetition) {
   Context context;
   Counter counter(context);
   Tensor x = leaf(context, {2}, "x");

@@ -19,7 +19,7 @@ TEST_P(Devices, ARunWithoutDataNeedsTheSameMemory) {
   Context host, meta({.device = {DeviceType::meta, 0}});
   train(GetParam(), host);
   train(GetParam(), meta, false);
-  const auto real = host.ledger().snapshot(), planned = meta.ledger().snapshot();
+  const auto real = host.memory_tracker().snapshot(), planned = meta.memory_tracker().snapshot();
   EXPECT_EQ(planned.peak, real.peak);
   EXPECT_EQ(planned.total_peak, real.total_peak);
   EXPECT_EQ(planned.reserved, real.reserved);
@@ -44,7 +44,7 @@ TEST(MetaDevice, SaysThatThereIsNothingToRead) {
   EXPECT_DEATH(x.data<float>()[0] = 1.0F, "");
   // Memory is booked, not there.
   const Tensor huge = Tensor::empty(context, {1 << 20, 1 << 20}, DType::f32);
-  EXPECT_EQ(context.ledger().snapshot().now_of(MemoryCategory::activation), (std::uint64_t{1} << 42U) + 4);
+  EXPECT_EQ(context.memory_tracker().snapshot().now_of(MemoryCategory::activation), (std::uint64_t{1} << 42U) + 4);
 }
 
 }  // namespace

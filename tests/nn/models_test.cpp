@@ -24,7 +24,7 @@ TEST(Models, PresetsHaveTheStatedSizes) {
     for (const auto& parameter : model->parameters()) count += parameter->count();
     EXPECT_EQ(count, sizes.at(name)) << name;
   }
-  EXPECT_EQ(context.ledger().snapshot().total_peak, 0U);
+  EXPECT_EQ(context.memory_tracker().snapshot().total_peak, 0U);
 }
 
 std::vector<std::string> names_and_shapes(const CausalModel& model) {
@@ -147,7 +147,7 @@ TEST(Models, AllMemoryIsGivenBackAfterAStep) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));
   model->materialize(0);
-  const std::uint64_t before = context.ledger().snapshot().total_now;
+  const std::uint64_t before = context.memory_tracker().snapshot().total_now;
   {
     const Batch batch = counting(context, 2, 9);
     Tape tape;
@@ -158,7 +158,7 @@ TEST(Models, AllMemoryIsGivenBackAfterAStep) {
     EXPECT_TRUE(parameter->gradient().written()) << parameter->name();
     parameter->gradient().clear();
   }
-  EXPECT_EQ(context.ledger().snapshot().total_now, before);
+  EXPECT_EQ(context.memory_tracker().snapshot().total_now, before);
 }
 
 TEST(Models, HooksSurroundForwardAndBackward) {

@@ -98,7 +98,7 @@ TEST(NarrowMemory, ScratchIsInTheLedgerAndBounded) {
   Context context;
   const Tensor x = Tensor::zeros(context, {1 << 22}, DType::bf16), y = Tensor::zeros(context, {1 << 22}, DType::bf16);
   context.kernels<bf16>("add").add(context.stream(), {x.data<bf16>(), y.data<bf16>(), y.data<bf16>(), 1 << 22});
-  const std::uint64_t peak = context.ledger().snapshot().peak_of(MemoryCategory::activation);
+  const std::uint64_t peak = context.memory_tracker().snapshot().peak_of(MemoryCategory::activation);
   EXPECT_EQ(peak, 2U * (2U << 22U) + 2U * (1U << 20U));
 }
 
@@ -179,7 +179,7 @@ TEST_P(NarrowModels, ARunWithoutDataNeedsTheSameMemory) {
     Tape tape;
     const TapeScope scope(context, &tape);
     tape.backward(model->loss(tokens, targets));
-    return context.ledger().snapshot().peak;
+    return context.memory_tracker().snapshot().peak;
   };
   Context host, meta({.device = {DeviceType::meta, 0}});
   EXPECT_EQ(peaks(meta), peaks(host));

@@ -24,7 +24,7 @@ BenchMemory::BenchMemory(comm::Communicator& world, base::DeviceRuntime& device,
     : world_(world),
       runtime_(device),
       communicator_memory_(communicator_memory),
-      pool_(world.ledger()),
+      pool_(world.memory_tracker()),
       stream_(device.make_stream()) {
   if (on_host() && !takes(world, MemoryKind::host))
     throw base::InvalidUsage(fmt::format("{} moves the memory of GPUs only; give --device cuda", world.backend()));

@@ -100,7 +100,7 @@ std::string size_label(int power) {
   return fmt::format("{} {}", 1 << (power % 10), kUnits.at(static_cast<std::size_t>(power / 10)));
 }
 
-std::string colour(std::size_t index) {
+std::string color(std::size_t index) {
   return "var(--c" + std::to_string(index % static_cast<std::size_t>(report::kColours)) + ")";
 }
 
@@ -152,7 +152,7 @@ std::string draw(const Panel& panel, double left, double top) {
     svg += fmt::format(
         "<path class=\"curve\" data-backend=\"{}\" data-op=\"{}\" data-measure=\"{}\" d=\"{}\" "
         "stroke=\"{}\"{}/><g fill=\"{}\">{}</g>",
-        escape(curve.backend), escape(panel.op), panel.measure, path, colour(i), dashes(i), colour(i), dots);
+        escape(curve.backend), escape(panel.op), panel.measure, path, color(i), dashes(i), color(i), dots);
   }
   return svg + "</g>\n";
 }
@@ -164,7 +164,7 @@ std::string legend(const std::vector<std::string>& backends) {
     svg += fmt::format(
         "<g class=\"legend\"><line x1=\"{0}\" x2=\"{1}\" y1=\"66\" y2=\"66\" stroke=\"{2}\" "
         "stroke-width=\"3\"{3}/><text x=\"{4}\" y=\"70\">{5}</text></g>",
-        x, x + 26, colour(i), dashes(i), x + 33, escape(backends[i]));
+        x, x + 26, color(i), dashes(i), x + 33, escape(backends[i]));
     x += 60 + 9 * static_cast<double>(backends[i].size());
   }
   return svg;

@@ -91,16 +91,16 @@ struct CompareRun {
 /// `generation` counts them.
 CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
                     const std::function<void(const StepReport&)>& on_step) {
-  const auto ledger = std::make_shared<base::MemoryTracker>();
+  const auto memory_tracker = std::make_shared<base::MemoryTracker>();
   const auto world = init_world({.ranks = plan.ranks,
                                  .backend = plan.options.backend_given ? plan.options.backend : "",
                                  .algorithms = kPinnedAlgorithm,
                                  .generation = generation,
-                                 .ledger = ledger,
+                                 .memory_tracker = memory_tracker,
                                  .ordered = true,
                                  .device = device_of_rank(plan.options.device)});
   const TrainingOutcome outcome =
-      run_training(plan, strategy, *world, ledger, {.on_step = on_step, .measure_norm = false});
+      run_training(plan, strategy, *world, memory_tracker, {.on_step = on_step, .measure_norm = false});
   return {outcome.result, plan.options.trace.empty() ? "" : events_to_text(outcome.last_step),
           std::string(world->backend())};
 }

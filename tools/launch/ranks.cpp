@@ -115,7 +115,7 @@ std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options) 
   if (!options.algorithms.empty()) config.algorithms = options.algorithms;
   config.launch = options.ranks == 1 ? comm::Launch{} : comm::resolve_launch();
   config.launch->generation = static_cast<std::uint32_t>(options.generation);
-  config.ledger = options.ledger;
+  config.memory_tracker = options.memory_tracker;
   if (options.ordered && !user_says("TESSERA_DETERMINISTIC")) config.deterministic = true;
   if (options.device.type != base::DeviceType::cpu) config.device = base::open_device(options.device);
   config.logger = make_logger(config.launch->rank);

@@ -58,7 +58,7 @@ struct WorldInitOptions {
   std::string backend;     ///< "" for TESSERA_BACKEND
   std::string algorithms;  ///< "" for TESSERA_ALGO
   int generation = 0;      ///< counts the worlds that this process is part of one after another
-  std::shared_ptr<base::MemoryTracker> ledger;
+  std::shared_ptr<base::MemoryTracker> memory_tracker;
   bool ordered = false;      ///< deterministic also where the backend's default is otherwise, unless the user says
   base::Device device = {};  ///< whose memory the communicator must take beside the host's
 };

@@ -58,7 +58,7 @@ std::string path_of(const std::vector<double>& values, const Scale& scale, std::
   return path;
 }
 
-std::string colour(int index) { return "var(--c" + std::to_string(index % kColours) + ")"; }
+std::string color(int index) { return "var(--c" + std::to_string(index % kColours) + ")"; }
 
 }  // namespace
 
@@ -80,7 +80,7 @@ std::string curves(const std::vector<Curve>& all, const std::string& label) {
                      grid + "</g>";
   for (std::size_t i = 0; i < all.size(); ++i) {
     const std::size_t width = 2 + 4 * (all.size() - 1 - i);
-    html += "<path d=\"" + path_of(all[i].values, scale, longest) + "\" stroke=\"" + colour(static_cast<int>(i)) +
+    html += "<path d=\"" + path_of(all[i].values, scale, longest) + "\" stroke=\"" + color(static_cast<int>(i)) +
             "\" stroke-width=\"" + std::to_string(width) + "\"><title>" + escape(all[i].name) + "</title></path>";
   }
   html +=
@@ -101,7 +101,7 @@ std::string bars(const std::vector<Bar>& all, const std::string& label) {
     html += "<div class=\"bar\"><span class=\"name\">" + escape(bar.name) + "</span><span class=\"track\">";
     for (const Segment& segment : bar.segments)
       if (segment.value > 0)
-        html += "<i style=\"width:" + percent(segment.value / longest) + ";background:" + colour(segment.colour) +
+        html += "<i style=\"width:" + percent(segment.value / longest) + ";background:" + color(segment.color) +
                 "\" title=\"" + escape(segment.name) + "\"></i>";
     if (bar.mark >= 0) html += "<b style=\"left:" + percent(bar.mark / longest) + "\"></b>";
     html += "</span><span class=\"text\">" + escape(bar.text) + "</span></div>\n";
@@ -112,7 +112,7 @@ std::string bars(const std::vector<Bar>& all, const std::string& label) {
 std::string legend(const std::vector<Key>& keys) {
   std::string html = "<ul class=\"legend\" aria-hidden=\"true\">";
   for (const Key& key : keys) {
-    const std::string sample = key.colour < 0 ? "<b></b>" : "<i style=\"background:" + colour(key.colour) + "\"></i>";
+    const std::string sample = key.color < 0 ? "<b></b>" : "<i style=\"background:" + color(key.color) + "\"></i>";
     html += "<li>" + sample + escape(key.name) + "</li>";
   }
   return html + "</ul>\n";

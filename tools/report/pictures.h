@@ -16,7 +16,7 @@ std::string curves(const std::vector<Curve>& all, const std::string& label);
 
 struct Segment {
   double value = 0;
-  int colour = 0;    ///< of the palette
+  int color = 0;     ///< of the palette
   std::string name;  ///< shown on hovering
 };
 struct Bar {
@@ -30,7 +30,7 @@ std::string bars(const std::vector<Bar>& all, const std::string& label);
 
 struct Key {
   std::string name;
-  int colour = 0;  ///< of the palette; -1: the mark
+  int color = 0;  ///< of the palette; -1: the mark
 };
 std::string legend(const std::vector<Key>& keys);
 

@@ -74,16 +74,16 @@ void print_step(const StepReport& step, JsonLines& json) {
 
 int train_as_rank(const TrainPlan& plan) {
   const TrainOptions& options = plan.options;
-  const auto ledger = std::make_shared<base::MemoryTracker>();
+  const auto memory_tracker = std::make_shared<base::MemoryTracker>();
   const auto world = init_world({.ranks = plan.ranks,
                                  .backend = options.backend_given ? options.backend : "",
                                  .algorithms = "",
-                                 .ledger = ledger,
+                                 .memory_tracker = memory_tracker,
                                  .device = device_of_rank(options.device)});
   const bool first = world->rank() == 0;
   JsonLines json(first ? options.json : "");
   TrainingCallbacks callbacks{.on_step = [&](const StepReport& step) { print_step(step, json); }, .measure_norm = true};
-  const TrainingOutcome outcome = run_training(plan, options.strategy, *world, ledger, callbacks);
+  const TrainingOutcome outcome = run_training(plan, options.strategy, *world, memory_tracker, callbacks);
   if (!first) return 0;
   if (const auto& evaluation = outcome.result.evaluation) {
     fmt::print("eval loss {:.6f} over {} tokens\n", evaluation->loss, evaluation->tokens);

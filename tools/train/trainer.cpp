@@ -45,13 +45,13 @@ std::vector<double> without_warm_up(const std::vector<double>& values) {
 class Trainer {
  public:
   Trainer(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
-          const std::shared_ptr<base::MemoryTracker>& ledger, bool measure_norm)
+          const std::shared_ptr<base::MemoryTracker>& memory_tracker, bool measure_norm)
       : plan_(plan),
         world_(world),
         control_communicator_(world.split(0, world.rank())),
-        ledger_(*ledger),
+        memory_tracker_(*memory_tracker),
         context_({.threads = plan.threads,
-                  .ledger = ledger,
+                  .memory_tracker = memory_tracker,
                   .memory = {},
                   .make_stream = {},
                   .device = device_of_rank(plan.options.device)}),
@@ -173,7 +173,7 @@ class Trainer {
   }
 
   void note_model_state() {
-    const auto now = ledger_.snapshot();
+    const auto now = memory_tracker_.snapshot();
     const auto raise = [](std::uint64_t& most, std::uint64_t value) { most = std::max(most, value); };
     raise(state_.parameter, now.now_of(MemoryCategory::parameter));
     raise(state_.gradient, now.now_of(MemoryCategory::gradient));
@@ -235,7 +235,7 @@ class Trainer {
   const TrainPlan& plan_;
   comm::Communicator& world_;
   std::unique_ptr<comm::Communicator> control_communicator_;
-  base::MemoryTracker& ledger_;
+  base::MemoryTracker& memory_tracker_;
   nn::Context context_;
   comm::HostCollectives control_;
   DivergenceMonitor divergence_;
@@ -257,7 +257,7 @@ class Trainer {
 
 RunResult Trainer::summarize() {
   const Traffic traffic = traffic_per_step();
-  const base::MemoryTracker::Snapshot peak = ledger_.snapshot();
+  const base::MemoryTracker::Snapshot peak = memory_tracker_.snapshot();
   std::vector<std::uint64_t> figures = {traffic.bytes.all_gather, traffic.bytes.reduce_scatter,
                                         traffic.bytes.all_reduce, traffic.bytes.control,
                                         traffic.copied,           state_.parameter,
@@ -308,8 +308,9 @@ RunResult Trainer::summarize() {
 }  // namespace
 
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
-                             const std::shared_ptr<base::MemoryTracker>& ledger, const TrainingCallbacks& callbacks) {
-  Trainer training(plan, strategy, world, ledger, callbacks.measure_norm);
+                             const std::shared_ptr<base::MemoryTracker>& memory_tracker,
+                             const TrainingCallbacks& callbacks) {
+  Trainer training(plan, strategy, world, memory_tracker, callbacks.measure_norm);
   training.train(callbacks);
   return training.finish();
 }

@@ -40,6 +40,7 @@ struct TrainingOutcome {
 
 /// Collective: every rank of `world` calls it with the same plan. `ledger` is the one that `world` books in.
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
-                             const std::shared_ptr<base::MemoryTracker>& ledger, const TrainingCallbacks& callbacks);
+                             const std::shared_ptr<base::MemoryTracker>& memory_tracker,
+                             const TrainingCallbacks& callbacks);
 
 }  // namespace tessera::tools

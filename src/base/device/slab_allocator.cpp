@@ -5,7 +5,7 @@
 namespace tessera::base {
 
 SlabAllocator::~SlabAllocator() {
-  ledger_.hold(-static_cast<std::int64_t>(slabs_.size() * slab_bytes_));
+  memory_tracker_.hold(-static_cast<std::int64_t>(slabs_.size() * slab_bytes_));
   for (void* slab : slabs_) runtime_.free(slab, slab_bytes_);
 }
 
@@ -19,21 +19,21 @@ void* SlabAllocator::take(std::size_t bytes) {
     if (slabs_.empty() || used_ + size > slab_bytes_) {
       slabs_.push_back(runtime_.allocate(slab_bytes_));  // what is left of the one before stays unused: under one block
       used_ = 0;
-      ledger_.hold(static_cast<std::int64_t>(slab_bytes_));
+      memory_tracker_.hold(static_cast<std::int64_t>(slab_bytes_));
     }
     idle.push_back(static_cast<std::byte*>(slabs_.back()) + used_);
     used_ += size;
   }
   void* data = idle.back();
   idle.pop_back();
-  ledger_.hold(-static_cast<std::int64_t>(bytes));
+  memory_tracker_.hold(-static_cast<std::int64_t>(bytes));
   return data;
 }
 
 void SlabAllocator::give(void* data, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   idle_[size_class(bytes)].push_back(data);
-  ledger_.hold(static_cast<std::int64_t>(bytes));
+  memory_tracker_.hold(static_cast<std::int64_t>(bytes));
 }
 
 }  // namespace tessera::base

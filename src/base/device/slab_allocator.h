@@ -15,8 +15,8 @@ namespace tessera::base {
 /// told to the ledger. Thread-safe.
 class SlabAllocator {
  public:
-  SlabAllocator(DeviceRuntime& runtime, MemoryTracker& ledger, std::size_t largest)
-      : runtime_(runtime), ledger_(ledger), slab_bytes_(largest > kSlab ? largest * 2 : kSlab) {}
+  SlabAllocator(DeviceRuntime& runtime, MemoryTracker& memory_tracker, std::size_t largest)
+      : runtime_(runtime), memory_tracker_(memory_tracker), slab_bytes_(largest > kSlab ? largest * 2 : kSlab) {}
   ~SlabAllocator();
   SlabAllocator(const SlabAllocator&) = delete;
   SlabAllocator& operator=(const SlabAllocator&) = delete;
@@ -30,7 +30,7 @@ class SlabAllocator {
   static std::size_t size_class(std::size_t bytes);
 
   DeviceRuntime& runtime_;
-  MemoryTracker& ledger_;
+  MemoryTracker& memory_tracker_;
   const std::size_t slab_bytes_;
   std::mutex mutex_;
   std::map<std::size_t, std::vector<void*>> idle_;  // by size

@@ -44,7 +44,7 @@ void ControlConnection::read() {
 void ControlConnection::send(Frame frame) {
   const std::lock_guard lock(mutex_);
   if (deaf_ || finishing_) return;
-  if (frame->type == wire::Type::told && queued_ + cost_of(*frame) > kMostQueued) return;
+  if (frame->type == protocol::Type::told && queued_ + cost_of(*frame) > kMostQueued) return;
   queued_ += cost_of(*frame);
   queue_.push_back(std::move(frame));
   if (writing_) return;

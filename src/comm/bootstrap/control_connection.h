@@ -20,13 +20,13 @@ namespace tessera::comm {
 class ControlConnection {
  public:
   struct Message {
-    wire::Type type{};
+    protocol::Type type{};
     std::string payload;
   };
   using Frame = std::shared_ptr<const Message>;
   struct Events {
     /// False: it makes no sense, and the line breaks.
-    std::function<bool(wire::Type type, std::string_view payload)> frame;
+    std::function<bool(protocol::Type type, std::string_view payload)> frame;
     /// Once: the other side has gone, or sends what makes no sense.
     std::function<void()> broken;
     /// Once: what came is not what was sent. Nothing more is read; what is sent still goes.
@@ -57,7 +57,7 @@ class ControlConnection {
   boost::asio::generic::stream_protocol::socket socket_;
   const Events events_;
   Seal seal_;
-  SealedReader reader_{seal_, wire::kLongestControl};
+  SealedReader reader_{seal_, protocol::kLongestControl};
   std::array<char, 16384> in_{};
   std::string out_;  // what is being written
   bool told_ = false;

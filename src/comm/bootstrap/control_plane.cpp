@@ -61,7 +61,8 @@ ControlPlane::ControlPlane(asio::io_context& context, Members members)
     lines_[r] = std::make_unique<ControlConnection>(
         context_, std::move(members.links[r]),
         ControlConnection::Events{
-            .frame = [this, rank](wire::Type type, std::string_view payload) { return on_frame(rank, type, payload); },
+            .frame = [this, rank](protocol::Type type,
+                                  std::string_view payload) { return on_frame(rank, type, payload); },
             .broken = [this, rank] { gone(rank, false); },
             .damaged = [this, rank] { damaged(rank); }});
     lines_[r]->start();
@@ -81,8 +82,8 @@ ControlPlane::~ControlPlane() {
 }
 
 std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, ControlEvents events) {
-  if (name.empty() || name.size() > wire::kLongestName)
-    throw InvalidUsage("channel: a name has 1 to " + std::to_string(wire::kLongestName) + " letters, not '" +
+  if (name.empty() || name.size() > protocol::kLongestName)
+    throw InvalidUsage("channel: a name has 1 to " + std::to_string(protocol::kLongestName) + " letters, not '" +
                        std::string(name) + "'");
   const auto channel = std::make_shared<Channel>();
   channel->name = name;
@@ -90,11 +91,11 @@ std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, Contro
   std::unique_lock lock(mutex_);
   channel->number = next_channel_++;
   channels_.emplace(channel->number, channel);
-  const wire::ChannelOpened opened{channel->number, channel->name};
+  const protocol::ChannelOpened opened{channel->number, channel->name};
   if (rank_ == 0)
     asio::post(context_, [this, opened] { on_opened(0, opened); });
   else
-    send(0, wire::Type::opened, wire::encode(opened));
+    send(0, protocol::Type::opened, protocol::encode(opened));
   const bool in_time = changed_.wait_for(lock, timeout_, [&] { return channel->complete || !broken_.empty(); });
   if (channel->complete) return std::make_unique<Handle>(*this, channel);
   channels_.erase(channel->number);
@@ -110,7 +111,8 @@ std::unique_ptr<ControlChannel> ControlPlane::open(std::string_view name, Contro
 void ControlPlane::tell(const Channel& channel, int to, std::string_view message) {
   if (to == rank_ || to < ControlChannel::kAll || to >= size_) return;
   message = message.substr(0, ControlChannel::kLongestMessage);
-  send(rank_ == 0 ? to : 0, wire::Type::told, wire::encode(wire::ChannelMessage{channel.number, rank_, to, message}));
+  send(rank_ == 0 ? to : 0, protocol::Type::told,
+       protocol::encode(protocol::ChannelMessage{channel.number, rank_, to, message}));
 }
 
 void ControlPlane::close(const ChannelPointer& channel) {
@@ -123,7 +125,7 @@ void ControlPlane::close(const ChannelPointer& channel) {
 }
 
 /// To all where `to` is kAll.
-void ControlPlane::send(int to, wire::Type type, std::string_view payload, int except) {
+void ControlPlane::send(int to, protocol::Type type, std::string_view payload, int except) {
   const auto frame = std::make_shared<const ControlConnection::Message>(type, std::string(payload));
   for (int r = 0; r < size_; ++r) {
     ControlConnection* const line = lines_[static_cast<std::size_t>(r)].get();
@@ -137,24 +139,24 @@ ControlPlane::ChannelPointer ControlPlane::find(std::uint16_t number) {
   return found == channels_.end() ? nullptr : found->second;
 }
 
-bool ControlPlane::on_frame(int from, wire::Type type, std::string_view payload) {
-  if (type == wire::Type::told) return on_told(from, payload);
-  if (type == wire::Type::lost || type == wire::Type::left) return on_gone(from, type, payload);
-  if (type == wire::Type::probe) return on_probe(from);
-  const std::optional<wire::ChannelOpened> opened = wire::decode_opened(payload);
-  if (type != wire::Type::opened || !opened) return false;
+bool ControlPlane::on_frame(int from, protocol::Type type, std::string_view payload) {
+  if (type == protocol::Type::told) return on_told(from, payload);
+  if (type == protocol::Type::lost || type == protocol::Type::left) return on_gone(from, type, payload);
+  if (type == protocol::Type::probe) return on_probe(from);
+  const std::optional<protocol::ChannelOpened> opened = protocol::decode_opened(payload);
+  if (type != protocol::Type::opened || !opened) return false;
   if (rank_ == 0) return on_opened(from, *opened);
   opened_by_all(opened->channel);
   return true;
 }
 
 bool ControlPlane::on_told(int from, std::string_view payload) {
-  const std::optional<wire::ChannelMessage> told = wire::decode_told(payload);
+  const std::optional<protocol::ChannelMessage> told = protocol::decode_told(payload);
   if (!told || told->from < 0 || told->from >= size_ || told->to < ControlChannel::kAll || told->to >= size_)
     return false;
   if (rank_ == 0) {
     if (told->from != from) return false;
-    if (told->to != 0) send(told->to, wire::Type::told, payload, from);
+    if (told->to != 0) send(told->to, protocol::Type::told, payload, from);
     if (told->to > 0) return true;
   }
   const ChannelPointer channel = find(told->channel);
@@ -164,14 +166,14 @@ bool ControlPlane::on_told(int from, std::string_view payload) {
   return true;
 }
 
-bool ControlPlane::on_opened(int from, const wire::ChannelOpened& opened) {
+bool ControlPlane::on_opened(int from, const protocol::ChannelOpened& opened) {
   ChannelOpening& opening = openings_[opened.channel];
   if (opening.ranks.empty()) opening.name = opened.name;
   if (opening.name != opened.name) return false;
   opening.ranks.insert(from);
   if (static_cast<int>(opening.ranks.size()) < size_) return true;
   openings_.erase(opened.channel);
-  send(ControlChannel::kAll, wire::Type::opened, wire::encode(opened));
+  send(ControlChannel::kAll, protocol::Type::opened, protocol::encode(opened));
   opened_by_all(opened.channel);
   return true;
 }
@@ -184,11 +186,11 @@ void ControlPlane::opened_by_all(std::uint16_t number) {
   changed_.notify_all();
 }
 
-bool ControlPlane::on_gone(int from, wire::Type type, std::string_view payload) {
-  const std::optional<int> rank = wire::decode_rank(payload);
+bool ControlPlane::on_gone(int from, protocol::Type type, std::string_view payload) {
+  const std::optional<int> rank = protocol::decode_rank(payload);
   if (!rank || *rank >= size_ || *rank == rank_) return false;
-  if (rank_ == 0 && (*rank != from || type != wire::Type::left)) return false;
-  gone(*rank, type == wire::Type::left);
+  if (rank_ == 0 && (*rank != from || type != protocol::Type::left)) return false;
+  gone(*rank, type == protocol::Type::left);
   return true;
 }
 
@@ -197,7 +199,8 @@ void ControlPlane::gone(int rank, bool in_good_order) {
   if (ControlConnection* const line = lines_[static_cast<std::size_t>(rank)].get(); line != nullptr) line->close();
   if (leaving_) return stop_when_alone();
   if (rank_ == 0)
-    send(ControlChannel::kAll, in_good_order ? wire::Type::left : wire::Type::lost, wire::encode_rank(rank));
+    send(ControlChannel::kAll, in_good_order ? protocol::Type::left : protocol::Type::lost,
+         protocol::encode_rank(rank));
   std::vector<ChannelPointer> open;
   {
     const std::lock_guard lock(mutex_);
@@ -250,7 +253,7 @@ void ControlPlane::damaged(int rank) {
 /// Rank 0 answers; the others hear so that it is alive, and has told what it knew of those who have ended.
 bool ControlPlane::on_probe(int from) {
   if (rank_ == 0)
-    send(from, wire::Type::probe, {});
+    send(from, protocol::Type::probe, {});
   else
     judge_ended();
   return true;
@@ -266,7 +269,7 @@ void ControlPlane::on_end(int rank) {
   const ControlConnection* const hub = lines_[0].get();
   if (rank_ == 0 || rank == 0 || hub == nullptr || !hub->open()) return gone(rank, false);
   ended_.insert(rank);
-  send(0, wire::Type::probe, {});
+  send(0, protocol::Type::probe, {});
 }
 
 /// A descriptor of the process itself is readable when it ends, however it ends: also where a child of its holds its
@@ -296,7 +299,7 @@ void ControlPlane::leave() {
   leaving_ = true;
   for (const auto& line : lines_) {
     if (line == nullptr || !line->open()) continue;
-    line->send(std::make_shared<const ControlConnection::Message>(wire::Type::left, wire::encode_rank(rank_)));
+    line->send(std::make_shared<const ControlConnection::Message>(protocol::Type::left, protocol::encode_rank(rank_)));
     line->finish();
   }
   auto& timer = timers_.emplace_back(context_, kFarewellTime);

@@ -53,14 +53,14 @@ class ControlPlane {
   // Any thread.
   void tell(const Channel& channel, int to, std::string_view message);
   void close(const ChannelPointer& channel);
-  void send(int to, wire::Type type, std::string_view payload, int except = -1);
+  void send(int to, protocol::Type type, std::string_view payload, int except = -1);
   ChannelPointer find(std::uint16_t number);
 
   // The context's thread.
-  bool on_frame(int from, wire::Type type, std::string_view payload);
+  bool on_frame(int from, protocol::Type type, std::string_view payload);
   bool on_told(int from, std::string_view payload);
-  bool on_opened(int from, const wire::ChannelOpened& opened);
-  bool on_gone(int from, wire::Type type, std::string_view payload);
+  bool on_opened(int from, const protocol::ChannelOpened& opened);
+  bool on_gone(int from, protocol::Type type, std::string_view payload);
   void opened_by_all(std::uint16_t number);
   bool on_probe(int from);
   void gone(int rank, bool in_good_order);

@@ -14,15 +14,15 @@ using namespace std::chrono_literals;
 constexpr auto kAttemptTime = 5s;  // until rank 0 must have answered one connection
 
 /// Both sides prove over all that was said; the first word keeps one's proof from being sent back as the other's.
-Digest prove_hello(const Digest& key, const wire::Challenge& challenge, wire::Hello hello) {
+Digest prove_hello(const Digest& key, const protocol::Challenge& challenge, protocol::Hello hello) {
   hello.proof = {};
-  return prove(key, "hello" + wire::encode(challenge) + wire::encode(hello));
+  return prove(key, "hello" + protocol::encode(challenge) + protocol::encode(hello));
 }
 
-Digest prove_answer(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello,
-                    wire::HandshakeReply answer) {
+Digest prove_answer(const Digest& key, const protocol::Challenge& challenge, const protocol::Hello& hello,
+                    protocol::HandshakeReply answer) {
   answer.proof = {};
-  return prove(key, "answer" + wire::encode(challenge) + wire::encode(hello) + wire::encode(answer));
+  return prove(key, "answer" + protocol::encode(challenge) + protocol::encode(hello) + protocol::encode(answer));
 }
 
 /// Of a hello or an identity.
@@ -42,17 +42,17 @@ std::pair<std::uint64_t, std::uint32_t> age_of(const T& who) {
 
 }  // namespace
 
-HandshakeVerdict judge(const RankIdentity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
-                       bool complete) {
+HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& challenge, const protocol::Hello& hello,
+                       bool taken, bool complete) {
   HandshakeVerdict judgement;
-  wire::HandshakeReply& answer = judgement.answer;
+  protocol::HandshakeReply& answer = judgement.answer;
   const std::string who = "rank " + std::to_string(hello.rank);
   judgement.proven = same(hello.proof, prove_hello(self.key, challenge, hello));
-  answer.verdict = wire::Verdict::refused;
+  answer.verdict = protocol::Verdict::refused;
   if (!judgement.proven) {
     answer.text = who + " has another TESSERA_TOKEN than rank 0";
   } else if (age_of(hello) > age_of(self)) {
-    answer.verdict = wire::Verdict::try_again;
+    answer.verdict = protocol::Verdict::try_again;
     answer.text = who + " belongs to " + start_of(hello) + ", but the rank 0 that answers to " + start_of(self);
   } else if (hello.run != self.run || age_of(hello) != age_of(self)) {
     answer.text = who + " belongs to " + start_of(hello) + ", rank 0 to " + start_of(self) +
@@ -68,28 +68,28 @@ HandshakeVerdict judge(const RankIdentity& self, const wire::Challenge& challeng
   } else if (hello.rank == 0 || taken) {
     answer.text = "there are two ranks " + std::to_string(hello.rank) + " in run '" + self.run + "'";
   } else {
-    answer.verdict = wire::Verdict::welcome;
+    answer.verdict = protocol::Verdict::welcome;
   }
   if (judgement.proven) answer.proof = prove_answer(self.key, challenge, hello, answer);
   return judgement;
 }
 
-Seal seal_of(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello, bool first) {
-  return {prove(key, "link" + wire::encode(challenge) + wire::encode(hello)), first};
+Seal seal_of(const Digest& key, const protocol::Challenge& challenge, const protocol::Hello& hello, bool first) {
+  return {prove(key, "link" + protocol::encode(challenge) + protocol::encode(hello)), first};
 }
 
 namespace {
 
 /// What was said on a new connection, as far as it came.
 struct Talk {
-  std::optional<wire::Challenge> challenge;
-  wire::Hello hello;
-  std::optional<wire::HandshakeReply> answer;
+  std::optional<protocol::Challenge> challenge;
+  protocol::Hello hello;
+  std::optional<protocol::HandshakeReply> answer;
 };
 
 Talk talk(Connection& connection, const RankIdentity& self, const Digest& instance, Deadline deadline) {
   Talk said;
-  wire::Hello& hello = said.hello;
+  protocol::Hello& hello = said.hello;
   hello.rank = static_cast<std::uint32_t>(self.rank);
   hello.size = static_cast<std::uint32_t>(self.size);
   hello.restart = self.restart;
@@ -97,13 +97,14 @@ Talk talk(Connection& connection, const RankIdentity& self, const Digest& instan
   hello.run = self.run;
   hello.instance = instance;
   try {
-    said.challenge =
-        wire::decode_challenge(connection.receive_frame(deadline, wire::Type::challenge, wire::kLongestHandshake));
-    if (!said.challenge || said.challenge->version != wire::kVersion) return said;
+    said.challenge = protocol::decode_challenge(
+        connection.receive_frame(deadline, protocol::Type::challenge, protocol::kLongestHandshake));
+    if (!said.challenge || said.challenge->version != protocol::kVersion) return said;
     hello.nonce = random_digest();
     hello.proof = prove_hello(self.key, *said.challenge, hello);
-    connection.send_frame(wire::encode(hello), deadline, wire::Type::hello);
-    said.answer = wire::decode_answer(connection.receive_frame(deadline, wire::Type::answer, wire::kLongestHandshake));
+    connection.send_frame(protocol::encode(hello), deadline, protocol::Type::hello);
+    said.answer = protocol::decode_answer(
+        connection.receive_frame(deadline, protocol::Type::answer, protocol::kLongestHandshake));
   } catch (const Error&) {  // the other side has gone, is late, or sends what is none of ours
   }
   return said;
@@ -119,18 +120,18 @@ Attempt client_handshake(Connection& connection, const RankIdentity& self, const
   Attempt attempt;
   if (!challenge) {
     attempt.why = "what answers there is no rank 0 of this library";
-  } else if (challenge->version != wire::kVersion) {
+  } else if (challenge->version != protocol::kVersion) {
     throw InvalidUsage(rank_0 + " speaks version " + std::to_string(challenge->version) + " of the protocol, rank " +
-                       std::to_string(self.rank) + " version " + std::to_string(wire::kVersion) +
+                       std::to_string(self.rank) + " version " + std::to_string(protocol::kVersion) +
                        ": start all ranks with one version of the library");
   } else if (!answer) {
     attempt.why = "rank 0 closed the connection";
   } else if (!same(answer->proof, prove_answer(self.key, *challenge, hello, *answer))) {
-    attempt.unproven = answer->verdict == wire::Verdict::refused;
+    attempt.unproven = answer->verdict == protocol::Verdict::refused;
     attempt.why = "who answers there does not know the token";
-  } else if (answer->verdict == wire::Verdict::refused) {
+  } else if (answer->verdict == protocol::Verdict::refused) {
     throw InvalidUsage(rank_0 + " refuses rank " + std::to_string(self.rank) + ": " + printable(answer->text));
-  } else if (answer->verdict == wire::Verdict::try_again) {
+  } else if (answer->verdict == protocol::Verdict::try_again) {
     attempt.why = printable(answer->text);
   } else {
     attempt.admitted = connection.send_byte(deadline);

@@ -30,12 +30,12 @@ struct RankIdentity {
 /// Rank 0's judgement of who knocks. `taken`: that rank is already here, as another process. `proven`: it knows the
 /// key.
 struct HandshakeVerdict {
-  wire::HandshakeReply answer;
+  protocol::HandshakeReply answer;
   bool proven = false;
   bool fatal = false;  ///< it belongs to this very start, and the world can't come to be: the text is for all
 };
-HandshakeVerdict judge(const RankIdentity& self, const wire::Challenge& challenge, const wire::Hello& hello, bool taken,
-                       bool complete);
+HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& challenge, const protocol::Hello& hello,
+                       bool taken, bool complete);
 
 /// How an attempt of the other side ended. Where it was not admitted, it tries again: it was a stranger's port, an
 /// overrun rank 0, one that will give way, or a bit was flipped.
@@ -51,7 +51,7 @@ Attempt client_handshake(Connection& connection, const RankIdentity& self, const
                          const std::string& place, Deadline deadline);
 
 /// By which the frames of a connection are sealed after this handshake. `first`: for rank 0's end.
-Seal seal_of(const Digest& key, const wire::Challenge& challenge, const wire::Hello& hello, bool first);
+Seal seal_of(const Digest& key, const protocol::Challenge& challenge, const protocol::Hello& hello, bool first);
 
 /// What the ranks of this start know and nobody else: derived, never sent.
 Digest world_token(const RankIdentity& self, const Digest& session);

@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-using wire::Digest;
+using protocol::Digest;
 
 /// From the system's generator. Throws SystemError.
 Digest random_digest();

@@ -7,7 +7,7 @@
 
 #include "tessera/base/checksum.h"
 
-namespace tessera::comm::wire {
+namespace tessera::comm::protocol {
 namespace {
 
 constexpr std::string_view kMagic = "tessera:";
@@ -250,4 +250,4 @@ std::optional<int> decode_rank(std::string_view payload) {
   return static_cast<int>(rank);
 }
 
-}  // namespace tessera::comm::wire
+}  // namespace tessera::comm::protocol

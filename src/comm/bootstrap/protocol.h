@@ -11,7 +11,7 @@
 
 #include "tessera/comm/base.h"
 
-namespace tessera::comm::wire {
+namespace tessera::comm::protocol {
 
 /// Of everything in this file: ranks of different versions refuse each other.
 inline constexpr std::uint32_t kVersion = 4;
@@ -116,4 +116,4 @@ std::optional<ChannelOpened> decode_opened(std::string_view payload);
 std::optional<ChannelMessage> decode_told(std::string_view payload);
 std::optional<int> decode_rank(std::string_view payload);
 
-}  // namespace tessera::comm::wire
+}  // namespace tessera::comm::protocol

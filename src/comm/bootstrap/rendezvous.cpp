@@ -38,7 +38,7 @@ ProcessBootstrap::StarSockets parts_of(const RendezvousOptions& meeting, Deadlin
   ProcessBootstrap::StarSockets parts;
   parts.self = {.rank = meeting.launch.rank,
                 .size = meeting.launch.size,
-                .run = meeting.launch.job.substr(0, wire::kLongestText),
+                .run = meeting.launch.job.substr(0, protocol::kLongestText),
                 .restart = meeting.launch.restart,
                 .generation = meeting.launch.generation};
   parts.context = std::make_unique<boost::asio::io_context>(1);

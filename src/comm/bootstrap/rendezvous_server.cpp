@@ -42,8 +42,8 @@ std::size_t strangers_at_most(int ranks) {
 struct RendezvousServer::PendingPeer {
   explicit PendingPeer(asio::io_context& context) : socket(context) {}
   Socket socket;
-  wire::FrameParser reader{wire::kLongestHandshake};
-  wire::Challenge challenge;
+  protocol::FrameParser reader{protocol::kLongestHandshake};
+  protocol::Challenge challenge;
   Digest instance{};
   Seal seal;
   steady_clock::time_point since = steady_clock::now();
@@ -122,7 +122,7 @@ void RendezvousServer::receive(UniqueFd fd) {
   if (!sweeping_) sweep();
   guest->challenge.nonce = random_digest();
   guest->challenge.session = session_;
-  guest->out = wire::encode_frame(wire::Type::challenge, wire::encode(guest->challenge));
+  guest->out = protocol::encode_frame(protocol::Type::challenge, protocol::encode(guest->challenge));
   asio::async_write(guest->socket, asio::buffer(guest->out), [this, guest](const error_code& failed, std::size_t) {
     if (failed) return reject(guest);
     read(guest);
@@ -131,8 +131,8 @@ void RendezvousServer::receive(UniqueFd fd) {
 
 void RendezvousServer::read(const GuestPointer& guest) {
   guest->socket.async_read_some(asio::buffer(guest->in), [this, guest](const error_code& error, std::size_t bytes) {
-    const auto take = [&](wire::Type type, std::string_view payload) {
-      return type == wire::Type::hello && !guest->heard && on_hello(guest, payload);
+    const auto take = [&](protocol::Type type, std::string_view payload) {
+      return type == protocol::Type::hello && !guest->heard && on_hello(guest, payload);
     };
     if (error || !guest->stranger || !guest->reader.feed({guest->in.data(), bytes}, take)) return reject(guest);
     if (!guest->heard) read(guest);
@@ -140,7 +140,7 @@ void RendezvousServer::read(const GuestPointer& guest) {
 }
 
 bool RendezvousServer::on_hello(const GuestPointer& guest, std::string_view payload) {
-  const std::optional<wire::Hello> hello = wire::decode_hello(payload);
+  const std::optional<protocol::Hello> hello = protocol::decode_hello(payload);
   if (!hello) return false;
   guest->heard = true;
   guest->instance = hello->instance;
@@ -150,7 +150,7 @@ bool RendezvousServer::on_hello(const GuestPointer& guest, std::string_view payl
   const bool again = before != nullptr && before->instance == hello->instance;
   const bool taken = !again && before != nullptr && here_[hello->rank] != nullptr;
   const HandshakeVerdict judgement = judge(self_, guest->challenge, *hello, taken, complete_);
-  if (judgement.answer.verdict == wire::Verdict::welcome) {
+  if (judgement.answer.verdict == protocol::Verdict::welcome) {
     if (again) reject(before);
     guest->rank = static_cast<int>(hello->rank);
     guest->seal = seal_of(self_.key, guest->challenge, *hello, true);
@@ -162,7 +162,7 @@ bool RendezvousServer::on_hello(const GuestPointer& guest, std::string_view payl
     refused_.push_back(judgement.answer.text);
   }
   if (judgement.fatal && mismatch_.empty()) mismatch_ = judgement.answer.text;
-  guest->out = wire::encode_frame(wire::Type::answer, wire::encode(judgement.answer));
+  guest->out = protocol::encode_frame(protocol::Type::answer, protocol::encode(judgement.answer));
   answer(guest);
   return true;
 }

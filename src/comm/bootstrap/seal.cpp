@@ -15,7 +15,7 @@ std::string bytes_of(std::uint64_t value, std::size_t count) {
 }
 
 std::string checksum_of(std::string_view head) {
-  return bytes_of(base::checksum(std::as_bytes(std::span(head))), Seal::kHeadBytes - wire::kHeadBytes);
+  return bytes_of(base::checksum(std::as_bytes(std::span(head))), Seal::kHeadBytes - protocol::kHeadBytes);
 }
 
 }  // namespace
@@ -29,8 +29,8 @@ Digest Seal::prove_frame(bool by_first, std::uint64_t number, std::string_view h
   return prove(key_, message);
 }
 
-std::string Seal::close(wire::Type type, std::string_view payload) {
-  std::string bytes = wire::encode_head(type, payload.size());
+std::string Seal::close(protocol::Type type, std::string_view payload) {
+  std::string bytes = protocol::encode_head(type, payload.size());
   const Digest proof = prove_frame(first_, sent_++, bytes, payload);
   bytes += checksum_of(bytes);
   bytes += payload;
@@ -38,26 +38,27 @@ std::string Seal::close(wire::Type type, std::string_view payload) {
   return bytes;
 }
 
-std::optional<wire::Head> Seal::open_head(std::string_view head, std::size_t longest) {
-  if (head.size() != kHeadBytes || checksum_of(head.substr(0, wire::kHeadBytes)) != head.substr(wire::kHeadBytes))
+std::optional<protocol::Head> Seal::open_head(std::string_view head, std::size_t longest) {
+  if (head.size() != kHeadBytes ||
+      checksum_of(head.substr(0, protocol::kHeadBytes)) != head.substr(protocol::kHeadBytes))
     return std::nullopt;
-  return wire::decode_head(head.substr(0, wire::kHeadBytes), longest);
+  return protocol::decode_head(head.substr(0, protocol::kHeadBytes), longest);
 }
 
 bool Seal::open(std::string_view head, std::string_view payload, std::string_view proof) {
-  Digest expected = prove_frame(!first_, received_++, head.substr(0, wire::kHeadBytes), payload);
+  Digest expected = prove_frame(!first_, received_++, head.substr(0, protocol::kHeadBytes), payload);
   Digest given = expected;  // the rest of it does not travel
   if (proof.size() != kProofBytes) return false;
   std::memcpy(given.data(), proof.data(), kProofBytes);
   return same(given, expected);
 }
 
-SealedReader::Fed SealedReader::feed(std::string_view bytes, const wire::FrameParser::Take& take) {
+SealedReader::Fed SealedReader::feed(std::string_view bytes, const protocol::FrameParser::Take& take) {
   rest_ += bytes;
   std::string_view left = rest_;
   while (left.size() >= Seal::kHeadBytes) {
     const std::string_view head = left.substr(0, Seal::kHeadBytes);
-    const std::optional<wire::Head> announced = Seal::open_head(head, longest_);
+    const std::optional<protocol::Head> announced = Seal::open_head(head, longest_);
     if (!announced) return Fed::damaged;
     if (left.size() < head.size() + announced->length + Seal::kProofBytes) break;
     const std::string_view payload = left.substr(head.size(), announced->length);

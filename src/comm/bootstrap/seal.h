@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// is not waited for, the payload, and the HMAC.
 class Seal {
  public:
-  static constexpr std::size_t kHeadBytes = wire::kHeadBytes + 4;
+  static constexpr std::size_t kHeadBytes = protocol::kHeadBytes + 4;
   static constexpr std::size_t kProofBytes = 16;
 
   /// Of a connection without: frames are plain.
@@ -27,9 +27,9 @@ class Seal {
   explicit operator bool() const noexcept { return active_; }
 
   /// The next frame that is sent, as bytes.
-  std::string close(wire::Type type, std::string_view payload);
+  std::string close(protocol::Type type, std::string_view payload);
   /// The head's content; nothing where it is damaged, or announces more than `longest`.
-  static std::optional<wire::Head> open_head(std::string_view head, std::size_t longest);
+  static std::optional<protocol::Head> open_head(std::string_view head, std::size_t longest);
   /// The next frame that has come, whole: true where it is what the other end sent.
   bool open(std::string_view head, std::string_view payload, std::string_view proof);
 
@@ -48,7 +48,7 @@ class SealedReader {
  public:
   enum class Fed : std::uint8_t { fine, refused, damaged };  ///< refused: by `take`
   SealedReader(Seal& seal, std::size_t longest) : seal_(seal), longest_(longest) {}
-  Fed feed(std::string_view bytes, const wire::FrameParser::Take& take);
+  Fed feed(std::string_view bytes, const protocol::FrameParser::Take& take);
 
  private:
   Seal& seal_;

@@ -91,8 +91,8 @@ std::string Connection::receive_bytes(std::size_t count, Deadline deadline) {
   return bytes;
 }
 
-void Connection::send_frame(std::string_view payload, Deadline deadline, wire::Type type) {
-  const std::string bytes = seal_ ? seal_.close(type, payload) : wire::encode_frame(type, payload);
+void Connection::send_frame(std::string_view payload, Deadline deadline, protocol::Type type) {
+  const std::string bytes = seal_ ? seal_.close(type, payload) : protocol::encode_frame(type, payload);
   send_all(bytes.data(), bytes.size(), deadline);
 }
 
@@ -107,25 +107,25 @@ bool Connection::send_byte(Deadline deadline) noexcept {
 
 void Connection::send_refusal(const Error& error, Deadline deadline) noexcept {
   try {
-    send_frame(std::string(error.kind()) + "\n" + error.what(), deadline, wire::Type::refusal);
+    send_frame(std::string(error.kind()) + "\n" + error.what(), deadline, protocol::Type::refusal);
   } catch (const Error&) {  // it has gone itself
   }
 }
 
-std::string Connection::receive_rest(std::string begun, Deadline deadline, wire::Type type, std::size_t longest) {
-  const std::size_t head_bytes = seal_ ? Seal::kHeadBytes : wire::kHeadBytes;
+std::string Connection::receive_rest(std::string begun, Deadline deadline, protocol::Type type, std::size_t longest) {
+  const std::size_t head_bytes = seal_ ? Seal::kHeadBytes : protocol::kHeadBytes;
   const std::string bytes = begun + receive_bytes(head_bytes - begun.size(), deadline);
-  const auto head = seal_ ? Seal::open_head(bytes, longest) : wire::decode_head(bytes, longest);
+  const auto head = seal_ ? Seal::open_head(bytes, longest) : protocol::decode_head(bytes, longest);
   if (!head && seal_) throw_damaged();
-  if (!head || (head->type != type && head->type != wire::Type::refusal))
+  if (!head || (head->type != type && head->type != protocol::Type::refusal))
     throw SystemError("init: what another rank sent is none of ours");
   std::string payload = receive_bytes(head->length, deadline);
   if (seal_ && !seal_.open(bytes, payload, receive_bytes(Seal::kProofBytes, deadline))) throw_damaged();
-  if (head->type == wire::Type::refusal) throw_refusal(payload);
+  if (head->type == protocol::Type::refusal) throw_refusal(payload);
   return payload;
 }
 
-std::string Connection::receive_frame(Deadline deadline, wire::Type type, std::size_t longest) {
+std::string Connection::receive_frame(Deadline deadline, protocol::Type type, std::size_t longest) {
   return receive_rest("", deadline, type, longest);
 }
 
@@ -165,8 +165,8 @@ UniqueFd Connection::receive_descriptor(Deadline deadline) {
     if (n == 0 || !again()) lost();
     require_ready(fd_.get(), POLLIN, deadline);
   }
-  if (byte == static_cast<char>(wire::Type::refusal))
-    receive_rest(std::string(1, byte), deadline, wire::Type::refusal, wire::kLongestExchange);
+  if (byte == static_cast<char>(protocol::Type::refusal))
+    receive_rest(std::string(1, byte), deadline, protocol::Type::refusal, protocol::kLongestExchange);
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS)
     throw SystemError("init: no descriptor came; is the limit of open files (ulimit -n) reached?");

@@ -34,13 +34,13 @@ class Connection {
   void seal(Seal seal) noexcept { seal_ = seal; }
   const Seal& seal() const noexcept { return seal_; }
 
-  void send_frame(std::string_view payload, Deadline deadline, wire::Type type = wire::Type::data);
+  void send_frame(std::string_view payload, Deadline deadline, protocol::Type type = protocol::Type::data);
   /// One byte of no meaning. False: the other side has gone, or reads nothing.
   bool send_byte(Deadline deadline) noexcept;
   /// The other side's next receive throws this.
   void send_refusal(const Error& error, Deadline deadline) noexcept;
-  std::string receive_frame(Deadline deadline, wire::Type type = wire::Type::data,
-                            std::size_t longest = wire::kLongestExchange);
+  std::string receive_frame(Deadline deadline, protocol::Type type = protocol::Type::data,
+                            std::size_t longest = protocol::kLongestExchange);
   /// Unix sockets only.
   void send_descriptor(int fd, Deadline deadline);
   UniqueFd receive_descriptor(Deadline deadline);
@@ -49,7 +49,7 @@ class Connection {
   void send_all(const void* data, std::size_t bytes, Deadline deadline);
   std::string receive_bytes(std::size_t count, Deadline deadline);
   /// The payload of the frame that begins with `begun`, of which the type must be `type`.
-  std::string receive_rest(std::string begun, Deadline deadline, wire::Type type, std::size_t longest);
+  std::string receive_rest(std::string begun, Deadline deadline, protocol::Type type, std::size_t longest);
   UniqueFd fd_;
   Seal seal_;
 };

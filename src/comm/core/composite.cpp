@@ -8,7 +8,7 @@ namespace {
 class CompositeCommunicator final : public Communicator {
  public:
   CompositeCommunicator(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far)
-      : Communicator(far->rank(), far->size(), {far->timeout(), far->logger(), far->ledger()}),
+      : Communicator(far->rank(), far->size(), {far->timeout(), far->logger(), far->memory_tracker()}),
         far_(std::move(far)),
         near_(std::move(near)),
         used_(near_->size() == far_->size() ? *near_ : *far_),
@@ -37,7 +37,7 @@ class CompositeCommunicator final : public Communicator {
     far_->abort(std::string(reason));
     near_->abort(std::string(reason));
   }
-  void do_meter(TrafficStats& snapshot) const override {
+  void do_traffic(TrafficStats& snapshot) const override {
     const TrafficStats inner = used_.meter();
     for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;
     snapshot.bytes_to_peer = inner.bytes_to_peer;

@@ -60,7 +60,7 @@ Pollable::~Pollable() = default;
 ProgressWaiter::~ProgressWaiter() = default;
 
 void ring(Doorbell& bell) noexcept {
-  if (bell.sleepers.load() == 0) return;
+  if (bell.waiters.load() == 0) return;
   bell.rings.fetch_add(1);
   futex_wake(bell.rings);
 }
@@ -84,12 +84,12 @@ ProgressEngine::~ProgressEngine() {
   futex_wake(bell_.attention);
   bell_.rings.fetch_add(1);
   futex_wake(bell_.rings);
-  if (options_.sleeper != nullptr) options_.sleeper->wake();
+  if (options_.waiter != nullptr) options_.waiter->wake();
   if (thread_.joinable()) thread_.join();
 }
 
 void ProgressEngine::wake_waiters() noexcept {
-  if (options_.sleeper != nullptr && bell_.sleepers.load() != 0) options_.sleeper->wake();
+  if (options_.waiter != nullptr && bell_.waiters.load() != 0) options_.waiter->wake();
   ring(bell_);
 }
 
@@ -133,23 +133,23 @@ void ProgressEngine::spin_for_completion(const std::atomic<std::uint32_t>& finis
 /// unless that moved something or `needless()`.
 template <class Condition>
 void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until) noexcept {
-  bell_.sleepers.fetch_add(1);
+  bell_.waiters.fetch_add(1);
   const std::uint32_t seen = bell_.rings.load();
   bool moved = false;
   {
     const std::lock_guard lock(mutex_);
     moved = poll_locked(true);
-    if (!moved && options_.sleeper != nullptr) moved = !options_.sleeper->arm();
+    if (!moved && options_.waiter != nullptr) moved = !options_.waiter->arm();
   }
   if (!moved && !needless()) {
     const auto time = std::min<std::chrono::nanoseconds>(until - Clock::now(), options_.longest_sleep);
-    if (options_.sleeper == nullptr) {
+    if (options_.waiter == nullptr) {
       futex_wait(bell_.rings, seen, time);
     } else if (time > 0ns) {
-      options_.sleeper->sleep(time);
+      options_.waiter->sleep(time);
     }
   }
-  bell_.sleepers.fetch_sub(1);
+  bell_.waiters.fetch_sub(1);
 }
 
 bool ProgressEngine::wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept {

@@ -20,7 +20,7 @@ namespace tessera::comm {
 /// sleeps" against "say that I sleep, then look at his flag" needs that one of the two sees the other.
 struct Doorbell {
   alignas(128) std::atomic<std::uint32_t> rings{0};
-  std::atomic<std::uint32_t> sleepers{0};
+  std::atomic<std::uint32_t> waiters{0};
   alignas(128) std::atomic<std::uint32_t> ping{0};  ///< asked by whoever wonders whether this rank is alive ...
   std::atomic<std::uint32_t> pong{0};               ///< ... answered by its progress thread
   std::atomic<std::uint32_t> attention{0};          ///< on which the idle progress thread sleeps
@@ -33,9 +33,9 @@ TESSERA_API void ring(Doorbell& bell) noexcept;
 TESSERA_API std::uint32_t send_ping(Doorbell& bell) noexcept;
 
 struct ProgressOptions {
-  bool thread = true;                 ///< tests switch it off to see what depends on it
-  bool oversubscribed = false;        ///< more ranks than cores: never spin
-  ProgressWaiter* sleeper = nullptr;  ///< instead of the doorbell's words; outlives the engine
+  bool thread = true;                ///< tests switch it off to see what depends on it
+  bool oversubscribed = false;       ///< more ranks than cores: never spin
+  ProgressWaiter* waiter = nullptr;  ///< instead of the doorbell's words; outlives the engine
   /// Deadlines and the health of peers are looked at this often, also by who sleeps. Tests make it long: it would hide
   /// that somebody was not woken.
   std::chrono::milliseconds longest_sleep{100};

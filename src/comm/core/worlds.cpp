@@ -47,7 +47,7 @@ std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far,
                        "': the first must be one for ranks of one host, the second one between hosts");
   if (share_a_host(*bootstrap)) return near.create(std::move(bootstrap), options);  // nothing is far
   BackendOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
+  if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
   BackendOptions local = own;
   local.job_ranks = ranks_on_host(*bootstrap);
   auto near_world = near.create(meet_on_host(*bootstrap, local), local);

@@ -25,7 +25,7 @@ class HostCommunicator final : public Communicator {
   Work do_start(const OpDesc& call) override { return group_->start(call, false); }
   Work do_batch(std::span<const OpDesc> parts) override { return group_->start_batch(parts); }
   void do_abort(std::string_view reason) noexcept override { group_->abort(reason); }
-  void do_meter(TrafficStats& snapshot) const override { group_->read_meter(snapshot); }
+  void do_traffic(TrafficStats& snapshot) const override { group_->read_traffic(snapshot); }
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
   std::unique_ptr<Communicator> do_split(int color, int key) override;
   std::unique_ptr<NativeCommunicator> copy_native();
@@ -113,7 +113,7 @@ std::unique_ptr<Communicator> make_host_communicator(std::shared_ptr<Bootstrap> 
                                                      const TransportFactory& make_transport,
                                                      std::span<const OpKind> native) {
   BackendOptions own = options;
-  if (own.communicator.ledger == nullptr) own.communicator.ledger = std::make_shared<MemoryTracker>();
+  if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
   const auto world = std::make_shared<host::HostRuntime>(std::move(bootstrap), own, name, native);
   world->connect(make_transport);
   world->reserve(0);

@@ -245,7 +245,7 @@ void HostGroup::count_native(const ScheduleExecutor& op) noexcept {
                                               {.ranks = this->size(), .rank = rank_, .peer = k, .root = op.call.root}));
 }
 
-void HostGroup::read_meter(TrafficStats& snapshot) const {
+void HostGroup::read_traffic(TrafficStats& snapshot) const {
   for (std::size_t kind = 0; kind < kOpKinds; ++kind)
     for (std::size_t member = 0; member < members_.size(); ++member) {
       const std::uint64_t bytes = sent_[kind * members_.size() + member].load(std::memory_order_relaxed);

@@ -32,7 +32,7 @@ class HostGroup final : public std::enable_shared_from_this<HostGroup> {
   /// Collective: another native group of the same ranks. `copy` stays where it is until the Work is done.
   Work start_copy(std::unique_ptr<NativeCommunicator>& copy);
   void abort(std::string_view reason) noexcept;
-  void read_meter(TrafficStats& snapshot) const;
+  void read_traffic(TrafficStats& snapshot) const;
   std::string_view last_algorithm() const noexcept { return last_algorithm_; }
 
   HostRuntime& world() noexcept { return *world_; }

@@ -47,8 +47,9 @@ AlgorithmTable make_table(const BackendOptions& options, std::span<const OpKind>
   }
 }
 
-std::shared_ptr<MemoryTracker> ledger_of(const BackendOptions& options) {
-  return options.communicator.ledger != nullptr ? options.communicator.ledger : std::make_shared<MemoryTracker>();
+std::shared_ptr<MemoryTracker> memory_tracker_of(const BackendOptions& options) {
+  return options.communicator.memory_tracker != nullptr ? options.communicator.memory_tracker
+                                                        : std::make_shared<MemoryTracker>();
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ HostRuntime::HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOpti
       options_(options),
       capabilities_(make_capabilities(name, options.deterministic, bootstrap_->size(), native)),
       algorithms_(make_table(options, native)),
-      memory_(ledger_of(options)),
+      memory_(memory_tracker_of(options)),
       unbooked_memory_(std::make_shared<MemoryTracker>()),
       taken_(kMostCommunicators),
       peers_(static_cast<std::size_t>(size())),
@@ -73,7 +74,7 @@ void HostRuntime::connect(const TransportFactory& make_transport) {
   engine_ = std::make_unique<ProgressEngine>(
       bell_, ProgressOptions{.thread = options_.progress_thread && size() > 1,
                              .oversubscribed = here > static_cast<std::ptrdiff_t>(cores),
-                             .sleeper = &transport_->sleeper()});
+                             .waiter = &transport_->waiter()});
   engine_->add(*this);
   channel_ = bootstrap_->open_channel(
       capabilities_.backend,

@@ -27,7 +27,7 @@ bool on_device(const OpDesc& call) noexcept {
 }
 
 StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StagingPipeline> engine)
-    : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->ledger()}),
+    : Communicator(inner->rank(), inner->size(), {inner->timeout(), inner->logger(), inner->memory_tracker()}),
       engine_(std::move(engine)),
       inner_(std::move(inner)),
       capabilities_(inner_->capabilities()) {
@@ -190,13 +190,13 @@ Buffer StagedCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::
     const std::lock_guard lock(engine_->mutex());
     return inner_->allocate(bytes, kind, use);
   }
-  if (engine_->windows() != nullptr) return engine_->windows()->allocate(bytes, use, ledger());
+  if (engine_->windows() != nullptr) return engine_->windows()->allocate(bytes, use, memory_tracker());
   const std::shared_ptr<DeviceRuntime>& device = engine_->shared_device();
   void* const data = device->allocate(bytes);
-  if (use) ledger()->add(*use, bytes);
-  return {data, bytes, [device, use, ledger = ledger()](void* p, std::size_t n) {
+  if (use) memory_tracker()->add(*use, bytes);
+  return {data, bytes, [device, use, memory_tracker = memory_tracker()](void* p, std::size_t n) {
             device->free(p, n);
-            if (use) ledger->remove(*use, n);
+            if (use) memory_tracker->remove(*use, n);
           }};
 }
 
@@ -205,7 +205,7 @@ void StagedCommunicator::do_abort(std::string_view reason) noexcept {
   aborted_.store(true);
 }
 
-void StagedCommunicator::do_meter(TrafficStats& snapshot) const {
+void StagedCommunicator::do_traffic(TrafficStats& snapshot) const {
   const std::lock_guard lock(engine_->mutex());
   const TrafficStats inner = inner_->meter();
   for (std::size_t i = 0; i < kOpKinds; ++i) snapshot.by_kind[i].bytes_sent = inner.by_kind[i].bytes_sent;

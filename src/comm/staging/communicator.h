@@ -41,7 +41,7 @@ class StagedCommunicator final : public Communicator {
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
   void do_abort(std::string_view reason) noexcept override;
   void do_after(Stream& stream) override;
-  void do_meter(TrafficStats& snapshot) const override;
+  void do_traffic(TrafficStats& snapshot) const override;
   std::string_view do_last_algorithm() const noexcept override;
 
   Work submit(std::span<const OpDesc> calls, Event after);

@@ -29,12 +29,12 @@ IpcWindows::IpcWindows(std::shared_ptr<DeviceRuntime> device) : device_(std::mov
 IpcWindows::~IpcWindows() { close_others(); }
 
 Buffer IpcWindows::allocate(std::size_t bytes, std::optional<MemoryCategory> use,
-                            const std::shared_ptr<MemoryTracker>& ledger) {
+                            const std::shared_ptr<MemoryTracker>& memory_tracker) {
   const std::size_t held = round_up(std::max<std::size_t>(bytes, 1), kPiece);
   std::byte* const data = take(held);
-  if (use) ledger->add(*use, bytes);
-  return {data, bytes, [self = shared_from_this(), use, ledger, held](void* p, std::size_t n) {
-            if (use) ledger->remove(*use, n);
+  if (use) memory_tracker->add(*use, bytes);
+  return {data, bytes, [self = shared_from_this(), use, memory_tracker, held](void* p, std::size_t n) {
+            if (use) memory_tracker->remove(*use, n);
             self->give(static_cast<std::byte*>(p), held);
           }};
 }

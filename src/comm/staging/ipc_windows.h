@@ -41,7 +41,8 @@ class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
   IpcWindows& operator=(const IpcWindows&) = delete;
 
   /// Aligned to 256 bytes. Streams must be done with a buffer that is given back: its memory is the next one's at once.
-  Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use, const std::shared_ptr<MemoryTracker>& ledger);
+  Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use,
+                  const std::shared_ptr<MemoryTracker>& memory_tracker);
 
   /// Nothing: some of it is no window. Throws Unsupported where the device can't share it.
   std::optional<WindowLocation> place_of(const void* data, std::size_t bytes);

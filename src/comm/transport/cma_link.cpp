@@ -45,13 +45,13 @@ struct CmaLink::CmaReceive {
   std::size_t done = 0;
 };
 
-CmaLink::CmaLink(const Bootstrap& bootstrap, std::vector<int> processes, LinkEvents& events, const Factory& make_wire)
+CmaLink::CmaLink(const Bootstrap& bootstrap, std::vector<int> processes, LinkEvents& events, const Factory& make_link)
     : events_(events),
       rank_(bootstrap.rank()),
       world_(world_number(bootstrap)),
       processes_(std::move(processes)),
       number_(random_number()),
-      wire_(make_wire(*this)) {}
+      link_(make_link(*this)) {}
 
 CmaLink::~CmaLink() = default;
 
@@ -60,11 +60,11 @@ bool CmaLink::is_near(const Message& message) const noexcept {
 }
 
 void CmaLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
-  wire_->send_note(peer, header, payload);
+  link_->send_note(peer, header, payload);
 }
 
 void CmaLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
-  if (!is_near(message)) return wire_->send_bulk(message, slot);
+  if (!is_near(message)) return link_->send_bulk(message, slot);
   if (idle_sendings_.empty()) idle_sendings_.push_back(sendings_.emplace_back(std::make_unique<CmaSend>()).get());
   CmaSend& sending = *idle_sendings_.back();
   idle_sendings_.pop_back();
@@ -74,7 +74,7 @@ void CmaLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
   message.handle = &sending;
   sending.number.store(++number_);
   const CmaAddress offer{message.data, &sending.number, number_};
-  wire_->send_note(message.peer,
+  link_->send_note(message.peer,
                    {.kind = AmHeader::Kind::offer,
                     .from = rank_,
                     .tag = message.tag,
@@ -85,7 +85,7 @@ void CmaLink::send_bulk(Message& message, std::uint64_t slot) noexcept {
 }
 
 void CmaLink::receive_bulk(Message& message, std::uint64_t slot) noexcept {
-  if (!is_near(message)) return wire_->receive_bulk(message, slot);
+  if (!is_near(message)) return link_->receive_bulk(message, slot);
   readings_.push_back(std::make_unique<CmaReceive>());
   readings_.back()->message = &message;
   readings_.back()->slot = slot;
@@ -139,7 +139,7 @@ void CmaLink::release(CmaReceive& reading) noexcept {
 }
 
 void CmaLink::send_fin(int peer, std::uint64_t slot) noexcept {
-  wire_->send_note(peer, {.kind = AmHeader::Kind::taken, .from = rank_, .world = world_, .slot = slot}, {});
+  link_->send_note(peer, {.kind = AmHeader::Kind::taken, .from = rank_, .world = world_, .slot = slot}, {});
 }
 
 bool CmaLink::read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept {
@@ -176,7 +176,7 @@ void CmaLink::read_some(CmaReceive& reading) noexcept {
 }
 
 bool CmaLink::poll(bool with_health_check) noexcept {
-  const bool moved = wire_->poll(with_health_check);
+  const bool moved = link_->poll(with_health_check);
   if (offered_ == 0) return moved;
   // What ends tells its owner, who may start others: by index, and only those that are there now.
   std::vector<CmaReceive*> now;
@@ -191,7 +191,7 @@ bool CmaLink::poll(bool with_health_check) noexcept {
 }
 
 Link::CancelResult CmaLink::cancel_bulk(Message& message) noexcept {
-  if (!is_near(message)) return wire_->cancel_bulk(message);
+  if (!is_near(message)) return link_->cancel_bulk(message);
   const auto sending =
       std::find_if(sent_.begin(), sent_.end(), [&](const CmaSend* s) { return s->message == &message; });
   if (sending != sent_.end()) {

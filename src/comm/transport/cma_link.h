@@ -23,19 +23,19 @@ class TESSERA_API CmaLink final : public Link, private LinkEvents {
  public:
   using Factory = std::function<std::unique_ptr<Link>(LinkEvents& events)>;
   /// `processes`: near_processes().
-  CmaLink(const Bootstrap& bootstrap, std::vector<int> processes, LinkEvents& events, const Factory& make_wire);
+  CmaLink(const Bootstrap& bootstrap, std::vector<int> processes, LinkEvents& events, const Factory& make_link);
   ~CmaLink() override;
 
-  std::size_t longest_payload() const noexcept override { return wire_->longest_payload(); }
-  bool can_send_eager() const noexcept override { return wire_->can_send_eager(); }
+  std::size_t longest_payload() const noexcept override { return link_->longest_payload(); }
+  bool can_send_eager() const noexcept override { return link_->can_send_eager(); }
   void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept override;
   void send_bulk(Message& message, std::uint64_t slot) noexcept override;
   void receive_bulk(Message& message, std::uint64_t slot) noexcept override;
   CancelResult cancel_bulk(Message& message) noexcept override;
   bool poll(bool with_health_check) noexcept override;
-  ProgressWaiter& sleeper() noexcept override { return wire_->sleeper(); }
-  NativeCollectives* native() noexcept override { return wire_->native(); }
-  void close(CloseMode how) noexcept override { wire_->close(how); }
+  ProgressWaiter& waiter() noexcept override { return link_->waiter(); }
+  NativeCollectives* native() noexcept override { return link_->native(); }
+  void close(CloseMode how) noexcept override { link_->close(how); }
 
  private:
   struct CmaSend;
@@ -45,7 +45,7 @@ class TESSERA_API CmaLink final : public Link, private LinkEvents {
   void bulk_done(Message& message) noexcept override { events_.bulk_done(message); }
   void bulk_failed(Message& message, const std::string& why) noexcept override { events_.bulk_failed(message, why); }
   void peer_lost(int peer, const std::string& why) noexcept override { events_.peer_lost(peer, why); }
-  void wire_failed(const std::string& why) noexcept override { events_.wire_failed(why); }
+  void link_failed(const std::string& why) noexcept override { events_.link_failed(why); }
 
   bool is_near(const Message& message) const noexcept;
   void begin_reading(const AmHeader& header, std::span<const std::byte> payload) noexcept;
@@ -67,7 +67,7 @@ class TESSERA_API CmaLink final : public Link, private LinkEvents {
   std::vector<CmaSend*> idle_sendings_;
   std::vector<std::unique_ptr<CmaReceive>> readings_;
   std::size_t offered_ = 0;  ///< of `readings_`: those that can be read
-  const std::unique_ptr<Link> wire_;
+  const std::unique_ptr<Link> link_;
 };
 
 }  // namespace tessera::comm

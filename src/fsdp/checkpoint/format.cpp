@@ -152,7 +152,7 @@ std::string lay_out(std::vector<TensorSlice>& pieces) {
     end += piece.bytes();
     // A name says what it is, of which parameter, from which element on.
     const std::string what = piece.what == Checkpoint::kValue ? "value"
-                             : piece.what == kCarried         ? "carried"
+                             : piece.what == kPluginState     ? "carried"
                              : piece.what == kBuffer          ? "buffer"
                                                               : "state" + std::to_string(piece.what);
     header[what + "/" + piece.tensor + "@" + std::to_string(piece.range.begin)] = {

@@ -15,7 +15,7 @@ inline constexpr const char* kOld = ".old";  ///< of a step that is being replac
 inline constexpr const char* kIndex = "index.json";
 
 inline constexpr int kBuffer = -3;  ///< TensorSlice::what of a module's buffer
-inline constexpr int kCarried =
+inline constexpr int kPluginState =
     -2;  ///< TensorSlice::what of what the rank's collective plug-ins carry; the name is theirs
 
 /// A range of a tensor in a rank's file.

@@ -143,7 +143,7 @@ void Checkpoint::State::open(const std::string& text) {
     const Manifest& manifest = manifests[rank];
     files.push_back(std::make_unique<DataFile>(folder + "/" + checkpoint::data_name(static_cast<int>(rank)), manifest));
     for (const TensorSlice& piece : manifest.pieces)
-      if (piece.what != checkpoint::kCarried) places[{piece.tensor, piece.what}].push_back({rank, &piece});
+      if (piece.what != checkpoint::kPluginState) places[{piece.tensor, piece.what}].push_back({rank, &piece});
   }
   for (auto& [what, found] : places)
     std::sort(found.begin(), found.end(),
@@ -248,19 +248,19 @@ void Checkpoint::read_buffer(const std::string& name, void* out) {
                      static_cast<std::byte*>(out));
 }
 
-std::vector<Checkpoint::PluginStateEntry> Checkpoint::carried(int rank) const {
+std::vector<Checkpoint::PluginStateEntry> Checkpoint::plugin_state(int rank) const {
   std::vector<PluginStateEntry> all;
   for (const TensorSlice& piece : state_->manifests.at(static_cast<std::size_t>(rank)).pieces)
-    if (piece.what == checkpoint::kCarried)
+    if (piece.what == checkpoint::kPluginState)
       all.push_back({piece.tensor, static_cast<std::size_t>(piece.range.count())});
   std::sort(all.begin(), all.end());
   return all;
 }
 
-void Checkpoint::read_carried(int rank, const std::string& name, float* out) {
+void Checkpoint::read_plugin_state(int rank, const std::string& name, float* out) {
   const auto file = static_cast<std::size_t>(rank);
   for (const TensorSlice& piece : state_->manifests.at(file).pieces)
-    if (piece.what == checkpoint::kCarried && piece.tensor == name)
+    if (piece.what == checkpoint::kPluginState && piece.tensor == name)
       return state_->read({file, &piece}, piece.range, out);
   throw InvalidUsage(folder() + ": rank " + std::to_string(rank) + " carried no '" + name + "'");
 }

@@ -78,25 +78,25 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
 }
 
 /// What plug-ins carry is each rank's own: it comes back where every rank finds what it had, else all begin anew.
-std::string restore_carried(Engine& engine, Checkpoint& checkpoint) {
+std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
   std::vector<Checkpoint::PluginStateEntry> expected;
-  for (const CollectivePlugin::State& state : engine.carried()) expected.push_back({state.name, state.count});
+  for (const CollectivePlugin::State& state : engine.plugin_state()) expected.push_back({state.name, state.count});
   std::sort(expected.begin(), expected.end());
   const int ranks = engine.mesh().size();
   bool fits = checkpoint.ranks() == ranks, has_some = false;
   for (int rank = 0; rank < checkpoint.ranks(); ++rank) {
-    const std::vector<Checkpoint::PluginStateEntry> found = checkpoint.carried(rank);
+    const std::vector<Checkpoint::PluginStateEntry> found = checkpoint.plugin_state(rank);
     has_some = has_some || !found.empty();
     fits = fits && found == expected;
   }
   if (!fits) {
-    engine.fill_carried({});
+    engine.load_plugin_state({});
     if (expected.empty() && !has_some) return "";
     return checkpoint.folder() + ": what collectives carry from step to step is not there for this world, strategy " +
            "and choice of collectives; they begin anew";
   }
-  engine.fill_carried([&](const CollectivePlugin::State& state, int rank, float* out) {
-    checkpoint.read_carried(rank, state.name, out);
+  engine.load_plugin_state([&](const CollectivePlugin::State& state, int rank, float* out) {
+    checkpoint.read_plugin_state(rank, state.name, out);
   });
   return "";
 }
@@ -116,7 +116,7 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
                         return buffer.persistent() && find(checkpoint.buffers(), buffer.name()) != nullptr;
                       });
   if (!options.optimizer) {
-    engine.fill_carried({});
+    engine.load_plugin_state({});
     return report;
   }
   engine.set_trained_since([&](const nn::Parameter& parameter) {
@@ -126,7 +126,7 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
   engine.load_optimizer_state([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
                                   float* out) { checkpoint.read(parameter.name(), state, range, out); },
                               there);
-  report.dropped = restore_carried(engine, checkpoint);
+  report.dropped = restore_plugin_state(engine, checkpoint);
   engine.set_steps(checkpoint.step());
   return report;
 }

@@ -38,11 +38,11 @@ void for_pieces(Engine& engine, const Function& function) {
             .tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype},
         own.data, own.offloaded);
   });
-  for (const CollectivePlugin::State& state : engine.carried())
-    function(
-        checkpoint::TensorSlice{
-            .tensor = state.name, .what = checkpoint::kCarried, .range = {0, static_cast<std::int64_t>(state.count)}},
-        state.data, false);
+  for (const CollectivePlugin::State& state : engine.plugin_state())
+    function(checkpoint::TensorSlice{.tensor = state.name,
+                                     .what = checkpoint::kPluginState,
+                                     .range = {0, static_cast<std::int64_t>(state.count)}},
+             state.data, false);
   if (engine.rank() != 0) return;
   for (const auto& buffer : engine.buffers())
     if (buffer->persistent() && buffer->count() > 0)

@@ -21,13 +21,13 @@ void CpuOffload::finish() noexcept {
 
 Buffer CpuOffload::allocate(std::size_t bytes) {
   base::DeviceRuntime& runtime = context_.runtime();
-  MemoryTracker& ledger = context_.ledger();
+  MemoryTracker& memory_tracker = context_.memory_tracker();
   auto* const data = static_cast<std::byte*>(runtime.allocate_host(bytes));
   std::fill_n(data, bytes, std::byte{0});
-  ledger.add(MemoryCategory::offloaded, bytes);
-  return {data, bytes, [&runtime, &ledger](void* p, std::size_t n) {
+  memory_tracker.add(MemoryCategory::offloaded, bytes);
+  return {data, bytes, [&runtime, &memory_tracker](void* p, std::size_t n) {
             runtime.free_host(p, n);
-            ledger.remove(MemoryCategory::offloaded, n);
+            memory_tracker.remove(MemoryCategory::offloaded, n);
           }};
 }
 

@@ -50,7 +50,7 @@ void Engine::make_collectives() {
   prepare_collectives();
 }
 
-std::vector<CollectivePlugin::State> Engine::carried() {
+std::vector<CollectivePlugin::State> Engine::plugin_state() {
   std::vector<CollectivePlugin::State> all;
   for (const CollectiveBinding& carrier : carriers(options_.strategy, *fabric_))
     for (CollectivePlugin::State& state : carrier.plugin.state()) {
@@ -63,20 +63,20 @@ std::vector<CollectivePlugin::State> Engine::carried() {
   return all;
 }
 
-void Engine::clear_carried() {
+void Engine::clear_plugin_state() {
   Stream& stream = fabric_->compute();
   stream.wait(fabric_->reduce_stream->record());  // where plug-ins use it
   for (const CollectiveBinding& carrier : carriers(options_.strategy, *fabric_)) carrier.plugin.clear_state(stream);
 }
 
-void Engine::fill_carried(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill) {
+void Engine::load_plugin_state(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill) {
   begin_values();
   if (!fill) {
-    clear_carried();
+    clear_plugin_state();
     for (const auto& unit : units_) unit->set_anchor();
   } else {
     fabric_->compute().synchronize();  // the host may write over what the stream's work reads
-    for (const CollectivePlugin::State& state : carried())
+    for (const CollectivePlugin::State& state : plugin_state())
       nn::upload(model_.context(), state.data, state.count * sizeof(float),
                  [&](void* out) { fill(state, fabric_->mesh.rank(), static_cast<float*>(out)); });
     for (const auto& unit : units_) unit->publish_replica_state();

@@ -82,10 +82,11 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
       return fabric_->poison(released, data, bytes);
     };
   fabric_->parameters =
-      std::make_unique<LeasePool>(context.ledger(), MemoryCategory::unsharded_parameter, unbooked, poison);
+      std::make_unique<LeasePool>(context.memory_tracker(), MemoryCategory::unsharded_parameter, unbooked, poison);
   fabric_->gradients =
-      std::make_unique<LeasePool>(context.ledger(), MemoryCategory::unsharded_gradient, unbooked, poison);
-  fabric_->buffers = std::make_unique<LeasePool>(context.ledger(), MemoryCategory::communication, unbooked, poison);
+      std::make_unique<LeasePool>(context.memory_tracker(), MemoryCategory::unsharded_gradient, unbooked, poison);
+  fabric_->buffers =
+      std::make_unique<LeasePool>(context.memory_tracker(), MemoryCategory::communication, unbooked, poison);
 
   if (options_.cpu_offload) fabric_->offload = std::make_unique<CpuOffload>(context, fabric_->copier, options_.poison);
   for (UnitSpec& spec : specs) add_unit(std::move(spec));

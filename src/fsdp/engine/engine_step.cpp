@@ -71,7 +71,7 @@ void Engine::abort_step() {
   for (UnitProgress& progress : progress_) progress = UnitProgress{};
   recomputed_.clear();
   reducing_.clear();
-  clear_carried();
+  clear_plugin_state();
   order_->forget();
   buffers_shared_ = false;
   gradients_ = Gradients::none;

@@ -19,7 +19,7 @@ void Engine::initialize(std::uint64_t seed) {
     unit->set_anchor();
   }
   buffers_->initialize(seed);
-  clear_carried();
+  clear_plugin_state();
   ahead_ = false;
   publish_values();
   set_steps(0);

@@ -35,12 +35,12 @@ Buffer EngineResources::allocate(std::size_t bytes, std::optional<MemoryCategory
   const std::vector<comm::MemoryKind>& kinds = world.capabilities().memory;
   if (std::find(kinds.begin(), kinds.end(), comm::MemoryKind::device) != kinds.end())
     return world.allocate(bytes, comm::MemoryKind::device, use);
-  MemoryTracker& ledger = context.ledger();
+  MemoryTracker& memory_tracker = context.memory_tracker();
   void* data = runtime.allocate(bytes);
-  if (use) ledger.add(*use, bytes);
-  return {data, bytes, [&runtime, &ledger, use](void* p, std::size_t n) {
+  if (use) memory_tracker.add(*use, bytes);
+  return {data, bytes, [&runtime, &memory_tracker, use](void* p, std::size_t n) {
             runtime.free(p, n);
-            if (use) ledger.remove(*use, n);
+            if (use) memory_tracker.remove(*use, n);
           }};
 }
 
@@ -205,11 +205,11 @@ void ParamGroup::gather(std::size_t already) {
       const DType dtype = flat.layout.dtype;
       const void* const from =
           i == 0 ? parts[static_cast<std::size_t>(&flat - flats_.data())] : gathered_to(flat, i).of(flat, part.begin);
-      std::vector<FlatTransfer>& carried = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
-      carried.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
-                         {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
-                          dtype, fabric_.device()},
-                         &flat.layout});
+      std::vector<FlatTransfer>& plugin_state = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
+      plugin_state.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
+                              {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
+                               dtype, fabric_.device()},
+                              &flat.layout});
     }
     if (i > already) gathers_.wait_on(stream);  // the next axis gathers what this one completes
     const CollectiveCall call{*fabric_.mesh.channels(plan_.gather_axes[i]).gather,

@@ -19,9 +19,9 @@ struct CollectiveChoice {
   OpKind collective;
   std::string Strategy::*name;
 };
-constexpr std::array<CollectiveChoice, 3> kCarried = {{{OpKind::all_gather, &Strategy::all_gather},
-                                                       {OpKind::reduce_scatter, &Strategy::reduce_scatter},
-                                                       {OpKind::all_reduce, &Strategy::all_reduce}}};
+constexpr std::array<CollectiveChoice, 3> kPluginState = {{{OpKind::all_gather, &Strategy::all_gather},
+                                                           {OpKind::reduce_scatter, &Strategy::reduce_scatter},
+                                                           {OpKind::all_reduce, &Strategy::all_reduce}}};
 
 /// Where the first part of `text` ends: at a +, but for those in the folders of a plug-in's file.
 std::size_t end_of_part(std::string_view text) {
@@ -36,11 +36,12 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
   const bool all = equals == std::string_view::npos || part.find('/') < equals;
   const std::string plugin(all ? part : part.substr(equals + 1));
   bool found = false;
-  for (const CollectiveChoice& carried : kCarried) {
-    if (all ? !registry.has(carried.collective, plugin) : comm::name_of(carried.collective) != part.substr(0, equals))
+  for (const CollectiveChoice& plugin_state : kPluginState) {
+    if (all ? !registry.has(plugin_state.collective, plugin)
+            : comm::name_of(plugin_state.collective) != part.substr(0, equals))
       continue;
-    registry.cost(carried.collective, plugin, {.ranks = 1});  // throws where it isn't known
-    strategy.*carried.name = plugin;
+    registry.cost(plugin_state.collective, plugin, {.ranks = 1});  // throws where it isn't known
+    strategy.*plugin_state.name = plugin;
     found = true;
   }
   if (found) return;
@@ -97,11 +98,11 @@ Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collect
 
 void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
                           const CollectiveRegistry& collectives) {
-  for (const CollectiveChoice& carried : kCarried) {
-    const std::string& name = strategy.*carried.name;
-    const CollectiveCapabilities can = collectives.make(carried.collective, name)->capabilities();
-    const CollectiveUse use = use_of(carried.collective, strategy, mesh, precision);
-    const std::string title = std::string(comm::name_of(carried.collective)) + " by " + name;
+  for (const CollectiveChoice& plugin_state : kPluginState) {
+    const std::string& name = strategy.*plugin_state.name;
+    const CollectiveCapabilities can = collectives.make(plugin_state.collective, name)->capabilities();
+    const CollectiveUse use = use_of(plugin_state.collective, strategy, mesh, precision);
+    const std::string title = std::string(comm::name_of(plugin_state.collective)) + " by " + name;
     if (!use.used) continue;
     if (!can.dtypes.empty() && std::find(can.dtypes.begin(), can.dtypes.end(), use.dtype) == can.dtypes.end()) {
       std::string known;

@@ -81,7 +81,7 @@ class TransportWith final : public Transport {
   }
   bool poll(bool with_health_check) noexcept override { return right_->poll(with_health_check); }
   bool needs_polls() const noexcept override { return Collectives::kNeedsPolls || right_->needs_polls(); }
-  ProgressWaiter& sleeper() noexcept override { return right_->sleeper(); }
+  ProgressWaiter& waiter() noexcept override { return right_->waiter(); }
   NativeCollectives* native() noexcept override { return &native_; }
   void close(bool failed) noexcept override { right_->close(failed); }
 

@@ -21,9 +21,9 @@ TEST(NcclMemory, OfOthersIsRefused) {
 
 TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
   reset_fake();
-  const auto ledger = std::make_shared<MemoryTracker>();
+  const auto memory_tracker = std::make_shared<MemoryTracker>();
   BackendOptions options = quick_options();
-  options.communicator.ledger = ledger;
+  options.communicator.memory_tracker = memory_tracker;
   Buffer survivor;
   run_world(1, options, [&](Communicator& world) {
     const Buffer small = world.allocate(1000, MemoryKind::device, MemoryCategory::gradient);
@@ -37,15 +37,15 @@ TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
       EXPECT_EQ(fake_counts().registrations, 4);
     }
     EXPECT_EQ(fake_counts().registrations, 1);
-    EXPECT_EQ(ledger->snapshot().now_of(MemoryCategory::parameter), std::uint64_t{4} << 20);
-    EXPECT_EQ(ledger->snapshot().now_of(MemoryCategory::gradient), 1000u);
+    EXPECT_EQ(memory_tracker->snapshot().now_of(MemoryCategory::parameter), std::uint64_t{4} << 20);
+    EXPECT_EQ(memory_tracker->snapshot().now_of(MemoryCategory::gradient), 1000u);
     survivor = std::move(large);
   });
   EXPECT_EQ(fake_counts().registrations, 0);
   EXPECT_EQ(fake_counts().blocks, 1);
   survivor.reset();
   EXPECT_TRUE(fake_counts().nothing_left());
-  EXPECT_EQ(ledger->snapshot().total_now, 0u);
+  EXPECT_EQ(memory_tracker->snapshot().total_now, 0u);
 }
 
 TEST(NcclMemory, AnOldLibraryHasNoRegistration) {

@@ -43,7 +43,7 @@ std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   return conformance::first_difference(dtype, have.data(), want.data(), kCount);
 }
 
-TEST(NcclTree, HasTheBitsOfTheHostsTree) {
+TEST(NcclOrderedReduce, HasTheBitsOfTheHostsTree) {
   for (const DType dtype : kDTypes)
     for (const ReduceOp::Kind kind : kReduces)
       for (const int ranks : {1, 2, 3, 5, 8, 13})
@@ -51,7 +51,7 @@ TEST(NcclTree, HasTheBitsOfTheHostsTree) {
             << name_of(dtype) << " " << name_of(kind) << " of " << ranks;
 }
 
-TEST(NcclTree, EveryF16AndBf16GoesThereAndBack) {
+TEST(NcclOrderedReduce, EveryF16AndBf16GoesThereAndBack) {
   for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
     const auto h = f16::of_bits(static_cast<std::uint16_t>(bits));
     const auto b = bf16::of_bits(static_cast<std::uint16_t>(bits));
@@ -148,7 +148,7 @@ TEST_P(NcclDeterministic, SumsFollowTheTreeOnEveryDType) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclDeterministic, testing::Values(1, 2, 3, 5));
 
-TEST(NcclTree, WhatTheVendorLacksGoesThisWayInAnyMode) {
+TEST(NcclOrderedReduce, WhatTheVendorLacksGoesThisWayInAnyMode) {
   reset_fake();
   run_ranks(
       3,
@@ -163,7 +163,7 @@ TEST(NcclTree, WhatTheVendorLacksGoesThisWayInAnyMode) {
       quick_options(), without_sums());
 }
 
-TEST(NcclTree, AKernelThatIsNotThereOrWrongIsSeen) {
+TEST(NcclOrderedReduce, AKernelThatIsNotThereOrWrongIsSeen) {
   reset_fake();
   static constexpr nccl::TreeKernels kNothing{[](const nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
                                               [](double*, double, cudaStream_t) { return cudaSuccess; }};

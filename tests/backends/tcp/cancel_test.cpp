@@ -204,7 +204,7 @@ bool goes_unasked(const World& world, const MessageTag& tag) {
   return went;
 }
 
-TEST(GivenUp, CommunicatorsGiveBackTheirShareOfWhatMayGoUnasked) {
+TEST(DiscardedCommunicator, CommunicatorsGiveBackTheirShareOfWhatMayGoUnasked) {
   const World world = make_world(2, 1);
   for (std::uint32_t communicator = 10; communicator < 60; ++communicator) {
     send_in_vain(world, communicator, communicator % 2 == 0);
@@ -218,7 +218,7 @@ TEST(GivenUp, CommunicatorsGiveBackTheirShareOfWhatMayGoUnasked) {
   close(world);
 }
 
-TEST(GivenUp, ControlSeesCommunicatorsThatAreNot) {
+TEST(DiscardedCommunicator, ControlSeesCommunicatorsThatAreNot) {
   const World world = make_world(2, 1);
   for (std::uint32_t communicator = 10; communicator < 14; ++communicator) {
     std::vector<std::unique_ptr<Parcel>> out;
@@ -230,7 +230,7 @@ TEST(GivenUp, ControlSeesCommunicatorsThatAreNot) {
 }
 
 /// Large messages, of which one is announced and one is half there, and requests that nobody answers.
-TEST(GivenUp, WithLargeMessagesOnTheirWay) {
+TEST(DiscardedCommunicator, WithLargeMessagesOnTheirWay) {
   HalfWay half;
   const auto asked = half.world[1]->receive(0, {1, 2, 0}, kLarge);
   const auto announced = half.world[0]->send(1, {1, 3, 0}, kLarge);

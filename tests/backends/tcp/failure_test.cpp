@@ -130,9 +130,9 @@ TEST(Sleeping, EndsWhenSomethingComes) {
   const auto start = Clock::now();
   while (!in->done && Clock::now() - start < 20s) {
     if (world[1]->transport->poll(true)) continue;
-    if (!world[1]->transport->sleeper().arm()) continue;
+    if (!world[1]->transport->waiter().arm()) continue;
     if (!std::exchange(slept, true)) sleeps.set_value();
-    world[1]->transport->sleeper().sleep(20s);
+    world[1]->transport->waiter().sleep(20s);
   }
   EXPECT_LT(Clock::now() - start, 10s);
   EXPECT_TRUE(in->done);
@@ -148,7 +148,7 @@ TEST(Sleeping, EndsWhenThereIsRoomAgain) {
     const auto start = Clock::now();
     while (!parcel->done && Clock::now() - start < 60s) {
       if (node.transport->poll(true)) continue;
-      if (node.transport->sleeper().arm()) node.transport->sleeper().sleep(60s);
+      if (node.transport->waiter().arm()) node.transport->waiter().sleep(60s);
     }
     EXPECT_TRUE(parcel->done);
     EXPECT_LT(Clock::now() - start, 30s);
@@ -156,31 +156,31 @@ TEST(Sleeping, EndsWhenThereIsRoomAgain) {
 }
 
 TEST(Sleeping, LastsWhileThereIsNothing) {  // the control: nothing else ends it
-  tcp::EpollWaiter sleeper;
+  tcp::EpollWaiter waiter;
   const auto start = Clock::now();
-  ASSERT_TRUE(sleeper.arm());
-  sleeper.sleep(100ms);
+  ASSERT_TRUE(waiter.arm());
+  waiter.sleep(100ms);
   EXPECT_GE(Clock::now() - start, 99ms);
 }
 
 TEST(Sleeping, EndsByAWakeSinceArm) {
-  tcp::EpollWaiter sleeper;
+  tcp::EpollWaiter waiter;
   for (int i = 0; i < 3; ++i) {
-    sleeper.arm();
-    sleeper.wake();
+    waiter.arm();
+    waiter.wake();
     const auto start = Clock::now();
-    sleeper.sleep(20s);
+    waiter.sleep(20s);
     EXPECT_LT(Clock::now() - start, 10s);
   }
-  while (!sleeper.arm()) {
+  while (!waiter.arm()) {
   }
   const auto start = Clock::now();
-  sleeper.sleep(100ms);
+  waiter.sleep(100ms);
   EXPECT_GE(Clock::now() - start, 99ms) << "an old wake ends no new sleep";
 }
 
 TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
-  tcp::EpollWaiter sleeper;
+  tcp::EpollWaiter waiter;
   std::mutex lock;  // the engine's
   std::atomic<int> round{0};
   std::atomic<std::int64_t> longest{0};
@@ -195,9 +195,9 @@ TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
           bool armed = false;
           {
             const std::lock_guard guard(lock);
-            armed = sleeper.arm();
+            armed = waiter.arm();
           }
-          if (armed && round.load() <= seen) sleeper.sleep(30s);
+          if (armed && round.load() <= seen) waiter.sleep(30s);
         }
         const std::int64_t took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
         for (std::int64_t before = longest; took > before && !longest.compare_exchange_weak(before, took);) {
@@ -207,7 +207,7 @@ TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
     });
   for (int r = 1; r <= kRounds; ++r) {
     round = r;
-    sleeper.wake();
+    waiter.wake();
     while (through.load() < r * kThreads) std::this_thread::sleep_for(10us);
   }
   for (std::thread& thread : threads) thread.join();

@@ -95,7 +95,7 @@ struct Node final : MessageOwner, TransportEvents {
     for (std::uint32_t turn = 1; !reached(); ++turn) {
       if (Clock::now() > end) return false;
       if (transport->poll(turn % 16 == 0)) continue;
-      if (transport->sleeper().arm()) transport->sleeper().sleep(1ms);
+      if (transport->waiter().arm()) transport->waiter().sleep(1ms);
     }
     return true;
   }

@@ -91,7 +91,7 @@ struct Rank final : MessageOwner, TransportEvents {
     for (std::uint32_t turn = 1; !reached(); ++turn) {
       if (Clock::now() > end) return false;
       if (transport->poll(turn % 16 == 0)) continue;
-      if (transport->sleeper().arm()) transport->sleeper().sleep(std::chrono::milliseconds(1));
+      if (transport->waiter().arm()) transport->waiter().sleep(std::chrono::milliseconds(1));
     }
     return true;
   }

@@ -26,13 +26,13 @@ int use_backend(const char* name) {
 int main(int count, char** arguments) {
   if (count > 1) return use_backend(arguments[1]);
   using namespace tessera::base;
-  const auto ledger = std::make_shared<MemoryTracker>();
-  MemoryPool pool(ledger);
+  const auto memory_tracker = std::make_shared<MemoryTracker>();
+  MemoryPool pool(memory_tracker);
   const Buffer buffer = pool.allocate(1000, MemoryCategory::parameter);
   try {
     parse_dtype("f33");
   } catch (const InvalidUsage& error) {  // an exception type that crosses the library's border
-    std::printf("%llu bytes; %s; %s\n", static_cast<unsigned long long>(ledger->snapshot().total_now),
+    std::printf("%llu bytes; %s; %s\n", static_cast<unsigned long long>(memory_tracker->snapshot().total_now),
                 std::string(error.kind()).c_str(), error.what());
     return 0;
   }

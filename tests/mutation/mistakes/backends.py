@@ -2,7 +2,7 @@
 
 from table import mistake
 
-SHM = (r"^comm\.Over/Failure", r"^comm\.(Operations|Unchecked|Progress|Meter|Deadlines|Over/Operations|Algorithms)", r"^comm_processes$", r"^conformance\.")
+SHM = (r"^comm\.Over/Failure", r"^comm\.(Communicator|Unchecked|Progress|Meter|Deadlines|Over/Operations|Algorithms)", r"^comm_processes$", r"^conformance\.")
 TCP = (r"^tcp\.",)
 MPI = (r"^mpi\.",)
 UCX = (r"^ucx\.",)
@@ -12,7 +12,7 @@ MISTAKES = [
     # shm
     mistake("shm-window-reused-after-failure", "backends/shm/arena.cpp", "  if (quarantined_) return;\n", "", r"^comm\.FailedWindows", "a peer that is late reads another tensor"),
     mistake("shm-failure-not-quarantined", "backends/shm/failure.cpp", "    host_->arena().quarantine();\n", "", r"^comm\.FailedWindows", "as above"),
-    mistake("shm-idle-kept", "backends/shm/arena.cpp", "  if (idle_ <= live_peak_ / kIdlePart + kIdleBytes) return;", "  if (idle_ <= live_peak_ + kIdlePart * kIdleBytes) return;", r"^comm\.Operations", "idle windows are never given back"),
+    mistake("shm-idle-kept", "backends/shm/arena.cpp", "  if (idle_ <= live_peak_ / kIdlePart + kIdleBytes) return;", "  if (idle_ <= live_peak_ + kIdlePart * kIdleBytes) return;", r"^comm\.Communicator", "idle windows are never given back"),
     mistake("shm-trims-live-pages", "backends/shm/arena.cpp", "    const std::size_t first = round_up(it->first, kPage);", "    const std::size_t first = it->first / kPage * kPage;", (*SHM, r"^base\."), "pages that are in use are dropped"),
     mistake("shm-mismatch-not-compared", "backends/shm/failure.cpp", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint;", "same &= port(k).slot(op.sequence).fingerprint == op.fingerprint || !host_->options().check;",
             r"^comm\.Unchecked", "ranks that call different things read beyond their windows"),
@@ -24,14 +24,14 @@ MISTAKES = [
     mistake("shm-slots-freed-early", "backends/shm/runtime.cpp", "    if (!std::all_of(one.closed.begin(), one.closed.end(), [](const auto* flag) { return flag->load() != 0; }))", "    if (one.closed.empty())",
             SHM, "a communicator's ports are reused while a peer reads them"),
     mistake("shm-tile-overwritten", "backends/shm/tiled_collective.cpp", "op.staged >= slowest_reader(op, false) + kTiles)) return false;", "op.staged >= slowest_reader(op, false) + 2 * kTiles)) return false;", SHM, "a tile is written while it is read"),
-    mistake("shm-slot-taken-early", "backends/shm/publish.cpp", "    if (k != rank_ && announced_by(k) + 1 < op.sequence) return false;\n", "", (r"^comm\.Operations", *SHM), "a root that runs ahead overwrites a payload that a rank has not read"),
-    mistake("shm-copy-in-one-place", "backends/shm/publish.cpp", "  Buffer& copy = copies_[op.sequence % 2];", "  Buffer& copy = copies_[0];", (r"^comm\.Operations", *SHM), "peers read what is no copy, or of another operation"),
-    mistake("shm-readers-not-awaited", "backends/shm/operation.h", "return (sends_input() && !copied_in) ||", "return (sends_input() && !copied_in && false) ||", (r"^comm\.Operations", r"^comm_processes$", *SHM), "a call returns while peers still read its input"),
-    mistake("shm-results-not-awaited", "backends/shm/operation.h", "(second_half() && !copied_out); }", "(second_half() && !copied_out && false); }", (r"^comm\.Operations", r"^comm_processes$", *SHM), "a call returns while peers still read its output"),
-    mistake("shm-reader-says-nothing", "backends/shm/tiled_collective.cpp", "    op.any_awaits |= (slot.hints & kAwaitsReaders) != 0;\n", "", (r"^comm\.Operations", *SHM), "who waits for its readers never hears of them"),
+    mistake("shm-slot-taken-early", "backends/shm/publish.cpp", "    if (k != rank_ && announced_by(k) + 1 < op.sequence) return false;\n", "", (r"^comm\.Communicator", *SHM), "a root that runs ahead overwrites a payload that a rank has not read"),
+    mistake("shm-copy-in-one-place", "backends/shm/publish.cpp", "  Buffer& copy = copies_[op.sequence % 2];", "  Buffer& copy = copies_[0];", (r"^comm\.Communicator", *SHM), "peers read what is no copy, or of another operation"),
+    mistake("shm-readers-not-awaited", "backends/shm/operation.h", "return (sends_input() && !copied_in) ||", "return (sends_input() && !copied_in && false) ||", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its input"),
+    mistake("shm-results-not-awaited", "backends/shm/operation.h", "(second_half() && !copied_out); }", "(second_half() && !copied_out && false); }", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a call returns while peers still read its output"),
+    mistake("shm-reader-says-nothing", "backends/shm/tiled_collective.cpp", "    op.any_awaits |= (slot.hints & kAwaitsReaders) != 0;\n", "", (r"^comm\.Communicator", *SHM), "who waits for its readers never hears of them"),
     mistake("shm-copy-counted-twice", "backends/shm/tiled_collective.cpp", "    if (!peer.copied_out) credit(", "    credit(", (r"^comm\.Meter", *SHM), "the meter counts the results of an all_reduce twice"),
     mistake("shm-copy-not-counted", "backends/shm/publish.cpp", "    if (op.copied_in) count_sent(", "    if (false) count_sent(", (r"^comm\.Meter", *SHM), "the meter misses what was copied"),
-    mistake("shm-rounds-of-a-copy-ignored", "backends/shm/tiled_collective.cpp", "std::min({op.rounds_for(whole.count), there, taken", "std::min({op.rounds_for(whole.count), taken", (r"^comm\.Operations", r"^comm_processes$", *SHM), "a reader is ahead of who fills the copy"),
+    mistake("shm-rounds-of-a-copy-ignored", "backends/shm/tiled_collective.cpp", "std::min({op.rounds_for(whole.count), there, taken", "std::min({op.rounds_for(whole.count), taken", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a reader is ahead of who fills the copy"),
     mistake("shm-mismatch-without-the-others", "backends/shm/tiled_collective.cpp", "    op.everyone = true;  // to say what each of them calls\n", "", (r"^comm\.", *SHM), "a mismatch of a rank that waits for few is never said"),
     mistake("shm-deadline-never-set", "backends/shm/shm_group.cpp", "  op.set_deadline();\n  engine.wake", "  engine.wake", (r"^comm\.", *SHM), "an operation waits for ever"),
     mistake("shm-large-symmetric", "backends/shm/shm_group.cpp", "  if (named == kSymmetric && bytes > kEagerBytes)", "  if (named == kSymmetric && bytes > 1000 * kEagerBytes)", (*SHM, r"^comm\.Algorithms"), "TESSERA_ALGO=symmetric is ignored for large sizes"),
@@ -54,7 +54,7 @@ MISTAKES = [
     # ucx and mpi
     mistake("ucx-cancelled-as-done", "backends/ucx/link.cpp", "cancelled_as_ == UCS_ERR_CANCELED ? CancelResult::before : CancelResult::after", "CancelResult::after", UCX, "a message that comes for a cancelled receive finds nobody"),
     mistake("ucx-notes-cut-off", "backends/ucx/link.cpp", "    progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });\n", "", UCX, "the last messages of a rank that ends are lost"),
-    mistake("ucx-peer-error-swallowed", "backends/ucx/link.cpp", "  peer.wire->events_.peer_lost(peer.rank, \"ucx: \" + text_of(status));", "  static_cast<void>(peer), static_cast<void>(status);", UCX, "a broken connection is noticed at the deadline"),
+    mistake("ucx-peer-error-swallowed", "backends/ucx/link.cpp", "  peer.link->events_.peer_lost(peer.rank, \"ucx: \" + text_of(status));", "  static_cast<void>(peer), static_cast<void>(status);", UCX, "a broken connection is noticed at the deadline"),
     mistake("mpi-pieces-misplaced", "backends/mpi/collectives.cpp", "      piece(offset * size_, std::min(most, what_.count - offset));", "      piece(offset, std::min(most, what_.count - offset));", MPI, "collectives that MPI's counts can't hold go astray"),
     mistake("mpi-long-parts-misplaced", "backends/mpi/link.cpp", "  std::byte* const data = message.data + bulk.moved;", "  std::byte* const data = message.data;", MPI, "messages longer than MPI's counts overwrite their beginning"),
     mistake("mpi-given-up-collective-runs-on", "backends/mpi/collectives.cpp", "std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.given_up();", "owners_.empty()) settings_.given_up();", MPI, "MPI writes memory that its owner has back"),

@@ -67,12 +67,12 @@ MISTAKES = [
 
     # Reading.
     mistake("block-hash-not-compared", "src/fsdp/checkpoint/reader.cpp", "      if (checkpoint::hash64(data, bytes_of(block, block + 1)) != manifest_.blocks[block])",
-            "      if (checkpoint::hash64(data, bytes_of(block, block + 1)) == 1)", r"^fsdp_checkpoint\.DamagedCheckpoint", "damaged values are trained on"),
+            "      if (checkpoint::hash64(data, bytes_of(block, block + 1)) == 1)", r"^fsdp_checkpoint\.CheckpointCorruption", "damaged values are trained on"),
     mistake("list-hash-not-compared", "src/fsdp/checkpoint/reader.cpp", "    if (checkpoint::hash128(manifest) != index.manifests[rank])",
-            "    if (checkpoint::hash128(manifest).empty())", r"^fsdp_checkpoint\.DamagedCheckpoint", "a damaged list of tensors is believed"),
+            "    if (checkpoint::hash128(manifest).empty())", r"^fsdp_checkpoint\.CheckpointCorruption", "a damaged list of tensors is believed"),
     mistake("index-hash-not-compared", "src/fsdp/checkpoint/format.cpp", "    if (hash128(json.dump()) != expected) throw", "    if (expected.empty()) throw",
-            r"^fsdp_checkpoint\.DamagedCheckpoint", "a damaged index is believed"),
-    mistake("length-not-compared", "src/fsdp/checkpoint/reader.cpp", "    if (file.bytes != manifest_.file_bytes)", "    if (file.bytes == 0)", r"^fsdp_checkpoint\.DamagedCheckpoint", "a longer or shorter file is read"),
+            r"^fsdp_checkpoint\.CheckpointCorruption", "a damaged index is believed"),
+    mistake("length-not-compared", "src/fsdp/checkpoint/reader.cpp", "    if (file.bytes != manifest_.file_bytes)", "    if (file.bytes == 0)", r"^fsdp_checkpoint\.CheckpointCorruption", "a longer or shorter file is read"),
     mistake("damaged-newest-passed-over", "src/fsdp/checkpoint/reader.cpp", "  if (!steps.damaged.empty())\n", "  if (steps.whole.empty() && !steps.damaged.empty())\n",
             (CHECKPOINTS, r"^tools\.checkpoint$"), "a run goes on from an older step without a word"),
     mistake("read-at-piece-begin", "src/fsdp/checkpoint/reader.cpp", "static_cast<std::uint64_t>(range.begin - piece.range.begin) * element", "static_cast<std::uint64_t>(range.begin) * element",
@@ -87,10 +87,10 @@ MISTAKES = [
             (CHECKPOINTS, r"^fsdp_refresh\."), "as above, when it is written"),
     mistake("buffers-not-restored", "src/fsdp/checkpoint/restorer.cpp", "return buffer.persistent() && find(", "return !buffer.persistent() && find(",
             r"^fsdp_buffers\.", "running statistics begin anew"),
-    mistake("carried-of-others", "src/fsdp/checkpoint/restorer.cpp", "    checkpoint.read_carried(rank, state.name, out);", "    checkpoint.read_carried(0 * rank, state.name, out);",
+    mistake("carried-of-others", "src/fsdp/checkpoint/restorer.cpp", "    checkpoint.read_plugin_state(rank, state.name, out);", "    checkpoint.read_plugin_state(0 * rank, state.name, out);",
             (r"^fsdp_carried\.", r"^fsdp_period\."), "every rank goes on with rank 0's compression error"),
     mistake("optimizer-of-others-taken", "src/fsdp/checkpoint/restorer.cpp", "tensor->states != engine.states())", "tensor->states < engine.states())",
-            r"^fsdp_checkpoint\.DamagedCheckpoint", "a checkpoint of amsgrad is read as one of Adam"),
+            r"^fsdp_checkpoint\.CheckpointCorruption", "a checkpoint of amsgrad is read as one of Adam"),
 
     # The tool: saving and going on.
     mistake("last-step-not-saved", "tools/train/run_checkpointer.cpp", "  if (step != last_ && (every_ == 0", "  if ((every_ == 0",

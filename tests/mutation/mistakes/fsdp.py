@@ -73,7 +73,7 @@ MISTAKES = [
             (r"^fsdp_mixed\.", r"^fsdp_precision\.", r"^fsdp_norm\."), "Adam's bias correction counts steps that f16 has skipped"),
     mistake("buffers-shared-once", "src/fsdp/engine/engine_step.cpp", "  in_step_ = buffers_shared_ = false;", "  in_step_ = false;",
             r"^fsdp_buffers\.", "running statistics are rank 0's in the first step only"),
-    mistake("reset-keeps-carried", "src/fsdp/engine/engine_step.cpp", "  clear_carried();\n  order_->forget();", "  order_->forget();",
+    mistake("reset-keeps-carried", "src/fsdp/engine/engine_step.cpp", "  clear_plugin_state();\n  order_->forget();", "  order_->forget();",
             (r"^fsdp_carried\.", r"^fsdp_compression\."), "after a failed step a compression adds an error that was never sent"),
     mistake("microbatch-overtakes-reduction", "src/fsdp/engine.cpp", "  if (unit.reducing()) finish_reductions();", " ",
             (ACCUMULATION, r"^fsdp_equality\."), "a microbatch writes gradients while the last one's are reduced"),

@@ -79,7 +79,7 @@ TEST_P(Casts, AddTheirGradientToWhatIsThere) {
 
 TEST_P(Casts, AreBookedAndReleased) {
   Given given;
-  const auto now = [&] { return given.context.ledger().snapshot().now_of(MemoryCategory::activation); };
+  const auto now = [&] { return given.context.memory_tracker().snapshot().now_of(MemoryCategory::activation); };
   const std::uint64_t before = now();
   {
     const Tensor y = ops::cast(given.x, GetParam());
@@ -92,12 +92,12 @@ TEST(Cast, ToTheSameTypeIsTheTensorItself) {
   Given given;
   Tape tape;
   const TapeScope scope(given.context, &tape);
-  const auto before = given.context.ledger().snapshot().now_of(MemoryCategory::activation);
+  const auto before = given.context.memory_tracker().snapshot().now_of(MemoryCategory::activation);
   const Tensor y = ops::cast(given.x, DType::f32);
   EXPECT_EQ(y.raw(), given.x.raw());
   EXPECT_EQ(y.gradient(), given.x.gradient());
   EXPECT_EQ(tape.size(), 0U);
-  EXPECT_EQ(given.context.ledger().snapshot().now_of(MemoryCategory::activation), before);
+  EXPECT_EQ(given.context.memory_tracker().snapshot().now_of(MemoryCategory::activation), before);
   const Tensor other = ops::cast(given.x, DType::bf16);
   EXPECT_EQ(tape.size(), 1U) << "the control";
 }

@@ -12,12 +12,12 @@ namespace {
 
 /// Peak of `activation` while `loss` is computed and walked backwards, beyond what was live before; in bytes.
 std::uint64_t peak(Context& context, const Loss& loss) {
-  context.ledger().reset_peaks();
-  const std::uint64_t before = context.ledger().snapshot().now_of(MemoryCategory::activation);
+  context.memory_tracker().reset_peaks();
+  const std::uint64_t before = context.memory_tracker().snapshot().now_of(MemoryCategory::activation);
   Tape tape;
   const TapeScope scope(context, &tape);
   tape.backward(loss());
-  return context.ledger().snapshot().peak_of(MemoryCategory::activation) - before;
+  return context.memory_tracker().snapshot().peak_of(MemoryCategory::activation) - before;
 }
 
 TEST(OperationMemory, AttentionAt8192PositionsStaysSmall) {

@@ -49,14 +49,14 @@ class Bench {
       : channel_(channel),
         collective_(collective),
         context_({.threads = 1,
-                  .ledger = channel.ledger(),
+                  .memory_tracker = channel.memory_tracker(),
                   .memory = {},
                   .make_stream = world.lazy ? base::make_lazy_stream : nullptr,
                   .device = {},
                   .runtime = nullptr}),
         start_(base::make_lazy_stream()),  // beside a compute stream that runs at once, and one that is lazy too
         buffers_(
-            context_.ledger(), base::MemoryCategory::communication,
+            context_.memory_tracker(), base::MemoryCategory::communication,
             [&](std::size_t bytes) { return channel.allocate(bytes, comm::MemoryKind::host, std::nullopt); },
             [this](const base::Event& released, void* data, std::size_t bytes) {  // who reads too late reads NaN
               start_->wait(released);

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -112,6 +113,7 @@ class TESSERA_API Checkpoint {
   int ranks() const;  ///< that wrote it
   const std::string& strategy() const;
   bool finite() const;  ///< no value and no state of the optimizer is NaN or infinite
+  std::optional<bool> replicas_apart() const;  ///< Engine::replicas_apart() of the run that saved, where it is known
   const Attributes& attributes() const;
   const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of their names
   const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise

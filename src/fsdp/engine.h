@@ -16,6 +16,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -144,7 +145,10 @@ class TESSERA_API Engine {
   std::uint64_t trained_since(const nn::Parameter& parameter) const;
   void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
   /// As if so many steps had been done, of which some changed nothing: the next one is the number after.
-  void set_steps(std::uint64_t steps, std::uint64_t skipped = 0);
+  /// `apart`: replicas_apart() of the run that is resumed; without it they are apart unless a period ends here.
+  void set_steps(std::uint64_t steps, std::uint64_t skipped = 0, std::optional<bool> apart = std::nullopt);
+  /// Under a strategy with a period: the replicas have done steps since their last sync.
+  bool replicas_apart() const { return apart_; }
   /// Of steps(): those that changed nothing; the optimizer doesn't count them.
   std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
@@ -258,7 +262,7 @@ class TESSERA_API Engine {
   bool norm_parts_stale_ = false;        // gradients may have been written since they were formed
   std::vector<std::size_t> reducing_;    // oldest first
   std::vector<std::size_t> recomputed_;  // whose backward has not begun
-  bool ahead_ = false;                   // replicas have gone steps since they met
+  bool apart_ = false;                   // replicas have done steps since their last sync
   Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
   Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
   std::size_t norm_slots_ = 0;

@@ -331,6 +331,25 @@ TEST_P(LocalSgdSync, GoOnFromACheckpointWithin) {
   EXPECT_NE(train(resuming(given, folder.path(), &dropped, true)).parameters, whole.parameters);
 }
 
+/// Saved just after a sync within a period: a sync before the next step has nothing to do, as in the run that saved.
+TEST_P(LocalSgdSync, GoOnFromACheckpointJustAfterASyncWithin) {
+  const TemporaryFolder folder;
+  std::string dropped;
+  TrainingSpec first = saving(spec(3, 8), folder.path(), 3);
+  first.between_steps = [save = first.between_steps](int step, Engine& engine, comm::HostCollectives& control) {
+    if (step == 3) engine.sync_replicas();
+    save(step, engine, control);
+  };
+  const TrainingRecord whole = train(first);
+  TrainingSpec more = resuming(spec(3, 8), folder.path(), &dropped);
+  more.before_training = [restore = more.before_training](Engine& engine, comm::Communicator& control) {
+    restore(engine, control);
+    EXPECT_FALSE(engine.replicas_apart());
+    engine.sync_replicas();
+  };
+  EXPECT_EQ(train(more).parameters, whole.parameters);
+}
+
 TEST(PeriodicCheckpoints, OtherWorldsBeginWhereTheReplicasMetLast) {
   const TemporaryFolder folder;
   std::string dropped;

@@ -105,6 +105,7 @@ std::string to_text(const Index& index) {
   ordered_json json = {{"format", kFormat},          {"version", kVersion},        {"step", index.step},
                        {"sequence", index.sequence}, {"strategy", index.strategy}, {"attributes", index.attributes},
                        {"finite", index.finite}};
+  if (index.apart) json["replicas_apart"] = *index.apart;
   json["tensors"] = ordered_json::array();
   for (const CheckpointTensor& tensor : index.tensors)
     json["tensors"].push_back({{"name", tensor.name},
@@ -130,9 +131,11 @@ Index parse_index(const std::string& text, const std::string& origin) {
                 .strategy = json.at("strategy"),
                 .attributes = json.at("attributes"),
                 .finite = json.value("finite", true),
+                .apart = std::nullopt,
                 .tensors = {},
                 .buffers = {},
                 .manifests = json.at("manifests")};
+    if (json.contains("replicas_apart")) index.apart = json["replicas_apart"].get<bool>();
     for (const ordered_json& tensor : json.at("tensors"))
       index.tensors.push_back({tensor.at("name"), tensor.at("shape"), tensor.at("states"),
                                tensor.value("trained_since", std::uint64_t{0})});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct Index {
   std::string strategy;
   Attributes attributes;
   bool finite = true;  ///< no value and no state of the optimizer is NaN or infinite
+  std::optional<bool> apart;  ///< Engine::replicas_apart(); unknown in checkpoints of older versions
   std::vector<CheckpointTensor> tensors;
   std::vector<CheckpointBuffer> buffers;
   std::vector<std::string> manifests;  ///< by rank: the XXH3-128 of its list's text

@@ -177,6 +177,7 @@ std::uint64_t Checkpoint::step() const { return state_->index.step; }
 int Checkpoint::ranks() const { return static_cast<int>(state_->manifests.size()); }
 const std::string& Checkpoint::strategy() const { return state_->index.strategy; }
 bool Checkpoint::finite() const { return state_->index.finite; }
+std::optional<bool> Checkpoint::replicas_apart() const { return state_->index.apart; }
 const Attributes& Checkpoint::attributes() const { return state_->index.attributes; }
 const std::vector<CheckpointTensor>& Checkpoint::tensors() const { return state_->index.tensors; }
 const std::vector<CheckpointBuffer>& Checkpoint::buffers() const { return state_->index.buffers; }

@@ -127,7 +127,7 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
                                   float* out) { checkpoint.read(parameter.name(), state, range, out); },
                               there);
   report.dropped = restore_plugin_state(engine, checkpoint);
-  engine.set_steps(checkpoint.step());
+  engine.set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());
   return report;
 }
 

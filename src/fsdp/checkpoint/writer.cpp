@@ -226,6 +226,7 @@ void CheckpointWriter::save(const Attributes& attributes) {
                                                              .strategy = engine_.strategy().name,
                                                              .attributes = attributes,
                                                              .finite = true,
+                                                             .apart = engine_.replicas_apart(),
                                                              .tensors = tensors_of(engine_),
                                                              .buffers = buffers_of(engine_),
                                                              .manifests = {}});

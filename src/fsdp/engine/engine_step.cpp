@@ -25,8 +25,8 @@ void Engine::step(double learning_rate) {
     if (options_.clip_norm > 0 || options_.use_loss_scaling)
       step.gradient_scale = static_cast<const double*>(norms_.data()) + norm_slots_ + 1;
   }
-  ahead_ = units_.front()->plan().periodic.has_value();
-  const bool meets = ahead_ && steps_ % period() == 0;
+  apart_ = units_.front()->plan().periodic.has_value();
+  const bool meets = apart_ && steps_ % period() == 0;
   for (const auto& unit : units_) {
     unit->update(options_.optimizer, step);
     if (!meets) unit->all_gather_updated();
@@ -40,7 +40,7 @@ std::uint64_t Engine::period() const {
 }
 
 void Engine::sync_replicas() {
-  if (!std::exchange(ahead_, false)) return;
+  if (!std::exchange(apart_, false)) return;
   for (const auto& unit : units_) unit->start_sync();
   for (const auto& unit : units_) {
     unit->finish_sync();

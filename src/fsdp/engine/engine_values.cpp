@@ -20,7 +20,7 @@ void Engine::initialize(std::uint64_t seed) {
   }
   buffers_->initialize(seed);
   clear_plugin_state();
-  ahead_ = false;
+  apart_ = false;
   publish_values();
   set_steps(0);
 }
@@ -96,12 +96,15 @@ void Engine::load_optimizer_state(
   for (const auto& unit : units_) unit->load_optimizer_state(fill, wanted);
 }
 
-void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped) {
+void Engine::set_steps(std::uint64_t steps, std::uint64_t skipped, std::optional<bool> apart) {
   if (skipped > steps)
     throw InvalidUsage(std::to_string(skipped) + " of " + std::to_string(steps) + " steps can't have been skipped");
+  if (apart)
+    apart_ = *apart && period() > 1;
+  else if (steps != steps_)
+    apart_ = steps % period() != 0;
   steps_ = steps;
   skipped_steps_ = skipped;
-  ahead_ = steps % period() != 0;
 }
 
 int Engine::states() const { return nn::state_slots(options_.optimizer); }

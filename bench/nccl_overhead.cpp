@@ -52,7 +52,7 @@ class Overhead {
     config.launch = comm::Launch{};
     config.deterministic = false;
     ours_ = comm::init(std::move(config));
-    if (const auto& loaded = nccl::loaded_api(); !loaded.problem.empty()) throw base::Unsupported(loaded.problem);
+    if (const auto& loaded = comm::nccl::loaded_api(); !loaded.problem.empty()) throw base::Unsupported(loaded.problem);
     native_ = static_cast<cudaStream_t>(static_cast<base::DeviceStream&>(*stream_).native());
     ncclUniqueId id;
     check(api_.ncclGetUniqueId(&id));
@@ -111,7 +111,7 @@ class Overhead {
     if (result != ncclSuccess) throw base::BackendError(std::string("NCCL: ") + api_.ncclGetErrorString(result));
   }
 
-  const nccl::NcclApi& api_ = nccl::loaded_api().api;
+  const comm::nccl::NcclApi& api_ = comm::nccl::loaded_api().api;
   const std::shared_ptr<base::DeviceRuntime> device_;
   const std::unique_ptr<base::Stream> stream_;
   std::unique_ptr<comm::Communicator> ours_;

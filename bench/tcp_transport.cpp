@@ -17,7 +17,7 @@
 namespace {
 
 using namespace tessera::comm;
-using tessera::tcp::TcpTransport;
+using tessera::comm::tcp::TcpTransport;
 using Seconds = std::chrono::duration<double>;
 
 struct Counter final : MessageOwner, TransportEvents {
@@ -128,7 +128,7 @@ double bandwidth(Rank& self, int rank, std::size_t bytes) {
 void run_rank(Bootstrap& bootstrap, int streams, bool latency_only) {
   Rank self;
   BackendOptions options;
-  tessera::tcp::TcpOptions settings;
+  tessera::comm::tcp::TcpOptions settings;
   settings.streams = streams;
   self.crowded = static_cast<unsigned>(bootstrap.size()) > std::thread::hardware_concurrency();
   self.transport = make_transport(bootstrap, self.counter, options, settings);

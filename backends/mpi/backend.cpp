@@ -10,7 +10,7 @@
 #include "tessera/comm/registry.h"
 #include "tessera/comm/tag_matching_transport.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 namespace {
 
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
@@ -54,4 +54,4 @@ const comm::Backend& backend() {
   return kBackend;
 }
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 namespace {
 
 // Bytes of the larger buffer from which on MPI is faster.
@@ -278,4 +278,4 @@ void MpiCollectives::close(bool leave) noexcept {
   if (!leave) operations_.free();
 }
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

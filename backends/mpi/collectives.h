@@ -8,12 +8,12 @@
 #include <memory>
 #include <vector>
 
-#include "backends/mpi/base.h"
+#include "tessera/comm/base_names.h"
 #include "backends/mpi/library.h"
 #include "backends/mpi/reduce_ops.h"
 #include "tessera/comm/native_collectives.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 
 /// What one call of MPI moves at most, in bytes of the larger buffer: counts of MPI are int, and so is what some of its
 /// collectives calculate inside.
@@ -68,4 +68,4 @@ class MpiCollectives final : public NativeCollectives {
   bool closed_ = false;
 };
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

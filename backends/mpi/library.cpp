@@ -12,7 +12,7 @@
 #include "tessera/comm/core/progress.h"
 #include "tessera/comm/launch.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 namespace {
 
 #if defined(OPEN_MPI)
@@ -250,4 +250,4 @@ void close_ranks(Ranks& ranks, bool doubtful, const std::string& failed) {
   --the.open;
 }
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "backends/mpi/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/bootstrap.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 
 /// "" or why this module is the wrong one here: the launcher belongs to another MPI, or the program has loaded one.
 std::string wrong_library();
@@ -65,4 +65,4 @@ class ErrorsReturned {
   MPI_Errhandler of_self_ = MPI_ERRHANDLER_NULL;
 };
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -16,7 +16,7 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/core/progress.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 namespace {
 
 using std::chrono::milliseconds;
@@ -116,4 +116,4 @@ int start_library(milliseconds patience, std::function<ExitPlan()> plan) {
   return result->level;
 }
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -7,10 +7,10 @@
 #include <memory>
 #include <string>
 
-#include "backends/mpi/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/base/log.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 
 /// What decides at the end of the process whether and how MPI is ended.
 struct ExitPlan {
@@ -25,4 +25,4 @@ struct ExitPlan {
 /// of this process stays inside MPI, and the process ends without running what a library does at its end.
 int start_library(std::chrono::milliseconds patience, std::function<ExitPlan()> plan);
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 namespace {
 
 using namespace std::chrono_literals;
@@ -231,4 +231,4 @@ void MpiLink::close(CloseMode how) noexcept {
   [[maybe_unused]] const auto* leaked = arriving_.release();
 }
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

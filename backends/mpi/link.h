@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "backends/mpi/base.h"
+#include "tessera/comm/base_names.h"
 #include "backends/mpi/collectives.h"
 #include "backends/mpi/library.h"
 #include "backends/mpi/waiter.h"
 #include "tessera/comm/link.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 
 class MpiLink final : public Link {
  public:
@@ -86,4 +86,4 @@ class MpiLink final : public Link {
   bool closed_ = false;
 };
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -2,7 +2,7 @@
 
 #include "tessera/comm/kernels/reduce.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 namespace {
 
 using Kind = ReduceOp::Kind;
@@ -74,4 +74,4 @@ void MpiReduceOps::free() noexcept {
       if (op != MPI_OP_NULL) MPI_Op_free(&op);
 }
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

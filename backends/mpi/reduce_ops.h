@@ -5,10 +5,10 @@
 
 #include <array>
 
-#include "backends/mpi/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/types.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 
 /// f16 and bf16 travel as integers of their size: only our own operations calculate with them.
 MPI_Datatype mpi_type(DType dtype) noexcept;
@@ -33,4 +33,4 @@ class MpiReduceOps {
   }();
 };
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

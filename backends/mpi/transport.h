@@ -4,16 +4,16 @@
 #include <chrono>
 #include <memory>
 
-#include "backends/mpi/base.h"
+#include "tessera/comm/base_names.h"
 #include "backends/mpi/collectives.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/transport.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 
 /// Collective. One call of MPI moves at most `longest_piece` bytes (tests: a few). Throws InvalidUsage,
 /// BackendError, Timeout, and what the bootstrap throws.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                           std::chrono::milliseconds timeout, std::size_t longest_piece = kLongestPiece);
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -11,7 +11,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 namespace {
 
 using namespace std::chrono_literals;
@@ -47,4 +47,4 @@ void PollingWaiter::wake() noexcept {
   [[maybe_unused]] const ssize_t full = ::write(wake_fd_.get(), &one, sizeof(one));
 }
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

@@ -5,11 +5,11 @@
 #include <atomic>
 #include <chrono>
 
-#include "backends/mpi/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/progress.h"
 
-namespace tessera::mpi {
+namespace tessera::comm::mpi {
 
 class PollingWaiter final : public ProgressWaiter {
  public:
@@ -36,4 +36,4 @@ class PollingWaiter final : public ProgressWaiter {
   std::atomic<bool> yields_{false};
 };
 
-}  // namespace tessera::mpi
+}  // namespace tessera::comm::mpi

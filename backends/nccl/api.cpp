@@ -5,7 +5,7 @@
 #include <array>
 #include <initializer_list>
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 constexpr int kOldest = NCCL_VERSION(2, 18, 1);  // ncclCommSplit
@@ -79,4 +79,4 @@ std::string unusable(const NcclApi& api) {
   return devices > 0 ? "" : "no CUDA device: the driver sees none";
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "backends/nccl/base.h"
+#include "tessera/comm/base_names.h"
 #include "backends/nccl/tree_kernels.h"
 
 /// All that this backend calls. R: must be there; O: null where the library is too old for it.
@@ -58,7 +58,7 @@
   R(cudaEventRecord)              \
   R(cudaEventQuery)
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// There is no function here that makes the host wait for a device.
 struct NcclApi {
@@ -86,4 +86,4 @@ const LoadedApi& loaded_api();
 /// Why `api` can't be used on this machine: its version, or no device. "" where it can.
 std::string unusable(const NcclApi& api);
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -9,7 +9,7 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/registry.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 constexpr EnvVariable kDevice{"TESSERA_NCCL_DEVICE", "",
@@ -113,4 +113,4 @@ const comm::Backend& backend() {
   return kBackend;
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

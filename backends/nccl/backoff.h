@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// Asks again and again for a moment, then yields, then sleeps longer and longer.
 class Backoff {
@@ -24,4 +24,4 @@ class Backoff {
   std::chrono::nanoseconds sleep_{5000};
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

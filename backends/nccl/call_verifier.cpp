@@ -2,7 +2,7 @@
 // itself hangs or computes nonsense where they differ.
 #include "backends/nccl/nccl_group.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 void NcclGroup::announce(const NcclOperation::OpInfo& what) {
   world_->tell(
@@ -36,4 +36,4 @@ void NcclGroup::hear_call(int world_rank, std::uint64_t sequence, const std::str
   fail({FailureKind::mismatch, "operation #" + std::to_string(sequence) + " differs between the ranks:" + table}, true);
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/slices.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 /// How a buffer is cut into parts, one for each rank, in elements.
@@ -216,4 +216,4 @@ std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer) {
   return 0;
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -8,7 +8,7 @@
 #include "backends/nccl/api.h"
 #include "tessera/comm/communicator.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// One of the vendor's functions failed.
 struct NcclError {
@@ -45,4 +45,4 @@ ncclResult_t issue_batch(const LaunchTarget& target, std::span<const OpDesc> par
 /// counted as the direct algorithms would move them, which is what a bandwidth-optimal one moves in sum.
 std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer);
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -5,7 +5,7 @@
 #include <system_error>
 #include <thread>
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 struct CommAborter::State {
   std::mutex mutex;
@@ -36,4 +36,4 @@ bool CommAborter::wait_until(Clock::time_point until) {
   return state_->changed.wait_until(lock, until, [this] { return state_->done; });
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

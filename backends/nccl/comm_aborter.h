@@ -5,7 +5,7 @@
 
 #include "backends/nccl/api.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// The vendor's abort makes its kernels on the device end, and may itself take long or, with a broken driver, for ever.
 /// So it runs in a thread of its own, which is left behind where it does not come back.
@@ -21,4 +21,4 @@ class CommAborter {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

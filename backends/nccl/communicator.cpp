@@ -3,7 +3,7 @@
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclGroup> group, CommunicatorOptions options)
     : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)) {}
@@ -29,4 +29,4 @@ void NcclCommunicator::do_after(Stream& stream) {
   }
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

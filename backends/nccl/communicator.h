@@ -6,7 +6,7 @@
 #include "backends/nccl/nccl_group.h"
 #include "tessera/comm/communicator.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// The communicator of all ranks of `bootstrap` over the vendor's functions in `api`, which must outlive everything.
 /// Collective.
@@ -31,4 +31,4 @@ class NcclCommunicator final : public Communicator {
   const std::shared_ptr<NcclGroup> group_;
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

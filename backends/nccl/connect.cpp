@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/parse.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 using namespace std::chrono_literals;
@@ -186,4 +186,4 @@ void NcclGroup::wait_ready(Clock::time_point until) {
   throw_failure();
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

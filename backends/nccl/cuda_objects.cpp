@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return;
@@ -58,4 +58,4 @@ DeviceBlock::DeviceBlock(const NcclApi& api, std::size_t bytes) : api_(api), byt
   check_cuda(api, api.cudaMalloc(&data_, bytes), "cudaMalloc");
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -7,7 +7,7 @@
 
 #include "backends/nccl/api.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// Throws BackendError "WHAT: the vendor's text" unless all went well.
 void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what);
@@ -93,4 +93,4 @@ class DeviceBlock {
   void* data_ = nullptr;
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -7,7 +7,7 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/core/format.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 using namespace std::chrono_literals;
@@ -222,4 +222,4 @@ void NcclGroup::throw_failure(const NcclOperation* op) {
   comm::throw_failure(failure);
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -3,7 +3,7 @@
 
 #include "backends/nccl/calls.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// What is called between here and end() makes progress together. Ended in any case.
 class GroupCall {
@@ -24,4 +24,4 @@ class GroupCall {
   bool ended_ = false;
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/core/format.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 using namespace std::chrono_literals;
@@ -221,4 +221,4 @@ void NcclGroup::read_traffic(TrafficStats& snapshot) const {
     }
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -24,7 +24,7 @@
 #include "backends/nccl/runtime.h"
 #include "tessera/comm/failure.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
  public:
@@ -146,4 +146,4 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   std::mutex time_out_mutex_;
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

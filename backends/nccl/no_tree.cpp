@@ -1,8 +1,8 @@
 // In the place of tree_kernels.cu where there is no CUDA compiler.
 #include "backends/nccl/tree_kernels.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 const TreeKernels* tree_kernels() { return nullptr; }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -5,7 +5,7 @@
 #include "tessera/base/device_stream.h"
 #include "tessera/base/error.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 void NcclOperation::prepare(std::shared_ptr<NcclGroup> owner, OpInfo about) {
   group = std::move(owner);
@@ -58,4 +58,4 @@ void NcclOperation::recycle() noexcept {
   keep->put_back(*this);
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

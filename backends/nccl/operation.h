@@ -8,7 +8,7 @@
 #include "backends/nccl/cuda_objects.h"
 #include "tessera/comm/communicator.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 class NcclGroup;
 
@@ -56,4 +56,4 @@ class NcclOperation final : public WorkState {
   void recycle() noexcept override;
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

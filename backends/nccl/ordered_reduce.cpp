@@ -7,7 +7,7 @@
 #include "backends/nccl/reduce_op.h"
 #include "tessera/comm/slices.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 using Kind = ReduceOp::Kind;
@@ -134,4 +134,4 @@ ncclResult_t issue_sum(const LaunchTarget& t, const OpDesc& call) {
   return group.end();
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

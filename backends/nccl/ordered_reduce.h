@@ -5,7 +5,7 @@
 
 #include "backends/nccl/calls.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// Whether the call goes this way: all reductions in the deterministic mode; else what the vendor can't do, rounds
 /// otherwise, or loses NaN in. False where this build has no kernels.
@@ -19,4 +19,4 @@ ncclResult_t issue_exchange(const LaunchTarget& target, const OpDesc& call);
 /// ... it adds them, and hands the sum on where all need it.
 ncclResult_t issue_sum(const LaunchTarget& target, const OpDesc& call);
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -3,7 +3,7 @@
 #include <array>
 #include <cstring>
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 ncclDataType_t vendor_type(DType dtype) {
   switch (dtype) {
@@ -98,4 +98,4 @@ void NcclReduceOp::create(double factor, DType dtype) {
   owned_ = true;
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -3,7 +3,7 @@
 
 #include "backends/nccl/calls.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 ncclDataType_t vendor_type(DType dtype);
 
@@ -24,4 +24,4 @@ class NcclReduceOp {
   bool owned_ = false;
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

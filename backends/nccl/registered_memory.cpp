@@ -5,7 +5,7 @@
 #include "backends/nccl/nccl_group.h"
 #include "tessera/base/error.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 /// The vendor's own allocator works in steps of this size; what is smaller is not worth a registration.
@@ -78,4 +78,4 @@ void RegisteredMemory::remove(NcclGroup& group) noexcept {
   }
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

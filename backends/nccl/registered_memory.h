@@ -10,7 +10,7 @@
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/memory_tracker.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 class NcclGroup;
 
@@ -41,4 +41,4 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
   std::map<void*, Block> blocks_;  ///< the registered ones
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -4,7 +4,7 @@
 
 #include "backends/nccl/nccl_group.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 using namespace std::chrono_literals;
@@ -166,4 +166,4 @@ void NcclRuntime::watch() noexcept {
   }
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

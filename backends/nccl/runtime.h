@@ -18,7 +18,7 @@
 #include "tessera/comm/core/control_message.h"
 #include "tessera/comm/registry.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 class NcclGroup;
 
@@ -88,4 +88,4 @@ class NcclRuntime {
   std::atomic<ControlChannel*> speaks_{nullptr};  ///< the same, when it is there: its thread may be earlier
 };
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

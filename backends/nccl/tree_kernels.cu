@@ -2,7 +2,7 @@
 
 #include "backends/nccl/tree_kernels.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 namespace {
 
 constexpr unsigned kThreads = 256;
@@ -38,4 +38,4 @@ const TreeKernels* tree_kernels() {
   return &kKernels;
 }
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -7,7 +7,7 @@
 
 #include "tessera/comm/kernels/reduce_element-inl.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 
 /// Where the pieces of an element's slice are: rank k's at `pieces` + k * stride, but for the own one.
 struct TreeReduceArgs {
@@ -44,4 +44,4 @@ struct TreeKernels {
 /// Null where this build has none.
 const TreeKernels* tree_kernels();
 
-}  // namespace tessera::nccl
+}  // namespace tessera::comm::nccl

@@ -18,7 +18,7 @@
 #define MADV_POPULATE_WRITE 23  // since Linux 5.14; an older kernel refuses it
 #endif
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 constexpr std::size_t kPage = 4096;
@@ -245,4 +245,4 @@ void Arena::drop_pages(std::size_t offset, std::size_t bytes) noexcept {
   }
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

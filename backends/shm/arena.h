@@ -14,12 +14,12 @@
 #include <mutex>
 #include <optional>
 
-#include "backends/shm/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/memory_tracker.h"
 #include "tessera/comm/bootstrap.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 /// A range of mapped memory. Shared, since ranks that are threads use each other's.
 class Mapping {
@@ -97,4 +97,4 @@ class Arena : public std::enable_shared_from_this<Arena> {
   bool quarantined_ = false;
 };
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

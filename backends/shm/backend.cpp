@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/registry.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 std::string probe() {
@@ -45,4 +45,4 @@ const comm::Backend& backend() {
   return kBackend;
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 ShmCommunicator::ShmCommunicator(std::shared_ptr<ShmGroup> group, CommunicatorOptions options, bool is_world)
     : Communicator(group->rank(), group->size(), std::move(options)), group_(std::move(group)), is_world_(is_world) {}
@@ -61,4 +61,4 @@ std::unique_ptr<Communicator> ShmCommunicator::do_split(int color, int key) {
   return std::make_unique<ShmCommunicator>(std::move(child), options(), false);
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

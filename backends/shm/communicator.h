@@ -6,7 +6,7 @@
 #include "backends/shm/shm_group.h"
 #include "tessera/comm/communicator.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 class ShmCommunicator final : public Communicator {
  public:
@@ -30,4 +30,4 @@ class ShmCommunicator final : public Communicator {
   const bool is_world_;
 };
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -7,11 +7,11 @@
 #include <atomic>
 #include <cstdint>
 
-#include "backends/shm/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/failure.h"
 #include "tessera/comm/types.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 inline constexpr std::size_t kLine = 128;  ///< two cache lines: the prefetcher fetches them in pairs
 inline constexpr std::size_t kEagerBytes = 16 * 1024;
@@ -139,4 +139,4 @@ class ControlBlock {
   int members_ = 0;
 };
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -4,7 +4,7 @@
 #include "backends/shm/shm_group.h"
 #include "tessera/comm/kernels/reduce.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 void ShmGroup::combine(const ShmOperation& op, std::span<const void* const> sources, std::byte* out,
                        std::size_t count) {
@@ -41,4 +41,4 @@ void ShmGroup::run_eager(ShmOperation& op) {
   }
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

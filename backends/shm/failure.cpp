@@ -8,7 +8,7 @@
 #include "tessera/base/parse.h"
 #include "tessera/comm/core/format.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -179,4 +179,4 @@ void ShmGroup::time_out(const ShmOperation& op) noexcept {
   fail(FailureKind::timeout, describe(op) + ": not done within " + format_duration(limit) + behind);
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -5,7 +5,7 @@
 
 #include "backends/shm/operation.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 Slice between(const std::vector<std::size_t>& starts, int index) {
@@ -171,4 +171,4 @@ std::uint64_t ShmOperation::make_fingerprint() const {
   return hash;
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -2,7 +2,7 @@
 
 #include "backends/shm/shm_group.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 void ShmOperation::prepare(std::shared_ptr<ShmGroup> owner, const OpDesc& what) {
   group = std::move(owner);
@@ -38,4 +38,4 @@ void ShmOperation::recycle() noexcept {
   keep->put_back(*this);
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -11,7 +11,7 @@
 #include "tessera/comm/core/driven_work.h"
 #include "tessera/comm/slices.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 class ShmGroup;
 
@@ -102,4 +102,4 @@ struct OpQueue {
   }
 };
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -6,7 +6,7 @@
 #include "tessera/comm/kernels/reduce.h"
 #include "tessera/comm/transport/cma.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 constexpr std::uint64_t kMessageTiles = 2;
@@ -131,4 +131,4 @@ bool ShmGroup::advance_receive(int peer) {
   return true;
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

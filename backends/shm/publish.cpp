@@ -6,7 +6,7 @@
 #include "backends/shm/shm_group.h"
 #include "tessera/comm/kernels/reduce.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 /// Inputs of up to so many bytes that lie in ordinary memory are copied to where peers map them: that costs less than a
@@ -127,4 +127,4 @@ void ShmGroup::choose_places(ShmOperation& op) {
   }
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

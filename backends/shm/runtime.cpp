@@ -12,7 +12,7 @@
 #include "tessera/comm/kernels/reduce_task.h"
 #include "tessera/comm/transport/cma.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 Capabilities make_capabilities() {
@@ -149,4 +149,4 @@ void ShmRuntime::retire(RetiredBlock retired) {
   }
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "backends/shm/arena.h"
-#include "backends/shm/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/algorithms.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/progress.h"
 #include "tessera/comm/registry.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 /// One rank's place on the board: the only memory that all ranks write.
 struct RankRecord {
@@ -90,4 +90,4 @@ class ShmRuntime {
   std::unique_ptr<ProgressEngine> engine_;
 };
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

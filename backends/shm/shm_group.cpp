@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 std::shared_ptr<ShmGroup> ShmGroup::make(std::shared_ptr<ShmRuntime> host, int rank, int members,
                                          std::shared_ptr<MemoryTracker> memory_tracker) {
@@ -270,4 +270,4 @@ void ShmGroup::read_traffic(TrafficStats& snapshot) const {
   }
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

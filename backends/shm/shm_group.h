@@ -15,7 +15,7 @@
 #include "backends/shm/operation.h"
 #include "backends/shm/runtime.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 
 class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmGroup> {
  public:
@@ -172,4 +172,4 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   std::string cause_;
 };
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

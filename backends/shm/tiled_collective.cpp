@@ -12,7 +12,7 @@
 #include "tessera/comm/kernels/reduce.h"
 #include "tessera/comm/transport/cma.h"
 
-namespace tessera::shm {
+namespace tessera::comm::shm {
 namespace {
 
 constexpr std::uint64_t kTiles = 4;
@@ -322,4 +322,4 @@ bool ShmGroup::copy_results(ShmOperation& op) {
   return false;
 }
 
-}  // namespace tessera::shm
+}  // namespace tessera::comm::shm

@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/kernels/reduce.h"
 
-namespace tessera::sim {
+namespace tessera::comm::sim {
 namespace {
 
 /// What a world and all that is split from it have in common.
@@ -208,4 +208,4 @@ std::unique_ptr<Communicator> make_world(int ranks, VirtualClock& clock, Network
       ranks, std::make_shared<Simulation>(Simulation{clock, std::move(network), {}}), std::move(options));
 }
 
-}  // namespace tessera::sim
+}  // namespace tessera::comm::sim

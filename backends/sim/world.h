@@ -11,13 +11,13 @@
 #include <map>
 #include <memory>
 
-#include "backends/sim/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/base/cost_table.h"
 #include "tessera/base/export.h"
 #include "tessera/base/virtual_clock.h"
 #include "tessera/comm/communicator.h"
 
-namespace tessera::sim {
+namespace tessera::comm::sim {
 
 /// One operation, for those who say how long it takes.
 struct SimulatedOp {
@@ -50,4 +50,4 @@ TESSERA_API Network measured(std::map<OpKind, CostTable> seconds);
 TESSERA_API std::unique_ptr<Communicator> make_world(int ranks, VirtualClock& clock, Network network,
                                                      CommunicatorOptions options = {});
 
-}  // namespace tessera::sim
+}  // namespace tessera::comm::sim

@@ -4,7 +4,7 @@
 #include "tessera/comm/host_communicator.h"
 #include "tessera/comm/registry.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {
@@ -26,4 +26,4 @@ const comm::Backend& backend() {
   return kBackend;
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

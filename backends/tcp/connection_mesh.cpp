@@ -6,7 +6,7 @@
 #include "backends/tcp/mesh_connector.h"
 #include "tessera/base/error.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 constexpr const char* kHere = "tessera-tcp-2";  // the words that a rank's line begins with
@@ -80,4 +80,4 @@ ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, st
           endpoints[static_cast<std::size_t>(bootstrap.rank())].address().to_string()};
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

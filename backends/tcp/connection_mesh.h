@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "backends/tcp/base.h"
+#include "tessera/comm/base_names.h"
 #include "backends/tcp/tcp_options.h"
 #include "tessera/comm/bootstrap.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 struct ConnectionMesh {
   std::vector<std::vector<UniqueFd>> connections;  ///< by rank and stream; none to the rank itself
@@ -23,4 +23,4 @@ struct ConnectionMesh {
 /// PeerLost, SystemError.
 ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout);
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 /// What arm() saw of wakes_; sleep() follows it on the same thread.
@@ -53,4 +53,4 @@ void EpollWaiter::wake() noexcept {
   signal();
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

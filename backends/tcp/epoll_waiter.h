@@ -5,11 +5,11 @@
 #include <chrono>
 #include <cstdint>
 
-#include "backends/tcp/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/progress.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 class EpollWaiter final : public ProgressWaiter {
  public:
@@ -30,4 +30,4 @@ class EpollWaiter final : public ProgressWaiter {
   std::atomic<std::uint32_t> sleeping_{0};
 };
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

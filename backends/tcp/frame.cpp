@@ -5,7 +5,7 @@
 
 #include "tessera/base/checksum.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 std::uint64_t header_sum_of(const Frame& frame) noexcept {
   return checksum(std::as_bytes(std::span(&frame, 1)).first(offsetof(Frame, header_sum)));
@@ -32,4 +32,4 @@ std::string_view flaw(const Frame& frame) noexcept {
   return "a frame of unknown kind";
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

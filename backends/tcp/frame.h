@@ -24,10 +24,10 @@
 #include <cstdint>
 #include <string_view>
 
-#include "backends/tcp/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/transport.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 inline constexpr std::size_t kEagerLimit = 64 << 10;
 inline constexpr std::size_t kCredit = 1 << 20;
@@ -60,4 +60,4 @@ std::uint64_t header_sum_of(const Frame& frame) noexcept;
 /// What is wrong with a header whose sum is right, by itself, or "".
 std::string_view flaw(const Frame& frame) noexcept;
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

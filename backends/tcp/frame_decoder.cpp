@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 FrameDecoder::Buffers FrameDecoder::buffers() {
   Buffers buffers;
@@ -88,4 +88,4 @@ std::string_view FrameDecoder::take_staged() {
   return "";
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

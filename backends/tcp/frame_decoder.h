@@ -9,7 +9,7 @@
 #include "backends/tcp/frame.h"
 #include "tessera/base/checksum.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 struct InboundMessage;  // a message on its way to us: the sink's
 
@@ -69,4 +69,4 @@ class FrameDecoder {
   bool damaged_ = false;
 };
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

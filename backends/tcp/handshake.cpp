@@ -8,7 +8,7 @@
 
 #include "tessera/comm/bootstrap/hmac.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 namespace asio = boost::asio;
@@ -81,4 +81,4 @@ asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& t
   co_return "";
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

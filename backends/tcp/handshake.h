@@ -11,10 +11,10 @@
 #include <optional>
 #include <string>
 
-#include "backends/tcp/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 using Socket = boost::asio::ip::tcp::socket;
 
@@ -32,4 +32,4 @@ boost::asio::awaitable<std::optional<ConnectionId>> welcome(Socket& socket, cons
 /// The side that connects. Returns "" or why it is not accepted.
 boost::asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, ConnectionId link);
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -13,7 +13,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 namespace ip = boost::asio::ip;
@@ -121,4 +121,4 @@ Address choose_address(std::string_view wanted, const std::vector<Interface>& in
   refuse(wanted, "no other interface is up and has an address", interfaces);
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "backends/tcp/base.h"
+#include "tessera/comm/base_names.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 using Address = boost::asio::ip::address;
 
@@ -28,4 +28,4 @@ std::vector<Interface> list_interfaces();
 /// lists the interfaces.
 Address choose_address(std::string_view wanted, const std::vector<Interface>& interfaces, const Address& usual);
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

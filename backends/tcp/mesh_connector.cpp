@@ -13,7 +13,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/parse.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 namespace asio = boost::asio;
@@ -170,4 +170,4 @@ MeshConnector::Task<std::string> MeshConnector::try_to_connect(ConnectionId link
   co_return refusal;
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

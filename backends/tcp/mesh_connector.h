@@ -19,7 +19,7 @@
 #include "backends/tcp/handshake.h"
 #include "backends/tcp/interface.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 using Endpoint = boost::asio::ip::tcp::endpoint;
 
@@ -62,4 +62,4 @@ class MeshConnector {
   std::exception_ptr failure_;
 };
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

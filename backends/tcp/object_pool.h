@@ -13,7 +13,7 @@
 #include "backends/tcp/frame.h"
 #include "tessera/comm/transport/match_queues.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 /// Objects that never move. What was taken is given back, or goes with the pool.
 template <class T>
@@ -128,4 +128,4 @@ class TagTable {
   Set set_;
 };
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 namespace asio = boost::asio;
@@ -183,4 +183,4 @@ void PeerConnection::cancel(Message& message) noexcept {
   message.state = kIdle;
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

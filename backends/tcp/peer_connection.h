@@ -13,7 +13,7 @@
 #include "backends/tcp/send_queue.h"
 #include "tessera/comm/bootstrap.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 using Socket = boost::asio::ip::tcp::socket;
 
@@ -84,4 +84,4 @@ class PeerConnection {
   std::string loss_;
 };
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

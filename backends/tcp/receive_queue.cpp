@@ -5,7 +5,7 @@
 
 #include "backends/tcp/send_queue.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 InboundMessage& ReceiveQueue::entry(const MessageTag& tag) {
   InboundMessage& inbound = pool_.take();
@@ -155,4 +155,4 @@ void ReceiveQueue::finish(InboundMessage& inbound) {
   message->owner->message_done(*message, total);
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -10,7 +10,7 @@
 #include "backends/tcp/frame_decoder.h"
 #include "backends/tcp/object_pool.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 class SendQueue;
 
@@ -67,4 +67,4 @@ class ReceiveQueue final : public FrameSink {
   std::array<std::byte, 64 << 10> trash_;
 };
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -6,7 +6,7 @@
 
 #include "tessera/base/checksum.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 constexpr std::size_t kLeastPiece = 128 << 10;
@@ -223,4 +223,4 @@ void SendQueue::wrote(std::size_t connection, std::size_t bytes) {
   message->owner->message_done(*message, message->bytes);
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

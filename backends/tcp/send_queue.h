@@ -14,7 +14,7 @@
 #include "backends/tcp/frame.h"
 #include "backends/tcp/object_pool.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 struct OutboundMessage : Tagged, boost::intrusive::list_base_hook<> {
   enum class State : std::uint8_t {
@@ -111,4 +111,4 @@ class SendQueue {
   bool closing_ = false;
 };
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -6,7 +6,7 @@
 
 #include "tessera/base/parse.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 constexpr std::array<EnvVariable, 3> kVariables{{
@@ -48,4 +48,4 @@ TcpOptions settings_from_environment() {
   return settings;
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

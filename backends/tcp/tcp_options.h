@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "backends/tcp/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/base/env.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 /// Which messages have a checksum over their content. Their headers always have one.
 enum class Checksum : std::uint8_t { never, between_hosts, everywhere };
@@ -29,4 +29,4 @@ std::vector<bool> checked_peers(Checksum checksum, const std::vector<std::string
 /// Throws InvalidUsage.
 TcpOptions settings_from_environment();
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

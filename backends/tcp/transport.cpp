@@ -12,7 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 namespace {
 
 using namespace std::chrono_literals;
@@ -173,4 +173,4 @@ std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents&
   return make_transport(bootstrap, events, options, settings_from_environment());
 }
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -14,7 +14,7 @@
 #include "tessera/comm/registry.h"
 #include "tessera/comm/transport.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 
 struct ConnectionMesh;
 
@@ -57,4 +57,4 @@ std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents&
 std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                              const BackendOptions& options, const TcpOptions& settings);
 
-}  // namespace tessera::tcp
+}  // namespace tessera::comm::tcp

@@ -14,7 +14,7 @@
 #include "tessera/comm/transport/cma.h"
 #include "tessera/comm/transport/cma_link.h"
 
-namespace tessera::ucx {
+namespace tessera::comm::ucx {
 namespace {
 
 /// UCX catches the signals of crashes when it is loaded, prints and waits for a debugger. That is for the program to
@@ -60,4 +60,4 @@ const comm::Backend& backend() {
   return kBackend;
 }
 
-}  // namespace tessera::ucx
+}  // namespace tessera::comm::ucx

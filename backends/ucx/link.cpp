@@ -8,7 +8,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 
-namespace tessera::ucx {
+namespace tessera::comm::ucx {
 namespace {
 
 using namespace std::chrono_literals;
@@ -298,10 +298,9 @@ void UcxLink::close(CloseMode how) noexcept {
   if (how == CloseMode::broken) {
     close_endpoints(peers_, UCP_EP_CLOSE_FLAG_FORCE);
   } else {
-    progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });
-    close_endpoints(peers_, 0);
+    close_endpoints(peers_, 0);  // flushes what is under way
   }
   destroy();
 }
 
-}  // namespace tessera::ucx
+}  // namespace tessera::comm::ucx

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "backends/ucx/base.h"
+#include "tessera/comm/base_names.h"
 #include "backends/ucx/waiter.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/link.h"
 
-namespace tessera::ucx {
+namespace tessera::comm::ucx {
 
 /// Whether UCX_TLS leaves it shared memory ("all", "sm,self", "^ib").
 bool may_share_memory();
@@ -96,4 +96,4 @@ class UcxLink final : public Link {
   ucs_status_t cancelled_as_ = UCS_OK;
 };
 
-}  // namespace tessera::ucx
+}  // namespace tessera::comm::ucx

@@ -3,13 +3,13 @@
 
 #include <memory>
 
-#include "backends/ucx/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/transport.h"
 
-namespace tessera::ucx {
+namespace tessera::comm::ucx {
 
 /// Collective. Throws BackendError, and what the bootstrap throws.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events);
 
-}  // namespace tessera::ucx
+}  // namespace tessera::comm::ucx

@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::ucx {
+namespace tessera::comm::ucx {
 namespace {
 
 using namespace std::chrono_literals;
@@ -46,4 +46,4 @@ void UcpWaiter::wake() noexcept {
   [[maybe_unused]] const ssize_t full = ::write(wake_fd_.get(), &one, sizeof(one));
 }
 
-}  // namespace tessera::ucx
+}  // namespace tessera::comm::ucx

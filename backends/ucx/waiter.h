@@ -6,11 +6,11 @@
 #include <atomic>
 #include <chrono>
 
-#include "backends/ucx/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/core/progress.h"
 
-namespace tessera::ucx {
+namespace tessera::comm::ucx {
 
 class UcpWaiter final : public ProgressWaiter {
  public:
@@ -30,4 +30,4 @@ class UcpWaiter final : public ProgressWaiter {
   UniqueFd wake_fd_;
 };
 
-}  // namespace tessera::ucx
+}  // namespace tessera::comm::ucx

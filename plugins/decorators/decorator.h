@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "plugins/decorators/base.h"
+#include "plugins/decorators/names.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::decorators {

@@ -13,7 +13,7 @@
 
 #include "tessera/base/export.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm {
 

@@ -3,8 +3,8 @@
 //
 //   fsdp::Step step{.make_model = .., .sequences = 8, .seq_len = 128, .engine = {.strategy = ..}};
 //   nn::KernelCostModel kernels = fsdp::profile_step(small_step, world, 3).kernels;      // on every rank of a small
-//   world base::VirtualClock clock(base::VirtualClock::Machine::host); auto simulated = sim::make_world(64, clock,
-//   sim::alpha_beta(20us, 1.25e9)); fsdp::StepProfile foretold = fsdp::predict_step(step, *simulated, clock, kernels);
+//   world base::VirtualClock clock(base::VirtualClock::Machine::host); auto simulated = comm::sim::make_world(64, clock,
+//   comm::sim::alpha_beta(20us, 1.25e9)); fsdp::StepProfile foretold = fsdp::predict_step(step, *simulated, clock, kernels);
 #pragma once
 
 #include <cstdint>

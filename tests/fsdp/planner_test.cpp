@@ -29,8 +29,8 @@ nn::KernelCostModel no_time(const TrainingStep& step, int steps = 1) {
   return times;
 }
 
-sim::Network microseconds_each(int microseconds) {
-  return {.time = [=](const sim::SimulatedOp&) { return std::chrono::microseconds(microseconds); }};
+comm::sim::Network microseconds_each(int microseconds) {
+  return {.time = [=](const comm::sim::SimulatedOp&) { return std::chrono::microseconds(microseconds); }};
 }
 
 /// A period of the strategies that have one is this long here.
@@ -147,7 +147,7 @@ TEST(StepPrediction, NeedsNoMemoryForTensors) {
   const nn::KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
   TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));
   step.seq_len = 1024;
-  const StepProfile record = predict_on(4096, step, kernels, sim::alpha_beta(nanoseconds(20'000), 25e9));
+  const StepProfile record = predict_on(4096, step, kernels, comm::sim::alpha_beta(nanoseconds(20'000), 25e9));
   EXPECT_GT(record.memory.peak_of(MemoryCategory::activation), std::size_t{1} << 30);
   EXPECT_LT(record.memory.peak_of(MemoryCategory::optimizer), std::size_t{1} << 23);
 }

@@ -31,9 +31,9 @@ constexpr double kBytesPerSecond = 200e6;
 const std::string kLinks = "delay:3ms,bandwidth=200000000";
 
 /// As the decorator has it: from the call, by the larger buffer, whatever else is under way.
-sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
+comm::sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
   return {.time =
-              [=](const sim::SimulatedOp& operation) {
+              [=](const comm::sim::SimulatedOp& operation) {
                 return std::chrono::milliseconds(kLatencyMs) +
                        nanoseconds(
                            static_cast<std::int64_t>(1e9 * static_cast<double>(operation.bytes) / bytes_per_second));

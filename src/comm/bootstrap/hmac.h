@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/bootstrap/protocol.h"
 
 namespace tessera::comm {

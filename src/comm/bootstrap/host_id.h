@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm::protocol {
 

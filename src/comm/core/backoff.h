@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "tessera/base/export.h"
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/base/env.h"
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm::env {
 

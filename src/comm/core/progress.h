@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/base/export.h"
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 #include "tessera/comm/pollable.h"
 
 namespace tessera::comm {

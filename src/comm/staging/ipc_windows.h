@@ -12,7 +12,7 @@
 #include "tessera/base/device_runtime.h"
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/memory_tracker.h"
-#include "tessera/comm/base.h"
+#include "tessera/comm/base_names.h"
 
 namespace tessera::comm::staging {
 

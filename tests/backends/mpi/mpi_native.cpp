@@ -111,7 +111,7 @@ std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piec
   return make_host_communicator(
       std::move(bootstrap), options, "mpi",
       [&](Bootstrap& ranks, TransportEvents& events, const BackendOptions&) {
-        auto transport = tessera::mpi::make_transport(ranks, events, 30s, longest_piece);
+        auto transport = tessera::comm::mpi::make_transport(ranks, events, 30s, longest_piece);
         return wrap ? wrap(std::move(transport)) : std::move(transport);
       },
       native_kinds());
@@ -119,7 +119,7 @@ std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piec
 
 /// The negative control of the cases: what they compare with sees another arithmetic, operation and count.
 void control() {
-  const auto world = own_world(0, tessera::mpi::kLongestPiece, with_collectives<WrongCollectives>);
+  const auto world = own_world(0, tessera::comm::mpi::kLongestPiece, with_collectives<WrongCollectives>);
   const auto seen = [&](OpKind kind, DType dtype, ReduceOp::Kind reduce) {
     return !run_case(*world, {kind, dtype, reduce, 1021, false, false, false, 5}).empty();
   };
@@ -215,7 +215,7 @@ void mismatch() {
 void failing(bool unstopped) {
   std::signal(SIGUSR1, SIG_IGN);  // with which MPICH's launcher tells that a rank has died
   std::signal(SIGUSR2, [](int) { ::_exit(0); });
-  const auto world = unstopped ? own_world(0, tessera::mpi::kLongestPiece, with_collectives<UnstoppedCollectives>, 3s)
+  const auto world = unstopped ? own_world(0, tessera::comm::mpi::kLongestPiece, with_collectives<UnstoppedCollectives>, 3s)
                                : init(config(all_native()));
   const auto other = world->split(0, world->rank());
   std::vector<float> in(4'000'000, 1);

@@ -7,6 +7,6 @@
 int main(int count, char** arguments) {
   if (count != 2) return 2;
   return tessera::wire_test::run_transport_ranks(arguments[1], [](auto& bootstrap, auto& events) {
-    return tessera::mpi::make_transport(bootstrap, events, std::chrono::seconds(30));
+    return tessera::comm::mpi::make_transport(bootstrap, events, std::chrono::seconds(30));
   });
 }

@@ -7,7 +7,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Ranks that see errors, and none leaves with one.
-void run_failing(int ranks, const std::function<void(Communicator&)>& body, const nccl::NcclApi& api = fake_api()) {
+void run_failing(int ranks, const std::function<void(Communicator&)>& body, const comm::nccl::NcclApi& api = fake_api()) {
   EXPECT_EQ(run_world(ranks, quick_options(), body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
 }
 
@@ -199,8 +199,8 @@ TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {
 }
 
 TEST(NcclFailure, AVendorsRefusalIsABackendErrorWithItsText) {
-  static const nccl::NcclApi failing = [] {
-    nccl::NcclApi api = fake_api();
+  static const comm::nccl::NcclApi failing = [] {
+    comm::nccl::NcclApi api = fake_api();
     api.ncclAllGather = [](const void*, void*, std::size_t, ncclDataType_t, ncclComm_t, cudaStream_t) {
       return ncclInvalidArgument;
     };

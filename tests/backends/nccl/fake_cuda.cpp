@@ -137,11 +137,11 @@ cudaError_t query_event(cudaEvent_t event) {
 }
 
 /// Our own kernels, on the fake's streams.
-cudaError_t reduce_tree_later(const nccl::TreeReduceArgs& work, cudaStream_t stream) {
+cudaError_t reduce_tree_later(const comm::nccl::TreeReduceArgs& work, cudaStream_t stream) {
   const auto lock = fake_lock();
   stream_of(stream).tasks.emplace_back([work] {
     comm::with_element(work.dtype, [&](auto zero) {
-      for (std::size_t i = 0; i < work.count; ++i) nccl::tree_element<decltype(zero)>(work, i);
+      for (std::size_t i = 0; i < work.count; ++i) comm::nccl::tree_element<decltype(zero)>(work, i);
     });
     return true;
   });
@@ -184,8 +184,8 @@ FakeState& fake_state() {
 FakeStream& stream_of(cudaStream_t stream) { return *reinterpret_cast<FakeStream*>(stream); }
 int current_device() { return device_of_thread; }
 
-void add_cuda(nccl::NcclApi& api) {
-  static constexpr nccl::TreeKernels kKernels{reduce_tree_later, store_later};
+void add_cuda(comm::nccl::NcclApi& api) {
+  static constexpr comm::nccl::TreeKernels kKernels{reduce_tree_later, store_later};
   api.tree = &kKernels;
   api.cudaGetErrorString = error_string;
   api.cudaGetLastError = [] { return cudaSuccess; };

@@ -47,7 +47,7 @@ inline std::lock_guard<std::recursive_mutex> fake_lock() {
 
 FakeStream& stream_of(cudaStream_t stream);
 int current_device();
-void add_cuda(nccl::NcclApi& api);
-void add_nccl(nccl::NcclApi& api);
+void add_cuda(comm::nccl::NcclApi& api);
+void add_nccl(comm::nccl::NcclApi& api);
 
 }  // namespace tessera::nccl_test

@@ -276,7 +276,7 @@ ncclResult_t make_id(ncclUniqueId* id) {
 
 }  // namespace
 
-void add_nccl(nccl::NcclApi& api) {
+void add_nccl(comm::nccl::NcclApi& api) {
   using Kind = Contribution::Kind;
   api.ncclGetVersion = [](int* version) {
     *version = fake_state().options.version;
@@ -361,9 +361,9 @@ void add_nccl(nccl::NcclApi& api) {
   };
 }
 
-const nccl::NcclApi& fake_api() {
-  static const nccl::NcclApi kApi = [] {
-    nccl::NcclApi api;
+const comm::nccl::NcclApi& fake_api() {
+  static const comm::nccl::NcclApi kApi = [] {
+    comm::nccl::NcclApi api;
     add_cuda(api);
     add_nccl(api);
     return api;

@@ -40,7 +40,7 @@ struct FakeCounts {
 };
 
 /// All functions. One fake exists in a process.
-const nccl::NcclApi& fake_api();
+const comm::nccl::NcclApi& fake_api();
 /// Forgets the counts and sets the options.
 void reset_fake(const FakeOptions& options = {});
 void change_fake(const FakeOptions& options);

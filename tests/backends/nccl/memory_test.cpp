@@ -49,8 +49,8 @@ TEST(NcclMemory, LargeBlocksAreKnownToAllCommunicators) {
 }
 
 TEST(NcclMemory, AnOldLibraryHasNoRegistration) {
-  static const nccl::NcclApi old = [] {
-    nccl::NcclApi api = fake_api();
+  static const comm::nccl::NcclApi old = [] {
+    comm::nccl::NcclApi api = fake_api();
     api.ncclMemAlloc = nullptr;
     api.ncclCommRegister = nullptr;
     return api;

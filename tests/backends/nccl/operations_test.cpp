@@ -199,8 +199,8 @@ TEST_P(NcclOperations, EqualTheReference) {
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclOperations, testing::Values(1, 2, 3, 5));
 
 TEST(NcclOperations, AWrongCallIsSeen) {
-  static const nccl::NcclApi wrong = [] {
-    nccl::NcclApi api = fake_api();
+  static const comm::nccl::NcclApi wrong = [] {
+    comm::nccl::NcclApi api = fake_api();
     api.ncclReduceScatter = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t,
                                ncclComm_t comm, cudaStream_t stream) {
       return fake_api().ncclReduceScatter(in, out, count, type, ncclMax, comm, stream);

@@ -1,7 +1,7 @@
 // Whether the backend can be used, and what it says where not.
 #include "tests/backends/nccl/support.h"
 
-namespace tessera::nccl {
+namespace tessera::comm::nccl {
 const comm::Backend& backend();
 }
 
@@ -10,23 +10,23 @@ namespace {
 
 TEST(NcclProbe, SaysWhyThereIsNoDevice) {
   reset_fake();
-  EXPECT_EQ(nccl::unusable(fake_api()), "");
+  EXPECT_EQ(comm::nccl::unusable(fake_api()), "");
   reset_fake({.devices = 0});
-  EXPECT_EQ(nccl::unusable(fake_api()), "no CUDA device: the driver sees none");
+  EXPECT_EQ(comm::nccl::unusable(fake_api()), "no CUDA device: the driver sees none");
   reset_fake({.driver_error = cudaErrorInsufficientDriver});
-  EXPECT_EQ(nccl::unusable(fake_api()), "no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
+  EXPECT_EQ(comm::nccl::unusable(fake_api()), "no CUDA device: CUDA driver version is insufficient for CUDA runtime version");
   reset_fake({.version = 21205});
-  EXPECT_EQ(nccl::unusable(fake_api()), "NCCL is version 2.12.5, needs 2.18.1 or newer");
+  EXPECT_EQ(comm::nccl::unusable(fake_api()), "NCCL is version 2.12.5, needs 2.18.1 or newer");
 }
 
 /// With the real libraries, or without them: it answers, and nothing crashes.
 TEST(NcclProbe, AnswersOnThisMachine) {
-  const std::string reason = nccl::backend().probe();
+  const std::string reason = comm::nccl::backend().probe();
   std::cout << "reason: '" << reason << "'\n";
-  if (nccl::loaded_api().problem.empty()) {
+  if (comm::nccl::loaded_api().problem.empty()) {
     EXPECT_TRUE(reason.empty() || reason.starts_with("no CUDA device: ")) << reason;
   } else {
-    EXPECT_EQ(reason, nccl::loaded_api().problem);
+    EXPECT_EQ(reason, comm::nccl::loaded_api().problem);
   }
 }
 
@@ -48,7 +48,7 @@ TEST(NcclProbe, WhatItCannotDoIsRefusedAtTheStart) {
   run_ranks(
       1, [](Communicator& comm) { EXPECT_TRUE(comm.capabilities().deterministic); }, ordered);
   run_ranks(2, [](Communicator& comm) { EXPECT_FALSE(comm.capabilities().deterministic); });
-  EXPECT_FALSE(nccl::backend().deterministic);
+  EXPECT_FALSE(comm::nccl::backend().deterministic);
 }
 
 TEST(NcclProbe, ARankWithoutDeviceIsNamedEverywhere) {

@@ -43,14 +43,14 @@ inline std::string error_of(const std::function<void()>& call) {
 /// Runs `body` on every rank; what each rank left with, as error_of says it.
 inline std::vector<std::string> run_world(int ranks, const BackendOptions& options,
                                           const std::function<void(Communicator&)>& body,
-                                          const nccl::NcclApi& api = fake_api(),
+                                          const comm::nccl::NcclApi& api = fake_api(),
                                           const CommunicatorDecorator& decorate = {}) {
   const auto bootstraps = make_thread_bootstraps(ranks, options.communicator.timeout);
   std::vector<std::future<std::string>> results;
   for (const auto& bootstrap : bootstraps)
     results.push_back(std::async(std::launch::async, [&, bootstrap] {
       return error_of([&] {
-        std::unique_ptr<Communicator> world = nccl::make_world(bootstrap, options, api);
+        std::unique_ptr<Communicator> world = comm::nccl::make_world(bootstrap, options, api);
         if (decorate) world = decorate(std::move(world));
         body(*world);
       });
@@ -62,7 +62,7 @@ inline std::vector<std::string> run_world(int ranks, const BackendOptions& optio
 
 /// The same, where nobody fails; nor does the fake complain, or anything stay.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
-                      const BackendOptions& options = quick_options(), const nccl::NcclApi& api = fake_api()) {
+                      const BackendOptions& options = quick_options(), const comm::nccl::NcclApi& api = fake_api()) {
   EXPECT_EQ(run_world(ranks, options, body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
   const FakeCounts counts = fake_counts();
   EXPECT_EQ(counts.complaint, "");

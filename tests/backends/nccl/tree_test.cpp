@@ -34,11 +34,11 @@ std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   std::vector<std::byte> have(bytes);
   reduce_tree(op, dtype, sources, factors, want.data(), kCount);
   const int own = ranks / 2;
-  const nccl::TreeReduceArgs work{
+  const comm::nccl::TreeReduceArgs work{
       op,    dtype,          ranks,       own,   sources[static_cast<std::size_t>(own)], pieces.data(),
       bytes, factors.data(), have.data(), kCount};
   with_element(dtype, [&](auto zero) {
-    for (std::size_t i = 0; i < kCount; ++i) nccl::tree_element<decltype(zero)>(work, i);
+    for (std::size_t i = 0; i < kCount; ++i) comm::nccl::tree_element<decltype(zero)>(work, i);
   });
   return conformance::first_difference(dtype, have.data(), want.data(), kCount);
 }
@@ -72,9 +72,9 @@ BackendOptions deterministic_options() {
 }
 
 /// The vendor's sums fail, but for the byte of a barrier.
-const nccl::NcclApi& without_sums() {
-  static const nccl::NcclApi kApi = [] {
-    nccl::NcclApi api = fake_api();
+const comm::nccl::NcclApi& without_sums() {
+  static const comm::nccl::NcclApi kApi = [] {
+    comm::nccl::NcclApi api = fake_api();
     api.ncclAllReduce = [](const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
       if (type != ncclUint8 || count != 1) return ncclInvalidUsage;
@@ -165,9 +165,9 @@ TEST(NcclOrderedReduce, WhatTheVendorLacksGoesThisWayInAnyMode) {
 
 TEST(NcclOrderedReduce, AKernelThatIsNotThereOrWrongIsSeen) {
   reset_fake();
-  static constexpr nccl::TreeKernels kNothing{[](const nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
+  static constexpr comm::nccl::TreeKernels kNothing{[](const comm::nccl::TreeReduceArgs&, cudaStream_t) { return cudaSuccess; },
                                               [](double*, double, cudaStream_t) { return cudaSuccess; }};
-  nccl::NcclApi api = without_sums();
+  comm::nccl::NcclApi api = without_sums();
   api.tree = &kNothing;
   run_ranks(
       2, [](Communicator& comm) { EXPECT_EQ(sums<float>(comm, ReduceOp::Kind::sum, 0, false), "all_reduce"); },

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-namespace tessera::sim {
+namespace tessera::comm::sim {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -149,4 +149,4 @@ TEST(Simulation, RefusesWhatIsNoNetwork) {
 }
 
 }  // namespace
-}  // namespace tessera::sim
+}  // namespace tessera::comm::sim

@@ -30,7 +30,7 @@ TEST(Allocations, NoneOnceEverythingHasBeenSeen) {
   const World world = make_world(2, 2);
   EXPECT_GT(allocations.load(), before) << "the control: the counter counts";
   std::vector<std::unique_ptr<Parcel>> parcels;
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, tcp::kEagerLimit, std::size_t{300'000}})
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, comm::tcp::kEagerLimit, std::size_t{300'000}})
     for (const int from : {0, 1}) {
       parcels.push_back(world[static_cast<std::size_t>(from)]->parcel(1 - from, {}, bytes));
       parcels.push_back(world[static_cast<std::size_t>(1 - from)]->parcel(from, {}, bytes));

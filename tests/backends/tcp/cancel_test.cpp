@@ -3,12 +3,13 @@
 #include <cstring>
 
 #include "backends/tcp/frame.h"
+#include "backends/tcp/send_queue.h"
 #include "tests/backends/tcp/support.h"
 
 namespace tessera::tcp_test {
 namespace {
 
-using tcp::kEagerLimit;
+using comm::tcp::kEagerLimit;
 
 constexpr std::size_t kLarge = 24 << 20;
 constexpr std::byte kPoison{0xA5};
@@ -158,6 +159,21 @@ TEST(Cancel, OfSmallSendsThatWaitForRoom) {
   settle(world);
   expect_usable(world);
   close(world);
+}
+
+TEST(Cancel, OfQueuedSmallSendsReturnsTheirCredit) {
+  comm::tcp::SendQueue queue(1, false);
+  std::vector<std::byte> data(kEagerLimit);
+  for (std::uint32_t i = 0; i < 100; ++i) {  // more than six times the credit
+    Message message;
+    message.peer = 1;
+    message.tag = {1, i, 0};
+    message.data = data.data();
+    message.bytes = data.size();
+    queue.send(message);
+    ASSERT_TRUE(queue.cancel(message));
+  }
+  EXPECT_FALSE(queue.has_work(0)) << "without credit, a message announces itself";
 }
 
 TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {

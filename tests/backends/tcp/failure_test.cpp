@@ -11,7 +11,7 @@
 namespace tessera::tcp_test {
 namespace {
 
-using tcp::kEagerLimit;
+using comm::tcp::kEagerLimit;
 
 int descriptor(Node& node, int peer, std::size_t stream) {
   return node.transport->peer(peer)->streams()[stream]->socket.native_handle();
@@ -156,7 +156,7 @@ TEST(Sleeping, EndsWhenThereIsRoomAgain) {
 }
 
 TEST(Sleeping, LastsWhileThereIsNothing) {  // the control: nothing else ends it
-  tcp::EpollWaiter waiter;
+  comm::tcp::EpollWaiter waiter;
   const auto start = Clock::now();
   ASSERT_TRUE(waiter.arm());
   waiter.sleep(100ms);
@@ -164,7 +164,7 @@ TEST(Sleeping, LastsWhileThereIsNothing) {  // the control: nothing else ends it
 }
 
 TEST(Sleeping, EndsByAWakeSinceArm) {
-  tcp::EpollWaiter waiter;
+  comm::tcp::EpollWaiter waiter;
   for (int i = 0; i < 3; ++i) {
     waiter.arm();
     waiter.wake();
@@ -180,7 +180,7 @@ TEST(Sleeping, EndsByAWakeSinceArm) {
 }
 
 TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
-  tcp::EpollWaiter waiter;
+  comm::tcp::EpollWaiter waiter;
   std::mutex lock;  // the engine's
   std::atomic<int> round{0};
   std::atomic<std::int64_t> longest{0};

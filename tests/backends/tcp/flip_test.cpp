@@ -8,7 +8,7 @@
 #include "tests/backends/tcp/support.h"
 #include "tests/harness/flipping_proxy.h"
 
-namespace tessera::tcp {
+namespace tessera::comm::tcp {
 const comm::Backend& backend();
 }
 
@@ -49,7 +49,7 @@ Outcome run(std::optional<FlippingProxy::Flip> flip, std::vector<std::string> ho
       options.communicator.timeout = 10s;
       options.check = check;
       outcome.errors[r] = error_of([&] {
-        const auto world = tcp::backend().create(meddled, options);
+        const auto world = comm::tcp::backend().create(meddled, options);
         std::vector<float> in(kCount, static_cast<float>(r + 1));
         const View out{outcome.sums[r].data(), kCount, DType::f32, Device{}};
         for (int i = 0; i < 3; ++i)
@@ -94,7 +94,7 @@ TEST_F(Flipped, NothingIsRight) {  // the control of the tests below
 
 TEST_F(Flipped, HeadersAreDamage) {
   for (const bool to_listener : {true, false})
-    for (std::size_t at = 0; at < sizeof(tcp::Frame); at += 7)
+    for (std::size_t at = 0; at < sizeof(comm::tcp::Frame); at += 7)
       expect_damage(run(behind_handshake(to_listener, at)), to_listener ? "from rank 0" : "from rank 1");
 }
 

@@ -12,12 +12,12 @@
 namespace tessera::tcp_test {
 namespace {
 
-using tcp::Frame;
-using tcp::FrameDecoder;
-using tcp::FrameKind;
-using tcp::kCredit;
-using tcp::kEagerLimit;
-using tcp::kPiece;
+using comm::tcp::Frame;
+using comm::tcp::FrameDecoder;
+using comm::tcp::FrameKind;
+using comm::tcp::kCredit;
+using comm::tcp::kEagerLimit;
+using comm::tcp::kPiece;
 
 using Bytes = std::vector<std::byte>;
 
@@ -53,8 +53,8 @@ std::string feed(FrameDecoder& reader, const Bytes& bytes, std::mt19937& random)
 /// One side of a connection, without the connection: ten receives are open.
 struct Side {
   Node node;
-  tcp::SendQueue outbox;
-  tcp::ReceiveQueue inbox{outbox};
+  comm::tcp::SendQueue outbox;
+  comm::tcp::ReceiveQueue inbox{outbox};
   FrameDecoder reader;
   std::vector<std::unique_ptr<Parcel>> in;
   explicit Side(bool checked = true) : outbox(2, checked), reader(inbox, checked) {

@@ -7,8 +7,8 @@ namespace tessera::tcp_test {
 namespace {
 
 using boost::asio::ip::make_address;
-using tcp::choose_address;
-using tcp::Interface;
+using comm::tcp::choose_address;
+using comm::tcp::Interface;
 using testing::Test;
 
 const std::vector<Interface>& host() {
@@ -71,7 +71,7 @@ TEST(Interfaces, WhatCannotBeHadIsAnErrorThatListsThem) {
 
 TEST(Interfaces, OfThisHost) {
   bool loopback = false;
-  for (const Interface& one : tcp::list_interfaces()) loopback |= one.address.is_loopback() && one.up;
+  for (const Interface& one : comm::tcp::list_interfaces()) loopback |= one.address.is_loopback() && one.up;
   EXPECT_TRUE(loopback);
 }
 

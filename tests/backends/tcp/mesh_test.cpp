@@ -64,7 +64,7 @@ TEST(Mesh, OverIPv6) {
   sockaddr_storage name = {};
   socklen_t length = sizeof(name);
   const auto& stream = *world[0]->transport->peer(1)->streams().front();
-  ::getpeername(const_cast<tcp::Socket&>(stream.socket).native_handle(), reinterpret_cast<sockaddr*>(&name), &length);
+  ::getpeername(const_cast<comm::tcp::Socket&>(stream.socket).native_handle(), reinterpret_cast<sockaddr*>(&name), &length);
   EXPECT_EQ(name.ss_family, AF_INET6);
   expect_working(world);
   close(world);
@@ -96,7 +96,7 @@ class Forger {
     boost::asio::co_spawn(
         context_,
         [this]() -> boost::asio::awaitable<void> {
-          refusal_ = co_await tcp::introduce(socket_, Bootstrap::Token{7}, {0, 1, 0});
+          refusal_ = co_await comm::tcp::introduce(socket_, Bootstrap::Token{7}, {0, 1, 0});
         },
         boost::asio::detached);
     thread_ = std::thread([this] { context_.run_for(20s); });
@@ -112,7 +112,7 @@ class Forger {
 
  private:
   boost::asio::io_context context_{1};
-  tcp::Socket socket_;
+  comm::tcp::Socket socket_;
   std::string refusal_ = "unfinished";
   std::thread thread_;
 };
@@ -164,9 +164,9 @@ TEST(Mesh, ARankThatCannotBeReachedIsNamedWithTheReason) {
 }
 
 TEST(Mesh, OneConnectionOverLoopbackAndTwoBetweenHosts) {
-  EXPECT_EQ(tcp::streams_for({}, {"a", "a", "a"}), 1);
-  EXPECT_EQ(tcp::streams_for({}, {"a", "a", "b"}), 2);
-  EXPECT_EQ(tcp::streams_for({.streams = 5}, {"a", "b"}), 5);
+  EXPECT_EQ(comm::tcp::streams_for({}, {"a", "a", "a"}), 1);
+  EXPECT_EQ(comm::tcp::streams_for({}, {"a", "a", "b"}), 2);
+  EXPECT_EQ(comm::tcp::streams_for({.streams = 5}, {"a", "b"}), 5);
 }
 
 TEST(Mesh, WrongSettingsOfOneRankAreEverybodysError) {
@@ -182,7 +182,7 @@ TEST(Mesh, WrongSettingsOfOneRankAreEverybodysError) {
   for (const std::string& error : try_to_make(plan, world))
     EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_STREAMS is "), 0U) << error;
   plan.change = [](int rank, TcpOptions& settings) {
-    if (rank == 1) settings.checksum = tcp::Checksum::never;
+    if (rank == 1) settings.checksum = comm::tcp::Checksum::never;
   };
   for (const std::string& error : try_to_make(plan, world))
     EXPECT_EQ(error.find("InvalidUsage: tcp: TESSERA_TCP_CHECKSUM (or TESSERA_CHECK) differs"), 0U) << error;

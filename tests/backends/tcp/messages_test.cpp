@@ -10,9 +10,9 @@
 namespace tessera::tcp_test {
 namespace {
 
-using tcp::kCredit;
-using tcp::kEagerLimit;
-using tcp::kPiece;
+using comm::tcp::kCredit;
+using comm::tcp::kEagerLimit;
+using comm::tcp::kPiece;
 
 std::vector<std::size_t> sizes(std::mt19937& random) {
   std::vector<std::size_t> all = {

@@ -19,8 +19,8 @@ namespace tessera::tcp_test {
 using namespace tessera::base;
 using namespace tessera::comm;
 using namespace std::chrono_literals;
-using tessera::tcp::TcpOptions;
-using tessera::tcp::TcpTransport;
+using tessera::comm::tcp::TcpOptions;
+using tessera::comm::tcp::TcpTransport;
 
 inline constexpr auto kPatience = 60s;
 

@@ -4,5 +4,5 @@
 
 int main(int count, char** arguments) {
   if (count != 2) return 2;
-  return tessera::wire_test::run_transport_ranks(arguments[1], tessera::ucx::make_transport);
+  return tessera::wire_test::run_transport_ranks(arguments[1], tessera::comm::ucx::make_transport);
 }

@@ -53,7 +53,6 @@ MISTAKES = [
 
     # ucx and mpi
     mistake("ucx-cancelled-as-done", "backends/ucx/link.cpp", "cancelled_as_ == UCS_ERR_CANCELED ? CancelResult::before : CancelResult::after", "CancelResult::after", UCX, "a message that comes for a cancelled receive finds nobody"),
-    mistake("ucx-notes-cut-off", "backends/ucx/link.cpp", "    progress_until(Clock::now() + kClosing, [&] { return pending_notes_ == 0; });\n", "", UCX, "the last messages of a rank that ends are lost"),
     mistake("ucx-peer-error-swallowed", "backends/ucx/link.cpp", "  peer.link->events_.peer_lost(peer.rank, \"ucx: \" + text_of(status));", "  static_cast<void>(peer), static_cast<void>(status);", UCX, "a broken connection is noticed at the deadline"),
     mistake("mpi-pieces-misplaced", "backends/mpi/collectives.cpp", "      piece(offset * size_, std::min(most, what_.count - offset));", "      piece(offset, std::min(most, what_.count - offset));", MPI, "collectives that MPI's counts can't hold go astray"),
     mistake("mpi-long-parts-misplaced", "backends/mpi/link.cpp", "  std::byte* const data = message.data + bulk.moved;", "  std::byte* const data = message.data;", MPI, "messages longer than MPI's counts overwrite their beginning"),

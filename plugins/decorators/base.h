@@ -1,9 +1,0 @@
-// The names of base and comm, as this folder uses them.
-#pragma once
-
-#include "tessera/comm/base.h"
-
-namespace tessera::decorators {
-using namespace base;  // NOLINT(google-build-using-namespace): one place, see the rules
-using namespace comm;  // NOLINT(google-build-using-namespace)
-}  // namespace tessera::decorators

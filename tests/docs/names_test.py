@@ -35,6 +35,10 @@ def main():
             missing = [part for part in name.split("::") if part not in words]
             if missing and not OTHERS.match(name):
                 found.append(f"{page.relative_to(root)}: `{name}`")
+    # The properties that docs/testing.md lists are those that tests have in their names or comments, P01 to P20.
+    listed = set(re.findall(r"^\| (P\d\d): ", (root / "docs" / "testing.md").read_text(), re.M))
+    tested = {match for path in (root / "tests").rglob("*.cpp") for match in re.findall(r"\b(P\d\d)(?:_|: )", path.read_text())}
+    found += [f"docs/testing.md: {name} is listed or tested, not both" for name in sorted(listed ^ tested)]
     # Negative control: the pattern sees types, qualified names and calls, and leaves variables and options alone.
     assert list(names("`Gone` `a::b` `gone(x)` `--gone` `gone` `TESSERA_GONE`")) == ["Gone", "a::b", "gone"]
     print("\n".join(found) or "all there")

@@ -1,9 +1,13 @@
 // Optimizers against a reference in double, options, and schedules.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "tessera/nn/lr_schedule.h"
+#include "tessera/nn/models/causal_model.h"
 #include "tessera/nn/optimizer.h"
 #include "tessera/nn/random.h"
 
@@ -63,7 +67,9 @@ std::vector<float> run(Context& context, const OptimizerConfig& config, const st
                        bool decay) {
   std::vector<float> values(kCount), gradients(kCount);
   std::array<std::vector<float>, kMaxStateSlots> state;
-  for (auto& slot : state) slot.assign(kCount, 0.0F);
+  // SGD's first step sets its buffer, whatever that held.
+  const float before = config.kind == Kind::sgd ? std::numeric_limits<float>::quiet_NaN() : 0.0F;
+  for (auto& slot : state) slot.assign(kCount, before);
   fill_normal({"values", 1, 0, kCount}, 0.0F, 1.0F, values.data());
   for (std::uint64_t step = 1; step <= 6; ++step) {
     fill_normal({"gradients", step, 0, kCount}, 0.0F, 1.0F, gradients.data());
@@ -119,6 +125,32 @@ TEST(Optimizers, TheGradientScaleIsReadWhenTheStreamGetsThere) {
   factor = 0.25;
   context.stream().synchronize();
   EXPECT_EQ(value, 0.75F);
+}
+
+TEST(Optimizers, UnusedParametersStay) {
+  Context context;
+  const auto model = make_model(context, preset("gpt-nano"));
+  model->materialize(0);
+  const auto values = [&] {
+    context.stream().synchronize();
+    std::vector<float> all;
+    for (const auto& parameter : model->parameters()) {
+      const float* const data = parameter->tensor().data<float>();
+      all.insert(all.end(), data, data + parameter->count());
+    }
+    return all;
+  };
+  const std::vector<float> before = values();
+  Optimizer optimizer(*model, {.weight_decay = 0.5});
+  optimizer.step(0.1);
+  EXPECT_EQ(values(), before);
+  // The control: with gradients, though they are zero, they decay.
+  for (const auto& parameter : model->parameters()) {
+    GradientTarget target = parameter->gradient().write();
+    std::fill_n(target.tensor.data<float>(), parameter->count(), 0.0F);
+  }
+  optimizer.step(0.1);
+  EXPECT_NE(values(), before);
 }
 
 TEST(Optimizers, OptionsThatMakeNoSenseAreRefused) {

@@ -89,10 +89,10 @@ class TESSERA_API ParamGroup {
   /// No effect on replicated parameters. `for_backward`: a backward follows, for which the plan may keep a secondary
   /// shard.
   void reshard(bool for_backward = false);
-  void settle();  ///< waits for the gathers that an optimizer step started
+  void settle();  ///< makes the compute stream wait for gathers that an optimizer step started
 
   // Gradients.
-  void prepare_gradients();  ///< leases memory for a backward; no effect if there is some
+  void prepare_gradients();  ///< provides memory for a backward; no effect if there is some
   /// `last`: this is the step's last backward. Gradients of earlier backwards accumulate: the kept ones, or the full
   /// ones if nothing is reduced before the last backward.
   void start_reduction(bool last = true);
@@ -173,7 +173,7 @@ class TESSERA_API ParamGroup {
     Buffer values;              // at rest: this rank's shard, or all where replicated
     Buffer gradient;            // kept: this rank's shard, or all
     std::vector<Buffer> state;  // optimizer state: this rank's shard
-    Buffer masters;             // master weights of half-precision values: the optimizer's shard
+    Buffer masters;             // f32 master weights of half-precision values: the optimizer's shard
     Buffer anchor;              // f32, with a sync period: the anchor, the optimizer's shard
     Buffer outer_momentum;      // the outer optimizer's momentum, if any
     Lease delta;                // between start_sync() and finish_sync()

@@ -14,9 +14,10 @@ namespace tessera::decorators {
 /// unchanged.
 ///
 ///   delay:TIME[,seed=N][,bandwidth=SIZE][,op=NAME]   each operation takes at least TIME + bytes / (SIZE per second);
-///                                                    with a seed TIME varies by half from call to call; op: only this
+///                                                    with a seed TIME varies by half from call to call; op: delays
+///                                                    only this operation
 ///   fault:KIND@CALL[,rank=N]                         KIND drop, kill or corrupt; at which call of a rank, from 1
-///   trace[:FILE]                                     each operation to the log, or as a Chrome trace to
+///   trace[:FILE]                                     writes each operation to the log, or as a Chrome trace to
 ///                                                    FILE.rankN.json
 ///
 /// Throws InvalidUsage that says what is wrong with `spec`. Fits InitOptions::decorate:

@@ -51,7 +51,7 @@ struct CheckpointOptions {
 /// It affects only itself: earlier checkpoints stay, and training may continue.
 class TESSERA_API CheckpointWriter {
  public:
-  /// All arguments outlive the writer. `control` spans the engine's ranks, with the same numbers.
+  /// `engine` and `control` outlive the writer. `control` spans the engine's ranks, with the same numbers.
   CheckpointWriter(Engine& engine, comm::HostCollectives& control, CheckpointOptions options);
   ~CheckpointWriter();  ///< discards a save that is not finished
   CheckpointWriter(const CheckpointWriter&) = delete;

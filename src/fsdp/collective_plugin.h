@@ -33,7 +33,7 @@ struct CollectiveCall {
   std::span<const FlatTransfer>
       transfers;            ///< valid during the call only; the memory stays valid until the works are done
   comm::ReduceOp op;        ///< of reductions: a sum, or one whose result is divided
-  comm::OpOptions options;  ///< options.after holds the operations that must complete before
+  comm::OpOptions options;  ///< options.after: the stream whose work must come before
   Copier& copier;           ///< the only way to copy between buffers: it counts bytes
 };
 

@@ -236,7 +236,7 @@ class TESSERA_API Engine {
   void add_unit(UnitSpec spec);
   void compute_norm();
   void mark_kept_units();
-  /// Called before values are written: waits for the operations that the last step left in flight.
+  /// Called before values are written: orders the writes after what the last step left in flight.
   void begin_values();
   /// Orders the next gather after what was written to parameters on the compute stream.
   void publish_values();

@@ -108,7 +108,7 @@ int Engine::states() const { return nn::state_slots(options_.optimizer); }
 
 void Engine::begin_values() {
   wait();
-  if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes where copies read
+  if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes to memory that copies read
 }
 
 void Engine::publish_values() {

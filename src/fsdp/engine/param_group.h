@@ -125,7 +125,7 @@ class TESSERA_API ParamGroup {
   /// Orders the next gathers after the updates; starts the gathers that follow a step.
   void all_gather_updated();
 
-  // Replicas with a period.
+  // Replicas with a sync period.
   void start_sync();   ///< sends the parameter deltas since the anchor
   void finish_sync();  ///< applies the outer optimizer
   void set_anchor();   ///< sets the anchor to the current values, which are the same on all replicas

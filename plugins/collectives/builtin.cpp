@@ -1,4 +1,4 @@
-// What the library has beside `plain`, by name.
+// The library's collective plug-ins beside `plain`, by name.
 #include "tessera/fsdp/builtin.h"
 #include "plugins/collectives/compressed.h"
 #include "plugins/collectives/powersgd.h"

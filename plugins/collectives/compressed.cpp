@@ -23,7 +23,7 @@ bool travels_as_it_is(Encoding encoding, DType dtype) {
   return encoding == Encoding::bf16 && base::size_of(dtype) == 2;
 }
 
-/// What a sum is divided by.
+/// The divisor of a sum.
 float divisor_of(const ReduceOp& op, int ranks) {
   if (op.kind == ReduceOp::Kind::sum || op.kind == ReduceOp::Kind::premul_sum) return 1;
   if (op.kind != ReduceOp::Kind::avg)
@@ -32,7 +32,7 @@ float divisor_of(const ReduceOp& op, int ranks) {
   return op.scalar == 0 ? static_cast<float>(ranks) : static_cast<float>(op.scalar);
 }
 
-/// What a rank's own numbers are multiplied with before that.
+/// The factor that is applied to a rank's own values before.
 float factor_of(const ReduceOp& op) {
   return op.kind == ReduceOp::Kind::premul_sum ? static_cast<float>(op.scalar) : 1.0F;
 }
@@ -43,13 +43,13 @@ std::byte* element(void* base, DType dtype, std::size_t index) {
 
 }  // namespace
 
-/// What encoding has taken off: of what this rank sent to each, and of the slice that it sums and sends on.
+/// Encoding errors: of what this rank sent to each rank, and of the slice that it sums and sends on.
 struct CompressedCollective::ErrorFeedback {
   std::string name;
   Buffer sent, slice;
 };
 
-/// One transfer on its way.
+/// A transfer in flight.
 struct CompressedCollective::InFlight {
   InFlight(const CollectiveCall& call, const FlatTransfer& what)
       : channel(call.channel),
@@ -73,9 +73,9 @@ struct CompressedCollective::InFlight {
   comm::OpOptions options;
   const std::size_t ranks, rank;
   const std::size_t part;   // elements of one rank
-  std::size_t encoded = 0;  // bytes of it
+  std::size_t encoded = 0;  // bytes of that part, encoded
   Lease mine, theirs;       // ranks x encoded
-  float* error = nullptr;   // or null: no feedback
+  float* error = nullptr;   // null: no feedback
   float* slice_error = nullptr;
 };
 
@@ -109,7 +109,7 @@ void CompressedCollective::prepare(const fsdp::CollectiveSetup& setup) {
 
 WorkChain CompressedCollective::run(const CollectiveCall& call) {
   std::vector<std::shared_ptr<InFlight>> flights;
-  WorkChain works;  // before the flights in destruction: their memory is in use until then
+  WorkChain works;  // destroyed before the flights, whose memory is in use until then
   for (const FlatTransfer& transfer : call.transfers) {
     const std::uint64_t raw = plain_bytes(options_.collective, transfer, call.channel.size());
     stats_.raw += raw;
@@ -162,11 +162,11 @@ WorkChain CompressedCollective::run(const CollectiveCall& call) {
   return works;
 }
 
-/// What every rank is to add goes to it.
+/// Sends each rank the encoded part that it sums.
 void CompressedCollective::send_parts(InFlight& flight, WorkChain& works) {
   Stream& stream = *flight.options.after;
   const FlatTransfer& t = flight.transfer;
-  divisor_of(flight.op, flight.channel.size());  // says what it can't do before anything is sent
+  divisor_of(flight.op, flight.channel.size());  // throws Unsupported before anything is sent
   flight.theirs = buffers_->acquire(flight.mine.bytes(), flight.mine.owner(), stream);
   for (std::size_t to = 0; to < flight.ranks; ++to)
     context_->device_kernels().encode(stream,
@@ -181,7 +181,7 @@ void CompressedCollective::send_parts(InFlight& flight, WorkChain& works) {
   stats_.sent += (flight.ranks - 1) * flight.encoded;
 }
 
-/// The sum of what came, where this rank's part of the result belongs.
+/// Sums the received parts into this rank's part of the result.
 void CompressedCollective::sum_parts(InFlight& flight, Stream& stream) {
   const bool whole = options_.collective == OpKind::all_reduce;
   context_->device_kernels().sum_encoded(stream, {.encoding = options_.encoding,
@@ -197,7 +197,7 @@ void CompressedCollective::sum_parts(InFlight& flight, Stream& stream) {
   if (!whole) flight.mine.give_back(stream.record());
 }
 
-/// Of a gather the part that it was given, of an all_reduce the one that it has added.
+/// Gathers this rank's part: of an all_gather its input, of an all_reduce the part that it has summed.
 void CompressedCollective::gather_part(InFlight& flight, WorkChain& works) {
   const FlatTransfer& t = flight.transfer;
   const bool added = options_.collective == OpKind::all_reduce;

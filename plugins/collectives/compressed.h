@@ -1,10 +1,10 @@
-// Collectives whose data travels in fewer bytes: as bf16, or as int8 in blocks with a scale each.
+// Collectives that send compressed data: as bf16, or as int8 in blocks with a scale each.
 //
-//   all_gather      each rank encodes its part; all parts, its own too, are decoded, so all ranks have the same bits
-//   reduce_scatter  each rank encodes what it has for every rank; an all_to_all; the sum in f32 by rank, rounded once
+//   all_gather      each rank encodes its shard; all shards, its own too, are decoded, so all ranks have the same bits
+//   reduce_scatter  each rank encodes its input for every rank; an all_to_all; the sum in f32 by rank, rounded once
 //   all_reduce      that reduce_scatter, then that all_gather
 //
-// With error feedback what encoding took off a sum's values is added to those of the next step (Seide et al. 2014).
+// Error feedback adds the encoding errors of a reduction's values to those of the next step (Seide et al. 2014).
 // Blocks: ZeRO++ (Wang et al., arXiv 2306.10209), its qwZ and, in one hop, its qgZ.
 #pragma once
 
@@ -19,7 +19,7 @@ using nn::kernels::Encoding;
 struct CompressionOptions {
   comm::OpKind collective = comm::OpKind::all_gather;
   Encoding encoding = Encoding::bf16;
-  bool feedback = false;  ///< of reductions
+  bool feedback = false;  ///< error feedback, for reductions
 };
 
 class CompressedCollective final : public fsdp::CollectivePlugin {
@@ -46,7 +46,7 @@ class CompressedCollective final : public fsdp::CollectivePlugin {
   std::map<std::pair<const fsdp::FlatLayout*, std::size_t>, ErrorFeedback> errors_;
 };
 
-/// What Encoded sends. Data of 16 bits has nothing to gain from bf16 and travels as it is.
+/// The cost of CompressedCollective. 16-bit data gains nothing from bf16 and is sent unencoded.
 fsdp::CollectiveCost encoded_cost(const CompressionOptions& options, const fsdp::CollectiveSize& size);
 
 }  // namespace tessera::collectives

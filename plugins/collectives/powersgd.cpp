@@ -18,17 +18,17 @@ using fsdp::WorkChain;
 
 namespace {
 
-/// A matrix [rows, columns], or a parameter that travels whole (rank 0), and where its numbers are.
+/// A matrix [rows, columns], or a parameter that is sent whole (rank 0), and the offsets of its elements.
 struct Piece {
   std::size_t rows = 0, columns = 0;
   std::size_t rank = 0;
-  std::size_t p = 0;  // in the first message: P, or the parameter
-  std::size_t q = 0;  // in the second: Q^T
+  std::size_t p = 0;  // offset in the first message: P, or the parameter
+  std::size_t q = 0;  // offset in the second message: Q^T
   std::size_t error = 0;
   std::size_t count() const { return rows * columns; }
 };
 
-/// What is sent for a flat parameter: lengths are the same multiple for every rank.
+/// The messages of a flat parameter. Lengths are the same multiple for every rank.
 struct Packing {
   std::vector<Piece> pieces;
   std::size_t first = 0, first_used = 0;
@@ -65,7 +65,7 @@ Packing pack(std::span<const nn::Shape> shapes, int rank, int ranks) {
   return packing;
 }
 
-/// What of the result is a rank's own share, in units of its matrix.
+/// A rank's own share of the result, in units of its matrix.
 double share_of(const ReduceOp& op, int ranks) {
   if (op.kind == ReduceOp::Kind::sum) return 1.0 / ranks;
   if (op.kind == ReduceOp::Kind::avg) return op.scalar == 0 ? 1.0 : op.scalar / ranks;
@@ -74,11 +74,11 @@ double share_of(const ReduceOp& op, int ranks) {
 
 }  // namespace
 
-/// From step to step, of one flat parameter.
+/// The state of one flat parameter, kept between steps.
 struct PowerSgd::PowerSgdState {
   std::string name;
   Packing packing;
-  Buffer errors;  // of all matrices; M while a step is under way
+  Buffer errors;  // of all matrices; M during a step
   Lease q;        // Q^T of all matrices: the second message
   float* error(const Piece& piece) const { return static_cast<float*>(errors.data()) + piece.error; }
   float* q_of(const Piece& piece) const { return static_cast<float*>(q.data()) + piece.q; }
@@ -127,13 +127,13 @@ void PowerSgd::prepare(const fsdp::CollectiveSetup& setup) {
 
 WorkChain PowerSgd::run(const CollectiveCall& call) {
   std::vector<std::shared_ptr<InFlight>> flights;
-  WorkChain works;                      // before the flights in destruction: their memory is in use until then
-  Stream& stream = context_->stream();  // products share scratch memory: all of them belong on this one
+  WorkChain works;                      // destroyed before the flights, whose memory is in use until then
+  Stream& stream = context_->stream();  // products share scratch memory, so all run on this stream
   stream.wait(call.options.after->record());
   nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   for (const FlatTransfer& transfer : call.transfers) {
     if (transfer.in.data != transfer.out.data) throw base::InvalidUsage(name_ + ": reduces in place");
-    share_of(call.op, call.channel.size());  // says what it can't do before anything is sent
+    share_of(call.op, call.channel.size());  // throws Unsupported before anything is sent
     const PowerSgdState& plugin_state = plugin_state_.at(transfer.flat);
     const Packing& packing = plugin_state.packing;
     auto flight = std::make_shared<InFlight>(
@@ -172,7 +172,7 @@ WorkChain PowerSgd::run(const CollectiveCall& call) {
   return works;
 }
 
-/// P is there; Q of the matrices that it was made of.
+/// P is complete: computes Q of the matrices from it.
 void PowerSgd::sum_q(InFlight& flight, Stream& stream, WorkChain& works) {
   const Packing& packing = flight.plugin_state.packing;
   if (packing.second == 0) return;
@@ -191,7 +191,7 @@ void PowerSgd::sum_q(InFlight& flight, Stream& stream, WorkChain& works) {
   works.add(flight.channel.all_reduce(second, second, flight.op, flight.options));
 }
 
-/// P and Q are there: their product is the result, and what it isn't is kept.
+/// P and Q are complete: their product is the result, and the difference is kept as the error.
 void PowerSgd::finish(InFlight& flight, Stream& stream) {
   nn::KernelTable<float>& kernels = context_->kernels<float>(name_);
   const double share = share_of(flight.op, flight.channel.size());
@@ -230,7 +230,8 @@ void PowerSgd::clear_state(Stream& stream) {
     context_->runtime().fill(stream, plugin_state.q.data(), 0, plugin_state.q.bytes());
     for (std::size_t i = 0; i < plugin_state.packing.pieces.size(); ++i) {
       const Piece& piece = plugin_state.packing.pieces[i];
-      const std::string& parameter = flat->entries[i].parameter->name();  // any beginning does, the same on every rank
+      // any initial Q works if it is the same on every rank
+      const std::string& parameter = flat->entries[i].parameter->name();
       const nn::StreamRange numbers{nn::tensor_stream(0, parameter), 0, piece.rank * piece.columns};
       context_->kernels<float>(name_).fill_normal(stream, {numbers, 0.0F, 1.0F, plugin_state.q_of(piece)});
     }

@@ -1,11 +1,11 @@
-// all_reduce of matrices as products of two thin ones: PowerSGD (Vogels, Karimireddy, Jaggi, arXiv 1905.13727).
+// all_reduce of matrices as products of two thin matrices: PowerSGD (Vogels, Karimireddy, Jaggi, arXiv 1905.13727).
 //
-// M = this rank's gradient + what was lost so far. P = the sum of M Q over ranks, its columns made orthonormal; Q = the
-// sum of M^T P, divided as the call says; the result is P Q^T, and a rank's share of it is taken off M: the rest is
-// what was lost. Q is where the next step begins. Where both have fewer numbers than the matrix; other parameters
-// travel whole, with P.
+// M = this rank's gradient + its accumulated error. P = the sum of M Q over ranks, with columns made orthonormal; Q =
+// the sum of M^T P, divided as the call says. The result is P Q^T; a rank's share of it is subtracted from M, and the
+// rest is the error. The next step begins with Q. This applies where P and Q have fewer elements than the matrix; other
+// parameters are sent whole, with P.
 //
-// P and Q are the same on all ranks, so the results are, on ranks whose processors compute alike.
+// P and Q, and so the results, are the same on all ranks whose processors compute alike.
 #pragma once
 
 #include <map>
@@ -17,7 +17,7 @@ namespace tessera::collectives {
 
 class PowerSgd final : public fsdp::CollectivePlugin {
  public:
-  /// `feedback` false: what was lost stays lost, which is for showing that it matters.
+  /// `feedback` false: the error is dropped, to show that error feedback matters.
   PowerSgd(std::string name, int rank, bool feedback = true);
   ~PowerSgd() override;
   fsdp::CollectiveCapabilities capabilities() const override;
@@ -40,7 +40,7 @@ class PowerSgd final : public fsdp::CollectivePlugin {
   std::map<const fsdp::FlatLayout*, PowerSgdState> plugin_state_;
 };
 
-/// What PowerSgd sends.
+/// The cost of PowerSgd.
 fsdp::CollectiveCost powersgd_cost(int rank, const fsdp::CollectiveSize& size);
 
 }  // namespace tessera::collectives

@@ -66,7 +66,7 @@ Work Decorator::forward(std::span<const OpDesc> calls, bool batch) {
 }
 
 Work Decorator::run(std::span<const OpDesc> calls, bool batch) {
-  struct Reset {  // also where the call throws
+  struct Reset {  // also if the call throws
     Stream*& stream;
     ~Reset() { stream = nullptr; }
   } const reset{after_};

@@ -1,4 +1,4 @@
-// A communicator around another one: what the decorators have in common.
+// The common base of decorators: a communicator around another one.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace tessera::decorators {
 
-/// What a decorated communicator shares with all that are split from it.
+/// State shared by a decorated communicator and all that are split from it.
 struct Family {
   explicit Family(int world_rank) : rank(world_rank) {}
   const int rank;  ///< of the first communicator
@@ -21,23 +21,23 @@ struct Family {
   std::atomic<int> communicators{0};
 };
 
-/// Forwards everything to the communicator that it owns: its backend, capabilities, memory and meter are that one's. A
-/// rank's calls are numbered from 1 over the whole family (a batch is one call), so that "call 12" means the same in
-/// every run.
+/// Forwards everything to the communicator that it owns: backend, capabilities, memory and traffic are those of the
+/// inner one. A rank's calls are numbered from 1 over the whole family (a batch is one call), so that "call 12" means
+/// the same in every run.
 class Decorator : public Communicator {
  public:
   const Capabilities& capabilities() const noexcept final { return inner_->capabilities(); }
 
  protected:
-  /// `family`: null for the first of its kind.
+  /// `family`: null for the first communicator of a family.
   Decorator(std::unique_ptr<Communicator> inner, std::shared_ptr<Family> family);
   Communicator& inner() noexcept { return *inner_; }
   const std::shared_ptr<Family>& family() const noexcept { return family_; }
-  int index() const noexcept { return index_; }  ///< in the order in which this rank's family was made
+  int index() const noexcept { return index_; }  ///< order of creation in this rank's family
 
-  /// The same calls on the inner communicator. One call, or the parts of a batch.
+  /// Issues the same calls on the inner communicator: one call, or the parts of a batch.
   Work forward(std::span<const OpDesc> calls, bool batch);
-  /// The stream that the call comes after, or null.
+  /// The stream that the call is ordered after, or null.
   Stream* after() const noexcept { return after_; }
 
  private:
@@ -59,7 +59,7 @@ class Decorator : public Communicator {
   Stream* after_ = nullptr;
 };
 
-/// A Work around a Work. On the heap: decorators are for looking and testing.
+/// A work around another one. Heap-allocated, because decorators are for observation and tests.
 class WrappedWork : public WorkState {
  public:
   bool done() noexcept override { return inner_.done(); }
@@ -75,7 +75,7 @@ class WrappedWork : public WorkState {
   Work inner_;
 };
 
-/// Of the larger buffer; a batch's parts are added up.
+/// Bytes of the larger buffer; summed over a batch's parts.
 std::uint64_t bytes_of(std::span<const OpDesc> calls);
 /// "all_gather", "batch".
 std::string_view name_of(std::span<const OpDesc> calls, bool batch);

@@ -10,7 +10,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// SplitMix64's finaliser: neighbouring numbers give unrelated bits.
+/// SplitMix64's finalizer: neighboring numbers yield unrelated bits.
 std::uint64_t scramble(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

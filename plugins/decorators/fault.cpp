@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Never done: what a rank sees that waits for something it has not told the others.
+/// The work of a dropped call: never done, because the other ranks never receive the call.
 class DroppedWork final : public WorkState {
  public:
   DroppedWork(std::shared_ptr<FaultDecorator::AbortFlag> stop, Clock::time_point deadline, std::string what)
@@ -49,12 +49,12 @@ class DroppedWork final : public WorkState {
   const std::string what_;
 };
 
-/// Flips a bit when the operation is seen done for the first time. Holds what was sent where that is what was changed.
+/// Flips a bit when the operation is first observed done. Holds the sent data if that is what was corrupted.
 class CorruptedWork final : public WrappedWork {
  public:
   CorruptedWork(Work inner, std::byte* target, std::byte mask, std::vector<std::byte> sent)
       : WrappedWork(std::move(inner)), target_(target), mask_(mask), sent_(std::move(sent)) {}
-  ~CorruptedWork() override { inner() = Work(); }  // waits: it may still read what is `sent`
+  ~CorruptedWork() override { inner() = Work(); }  // waits: the operation may still read `sent_`
 
   bool done() noexcept override { return WrappedWork::done() && flip(); }
   bool wait_until(Clock::time_point until) override { return WrappedWork::wait_until(until) && flip(); }
@@ -106,7 +106,7 @@ Work FaultDecorator::corrupt(std::span<const OpDesc> calls, bool batch, std::uin
   const ConstView touched = received != changed.end() ? ConstView(received->out) : given->in;
   if (touched.device.type != DeviceType::cpu)
     throw Unsupported(what + ": its memory is that of " + name_of(touched.device));
-  // A low bit of the element in the middle: it changes a result without making it absurd.
+  // A low bit of the middle element: it changes a result without making it absurd.
   const std::size_t place = touched.count / 2 * size_of(touched.dtype);
   constexpr std::byte kMask{1};
   if (received != changed.end())

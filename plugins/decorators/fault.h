@@ -1,4 +1,4 @@
-// Something goes wrong, at one call of one rank.
+// The fault decorator: injects a fault at one call of one rank.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 namespace tessera::decorators {
 
 enum class FaultKind : std::uint8_t {
-  drop,     ///< the call never reaches the others; waiting for it ends with Timeout at its deadline, as theirs does
+  drop,     ///< the call never reaches other ranks; waits for it end with Timeout at its deadline, as on those ranks
   kill,     ///< this process kills itself (SIGKILL) instead
-  corrupt,  ///< one bit of the result is the other one; of what is sent where the call has no result on this rank
+  corrupt,  ///< one bit of the result is flipped; of the sent data if the call has no result on this rank
 };
 
 struct FaultOptions {
   FaultKind kind = FaultKind::drop;
-  std::uint64_t call = 1;        ///< which of the rank's calls; counted as Decorator says
-  std::optional<int> rank = {};  ///< of the world; none: every rank
+  std::uint64_t call = 1;        ///< number of the rank's call, counted as in Decorator
+  std::optional<int> rank = {};  ///< global rank; empty: every rank
 };
 
-/// Memory must be the host's to be corrupted: Unsupported is thrown at the call. A call without any element can't be
-/// corrupted: InvalidUsage.
+/// Corruption requires host memory: the call throws Unsupported for other memory, and InvalidUsage if it has no
+/// elements.
 class FaultDecorator final : public Decorator {
  public:
   FaultDecorator(std::unique_ptr<Communicator> inner, FaultOptions options, std::shared_ptr<Family> family = nullptr);
 
-  struct AbortFlag;  ///< ends the waiting for dropped calls
+  struct AbortFlag;  ///< ends waits for dropped calls
 
  private:
   Work do_call(std::span<const OpDesc> calls, bool batch, std::uint64_t number) override;

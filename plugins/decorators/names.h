@@ -1,4 +1,4 @@
-// The names of base and comm, as this folder uses them.
+// The names of base and comm that this directory uses.
 #pragma once
 
 #include "tessera/comm/base_names.h"

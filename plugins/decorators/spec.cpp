@@ -44,7 +44,7 @@ class Item {
   }
   std::string_view name() const { return name_; }
   std::string_view value() const { return value_; }
-  /// Takes the setting out. "" where it is not there.
+  /// Removes a setting and returns its value; "" if it is absent.
   std::string_view take(std::string_view key) {
     const auto found = std::find_if(settings_.begin(), settings_.end(), [&](const auto& s) { return s.first == key; });
     if (found == settings_.end()) return {};

@@ -31,7 +31,7 @@ class TracedWork final : public WrappedWork {
   }
 
  private:
-  /// Runs `wait`, and takes down the end or the error.
+  /// Runs `wait`, and records its end or error.
   template <class Wait>
   void watched(Wait wait, bool rethrow, const bool* finished = nullptr) {
     try {

@@ -1,4 +1,4 @@
-// Every operation as an event.
+// The trace decorator: reports every operation as an event.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,20 @@ namespace tessera::decorators {
 
 struct OperationEvent {
   std::string operation;      ///< "all_gather", "batch", ...
-  std::string label;          ///< what the caller called it
-  int rank = 0;               ///< of the world
-  int communicator = 0;       ///< 0: the first one, then those split from it, in this rank's order
-  std::uint64_t number = 0;   ///< of this rank's calls
-  std::uint64_t bytes = 0;    ///< of the larger buffer; a batch's parts are added up
-  std::int64_t start_ns = 0;  ///< the call, on the host's clock (base::host_time_ns)
-  /// When this rank first saw that it is done, by waiting or by asking: the operation itself may have been through
-  /// earlier. Where a device's stream waits instead of the host: when it was told to (`handed_over`).
+  std::string label;          ///< the caller's label
+  int rank = 0;               ///< in the world
+  int communicator = 0;       ///< 0: the first one; then those split from it, in this rank's order
+  std::uint64_t number = 0;   ///< number of the call on this rank
+  std::uint64_t bytes = 0;    ///< of the larger buffer; summed over a batch's parts
+  std::int64_t start_ns = 0;  ///< time of the call, on the host's clock (base::host_time_ns)
+  /// When this rank first observed completion, by waiting or by polling: the operation itself may have completed
+  /// earlier. If a device stream waits instead of the host: when the wait was issued (`handed_over`).
   std::int64_t end_ns = 0;
   bool handed_over = false;
-  std::string error;  ///< "Timeout: all_gather #3: ...", or "" where all went well
+  std::string error;  ///< "Timeout: all_gather #3: ...", or "" on success
 };
 
-/// Called once for each operation, when it has ended, by the thread that saw it end. Must not throw.
+/// Called once for each operation when it has ended, by the thread that observed its end. Must not throw.
 using TraceSink = std::function<void(const OperationEvent&)>;
 
 class TraceDecorator final : public Decorator {
@@ -41,14 +41,14 @@ class TraceDecorator final : public Decorator {
   const std::shared_ptr<const TraceSink> sink_;
 };
 
-/// "trace: all_gather #3 (block.1) 4096 bytes 125us", at level info.
+/// Logs "trace: all_gather #3 (block.1) 4096 bytes 125us", at level info.
 TraceSink trace_to_log(std::shared_ptr<Logger> logger);
 
 /// Collects the events and writes them as a Chrome trace (opens in Perfetto) to `path` when the last copy of the sink
-/// is gone. What goes wrong then is logged, where there is a logger.
+/// is destroyed. Errors are then logged, if there is a logger.
 TraceSink trace_to_file(std::string path, std::shared_ptr<Logger> logger);
 
-/// One process per rank, one track per communicator. Times become microseconds of the host's clock.
+/// Writes one process per rank, one track per communicator. Times are converted to microseconds of the host's clock.
 void write_chrome_trace(std::ostream& out, std::span<const OperationEvent> events);
 
 }  // namespace tessera::decorators

@@ -1,4 +1,4 @@
-// Where traced events go.
+// Sinks for trace events.
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ std::string title(const OperationEvent& event) {
 
 double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000.0; }
 
-/// The events until the end, then the file.
+/// Collects events until its destruction, then writes the file.
 class TraceFile {
  public:
   TraceFile(std::string path, std::shared_ptr<Logger> logger) : path_(std::move(path)), logger_(std::move(logger)) {}

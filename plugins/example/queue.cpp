@@ -1,6 +1,6 @@
-// A whole backend as an outside plug-in: the ranks are threads of one process, and messages lie in queues between them.
-// It only says how short notes and bulk get from one rank to another (tessera/comm/link.h); matching, the collectives,
-// deadlines and errors are the library's.
+// A complete backend as an external plug-in: the ranks are threads of one process, and messages lie in queues between
+// them. It only implements the link, which moves active messages and bulk data between ranks (tessera/comm/link.h); tag
+// matching, the collectives, deadlines and errors are the library's.
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -24,21 +24,21 @@ struct Note {
   std::vector<std::byte> payload;
 };
 
-/// Bulk that a sender holds out. Whoever takes it out of the list has it: the receiver to copy it, the sender to give
-/// up.
+/// Bulk data that a sender has published. Removing it from the list claims it: for the receiver to copy it, for the
+/// sender to cancel it.
 struct Offer {
   Message* message;
   int from;
   std::uint64_t slot;
 };
 
-/// What has come for one rank. Shared by all: the mutex guards everything.
+/// Incoming messages of one rank. Shared by all ranks: the mutex guards everything.
 struct Mailbox {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Note> notes;
   std::vector<Offer> offers;
-  std::vector<Message*> taken;  ///< of this rank's own offers: the receivers have copied them
+  std::vector<Message*> taken;  ///< this rank's own messages that receivers have copied
   bool woken = false;
 };
 
@@ -70,7 +70,7 @@ class QueueLink final : public Link, private ProgressWaiter {
       const std::lock_guard lock(theirs.mutex);
       if (std::erase_if(theirs.offers, is_it) > 0) return CancelResult::before;
     }
-    std::unique_lock lock(own().mutex);  // the receiver is copying right now: that ends
+    std::unique_lock lock(own().mutex);  // the receiver is copying now: wait for its end
     const auto copied = [&] {
       return std::find(own().taken.begin(), own().taken.end(), &message) != own().taken.end();
     };
@@ -111,7 +111,7 @@ class QueueLink final : public Link, private ProgressWaiter {
     to.changed.notify_all();
   }
 
-  /// Copies what `wanted_[i]` waits for, if it is here; else goes on to the next one.
+  /// Copies the data that `wanted_[i]` waits for, if it is present; otherwise advances `i`.
   bool take(std::size_t& i) noexcept {
     const Offer want = wanted_[i];
     Offer found{};
@@ -150,7 +150,7 @@ class QueueLink final : public Link, private ProgressWaiter {
   LinkEvents& events_;
   const int rank_;
   std::vector<std::shared_ptr<Mailbox>> boxes_;
-  std::vector<Offer> wanted_;  ///< receives of bulk; `from` is who sends
+  std::vector<Offer> wanted_;  ///< posted receives of bulk data; `from` is the sender
 };
 
 std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options) {

@@ -1,8 +1,8 @@
-// Research as an outside plug-in: a collective and a strategy that trainings take by name.
+// Research as an external plug-in: a collective and a strategy that training selects by name.
 //
-//   f16     an all_gather whose values travel as f16, in half of f32's bytes
-//   hfsdp   parameters sharded within a replica, as under hsdp, so that they are gathered among neighbours; gradients
-//           and optimizer over all ranks, so that they take no more memory than under fsdp
+//   f16     an all_gather that sends values as f16, in half of f32's bytes
+//   hfsdp   parameters sharded within a replica, as under hsdp, so that they are gathered among neighbors; gradients
+//           and optimizer over all ranks, so that they use no more memory than under fsdp
 #include <memory>
 #include <vector>
 
@@ -27,7 +27,7 @@ class F16AllGather final : public CollectivePlugin {
 
   WorkChain run(const CollectiveCall& call) override {
     std::vector<std::shared_ptr<Flight>> flights;
-    WorkChain works;  // before the flights in destruction: their memory is in use until then
+    WorkChain works;  // destroyed before the flights, whose memory is in use until then
     for (const FlatTransfer& transfer : call.transfers) {
       const bool half_already = size_of(transfer.in.dtype) == 2;
       const std::uint64_t raw = plain_bytes(OpKind::all_gather, transfer, call.channel.size());
@@ -52,7 +52,7 @@ class F16AllGather final : public CollectivePlugin {
 
  private:
   struct Flight {
-    Lease wire;  // what all ranks sent, in their order
+    Lease wire;  // what all ranks sent, in rank order
     tessera::comm::View out;
   };
 

@@ -1,4 +1,4 @@
-// The collective plug-ins that the build puts into the library beside `plain`: plugins/collectives.
+// Registers the collective plug-ins that the build links into the library beside `plain`: plugins/collectives.
 #pragma once
 
 #include "tessera/fsdp/collective_plugin.h"

@@ -1,15 +1,15 @@
-// Checkpoints: every rank writes its own ranges, any world size, strategy and wrapping reads them.
+// Checkpoints: each rank writes its own ranges; any world size, strategy and wrapping can read them.
 //
-// A checkpoint is a folder `step-N` of a folder that all ranks see:
+// A checkpoint is a directory `step-N` in a directory that all ranks share:
 //
-//   rank-R.safetensors   the ranges that rank R wrote: parameters (f32 masters where there are such) and the state
-//                        of the optimizer, an n-th of all of it; and what the rank's collective plug-ins carry over.
-//                        Rank 0's has its persistent buffers, too
-//   rank-R.json          which ranges lie where, and an XXH3 of every 64 KiB block of that file
-//   index.json           what is saved, by whom, the program's own attributes, and a hash of each rank's list
+//   rank-R.safetensors   the ranges that rank R wrote, 1/n of everything: parameters (f32 master weights where they
+//                        exist) and optimizer state; and the state of the rank's collective plug-ins. Rank 0's file
+//                        also holds the persistent buffers
+//   rank-R.json          manifest: the offsets of the ranges, and an XXH3 of every 64 KiB block of that file
+//   index.json           the tensors, the writing ranks, the program's attributes, and a hash of each rank's manifest
 //
-// It takes shape under the name `step-N.partial` and gets its own by a rename, when everything is on the disk: whatever
-// dies meanwhile, a folder without that ending is whole. Of several the one that was finished last is taken.
+// A save writes to `step-N.partial` and renames it to `step-N` once everything is on disk. A directory without that
+// suffix is therefore complete after any crash. Of several checkpoints the one that was finished last is used.
 #pragma once
 
 #include <chrono>
@@ -30,44 +30,46 @@ namespace checkpoint {
 class DirectoryLock;
 }
 
-/// What the program saves beside the engine's state: seed, data position, the model's configuration...
+/// Attributes that the program saves beside the engine's state: seed, data position, the model's configuration...
 using Attributes = std::map<std::string, std::string>;
 
 struct CheckpointOptions {
-  std::string folder;  ///< made where it doesn't exist; on a file system that all ranks share
-  /// Older ones are removed when a new one is whole; 0: all stay. The newest whose values are all finite stays in any
-  /// case, so that a training that diverges doesn't replace what it can be resumed from.
+  std::string folder;  ///< created if it does not exist; on a file system that all ranks share
+  /// Number of checkpoints to keep: older ones are removed when a new one is complete; 0: keep all. The newest
+  /// checkpoint whose values are all finite is always kept, so that a diverging training run does not replace the
+  /// checkpoint that it can resume from.
   int keep_last = 0;
-  /// save() returns when the state has been copied, and a thread writes; else when it has been written.
+  /// true: save() returns once the state has been copied, and a thread writes it. false: save() returns once it is
+  /// written.
   bool asynchronous = true;
-  /// The most that copies of the state take while they wait for the disk; save() waits where it is more.
+  /// Upper bound on the copies of the state that wait for the disk; save() waits where it would be exceeded.
   std::size_t buffer_bytes = std::size_t{256} << 20;
 };
 
 /// Saves an engine's state. One per rank, used by the thread that trains; every function is collective.
 ///
-/// A save that fails (a full disk, say) takes nothing with it but itself: it throws SystemError on every rank, with the
-/// first cause and its rank, earlier checkpoints stay, and training may go on.
+/// A save that fails (for example on a full disk) throws SystemError on every rank, with the first cause and its rank.
+/// It affects only itself: earlier checkpoints stay, and training may continue.
 class TESSERA_API CheckpointWriter {
  public:
-  /// All outlive it. `control`: of the engine's ranks, by the same numbers.
+  /// `engine` and `control` outlive the writer. `control` spans the engine's ranks, with the same numbers.
   CheckpointWriter(Engine& engine, comm::HostCollectives& control, CheckpointOptions options);
-  ~CheckpointWriter();  ///< a save that nobody finished is given up
+  ~CheckpointWriter();  ///< discards a save that is not finished
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Takes the folder for this run until the writer is gone, as the first save does otherwise. Throws InvalidUsage, on
-  /// every rank, where another run has it and keeps it for 3 seconds: two that save and remove there would destroy each
-  /// other's. SystemError where it can't be taken.
+  /// Locks the directory for this run until the writer is destroyed; otherwise the first save() does. Throws
+  /// InvalidUsage on every rank if another run holds the lock for 3 seconds: two runs that save and remove in one
+  /// directory would destroy each other's checkpoints. Throws SystemError where the lock cannot be acquired.
   void claim();
-  /// Of the state after engine.steps() steps. One that is still being written is finished first.
+  /// Saves the state after engine.steps() steps. First finishes a save that is still being written.
   void save(const Attributes& attributes);
   /// Whether a save is being written; the same on every rank.
   bool saving() const;
-  /// Between two steps: gives the checkpoint its name where every rank has written its part. True where that was now,
-  /// or nothing is being written. Does not wait for a disk.
+  /// Called between two steps: commits the checkpoint by renaming it if every rank has written its file. Returns true
+  /// if this call committed it, or if no save is in progress. Does not wait for the disk.
   bool poll();
-  /// The same, but waits.
+  /// As poll(), but waits.
   void finish();
 
  private:
@@ -88,54 +90,56 @@ class TESSERA_API CheckpointWriter {
 struct CheckpointTensor {
   std::string name;  ///< of the parameter
   nn::Shape shape;
-  int states = 0;                   ///< of the optimizer's values for each element; 0: the parameter was frozen
-  std::uint64_t trained_since = 0;  ///< the step after which it began to be trained
+  int states = 0;                   ///< optimizer states per element; 0: the parameter was frozen
+  std::uint64_t trained_since = 0;  ///< step after which its training began
 };
 
-/// A persistent buffer of a module, as rank 0 had it.
+/// A persistent buffer of a module, with rank 0's values.
 struct CheckpointBuffer {
   std::string name;
   nn::Shape shape;
   DType dtype = DType::f32;
 };
 
-/// An open checkpoint. Ranges that are read are checked block by block; each thread needs one of its own.
+/// An open checkpoint for reading. Every block that is read is verified by its hash. Not thread-safe: one object per
+/// thread.
 class TESSERA_API Checkpoint {
  public:
-  /// `folder`: that of one step, or one that has several. Throws InvalidUsage that says what is missing or damaged.
+  /// `folder`: the directory of one step, or one that contains several. Throws InvalidUsage that says what is missing
+  /// or damaged.
   explicit Checkpoint(const std::string& folder);
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  const std::string& folder() const;  ///< of the step
+  const std::string& folder() const;  ///< directory of the step
   std::uint64_t step() const;
-  int ranks() const;  ///< that wrote it
+  int ranks() const;  ///< number of ranks that wrote it
   const std::string& strategy() const;
-  bool finite() const;  ///< no value and no state of the optimizer is NaN or infinite
-  std::optional<bool> replicas_apart() const;  ///< Engine::replicas_apart() of the run that saved, where it is known
+  bool finite() const;  ///< no value and no optimizer state is NaN or infinite
+  std::optional<bool> replicas_apart() const;  ///< Engine::replicas_apart() of the run that saved, where known
   const Attributes& attributes() const;
-  const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of their names
+  const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of the names
   const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise
 
   static constexpr int kValue = -1;
-  /// Elements `range` of a parameter (kValue) or of one of the optimizer's states of it, as f32. Throws InvalidUsage
-  /// that names file and tensor where a block's hash differs.
+  /// Reads elements `range` of a parameter (kValue) or of one of its optimizer states, as f32. Throws InvalidUsage that
+  /// names file and tensor where a block's hash differs.
   void read(const std::string& tensor, int what, nn::ElementRange range, float* out);
-  /// All of a buffer, as it is. Throws InvalidUsage as read().
+  /// Reads a whole buffer in its own dtype. Throws InvalidUsage as read() does.
   void read_buffer(const std::string& name, void* out);
-  /// What the collective plug-ins of a rank that wrote it carried over, as Engine::carried() names it.
+  /// State of the collective plug-ins of a rank that wrote the checkpoint, named as by Engine::plugin_state().
   struct PluginStateEntry {
     std::string name;
     std::size_t count = 0;
     auto operator<=>(const PluginStateEntry&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
   };
   std::vector<PluginStateEntry> plugin_state(int rank) const;  ///< in byte order of the names
-  /// One of those. Throws InvalidUsage as read().
+  /// Reads one entry. Throws InvalidUsage as read() does.
   void read_plugin_state(int rank, const std::string& name, float* out);
-  /// Bytes of data read so far, whole blocks.
+  /// Bytes of data read so far, in whole blocks.
   std::uint64_t bytes_read() const;
-  /// Reads everything and compares every hash; one line for each file and block that differs.
+  /// Reads everything and checks every hash; returns one line per file and block that differs.
   std::vector<std::string> verify();
 
  private:
@@ -144,28 +148,29 @@ class TESSERA_API Checkpoint {
 };
 
 struct RestoreOptions {
-  bool optimizer = true;  ///< false: parameters only, the optimizer as at the beginning
-  bool strict = true;     ///< false: what only one of model and checkpoint has stays as it is
+  bool optimizer = true;  ///< false: parameters only; the optimizer is reset
+  bool strict = true;     ///< false: tensors that only the model or only the checkpoint has are left unchanged
 };
 
-/// What a restore that isn't strict left out, parameters and buffers by name, and what one can't bring back.
+/// What a non-strict restore left out, parameters and buffers by name, and the state that it cannot restore.
 struct RestoreReport {
-  std::vector<std::string> missing;     ///< in the checkpoint
-  std::vector<std::string> unexpected;  ///< there, but not in the model
-  /// One line where what collective plug-ins carried over was of another world, strategy or plug-in: they begin anew.
+  std::vector<std::string> missing;     ///< from the checkpoint
+  std::vector<std::string> unexpected;  ///< in the checkpoint, but not in the model
+  /// One line where the saved plug-in state was from another world, strategy or plug-in: the plug-ins start with
+  /// cleared state.
   std::string dropped;
 };
 
-/// Sets the engine's parameters, persistent buffers (of every rank, whoever speaks later), optimizer and steps(). Every
-/// rank reads the ranges that it needs. Collective. Throws
-/// InvalidUsage that names what is missing, unexpected, of another shape or of another optimizer; the engine is then as
-/// it was. A block that turns out to be damaged is InvalidUsage too, but leaves the engine half restored.
+/// Sets the engine's parameters, persistent buffers (on every rank, whatever BufferSync says), optimizer and steps().
+/// Each rank reads only the ranges that it needs. Collective. Throws InvalidUsage that names tensors that are missing,
+/// unexpected, or of another shape or another optimizer; the engine is then unchanged. A block that turns out to be
+/// damaged is InvalidUsage too, but leaves the engine partly restored.
 TESSERA_API RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions options = {});
 
-/// The folder of the newest whole checkpoint in `folder`, or "" where there is none. Throws InvalidUsage where one is
+/// The directory of the newest complete checkpoint in `folder`, or "" if there is none. Throws InvalidUsage if any is
 /// damaged: it might be the newest.
 TESSERA_API std::string latest_checkpoint(const std::string& folder);
-/// The same of those whose values are all finite.
+/// As latest_checkpoint(), among those whose values are all finite.
 TESSERA_API std::string latest_finite_checkpoint(const std::string& folder);
 
 }  // namespace tessera::fsdp

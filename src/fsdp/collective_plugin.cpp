@@ -64,7 +64,7 @@ class Plain final : public CollectivePlugin {
   const OpKind kind_;
 };
 
-/// Flat parameters are multiples of the number of ranks: every rank sends the same.
+/// Flat parameters are padded to a multiple of the number of ranks, so every rank sends the same number of bytes.
 CollectiveCost plain_cost(OpKind kind, const CollectiveSize& size) {
   return {1, comm::direct_bytes_sent(kind, size.elements, size_of(size.dtype), size.ranks, 0)};
 }

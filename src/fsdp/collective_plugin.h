@@ -1,5 +1,5 @@
-// Collective plug-ins: how the engine's three collectives are carried. `plain` calls the communicator; others may
-// compress, lower one onto another, or measure.
+// Collective plug-ins: implementations of the engine's three collectives. `plain` calls the communicator; others may
+// compress, implement one collective by another, or measure.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace tessera::fsdp {
 
-/// One flat parameter's part in a collective. In place as the communicator allows it.
+/// One flat parameter's buffers in a collective. In place where the communicator allows it.
 struct FlatTransfer {
   comm::ConstView in;
   comm::View out;
@@ -32,28 +32,28 @@ struct CollectiveCall {
   comm::Communicator& channel;
   std::span<const FlatTransfer>
       transfers;            ///< valid during the call only; the memory stays valid until the works are done
-  comm::ReduceOp op;        ///< of reductions: a sum, or one that is divided at its end
-  comm::OpOptions options;  ///< options.after holds what must come before
-  Copier& copier;           ///< the only way to copy between buffers: it counts
+  comm::ReduceOp op;        ///< of reductions: a sum, or one whose result is divided
+  comm::OpOptions options;  ///< options.after: the stream whose work must come before
+  Copier& copier;           ///< the only way to copy between buffers: it counts bytes
 };
 
-/// What was started. Some collectives have several rounds: when the operations of one are done, work on the stream that
-/// waits for them makes the result, or what the next round sends.
+/// The operations that a plug-in has submitted. Some collectives have several rounds: once the operations of a round
+/// are done, work on the waiting stream computes the result, or the data that the next round sends.
 class TESSERA_API WorkChain {
  public:
-  /// Called once, when the works before it are waited for: appends to `stream`, and may start more.
+  /// Called once, when the stream waits for the works before it: appends to `stream`, and may submit more operations.
   using Next = std::function<WorkChain(Stream& stream)>;
   WorkChain() = default;
   WorkChain(WorkChain&&) = default;
-  WorkChain& operator=(WorkChain&&) = default;  // waits for the old works before it lets go of what `next` holds
+  WorkChain& operator=(WorkChain&&) = default;  // waits for the old works before it releases what `next` holds
   ~WorkChain() { works_.clear(); }
 
   void add(comm::Work work) { works_.push_back(std::move(work)); }
   void then(Next next) { next_ = std::move(next); }
-  /// `stream` continues after this round, and with the next one where there is one. False: it was the last. Errors are
-  /// thrown where the stream waits.
+  /// Makes `stream` wait for this round and submits the next one, if any. Returns false if it was the last round.
+  /// Errors are thrown where the stream waits.
   bool advance(Stream& stream);
-  /// `stream` continues after all rounds.
+  /// Makes `stream` wait for all rounds.
   void wait_on(Stream& stream);
   bool empty() const { return works_.empty() && !next_; }
 
@@ -62,65 +62,66 @@ class TESSERA_API WorkChain {
   Next next_;
 };
 
-/// What a plug-in is like, for the engine that must know whether it fits, and for whoever chooses.
+/// Properties of a plug-in, by which the engine checks that it fits and a user chooses.
 struct CollectiveCapabilities {
-  bool exact = true;           ///< the values that come out are those that went in, or their sum
-  bool linear = true;          ///< a sum over two axes, one after the other, is as good as one over both
-  bool whole = false;          ///< needs whole flat parameters, not shards of them
+  bool exact = true;           ///< outputs are exactly the inputs, or their sum
+  bool linear = true;          ///< summing over two axes one after the other is as good as one sum over both
+  bool whole = false;          ///< needs whole flat parameters, not shards
   bool deterministic = true;   ///< the same input gives the same bits
-  bool carries_state = false;  ///< from step to step; see state()
-  std::vector<DType> dtypes;   ///< of the data; empty: any
-  /// Encodings are bytes, each bit of which counts: where this is false they are gathered by `plain`.
+  bool carries_state = false;  ///< keeps state between steps; see state()
+  std::vector<DType> dtypes;   ///< supported dtypes of the data; empty: any
+  /// Whether the plug-in can gather encodings, of which each bit counts. Where false, `plain` gathers them.
   TESSERA_API bool carries_encodings() const;
 };
 
-/// A flat parameter that an instance will carry, in every step.
+/// A flat parameter that an instance transfers in every step.
 struct TransferSpec {
-  std::string name;  ///< of the unit, and where it has several flat parameters which one
+  std::string name;  ///< name of the unit, and of the flat parameter where it has several
   const FlatLayout* flat = nullptr;
   DType dtype = DType::f32;
-  std::int64_t elements = 0;  ///< of the larger side: a reduction's input, a gather's result
-  int ranks = 1;              ///< of the channel
+  std::int64_t elements = 0;  ///< of the larger side: a reduction's input, a gather's output
+  int ranks = 1;              ///< of the communicator
 };
 
-/// Where an instance works. All outlive it.
+/// Environment of an instance. All references outlive it.
 struct CollectiveSetup {
   comm::OpKind collective = comm::OpKind::all_gather;
   nn::Context& context;
-  LeasePool& buffers;                       ///< memory that the backend moves fastest, booked as `communication`
+  LeasePool& buffers;                       ///< memory that the backend transfers fastest, tracked as `communication`
   std::span<const TransferSpec> transfers;  ///< valid during the call
 };
 
-/// Bytes since the beginning: what `plain` would have sent from this rank, and what was sent.
+/// Cumulative bytes: what `plain` would have sent from this rank, and what was sent.
 struct CollectiveStats {
   std::uint64_t raw = 0;
   std::uint64_t sent = 0;
 };
 
-/// What `plain` starts, and what it sends from each rank for it.
+/// The operation that `plain` submits, and the bytes that each rank sends for it.
 TESSERA_API comm::Work start_plain(comm::OpKind collective, const CollectiveCall& call, const FlatTransfer& transfer);
 TESSERA_API std::uint64_t plain_bytes(comm::OpKind collective, const FlatTransfer& transfer, int ranks);
 
-/// An instance belongs to one engine and one collective; used by the engine's thread.
+/// An instance belongs to one engine and one collective. Used by the engine's thread.
 class TESSERA_API CollectivePlugin {
  public:
   virtual ~CollectivePlugin();
   virtual CollectiveCapabilities capabilities() const { return {}; }
-  /// Once, before the first run(). Throws InvalidUsage or Unsupported, naming the plug-in, where it can't work so.
+  /// Called once, before the first run(). Throws InvalidUsage or Unsupported, naming the plug-in, where it does not
+  /// support the setup.
   virtual void prepare(const CollectiveSetup& /*setup*/) {}
-  /// Appends to call.options.after, starts operations, and waits for nothing. An exception leaves the communicator as
-  /// it was, or failed.
+  /// Appends to call.options.after, submits operations, and does not wait. After an exception the communicator is
+  /// unchanged, or failed.
   virtual WorkChain run(const CollectiveCall& call) = 0;
 
-  /// What it carries from step to step: f32, in the device's memory, saved and restored with the rank's checkpoint.
-  /// Empty before prepare().
+  /// Plug-in state kept between steps: f32, in device memory, saved and restored with the rank's checkpoint. Empty
+  /// before prepare().
   struct State {
     std::string name;
     float* data = nullptr;
     std::size_t count = 0;
   };
   virtual std::vector<State> state() { return {}; }
-  /// Appends: what it carries is as at the beginning.
+  /// Appends work to `stream` that resets the state to its initial value.
   virtual void clear_state(Stream& /*stream*/) {}
   const CollectiveStats& stats() const { return stats_; }
 
@@ -128,7 +129,7 @@ class TESSERA_API CollectivePlugin {
   CollectiveStats stats_;
 };
 
-/// What a collective moves of one flat parameter, by arithmetic alone.
+/// Size of one flat parameter's transfer, for cost formulas.
 struct CollectiveSize {
   std::uint64_t elements = 0;  ///< of the larger side
   DType dtype = DType::f32;
@@ -140,19 +141,20 @@ struct CollectiveCost {
   std::uint64_t bytes = 0;  ///< sent by one rank
 };
 
-/// What can be plugged in, by collective and name. A value: a program copies built_in() and adds its own.
+/// The available collective plug-ins, by collective and name. A value type: a program copies built_in() and adds its
+/// own.
 class TESSERA_API CollectiveRegistry {
  public:
   using Factory = std::function<std::unique_ptr<CollectivePlugin>()>;
   using Cost = std::function<CollectiveCost(const CollectiveSize&)>;
-  /// `plain`, and those of plugins/collectives.
+  /// `plain`, and the plug-ins of plugins/collectives.
   static CollectiveRegistry built_in();
-  /// `cost` empty: that of `plain`.
+  /// `cost` empty: the cost of `plain`.
   void add(comm::OpKind collective, std::string name, Factory make, Cost cost = {});
-  /// A name may also be FILE.so:NAME, of a shared object; see plugin.h. Throws InvalidUsage that lists the names known
+  /// A name may also be FILE.so:NAME, of a plug-in file; see plugin.h. Throws InvalidUsage that lists the names known
   /// for this collective.
   std::unique_ptr<CollectivePlugin> make(comm::OpKind collective, std::string_view name) const;
-  /// What its author says that it costs. Throws as make().
+  /// The plug-in's cost formula. Throws as make() does.
   CollectiveCost cost(comm::OpKind collective, std::string_view name, const CollectiveSize& size) const;
   bool has(comm::OpKind collective, std::string_view name) const;
   /// "all_gather:plain", ...

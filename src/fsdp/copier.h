@@ -1,4 +1,4 @@
-// The one place in fsdp that copies bytes between buffers, so that copies can be counted. The hot path makes none.
+// The only place in fsdp that copies bytes between buffers, so that copies can be counted. The hot path makes none.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace tessera::fsdp {
 class TESSERA_API Copier {
  public:
   explicit Copier(base::DeviceRuntime& runtime) : runtime_(runtime) {}
-  /// Appends a copy within the device's memory to `stream`.
+  /// Appends a copy within device memory to `stream`.
   void copy(Stream& stream, void* to, const void* from, std::size_t bytes);
   std::uint64_t copied_bytes() const { return copied_bytes_; }
 
-  /// Appends a copy between a shard in the host's memory and the device. These make nothing twice: a shard has to pass
-  /// the link, as a gathered one has to pass the wire. So they are counted by themselves.
+  /// Appends a copy between a shard in host memory and the device. These copies are counted separately, because they
+  /// are no avoidable duplicates: an offloaded shard must cross the link, as a gathered one must cross the network.
   void upload(Stream& stream, void* device, const void* host, std::size_t bytes);
   void download(Stream& stream, void* host, const void* device, std::size_t bytes);
   std::uint64_t uploaded_bytes() const { return uploaded_bytes_; }

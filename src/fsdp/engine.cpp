@@ -1,4 +1,4 @@
-// A step's forwards and backwards: what the hooks in the model's modules do.
+// The forwards and backwards of a step: implementation of the hooks in the model's modules.
 #include "tessera/fsdp/engine.h"
 
 #include <utility>
@@ -11,8 +11,8 @@
 
 namespace tessera::fsdp {
 
-/// Units beside this one, in the direction of travel, are gathered while this one computes. What is computed again
-/// needs no unit whose backward is over.
+/// Prefetches neighboring units, in execution direction, while this one computes. Recomputation needs no unit whose
+/// backward is over.
 void Engine::prefetch(std::size_t unit, int direction, nn::Phase phase) {
   const std::vector<std::size_t>& wanted = (direction > 0 ? ahead_forward_ : ahead_backward_)[unit];
   for (const std::size_t index : wanted) gather_ahead(index, phase);
@@ -24,7 +24,7 @@ void Engine::prefetch(std::size_t unit, int direction, nn::Phase phase) {
   }
 }
 
-/// False: there is no room for more.
+/// Returns false if a prefetch limit is reached.
 bool Engine::gather_ahead(std::size_t index, nn::Phase phase) {
   ParamGroup& unit = *units_[index];
   if (unit.gathered() || (phase == nn::Phase::recompute && progress_[index].uses == 0)) return true;
@@ -34,13 +34,13 @@ bool Engine::gather_ahead(std::size_t index, nn::Phase phase) {
   return true;
 }
 
-/// Tells the other ranks what the last step did, before this one's first gather.
+/// Before a step's first gather: sends the previous step's execution order to the other ranks.
 void Engine::begin_step() {
   if (std::exchange(in_step_, true)) return;
   abort_on_mismatch([this] { order_->begin("step " + std::to_string(steps_ + 1)); });
 }
 
-/// Where they are rank 0's: before the first forward of a step that a backward follows.
+/// If buffers are rank 0's: broadcasts them before the first forward of a step that a backward follows.
 void Engine::share_buffers(nn::Phase phase) {
   if (options_.buffers == BufferSync::own || phase != nn::Phase::forward || model_.context().tape() == nullptr) return;
   if (!std::exchange(buffers_shared_, true)) buffers_->broadcast(0);
@@ -51,7 +51,8 @@ void Engine::agree(const std::string& what) {
   abort_on_mismatch([&] { order_->agree(what); });
 }
 
-/// The others may be waiting for this rank, on any channel: they learn why nothing comes.
+/// On a mismatch, aborts all communicators: other ranks may be waiting for this rank on any of them, and so receive the
+/// cause.
 template <class Check>
 void Engine::abort_on_mismatch(Check&& check) {
   try {
@@ -99,17 +100,18 @@ void Engine::post_forward(std::size_t index, nn::Module& module, nn::Phase phase
   fabric_->recorder.end(progress.spans.back(), fabric_->compute());
   progress.spans.pop_back();
   if (unit.kept_after_forward() || &module == &model_) return;
-  if (progress.entered >= unit.spec().modules.size()) {  // a unit of several modules stays until each was entered
+  // a unit of several modules stays unsharded until each was entered
+  if (progress.entered >= unit.spec().modules.size()) {
     progress.entered = 0;
     if (phase == nn::Phase::forward) {
       unit.reshard(model_.context().tape() != nullptr);
-    } else if (progress.spans.empty()) {  // else it is used around this call, or in its backward
+    } else if (progress.spans.empty()) {  // otherwise this unit is still in use around this call, or in its backward
       recomputed_.push_back(index);
     }
   }
 }
 
-/// A unit that was computed again stays until the next one is, since the last one's backward is what comes then.
+/// A recomputed unit stays unsharded until the next unit is recomputed, because its backward comes next.
 void Engine::reshard_recomputed(std::size_t but) {
   for (const std::size_t index : std::exchange(recomputed_, {}))
     if (index != but) units_[index]->reshard(true);
@@ -126,9 +128,9 @@ void Engine::pre_backward(std::size_t index) {
     throw InvalidUsage(
         "backward: this step's gradients are complete; call step() first, or set_is_last_backward(false) before all "
         "backwards of a step but the last");
-  if (!std::exchange(orders_agreed_, true))  // once it is worth a wait: most often ranks differ from the beginning
+  if (!std::exchange(orders_agreed_, true))  // wait once: ranks that differ mostly differ from the beginning
     abort_on_mismatch([this] {
-      // Libraries round differently: with the same code on all ranks the strategies end with the same bits.
+      // GEMM libraries round differently: strategies are bitwise equal only if all ranks use the same code.
       const bool here = model_.context().runtime().host_accessible();
       order_->agree("the first backward" + (here ? " with products by " + nn::kernels::products_name() : ""));
     });
@@ -139,7 +141,7 @@ void Engine::pre_backward(std::size_t index) {
   unit.unshard();
   if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, nn::Phase::backward);
   unit.wait_for_unshard();
-  if (unit.reducing()) finish_reductions();  // of the microbatch before: they had this forward to run in
+  if (unit.reducing()) finish_reductions();  // of the previous microbatch: they had this forward to overlap with
   unit.prepare_gradients();
   progress_[index].spans.push_back(
       fabric_->recorder.begin(TraceEventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
@@ -160,9 +162,9 @@ void Engine::reshard_after_backward(std::size_t index) {
 }
 
 void Engine::reduce(std::size_t index) {
-  // The reduction before this one had a whole unit's backward to run in. Taking it up here, rather than whenever it
-  // happens to be done, keeps the order of issue the same on every rank and two full gradients the most there are
-  // (beside the root's).
+  // The previous reduction overlapped with a whole unit's backward. Advancing it at this point, rather than whenever it
+  // happens to be done, keeps the issue order the same on every rank and at most two full gradients in memory (beside
+  // the root's).
   order_->note(units_[index]->name());
   units_[index]->start_reduction(last_backward_);
   continue_reductions();
@@ -182,10 +184,10 @@ void Engine::finish_reductions() {
 void Engine::end_root_backward() {
   for (std::size_t i = units_.size(); i-- > 0;) {
     if (progress_[i].reduced) continue;
-    // A unit that nothing used in this backward: the other ranks may have, so its zeros take part.
+    // This backward did not use the unit. Other ranks may have used it, so this rank contributes zeros.
     reduce(i);
   }
-  // Also those that were gathered ahead for nothing: the step would leave them with what parameters were before.
+  // Also units that were prefetched but not used: after the step they would hold old parameters.
   for (std::size_t i = 0; i < units_.size(); ++i) reshard_after_backward(i);
   gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
   for (UnitProgress& progress : progress_) progress = UnitProgress{};

@@ -1,4 +1,4 @@
-// The engine: trains any nn::Module under any strategy, by one path.
+// The engine: trains any nn::Module under any strategy, by one code path.
 //
 //   fsdp::Engine engine(model, world, {.strategy = fsdp::strategy_named("fsdp")});
 //   engine.initialize(seed);
@@ -7,9 +7,9 @@
 //     nn::Tensor loss;
 //     {
 //       nn::TapeScope recording(context, &tape);
-//       loss = model.loss(tokens, targets);     // hooks gather each unit before it computes, and reshard it after
+//       loss = model.loss(tokens, targets);     // hooks unshard each unit before it computes, and reshard it after
 //     }
-//     tape.backward(loss);                       // hooks gather again, and reduce the gradients of each unit
+//     tape.backward(loss);                       // hooks unshard again, and reduce the gradients of each unit
 //     engine.step(learning_rate);
 //   }
 #pragma once
@@ -40,33 +40,34 @@ class ModuleBuffers;
 class ExecOrderValidator;
 class ParamGroup;
 
-/// A range of a parameter, or of one of the optimizer's states of it, that one rank holds.
+/// A range of a parameter, or of one of its optimizer states, that this rank holds.
 struct ShardRange {
   const nn::Parameter& parameter;
   int state = -1;  ///< -1: the parameter's values
   nn::ElementRange range;
   DType dtype = DType::f32;
   const void* data = nullptr;
-  bool offloaded = false;  ///< `data` is the host's, and written
+  bool offloaded = false;  ///< `data` is in host memory, and already written
 };
 
-/// A range of a parameter's gradient that this rank updates with, or of all where the optimizer is replicated.
+/// The range of a parameter's gradient with which this rank updates; the whole gradient where the optimizer is
+/// replicated.
 struct GradientShard {
   const nn::Parameter& parameter;
   nn::ElementRange range;
   DType dtype = DType::f32;
-  void* data = nullptr;  ///< may be written; where the optimizer is replicated alike on every rank
+  void* data = nullptr;  ///< may be written, identically on every rank where the optimizer is replicated
   bool offloaded = false;
 };
 
-/// What one rank called and sent, by kind; `control` holds norms and votes. Cumulative.
+/// Calls and bytes sent by one rank, by kind; `control` holds norms and votes. Cumulative.
 struct TESSERA_API EngineTraffic {
   comm::TrafficStats::TrafficCount all_gather, reduce_scatter, all_reduce, control;
-  comm::TrafficStats::TrafficCount broadcast;  ///< of buffers
+  comm::TrafficStats::TrafficCount broadcast;  ///< of module buffers
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };
 
-/// One per rank and model; used by one thread. `model` and `world` outlive it. Constructing it is collective; so are
+/// One per rank and model; used by one thread. `model` and `world` outlive it. The constructor is collective; so are
 /// step(), initialize(), for_each_parameter() and a forward or backward of the model. Every rank makes the same calls
 /// in the same order.
 class TESSERA_API Engine {
@@ -76,131 +77,134 @@ class TESSERA_API Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Initial values from the parameters' and buffers' Init, each rank its own part; clears the optimizer.
+  /// Sets initial values from the Init of parameters and buffers, each rank its own shard; clears the optimizer.
   void initialize(std::uint64_t seed);
-  /// Values from somewhere else: `fill` is called for ranges of parameters and writes them to the
-  /// host memory that it is given. Only of the parameters that are `wanted` (empty: all).
+  /// Sets values from another source: `fill` is called for ranges of parameters and writes them to the host memory
+  /// passed to it. Only parameters that are `wanted` (empty: all).
   using ParameterFilter = std::function<bool(const nn::Parameter&)>;
   using ParameterLoader = std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>;
   void load(const ParameterLoader& fill, const ParameterFilter& wanted = {});
 
-  /// Initial values of the program's own for the parameters that it wants, ranges of them where they live; the others
-  /// as above.
+  /// As initialize(seed), but `own` fills the parameters that are `wanted`, in the ranges that this rank holds.
   void initialize(std::uint64_t seed, const ParameterLoader& own, const ParameterFilter& wanted);
-  /// Values that rank `from` has: `fill` is called there only, for whole parameters; buffers get what they hold there.
-  /// Needs memory of the host for a unit.
+  /// Sets all ranks to the values of rank `from`: `fill` is called on that rank only, for whole parameters; buffers are
+  /// broadcast. Needs host memory for one unit.
   void broadcast_from(int from, const ParameterLoader& fill, const ParameterFilter& wanted = {});
 
-  /// After parameters began or ceased to require a gradient: lays out anew the units in which that is so, without
-  /// changing a value. What is trained from now on has an optimizer that begins here; of what is frozen it is dropped,
-  /// and of 16-bit parameters the masters. Between two steps; collective: throws Mismatch where the ranks don't agree.
+  /// Call after parameters began or ceased to require a gradient: rebuilds the layout of the affected units without
+  /// changing a value. The optimizer of a newly trained parameter starts here; a newly frozen parameter loses its
+  /// optimizer state, and a half-precision one its master weights. Call between two steps. Collective: throws Mismatch
+  /// where the ranks disagree.
   void apply_requires_grad();
 
-  /// Gradients as they are after the last backward, averaged over the ranks (and as often too large as loss_scale()
-  /// says), until step(). In memory of the device, in the order of its compute stream. What is written is what step()
-  /// clips and uses. Throws InvalidUsage without a last backward, Unsupported where the norm has been formed and the
-  /// gradients lie with the host.
+  /// Visits this rank's gradients after the last backward and until step(), averaged over the ranks and still
+  /// multiplied by loss_scale(). The data is in device memory, in the order of the compute stream. step() clips and
+  /// uses what the visitor writes. Throws InvalidUsage without a last backward, Unsupported if the norm has been
+  /// computed and the gradients are in host memory.
   void for_each_gradient(const std::function<void(const GradientShard&)>& visitor);
 
-  /// Whether the backwards from here on are the last of their step. Before it, gradients add up as the strategy says
-  /// (Sync::when); give the loss a share of the step's, as in backward(loss, 1.0 / microbatches).
+  /// Whether the following backwards are the last of their step. Before the last one, gradients accumulate as the
+  /// strategy says (Sync::when); scale the loss to its share of the step, as in backward(loss, 1.0 / microbatches).
   void set_is_last_backward(bool last) { last_backward_ = last; }
 
-  /// After the last backward: waits for the reductions, clips, updates, and starts what must be gathered again.
-  /// Throws InvalidUsage where no last backward of the whole model came before.
+  /// Call after the last backward: waits for the reductions, clips, updates, and submits the gathers that follow an
+  /// update. Throws InvalidUsage if no last backward of the whole model came before.
   void step(double learning_rate);
-  /// Where the strategy has a period: the replicas meet now, as they do by themselves at its end. No effect where they
-  /// have just met, or meet in every step. Collective.
+  /// For strategies with a sync period: synchronizes the replicas now, as the engine does at the end of each period. No
+  /// effect where they have just synchronized, or synchronize in every step. Collective.
   void sync_replicas();
-  /// Waits (on the compute stream) for what step() left in flight; otherwise the next forward does. For measuring.
+  /// Makes the compute stream wait for the operations that step() left in flight; otherwise the next forward does. For
+  /// measurements.
   void wait();
   bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.use_loss_scaling; }
-  /// Gradients are this many times too large from the next backward on, since the loss is; step() divides them. Throws
-  /// InvalidUsage without use_loss_scaling.
+  /// Sets the factor by which gradients are too large from the next backward on, because the loss is; step() divides by
+  /// it. Throws InvalidUsage without use_loss_scaling.
   void set_loss_scale(double scale);
   double loss_scale() const { return loss_scale_; }
-  /// Of the last step, over all ranks, before clipping, and unscaled. Waits. Throws InvalidUsage unless one
-  /// of clip_norm, measure_norm and use_loss_scaling is set.
+  /// The gradient norm of the last step, over all ranks, before clipping, and unscaled. Waits. Throws InvalidUsage
+  /// unless one of clip_norm, measure_norm and use_loss_scaling is set.
   double grad_norm();
   std::uint64_t steps() const { return steps_; }
 
-  /// Shows every parameter whole, in byte order of the names, on every rank; of 16-bit ones the f32 masters, of
-  /// encodings the bytes, as numbers (so do fill() and checkpoints). The data is in host memory and valid during the
-  /// call. Waits.
+  /// Visits every full parameter, in byte order of the names, on every rank: of half-precision parameters the f32
+  /// master weights, of encodings the bytes as numbers (load() and checkpoints do the same). The data is in host memory
+  /// and valid during the call. Waits.
   using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   void for_each_parameter(const Visitor& visitor);
 
-  /// This rank's share of what is saved: an n-th of every parameter (its f32 master where there is one) and of the
-  /// optimizer's state, so that all ranks' shares are the whole, each element once. Ranges are of the parameter's own
-  /// elements; `data` is valid during the call, the device's in the order of the compute stream. Not collective.
+  /// Visits the sharded state that this rank saves: 1/n of every parameter (its f32 master weights where they exist)
+  /// and of the optimizer state. All ranks together cover each element exactly once. Ranges count a parameter's own
+  /// elements. `data` is valid during the call; device data is in the order of the compute stream. Not collective.
   void for_each_shard(const std::function<void(const ShardRange&)>& visitor);
-  /// As fill(), of the optimizer's states: `state` counts from 0. Every rank sets all that it holds.
+  /// As load(), for optimizer states: `state` counts from 0. Each rank sets every range that it holds.
   void load_optimizer_state(
       const std::function<void(const nn::Parameter&, int state, nn::ElementRange, float* out)>& fill,
       const ParameterFilter& wanted = {});
-  /// How many there are for each element of a trainable parameter.
+  /// Number of optimizer states per element of a trainable parameter.
   int states() const;
-  /// The step after which a parameter began to be trained: 0, unless refresh() unfroze it. Its optimizer counts from
-  /// there.
+  /// The step after which training of a parameter began: 0, unless apply_requires_grad() unfroze it. Its optimizer
+  /// counts from there.
   std::uint64_t trained_since(const nn::Parameter& parameter) const;
   void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
-  /// As if so many steps had been done, of which some changed nothing: the next one is the number after.
-  /// `apart`: replicas_apart() of the run that is resumed; without it they are apart unless a period ends here.
+  /// Sets the step counters as if `steps` steps had been made, of which `skipped` changed nothing: the next step has
+  /// the following number. `apart` is replicas_apart() of the run that is resumed; without it, the replicas count as
+  /// apart unless a sync period ends here.
   void set_steps(std::uint64_t steps, std::uint64_t skipped = 0, std::optional<bool> apart = std::nullopt);
-  /// Under a strategy with a period: the replicas have done steps since their last sync.
+  /// Under a strategy with a sync period: the replicas have made steps since the last sync.
   bool replicas_apart() const { return apart_; }
-  /// Of steps(): those that changed nothing; the optimizer doesn't count them.
+  /// The number of steps() that changed nothing; the optimizer does not count them.
   std::uint64_t skipped_steps() const { return skipped_steps_; }
   nn::Module& model() { return model_; }
-  /// Those of all units.
+  /// The parameters of all units.
   std::vector<std::shared_ptr<nn::Parameter>> parameters() const;
-  /// Of the whole model. Their memory is the engine's; nothing of them is sharded or reduced.
+  /// The buffers of the whole model. The engine owns their memory; they are not sharded or reduced.
   const std::vector<std::shared_ptr<nn::ModuleBuffer>>& buffers() const;
-  /// Sets buffers of this rank: `fill` writes all of one to the host memory that it is given. Only of those that are
+  /// Sets buffers of this rank: `fill` writes a whole buffer to the host memory passed to it. Only buffers that are
   /// `wanted` (empty: all). Not collective.
   void fill_buffers(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
                     const std::function<bool(const nn::ModuleBuffer&)>& wanted = {});
 
   /// Throws InvalidUsage, with the reason, unless forward and backward are the same work on one stream in every step.
   void require_graphable() const;
-  /// A graph has done what a last backward of the whole model does.
+  /// Records that a graph replay has done what a last backward of the whole model does.
   void note_replayed() { gradients_ = Gradients::complete; }
 
-  /// What is this rank's alone, f32, the device's, in the order of the compute stream: what the collective plug-ins
-  /// carry from step to step, named by collective, and with a period the replica's parameters and states. Not
-  /// collective.
+  /// State that only this rank holds: f32, in device memory, in the order of the compute stream. It consists of the
+  /// state of the collective plug-ins, named by collective, and with a sync period the replica's parameters and
+  /// optimizer states. Not collective.
   std::vector<CollectivePlugin::State> plugin_state();
-  /// Sets all of it: `fill` writes the count of each for this rank. Empty: as at the beginning. Not collective.
+  /// Sets all plug-in state: `fill` writes the `count` values of each entry for this rank. Empty: resets it. Not
+  /// collective.
   void load_plugin_state(const std::function<void(const CollectivePlugin::State&, int rank, float* out)>& fill);
-  /// Of this rank, for one collective.
+  /// Counters of this rank for one collective.
   CollectiveStats collective_stats(comm::OpKind collective) const;
 
-  /// Drops a half-done step after an exception, and what the collective plug-ins carried over; parameters and optimizer
-  /// are as they were before it, buffers as its forward left them.
+  /// Drops an incomplete step after an exception, and the state of the collective plug-ins. Parameters and optimizer
+  /// are as before the step, buffers as its forward left them.
   void abort_step();
 
   struct UnitStats {
     std::string name;
     std::int64_t elements = 0;  ///< of the parameters
-    std::int64_t padding = 0;   ///< beyond them: between parameters and at the end
+    std::int64_t padding = 0;   ///< alignment between parameters and at the end
     bool kept_after_forward = false;
     bool is_root = false;
     Strategy strategy;
-    std::size_t peak_bytes = 0;  ///< so far, of what it leased: unsharded parameters and gradients
+    std::size_t peak_bytes = 0;  ///< of its leases so far: unsharded parameters and gradients
   };
   std::vector<UnitStats> units() const;  ///< in forward order
   std::vector<UnitSize> unit_sizes() const;
-  /// That of most units, as it is laid over the mesh.
+  /// The strategy of most units, as applied to the mesh.
   const Strategy& strategy() const { return options_.strategy; }
   const MeshShape& mesh() const;
   int rank() const;
   EngineTraffic traffic() const;
-  /// Bytes that this engine's norms send per step, at most over ranks.
+  /// Bytes that this engine's norms and order checks send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
-  /// ... and what this rank sends per step, in one call, where buffers are rank 0's (EngineTraffic::broadcast).
+  /// Bytes that this rank sends per step, in one call, where buffers are rank 0's (EngineTraffic::broadcast).
   std::uint64_t buffer_formula_bytes() const;
   std::uint64_t copied_bytes() const;
-  /// Between this rank's device and its shards in the host's memory. Cumulative.
+  /// Bytes between this rank's device and its shards in host memory. Cumulative.
   OffloadBytes offload_bytes() const;
   TraceRecorder& recorder();
 
@@ -229,16 +233,16 @@ class TESSERA_API Engine {
   void make_collectives();
   void prepare_collectives();
   void clear_plugin_state();
-  /// Steps until replicas meet; 1 where they have no period.
+  /// Steps between replica syncs; 1 without a sync period.
   std::uint64_t period() const;
   void reserve_pieces();
   void prepare_norm();
   void add_unit(UnitSpec spec);
   void compute_norm();
   void mark_kept_units();
-  /// Before values are written: what the last step left in flight comes first.
+  /// Called before values are written: orders the writes after what the last step left in flight.
   void begin_values();
-  /// What was written to parameters on the compute stream comes before the next gather.
+  /// Orders the next gather after what was written to parameters on the compute stream.
   void publish_values();
 
   nn::Module& model_;
@@ -248,25 +252,25 @@ class TESSERA_API Engine {
   std::vector<Strategy> strategies_;                // of units_
   struct UnitProgress {
     int uses = 0;             // forwards recorded on the tape whose backward has not ended
-    std::size_t entered = 0;  // of the unit's modules, in this forward
+    std::size_t entered = 0;  // modules of the unit entered in this forward
     bool reduced = false;     // in this backward
     std::vector<TraceRecorder::Span> spans;
   };
   std::vector<UnitProgress> progress_;
-  std::vector<std::vector<std::size_t>> ahead_forward_, ahead_backward_;  // by unit: what the program wants gathered
+  std::vector<std::vector<std::size_t>> ahead_forward_, ahead_backward_;  // by unit: the program's prefetch order
   std::unique_ptr<ModuleBuffers> buffers_;
   std::unique_ptr<ExecOrderValidator> order_;
-  bool orders_agreed_ = false;           // those of the first forward
-  bool in_step_ = false;                 // something was gathered or reduced since the last one
-  bool buffers_shared_ = false;          // in this step
-  bool norm_parts_stale_ = false;        // gradients may have been written since they were formed
+  bool orders_agreed_ = false;           // the ranks have compared the first forward's order
+  bool in_step_ = false;                 // something was gathered or reduced since the last step()
+  bool buffers_shared_ = false;          // broadcast in this step
+  bool norm_parts_stale_ = false;        // gradients may have been written since the partial norms were computed
   std::vector<std::size_t> reducing_;    // oldest first
-  std::vector<std::size_t> recomputed_;  // whose backward has not begun
-  bool apart_ = false;                   // replicas have done steps since their last sync
-  Buffer norm_parts_;  // f64: a slot per flat parameter and n-th of it; zero for those that other ranks hold
-  Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the factor
+  std::vector<std::size_t> recomputed_;  // recomputed units whose backward has not begun
+  bool apart_ = false;                   // replicas have made steps since the last sync
+  Buffer norm_parts_;  // f64: a slot per flat parameter and slice (1/n of it); zero in slots of other ranks
+  Buffer norms_;       // f64: the slots' sums over the ranks, then the norm, then the clipping factor
   std::size_t norm_slots_ = 0;
-  std::vector<ShardingPlan::AxisSlice> norm_cuts_;  // along which ranks have parts of the norm
+  std::vector<ShardingPlan::AxisSlice> norm_cuts_;  // axes over which the partial norms are distributed
   std::uint64_t steps_ = 0;
   std::uint64_t skipped_steps_ = 0;
   double loss_scale_ = 1;

@@ -27,7 +27,7 @@ bool GradientScaler::after_step() {
     next.scale *= options_.growth;
     next.good_steps = 0;
   }
-  // Beyond the range of floats a scale would make what it should prevent.
+  // A scale near the limits of f32 would itself cause overflow or underflow.
   next.scale = std::fmin(std::fmax(next.scale, 0x1p-24), 0x1p96);
   set_state(next);
   return done;

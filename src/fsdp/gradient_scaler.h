@@ -1,4 +1,4 @@
-// The loss scale of a training in f16: as large as gradients allow, so that small ones don't vanish.
+// Dynamic loss scaling for training in f16: as large as gradients allow, so that small gradients do not underflow.
 //
 //   fsdp::GradientScaler scaler(engine);                     // engine's options: .use_loss_scaling = true
 //   for (...) {
@@ -8,8 +8,8 @@
 //   }
 //
 // Source: dynamic loss scaling as in Micikevicius et al., arXiv 1710.03740, section 3.2, with the numbers of PyTorch's
-// GradScaler. The norm that the ranks form together says whether a gradient of any of them isn't finite, so all of them
-// skip the step, and no vote is needed.
+// GradScaler. The gradient norm over all ranks shows whether a gradient of any rank is not finite, so all ranks skip
+// the same steps without a separate vote.
 #pragma once
 
 #include <cstdint>
@@ -25,31 +25,31 @@ struct GradientScalerOptions {
   std::int64_t interval = 2000;
 };
 
-/// What a checkpoint keeps of it.
+/// The state that a checkpoint saves.
 struct GradientScalerState {
   double scale = 0;
   std::int64_t good_steps = 0;      ///< in a row
-  std::uint64_t skipped_steps = 0;  ///< of all
+  std::uint64_t skipped_steps = 0;  ///< in total
   bool operator==(const GradientScalerState&) const = default;
 };
 
-/// Belongs to one engine and its thread; every rank has one, and all do the same.
+/// Used by one engine's thread. Every rank has one, and all ranks make the same calls.
 class TESSERA_API GradientScaler {
  public:
   using Options = GradientScalerOptions;
   using State = GradientScalerState;
 
-  /// Throws InvalidUsage for options that make no sense, or an engine without use_loss_scaling.
+  /// Throws InvalidUsage for invalid options, or an engine without use_loss_scaling.
   explicit GradientScaler(Engine& engine, Options options = {});
 
-  /// What the loss's gradient begins with, times the loss's share of the step.
+  /// The initial gradient of the loss, to be multiplied by the loss's share of the step.
   double scale() const { return state_.scale; }
-  /// After each Engine::step(): true where it changed the parameters. Else the optimizer has not counted it, and the
-  /// scale is smaller. Waits, as grad_norm() does.
+  /// Call after each Engine::step(). Returns true if the step changed the parameters; otherwise the optimizer has not
+  /// counted it, and the scale is reduced. Waits, as grad_norm() does.
   bool after_step();
 
   const State& state() const { return state_; }
-  /// Also the engine's skipped steps, of those that it has done.
+  /// Also sets the engine's number of skipped steps.
   void set_state(const State& state);
 
  private:

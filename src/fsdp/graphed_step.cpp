@@ -5,7 +5,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Events are points of a stream that runs; in a graph there are none.
+/// Disables trace events during capture: events are points of an executing stream, and a graph has none.
 class WithoutEvents {
  public:
   explicit WithoutEvents(TraceRecorder& recorder) : recorder_(recorder) { recorder_.set_recording(false); }
@@ -26,7 +26,7 @@ GraphedStep::GraphedStep(nn::Context& context, Engine& engine) : context_(contex
 GraphedStep::~GraphedStep() {
   try {
     context_.stream().synchronize();
-  } catch (const std::exception&) {  // a device that is broken runs nothing any more
+  } catch (const std::exception&) {  // a failed device runs nothing any more
   }
 }
 
@@ -39,7 +39,8 @@ nn::Tensor GraphedStep::run(const std::function<nn::Tensor()>& step) {
 }
 
 void GraphedStep::record(const std::function<nn::Tensor()>& step) {
-  context_.memory().trim();  // the graph's memory is its own: what a step has left idle would be there twice
+  // the graph has its own memory: free what the last step left idle, or it would be allocated twice
+  context_.memory().trim();
   memory_ = context_.memory().make_keeping();
   const WithoutEvents without(engine_.recorder());
   nn::GraphCapture capture(context_, *memory_);

@@ -1,4 +1,4 @@
-// Forward and backward as one graph of the device: for models so small that starting their kernels takes longer than
+// Forward and backward as one captured device graph: for models so small that launching their kernels takes longer than
 // running them.
 #pragma once
 
@@ -10,29 +10,29 @@
 
 namespace tessera::fsdp {
 
-/// Of one engine and batch shape; used by the engine's thread, and gone before the engine. Engine::step() stays
-/// outside, since its numbers change. The memory of a step's activations is kept while it lives; events
-/// (Engine::recorder()) are those of what is not replayed.
+/// Captures the steps of one engine and batch shape. Used by the engine's thread, and destroyed before the engine.
+/// Engine::step() stays outside the graph, since its arguments change. The memory of a step's activations is kept for
+/// the object's lifetime. Trace events (Engine::recorder()) cover only work that is not replayed.
 class TESSERA_API GraphedStep {
  public:
-  /// Throws InvalidUsage, with the reason, where a step of this engine is not the same work on one stream each time.
+  /// Throws InvalidUsage, with the reason, if a step of this engine is not the same work on one stream each time.
   GraphedStep(nn::Context& context, Engine& engine);
-  /// Waits for what runs.
+  /// Waits for the stream's work.
   ~GraphedStep();
   GraphedStep(const GraphedStep&) = delete;
   GraphedStep& operator=(const GraphedStep&) = delete;
 
-  /// The loss, after forward and backward; the next call may overwrite it. `step` computes both from tensors that stay
-  /// in their place, whatever they hold: the first call runs it, the second records it, and from then on it is not
-  /// called again. Throws Unsupported where the device has no graphs, InvalidUsage for what can't be part of one
-  /// (dropout, the host in between).
+  /// Returns the loss, after forward and backward; the next call may overwrite it. `step` computes both from tensors
+  /// whose addresses stay the same, whatever their values: the first call runs it, the second captures it, and later
+  /// calls replay the graph without calling it. Throws Unsupported if the device has no graphs, InvalidUsage for work
+  /// that a graph cannot contain (dropout, host work in between).
   nn::Tensor run(const std::function<nn::Tensor()>& step);
 
  private:
   void record(const std::function<nn::Tensor()>& step);
   nn::Context& context_;
   Engine& engine_;
-  bool warm_ = false;  // tables are made and libraries loaded when something runs for the first time
+  bool warm_ = false;  // the first run creates tables and loads libraries
   std::unique_ptr<base::MemoryPool> memory_;
   std::unique_ptr<base::Graph> graph_;
   nn::Tensor loss_;

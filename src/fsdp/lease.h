@@ -1,4 +1,4 @@
-// Unsharded buffers, lent from a pool and taken back with a promise: "free once this event is reached".
+// A pool of unsharded buffers, handed out as leases: a released buffer is reused once an event is reached.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@ namespace tessera::fsdp {
 
 class LeasePool;
 
-/// Memory with an owner. Move-only; returning it is explicit, because it needs an event. A lease that is destroyed
-/// unreturned (after an error) waits for nothing: its pool is told that every stream has stopped.
+/// Exclusive use of a pooled buffer by a named owner. Move-only. give_back() is explicit, because it needs an event.
+/// Destroying an unreturned lease (after an error) waits for nothing; the caller must have stopped all streams.
 class TESSERA_API Lease {
  public:
   Lease() = default;
@@ -26,7 +26,7 @@ class TESSERA_API Lease {
   const std::string& owner() const { return owner_; }
   explicit operator bool() const { return pool_ != nullptr; }
 
-  /// Gives the memory back. Who leases it next starts after `released`.
+  /// Releases the buffer. Its next lease starts after `released`.
   void give_back(Event released);
 
  private:
@@ -38,11 +38,11 @@ class TESSERA_API Lease {
   std::string owner_;
 };
 
-/// Buffers of one use and one rank. One thread; outlives its leases.
+/// A pool of buffers of one memory category and one rank. Used by one thread; outlives its leases.
 class TESSERA_API LeasePool {
  public:
-  using Allocate = std::function<Buffer(std::size_t bytes)>;  ///< memory that is booked nowhere: the pool books it
-  /// Fills memory that was given back with NaN once `released` is reached; the event returned comes after that.
+  using Allocate = std::function<Buffer(std::size_t bytes)>;  ///< memory that no tracker counts: the pool tracks it
+  /// Fills released memory with NaN once `released` is reached; the returned event follows that fill.
   using Poison = std::function<Event(const Event& released, void* data, std::size_t bytes)>;
   LeasePool(MemoryTracker& memory_tracker, MemoryCategory use, Allocate allocate,
             Poison poison);  ///< `poison` may be empty
@@ -50,10 +50,11 @@ class TESSERA_API LeasePool {
   LeasePool(const LeasePool&) = delete;
   LeasePool& operator=(const LeasePool&) = delete;
 
-  /// Idle memory of at least `bytes`, else new memory. `user` is made to wait until its last tenant was done with it.
+  /// Leases an idle buffer of at least `bytes`, or allocates one. Makes `user` wait until the previous lease's
+  /// `released` event is reached.
   Lease acquire(std::size_t bytes, std::string owner, Stream& user);
 
-  /// Owners of what is out now.
+  /// Owners of the current leases.
   std::vector<std::string> owners() const;
 
  private:

@@ -50,7 +50,7 @@ Mesh::Mesh(comm::Communicator& world, MeshShape shape) : world_(world), shape_(s
   }
   for (const MeshAxis& axis : shape_.axes) {
     if (axis.size == 1) continue;
-    // Ranks that differ in this axis only share a color: the rank with this coordinate taken out.
+    // Ranks that differ only in this axis share a color: the rank with this coordinate set to zero.
     int stride = 1;
     for (auto it = shape_.axes.rbegin(); it != shape_.axes.rend() && it->name != axis.name; ++it) stride *= it->size;
     const int mine = coordinate(axis.name);

@@ -19,32 +19,33 @@ struct MeshAxis {
 struct TESSERA_API MeshShape {
   std::vector<MeshAxis> axes;
   int size() const;
-  int size_of(const Axis& axis) const;  ///< 1 for an axis that the mesh doesn't have
-  /// Replicas x shards.
+  int size_of(const Axis& axis) const;  ///< 1 for an axis that is not in the mesh
+  /// A mesh of replicas x shards.
   static MeshShape grid(int replicas, int shards);
 };
 
-/// "RxS", as --mesh spells it. Throws InvalidUsage.
+/// Parses "RxS", the format of --mesh. Throws InvalidUsage.
 TESSERA_API MeshShape parse_mesh(std::string_view text);
 
-/// What --mesh defaults to: for one-axis strategies 1 x ranks; else 2 x ranks/2 on one host, hosts x ranks per host on
-/// several, and ranks x 1 for replicas that meet once in a period. Throws InvalidUsage where ranks can't be divided so.
-/// One rank is 1 x 1.
+/// The default of --mesh. One-axis strategies: 1 x ranks. Otherwise 2 x ranks/2 on one host, hosts x ranks per host on
+/// several hosts, and ranks x 1 for replicas with a sync period. One rank is 1 x 1. Throws InvalidUsage if the ranks
+/// cannot be divided that way.
 TESSERA_API MeshShape default_mesh(const Strategy& strategy, int ranks, int ranks_per_host);
 
-/// The mesh with its shards in groups of so many neighbours: replicate x group x shard. Must divide them.
+/// The mesh with its shard axis divided into groups of `shards` neighboring ranks: replicate x group x shard. `shards`
+/// must divide the shard axis.
 TESSERA_API MeshShape in_groups(const MeshShape& mesh, int shards);
 
-/// The communicators of one axis. Two channels carry gathers and reductions, so that neither queues behind the other;
-/// each has one issue order, the same on every rank. `control` is for norms and votes.
+/// The communicators of one axis. Gathers and reductions have a communicator each, so that neither queues behind the
+/// other; each has one issue order, the same on every rank. `control` is for norms and votes.
 struct AxisCommunicators {
   std::unique_ptr<comm::Communicator> gather;
   std::unique_ptr<comm::Communicator> reduce;
   std::unique_ptr<comm::Communicator> control;
 };
 
-/// Collective to construct; `world` outlives it. Axes of length 1 have no communicators: nothing is ever called on
-/// them.
+/// A mesh over the ranks of `world`, which outlives it. The constructor is collective. Axes of length 1 have no
+/// communicators, because nothing is ever called on them.
 class TESSERA_API Mesh {
  public:
   Mesh(comm::Communicator& world, MeshShape shape);
@@ -53,7 +54,7 @@ class TESSERA_API Mesh {
   comm::Communicator& world() const { return world_; }
   int rank() const { return world_.rank(); }
   int size() const { return world_.size(); }
-  /// This rank's place on the axis.
+  /// This rank's coordinate on the axis.
   int coordinate(const Axis& axis) const;
   /// Throws InvalidUsage for an axis of length 1.
   AxisCommunicators& channels(const Axis& axis);

@@ -1,4 +1,4 @@
-// Shared objects with strategies and collectives: found, loaded, looked over, and asked by name.
+// Plug-in files with strategies and collectives: search, loading, validation and lookup.
 #include "tessera/fsdp/plugin.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".so";
 constexpr std::array kPluginState = {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce};
 
-/// FILE.so:NAME in its two parts.
+/// FILE.so:NAME, split.
 struct PluginName {
   std::string file, name;
 };
@@ -65,7 +65,7 @@ void require_name(const std::string& name, const std::string& what) {
     throw InvalidUsage(what + " is called '" + name + "'; a name has letters, digits, '_', '-' and '.'");
 }
 
-/// Throws InvalidUsage where something of it can't be.
+/// Throws InvalidUsage if an export is invalid.
 void look_over(const PluginExports& offer) {
   std::set<std::pair<std::string, std::string>> names;
   const auto add = [&](const std::string& kind, const std::string& name) {
@@ -95,7 +95,7 @@ void look_over(const PluginExports& offer) {
   }
 }
 
-/// What makers and costs throw is the plug-in's own business; here it has its name.
+/// Calls a plug-in's function and adds its name to foreign exceptions.
 template <class Function, class... Arguments>
 auto call_named(const std::string& name, const Function& function, const Arguments&... arguments) {
   try {
@@ -110,7 +110,7 @@ auto call_named(const std::string& name, const Function& function, const Argumen
 }
 
 const PluginExports& load(const std::string& file) {
-  // What is loaded is a fact of the process, as for dlopen() itself.
+  // Loaded modules are process-wide, as for dlopen() itself.
   static std::mutex mutex;
   static std::map<std::string, PluginExports> loaded;
   const std::string path = find_file(file).string();

@@ -1,8 +1,10 @@
-// What a shared object offers to trainings: collectives and strategies by name, through one C function,
-// tessera_fsdp_plugin_entry(). It is named as FILE.so:NAME wherever a strategy or a collective is, loaded then, and
-// never unloaded.
+// Plug-in files: a shared object that exports collectives and strategies by name, through one C function,
+// tessera_fsdp_plugin_entry(). FILE.so:NAME is accepted wherever a strategy or a collective is named; the file is
+// loaded on first use and never unloaded.
 //
-//   tessera::fsdp::Offer my_offer() { return {.collectives = {{kind, "half", make, cost}}, .strategies = {mine}}; }
+//   tessera::fsdp::PluginExports my_offer() {
+//     return {.collectives = {{kind, "half", make, cost}}, .strategies = {mine}};
+//   }
 //   TESSERA_FSDP_PLUGIN(my_offer)
 //
 //   tessera compare --strategies fsdp,fsdp+./mine.so:half,./mine.so:mine
@@ -24,7 +26,7 @@
 
 namespace tessera::fsdp {
 
-/// What CollectiveRegistry::add() takes. Ranks may be threads, which call both at the same time.
+/// The arguments of CollectiveRegistry::add(). Ranks may be threads that call `make` and `cost` concurrently.
 struct OfferedCollective {
   comm::OpKind collective = comm::OpKind::all_gather;  ///< or reduce_scatter, or all_reduce
   std::string name;
@@ -32,14 +34,14 @@ struct OfferedCollective {
   CollectiveRegistry::Cost cost = {};  ///< empty: that of `plain`
 };
 
-/// Names have letters, digits, '_', '-' and '.', and occur once. What carries a strategy's collectives is built in, or
-/// one of the same offer, by its name alone.
+/// Everything that a file exports. Names consist of letters, digits, '_', '-' and '.', and occur once per kind. A
+/// strategy's collectives are built in, or exported by the same file and referred to by their plain names.
 struct PluginExports {
   std::vector<OfferedCollective> collectives;
   std::vector<Strategy> strategies;
 };
 
-/// Nothing throws through the entry; see comm::PluginCommunicator.
+/// The result of the entry, which throws nothing itself; see comm::PluginCommunicator.
 struct PluginOffer {
   PluginExports offer;
   std::exception_ptr error;
@@ -49,7 +51,7 @@ struct PluginOffer {
 
 extern "C" {
 
-/// `abi` and `size` are read first, and nothing else where they are not the library's own.
+/// The loader reads `abi` and `size` first, and nothing else unless they are the library's own.
 struct tessera_fsdp_plugin {
   const char* abi;   ///< TESSERA_FSDP_PLUGIN_ABI
   std::size_t size;  ///< of this struct
@@ -61,7 +63,7 @@ using tessera_fsdp_plugin_entry_function = const tessera_fsdp_plugin*();
 
 namespace tessera::fsdp {
 
-/// The struct that hands out what `offer` returns.
+/// A struct whose entry returns the result of `offer`.
 template <PluginExports (*offer)()>
 tessera_fsdp_plugin plugin_of(const char* abi) noexcept {
   return {.abi = abi, .size = sizeof(tessera_fsdp_plugin), .offer = +[]() noexcept -> PluginOffer {
@@ -73,23 +75,24 @@ tessera_fsdp_plugin plugin_of(const char* abi) noexcept {
           }};
 }
 
-/// Whether `name` is one of a shared object: FILE.so:NAME, or FILE.so, which is refused with what the file offers.
+/// Whether `name` refers to a plug-in file: FILE.so:NAME, or FILE.so, which is rejected with a list of the file's
+/// exports.
 TESSERA_API bool is_plugin_name(std::string_view name);
 
-/// The strategy FILE.so:NAME, which has this as its name. A FILE without a folder is looked for in the current one,
-/// then where TESSERA_PLUGIN_PATH points. Throws InvalidUsage: why the file can't be loaded, what of its offer can't
-/// be, or what it offers where NAME isn't among that.
+/// The strategy FILE.so:NAME, with this text as its name. A FILE without a directory is searched in the current
+/// directory, then in TESSERA_PLUGIN_PATH. Throws InvalidUsage that says why the file cannot be loaded, which export is
+/// invalid, or what the file exports if NAME is not among it.
 TESSERA_API Strategy plugin_strategy(std::string_view name);
 
-/// The collective FILE.so:NAME; throws as plugin_strategy(). What its maker throws, that is none of our errors, comes
-/// out as InvalidUsage with its name.
+/// The collective FILE.so:NAME; throws as plugin_strategy() does. An exception of its factory or cost function that is
+/// not a Tessera error becomes InvalidUsage with the collective's name.
 TESSERA_API OfferedCollective plugin_collective(comm::OpKind collective, std::string_view name);
-/// Whether the file has it for this collective. Throws where the file can't be loaded.
+/// Whether the file exports the name for this collective. Throws if the file cannot be loaded.
 TESSERA_API bool has_plugin_collective(comm::OpKind collective, std::string_view name);
 
 }  // namespace tessera::fsdp
 
-/// Once in a shared object: makes what the function returns its offer.
+/// Used once in a shared object: exports what the function `offer` returns.
 #define TESSERA_FSDP_PLUGIN(offer)                                                                      \
   extern "C" TESSERA_API const tessera_fsdp_plugin* tessera_fsdp_plugin_entry() {                       \
     static const tessera_fsdp_plugin plugin = tessera::fsdp::plugin_of<offer>(TESSERA_FSDP_PLUGIN_ABI); \

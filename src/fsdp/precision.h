@@ -1,4 +1,4 @@
-// Which element types a training computes and reduces in.
+// The element types in which training computes and reduces.
 #pragma once
 
 #include <optional>
@@ -8,21 +8,21 @@
 
 namespace tessera::fsdp {
 
-/// `compute`: of parameters, gathered and at rest, and of the gradients that a backward writes. `reduce`: of gradients
-/// while they are reduced, and of what is kept of them.
+/// `compute`: dtype of parameters, unsharded and at rest, and of the gradients that a backward writes. `reduce`: dtype
+/// of gradients while they are reduced, and of the gradients that are kept.
 struct Precision {
   DType compute = DType::f32;
   DType reduce = DType::f32;
 
-  /// Gradients are converted before their reduction.
+  /// Whether gradients are converted before their reduction.
   bool casts() const { return compute != reduce; }
-  /// The optimizer keeps f32 values of its own.
+  /// Whether the optimizer keeps f32 master weights.
   bool has_master_weights() const { return compute != DType::f32; }
   bool operator==(const Precision&) const = default;
 };
 
-/// Reduces in `reduce`, or where there is nothing in what it computes in. Throws Unsupported for what the engine can't
-/// do: it computes in f32, bf16 or f16, and reduces in that or in f32.
+/// The precision that reduces in `reduce`, or in `compute` if `reduce` is empty. Throws Unsupported for other
+/// combinations: the engine computes in f32, bf16 or f16, and reduces in that dtype or in f32.
 TESSERA_API Precision make_precision(DType compute, std::optional<DType> reduce);
 
 }  // namespace tessera::fsdp

@@ -5,7 +5,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// `inside` false: of the mesh's other axes.
+/// Slices along `axes`, or along the mesh's other axes if not `inside`.
 std::vector<ShardingPlan::AxisSlice> cuts_along(const Axes& axes, const Mesh& mesh, bool inside) {
   std::vector<ShardingPlan::AxisSlice> cuts;
   const auto& all = mesh.shape().axes;
@@ -20,7 +20,7 @@ ShardingPlan::OffloadedState offloaded_by(const Strategy& strategy) {
   return {!strategy.param_at_rest.empty(), !strategy.gradient.empty(), !strategy.optimizer.empty()};
 }
 
-/// How many of the reductions, from the first, run for every microbatch.
+/// The number of leading reductions that run for every microbatch.
 std::size_t reduced_each(const ShardingPlan& plan, const Strategy& strategy) {
   const auto waits = [&](const ReduceStage& stage) {
     const auto sync = strategy.sync.find(stage.axis);
@@ -100,12 +100,12 @@ ShardingPlan make_plan(const Strategy& strategy, const Mesh& mesh, bool cpu_offl
   plan.unshards_to_lease = !plan.gather_axes.empty() || plan.offloaded.parameters;
   plan.gradient_sharded = !plan.gradient_cuts.empty() || plan.offloaded.gradients;
   for (const ShardingPlan::AxisSlice& cut : plan.optimizer_cuts) {
-    // Only the last cut leaves what is kept; and where that is with the host, it goes there from the lease.
+    // Only the last stage produces the kept gradients; offloaded ones are copied to the host from the lease.
     const bool to_kept =
         !plan.gradient_cuts.empty() && cut.axis == plan.gradient_cuts.back().axis && !plan.offloaded.gradients;
     plan.reductions.push_back({cut.axis, true, to_kept, comm::ReduceOp::sum()});
   }
-  // From the inside out, as ranks are numbered: so sums are formed by the tree that they are on one axis.
+  // From the innermost axis outward, as ranks are numbered, so that sums form the same tree as on one axis.
   const auto& axes = mesh.shape().axes;
   for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis)
     if (axis->size > 1 && !strategy.optimizer.contains(axis->name) && !is_periodic(axis->name))

@@ -39,7 +39,7 @@ StepTimes timed(const Event& begin, const Event& end, std::vector<TraceEvent> ev
   return times;
 }
 
-/// Copies of two sizes, since a training on the host may do none.
+/// Profiles copies of two sizes, because training on the host may make none.
 void time_copies(nn::Context& context) {
   base::DeviceRuntime& runtime = context.runtime();
   for (const std::size_t bytes : {std::size_t{1} << 12, std::size_t{1} << 22}) {

@@ -1,10 +1,12 @@
-// What a training step takes: measured on ranks that compute, or foretold on one that only goes through the motions.
-// Both run the same program: the same engine on the same model, with the same events.
+// The duration of a training step: measured on ranks that compute, or predicted on one simulated rank that computes
+// nothing. Both run the same program: the same engine on the same model, with the same events.
 //
-//   fsdp::Step step{.make_model = .., .sequences = 8, .seq_len = 128, .engine = {.strategy = ..}};
-//   nn::KernelCostModel kernels = fsdp::profile_step(small_step, world, 3).kernels;      // on every rank of a small
-//   world base::VirtualClock clock(base::VirtualClock::Machine::host); auto simulated = comm::sim::make_world(64, clock,
-//   comm::sim::alpha_beta(20us, 1.25e9)); fsdp::StepProfile foretold = fsdp::predict_step(step, *simulated, clock, kernels);
+//   fsdp::TrainingStep step{.make_model = .., .sequences = 8, .seq_len = 128, .engine = {.strategy = ..}};
+//   // on every rank of a small world:
+//   nn::KernelCostModel kernels = fsdp::profile_step(small_step, world, 3).kernels;
+//   base::VirtualClock clock(base::VirtualClock::Machine::host);
+//   auto simulated = comm::sim::make_world(64, clock, comm::sim::alpha_beta(20us, 1.25e9));
+//   fsdp::StepProfile predicted = fsdp::predict_step(step, *simulated, clock, kernels);
 #pragma once
 
 #include <cstdint>
@@ -31,8 +33,8 @@ struct TrainingStep {
 };
 
 struct StepTimes {
-  std::int64_t step_ns = 0;     ///< from the batch to the end of the update, what is left in flight included
-  std::int64_t exposed_ns = 0;  ///< of that, waited for collectives: unshard_wait and reduce_wait
+  std::int64_t step_ns = 0;     ///< from the batch to the end of the update, including work left in flight
+  std::int64_t exposed_ns = 0;  ///< exposed communication: the part spent in unshard_wait and reduce_wait
   std::vector<TraceEvent> events;
 };
 
@@ -40,17 +42,18 @@ struct StepProfile {
   std::vector<StepTimes> steps;
   MemoryTracker::Snapshot memory;  ///< of this rank
   EngineTraffic traffic;           ///< of the last step
-  std::vector<UnitSize> units;     ///< as the formulas want them
-  nn::KernelCostModel kernels;     ///< measured; what was given to predict_step()
+  std::vector<UnitSize> units;     ///< input of the formulas
+  nn::KernelCostModel kernels;     ///< measured, or as passed to predict_step()
 };
 
-/// Trains `steps` steps on this machine's host, with every kernel watched; collective. The first step also makes the
-/// memory: its times are apart from the others'. Throws InvalidUsage for less than one step.
+/// Trains `steps` steps on this machine's host and times every kernel. Collective. The first step also allocates the
+/// memory, so its times differ from the others'. Throws InvalidUsage for less than one step.
 TESSERA_API StepProfile profile_step(const TrainingStep& step, comm::Communicator& world, int steps);
 
-/// `steps` steps after a first one, in virtual time, on shapes without data: needs no memory for tensors. `world` is a
-/// simulated one; it and the streams go by `clock`. Throws InvalidUsage, naming it, for a kernel that wasn't measured.
-/// What the host does between kernels is taken to be nothing. Where replicas meet once in a period, ask for a period.
+/// Simulates `steps` steps after a first one, in virtual time, on shapes without data: allocates no memory for tensors.
+/// `world` is a simulated world; it and the streams use `clock`. Throws InvalidUsage, naming it, for a kernel that was
+/// not measured. The host's work between kernels is assumed to take no time. For strategies with a sync period,
+/// simulate one period.
 TESSERA_API StepProfile predict_step(const TrainingStep& step, comm::Communicator& world, base::VirtualClock& clock,
                                      const nn::KernelCostModel& kernels, int steps = 1);
 

@@ -8,7 +8,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Shards within a replica; replicas meet after every 10 steps.
+/// Shards within a replica; replicas synchronize after every 10 steps.
 Strategy periodic(std::string name, const OuterOptimizer& outer) {
   const Axes shard = {kShardAxis};
   const Sync sync{.when = Sync::When::period, .what = Sync::What::parameter_delta, .period = 10, .outer = outer};
@@ -63,8 +63,8 @@ void require_subset(const Axes& inner, const Axes& outer, const std::string& nam
       throw InvalidUsage("strategy " + name + ": " + std::string(rule) + " (axis " + axis + ")");
 }
 
-/// Shards are cut from the innermost axis out, so what is sharded over fewer axes than the next kind of state is so
-/// over the inner ones: else its parts wouldn't hold those of the next.
+/// Shards are divided from the innermost axis outward. A kind of state that is sharded over fewer axes than the next
+/// kind must therefore be sharded over the inner ones: otherwise its shards would not contain those of the next kind.
 void require_inner(const Strategy& s, const Axes& fewer, const Axes& more, const MeshShape& mesh,
                    const std::string& what) {
   Axis without;
@@ -181,7 +181,8 @@ void validate(const Strategy& s, const MeshShape& mesh) {
       throw InvalidUsage("strategy " + s.name + ": " + std::string(what) + " axis " + axis +
                          ", and the mesh has no such axis; it has" + known);
   };
-  for (const Axis& axis : s.optimizer) require(axis, "the optimizer is sharded over");  // so all of it is: see above
+  // covers all kinds of state: see above
+  for (const Axis& axis : s.optimizer) require(axis, "the optimizer is sharded over");
   if (const Axis axis = periodic_axis(s); !axis.empty()) require(axis, "replicas meet over");
   require_inner(s, s.param_after_forward, s.param_at_rest, mesh, "parameters after forward");
   require_inner(s, s.param_at_rest, s.gradient, mesh, "parameters");

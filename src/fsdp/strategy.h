@@ -1,4 +1,4 @@
-// Strategies are data: over which mesh axes each kind of state is sharded. The engine executes them by one path.
+// Strategies as data: the mesh axes that shard each kind of state. The engine executes them by one code path.
 #pragma once
 
 #include <map>
@@ -16,20 +16,22 @@ namespace tessera::fsdp {
 using Axis = std::string;
 inline const Axis kReplicateAxis = "replicate";
 inline const Axis kShardAxis = "shard";
-/// Groups of shards, where parameters are resharded to neighbours only: the mesh is replicate x group x shard then.
+/// The axis between groups of shards, where parameters are resharded over neighbors only: the mesh is then replicate x
+/// group x shard.
 inline const Axis kGroupAxis = "group";
-/// Over which axes a thing is sharded; empty: every rank holds all of it.
+/// The axes that shard a kind of state; empty: every rank holds all of it.
 using Axes = std::set<Axis>;
 
-/// What replicas that went their own way do with the mean of their ways: a step of SGD from where they met before. The
-/// default makes it their mean.
+/// The outer optimizer: a step of SGD from the anchor by the averaged parameter deltas of the replicas. The default
+/// sets the replicas to their mean.
 struct OuterOptimizer {
   double learning_rate = 1;
   double momentum = 0;
   bool nesterov = false;
 };
 
-/// What is exchanged over an axis, and when: gradients in every step, or parameter deltas after every `period` of them.
+/// What the ranks of an axis exchange, and when: gradients in every step, or parameter deltas after every `period`
+/// steps.
 struct Sync {
   enum class When : std::uint8_t { microbatch, step, period };
   enum class What : std::uint8_t { gradient, parameter_delta };
@@ -39,9 +41,10 @@ struct Sync {
   OuterOptimizer outer;  ///< of parameter deltas
 };
 
-/// Derived by the engine: where the optimizer is sharded, gradients are reduce-scattered, elsewhere all-reduced; where
-/// parameters are replicated and the optimizer is sharded, parameters are all-gathered after the step. `gradient` says
-/// only what is kept. Example: ZeRO-1 is {.optimizer = {"shard"}}.
+/// The axes that shard each kind of state. The engine derives the collectives: where the optimizer is sharded,
+/// gradients are reduce-scattered, elsewhere all-reduced; where parameters are replicated and the optimizer is sharded,
+/// parameters are all-gathered after the step. `gradient` only says what is kept. Example: ZeRO-1 is {.optimizer =
+/// {"shard"}}.
 struct Strategy {
   std::string name;
   Axes param_at_rest;
@@ -49,75 +52,76 @@ struct Strategy {
   Axes gradient;
   Axes optimizer;
   std::map<Axis, Sync> sync;         ///< axes that are not listed: gradients, every microbatch
-  std::string all_gather = "plain";  ///< names of the collective plug-ins that carry the three
+  std::string all_gather = "plain";  ///< names of the plug-ins of the three collectives
   std::string reduce_scatter = "plain";
   std::string all_reduce = "plain";
-  bool two_axes = false;  ///< wants a mesh of replicas x shards rather than one axis
+  bool two_axes = false;  ///< uses a mesh of replicas x shards rather than one axis
 };
 
 /// When gradients are reduced in a step of several microbatches.
 enum class Accumulation : std::uint8_t {
-  every,    ///< every microbatch: what is kept grows, and no more memory is needed than for one
-  last,     ///< after the last one: fewest bytes, but full gradients are held until then
-  scatter,  ///< scattered every microbatch, all-reduced over the other axes after the last: for replicas of shards
+  every,  ///< every microbatch: kept gradients accumulate, and no more memory is needed than for one
+  last,   ///< after the last one: fewest bytes, but full gradients are held until then
+  /// reduce-scattered every microbatch, all-reduced over the other axes after the last: for replicas of shards
+  scatter,
 };
-/// "every", "last", "scatter". Throws InvalidUsage.
+/// Parses "every", "last", "scatter". Throws InvalidUsage.
 TESSERA_API Accumulation parse_accumulation(std::string_view name);
-/// The strategy with Sync::when of every axis set accordingly.
+/// The strategy with Sync::when of every axis set accordingly, except an axis with a sync period.
 TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulation);
 
-/// The axis whose replicas meet once in a period, or "".
+/// The axis whose replicas synchronize once per sync period, or "".
 TESSERA_API Axis periodic_axis(const Strategy& strategy);
-/// What may be set of it; nothing: as it is.
+/// Settings of the sync period that replace those of the strategy; empty: unchanged.
 struct SyncOverrides {
   std::optional<int> steps;
   std::optional<double> outer_learning_rate;
   std::optional<double> outer_momentum;
 };
-/// Throws InvalidUsage for a strategy without one.
+/// The strategy with these settings. Throws InvalidUsage for a strategy without a sync period.
 TESSERA_API Strategy with_period(Strategy strategy, const SyncOverrides& period);
 
-/// The strategy on a mesh whose shards are cut into groups: what it shards over `shard` is sharded over both axes, but
-/// after forward over the inner one only.
+/// The strategy on a mesh whose shards are divided into groups: state sharded over `shard` is sharded over both axes,
+/// but after forward over the inner axis only.
 TESSERA_API Strategy over_groups(Strategy strategy);
 
-/// ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd, or one of PyTorch's names (no_shard, full_shard,
-/// hybrid_shard), which gives the strategy under our name; or FILE.so:NAME, one of a shared object (plugin.h). Throws
-/// InvalidUsage that lists the known ones.
+/// The strategy of this name: ddp zero1 zero2 fsdp hsdp shard_grad_op diloco local_sgd; PyTorch's no_shard, full_shard,
+/// hybrid_shard, which return the strategy under this project's name; or FILE.so:NAME, of a plug-in file (plugin.h).
+/// Throws InvalidUsage that lists the known names.
 TESSERA_API Strategy strategy_named(std::string_view name);
 
 class CollectiveRegistry;
 struct MeshShape;
 struct Precision;
 
-/// A strategy's name, and after each + what carries its collectives: "fsdp+int8" (those that have a plug-in int8),
-/// "fsdp+all_gather=int8+reduce_scatter=bf16". All of this is then its name. Either may be of a shared object:
-/// "./mine.so:mine+./mine.so:half". Throws InvalidUsage.
+/// Parses a strategy's name followed by collective plug-ins, each after a +: "fsdp+int8" (for the collectives that have
+/// a plug-in int8), "fsdp+all_gather=int8+reduce_scatter=bf16". The whole text becomes the strategy's name. Strategy
+/// and plug-ins may be from plug-in files: "./mine.so:mine+./mine.so:half". Throws InvalidUsage.
 TESSERA_API Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collectives);
 
-/// Throws InvalidUsage, naming collective and plug-in, where one that the strategy uses on this mesh can't carry what
-/// it would have to.
+/// Throws InvalidUsage, naming collective and plug-in, if a plug-in that the strategy uses on this mesh does not
+/// support what it would have to transfer.
 TESSERA_API void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
                                       const CollectiveRegistry& collectives);
 
-/// Everything sharded over all ranks: what an engine does unless told otherwise.
+/// The engine's default: everything sharded over all ranks.
 TESSERA_API Strategy default_strategy();
 
-/// Without aliases, in the order of the reports.
+/// The names without aliases, in the order of the reports.
 TESSERA_API std::vector<std::string> strategy_names();
 
-/// Throws InvalidUsage, naming the state and the axis, where the parts don't fit together: each kind of state may be
-/// sharded only where the next one is (parameters after forward <= at rest <= ..., gradients <= optimizer).
+/// Throws InvalidUsage, naming the state and the axis, if the kinds of state do not fit together: each may be sharded
+/// only over axes over which the next one is (parameters after forward <= at rest <= ..., gradients <= optimizer).
 TESSERA_API void validate(const Strategy& strategy);
 
-/// And where it doesn't fit this mesh: an axis that the mesh hasn't got, or a kind of state that is sharded over an
-/// outer axis and not over an inner one over which the next kind is (Unsupported).
+/// Also checks that the strategy fits this mesh. Throws for an axis that the mesh does not have, and Unsupported for a
+/// kind of state that is sharded over an outer axis but not over an inner axis over which the next kind is sharded.
 TESSERA_API void validate(const Strategy& strategy, const MeshShape& mesh);
 
-/// Throws InvalidUsage where the strategy shards nothing: only shards can lie in the host's memory.
+/// Throws InvalidUsage if the strategy shards nothing: only shards can be offloaded to host memory.
 TESSERA_API void require_offloadable(const Strategy& strategy);
 
-/// One line: what is sharded over what.
+/// One line: the axes that shard each kind of state.
 TESSERA_API std::string describe(const Strategy& strategy);
 
 }  // namespace tessera::fsdp

@@ -1,4 +1,4 @@
-// What fsdp takes from the layers below.
+// Names that fsdp uses from the layers below.
 #pragma once
 
 #include "tessera/base/error.h"

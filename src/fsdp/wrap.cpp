@@ -32,7 +32,7 @@ void add_blocks(Module& model, std::vector<Group>& groups) {
     if (module->is_block()) groups.push_back({module});
 }
 
-/// Bottom-up: a module becomes a unit when what is left in it is large enough. Returns the count left over.
+/// Bottom-up: a module becomes a unit if its remaining parameters are numerous enough. Returns the count left over.
 std::int64_t add_by_size(Module& module, std::int64_t least, bool is_root, std::vector<Group>& groups) {
   std::int64_t left = 0;
   for (const auto& parameter : module.own_parameters()) left += parameter->count();
@@ -78,7 +78,7 @@ std::string name_of_group(const Group& group) {
   return name;
 }
 
-/// For each parameter, the modules that own it directly: more than one where it is tied.
+/// For each parameter, the modules that own it directly: several if it is tied.
 std::map<const Parameter*, std::set<const Module*>> owners_of(Module& model) {
   std::map<const Parameter*, std::set<const Module*>> owners;
   for (const Module* module : model.modules())
@@ -92,7 +92,7 @@ std::vector<UnitSpec> units_of(Module& model, const std::vector<Group>& groups, 
     return std::find(order.begin(), order.end(), module) - order.begin();
   };
 
-  // Inner units first, so that an outer one takes only what is left; a module may stand in one unit only.
+  // Inner units first, so that an outer unit contains only what is left; a module may be in one unit only.
   std::vector<std::size_t> by_depth(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) by_depth[i] = i;
   std::stable_sort(by_depth.begin(), by_depth.end(),

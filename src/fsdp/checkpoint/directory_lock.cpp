@@ -22,14 +22,14 @@ std::string this_one() {
   return "process " + std::to_string(::getpid()) + " on " + host.data();
 }
 
-/// Who wrote it; nothing where that can't be read (yet).
+/// The holder's text; empty if it cannot be read (yet).
 std::string holder(int file) {
   std::array<char, 512> text{};
   const ssize_t bytes = ::pread(file, text.data(), text.size(), 0);
   return bytes > 0 ? " (" + std::string(text.data(), static_cast<std::size_t>(bytes)) + ")" : "";
 }
 
-/// False: somebody else has it, or may have. True also where the file system has no locks.
+/// False: another process holds, or may hold, the lock. True also if the file system has no locks.
 bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR); }
 
 }  // namespace
@@ -37,7 +37,7 @@ bool try_lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || (errno
 DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::milliseconds patience) {
   std::filesystem::create_directories(folder);
   const std::string path = folder + "/.lock";
-  // Who may write to the folder could have put a link there, to a file of this user's; or a FIFO.
+  // A user with write access to the directory could have placed a link to one of this user's files there, or a FIFO.
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
   const int code = errno;
   struct stat status {};
@@ -58,7 +58,7 @@ DirectoryLock::DirectoryLock(const std::string& folder, std::chrono::millisecond
     ::close(file_);
     throw InvalidUsage(folder + ": another run saves there" + who + "; give this one a folder of its own");
   }
-  // For people: that it can't be written stops nobody.
+  // The text is informational: failing to write it is no error.
   const std::string text = this_one();
   if (::ftruncate(file_, 0) == 0) static_cast<void>(::pwrite(file_, text.data(), text.size(), 0) == 0);
 }

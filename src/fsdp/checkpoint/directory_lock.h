@@ -5,13 +5,14 @@
 
 namespace tessera::fsdp::checkpoint {
 
-/// Holds a folder of checkpoints for one run: an exclusive flock(2) of the file `.lock` in it, which says who has it.
-/// The system takes it back when the process ends, however that comes. Where the file system has no locks it holds
-/// nothing.
+/// Locks a checkpoint directory for one run: an exclusive flock(2) of the file `.lock` in it, whose text names the
+/// holder. The kernel releases the lock when the process ends, for whatever reason. On a file system without locks it
+/// has no effect.
 class DirectoryLock {
  public:
-  /// Makes the folder if need be. Throws InvalidUsage where somebody else has it and keeps it for so long (who was
-  /// killed may take a moment to be gone), SystemError where it can't be opened.
+  /// Creates the directory if it does not exist. Waits up to `patience` for the lock, because a killed process may take
+  /// a moment to exit. Throws InvalidUsage if another run still holds the lock, SystemError if the file cannot be
+  /// opened.
   DirectoryLock(const std::string& folder, std::chrono::milliseconds patience);
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;

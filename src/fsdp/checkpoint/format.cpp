@@ -30,14 +30,14 @@ std::string hexadecimal(std::uint64_t value) {
   return text;
 }
 
-/// Runs `parse` and says of which file it is where the text is not what it should be.
+/// Runs `parse` and adds the file's name to errors about malformed text.
 template <class Parse>
 auto parsing(const std::string& origin, Parse&& parse) {
   try {
     return parse();
   } catch (const nlohmann::json::exception& error) {
     throw InvalidUsage(origin + ": damaged: " + error.what());
-  } catch (const std::logic_error& error) {  // of std::stoull
+  } catch (const std::logic_error& error) {  // from std::stoull
     throw InvalidUsage(origin + ": damaged: not a number: " + error.what());
   }
 }
@@ -153,7 +153,7 @@ std::string lay_out(std::vector<TensorSlice>& pieces) {
   for (TensorSlice& piece : pieces) {
     piece.offset = end;
     end += piece.bytes();
-    // A name says what it is, of which parameter, from which element on.
+    // A name consists of the kind, the parameter and the first element.
     const std::string what = piece.what == Checkpoint::kValue ? "value"
                              : piece.what == kPluginState     ? "carried"
                              : piece.what == kBuffer          ? "buffer"
@@ -198,7 +198,7 @@ StepList find_steps(const std::string& folder) {
       steps.damaged.emplace_back(problem.what());
     }
   }
-  // Of a step that was being replaced, both are there for a moment: the new one counts.
+  // While a step is replaced, both versions exist for a moment: the new one counts.
   std::sort(steps.whole.begin(), steps.whole.end(),
             [](const FoundStep& a, const FoundStep& b) { return a.index.sequence < b.index.sequence; });
   return steps;

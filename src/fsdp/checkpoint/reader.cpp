@@ -1,4 +1,4 @@
-// Reading: which bytes of which files a range is made of, and whether they are what was written.
+// Reading: finds the bytes and files of a range, and verifies that they are what was written.
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// One rank's file, read by whole blocks.
+/// One rank's file, read in whole blocks.
 class DataFile {
  public:
   DataFile(std::string path, const Manifest& manifest) : path_(std::move(path)), manifest_(manifest) {
@@ -38,7 +38,7 @@ class DataFile {
   std::size_t bytes_of(std::size_t first, std::size_t last) const {
     return static_cast<std::size_t>(std::min<std::uint64_t>(last * kBlock, manifest_.file_bytes) - first * kBlock);
   }
-  /// Blocks [first, last). Throws InvalidUsage where the file is shorter than it was.
+  /// Reads blocks [first, last). Throws InvalidUsage if the file is shorter than when it was written.
   void read(std::size_t first, std::size_t last, std::byte* out) const {
     const std::uint64_t begin = first * kBlock;
     const std::size_t bytes = bytes_of(first, last);
@@ -51,14 +51,14 @@ class DataFile {
       done += static_cast<std::size_t>(got);
     }
   }
-  /// Of blocks [first, last), which lie at `data`, those whose hash differs.
+  /// Returns those of blocks [first, last), stored at `data`, whose hash differs.
   std::vector<std::size_t> damaged(std::size_t first, std::size_t last, const std::byte* data) const {
     std::vector<std::size_t> wrong;
     for (std::size_t block = first; block < last; ++block, data += kBlock)
       if (checkpoint::hash64(data, bytes_of(block, block + 1)) != manifest_.blocks[block]) wrong.push_back(block);
     return wrong;
   }
-  /// The tensors that lie in a block.
+  /// The tensors in a block.
   std::string tensors_in(std::size_t block) const {
     std::string names;
     for (const TensorSlice& piece : manifest_.pieces)
@@ -90,7 +90,7 @@ void widen(DType dtype, const std::vector<std::byte>& from, float* out) {
   }
 }
 
-/// The folder of the step that `folder` is, or of the newest one in it.
+/// The directory of a step: `folder`, or the newest step in it.
 std::string resolve(const std::string& folder) {
   if (fs::exists(fs::path(folder) / checkpoint::kIndex)) return folder;
   if (!fs::is_directory(folder)) throw InvalidUsage(folder + ": no such folder");
@@ -99,7 +99,7 @@ std::string resolve(const std::string& folder) {
   return newest;
 }
 
-/// "" where it can't be read.
+/// The file's text, or "" if it cannot be read.
 std::string text_or_none(const std::string& path) {
   try {
     return checkpoint::read_text(path);
@@ -117,15 +117,15 @@ struct Checkpoint::State {
   };
   std::string folder;
   checkpoint::Index index;
-  std::vector<Manifest> manifests;  // not moved once files refer to them
+  std::vector<Manifest> manifests;  // must not move: files refer to them
   std::vector<std::unique_ptr<DataFile>> files;
   std::map<std::pair<std::string, int>, std::vector<Place>> places;  // in order of their ranges
   std::uint64_t bytes_read = 0;
-  std::vector<std::byte> edge;  // a block of which a part is wanted
+  std::vector<std::byte> edge;  // a partially wanted block
 
-  /// Opens the files of the step that `text` is the index of. Throws InvalidUsage.
+  /// Opens the files of the step whose index is `text`. Throws InvalidUsage.
   void open(const std::string& text);
-  /// Elements `range` of `place`'s piece.
+  /// Reads elements `range` of the slice at `place`.
   void read(const Place& place, nn::ElementRange range, float* out);
   void read_bytes(const DataFile& file, std::uint64_t begin, std::uint64_t end, std::byte* out);
 };
@@ -151,7 +151,8 @@ void Checkpoint::State::open(const std::string& text) {
 }
 
 Checkpoint::Checkpoint(const std::string& folder) {
-  // A run that saves there may remove or replace the step meanwhile. Once its files are open they stay readable.
+  // A run that saves to the directory may concurrently remove or replace the step. Once its files are open they stay
+  // readable.
   constexpr int kAttempts = 100;
   for (int attempt = 1;; ++attempt) {
     state_ = std::make_unique<State>();
@@ -164,7 +165,8 @@ Checkpoint::Checkpoint(const std::string& folder) {
       return;
     } catch (const InvalidUsage&) {
       const bool read = !text.empty();
-      if (read ? text_or_none(path) == text : fs::exists(fs::symlink_status(path))) throw;  // nobody has touched it
+      // the step was not modified
+      if (read ? text_or_none(path) == text : fs::exists(fs::symlink_status(path))) throw;
       if (attempt == kAttempts || (!read && folder == state_->folder))
         throw InvalidUsage(state_->folder + ": removed while it was read; a run that saves there removes older steps");
     }
@@ -194,7 +196,7 @@ void Checkpoint::State::read(const Place& place, nn::ElementRange range, float* 
   if (narrow) widen(piece.dtype, raw, out);
 }
 
-/// Whole blocks go where they belong and are hashed there; of those at the ends a part is copied.
+/// Whole blocks are read to their destination and hashed there; of blocks at the ends, a part is copied.
 void Checkpoint::State::read_bytes(const DataFile& file, std::uint64_t begin, std::uint64_t end, std::byte* out) {
   constexpr std::size_t kAtOnce = 16;  // blocks: they are hashed while they are in the cache
   const auto checked = [&](std::size_t first, std::size_t last, std::byte* to) {
@@ -283,7 +285,7 @@ std::vector<std::string> Checkpoint::verify() {
 
 std::string latest_checkpoint(const std::string& folder) {
   const checkpoint::StepList steps = checkpoint::find_steps(folder);
-  // It might be the newest: going on from another would lose steps without a word.
+  // The damaged one might be the newest: resuming from another would silently lose steps.
   if (!steps.damaged.empty())
     throw InvalidUsage(steps.damaged.front() + "; name the folder of another step, or remove this one");
   return steps.whole.empty() ? "" : steps.whole.back().path;

@@ -1,4 +1,4 @@
-// A checkpoint into an engine of any shape.
+// Restores a checkpoint into an engine of any shape.
 #include <algorithm>
 
 #include "tessera/fsdp/checkpoint.h"
@@ -48,7 +48,7 @@ void compare_buffers(Engine& engine, const Checkpoint& checkpoint, RestoreReport
   add_unexpected(checkpoint.buffers(), std::move(names), report);
 }
 
-/// Throws where it doesn't fit, before anything is changed.
+/// Throws if the checkpoint does not fit, before anything is changed.
 RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const RestoreOptions& options) {
   RestoreReport report;
   std::vector<std::string> names;
@@ -77,7 +77,8 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
   throw InvalidUsage(text);
 }
 
-/// What plug-ins carry is each rank's own: it comes back where every rank finds what it had, else all begin anew.
+/// Plug-in state belongs to a rank: it is restored if every rank finds the state that it had; otherwise all ranks start
+/// with cleared state.
 std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
   std::vector<Checkpoint::PluginStateEntry> expected;
   for (const CollectivePlugin::State& state : engine.plugin_state()) expected.push_back({state.name, state.count});

@@ -107,12 +107,12 @@ void ShardFileWriter::write_all() {
   if (!begun_.empty()) manifest_.blocks.push_back(hash64(begun_.data(), begun_.size()));
   const std::string path = folder_ + "/" + data_name(manifest_.rank);
   if (::fsync(file_) != 0) throw system_error("fsync of " + path);
-  // Some file systems say only here that there was no room.
+  // Some file systems report a full disk only here.
   if (::close(std::exchange(file_, -1)) != 0) throw system_error("close of " + path);
   write_manifest();
 }
 
-/// Gives back the one that was written, and takes the next. False at the end.
+/// Recycles the chunk that was written, and fetches the next. False at the end.
 bool ShardFileWriter::next(Chunk& chunk) {
   std::unique_lock lock(mutex_);
   if (chunk.copy.capacity() > 0) free_.push_back(std::move(chunk.copy));
@@ -137,7 +137,7 @@ void ShardFileWriter::write(const std::byte* data, std::size_t bytes) {
   }
 }
 
-/// Of the bytes that come next in the file; a chunk has bytes of one piece only.
+/// Checks the next bytes of the file; a chunk has bytes of one slice only.
 void ShardFileWriter::check_finite(std::span<const std::byte> bytes) {
   const auto& pieces = manifest_.pieces;
   while (piece_ < pieces.size() && manifest_.file_bytes >= pieces[piece_].offset + pieces[piece_].bytes()) ++piece_;
@@ -149,7 +149,7 @@ void ShardFileWriter::check_finite(std::span<const std::byte> bytes) {
 
 void ShardFileWriter::hash(const std::byte* data, std::size_t bytes) {
   while (bytes > 0) {
-    if (begun_.empty() && bytes >= kBlock) {  // a whole block where it lies
+    if (begun_.empty() && bytes >= kBlock) {  // a whole block is hashed in place
       manifest_.blocks.push_back(hash64(data, kBlock));
       data += kBlock;
       bytes -= kBlock;
@@ -178,7 +178,8 @@ void flush_folder(const std::string& folder) {
   const int why = errno;
   ::close(file);
   errno = why;
-  if (done != 0 && why != EINVAL) throw system_error("fsync of " + folder);  // EINVAL: it has no such thing
+  // EINVAL: the file system cannot sync a directory
+  if (done != 0 && why != EINVAL) throw system_error("fsync of " + folder);
 }
 
 }  // namespace tessera::fsdp::checkpoint

@@ -1,4 +1,4 @@
-// Saving: what all ranks do together, around each one's file.
+// Saving: the collective part, around each rank's file.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kLatest = "latest";
 
-/// Renamed first: what is half removed has no name of a checkpoint.
+/// Renames first: a partially removed directory then has no checkpoint's name.
 void remove_step(const fs::path& path) {
   fs::path away = path;
   if (!path.string().ends_with(checkpoint::kPartial)) {
@@ -29,7 +29,8 @@ void remove_step(const fs::path& path) {
   fs::remove_all(away);
 }
 
-/// function(piece, data, whether that is the host's) for all that this rank writes, always in the same order.
+/// Calls function(slice, data, whether `data` is in host memory) for everything that this rank writes, always in the
+/// same order.
 template <class Function>
 void for_pieces(Engine& engine, const Function& function) {
   engine.for_each_shard([&](const ShardRange& own) {
@@ -76,7 +77,7 @@ std::vector<CheckpointBuffer> buffers_of(Engine& engine) {
   return buffers;
 }
 
-/// Runs `work` and gives the reason why it failed, or "".
+/// Runs `work` and returns the reason of its failure, or "".
 template <class Work>
 std::string failure_of(Work&& work) {
   try {
@@ -89,7 +90,7 @@ std::string failure_of(Work&& work) {
 
 }  // namespace
 
-/// One checkpoint in the making.
+/// A save in progress.
 class CheckpointWriter::Save {
  public:
   Save(const CheckpointOptions& options, checkpoint::Index index)
@@ -102,9 +103,9 @@ class CheckpointWriter::Save {
   ShardFileWriter& file() { return *file_; }
   bool begun() const { return file_ != nullptr; }
 
-  /// Rank 0, before the others begin.
+  /// Called on rank 0, before other ranks begin.
   void make_folder() {
-    for (const auto& entry : fs::directory_iterator(options_.folder)) {  // what earlier failures left
+    for (const auto& entry : fs::directory_iterator(options_.folder)) {  // left by earlier failures
       const std::string name = entry.path().filename().string();
       const bool begun = name.rfind("step-", 0) == 0 && name.ends_with(checkpoint::kPartial);
       if (begun || name.rfind(std::string(kLatest) + ".tmp-", 0) == 0) fs::remove_all(entry.path());
@@ -115,18 +116,18 @@ class CheckpointWriter::Save {
   }
 
   void begin(int rank, Engine& engine) {
-    // Who waits anyway needs no more than keeps the disk busy, and what lies in the caches.
+    // A synchronous save needs only enough buffers to keep the disk busy; they stay in the caches.
     const std::size_t buffer = options_.asynchronous ? options_.buffer_bytes : 4 * ShardFileWriter::kChunk;
     file_ = std::make_unique<ShardFileWriter>(partial_.string(), rank, pieces_of(engine), buffer);
   }
 
   void copy(Engine& engine) {
     const bool on_host = engine.model().context().runtime().host_accessible();
-    engine.model().context().stream().synchronize();  // what the state is to be is written
+    engine.model().context().stream().synchronize();  // pending writes to the state are done
     for_pieces(engine, [&](const checkpoint::TensorSlice& piece, const void* at, bool offloaded) {
       const auto* data = static_cast<const std::byte*>(at);
       std::size_t left = piece.bytes();
-      // Who waits for the file changes nothing meanwhile.
+      // During a synchronous save the state does not change, so it is not copied.
       if (!options_.asynchronous && (on_host || offloaded)) return file_->append_lasting({data, left});
       while (left > 0) {
         const std::size_t bytes = std::min(left, ShardFileWriter::kChunk);
@@ -143,7 +144,7 @@ class CheckpointWriter::Save {
     file_->end();
   }
 
-  /// Rank 0, when every rank's file is on the disk.
+  /// Called on rank 0 once every rank's file is on disk.
   void commit(std::vector<std::string> manifests, bool finite) {
     index_.finite = finite;
     index_.manifests = std::move(manifests);
@@ -163,7 +164,7 @@ class CheckpointWriter::Save {
   }
 
   void stop() { file_.reset(); }
-  /// Rank 0, after a failure; what can't be removed is removed by the next save.
+  /// Called on rank 0 after a failure; the next save removes what cannot be removed now.
   void abandon() noexcept {
     std::error_code error;
     fs::remove_all(partial_, error);
@@ -247,7 +248,7 @@ bool CheckpointWriter::settle(bool wait) {
   if (save_ == nullptr) return true;
   if (wait) save_->file().await();
   const ShardFileWriter::State state = save_->file().state();
-  // The slowest decides whether it is over; then the worst how.
+  // Minima over ranks: all have finished writing; none has failed; all values are finite.
   const bool written = state == ShardFileWriter::State::done;
   std::array<std::int32_t, 3> votes = {state == ShardFileWriter::State::writing ? 0 : 1,
                                        state == ShardFileWriter::State::failed ? 0 : 1,
@@ -266,7 +267,7 @@ bool CheckpointWriter::settle(bool wait) {
   return true;
 }
 
-/// The first that isn't empty, by rank, on all ranks; collective.
+/// The first nonempty failure by rank, on all ranks. Collective.
 std::string CheckpointWriter::first_failure(const std::string& mine) {
   constexpr std::size_t kMost = 480;
   std::vector<std::uint8_t> text(mine.begin(),
@@ -281,14 +282,14 @@ std::string CheckpointWriter::first_failure(const std::string& mine) {
   return "";
 }
 
-/// Throws on all ranks where `mine` is not empty on one; collective.
+/// Throws on all ranks if `mine` is not empty on one. Collective.
 void CheckpointWriter::throw_first_failure(const std::string& mine) {
   const std::string failure = first_failure(mine);
   if (failure.empty()) return;
   const std::uint64_t step = save_->step();
   save_->stop();
   std::int32_t stopped = 1;
-  control_.all_reduce(&stopped, 1, comm::ReduceOp::min(), "checkpoint");  // nobody writes there any more
+  control_.all_reduce(&stopped, 1, comm::ReduceOp::min(), "checkpoint");  // no rank writes there any more
   if (lock_ != nullptr) save_->abandon();
   save_.reset();
   throw SystemError("checkpoint of step " + std::to_string(step) + " is not written: " + failure);

@@ -15,7 +15,7 @@ void CpuOffload::finish() noexcept {
   try {
     up_->synchronize();
     down_->synchronize();
-  } catch (const std::exception&) {  // a device that is broken copies nothing any more
+  } catch (const std::exception&) {  // a failed device copies nothing any more
   }
 }
 

@@ -1,7 +1,7 @@
-// Shards in the host's memory, and their way to the device and back.
+// CPU offload: shards in host memory, and the copies between them and the device.
 //
-// Two streams carry the copies, one each way, so that both directions of the link work at the same time. Whoever needs
-// what a copy brings waits for an event on a stream; the host waits for nothing.
+// Each direction has a copy stream, so that both directions of the link work at the same time. Streams wait for the
+// event of the copy that they need; the host does not wait.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace tessera::fsdp {
 
 /// One per engine; used by its thread. `context` and `copier` outlive it.
 ///
-/// The optimizer's state passes through the device in pieces, a few at a time: one comes, one is updated, one goes.
+/// The optimizer state passes through the device in pieces, pipelined: one is uploaded, one updated, one downloaded.
 ///   begin_piece(); bring(), exchange(), place() for each array; arrive(); kernels; start_write_back();
 class TESSERA_API CpuOffload {
  public:
@@ -25,35 +25,35 @@ class TESSERA_API CpuOffload {
   CpuOffload(const CpuOffload&) = delete;
   CpuOffload& operator=(const CpuOffload&) = delete;
 
-  /// Waits for all copies. After it the host's memory is in nobody's use.
+  /// Waits for all copies. Afterwards no copy uses host memory.
   void finish() noexcept;
 
   Stream& up() { return *up_; }      ///< to the device
   Stream& down() { return *down_; }  ///< to the host
 
-  /// Zeroed memory of the host that copies don't wait for, booked as `offloaded`.
+  /// Zeroed pinned host memory, so that copies are asynchronous, tracked as `offloaded`.
   Buffer allocate(std::size_t bytes);
 
-  /// Memory of the device for pieces of this size.
+  /// Allocates device memory for pieces of this size.
   void reserve(std::size_t piece_bytes);
-  /// Device bytes that an array of a piece takes.
+  /// Device bytes that an array of a piece occupies.
   static std::size_t room_of(std::size_t bytes);
 
   void begin_piece();
-  /// Where on the device the kernels find what lies at `host`.
+  /// Uploads an array; returns its device address, from which kernels read.
   void* bring(const void* host, std::size_t bytes);
-  /// Where they write what comes to `host`.
+  /// Returns the device address to which kernels write an array that start_write_back() downloads to `host`.
   void* place(void* host, std::size_t bytes);
-  void* exchange(void* host, std::size_t bytes);  ///< both
-  /// Kernels that are appended from here on find everything in its place.
+  void* exchange(void* host, std::size_t bytes);  ///< bring() and place()
+  /// Kernels appended from here on start after the piece's uploads.
   void arrive();
-  /// What they wrote goes to the host.
+  /// Downloads what the kernels wrote.
   void start_write_back();
 
  private:
   struct UpdateSlot {
     Buffer room;
-    Event free;  // its results have left
+    Event free;  // its results have been downloaded
   };
   struct WriteBack {
     void* host;

@@ -1,4 +1,4 @@
-// Which plug-ins carry an engine's collectives, and what there is of one rank alone.
+// The collective plug-ins of an engine, and state that only one rank holds.
 #include <algorithm>
 
 #include "tessera/fsdp/engine.h"
@@ -11,7 +11,7 @@ using comm::OpKind;
 
 namespace {
 
-/// A collective, the name of what carries it, and the instance.
+/// A collective, the name of its plug-in, and the instance.
 struct CollectiveBinding {
   OpKind collective;
   const std::string& name;

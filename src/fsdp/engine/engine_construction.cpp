@@ -1,4 +1,4 @@
-// An engine before its first step: what is refused, units and what they share, hooks. And its end.
+// Construction of an engine: option checks, units and their shared resources, hooks. And its destruction.
 #include <algorithm>
 #include <exception>
 
@@ -20,7 +20,7 @@ void require_offload(const base::DeviceRuntime& runtime) {
                        " computes in the host's memory, so there is nothing to gain; leave it out");
 }
 
-/// What can be known before there are ranks to talk to, and the mesh.
+/// Checks what can be checked before ranks communicate, and sets the mesh.
 EngineOptions checked(EngineOptions options, int ranks) {
   if (options.limit_all_gathers < 0)
     throw InvalidUsage("limit_all_gathers: " + std::to_string(options.limit_all_gathers) +
@@ -103,12 +103,12 @@ Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions optio
 }
 
 Engine::~Engine() {
-  if (fabric_->offload) fabric_->offload->finish();  // copies may be using what the units give back
+  if (fabric_->offload) fabric_->offload->finish();  // copies may still use memory that the units release
   nn::Context& context = model_.context();
   if (!context.runtime().host_accessible() && std::uncaught_exceptions() == 0) {
     try {
-      context.stream().synchronize();  // the communicator hands its memory on at once
-    } catch (const Error&) {           // of an operation that failed, which its caller was told
+      context.stream().synchronize();  // the communicator reuses its memory immediately
+    } catch (const Error&) {           // from an operation whose failure its caller already knows
     }
   }
   for (nn::Module* module : model_.modules()) module->set_hooks({});

@@ -25,10 +25,10 @@ void Engine::prepare_norm() {
   }
 }
 
-/// [Note: clipping is part of the equality] Each flat parameter is cut into n equal slices whatever the strategy, each
-/// slice gives one f64 part of the norm, and all are added in slice order. A rank fills the slices that it holds, when
-/// their reduction is done, and the others stay zero; where an optimizer is sharded, one all_reduce per axis adds those
-/// zeros, and of units whose gradients all ranks have each rank fills its own slices. So every strategy adds the same
+/// [Note: clipping is bitwise equal] Each flat parameter is divided into n equal slices under every strategy; each
+/// slice yields one f64 partial norm, and all are added in slice order. A rank fills the slices that it holds once
+/// their reduction is done; the others stay zero. Where an optimizer is sharded, one all_reduce per axis adds those
+/// zeros; of units whose gradients all ranks hold, each rank fills its own slices. So every strategy adds the same
 /// numbers in the same order.
 void Engine::compute_norm() {
   if (std::exchange(norm_parts_stale_, false))

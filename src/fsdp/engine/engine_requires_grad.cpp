@@ -1,4 +1,4 @@
-// Parameters that begin or cease to be trained between two steps: their units are laid out anew.
+// Parameters that begin or cease to be trained between two steps: rebuilds the layout of their units.
 #include <algorithm>
 
 #include "tessera/fsdp/engine.h"
@@ -34,7 +34,8 @@ void Engine::apply_requires_grad() {
       unit->rebuild(steps_ - skipped_steps_);
       rebuilt = true;
     }
-  if (rebuilt) make_collectives();  // plug-ins know flat parameters that are gone; what they carried is, too
+  // plug-ins refer to flat parameters that no longer exist; their state is dropped, too
+  if (rebuilt) make_collectives();
   if (options_.cpu_offload) reserve_pieces();
   if (measures_norm()) prepare_norm();
   publish_values();
@@ -68,7 +69,7 @@ bool ParamGroup::outdated() const {
   return false;
 }
 
-/// Values and states of every parameter, whole, in the host's memory.
+/// Full values and optimizer states of every parameter, in host memory.
 ParamGroup::Whole ParamGroup::download_all() {
   Whole whole;
   const auto download = [&](const nn::Parameter& parameter, const float* from) {

@@ -1,4 +1,4 @@
-// An engine's step: what comes after backward, and what ends one that failed.
+// The step of an engine after the backwards, and the abort of a failed step.
 #include <algorithm>
 #include <cmath>
 

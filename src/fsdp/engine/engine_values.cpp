@@ -1,4 +1,4 @@
-// Values into and out of an engine, and the figures it keeps.
+// Setting and reading the values of an engine, and its statistics.
 #include <algorithm>
 
 #include "tessera/fsdp/engine.h"
@@ -111,7 +111,7 @@ int Engine::states() const { return nn::state_slots(options_.optimizer); }
 
 void Engine::begin_values() {
   wait();
-  if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes where copies read
+  if (fabric_->offload) fabric_->compute().synchronize();  // the host itself writes to memory that copies read
 }
 
 void Engine::publish_values() {
@@ -219,7 +219,7 @@ std::uint64_t Engine::buffer_formula_bytes() const {
   return options_.buffers == BufferSync::own ? 0 : buffers_->formula_bytes();
 }
 
-/// A plug-in may carry a collective by operations of other kinds: what counts is whose channel they went over. Where
+/// A plug-in may implement a collective by operations of other kinds, so traffic is attributed by communicator. Where
 /// units differ in what they do over an axis, reductions of the other kind are counted as what they are.
 EngineTraffic Engine::traffic() const {
   EngineTraffic traffic;

@@ -85,7 +85,7 @@ void ExecOrderValidator::fail(const std::vector<OrderRecord>& all) {
   std::string text = "the ranks don't do the same:";
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     text += (rank == 0 ? " rank " : "; rank ") + std::to_string(rank) + ": " + all[rank].text.data();
-  communicator_->abort(text);  // what is still on its way is not waited for
+  communicator_->abort(text);  // exchanges in flight are not waited for
   throw base::Mismatch(text);
 }
 

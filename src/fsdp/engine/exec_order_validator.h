@@ -1,8 +1,8 @@
-// Whether all ranks run the same units in the same order, which their collectives rely on.
+// Checks that all ranks run the same units in the same order, on which their collectives rely.
 //
-// Ranks that gather equal units in another order get each other's parameters, and nothing else would notice. So each
-// rank keeps a hash of what it issued, and at the beginning of a step tells it to the others; nobody waits for it. A
-// rank that left out a collective is found by the communicator's own deadline, which names unit and rank.
+// Ranks that gather units of equal size in different orders would receive each other's parameters undetected. So each
+// rank hashes what it issued and, at the beginning of a step, exchanges the hash asynchronously. If a rank omits a
+// collective, the communicator's timeout names unit and rank.
 #pragma once
 
 #include <array>
@@ -17,26 +17,27 @@
 
 namespace tessera::fsdp {
 
-/// One rank's; used by the engine's thread. Every rank calls begin() and agree() alike.
+/// One per rank; used by the engine's thread. Every rank makes the same calls of begin() and agree().
 class TESSERA_API ExecOrderValidator {
  public:
   /// Collective. `world` outlives it.
   ExecOrderValidator(comm::Communicator& world, base::DeviceRuntime& runtime);
 
-  /// Something was issued.
+  /// Records that an operation was issued.
   void note(std::string_view what);
-  /// What was noted since the last time is forgotten: the program does it again.
+  /// Drops the records since the last exchange: the program repeats the step.
   void forget();
-  /// Tells the others what was noted since the last time, on the way to `next`. Throws Mismatch where an earlier one of
-  /// these is known to differ, with what each rank told.
+  /// Starts an exchange of the records since the last one; `next` names what follows. Throws Mismatch if an earlier
+  /// exchange has shown a difference, with the text of each rank.
   void begin(const std::string& next);
-  /// The same, but waits for what the others tell: afterwards all ranks are known to have called it with this text.
+  /// As begin(), but waits for the other ranks: on return all ranks are known to have called it with the same text and
+  /// records.
   void agree(const std::string& next);
   /// Throws Mismatch as begin() does.
   void check();
   /// Bytes that a rank sends for one begin().
   std::uint64_t formula_bytes() const;
-  /// Of all ranks, for what else they must tell each other.
+  /// Host collectives over all ranks, for other exchanges.
   comm::HostCollectives& host() { return host_; }
 
  private:
@@ -45,7 +46,7 @@ class TESSERA_API ExecOrderValidator {
     std::array<char, 248> text = {};
     friend bool operator==(const OrderRecord&, const OrderRecord&) = default;
   };
-  /// On its way.
+  /// An exchange in flight.
   struct PendingCheck {
     OrderRecord mine;
     std::vector<OrderRecord> all;
@@ -58,8 +59,8 @@ class TESSERA_API ExecOrderValidator {
   comm::HostCollectives host_;
   const comm::HostCollectives::Exchange gather_;
   std::uint64_t hash_ = 0;
-  std::uint64_t told_hash_ = 0;                          // hash_ when the others were told last
-  std::string noted_;                                    // as much as is told
+  std::uint64_t told_hash_ = 0;                          // hash_ at the last exchange
+  std::string noted_;                                    // as much text as is exchanged
   std::deque<std::unique_ptr<PendingCheck>> exchanges_;  // oldest first
 };
 

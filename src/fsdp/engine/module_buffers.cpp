@@ -44,7 +44,7 @@ void ModuleBuffers::initialize(std::uint64_t seed) {
                      buffer->tensor().raw());
 }
 
-/// As bytes, whatever they are.
+/// As bytes, whatever the dtypes.
 comm::View ModuleBuffers::view() { return {memory_.data(), memory_.bytes(), DType::u8, fabric_.device()}; }
 
 void ModuleBuffers::broadcast(int from) {

@@ -1,4 +1,5 @@
-// The buffers of a model: one block of memory, laid out alike on every rank, so that one broadcast carries all of them.
+// The buffers of a model, in one block of memory with the same layout on every rank, so that one broadcast transfers
+// all of them.
 #pragma once
 
 #include <functional>
@@ -13,19 +14,20 @@ namespace tessera::fsdp {
 
 struct EngineResources;
 
-/// Of one engine, on one rank; used by its thread. Nothing here makes the host wait but fill().
+/// The module buffers of one engine and rank; used by its thread. Only fill() makes the host wait.
 class TESSERA_API ModuleBuffers {
  public:
-  /// Gives them memory, booked as `other`. Collective where there are any. `fabric` outlives it.
+  /// Allocates their memory, tracked as `other`. Collective if there are any. `fabric` outlives it.
   ModuleBuffers(const nn::Module& model, EngineResources& fabric);
   ~ModuleBuffers();
   ModuleBuffers(const ModuleBuffers&) = delete;
   ModuleBuffers& operator=(const ModuleBuffers&) = delete;
 
   const std::vector<std::shared_ptr<nn::ModuleBuffer>>& all() const { return buffers_; }
-  /// Initial values, appended to the compute stream.
+  /// Appends initial values to the compute stream.
   void initialize(std::uint64_t seed);
-  /// What rank `from` has, in the order of the compute stream. Collective; nothing on one rank or without buffers.
+  /// Broadcasts the buffers of rank `from`, in the order of the compute stream. Collective; no effect on one rank or
+  /// without buffers.
   void broadcast(int from);
   void fill(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
             const std::function<bool(const nn::ModuleBuffer&)>& wanted);
@@ -39,7 +41,7 @@ class TESSERA_API ModuleBuffers {
   EngineResources& fabric_;
   const std::vector<std::shared_ptr<nn::ModuleBuffer>> buffers_;
   Buffer memory_;
-  std::unique_ptr<comm::Communicator> channel_;  // null where nothing is ever sent
+  std::unique_ptr<comm::Communicator> channel_;  // null if nothing is ever sent
   comm::Work broadcast_;                         // the last one
 };
 

@@ -143,7 +143,7 @@ void ParamGroup::unshard() {
   const bool offloaded = plan_.offloaded.parameters;
   Stream& first = offloaded ? fabric_.offload->up() : stream;
   const TraceRecorder::Span span = fabric_.recorder.begin(TraceEventKind::unshard_issue, name(), bytes(), stream);
-  if (!gathers_.empty()) gathers_.wait_on(stream);  // what the optimizer step left to gather on another axis
+  if (!gathers_.empty()) gathers_.wait_on(stream);  // gathers over another axis that the optimizer step started
   stream.wait(updated_);
   first.wait(stored_);
   const bool has_secondary = static_cast<bool>(flats_.front().secondary);
@@ -170,7 +170,8 @@ void ParamGroup::lease_for_gather(FlatParameter& flat, Stream& stream) {
       fabric_.parameters->acquire(static_cast<std::size_t>(part.count()) * size_of(flat.layout.dtype), name(), stream);
 }
 
-/// After so many gathers: in its place in the whole, or where it stays for the backward.
+/// The buffer of a flat parameter after `gathered` gathers: its place in the unsharded parameter, or the secondary
+/// shard that stays for the backward.
 ParamGroup::GatherTarget ParamGroup::gathered_to(FlatParameter& flat, std::size_t gathered) {
   const bool whole = gathered == plan_.rest_cuts.size();
   if (whole || !flat.secondary || gathered > plan_.rest_cuts.size() - plan_.forward_cuts.size())
@@ -178,7 +179,8 @@ ParamGroup::GatherTarget ParamGroup::gathered_to(FlatParameter& flat, std::size_
   return {&flat.secondary, narrow({0, flat.layout.padded}, plan_.forward_cuts).begin};
 }
 
-/// At rest; or, from the host's memory, in its place in the first result: that gather is in place then.
+/// The input of the first gather: the shard at rest; if offloaded, uploaded to its place in the first result, so that
+/// the gather is in place.
 const void* ParamGroup::part_to_gather(FlatParameter& flat) {
   if (!plan_.offloaded.parameters) return flat.values.data();
   void* const place = gathered_to(flat, std::min<std::size_t>(1, plan_.rest_cuts.size())).of(flat, flat.rest.begin);
@@ -186,7 +188,7 @@ const void* ParamGroup::part_to_gather(FlatParameter& flat) {
   return place;
 }
 
-/// Over one axis after the other, the first `already` of which are done.
+/// Gathers over one axis after the other; the first `already` are done.
 void ParamGroup::gather(std::size_t already) {
   Stream& stream = *fabric_.gather_stream;
   std::vector<const void*> parts;
@@ -249,7 +251,7 @@ void ParamGroup::settle() {
 
 void ParamGroup::reshard(bool for_backward) {
   if (!plan_.unshards_to_lease) return;
-  if (state_ == State::gathering) wait_for_gather();  // nothing used it, but its memory goes to the next
+  if (state_ == State::gathering) wait_for_gather();  // it was not used, but the next lease reuses its memory
   for (FlatParameter& flat : flats_) {
     for (const FlatEntry& entry : flat.layout.entries) {
       nn::Tensor tensor = entry.parameter->tensor();
@@ -275,7 +277,7 @@ void ParamGroup::reset() {
     flat.shown = Buffer();
   }
   if (plan_.unshards_to_lease) {
-    state_ = State::gathering;  // whatever it was: reshard() returns the lease
+    state_ = State::gathering;  // whatever the state was, reshard() releases the lease
     reshard();
   } else {
     state_ = State::ready;

@@ -1,4 +1,4 @@
-// What the collectives of a unit will be, before the first: plug-ins make room for it.
+// The transfers of a unit's collectives, known in advance so that plug-ins can allocate memory.
 #include "tessera/fsdp/engine/param_group.h"
 
 namespace tessera::fsdp {

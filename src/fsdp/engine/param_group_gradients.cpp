@@ -1,4 +1,4 @@
-// A unit's gradients: from where a backward writes them to what is kept of them.
+// The gradients of a unit, from the backward that writes them to the gradients that are kept.
 #include <algorithm>
 
 #include "tessera/fsdp/engine/param_group.h"
@@ -11,7 +11,7 @@ void ParamGroup::bind_gradients(FlatParameter& flat, void* base, bool keep) {
     entry.parameter->gradient().bind(FlatParameter::at(base, flat.layout.dtype, entry.offset), keep);
 }
 
-/// Else in what is kept, which is free for it: all of it is kept, and holds nothing yet.
+/// False: gradients are reduced in the kept buffer, which holds full gradients and is still empty.
 bool ParamGroup::reduces_in_lease() const { return plan_.gradient_sharded || accumulated_; }
 
 void ParamGroup::prepare_gradients() {
@@ -39,7 +39,7 @@ void ParamGroup::prepare_gradients() {
   note_leases();
 }
 
-/// What the backward wrote, in the type of the reduction: into the kept buffer, or a lease.
+/// Converts what the backward wrote to the reduce dtype: into the kept buffer, or a lease.
 void ParamGroup::cast_gradients(FlatParameter& flat) {
   Stream& stream = fabric_.compute();
   const auto count = static_cast<std::size_t>(flat.layout.padded);
@@ -60,7 +60,7 @@ void ParamGroup::cast_gradients(FlatParameter& flat) {
   convert_to(flat.reduced_gradient_of(0));
 }
 
-/// to += from, in the type of the reduction.
+/// to += from, in the reduce dtype.
 void ParamGroup::add_gradients(const FlatParameter& flat, const void* from, void* to, std::size_t count) {
   nn::ops::for_floating("gradients", flat.precision.reduce, [&](auto zero) {
     using T = decltype(zero);
@@ -69,7 +69,7 @@ void ParamGroup::add_gradients(const FlatParameter& flat, const void* from, void
   });
 }
 
-/// A backward has written what it had to.
+/// Called once a backward has written its gradients.
 void ParamGroup::end_writing(FlatParameter& flat) {
   for (const FlatEntry& entry : flat.layout.entries) {
     nn::Gradient& gradient = entry.parameter->gradient();
@@ -85,7 +85,7 @@ void ParamGroup::end_writing(FlatParameter& flat) {
 void ParamGroup::start_reduction(bool last) {
   last_ = last;
   stages_ = last ? plan_.reductions.size() : plan_.reduced_each;
-  if (!last && stages_ == 0 && !has_gradients_) return;  // nothing used it, and nobody waits for its zeros
+  if (!last && stages_ == 0 && !has_gradients_) return;  // the unit was not used, and no rank waits for its zeros
   prepare_gradients();
   stage_input_.clear();
   for (FlatParameter& flat : flats_) {
@@ -116,7 +116,7 @@ std::vector<FlatTransfer> ParamGroup::stage_transfers(const ReduceStage& stage) 
   for (FlatParameter& flat : flats_) {
     if (!flat.layout.trainable) continue;
     ElementRange& range = stage_input_[index++];
-    // Full gradients are leased until a stage has put a part of them into the kept buffer.
+    // Full gradients are leased until a stage has written a shard of them to the kept buffer.
     const bool leased = static_cast<bool>(flat.full_gradient);
     void* from = leased ? flat.leased_gradient_of(range.begin) : flat.gradient_of(range.begin);
     const auto count = static_cast<std::size_t>(range.count());
@@ -137,8 +137,8 @@ std::vector<FlatTransfer> ParamGroup::stage_transfers(const ReduceStage& stage) 
   return transfers;
 }
 
-/// A sum, divided at the end of the last stage. Where gradients are reduced in f16, whose largest number is 65504,
-/// every stage divides what it adds: then no sum on the way is larger than the largest gradient.
+/// A sum that the last stage divides. If gradients are reduced in f16, whose largest number is 65504, every stage
+/// divides its summands: then no intermediate sum is larger than the largest gradient.
 comm::ReduceOp ParamGroup::op_of(const ReduceStage& stage) const {
   const bool narrow = std::any_of(flats_.begin(), flats_.end(), [](const FlatParameter& flat) {
     return flat.layout.trainable && flat.precision.reduce == DType::f16;
@@ -179,8 +179,8 @@ void ParamGroup::advance_reduction() {
   }
 }
 
-/// What this microbatch's reductions have left in the lease, and what is kept of the earlier ones: from here on they
-/// are one, in what is kept, or in the lease where that goes to the host.
+/// Adds this microbatch's reduced gradients in the lease to the kept ones of earlier microbatches. The sum is in the
+/// kept buffer, or in the lease if kept gradients are offloaded.
 void ParamGroup::add_earlier_microbatches() {
   Stream& stream = fabric_.compute();
   std::size_t index = 0;
@@ -213,8 +213,8 @@ void ParamGroup::finish_reduction() {
   if (plan_.offloaded.gradients) store_gradients();
 }
 
-/// This rank's part goes from the lease to the host. The step before is done with the host's copy: what the compute
-/// stream has got to comes after that step's updates, and they after their gradients' way up.
+/// Copies this rank's shard from the lease to the host. The previous step no longer uses the host's copy: the compute
+/// stream is past that step's updates, and those came after the upload of their gradients.
 void ParamGroup::store_gradients() {
   Stream& down = fabric_.offload->down();
   down.wait(fabric_.compute().record());

@@ -1,8 +1,8 @@
-// Replicas that go their own way for a period of steps, and then meet.
+// Replicas with a sync period: they train independently and then synchronize.
 //
-// Each sends how far it has come from where they met before, in f32; the mean is the gradient of an outer step of SGD
-// from there, which all of them take alike (Stich, "Local SGD", ICLR 2019; Douillard et al., DiLoCo, arXiv 2311.08105).
-// Their optimizers' states stay their own.
+// Each replica sends its f32 delta from the anchor. The mean delta is the gradient of an outer SGD step from the
+// anchor, which all replicas apply identically (Stich, "Local SGD", ICLR 2019; Douillard et al., DiLoCo, arXiv
+// 2311.08105). Their optimizer states stay separate.
 #include "tessera/fsdp/engine/param_group.h"
 
 namespace tessera::fsdp {
@@ -52,7 +52,7 @@ void ParamGroup::finish_sync() {
                              .decay = false};
     if (flat.outer_momentum) range.state[0] = FlatParameter::f32_of(flat.outer_momentum, 0);
     if (flat.masters) range.narrow = {flat.layout.dtype, nullptr, flat.value_of(flat.optimized.begin)};
-    // Its momentum begins as zeros: no meeting is a first step, which would set it.
+    // The momentum begins as zeros: no sync counts as a first step, which would set it.
     nn::update(fabric_.context, config, {.number = 2, .learning_rate = outer.learning_rate}, range);
     flat.delta.give_back(stream.record());
     fabric_.context.kernels<float>("period").assign(

@@ -37,7 +37,7 @@ void ParamGroup::update_part(FlatParameter& flat, const FlatParameter::UpdateRan
   if (offload != nullptr) offload->start_write_back();
 }
 
-/// Where the update finds and leaves what belongs to a part: at rest, or in a piece on the device.
+/// The buffers that an update of a range reads and writes: at rest, or in a piece on the device.
 nn::OptimizerRange ParamGroup::optimizer_range(FlatParameter& flat, const FlatParameter::UpdateRange& part) {
   const ShardingPlan::OffloadedState& offloaded = plan_.offloaded;
   const std::int64_t first = part.range.begin;

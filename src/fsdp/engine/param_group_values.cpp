@@ -1,5 +1,5 @@
-// A unit's values from outside and to it. Where parameters have 16 bits, the f32 masters are what counts: they are
-// written first, and shown.
+// Setting and reading the values of a unit. The f32 master weights of half-precision parameters are authoritative: they
+// are written first, and are what is read.
 #include "tessera/fsdp/engine/param_group.h"
 #include "tessera/nn/host_access.h"
 
@@ -15,7 +15,7 @@ ElementRange common(ElementRange a, ElementRange b) {
 
 }  // namespace
 
-/// `at` gets what `produce` puts on the compute stream for memory of the device.
+/// Writes to `at` what `produce` writes to device memory on the compute stream.
 void ParamGroup::write(bool offloaded, void* at, std::size_t bytes, const Produce& produce) {
   if (!offloaded) return produce(at);
   Buffer scratch = fabric_.context.memory().allocate(bytes, MemoryCategory::other);
@@ -44,7 +44,7 @@ void ParamGroup::initialize(std::uint64_t seed) {
   }
 }
 
-/// An encoding's bytes come as numbers, as all values do.
+/// An encoding's bytes are passed as numbers, as all values are.
 void ParamGroup::fill_bytes(const nn::Parameter& parameter, ElementRange range, const ParameterLoader& fill, void* at) {
   std::vector<float> numbers(length(range));
   fill(parameter, range, numbers.data());
@@ -112,7 +112,7 @@ void ParamGroup::for_each_shard(const std::function<void(const ShardRange&)>& vi
                .data = data,
                .offloaded = with_host});
       };
-      if (flat.anchor) {  // the same for all replicas; what each has of its own is carried
+      if (flat.anchor) {  // the same on all replicas; what each replica alone holds is plug-in state
         show(-1, DType::f32, FlatParameter::f32_of(flat.anchor, first - flat.optimized.begin), false);
       } else if (flat.masters) {
         show(-1, DType::f32, flat.master_of(first), offloaded.optimizer);
@@ -146,8 +146,7 @@ void ParamGroup::load_optimizer_state(const std::function<void(const nn::Paramet
       }
 }
 
-/// The optimizer's part of something, whole, into what is shown. Over the control channels, whatever carries
-/// parameters: that may round.
+/// Gathers the optimizer's shards into `shown`, over the control communicators, because a collective plug-in may round.
 void ParamGroup::gather_part(FlatParameter& flat, const float* part) {
   Stream& stream = fabric_.compute();
   const std::int64_t padded = flat.layout.padded;
@@ -176,7 +175,7 @@ void ParamGroup::widen_parameters(FlatParameter& flat) {
       fabric_.compute(), {from, flat.layout.dtype, flat.shown.data(), DType::f32, length({0, flat.layout.padded})});
 }
 
-/// As gather_part, of parameters at rest.
+/// As gather_part(), for parameters at rest.
 void ParamGroup::gather_exactly(FlatParameter& flat) {
   Stream& stream = fabric_.compute();
   const DType dtype = flat.layout.dtype;

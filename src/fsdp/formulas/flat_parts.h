@@ -1,4 +1,4 @@
-// What the formulas are sums of.
+// The terms of the formulas: flat parameters.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tessera::fsdp {
 
-/// A flat parameter, and whether a step changes it.
+/// A flat parameter, and whether a step updates it.
 struct Part {
   std::int64_t elements = 0;
   Precision precision;
@@ -20,10 +20,10 @@ struct Part {
   std::uint64_t of(DType dtype) const { return static_cast<std::uint64_t>(elements) * size_of(dtype); }
 };
 
-/// `precision`: of those that have the model's dtype.
+/// `precision`: of the parameters that have the model's dtype.
 std::vector<Part> parts_of(const UnitSize& unit, Precision precision);
 
-/// Into how many parts the axes cut.
+/// Number of shards over these axes.
 int cuts(const Axes& axes, const MeshShape& mesh);
 /// How often a step reduces over an axis.
 std::uint64_t reductions_over(const Axis& axis, const Strategy& strategy, StepShape course);

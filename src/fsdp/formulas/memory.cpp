@@ -1,4 +1,4 @@
-// What a step holds, and brings to and from the host.
+// Memory of a step, and its transfers between device and host.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -9,7 +9,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// Nothing is reduced before the last microbatch.
+/// Whether nothing is reduced before the last microbatch.
 bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepShape course) {
   if (course.microbatches == 1) return false;
   return std::all_of(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
@@ -17,8 +17,8 @@ bool holds_gradients(const Strategy& strategy, const MeshShape& mesh, StepShape 
   });
 }
 
-/// How many units before the one that computes still hold full gradients: one, that is scattered. Where there are
-/// microbatches, a unit's gradients stay until they are reduced over all axes that this happens on for each of them.
+/// Number of units before the computing one that still hold full gradients: one, which is being scattered. With
+/// microbatches, a unit's gradients stay until they are reduced over all axes that reduce every microbatch.
 std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepShape course) {
   if (course.microbatches == 1) return 1;
   return static_cast<std::size_t>(std::count_if(mesh.axes.begin(), mesh.axes.end(), [&](const MeshAxis& axis) {
@@ -26,8 +26,8 @@ std::size_t units_behind(const Strategy& strategy, const MeshShape& mesh, StepSh
   }));
 }
 
-/// Bytes of a unit's gradients while they are on their way: as a backward writes those that are cast for their
-/// reduction, what becomes of them, and those that are reduced as they are.
+/// Bytes of a unit's gradients in flight: those that a backward writes to be cast for reduction, their cast form, and
+/// those that are reduced without a cast.
 struct GradientBytes {
   std::uint64_t written = 0, cast = 0, plain = 0;
   std::uint64_t reduced() const { return cast + plain; }
@@ -43,8 +43,9 @@ GradientBytes gradient_bytes(const UnitSize& unit, Precision precision) {
   return bytes;
 }
 
-/// The root's from its beginning on; of one unit all forms, while those before it are reduced: `behind` of them.
-/// `leased`: what is reduced is, too. The root's own end comes last, when the first units are behind.
+/// Peak of gradients in flight: the root's from the beginning, and all forms of one unit while `behind` units before it
+/// are reduced. `leased`: reduced gradients are leased too. The root's own reduction comes last, when the first units
+/// are behind.
 std::uint64_t flowing_gradients(std::span<const UnitSize> units, bool leased, std::size_t behind, Precision precision) {
   GradientBytes root;
   std::vector<GradientBytes> inner;
@@ -68,8 +69,8 @@ std::uint64_t flowing_gradients(std::span<const UnitSize> units, bool leased, st
   return most;
 }
 
-/// All of them, unless they are held where they are kept; where they are cast, also what one unit and the root write,
-/// and what becomes of one before it is added.
+/// All full gradients, unless they are held in the kept buffer; where they are cast, also what one unit and the root
+/// write, and the cast form of one unit before it is added.
 std::uint64_t held_gradients(std::span<const UnitSize> units, bool leased, Precision precision) {
   std::uint64_t held = 0, root = 0, most = 0;
   for (const UnitSize& unit : units) {
@@ -87,7 +88,7 @@ std::uint64_t parameter_bytes(const UnitSize& unit, Precision precision) {
   return bytes;
 }
 
-/// What stays of units between forward and backward where they are sharded over fewer axes than at rest.
+/// Secondary shards: units between forward and backward where they are sharded over fewer axes than at rest.
 std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units,
                               Precision precision) {
   const int after_forward = cuts(strategy.param_after_forward, mesh);
@@ -98,7 +99,7 @@ std::uint64_t secondary_parts(const Strategy& strategy, const MeshShape& mesh, s
   return bytes;
 }
 
-/// The most that so many neighbours have, and the root beside them.
+/// The peak size of `width` neighboring units, and the root beside them.
 std::uint64_t largest_window(std::span<const UnitSize> units, std::size_t width, Precision precision) {
   std::uint64_t root = 0, most = 0;
   std::vector<std::uint64_t> inner;
@@ -131,7 +132,7 @@ ModelStateBytes model_state_formula(const Strategy& strategy, const MeshShape& m
     return static_cast<std::uint64_t>(padded) * size_of(dtype) / static_cast<std::uint64_t>(cuts(axes, mesh));
   };
   int values = slots + (precision.has_master_weights() ? 1 : 0);
-  if (const Axis axis = periodic_axis(strategy); !axis.empty())  // where replicas met, and the outer momentum
+  if (const Axis axis = periodic_axis(strategy); !axis.empty())  // anchor and outer momentum
     values += strategy.sync.at(axis).outer.momentum > 0 ? 2 : 1;
   return {cut(strategy.param_at_rest, precision.compute), cut(strategy.gradient, precision.reduce),
           cut(strategy.optimizer, DType::f32) * static_cast<std::uint64_t>(values)};
@@ -197,7 +198,7 @@ PeakBounds peak_formula(const Strategy& strategy, const MeshShape& mesh, std::sp
     bounds.unsharded_gradient = held_gradients(units, cuts(strategy.gradient, mesh) > 1, precision);
     return bounds;
   }
-  // What is kept of earlier microbatches' gradients is no place for the next one's.
+  // Kept gradients of earlier microbatches occupy the buffer, so the next microbatch needs a lease.
   const bool leased = cuts(strategy.gradient, mesh) > 1 || (course.microbatches > 1 && mesh.size() > 1);
   bounds.unsharded_gradient = flowing_gradients(units, leased, units_behind(strategy, mesh, course), precision);
   return bounds;

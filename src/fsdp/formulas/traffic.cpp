@@ -1,4 +1,4 @@
-// What a step sends.
+// Traffic of a step.
 #include <algorithm>
 #include <utility>
 
@@ -76,9 +76,9 @@ class Costs {
     }
   }
 
-  /// Of what a step changes, or of what it doesn't: before each forward and backward that doesn't find it, or once
-  /// after the step where parameters are replicated. Outer axes come first, so what an axis makes is still cut by those
-  /// inside it.
+  /// Gathers of one flat parameter, trained or frozen: before each forward and backward that does not find it
+  /// unsharded, or once after the step where parameters are replicated. Outer axes come first, so the result over an
+  /// axis is still sharded over the axes inside it.
   void add_gathers(const UnitSize& unit, const Part& part) {
     const DType dtype = part.precision.compute;
     const bool by_plain = dtype == DType::u8 &&

@@ -1,4 +1,4 @@
-// Strategies as text, with what carries their collectives; and whether the two fit.
+// Parser of strategies with their collective plug-ins; and a check that the two fit.
 #include <algorithm>
 #include <array>
 #include <set>
@@ -23,7 +23,7 @@ constexpr std::array<CollectiveChoice, 3> kPluginState = {{{OpKind::all_gather, 
                                                            {OpKind::reduce_scatter, &Strategy::reduce_scatter},
                                                            {OpKind::all_reduce, &Strategy::all_reduce}}};
 
-/// Where the first part of `text` ends: at a +, but for those in the folders of a plug-in's file.
+/// End of the first part of `text`: at a +, except in the directories of a plug-in file's path.
 std::size_t end_of_part(std::string_view text) {
   const std::size_t plus = text.find('+');
   if (plus == std::string_view::npos || text.find('/') > plus) return plus;
@@ -40,12 +40,13 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
     if (all ? !registry.has(plugin_state.collective, plugin)
             : comm::name_of(plugin_state.collective) != part.substr(0, equals))
       continue;
-    registry.cost(plugin_state.collective, plugin, {.ranks = 1});  // throws where it isn't known
+    registry.cost(plugin_state.collective, plugin, {.ranks = 1});  // throws if it is not known
     strategy.*plugin_state.name = plugin;
     found = true;
   }
   if (found) return;
-  if (all && is_plugin_name(plugin)) plugin_collective(OpKind::all_gather, plugin);  // says what the file has
+  // throws, with what the file exports
+  if (all && is_plugin_name(plugin)) plugin_collective(OpKind::all_gather, plugin);
   std::set<std::string> names;
   for (const std::string& name : registry.names()) names.insert(name.substr(name.find(':') + 1));
   std::string known;
@@ -59,7 +60,8 @@ bool cuts(const Axes& axes, const MeshShape& mesh) {
                      [&](const MeshAxis& axis) { return axis.size > 1 && axes.contains(axis.name); });
 }
 
-/// What one collective does under a strategy: nothing, or of which type, and whether of shards or over what is updated.
+/// The use of one collective under a strategy: whether it is used, the dtype, and whether it handles shards or
+/// overwrites updated parameters.
 struct CollectiveUse {
   bool used = false;
   DType dtype = DType::f32;
@@ -113,9 +115,9 @@ void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Preci
     if (can.whole && use.shards)
       throw InvalidUsage(title + ": needs whole flat parameters, and under strategy " + strategy.name +
                          " each rank has a shard to reduce; choose another plug-in");
-    // [Note: gathers that round] They may write over parameters only where those are kept elsewhere: as f32 masters, or
-    // at rest. Here the owner would go on from its own values and the others from rounded ones; and were the owner's
-    // rounded too, updates smaller than the rounding would be lost.
+    // [Note: gathers that round] A rounding gather may overwrite parameters only if they are also kept elsewhere: as
+    // f32 master weights, or at rest. Here the owner would continue from its own values and the other ranks from
+    // rounded ones; and if the owner's were rounded too, updates smaller than the rounding would be lost.
     if (!can.exact && use.overwrites)
       throw InvalidUsage(title + ": it rounds, and under strategy " + strategy.name +
                          " the parameters that it gathers after the step are the only ones there are; use 16-bit "

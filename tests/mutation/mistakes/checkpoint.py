@@ -62,7 +62,7 @@ MISTAKES = [
             (CHECKPOINTS, r"^tools\.divergence$"), "steps that are not finite count as good"),
     mistake("lock-not-taken", "src/fsdp/checkpoint/directory_lock.cpp", "  if (!mine) {\n", "  if (!mine && false) {\n",
             (CHECKPOINTS, "tools.checkpoint::CheckpointTest.test_a_second_run_into_the_same_folder_is_refused"), "two runs write one folder"),
-    mistake("snapshot-too-early", "src/fsdp/checkpoint/writer.cpp", "    engine.model().context().stream().synchronize();  // what the state is to be is written\n", "",
+    mistake("snapshot-too-early", "src/fsdp/checkpoint/writer.cpp", "    engine.model().context().stream().synchronize();  // pending writes to the state are done\n", "",
             CHECKPOINTS, "a checkpoint of a device holds a part of the last update"),
 
     # Reading.

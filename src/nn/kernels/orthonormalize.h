@@ -22,10 +22,8 @@ struct OrthonormalizeArgs {
 };
 
 inline constexpr std::size_t kOrthonormalizeParts = 256;
-inline constexpr double kDependent = 1e-6;         ///< a column is dependent if less than this fraction of its length
-                                                   ///< remains
-inline constexpr std::uint64_t kFreshColumns = 3;  ///< attempts to replace a column; the numbers are stream "fresh" of
-                                                   ///< seeds 0, 1, 2
+inline constexpr double kDependent = 1e-6;         ///< smallest remaining fraction of a column's length
+inline constexpr std::uint64_t kFreshColumns = 3;  ///< replacements tried; stream "fresh" of seeds 0, 1, 2
 
 TESSERA_API void orthonormalize(const OrthonormalizeArgs& args);
 

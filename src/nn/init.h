@@ -38,7 +38,7 @@ struct InitialValues {
 /// Appends work to the compute stream that writes the values to out[0, range.count()), in device memory. No data is
 /// copied from the host.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, float* out);
-/// The same for elements of any floating type; 16-bit elements are the f32 values, rounded. Integers become zeros.
+/// The same for elements of any floating type; half-precision elements are the f32 values, rounded. Integers become zeros.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out);
 
 /// Fills out[0, range.count()), in host memory, with the initial values of `range` of the tensor called `name`.

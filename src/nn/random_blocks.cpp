@@ -78,7 +78,7 @@ void blocks(const RandomStream& stream, std::uint64_t first, std::uint64_t count
 
 HWY_INLINE F value(float x) { return hn::Set(Floats(), x); }
 
-/// Horner's rule with separate multiply and add: fused operations would give other bits than machines without them.
+/// Horner's rule with separate multiply and add, because machines without fused operations would give other bits.
 template <std::size_t n>
 HWY_INLINE F horner(F x, const float (&c)[n]) {
   F sum = value(c[0]);

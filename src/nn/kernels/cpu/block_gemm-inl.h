@@ -1,4 +1,4 @@
-// Products of blocks that fit in the L1 and L2 caches, for attention. Each element of C is one chain of fused
+// Products of blocks that fit in the first cache levels, for attention. Each element of C is one chain of fused
 // multiply-adds over k in order, so the bits depend neither on the register tile nor on the vector width.
 #if defined(TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_

@@ -174,8 +174,7 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
     show("decode_nf4", s, a.dtype, static_cast<std::size_t>(a.count) * size_of(a.dtype),
          [&] { inner_->decode_nf4(s, a); });
   }
-  void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& a) override {  // each column reads the previous
-                                                                                   // ones
+  void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& a) override {  // each column reads those before
     show("orthonormalize", s, DType::f32, a.rows * a.columns * a.columns * sizeof(float),
          [&] { inner_->orthonormalize(s, a); });
   }

@@ -31,7 +31,7 @@ class TESSERA_API AtomicFile {
   int file_ = -1;
 };
 
-/// Replaces the file's content by `text`; on failure the file keeps its previous content.
+/// Replaces the file's content with `text`; on failure the file keeps its previous content.
 TESSERA_API void write_file_atomically(const std::string& path, std::string_view text);
 
 }  // namespace tessera::nn

@@ -47,7 +47,8 @@ class TESSERA_API HfCheckpointReader {
   std::map<std::string, Place, std::less<>> places_;  // by canonical name
 };
 
-/// Writes such a directory and creates it if it doesn't exist: first the metadata, then any ranges of the tensors.
+/// Writes such a directory and creates it if it doesn't exist. The constructor receives all that is needed; ranges of
+/// the tensors are then written in any order.
 class TESSERA_API HfCheckpointWriter {
  public:
   /// Throws InvalidUsage if the directory can't be created or written.
@@ -55,7 +56,7 @@ class TESSERA_API HfCheckpointWriter {
                      const std::vector<SafetensorsTensor>& tensors);
   void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
   void write_whole(std::string_view name, const void* values) { writer_.write_whole(name, values); }
-  /// Replaces the directory's previous content, which stays unchanged until then.
+  /// Completes the files. Until then the directory's previous content stays unchanged.
   void commit();
 
  private:

@@ -11,8 +11,7 @@ namespace tessera::nn {
 struct Init {
   enum class Kind : std::uint8_t { zeros, ones, normal, uniform };
   Kind kind = Kind::zeros;
-  double deviation = 0.0;  ///< of uniform numbers: the bound of their magnitude, which they stay below on both sides of
-                           ///< zero
+  double deviation = 0.0;  ///< of uniform numbers: exclusive bound of their magnitude
   static constexpr Init zeros() { return {Kind::zeros, 0.0}; }
   static constexpr Init ones() { return {Kind::ones, 0.0}; }
   static constexpr Init normal(double deviation) { return {Kind::normal, deviation}; }
@@ -38,7 +37,8 @@ struct InitialValues {
 /// Appends work to the compute stream that writes the values to out[0, range.count()), in device memory. No data is
 /// copied from the host.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, float* out);
-/// The same for elements of any floating type; half-precision elements are the f32 values, rounded. Integers become zeros.
+/// The same for elements of any floating type; half-precision elements are the rounded f32 values. Integers become
+/// zeros.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out);
 
 /// Fills out[0, range.count()), in host memory, with the initial values of `range` of the tensor called `name`.

@@ -27,7 +27,7 @@ struct LoraOptions {
 TESSERA_API std::vector<std::string> default_lora_targets(const ModelConfig& config);
 
 /// Freezes all parameters and adds an adapter to each linear layer that a target names. Call it before set_dtype() and
-/// before an engine owns the model. Returns the number of adapters. Throws InvalidUsage if a target names no linear
+/// before an engine uses the model. Returns the number of adapters. Throws InvalidUsage if a target names no linear
 /// layer, or if rank or alpha is not above 0.
 TESSERA_API int add_lora(Module& model, const LoraOptions& options);
 

@@ -106,7 +106,8 @@ class TESSERA_API Module {
   void mark_block() { is_block_ = true; }
 
   /// If true, calls under a tape save only their arguments, and backward recomputes the activations. For modules that
-  /// are called by the call operator and return one tensor. Modules nested in such a module may be checkpointed, too.
+  /// are called by the call operator and return one tensor. The setting of modules nested in such a module takes
+  /// effect, too.
   void checkpoint_activations(bool value) { checkpoints_ = value; }
   bool checkpoints_activations() const { return checkpoints_; }
 
@@ -118,11 +119,11 @@ class TESSERA_API Module {
   ///   model.set_dtype(DType::bf16);
   ///   model.find("ln_f").set_dtype(DType::f32);
   ///
-  /// If the dtype differs from the parent's, calls cast: floating tensors among the arguments to the module's dtype,
-  /// and those among the results (a Tensor, or several in a pair or tuple) back to the parent's, so the surrounding
-  /// modules keep one dtype. Gradients are cast in the opposite direction. f64 tensors (losses) stay unchanged. A tied
-  /// parameter has one dtype, so all its modules need the same one. Call it before parameters have memory. Throws
-  /// InvalidUsage if they have some, or if `dtype` is no floating type.
+  /// If the dtype differs from the parent's, each call casts floating tensors among the arguments to the module's
+  /// dtype, and those among the results (a Tensor, or several in a pair or tuple) back to the parent's, so the
+  /// surrounding modules keep one dtype. Gradients are cast in the opposite direction. f64 tensors (losses) stay
+  /// unchanged. A tied parameter has one dtype, so all its modules need the same one. Call it before parameters have
+  /// memory. Throws InvalidUsage if they have some, or if `dtype` is no floating type.
   void set_dtype(DType dtype);
   /// This module's dtype, or else its parent's; f32 by default.
   DType dtype() const;

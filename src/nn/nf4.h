@@ -19,15 +19,15 @@ inline constexpr std::int64_t kNf4Block = 64;        ///< values per scale
 inline constexpr std::int64_t kNf4ScaleBlock = 256;  ///< scales per second-level scale
 
 /// Values of the sixteen codes, ascending, -1, 0 and 1 among them. They are quantiles of the normal distribution: 8
-/// from 1/2 down to the tail below zero, 9 above, with zero in both, divided by the largest. The tail is the mean of 1
-/// / (2 * 15) and 1 / (2 * 16); tests/nn/nf4_test.cpp derives them.
+/// from 1/2 down to the tail below zero, 9 above, with zero in both, divided by the largest of them. The tail is the
+/// mean of 1 / (2 * 15) and 1 / (2 * 16); tests/nn/nf4_test.cpp derives them.
 inline constexpr std::array<float, 16> kNf4Levels = {
     -1.0F,       -0.69619280F, -0.52507305F, -0.39491749F, -0.28444138F, -0.18477343F, -0.09105004F, 0.0F,
     0.07958030F, 0.16093020F,  0.24611230F,  0.33791524F,  0.44070983F,  0.56261700F,  0.72295684F,  1.0F};
 
 /// Byte offsets of the parts of an encoding of `count` values: the mean of the scales and the second-level scales
-/// (f32), scales (i8), codes (the lower half of a byte first). Little-endian. A block's scale is max(mean + scale *
-/// second-level scale, 0); a value is that times the level of its code.
+/// (f32), scales (i8), codes (the lower half of a byte first). Little-endian.
+/// The scale of a block is max(mean + scale * second-level scale, 0); a value is that times the level of its code.
 struct Nf4Layout {
   constexpr explicit Nf4Layout(std::int64_t count)
       : blocks((count + kNf4Block - 1) / kNf4Block),

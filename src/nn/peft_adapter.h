@@ -42,7 +42,7 @@ class TESSERA_API PeftAdapterWriter {
   PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
                     const std::vector<SafetensorsTensor>& tensors);
   void write(std::string_view name, ElementRange range, const float* values);
-  /// Replaces the directory's previous content, which stays unchanged until then.
+  /// Completes the files. Until then the directory's previous content stays unchanged.
   void commit();
 
  private:

@@ -31,7 +31,7 @@ struct RandomStream {
   std::uint64_t high = 0;  ///< upper half of the counter
 };
 
-/// The stream that initialises tensor `name`.
+/// The stream that initializes tensor `name`.
 TESSERA_API RandomStream tensor_stream(std::uint64_t seed, std::string_view name);
 
 /// The stream of a dropout module in one step, for one sample of the global batch; element index = word index.

@@ -1,8 +1,8 @@
 // Reads and writes ranges of safetensors files. Format: https://github.com/huggingface/safetensors (8 bytes of
 // little-endian header length, a JSON header, then the tensors).
 //
-// Files are untrusted input: every length, offset and shape is checked before use. Errors throw InvalidUsage "PATH:
-// what" in one line.
+// Files are untrusted input: every length, offset and shape is checked before use. An error throws InvalidUsage with
+// one line, "PATH: what".
 #pragma once
 
 #include <map>

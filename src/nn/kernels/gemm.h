@@ -38,8 +38,8 @@ struct GemmArgs {
 template <class T>
 TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args);
 
-/// The library that multiplies f32 and half-precision matrices in this process, such as "oneDNN 2.6.3
-/// (avx512_core_bf16)" or "OpenBLAS". Two processes with different libraries may round differently.
+/// Names the library that multiplies f32 and half-precision matrices in this process, such as "OpenBLAS" or "oneDNN
+/// 2.6.3 (avx512_core_bf16)". Two processes with different libraries may round differently.
 TESSERA_API std::string products_name();
 
 /// Storage of a linear layer's weight: out_in as in torch.nn.Linear, in_out as in GPT-2's Conv1D.

@@ -11,8 +11,7 @@ struct LinearOptions {
   std::int64_t out = 0;
   bool bias = true;
   ops::WeightLayout layout = ops::WeightLayout::out_in;  ///< in_out: GPT-2's Conv1D
-  double deviation = 0.02;                               ///< of the normal initial weights; biases are initialized to
-                                                         ///< zeros
+  double deviation = 0.02;                               ///< of the normal initial weights; biases start at zero
 };
 
 /// One factor of a low-rank adapter: y[..., rows] = x[..., columns] * W^T. Parameter: weight [rows, columns].
@@ -35,11 +34,11 @@ class TESSERA_API Linear : public Layer<Linear> {
   const Parameter& weight() const { return weight_; }
 
   /// Adds an adapter: y += factor * (x A^T) B^T. Children: lora_A (weight [rank, in], uniform below 1 / sqrt(in), as in
-  /// PEFT) and lora_B (weight [out, rank], zeros). Call it before an engine owns the model. Throws InvalidUsage for a
+  /// PEFT) and lora_B (weight [out, rank], zeros). Call it before an engine uses the model. Throws InvalidUsage for a
   /// rank below 1, and if the layer already has an adapter.
   void add_adapter(std::int64_t rank, double factor);
 
-  /// Freezes the weight, stores it as NF4 bytes (nf4.h), and decodes it for each product. Call it before an engine owns
+  /// Freezes the weight, stores it as NF4 bytes (nf4.h), and decodes it for each product. Call it before an engine uses
   /// the model and before set_dtype().
   void quantize();
   bool quantized() const { return quantized_; }

@@ -32,7 +32,7 @@ void backward(const Region& region, Gradient& dy) {
                          std::string(name_of(y.dtype())) + "; it must compute the same again");
     y.gradient()->accumulate(from);
   }
-  dy.clear();  // one holder of its memory again, so that the first backward may run in place
+  dy.clear();  // drops the second owner of the memory, so that the first backward may run in place
   tape.backward_from_gradients();
 }
 
@@ -43,13 +43,13 @@ Tensor run_checkpointed(Context& context, std::function<Tensor()> region, Module
   if (tape == nullptr) return region();
   Tensor y;
   {
-    // Marks what requires a gradient, and lets hooks know that a backward follows; keeps no node.
+    // Marks outputs that require a gradient and lets hooks see that a backward follows, but records no nodes.
     Tape forgetful(tape->phase(), Tape::RecordMode::nothing);
     const TapeScope recording(context, &forgetful);
     y = region();
   }
   if (!y.requires_grad()) return y;
-  // A handle of its own: `y` may be one that the region was given.
+  // A separate handle: `y` may be one of the region's inputs.
   Tensor result = y.detached();
   result.set_requires_grad(true);
   tape->record("checkpoint", result,

@@ -46,7 +46,7 @@ void AtomicFile::commit() {
   ::close(std::exchange(file_, -1));
   const std::string parent = std::filesystem::path(path_).parent_path().string();
   const int folder = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;  // the name is there; only its durability can't be asked for
+  if (folder < 0) return;  // the rename succeeded; only its durability can't be requested
   ::fsync(folder);
   ::close(folder);
 }

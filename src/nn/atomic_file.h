@@ -1,4 +1,4 @@
-// A file that appears under its name only when it is complete.
+// A file that becomes visible under its name only when it is complete.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace tessera::nn {
 
-/// Writes go to a temporary file beside the target, which is removed if commit() is never reached.
+/// Writes go to a temporary file beside the target. The destructor removes it if commit() was not called.
 class TESSERA_API AtomicFile {
  public:
   /// Throws InvalidUsage "PATH: can't be written (REASON)".
@@ -22,7 +22,7 @@ class TESSERA_API AtomicFile {
   const std::string& path() const { return path_; }
   /// Throws SystemError.
   void write(std::uint64_t offset, const void* data, std::size_t bytes);
-  /// Flushes to the disk and takes the target's name. Throws SystemError.
+  /// Flushes to disk and renames the temporary file to the target. Throws SystemError.
   void commit();
 
  private:
@@ -31,7 +31,7 @@ class TESSERA_API AtomicFile {
   int file_ = -1;
 };
 
-/// Afterwards the file holds all of `text`; whatever happens, it holds that or what was there before.
+/// Replaces the file's content with `text`; on failure the file keeps its previous content.
 TESSERA_API void write_file_atomically(const std::string& path, std::string_view text);
 
 }  // namespace tessera::nn

@@ -1,4 +1,4 @@
-// What the operations of one rank run on: memory, a stream, threads, and the tape that records them.
+// Resources that the operations of one rank use: memory, a stream, threads, and the tape that records them.
 #pragma once
 
 #include <functional>
@@ -13,14 +13,14 @@ namespace tessera::nn {
 class Tape;
 class PinnedBufferCache;
 
-/// What a dropout mask depends on besides its module and element: the masks are the same for every world size.
+/// Inputs of a dropout mask besides its module and element. The masks are the same for every world size.
 struct RngState {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
   std::int64_t first_sample = 0;  ///< global index of the batch's first sequence
 };
 
-/// What a forward depends on besides its inputs.
+/// Inputs of a forward besides its tensors.
 struct ForwardState {
   RngState random;
   bool training = true;
@@ -28,14 +28,14 @@ struct ForwardState {
 
 struct ContextOptions {
   int threads = 1;
-  std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: one of its own
+  std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: the context creates one
   MemoryPoolOptions memory;
-  std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: the device's own
+  std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: a stream of the device
   Device device;                                         ///< where tensors live and kernels run
-  std::shared_ptr<DeviceRuntime> runtime;                ///< null: that of `device`, from open_device()
+  std::shared_ptr<DeviceRuntime> runtime;                ///< null: open_device() of `device`
 };
 
-/// One per rank; used by one thread. Outlives every tensor made on it.
+/// Belongs to one rank and is used by one thread. It must outlive every tensor created on it.
 class TESSERA_API Context {
  public:
   explicit Context(ContextOptions options = {});
@@ -55,7 +55,7 @@ class TESSERA_API Context {
     return random_;
   }
   DeviceKernels& device_kernels() { return *kernels_; }
-  /// Those for elements of type T. Throws Unsupported "OP: no kernel for DTYPE on DEVICE".
+  /// The kernels for elements of type T. Throws Unsupported "OP: no kernel for DTYPE on DEVICE".
   template <class T>
   KernelTable<T>& kernels(std::string_view op) {
     KernelTable<T>* found = kernels_->of<T>();
@@ -64,17 +64,17 @@ class TESSERA_API Context {
   }
   PinnedBufferCache& staging() { return *staging_; }  ///< for host_access.h
 
-  /// False: dropout does nothing (evaluation).
+  /// False in evaluation: dropout does nothing.
   bool training() const { return training_; }
   void set_training(bool training) { training_ = training; }
 
-  /// As it is now; ForwardStateScope brings it back.
+  /// The current state; ForwardStateScope restores it.
   ForwardState forward_state() const { return {random_, training_}; }
 
-  /// Throws InvalidUsage "WHAT can't be part of a graph: WHY" while a Capture lives.
+  /// Throws InvalidUsage "WHAT can't be part of a graph: WHY" while a GraphCapture exists.
   void refuse_in_capture(std::string_view what, std::string_view why) const;
 
-  /// The tape that records operations now; null: nothing is recorded.
+  /// The tape that currently records operations; null: none.
   Tape* tape() const { return tape_; }
 
  private:
@@ -95,7 +95,7 @@ class TESSERA_API Context {
   bool capturing_ = false;
 };
 
-/// Makes `tape` (null: none) the recording one for as long as it lives. Scopes nest.
+/// Makes `tape` (null: none) the recording tape during the scope's lifetime. Scopes nest.
 class TESSERA_API TapeScope {
  public:
   TapeScope(Context& context, Tape* tape);
@@ -108,7 +108,7 @@ class TESSERA_API TapeScope {
   Tape* const previous_;
 };
 
-/// Another moment's forward state for as long as it lives: what is computed again draws the same masks.
+/// Sets an earlier forward state during the scope's lifetime, so that a recomputation draws the same masks.
 class TESSERA_API ForwardStateScope {
  public:
   ForwardStateScope(Context& context, const ForwardState& state);
@@ -121,7 +121,7 @@ class TESSERA_API ForwardStateScope {
   const ForwardState previous_;
 };
 
-/// Turns training off for as long as it lives: no dropout.
+/// Disables training mode, and with it dropout, during the scope's lifetime.
 class TESSERA_API EvaluationScope {
  public:
   explicit EvaluationScope(Context& context) : context_(context), previous_(context.training()) {

@@ -43,7 +43,7 @@ T largest(std::span<const std::byte> bytes) {
   return most;
 }
 
-/// (high word of random * count) / 2^64: uniform over [0, count) to within count / 2^64.
+/// (high word of random * count) / 2^64: uniform over [0, count), up to count / 2^64.
 std::int64_t below(std::uint64_t random, std::int64_t count) {
   __extension__ using Wide = unsigned __int128;
   return static_cast<std::int64_t>((Wide{random} * static_cast<std::uint64_t>(count)) >> 64U);
@@ -51,7 +51,7 @@ std::int64_t below(std::uint64_t random, std::int64_t count) {
 
 using WriteRow = std::function<void(std::int64_t row, std::int32_t* out)>;
 
-/// An i32 [rows, positions] whose rows `write` fills.
+/// Creates an i32 [rows, positions] tensor whose rows `write` fills.
 Tensor make_ids(Context& context, const Shape& shape, const WriteRow& write) {
   Tensor ids = Tensor::empty(context, shape, DType::i32);
   upload(context, ids.raw(), ids.bytes(), [&](void* out) {

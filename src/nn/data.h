@@ -1,4 +1,4 @@
-// Training and evaluation data: token files, mapped, and which of their windows make up a batch.
+// Training and evaluation data: memory-mapped token files, and samplers that select the windows of a batch.
 #pragma once
 
 #include <memory>
@@ -13,27 +13,27 @@
 namespace tessera::nn {
 
 enum class TokenFormat : std::uint8_t {
-  bytes,  ///< text: every byte is a token, so the vocabulary must be 256 or more
+  bytes,  ///< text: every byte is a token, so the vocabulary must have at least 256 entries
   u16,    ///< headerless little-endian ids, as nanoGPT writes them
   u32,
 };
 /// "bytes", "u16", "u32". Throws InvalidUsage.
 TESSERA_API TokenFormat parse_token_format(std::string_view name);
 
-/// One or more files, read as one sequence of tokens. Thread-safe once opened.
+/// One or more files, read as one sequence of tokens. Thread-safe after construction.
 class TESSERA_API TokenDataset {
  public:
-  /// Throws InvalidUsage for files that can't be read, are empty, hold half a token, or hold an id outside the
+  /// Throws InvalidUsage for files that can't be read, are empty, end within a token, or contain an id outside the
   /// vocabulary (u16 and u32 files are scanned once).
   TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary);
 
   std::int64_t size() const { return ends_.back(); }  ///< in tokens
   ElementRange all() const { return {0, size()}; }
-  /// The first nine tenths (rounded down), for training ...
+  /// The first nine tenths (rounded down), for training.
   ElementRange training() const { return {0, size() / 10 * 9 + size() % 10 * 9 / 10}; }
-  /// ... and the rest, for validation.
+  /// The remaining tokens, for validation.
   ElementRange validation() const { return {training().end, size()}; }
-  /// "a.txt" or "a.txt and 2 more": for errors.
+  /// "a.txt" or "a.txt and 2 more"; used in errors.
   std::string name() const;
 
   /// Tokens [begin, begin + count) of the sequence.
@@ -44,30 +44,31 @@ class TESSERA_API TokenDataset {
   void check_ids(std::size_t file, std::int64_t vocabulary) const;
   const TokenFormat format_;
   std::vector<MappedFile> files_;
-  std::vector<std::int64_t> ends_;  // of each file, in tokens of the sequence
+  std::vector<std::int64_t> ends_;  // end of each file, in tokens of the sequence
 };
 
-/// i32 [sequences, positions] each; a target is the token after its input.
+/// Two i32 tensors [sequences, positions]; each target is the token after its input.
 struct TokenBatch {
   Tensor tokens, targets;
 };
 
 struct BatchOptions {
-  ElementRange range;  ///< of the files: TokenDataset::training(), say
+  ElementRange range;  ///< of the files, such as TokenDataset::training()
   std::int64_t positions = 0;
   std::int64_t global_batch = 0;  ///< sequences per step over all ranks and microbatches
   std::uint64_t seed = 0;
 };
 
-/// Random windows. The window of sequence `index` of step `step` depends on the seed, the step, the global batch and
-/// the index alone, so rank r of n takes the sequences [r * global_batch / n, (r + 1) * global_batch / n).
+/// Samples random windows. The window of sequence `index` of step `step` depends only on the seed, the step, the global
+/// batch and the index, so rank r of n reads the sequences [r * global_batch / n, (r + 1) * global_batch / n).
 class TESSERA_API BatchSampler {
  public:
-  /// Throws InvalidUsage where the range is shorter than positions + 1.
+  /// Throws InvalidUsage if the range is shorter than positions + 1.
   BatchSampler(std::shared_ptr<const TokenDataset> files, const BatchOptions& options);
-  /// Where the window begins: uniform over all places where a window and its last target fit. Steps count from 1.
+  /// First token of the window: uniform over all positions at which a window and its last target fit. Steps count from
+  /// 1.
   std::int64_t window(std::int64_t step, std::int64_t index) const;
-  /// Sequences `indices` of the step's global batch, in new memory.
+  /// Sequences `indices` of the step's global batch, in newly allocated memory.
   TokenBatch batch(Context& context, std::int64_t step, ElementRange indices) const;
 
  private:
@@ -75,14 +76,14 @@ class TESSERA_API BatchSampler {
   const BatchOptions options_;
 };
 
-/// Non-overlapping windows in order: window w has the inputs [w * positions, (w + 1) * positions) of the range, each of
-/// which predicts the next token; a rest shorter than that is left out.
+/// Non-overlapping windows in order. Window w has the inputs [w * positions, (w + 1) * positions) of the range, each of
+/// which predicts the next token. A shorter remainder is dropped.
 class TESSERA_API SequentialSampler {
  public:
-  /// Throws InvalidUsage where there is not even one.
+  /// Throws InvalidUsage if the range has no complete window.
   SequentialSampler(std::shared_ptr<const TokenDataset> files, ElementRange range, std::int64_t positions);
   std::int64_t count() const { return (range_.count() - 1) / positions_; }
-  /// Windows `windows`. Those at count() and beyond are empty: all their targets are kIgnoreIndex.
+  /// Windows `windows`. Windows at count() and beyond are empty: all their targets are kIgnoreIndex.
   TokenBatch batch(Context& context, ElementRange windows) const;
 
  private:

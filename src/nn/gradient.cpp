@@ -18,7 +18,7 @@ void assign(const Tensor& target, const Tensor& source, bool accumulate) {
 
 GradientTarget Gradient::write() {
   if (!value_) value_ = Tensor::empty(context_, shape_, dtype_, use_);
-  if (written_ && !bound_ && value_.shares_memory()) {  // somebody else still reads it: continue in memory of its own
+  if (written_ && !bound_ && value_.shares_memory()) {  // another owner reads it: continue in new memory
     const Tensor own = Tensor::empty(context_, shape_, dtype_, use_);
     assign(own, value_, false);
     value_ = own;

@@ -19,7 +19,7 @@ GraphCapture::~GraphCapture() {
   end();
   try {
     context_.runtime().end_capture(context_.stream());
-  } catch (const std::exception&) {  // the first error is on its way already
+  } catch (const std::exception&) {  // the first error is already propagating
   }
 }
 

@@ -1,4 +1,4 @@
-// Recording what a context computes, to run it again as one graph of its device.
+// Records the work of a context in order to run it again as one graph of its device.
 #pragma once
 
 #include <memory>
@@ -7,14 +7,14 @@
 
 namespace tessera::nn {
 
-/// While it lives, what goes to the compute stream is recorded instead of run, and memory comes from `memory`: the
-/// graph will use the same addresses, so nobody else may get them while it lives. The host can neither write nor read
-/// tensors meanwhile, and dropout is refused, since its masks change.
+/// During its lifetime, work submitted to the compute stream is recorded instead of run, and memory comes from
+/// `memory`. The graph uses the same addresses, so they must not be allocated for anything else while the graph exists.
+/// During capture the host can neither write nor read tensors, and dropout throws because its masks change.
 class TESSERA_API GraphCapture {
  public:
-  /// Both outlive it. Throws Unsupported where the device has no graphs.
+  /// `context` and `memory` must outlive the capture. Throws Unsupported if the device has no graphs.
   GraphCapture(Context& context, MemoryPool& memory);
-  ~GraphCapture();  ///< what was not finished is dropped
+  ~GraphCapture();  ///< discards an unfinished capture
   GraphCapture(const GraphCapture&) = delete;
   GraphCapture& operator=(const GraphCapture&) = delete;
 

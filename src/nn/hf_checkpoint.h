@@ -1,5 +1,5 @@
-// Folders as Hugging Face's transformers writes and reads them: config.json and model.safetensors, or several of these
-// with an index.
+// Checkpoint directories in the format of Hugging Face's transformers: config.json and model.safetensors, or several
+// safetensors files with an index.
 #pragma once
 
 #include <memory>
@@ -12,22 +12,23 @@
 
 namespace tessera::nn {
 
-/// What a folder of this model has: its parameters in f32, and its persistent buffers, as they are.
+/// The tensors in a checkpoint of this model: its parameters in f32, and its persistent buffers in their own dtypes.
 TESSERA_API std::vector<SafetensorsTensor> saved_tensors(const Module& model);
 
-/// A folder opened for reading. Tensors are found by canonical name, with or without the prefix "transformer."; GPT-2's
-/// mask buffers and Llama's rotary frequencies are ignored, and so is the copy of a tied head. Thread-safe.
+/// A checkpoint directory opened for reading. Tensors are found by canonical name, with or without the prefix
+/// "transformer.". GPT-2's mask buffers, Llama's rotary frequencies and the copy of a tied head are ignored.
+/// Thread-safe.
 class TESSERA_API HfCheckpointReader {
  public:
-  /// Throws InvalidUsage for what is missing or malformed.
+  /// Throws InvalidUsage if a file is missing or malformed.
   explicit HfCheckpointReader(const std::string& folder);
   const ModelConfig& config() const { return config_; }
 
-  /// Throws InvalidUsage that names what is missing, what is unexpected, and what has another shape than `needed`.
+  /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape differs from `needed`.
   void check(const std::vector<SafetensorsTensor>& needed) const;
   /// Elements `range` of the tensor called `name`, as f32.
   void read(std::string_view name, ElementRange range, float* out) const;
-  /// All of it as it is. Throws InvalidUsage where it is of another type.
+  /// Reads the whole tensor without conversion. Throws InvalidUsage if its type is not `dtype`.
   void read_whole(std::string_view name, DType dtype, void* out) const;
 
  private:
@@ -46,15 +47,16 @@ class TESSERA_API HfCheckpointReader {
   std::map<std::string, Place, std::less<>> places_;  // by canonical name
 };
 
-/// Writes such a folder, which is made where it doesn't exist: what is needed first, then any ranges of the tensors.
+/// Writes such a directory and creates it if it doesn't exist. The constructor receives all that is needed; ranges of
+/// the tensors are then written in any order.
 class TESSERA_API HfCheckpointWriter {
  public:
-  /// Throws InvalidUsage where the folder can't be made or written.
+  /// Throws InvalidUsage if the directory can't be created or written.
   HfCheckpointWriter(const std::string& folder, const ModelConfig& config,
                      const std::vector<SafetensorsTensor>& tensors);
   void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
   void write_whole(std::string_view name, const void* values) { writer_.write_whole(name, values); }
-  /// Until then, what was in the folder before stays.
+  /// Completes the files. Until then the directory's previous content stays unchanged.
   void commit();
 
  private:

@@ -1,4 +1,4 @@
-// Data between the host and a context's device: the only way for the host to touch what a tensor holds.
+// Copies between the host and a context's device. The host accesses tensor data only through these functions.
 #pragma once
 
 #include <functional>
@@ -8,17 +8,17 @@
 
 namespace tessera::nn {
 
-/// Calls `write` with host memory of `bytes` bytes, which it fills at once; work appended to the compute stream from
-/// here on finds them at `to`. Where the host shares the device's memory, `write` gets `to` itself: earlier work that
-/// uses it must have been done. On meta nothing is called.
+/// Calls `write` with a host buffer of `bytes` bytes, which `write` fills before it returns. Work appended to the
+/// compute stream after this call finds the data at `to`. If the host shares the device's memory, `write` gets `to`
+/// itself; earlier work that uses it must have completed. On meta `write` is not called.
 TESSERA_API void upload(Context& context, void* to, std::size_t bytes, const std::function<void(void*)>& write);
 
-/// Waits for the compute stream and calls `read` with host memory that holds what is at `from`; valid during the call.
+/// Waits for the compute stream and calls `read` with host memory that holds the data at `from`; valid during the call.
 /// Throws InvalidUsage on meta.
 TESSERA_API void download(Context& context, const void* from, std::size_t bytes,
                           const std::function<void(const void*)>& read);
 
-/// Host memory that copies pass through, kept for the next one. One per context.
+/// Pinned host memory that copies pass through, cached for later copies. One per context.
 class PinnedBufferCache {
  public:
   explicit PinnedBufferCache(DeviceRuntime& runtime) : runtime_(runtime) {}
@@ -29,13 +29,13 @@ class PinnedBufferCache {
   struct Block {
     void* data = nullptr;
     std::size_t bytes = 0;
-    Event free;  ///< reached when the copy that used it last is done
+    Event free;  ///< reached when the last copy that used the buffer is complete
   };
   Block take(std::size_t bytes);
   void give(Block block) { blocks_.push_back(std::move(block)); }
 
  private:
-  static constexpr std::size_t kKept = std::size_t{64} << 20;  // a larger block goes as soon as it is idle
+  static constexpr std::size_t kKept = std::size_t{64} << 20;  // larger blocks are freed when they are idle
   DeviceRuntime& runtime_;
   std::vector<Block> blocks_;
 };

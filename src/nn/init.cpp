@@ -53,7 +53,7 @@ void draw(Context& context, const InitialValues& values, T* out) {
 void fill_initial(Context& context, const InitialValues& values, float* out) { draw(context, values, out); }
 
 void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out) {
-  if (!is_floating(dtype))  // an encoding, which is nothing until it is filled, or a buffer's counts
+  if (!is_floating(dtype))  // an encoding, which is written later, or a buffer's integer counts
     return context.runtime().fill(context.stream(), out, 0,
                                   static_cast<std::size_t>(values.range.count()) * size_of(dtype));
   ops::for_floating("init", dtype, [&](auto zero) { draw(context, values, static_cast<decltype(zero)*>(out)); });

@@ -1,4 +1,4 @@
-// Initial values of parameters: a function of seed, name and index only, so that a shard is filled where it lives.
+// Initial values of parameters. They depend only on seed, name and index, so each rank fills its own shard.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tessera::nn {
 struct Init {
   enum class Kind : std::uint8_t { zeros, ones, normal, uniform };
   Kind kind = Kind::zeros;
-  double deviation = 0.0;  ///< of uniform numbers: the most, which they stay below on both sides of zero
+  double deviation = 0.0;  ///< of uniform numbers: exclusive bound of their magnitude
   static constexpr Init zeros() { return {Kind::zeros, 0.0}; }
   static constexpr Init ones() { return {Kind::ones, 0.0}; }
   static constexpr Init normal(double deviation) { return {Kind::normal, deviation}; }
@@ -27,20 +27,21 @@ struct ElementRange {
 
 class Context;
 
-/// Whose initial values: elements `range` of the tensor called `name`.
+/// Selects initial values: elements `range` of the tensor called `name`.
 struct InitialValues {
   Init init;
   std::string_view name;
   std::uint64_t seed = 0;
   ElementRange range;
 };
-/// Appends to the compute stream: out[0, range.count()), in the device's memory, gets them. No data comes from the
-/// host.
+/// Appends work to the compute stream that writes the values to out[0, range.count()), in device memory. No data is
+/// copied from the host.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, float* out);
-/// The same for elements of any floating type, 16-bit ones being the f32 values, rounded; integers are zeros.
+/// The same for elements of any floating type; half-precision elements are the rounded f32 values. Integers become
+/// zeros.
 TESSERA_API void fill_initial(Context& context, const InitialValues& values, DType dtype, void* out);
 
-/// Fills out[0, range.count()), in the host's memory, with the initial values of `range` of the tensor called `name`.
+/// Fills out[0, range.count()), in host memory, with the initial values of `range` of the tensor called `name`.
 TESSERA_API void fill_initial(const Init& init, std::string_view name, std::uint64_t seed, ElementRange range,
                               float* out);
 

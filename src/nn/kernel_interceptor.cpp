@@ -40,7 +40,7 @@ void KernelSimulator::call(const KernelInvocation& call, Stream& stream, const s
 
 namespace {
 
-/// Forwards everything; what does work on streams is shown to the observer.
+/// Forwards all calls; those that submit work to streams go through the observer.
 class InstrumentedRuntime final : public DeviceRuntime {
  public:
   InstrumentedRuntime(std::shared_ptr<DeviceRuntime> inner, KernelInterceptor& observer)

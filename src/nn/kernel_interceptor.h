@@ -1,4 +1,4 @@
-// Who looks at every call of a device's kernels: to measure them, or to say how long they would take.
+// Interceptors of a device's kernel calls: they measure the calls or simulate their duration.
 #pragma once
 
 #include <functional>
@@ -14,10 +14,10 @@
 
 namespace tessera::nn {
 
-/// What a kernel was asked to do. Its size is what its time depends on: floating-point operations of products and
-/// attention, bytes read and written of all others.
+/// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read
+/// and written for all others.
 struct KernelInvocation {
-  std::string_view kernel;  ///< as in Kernels: "linear_forward"; "copy" and "clear" of the runtime; never freed
+  std::string_view kernel;  ///< as in KernelTable: "linear_forward"; "copy" and "clear" of the runtime; never freed
   DType dtype = DType::f32;
   double size = 0;
 };
@@ -25,20 +25,20 @@ struct KernelInvocation {
 class TESSERA_API KernelInterceptor {
  public:
   virtual ~KernelInterceptor();
-  /// Instead of the kernel: `run` appends it to `stream`.
+  /// Called instead of the kernel; `run` appends the kernel to `stream`.
   virtual void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) = 0;
 };
 
-/// How long each kernel takes by its size. A value.
+/// Duration of each kernel as a function of its size. A value type.
 class TESSERA_API KernelCostModel {
  public:
   void add(const KernelInvocation& call, double seconds) { tables_[key(call)].add(call.size, seconds); }
   /// 0 for kernels that were not measured; see has().
   double seconds(const KernelInvocation& call) const;
   bool has(const KernelInvocation& call) const { return tables_.contains(key(call)); }
-  /// All times `factor` times as long: another machine, or a test.
+  /// A copy in which all times are `factor` times as long: for another machine, or a test.
   KernelCostModel scaled(double factor) const;
-  /// Adds what another one has measured; both as they are, not scaled.
+  /// Adds the measurements of `other`; both unscaled.
   void merge(const KernelCostModel& other);
 
  private:
@@ -48,7 +48,7 @@ class TESSERA_API KernelCostModel {
   double factor_ = 1;
 };
 
-/// Measures: waits before and after each call.
+/// Measures each call: waits for the stream before and after it.
 class TESSERA_API KernelProfiler final : public KernelInterceptor {
  public:
   void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) override;
@@ -58,10 +58,10 @@ class TESSERA_API KernelProfiler final : public KernelInterceptor {
   KernelCostModel times_;
 };
 
-/// Lets a virtual clock pass instead. Throws InvalidUsage, naming it, for a kernel whose times are not known.
+/// Advances a virtual clock instead of running kernels. Throws InvalidUsage that names a kernel without measured times.
 class TESSERA_API KernelSimulator final : public KernelInterceptor {
  public:
-  /// `clock` made the streams; both outlive this.
+  /// `clock` created the streams; `clock` and `times` must outlive this object.
   KernelSimulator(base::VirtualClock& clock, const KernelCostModel& times) : clock_(clock), times_(times) {}
   void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) override;
 
@@ -70,7 +70,7 @@ class TESSERA_API KernelSimulator final : public KernelInterceptor {
   const KernelCostModel& times_;
 };
 
-/// `inner`, with every kernel that is called on it, every copy and every fill shown to `observer`, which outlives it.
+/// Returns a runtime around `inner` that passes each kernel call, copy and fill to `observer`, which must outlive it.
 TESSERA_API std::shared_ptr<base::DeviceRuntime> observe(std::shared_ptr<base::DeviceRuntime> inner,
                                                          KernelInterceptor& observer);
 

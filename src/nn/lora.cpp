@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight", kWeight = ".weight";
 
-/// As PEFT matches: the path, or its last parts.
+/// Matches like PEFT: the whole path, or a suffix of its parts.
 bool names(std::string_view target, std::string_view path) {
   return path == target ||
          (path.size() > target.size() && path.ends_with(target) && path[path.size() - target.size() - 1] == '.');

@@ -17,34 +17,34 @@ namespace tessera::nn {
 struct LoraOptions {
   std::int64_t rank = 8;
   double alpha = 8;
-  /// The last parts of the paths of linear layers: "c_attn", "mlp.c_fc". Empty: default_lora_targets().
+  /// Path suffixes of linear layers: "c_attn", "mlp.c_fc". Empty: default_lora_targets().
   std::vector<std::string> targets;
   double factor() const { return alpha / static_cast<double>(rank); }
   bool operator==(const LoraOptions&) const = default;
 };
 
-/// Attention's fused projection for gpt2; q_proj and v_proj for llama: PEFT's.
+/// PEFT's defaults: attention's fused projection for gpt2; q_proj and v_proj for llama.
 TESSERA_API std::vector<std::string> default_lora_targets(const ModelConfig& config);
 
-/// Freezes all parameters and adds an adapter to each linear layer that a target names. Before set_dtype() and before
-/// an engine has the model. Returns how many there are. Throws InvalidUsage where a target names no linear layer, or
-/// rank or alpha is not above 0.
+/// Freezes all parameters and adds an adapter to each linear layer that a target names. Call it before set_dtype() and
+/// before an engine uses the model. Returns the number of adapters. Throws InvalidUsage if a target names no linear
+/// layer, or if rank or alpha is not above 0.
 TESSERA_API int add_lora(Module& model, const LoraOptions& options);
 
-/// QLoRA: keeps the weights of all linear layers in NF4 (Linear::quantize()). Returns how many there are.
+/// QLoRA: stores the weights of all linear layers in NF4 (Linear::quantize()). Returns the number of layers.
 TESSERA_API int quantize_nf4(Module& model);
 
-/// Whether a parameter of this name belongs to an adapter.
+/// True if a parameter of this name belongs to an adapter.
 TESSERA_API bool is_adapter(std::string_view name);
 
-/// W + alpha / rank B A in f32, for any ranges of the weights; the adapters come first. The sum over the rank is in
-/// order, so any cut of a weight gives the same bits.
+/// Computes W + alpha / rank B A in f32 for any ranges of the weights, once all adapters were added. The sum over the
+/// rank has a fixed order, so the bits don't depend on how a weight is divided into ranges.
 class TESSERA_API LoraMerger {
  public:
   LoraMerger(const ModelConfig& config, const LoraOptions& options);
-  /// A whole factor: a parameter with is_adapter(name).
+  /// Adds a whole factor: a parameter with is_adapter(name).
   void add(std::string_view name, const Shape& shape, const float* values);
-  /// Adds the layer's product to elements `range` of the weight `name`; others are left as they are.
+  /// Adds the layer's product to elements `range` of the weight `name`; weights without an adapter stay unchanged.
   void merge(std::string_view name, ElementRange range, float* values) const;
 
  private:
@@ -52,7 +52,7 @@ class TESSERA_API LoraMerger {
     Shape shape;
     std::vector<float> values;
   };
-  const bool in_out_;  // how the weights lie
+  const bool in_out_;  // layout of the weights
   const float factor_;
   std::map<std::string, Factor, std::less<>> factors_;  // by name
 };

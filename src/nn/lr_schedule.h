@@ -8,24 +8,24 @@
 
 namespace tessera::nn {
 
-/// With s the step (1 is the first), W the warm-up and N the steps in total:
+/// Learning rate by step, where s is the step (from 1), W the warm-up and N the total number of steps:
 ///   warm-up, s <= W:  peak * s / W
 ///   constant, s > W:  peak
-///   cosine,   s > W:  floor + (peak - floor) * (1 + cos(pi * (s - W) / (N - W))) / 2, which ends at `floor` in step N
+///   cosine,   s > W:  floor + (peak - floor) * (1 + cos(pi * (s - W) / (N - W))) / 2, which reaches `floor` in step N
 struct LrSchedule {
   enum class Kind : std::uint8_t { constant, cosine };
   Kind kind = Kind::constant;
   double peak = 1e-3;
   double floor = 0.0;
   std::int64_t warmup = 0;
-  std::int64_t steps = 0;  ///< in total; cosine needs it
+  std::int64_t steps = 0;  ///< in total; required by cosine
 };
 
 /// "constant", "cosine". Throws InvalidUsage.
 TESSERA_API LrSchedule::Kind parse_schedule(std::string_view name);
-/// Throws InvalidUsage for values that make no sense.
+/// Throws InvalidUsage for values that are out of range.
 TESSERA_API void validate(const LrSchedule& schedule);
-/// The rate of step `step`; steps after the last keep its rate.
+/// The rate of step `step`; steps after the last one keep its rate.
 TESSERA_API double learning_rate(const LrSchedule& schedule, std::int64_t step);
 
 }  // namespace tessera::nn

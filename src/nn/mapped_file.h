@@ -1,4 +1,4 @@
-// A file mapped for reading.
+// A memory-mapped file for reading.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace tessera::nn {
 class TESSERA_API MappedFile {
  public:
   MappedFile() = default;
-  /// Throws InvalidUsage "PATH: REASON" where it can't be opened or is not a regular file. An empty file maps to no
+  /// Throws InvalidUsage "PATH: REASON" if the file can't be opened or is not a regular file. An empty file maps to no
   /// bytes.
   explicit MappedFile(std::string path);
   MappedFile(MappedFile&& other) noexcept;

@@ -58,7 +58,7 @@ Module& Module::find(std::string_view path) {
   const std::vector<Module*> all = modules();
   for (Module* module : all)
     if (module->path_ == path) return *module;
-  // What stands beside the first part of the path that doesn't exist.
+  // List the names at the level of the first part of the path that doesn't exist.
   std::string_view level = path;
   const Module* parent = this;
   while (!level.empty()) {
@@ -110,7 +110,7 @@ bool Module::updates_buffers() const {
 
 void Module::adopt(std::string name, std::unique_ptr<Module> child) {
   child->parent_ = this;
-  child->rename(path_.empty() ? name : path_ + "." + name);  // this module may have its place already
+  child->rename(path_.empty() ? name : path_ + "." + name);  // this module may already have its final path
   children_.push_back(std::move(child));
 }
 
@@ -126,7 +126,7 @@ void Module::rename(const std::string& prefix) {
   for (const auto& child : children_) child->rename(prefix);
 }
 
-/// A handle's name and type are fixed: a new one takes its place.
+/// A handle's name and dtype are fixed, so this creates a new handle.
 void Module::remake(Parameter& parameter, std::string name, Shape shape, DType dtype) {
   const bool trainable = parameter.tensor_.requires_grad();
   parameter.tensor_ = Tensor::unbound(context_, std::move(shape), dtype, name);

@@ -1,4 +1,4 @@
-// Modules: a named tree of layers and parameters, with hooks. This is all that an engine needs to know of a model.
+// Modules: a named tree of layers and parameters, with hooks. An engine needs no other interface of a model.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace tessera::nn {
 
-/// A trainable tensor. Its memory comes from materialize() or from an engine; the handle is good from construction on.
+/// A trainable tensor. materialize() or an engine provides its memory; the handle is valid from construction on.
 class TESSERA_API Parameter {
  public:
   Parameter(Context& context, std::string name, Shape shape, Init init);
@@ -40,23 +40,23 @@ class TESSERA_API Parameter {
   Tensor tensor_;
 };
 
-/// What add_buffer() is told.
+/// Options of add_buffer().
 struct BufferOptions {
-  DType dtype = DType::f32;    ///< floating, i32, i64 or u8; integers begin as zeros
-  Init init = Init::zeros();   ///< from seed, name and shape, as parameters'
-  bool persistent = true;      ///< it is in checkpoints and exports; false: it can be computed again
-  bool follows_dtype = false;  ///< set_dtype() changes it, too
+  DType dtype = DType::f32;    ///< floating, i32, i64 or u8; integers are initialized to zeros
+  Init init = Init::zeros();   ///< from seed, name and shape, like parameters
+  bool persistent = true;      ///< stored in checkpoints and exports; false: it can be recomputed
+  bool follows_dtype = false;  ///< set_dtype() converts it, too
 };
 
-/// State of a module that isn't trained: running statistics, tables. It has no gradient, and every rank has all of it.
-/// Memory comes from materialize() or from an engine; the handle is good from construction on.
+/// State of a module that isn't trained: running statistics, tables. It has no gradient, and every rank holds all of
+/// it. materialize() or an engine provides its memory; the handle is valid from construction on.
 class TESSERA_API ModuleBuffer {
  public:
   ModuleBuffer(Context& context, const std::string& name, Shape shape, BufferOptions options)
       : options_(options), tensor_(Tensor::unbound(context, std::move(shape), options.dtype, name)) {}
   const std::string& name() const { return tensor_.name(); }  ///< canonical: "bn.running_mean"
   const Tensor& tensor() const { return tensor_; }
-  operator const Tensor&() const { return tensor_; }  // NOLINT: as a parameter is used
+  operator const Tensor&() const { return tensor_; }  // NOLINT: used as a parameter is
   const Shape& shape() const { return tensor_.shape(); }
   std::int64_t count() const { return tensor_.count(); }
   DType dtype() const { return tensor_.dtype(); }
@@ -69,7 +69,7 @@ class TESSERA_API ModuleBuffer {
   Tensor tensor_;
 };
 
-/// Called at a module's borders; any may be empty. `post_backward` of a module comes when all gradients that its
+/// Called at a module's boundaries; each may be empty. `post_backward` runs when all gradients that the module's
 /// operations in that call produce are written.
 struct ModuleHooks {
   std::function<void(Phase)> pre_forward;
@@ -78,7 +78,7 @@ struct ModuleHooks {
   std::function<void()> post_backward;
 };
 
-/// Derive through Layer<Self>. Children and parameters are registered in the order of construction.
+/// Derive through Layer<Self>. Children and parameters are registered in construction order.
 class TESSERA_API Module {
  public:
   explicit Module(Context& context) : context_(context) {}
@@ -89,58 +89,59 @@ class TESSERA_API Module {
   Context& context() const { return context_; }
   const std::string& path() const { return path_; }  ///< "h.3.attn"; "" for the root
   const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
-  /// Own parameters, also tied ones.
+  /// This module's own parameters, including tied ones.
   const std::vector<std::shared_ptr<Parameter>>& own_parameters() const { return parameters_; }
-  /// All below, depth first in order of registration, tied ones once.
+  /// All parameters of the subtree, depth first in registration order; tied ones once.
   std::vector<std::shared_ptr<Parameter>> parameters() const;
   const std::vector<std::shared_ptr<ModuleBuffer>>& own_buffers() const { return buffers_; }
-  /// All below, as parameters().
+  /// All buffers of the subtree, ordered like parameters().
   std::vector<std::shared_ptr<ModuleBuffer>> buffers() const;
-  /// This and all below, depth first.
+  /// This module and its descendants, depth first.
   std::vector<Module*> modules();
-  /// Throws InvalidUsage that lists what there is at the level where the path ends.
+  /// Throws InvalidUsage that lists the existing names at the level where the path ends.
   Module& find(std::string_view path);
 
-  /// A natural unit for sharding: a transformer block.
+  /// True for a natural unit of sharding: a transformer block.
   bool is_block() const { return is_block_; }
   void mark_block() { is_block_ = true; }
 
-  /// Whether calls under a tape keep only their arguments, and compute again in the backward. For modules that are
-  /// called by the call operator and return one tensor; what is asked of a module inside such a one counts, too.
+  /// If true, calls under a tape save only their arguments, and backward recomputes the activations. For modules that
+  /// are called by the call operator and return one tensor. The setting of modules nested in such a module takes
+  /// effect, too.
   void checkpoint_activations(bool value) { checkpoints_ = value; }
   bool checkpoints_activations() const { return checkpoints_; }
 
   void set_hooks(ModuleHooks hooks) { hooks_ = std::move(hooks); }
 
-  /// What this module and all below compute in from here on: their parameters, and with them activations and gradients.
-  /// Replaces what was said of modules below, so the whole comes before its parts:
+  /// Sets the compute dtype of this module and its descendants: that of parameters, activations and gradients. It
+  /// overrides earlier settings of descendants, so set a module before its parts:
   ///
   ///   model.set_dtype(DType::bf16);
   ///   model.find("ln_f").set_dtype(DType::f32);
   ///
-  /// Where that differs from the parent's dtype, calls cast: floating tensors among the arguments to the module's
-  /// dtype, and those among the results (a Tensor, or several in a pair or tuple) back to the parent's, so that what
-  /// stands around the module goes on in one dtype. Gradients are cast the other way. f64 tensors (losses) stay as they
-  /// are. A tied parameter has one dtype: its modules are given the same. Before parameters get memory. Throws
-  /// InvalidUsage where they have some, or `dtype` is no floating type.
+  /// If the dtype differs from the parent's, each call casts floating tensors among the arguments to the module's
+  /// dtype, and those among the results (a Tensor, or several in a pair or tuple) back to the parent's, so the
+  /// surrounding modules keep one dtype. Gradients are cast in the opposite direction. f64 tensors (losses) stay
+  /// unchanged. A tied parameter has one dtype, so all its modules need the same one. Call it before parameters have
+  /// memory. Throws InvalidUsage if they have some, or if `dtype` is no floating type.
   void set_dtype(DType dtype);
-  /// Its own, else that of the module it is in; f32 at first.
+  /// This module's dtype, or else its parent's; f32 by default.
   DType dtype() const;
-  /// False: results stay in the module's dtype, for whoever takes any (a head, whose logits go to a loss).
+  /// False: results stay in the module's dtype, for consumers that accept any (a head, whose logits a loss reads).
   void set_cast_outputs(bool value) { casts_results_back_ = value; }
-  /// Throws InvalidUsage where a tied parameter's modules have several dtypes, or one of f64 is inside one of another.
-  /// materialize() and engines ask.
+  /// Throws InvalidUsage if a tied parameter's modules have several dtypes, or if an f64 module is inside a module of
+  /// another dtype. materialize() and engines call it.
   void validate_dtypes() const;
-  /// Gives every parameter and buffer memory and its initial values, which depend on seed, name and shape only. For
-  /// training alone.
+  /// Allocates memory for all parameters and buffers and writes their initial values, which depend only on seed, name
+  /// and shape. For training without an engine.
   void materialize(std::uint64_t seed);
 
-  /// What Layer's call operator and the tape call at the borders.
+  /// Called at the module's boundaries by Layer's call operator and by the tape.
   void notify_forward_begins();
   void notify_forward_ends();
   void notify_backward_begins();
   void notify_backward_ends();
-  /// Around a call that is repeated inside this module's backward.
+  /// Called before and after a recomputation in this module's backward.
   void notify_recompute_begins();
   void notify_recompute_ends();
 
@@ -154,21 +155,21 @@ class TESSERA_API Module {
     return reference;
   }
   Parameter& add_parameter(std::string name, Shape shape, Init init);
-  /// Uses another module's parameter under this module too: a tied tensor.
+  /// Uses another module's parameter under this module, too: a tied parameter.
   Parameter& tie_parameter(const Parameter& parameter, const Module& owner);
 
-  /// Throws InvalidUsage where the module has something of that name, or integers shall begin as anything but zeros.
+  /// Throws InvalidUsage if the module already has a member of that name, or for integers with nonzero initial values.
   ModuleBuffer& add_buffer(const std::string& name, Shape shape, BufferOptions options = {});
-  /// Whether this call counts for running statistics: a forward in training, and not its repetition in a backward.
+  /// True if this call updates running statistics: a forward in training mode, but not its recomputation in backward.
   bool updates_buffers() const;
 
-  /// From here on the parameter is frozen and made of so many bytes, whose meaning its module knows; they begin as
-  /// zeros. set_dtype() leaves it so. Throws InvalidUsage where it has memory already.
+  /// Freezes the parameter and stores it in `bytes` bytes, whose encoding only its module knows; they are initialized
+  /// to zeros. set_dtype() doesn't convert it. Throws InvalidUsage if it already has memory.
   void encode_parameter(Parameter& parameter, std::int64_t bytes);
-  /// Throws: the call can't be repeated.
+  /// Throws: the call can't be recomputed.
   [[noreturn]] void refuse_checkpoint() const;
 
-  /// Whether calls cast.
+  /// True if calls cast.
   bool is_boundary() const { return own_dtype_ && parent_ != nullptr && *own_dtype_ != parent_->dtype(); }
   template <class T>
   decltype(auto) cast_input(T& argument) const {
@@ -185,7 +186,7 @@ class TESSERA_API Module {
   }
 
  private:
-  /// Floating tensors but those of f64; others stay as they are.
+  /// Casts floating tensors except f64; others stay unchanged.
   static Tensor boundary_cast(const Tensor& x, DType dtype);
   void cast_back(Tensor& result) const { result = boundary_cast(result, parent_->dtype()); }
   template <class A, class B>
@@ -219,7 +220,7 @@ class TESSERA_API Module {
   bool casts_results_back_ = true;
 };
 
-/// class Mlp : public Layer<Mlp> { ... Tensor forward(const Tensor& x); };  then  mlp(x)  calls forward between the
+/// class Mlp : public Layer<Mlp> { ... Tensor forward(const Tensor& x); };  mlp(x) then calls forward() between the
 /// hooks.
 template <class Self>
 class Layer : public Module {
@@ -235,8 +236,8 @@ class Layer : public Module {
   }
 
  private:
-  /// forward(), with casts where the module's dtype is not that around it. What is checkpointed keeps what comes before
-  /// the casts.
+  /// Calls forward(), with casts if the module's dtype differs from its parent's. A checkpointed call saves its
+  /// arguments as they were before the casts.
   template <class... Arguments>
   auto call(Arguments&&... arguments) {
     const auto forward = [this](auto&&... inner) {
@@ -251,7 +252,7 @@ class Layer : public Module {
     constexpr bool kept_by_copy = ((std::is_copy_constructible_v<std::decay_t<Arguments>> &&
                                     std::is_same_v<std::decay_t<Arguments>, std::remove_cvref_t<Arguments>>)&&...);
     if constexpr (std::is_same_v<Result, Tensor> && kept_by_copy) {
-      // Each call gets a copy, of the kind that the first caller gave: forward() may move from it.
+      // Each call gets a copy, of the value category that the first caller passed: forward() may move from it.
       return run_checkpointed(
           context(),
           [this, kept = std::tuple<std::decay_t<Arguments>...>(std::forward<Arguments>(arguments)...)] {

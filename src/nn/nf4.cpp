@@ -18,7 +18,7 @@ float f32_at(const std::byte* encoded, std::int64_t index) {
   return value;
 }
 
-/// The scale that a block's values are multiplied by. Its rounding may not make it negative.
+/// The decoded scale of a block. Rounding must not make it negative.
 float scale_of(const std::byte* encoded, const Nf4Layout& parts, std::int64_t block) {
   const float step = f32_at(encoded, 1 + block / kNf4ScaleBlock);
   const auto code = static_cast<std::int8_t>(encoded[parts.scales + static_cast<std::size_t>(block)]);

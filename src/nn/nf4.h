@@ -1,8 +1,8 @@
-// NF4: four bits a value, at the quantiles of a normal distribution, with doubly quantised scales.
+// NF4: four bits per value, at the quantiles of a normal distribution, with doubly quantized scales.
 //
-// Source: T. Dettmers et al., "QLoRA", arXiv 2305.14314, sections 3 and 3.1. Blocks of 64 values share a scale, their
-// largest magnitude. Scales have 8 bits: blocks of 256 of them share one f32, and all are measured from their mean. So
-// a value takes 4 + 8 / 64 + 32 / (64 * 256) bits, and 32 bits more for each tensor.
+// Source: T. Dettmers et al., "QLoRA", arXiv 2305.14314, sections 3 and 3.1. A block of 64 values shares a scale: its
+// largest magnitude. A scale has 8 bits: a block of 256 scales shares one f32 scale, and all are stored relative to
+// their mean. A value thus occupies 4 + 8 / 64 + 32 / (64 * 256) bits, plus 32 bits for each tensor.
 #pragma once
 
 #include <array>
@@ -15,19 +15,19 @@
 
 namespace tessera::nn {
 
-inline constexpr std::int64_t kNf4Block = 64;        ///< values with one scale
-inline constexpr std::int64_t kNf4ScaleBlock = 256;  ///< scales with one scale
+inline constexpr std::int64_t kNf4Block = 64;        ///< values per scale
+inline constexpr std::int64_t kNf4ScaleBlock = 256;  ///< scales per second-level scale
 
-/// What the sixteen codes stand for: in rising order, -1, 0 and 1 among them. Quantiles of the normal distribution: 8
-/// from 1/2 down to the tail below zero, 9 above, with zero in both, over the largest. The tail is the mean of
-/// 1 / (2 * 15) and 1 / (2 * 16); tests/nn/nf4_test.cpp derives them.
+/// Values of the sixteen codes, ascending, -1, 0 and 1 among them. They are quantiles of the normal distribution: 8
+/// from 1/2 down to the tail below zero, 9 above, with zero in both, divided by the largest of them. The tail is the
+/// mean of 1 / (2 * 15) and 1 / (2 * 16); tests/nn/nf4_test.cpp derives them.
 inline constexpr std::array<float, 16> kNf4Levels = {
     -1.0F,       -0.69619280F, -0.52507305F, -0.39491749F, -0.28444138F, -0.18477343F, -0.09105004F, 0.0F,
     0.07958030F, 0.16093020F,  0.24611230F,  0.33791524F,  0.44070983F,  0.56261700F,  0.72295684F,  1.0F};
 
-/// Where the parts of an encoding of `count` values begin, in bytes: the mean of the scales and the scales' scales
-/// (f32), scales (i8), codes (the lower half of a byte first). Little-endian. A block's scale is
-/// max(mean + scale of its scales * scale, 0), and a value that times the level of its code.
+/// Byte offsets of the parts of an encoding of `count` values: the mean of the scales and the second-level scales
+/// (f32), scales (i8), codes (the lower half of a byte first). Little-endian.
+/// The scale of a block is max(mean + scale * second-level scale, 0); a value is that times the level of its code.
 struct Nf4Layout {
   constexpr explicit Nf4Layout(std::int64_t count)
       : blocks((count + kNf4Block - 1) / kNf4Block),
@@ -42,11 +42,11 @@ struct Nf4Layout {
 /// Bytes of an encoding of `count` values.
 constexpr std::size_t nf4_bytes(std::int64_t count) { return Nf4Layout(count).end; }
 
-/// Encodes a whole tensor into nf4_bytes(values.size()) at `out`; any alignment. Each value gets the level next to it
-/// under the scale that its block really gets. Throws InvalidUsage for one that isn't finite.
+/// Encodes a whole tensor into nf4_bytes(values.size()) bytes at `out`; any alignment. Each value gets the nearest
+/// level under its block's quantized scale. Throws InvalidUsage for values that aren't finite.
 TESSERA_API void encode_nf4(std::span<const float> values, std::byte* out);
 
-/// Elements `range` of an encoded tensor of `count` values.
+/// Decodes elements `range` of an encoded tensor of `count` values.
 TESSERA_API void decode_nf4(const std::byte* encoded, std::int64_t count, ElementRange range, float* out);
 
 }  // namespace tessera::nn

@@ -112,7 +112,7 @@ void Optimizer::step(double learning_rate) {
   for (Entry& entry : entries_) {
     const Tensor& tensor = entry.parameter->tensor();
     Gradient& gradient = entry.parameter->gradient();
-    if (!gradient.written()) continue;  // as PyTorch: an unused parameter stays as it is
+    if (!gradient.written()) continue;  // as in PyTorch: an unused parameter stays unchanged
     OptimizerRange range;
     if (entry.master) {
       range.values = static_cast<float*>(entry.master.data());

@@ -1,5 +1,5 @@
-// Optimizers over flat ranges. (Interface fixed by the engine, which calls update() on its shards; see the tests for
-// the exact formulas: they are PyTorch's.)
+// Optimizers over flat ranges. The formulas are PyTorch's; the tests state them exactly. The engine calls update() on
+// its shards.
 #pragma once
 
 #include <array>
@@ -27,40 +27,39 @@ struct OptimizerConfig {
 
 /// "sgd", "adam", "adamw". Throws InvalidUsage.
 TESSERA_API OptimizerConfig::Kind parse_optimizer(std::string_view name);
-/// Throws InvalidUsage for values that make no sense (beta outside [0, 1), nesterov without momentum, amsgrad with sgd,
-/// ...).
+/// Throws InvalidUsage for values that are out of range or contradictory (beta outside [0, 1), nesterov without
+/// momentum, amsgrad with sgd, ...).
 TESSERA_API void validate(const OptimizerConfig& config);
 
-/// f32 values kept per parameter: adam and adamw 2, with amsgrad 3; sgd 0, with momentum 1.
+/// f32 values of state per parameter: adam and adamw 2, with amsgrad 3; sgd 0, with momentum 1.
 TESSERA_API int state_slots(const OptimizerConfig& config);
 inline constexpr int kMaxStateSlots = 3;
 
-/// One step, the same for all ranges.
+/// Settings of one step, the same for all ranges.
 struct OptimizerStep {
-  std::uint64_t number = 1;  ///< 1 is the first
+  std::uint64_t number = 1;  ///< from 1
   double learning_rate = 1e-3;
-  /// Gradients are multiplied by *gradient_scale before use (clipping, unscaling); read when the stream gets there. Null:
-  /// 1. NaN: nothing is changed.
+  /// The update multiplies gradients by *gradient_scale (clipping, unscaling) and reads it when it runs on the stream.
+  /// Null: 1. NaN: nothing is changed.
   const double* gradient_scale = nullptr;
 };
 
-/// `count` consecutive elements of equal weight decay.
+/// `count` consecutive elements with the same weight decay.
 struct OptimizerRange {
-  float* values = nullptr;                        ///< where parameters have 16 bits: their f32 masters
-  const float* gradients = nullptr;               ///< null where narrow.gradient holds them
-  std::array<float*, kMaxStateSlots> state = {};  ///< the first state_slots() are used; zero before the first step
+  float* values = nullptr;                        ///< for half-precision parameters: their f32 master weights
+  const float* gradients = nullptr;               ///< null if narrow.gradient holds them
+  std::array<float*, kMaxStateSlots> state = {};  ///< the first state_slots() are used; zeros before the first step
   std::int64_t count = 0;
   bool decay = true;                ///< false: norms and biases
-  kernels::NarrowStep narrow = {};  ///< 16-bit gradients, and parameters that get the rounded masters
+  kernels::NarrowStep narrow = {};  ///< half-precision gradients, and parameters that get the rounded master weights
 };
 
-/// Appends the update to the context's stream. An element's update depends on its own values only.
+/// Appends the update to the context's stream. The update of an element depends only on its own values.
 TESSERA_API void update(Context& context, const OptimizerConfig& config, const OptimizerStep& step,
                         const OptimizerRange& range);
 
-/// Training alone: owns the state of a model's parameters, and f32 masters of those of 16 bits, which begin as these
-/// are when it is made. Gradients are those of the last backward; step() clears
-/// them.
+/// Optimizer without an engine: owns the state of a model's parameters, and f32 master weights of half-precision ones,
+/// initialized from the parameters at construction. Gradients are those of the last backward; step() clears them.
 class TESSERA_API Optimizer {
  public:
   Optimizer(Module& model, OptimizerConfig config);
@@ -70,7 +69,7 @@ class TESSERA_API Optimizer {
   struct Entry {
     std::shared_ptr<Parameter> parameter;
     std::vector<Buffer> state;
-    Buffer master;  // of a 16-bit parameter
+    Buffer master;  // of a half-precision parameter
   };
   const OptimizerConfig config_;
   std::vector<Entry> entries_;

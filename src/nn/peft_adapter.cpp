@@ -15,14 +15,14 @@ using internal::Json;
 constexpr std::string_view kModel = "base_model.model.", kGpt2 = "transformer.";
 constexpr const char *kConfig = "/adapter_config.json", *kTensors = "/adapter_model.safetensors";
 
-/// PEFT's name of a tensor without the parts that the models' classes add.
+/// PEFT's name of a tensor without the prefixes that the model classes add.
 std::string canonical(std::string_view key) {
   for (const std::string_view prefix : {kModel, kGpt2})
     if (key.starts_with(prefix)) key.remove_prefix(prefix.size());
   return std::string(key);
 }
 
-/// What changes the mathematics and is not there.
+/// Throws for settings that change the mathematics and are not supported.
 void refuse_others(const Fields& fields) {
   const std::string type = fields.text("peft_type", "?");
   if (type != "LORA") fields.fail("peft_type is '" + type + "'; there is: LORA");
@@ -41,7 +41,7 @@ std::vector<std::string> targets_of(const Fields& fields) {
     for (const Json& name : fields.at("target_modules"))
       if (name.is_string()) targets.push_back(name.get<std::string>());
   if (targets.empty()) fields.fail("'target_modules' must be a list of names");
-  std::sort(targets.begin(), targets.end());  // a set, in files
+  std::sort(targets.begin(), targets.end());  // files store a set
   return targets;
 }
 

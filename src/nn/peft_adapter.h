@@ -1,5 +1,4 @@
-// Folders of an adapter as Hugging Face's PEFT writes and reads them: adapter_config.json and
-// adapter_model.safetensors.
+// Adapter directories in the format of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors.
 #pragma once
 
 #include <string>
@@ -11,19 +10,19 @@
 
 namespace tessera::nn {
 
-/// The text of an adapter_config.json; `base`: the name or path of the model that the adapter belongs to.
+/// The text of an adapter_config.json; `base`: the name or path of the adapter's base model.
 TESSERA_API std::string lora_json(const LoraOptions& options, const ModelConfig& config, const std::string& base);
-/// Reads one. Throws InvalidUsage, with the field, for what is no plain LoRA; `origin` names the text in errors.
-/// Dropout on adapters is a choice of the training that wrote them, and is not read.
+/// Parses an adapter_config.json. Throws InvalidUsage that names the field if it is no plain LoRA; `origin` names the
+/// text in errors. Ignores adapter dropout, which concerns only the training that wrote the adapter.
 TESSERA_API LoraOptions parse_lora(std::string_view text, const std::string& origin);
 
-/// An adapter's folder, opened for reading. Thread-safe.
+/// An adapter directory opened for reading. Thread-safe.
 class TESSERA_API PeftAdapterReader {
  public:
-  /// Throws InvalidUsage for what is missing or malformed.
+  /// Throws InvalidUsage if a file is missing or malformed.
   explicit PeftAdapterReader(const std::string& folder);
   const LoraOptions& options() const { return options_; }
-  /// `needed`: the adapters' parameters. Throws InvalidUsage that names what is missing, of another shape, or
+  /// `needed`: the adapters' parameters. Throws InvalidUsage that names tensors that are missing, of another shape, or
   /// unexpected.
   void check(const std::vector<SafetensorsTensor>& needed) const;
   /// Elements `range` of the parameter called `name`, as f32.
@@ -36,14 +35,14 @@ class TESSERA_API PeftAdapterReader {
   std::map<std::string, const SafetensorsEntry*, std::less<>> places_;  // by the parameter's name
 };
 
-/// Writes such a folder, which is made where it doesn't exist.
+/// Writes such a directory and creates it if it doesn't exist.
 class TESSERA_API PeftAdapterWriter {
  public:
   /// `tensors`: the adapters' parameters.
   PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
                     const std::vector<SafetensorsTensor>& tensors);
   void write(std::string_view name, ElementRange range, const float* values);
-  /// Until then, what was in the folder before stays.
+  /// Completes the files. Until then the directory's previous content stays unchanged.
   void commit();
 
  private:

@@ -7,8 +7,8 @@
 namespace tessera::nn {
 namespace {
 
-constexpr std::uint64_t kDropoutDomain = 0x9e3779b97f4a7c15u;  // keeps masks apart from initial values
-constexpr std::size_t kChunk = 1024;                           // words drawn at a time
+constexpr std::uint64_t kDropoutDomain = 0x9e3779b97f4a7c15u;  // separates masks from initial values
+constexpr std::size_t kChunk = 1024;                           // words generated at a time
 
 constexpr std::uint32_t low(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
 constexpr std::uint32_t high(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
@@ -66,7 +66,7 @@ RandomStream tensor_stream(std::uint64_t seed, std::string_view name) {
 }
 
 RandomStream dropout_stream(std::uint64_t seed, std::uint64_t step, std::string_view module, std::uint64_t sample) {
-  // Seed, step and module are folded into the key by Philox itself; the sample is the counter's upper half.
+  // Philox itself mixes seed, step and module into the key; the sample is the counter's upper half.
   const std::uint64_t name = hash_name(module) ^ kDropoutDomain;
   const PhiloxCounter mixed = philox4x32({low(step), high(step), low(name), high(name)}, {low(seed), high(seed)});
   return {{mixed[0], mixed[1]}, sample};
@@ -74,7 +74,7 @@ RandomStream dropout_stream(std::uint64_t seed, std::uint64_t step, std::string_
 
 void random_words(const RandomStream& stream, std::uint64_t begin, std::uint64_t end, std::uint32_t* out) {
   if (begin >= end) return;
-  // Whole blocks straight into `out`; the ones cut by an end through a copy.
+  // Whole blocks go directly to `out`, partial blocks at the ends through a copy.
   const std::uint64_t first = (begin + 3) / 4, last = end / 4;
   std::uint32_t words[4];
   const auto part = [&](std::uint64_t from, std::uint64_t to) {

@@ -1,10 +1,10 @@
-// Counter-based random numbers: an element depends on the seed, the tensor's name and its index only, so a shard is
-// initialised where it lives, and any part of a tensor can be drawn again.
+// Counter-based random numbers. An element depends only on the seed, the tensor's name and its index, so each rank
+// initializes its own shard, and any part of a tensor can be regenerated.
 //
 // Philox4x32-10: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Normals: the inverse of the
-// normal distribution by M. Wichura's rational functions (algorithm AS 241, PPND7, Applied Statistics 37, 1988) over our own
-// logarithm, from + - * / sqrt alone (no fused operation, no library function), so that every machine, vector width and
-// tail gives the same bits.
+// normal distribution by M. Wichura's rational functions (algorithm AS 241, PPND7, Applied Statistics 37, 1988) with
+// this library's own logarithm. They use only + - * / sqrt (no fused operations, no library functions), so the bits are
+// the same on every machine and for every vector width and tail.
 #pragma once
 
 #include <array>
@@ -31,19 +31,20 @@ struct RandomStream {
   std::uint64_t high = 0;  ///< upper half of the counter
 };
 
-/// The stream that initialises tensor `name`.
+/// The stream that initializes tensor `name`.
 TESSERA_API RandomStream tensor_stream(std::uint64_t seed, std::string_view name);
 
 /// The stream of a dropout module in one step, for one sample of the global batch; element index = word index.
 TESSERA_API RandomStream dropout_stream(std::uint64_t seed, std::uint64_t step, std::string_view module, std::uint64_t sample);
 
-/// Words [begin, end) of the stream into out[0 .. end - begin).
+/// Writes words [begin, end) of the stream to out[0 .. end - begin).
 TESSERA_API void random_words(const RandomStream& stream, std::uint64_t begin, std::uint64_t end, std::uint32_t* out);
 
-/// out[k] = a normal number (mean 0, standard deviation 1) for each word: |out| < 6.34, symmetric, never infinite.
+/// out[k] = a normal number (mean 0, standard deviation 1) from word k: |out| < 6.34, symmetric, never infinite.
 TESSERA_API void normal_from_words(const std::uint32_t* words, float* out, std::size_t count);
 
-/// Elements [begin, end) of a whole tensor; out[0] is element `begin`. `out` is f32: rounded once for 16-bit tensors.
+/// Elements [begin, end) of a whole tensor; out[0] is element `begin`. `out` is f32, and rounded once for half
+/// precision.
 struct RandomRange {
   std::string_view name;
   std::uint64_t seed = 0;
@@ -53,7 +54,7 @@ struct RandomRange {
 /// out = mean + std * normal
 TESSERA_API void fill_normal(const RandomRange& range, float mean, float std, float* out);
 TESSERA_API void fill_normal(const RandomRange& range, double mean, double std, double* out);
-/// Elements [begin, end) of a stream: what the two above draw from tensor_stream(seed, name).
+/// Elements [begin, end) of a stream. The functions above use tensor_stream(seed, name).
 struct StreamRange {
   RandomStream stream;
   std::uint64_t begin = 0;

@@ -23,7 +23,7 @@ constexpr std::size_t kLanes = hn::MaxLanes(Words());
 struct Wide {
   W high, low;
 };
-/// The 64-bit products of each lane and one factor, cut in two.
+/// The 64-bit products of each lane with one factor, split into high and low words.
 HWY_INLINE Wide multiply(W x, W factor) {
   const Words d;
 #if HWY_TARGET == HWY_SCALAR
@@ -39,7 +39,7 @@ HWY_INLINE Wide multiply(W x, W factor) {
 #endif
 }
 
-/// One block a lane.
+/// One block per lane.
 HWY_INLINE void philox(const RandomStream& stream, std::uint64_t first, std::uint32_t* out) {
   // Multipliers and key increments: Salmon et al., table 2 and section 4.3.
   constexpr std::uint32_t kMultiply0 = 0xD2511F53u, kMultiply1 = 0xCD9E8D57u;
@@ -78,7 +78,7 @@ void blocks(const RandomStream& stream, std::uint64_t first, std::uint64_t count
 
 HWY_INLINE F value(float x) { return hn::Set(Floats(), x); }
 
-/// Horner's rule, multiplied and added apart: a fused operation would give other bits where a machine has none.
+/// Horner's rule with separate multiply and add, because machines without fused operations would give other bits.
 template <std::size_t n>
 HWY_INLINE F horner(F x, const float (&c)[n]) {
   F sum = value(c[0]);
@@ -86,7 +86,8 @@ HWY_INLINE F horner(F x, const float (&c)[n]) {
   return sum;
 }
 
-// ln(x) for a positive normal x: x = m 2^e with m in [sqrt(1/2), sqrt(2)), the polynomial of S. Moshier's Cephes, logf.
+// ln(x) for a positive normal x: x = m 2^e with m in [sqrt(1/2), sqrt(2)), with the polynomial of logf in S. Moshier's
+// Cephes.
 HWY_INLINE F natural_log(F x) {
   static constexpr float kPolynomial[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
                                           -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
@@ -105,7 +106,7 @@ HWY_INLINE F natural_log(F x) {
 }
 
 // The upper quantile of v in (0, 1/2] by Wichura's PPND7: one rational function of (1/2 - v)^2 in the middle, one of
-// sqrt(-ln v) in the tail (his third, for v below exp(-25), can't be reached by 31 bits). Both are computed and one chosen.
+// sqrt(-ln v) in the tail (31 bits can't reach the third, for v below exp(-25)). Computes both and selects one.
 HWY_INLINE F quantile(F v) {
   static constexpr float kA[] = {5.9109374720e1f, 1.5929113202e2f, 5.0434271938e1f, 3.3871327179e0f};
   static constexpr float kB[] = {6.7187563600e1f, 7.8757757664e1f, 1.7895169469e1f, 1.0f};
@@ -119,7 +120,7 @@ HWY_INLINE F quantile(F v) {
   return hn::IfThenElse(hn::Le(q, value(0.425f)), middle, tail);
 }
 
-/// The lowest bit of a word is the sign, the others choose v.
+/// The lowest bit of a word is the sign; the other bits determine v.
 HWY_INLINE F normal(W word) {
   const hn::RebindToSigned<Floats> integers;
   const F magnitude = hn::ConvertTo(Floats(), hn::BitCast(integers, hn::ShiftRight<1>(word)));

@@ -1,4 +1,4 @@
-// The vector code below random.h. Not for other callers.
+// Vectorized implementation of random.h. Internal.
 #pragma once
 
 #include <cstddef>

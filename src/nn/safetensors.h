@@ -1,8 +1,8 @@
-// safetensors, read and written by ranges. Format: https://github.com/huggingface/safetensors (8 bytes of little-endian
-// header length, a JSON header, then the tensors).
+// Reads and writes ranges of safetensors files. Format: https://github.com/huggingface/safetensors (8 bytes of
+// little-endian header length, a JSON header, then the tensors).
 //
-// A file is foreign input: every length, offset and shape is checked before it is used, and what is wrong throws
-// InvalidUsage "PATH: what" in one line.
+// Files are untrusted input: every length, offset and shape is checked before use. An error throws InvalidUsage with
+// one line, "PATH: what".
 #pragma once
 
 #include <map>
@@ -19,18 +19,19 @@ namespace tessera::nn {
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;  ///< as the file spells it: "F32", "BF16", "BOOL", ...
+  std::string dtype;  ///< as spelled in the file: "F32", "BF16", "BOOL", ...
   std::size_t element_bytes = 0;
   Shape shape;
-  std::uint64_t begin = 0;  ///< in bytes behind the header
+  std::uint64_t begin = 0;  ///< in bytes after the header
   std::uint64_t end = 0;
   std::int64_t count() const { return static_cast<std::int64_t>((end - begin) / element_bytes); }
 };
 
-/// Headers longer than this are refused, as the reference implementation does.
+/// Longer headers are rejected, as by the reference implementation.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 
-/// Parses and checks a header for a data part of `data_bytes`; `origin` names the file in errors. In the file's order.
+/// Entries and metadata of a file, in the file's order. parse_safetensors_header() parses and checks the header of a
+/// file whose data part has `data_bytes` bytes; `origin` names the file in errors.
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;
   std::map<std::string, std::string> metadata;
@@ -38,23 +39,23 @@ struct SafetensorsHeader {
 TESSERA_API SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                        const std::string& origin);
 
-/// As a file spells it: "F32".
+/// The name of a dtype in a file: "F32".
 TESSERA_API std::string safetensors_name(DType dtype);
 
-/// A file, mapped. Thread-safe.
+/// A memory-mapped file. Thread-safe.
 class TESSERA_API SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
   const std::string& path() const { return file_.path(); }
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// Null where there is none.
+  /// Returns null if there is no such tensor.
   const SafetensorsEntry* find(std::string_view name) const;
-  /// The bytes of an entry of this file; any alignment.
+  /// The bytes of an entry of this file, with any alignment.
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
-  /// Elements `range` of a floating-point entry, converted to f32 (from F64 rounded to nearest).
+  /// Reads elements `range` of a floating-point entry, converted to f32 (from F64 rounded to nearest).
   void read(const SafetensorsEntry& entry, ElementRange range, float* out) const;
-  /// The whole entry as it is. Throws InvalidUsage where it is of another type.
+  /// Reads the whole entry without conversion. Throws InvalidUsage if its type is not `dtype`.
   void read_whole(const SafetensorsEntry& entry, DType dtype, void* out) const;
 
  private:
@@ -70,11 +71,12 @@ struct SafetensorsTensor {
   DType dtype = DType::f32;
 };
 
-/// Writes tensors, most of them f32: the header at once, then any ranges in any order, then commit(). Until then only a
-/// temporary file beside the target exists; it is removed if commit() is never reached.
+/// Writes tensors, most of them f32: the constructor writes the header, then any ranges are written in any order, then
+/// commit(). Until commit() only a temporary file beside the target exists; the destructor removes it if commit() was
+/// not called.
 class TESSERA_API SafetensorsWriter {
  public:
-  /// Throws InvalidUsage where the path can't be written, SystemError where writing fails.
+  /// Throws InvalidUsage if the path can't be written, SystemError if writing fails.
   SafetensorsWriter(std::string path, const std::vector<SafetensorsTensor>& tensors,
                     const std::map<std::string, std::string>& metadata);
   ~SafetensorsWriter();
@@ -83,7 +85,7 @@ class TESSERA_API SafetensorsWriter {
 
   void write(std::string_view name, ElementRange range, const float* values);  ///< of an f32 tensor
   void write_whole(std::string_view name, const void* values);                 ///< of a tensor of any type
-  /// Flushes to the disk and takes the target's name. Throws InvalidUsage where elements are missing.
+  /// Flushes to disk and renames the temporary file to the target. Throws InvalidUsage if elements are missing.
   void commit();
 
  private:

@@ -34,7 +34,7 @@ void Tape::run(Node& node) {
     case Kind::operation:
       break;
   }
-  if (!node.output->written()) return;  // nothing downstream wanted it
+  if (!node.output->written()) return;  // no later operation needs its gradient
   node.backward();
   node.output->clear();
 }

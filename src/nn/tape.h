@@ -1,8 +1,8 @@
-// The tape: what was computed, in order, so that it can be walked backwards.
+// The tape: records operations in order so that backward can run them in reverse.
 //
-// Reverse order of recording is a valid order of backward, so there is no graph to sort. Each node is dropped as soon
-// as it has run, and with it the activations that it saved. Module borders are on the tape too: that is how hooks learn
-// that the backward of a module begins and ends.
+// The reverse of the recording order is a valid backward order, so no graph has to be sorted. Each node is destroyed as
+// soon as it has run, together with the activations that it saved. The tape also records module boundaries, at which it
+// calls the hooks of a module's backward.
 #pragma once
 
 #include <cstdint>
@@ -19,32 +19,32 @@ namespace tessera::nn {
 
 class Module;
 
-/// In which walk a hook was called.
+/// The pass in which a hook is called.
 enum class Phase : std::uint8_t { forward, recompute, backward };
 
-/// Used by one thread. Tapes nest: a checkpointed region records its recomputation on a tape of its own.
+/// Used by one thread. Tapes nest: a checkpointed region records its recomputation on its own tape.
 class TESSERA_API Tape {
  public:
-  /// `nothing`: marks what requires a gradient, as recording does, and drops every node.
+  /// `nothing`: marks outputs that require a gradient, as recording does, but drops every node.
   enum class RecordMode : std::uint8_t { nodes, nothing };
-  /// `phase`: what hooks are told of the forwards that it records.
+  /// `phase`: passed to the hooks of the forwards that the tape records.
   explicit Tape(Phase phase = Phase::forward, RecordMode keep = RecordMode::nodes) : phase_(phase), keep_(keep) {}
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  /// Records that `output` was computed. `backward` is called when output's gradient is complete; it captures handles
-  /// of what it reads (parameters: the handle, resolved only then), output's gradient() and the gradient() of each
-  /// input that it writes.
+  /// Records that `output` was computed. `backward` is called when output's gradient is complete. It captures handles
+  /// of the tensors that it reads (for parameters only the handle, resolved when it runs), output's gradient() and the
+  /// gradient() of each input that it writes.
   void record(std::string_view op, const Tensor& output, std::function<void()> backward);
 
   void enter(Module& module);
   void leave(Module& module);
 
-  /// Gradients of everything that requires one, beginning with d(loss)/d(loss) = `seed`. Empties the tape, also when it
-  /// throws.
+  /// Computes the gradients of everything that requires one, starting with d(loss)/d(loss) = `seed`. Empties the tape,
+  /// also if it throws.
   void backward(const Tensor& loss, double seed = 1.0);
-  /// The same, of everything whose gradient was written by others. Empties the tape, also when it throws.
+  /// Like backward(), but starts from gradients that the caller wrote. Empties the tape, also if it throws.
   void backward_from_gradients();
   void clear();
   Phase phase() const { return phase_; }
@@ -54,7 +54,7 @@ class TESSERA_API Tape {
   enum class Kind : std::uint8_t { operation, enter, leave };
   struct Node {
     Kind kind = Kind::operation;
-    std::string_view op;  // a literal
+    std::string_view op;  // a string literal
     std::shared_ptr<Gradient> output;
     std::function<void()> backward;
     Module* module = nullptr;
@@ -67,8 +67,8 @@ class TESSERA_API Tape {
   std::vector<Node> nodes_;
 };
 
-/// The tape to record on, or null: there is one, and one of the inputs requires a gradient. Marks `output` as requiring
-/// one.
+/// Returns the tape to record on, or null if there is none or no input requires a gradient. Marks `output` as requiring
+/// a gradient if it returns a tape.
 TESSERA_API Tape* recording(std::initializer_list<Tensor> inputs, Tensor& output);
 
 }  // namespace tessera::nn

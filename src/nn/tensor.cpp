@@ -22,7 +22,7 @@ struct Tensor::Impl {
   Context* context = nullptr;
   Shape shape;
   DType dtype = DType::f32;
-  std::shared_ptr<Buffer> storage;  // null where the memory is lent
+  std::shared_ptr<Buffer> storage;  // null if the memory is bound externally
   void* data = nullptr;
   bool requires_grad = false;
   std::shared_ptr<Gradient> gradient;
@@ -32,7 +32,7 @@ struct Tensor::Impl {
 
 namespace {
 
-/// Memory given back by the host must stay untouched until the stream has passed the work that uses it.
+/// Memory that the host released must stay unchanged until the stream has completed the work that uses it.
 std::shared_ptr<Buffer> stream_ordered(Context& context, Buffer buffer) {
   if (context.stream().immediate()) return std::make_shared<Buffer>(std::move(buffer));
   return {new Buffer(std::move(buffer)),

@@ -1,7 +1,8 @@
-// Tensors: a shape over contiguous memory, which may be a part of something larger, and which may come and go.
+// Tensors: a shape over contiguous memory, which may be part of a larger buffer and may be bound and unbound.
 //
-// A Tensor is a handle. A parameter's handle stays the same while the memory behind it is bound (unsharded) and unbound
-// (resharded) by whoever manages it; that is why the tape keeps handles and asks for data() only when it needs them.
+// A Tensor is a handle. A parameter's handle stays the same while its owner, such as an engine, binds (unshards) and
+// unbinds (reshards) the memory behind it. The tape therefore keeps handles and calls data() only when it needs the
+// memory.
 #pragma once
 
 #include <memory>
@@ -19,53 +20,53 @@ TESSERA_API std::int64_t count_of(const Shape& shape);
 /// "[2, 3]".
 TESSERA_API std::string to_string(const Shape& shape);
 
-/// Cheap to copy; copies share memory and gradient. A default one is empty (false).
+/// A handle that is cheap to copy; copies share memory and gradient. A default-constructed tensor is empty (false).
 class TESSERA_API Tensor {
  public:
   Tensor() = default;
 
-  /// Uninitialised memory from the context's pool, booked under `use`.
+  /// Uninitialized memory from the context's pool, tracked under category `use`.
   static Tensor empty(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
   static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
   /// A handle without memory; see bind().
   static Tensor unbound(Context& context, Shape shape, DType dtype, std::string name);
-  /// The same memory under another shape of equal count, without a gradient. Of a parameter it is a view of what is
-  /// bound now, so never kept.
+  /// The same memory under another shape of equal count, without a gradient. For a parameter it is a view of the memory
+  /// that is currently bound, so don't keep it.
   Tensor viewed(Shape shape) const;
-  /// The same memory without a gradient: what a backward saves and reads. Of a parameter: as viewed().
+  /// The same memory without a gradient: what a backward saves and reads. For a parameter, see viewed().
   Tensor detached() const;
 
   explicit operator bool() const { return impl_ != nullptr; }
   const Shape& shape() const;
-  std::int64_t dim(int index) const;  ///< negative: from the end
+  std::int64_t dim(int index) const;  ///< negative: counted from the end
   std::int64_t count() const;
   std::size_t bytes() const;
   DType dtype() const;
   Context& context() const;
   Device device() const { return context().device(); }
 
-  /// The elements, in the device's memory (host_access.h reads and writes them from the host). Throws InvalidUsage
-  /// where T is not the dtype, or where the memory is unbound (names the tensor and why).
+  /// The elements, in device memory (host_access.h reads and writes them from the host). Throws InvalidUsage if T is
+  /// not the dtype, or if the memory is unbound (the error names the tensor and the reason).
   template <class T>
   T* data() const {
     return static_cast<T*>(raw(dtype_of<T>));
   }
   void* raw() const;
   bool bound() const;
-  /// True where writing could be seen elsewhere: the memory is lent, or a tensor of another shape holds it too.
+  /// True if writes could be visible elsewhere: the memory is external, or another view shares it.
   bool shares_memory() const;
 
-  /// Lends memory of at least bytes() to this tensor, until unbind(); the lender keeps it alive.
+  /// Binds external memory of at least bytes() until unbind(); its owner keeps it alive.
   void bind(void* data);
-  /// Takes it away; later reads throw "NAME is not readable: REASON".
+  /// Unbinds the memory; later reads throw "NAME is not readable: REASON".
   void unbind(std::string reason);
 
-  /// Waits for the stream and reads the only element, of a floating-point type.
+  /// Waits for the stream and returns the only element, which has a floating-point type.
   double item() const;
 
   bool requires_grad() const;
   void set_requires_grad(bool value);
-  /// The slot for this tensor's gradient (made at the first call).
+  /// The holder of this tensor's gradient (created by the first call).
   const std::shared_ptr<Gradient>& gradient() const;
   const std::string& name() const;
 

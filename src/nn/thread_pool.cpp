@@ -12,7 +12,7 @@
 
 namespace tessera::nn {
 namespace {
-// A kernel's tiles follow each other within microseconds; a sleeping thread takes tens of them to come back.
+// A kernel's tiles follow each other within microseconds; waking a sleeping thread takes tens of microseconds.
 constexpr int kSpins = 2000;
 
 void pause() noexcept {
@@ -21,7 +21,7 @@ void pause() noexcept {
 #endif
 }
 
-/// Waits until `value` is no longer `old`: spins briefly, then sleeps.
+/// Waits until `value` differs from `old`: spins briefly, then sleeps.
 template <class Number>
 Number wait_change(const std::atomic<Number>& value, Number old) {
   for (int spin = 0; spin < kSpins; ++spin) {
@@ -92,11 +92,11 @@ class ThreadPool::Impl {
     for (std::thread& helper : helpers_) helper.join();
   }
 
-  // What a run is, written before generation_ is raised.
+  // Description of the current run, written before generation_ is incremented.
   Task task_ = nullptr;
   void* function_ = nullptr;
   std::size_t tiles_ = 0;
-  // Each on a cache line of its own: all threads write them.
+  // Each has its own cache line, because all threads write them.
   alignas(64) std::atomic<std::size_t> next_{0};
   alignas(64) std::atomic<std::size_t> busy_{0};
   alignas(64) std::atomic<std::uint32_t> generation_{0};

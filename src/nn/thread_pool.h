@@ -1,5 +1,5 @@
-// The compute threads of one rank. Kernels cut their work into tiles that depend on the problem only, never on the number
-// of threads, so that a result has the same bits for every `--threads`.
+// The compute threads of one rank. Kernels divide their work into tiles that depend only on the problem, never on the
+// number of threads, so a result has the same bits for every `--threads`.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace tessera::nn {
 
-/// A fixed number of threads, the caller's among them. Several pools may live in one process (ranks as threads).
-/// One thread at a time may call parallel_for of a pool, and never from inside one of its tiles.
+/// A fixed number of threads, including the caller's. Several pools may exist in one process (ranks as threads). Only
+/// one thread at a time may call parallel_for of a pool, and never from one of its tiles.
 class TESSERA_API ThreadPool {
  public:
-  /// `threads` >= 1, else InvalidUsage. One thread: everything runs inline, nothing is synchronised.
+  /// Throws InvalidUsage if `threads` < 1. With one thread everything runs inline, without synchronization.
   explicit ThreadPool(std::size_t threads = 1);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -22,9 +22,10 @@ class TESSERA_API ThreadPool {
 
   std::size_t threads() const noexcept { return threads_; }
 
-  /// Calls function(tile) or function(tile, worker) once for each tile of [0, tiles), on any of the pool's threads; worker
-  /// is in [0, threads()), and only one tile runs under one worker number at a time (for scratch memory). Returns when
-  /// all are done. An exception of a tile ends the call (tiles not yet begun are skipped) and is rethrown here.
+  /// Calls function(tile) or function(tile, worker) once for each tile of [0, tiles), on any of the pool's threads.
+  /// worker is in [0, threads()), and only one tile at a time runs with a worker number (for scratch memory). Returns
+  /// when all tiles are done. An exception in a tile ends the call (tiles not yet started are skipped) and is rethrown
+  /// to the caller.
   template <class Function>
   void parallel_for(std::size_t tiles, Function&& function) {
     if (threads_ == 1 || tiles <= 1) {

@@ -1,4 +1,4 @@
-// What nn takes from base.
+// Names of base that nn uses.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Small JSON files of other programs: read whole, with errors that name the file and the field.
+// Small JSON files written by other programs: parsed whole, with errors that name the file and the field.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class Fields {
     if (!value.is_string()) fail(std::string("'") + field + "' is " + shown(value) + ", needs a string");
     return value.get<std::string>();
   }
-  /// Fields whose other values change the mathematics.
+  /// Throws if a field that affects the mathematics has an unsupported value.
   void only(const char* field, bool supported) const {
     if (flag(field, supported) != supported)
       fail(std::string("'") + field + ": " + shown(json_.at(field)) + "' is not supported");
@@ -70,7 +70,7 @@ class Fields {
   const std::string origin_;
 };
 
-/// Throws InvalidUsage for what is no object, nests too deep or is too long to be a configuration.
+/// Throws InvalidUsage if the text is no object, is nested too deeply or is too long for a configuration.
 inline Json parse_object(std::string_view text, const std::string& origin) {
   if (text.size() > (1U << 20U))
     throw InvalidUsage(origin + ": " + std::to_string(text.size()) + " bytes are too many for a configuration");

@@ -1,4 +1,4 @@
-// The header of a safetensors file. Parsed by events, so that depth and duplicates are seen before anything is built.
+// The header of a safetensors file. A SAX parser detects excessive depth and duplicates before it builds any value.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -17,7 +17,7 @@ std::size_t element_bytes(std::string_view dtype) {
   return 0;
 }
 
-/// depth 1: the object of tensors; 2: one tensor, or the metadata; 3: shape or data_offsets.
+/// Depth 1: the object of tensors; 2: one tensor, or the metadata; 3: shape or data_offsets.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(SafetensorsHeader& header, const std::string& origin) : header_(header), origin_(origin) {}
@@ -89,7 +89,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  private:
   static constexpr std::size_t kMostDimensions = 32;
   [[noreturn]] void fail(const std::string& what) const { throw InvalidUsage(origin_ + ": " + what); }
-  /// Names come from the file: shortened, and without control characters.
+  /// Names are file input: shortened, and without control characters.
   static std::string shown(const std::string& name) {
     std::string text = name.substr(0, 100);
     for (char& c : text)
@@ -154,7 +154,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
   std::sort(order.begin(), order.end(),
             [](const auto* a, const auto* b) { return std::pair(a->begin, a->end) < std::pair(b->begin, b->end); });
   std::uint64_t at = 0;
-  for (const SafetensorsEntry* entry : order) {  // the format knows no holes
+  for (const SafetensorsEntry* entry : order) {  // the format allows no holes
     if (entry->begin != at)
       throw InvalidUsage(origin + ": '" + entry->name.substr(0, 100) + "' begins at byte " +
                          std::to_string(entry->begin) +

@@ -20,7 +20,7 @@ SafetensorsWriter::SafetensorsWriter(std::string path, const std::vector<Safeten
         {"dtype", safetensors_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
   }
   std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');  // the data begins aligned
+  text.append((8 - text.size() % 8) % 8, ' ');  // aligns the data
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xffU);
   for (auto& [name, place] : places_) place.offset += 8 + text.size();

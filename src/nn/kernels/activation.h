@@ -1,4 +1,4 @@
-// Activations, element-wise: forward from x, backward from the saved x (nothing else is saved).
+// Element-wise activations: forward from x, backward from the saved x (nothing else is saved).
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ namespace tessera::nn::kernels {
 enum class Activation {
   relu,
   gelu_tanh,  ///< 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GPT-2's "gelu_new"
-  gelu_erf,   ///< x Phi(x): the exact one
+  gelu_erf,   ///< x Phi(x): exact GELU
   silu,       ///< x sigmoid(x)
 };
 
-/// Arguments of activation_forward and swiglu_forward, for tables of kernels.
+/// Arguments of activation_forward and swiglu_forward, for kernel tables.
 template <class T>
 struct ActivationForward {
   Activation kind = Activation::relu;
@@ -34,7 +34,7 @@ struct SwigluForward {
 template <class T>
 TESSERA_API void activation_forward(ThreadPool& pool, Activation kind, const T* x, T* y, std::size_t count);
 
-/// dx = dy f'(x), or dx += ... where `accumulate`; dx may be dy. ReLU's slope at 0 is 0.
+/// dx = dy f'(x), or dx += dy f'(x) if `accumulate`; dx may be dy. ReLU's slope at 0 is 0.
 template <class T>
 struct ActivationBackward {
   const T* x = nullptr;  ///< forward's input
@@ -50,7 +50,7 @@ TESSERA_API void activation_backward(ThreadPool& pool, Activation kind, const Ac
 template <class T>
 TESSERA_API void swiglu_forward(ThreadPool& pool, const T* gate, const T* up, T* y, std::size_t count);
 
-/// Null gradients are not computed. dgate may be gate or dy, dup may be up or dy (not both the same).
+/// Gradients that are null are not computed. dgate may be gate or dy, dup may be up or dy (not both the same).
 template <class T>
 struct SwigluBackward {
   const T* gate = nullptr;

@@ -1,6 +1,6 @@
-// Causal self-attention with grouped-query heads, fused and blocked: online softmax over blocks of keys (T. Dao et al.,
-// "FlashAttention", 2022), probabilities recomputed in backward. Memory beyond inputs and outputs: one number per row and
-// head, and a few blocks of scratch per thread; never anything of size positions^2.
+// Fused, blocked causal self-attention with grouped-query heads: online softmax over blocks of keys (T. Dao et al.,
+// "FlashAttention", 2022), with probabilities recomputed in backward. Memory beyond inputs and outputs: one number per
+// row and head, and a few blocks of scratch per thread; never a buffer of size positions^2.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tessera::nn::kernels {
 
-/// Queries and keys are cut into blocks of this many positions.
+/// Positions per block of queries or keys.
 inline constexpr std::size_t kAttentionBlock = 64;
 
 /// Element d of head h at position t of batch b: data[b*batch_stride + t*position_stride + h*head_stride + d].
@@ -41,15 +41,16 @@ struct AttentionShape {
   double scale = 0;          ///< of the scores; 0: 1 / sqrt(dim)
 };
 
-/// Dropout of the attention weights, drawn again in backward: weight (query, key) of head h of a sample is dropped by word
-/// (h * positions + query) * positions + key of the sample's stream. Kept ones are divided by 1 - probability.
+/// Dropout of the attention weights, whose mask backward regenerates: word (h * positions + query) * positions + key of
+/// the sample's stream decides whether weight (query, key) of head h is dropped. Kept weights are divided by 1 -
+/// probability.
 struct AttentionDropout {
   double probability = 0;  ///< 0: none
-  RandomStream stream;     ///< dropout_stream of the batch's first sample; that of sample b has b added to `high`
+  RandomStream stream;     ///< dropout_stream of the batch's first sample; sample b adds b to `high`
 };
 
-/// Bytes of scratch that a call needs for elements of `element_bytes` on a pool of `threads`. Forward: blocks of each thread
-/// only, the same for any number of positions. Backward: also one element a batch entry, head and position.
+/// Bytes of scratch for elements of `element_bytes` on a pool of `threads`. Forward: a few blocks per thread,
+/// independent of the number of positions. Backward: also one element per batch entry, head and position.
 TESSERA_API std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                                         std::size_t element_bytes);
 TESSERA_API std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
@@ -67,7 +68,7 @@ struct AttentionForward {
 template <class T>
 TESSERA_API void attention_forward(ThreadPool& pool, const AttentionForward<T>& args);
 
-/// Gradients may be views of one fused dqkv. All three are wanted.
+/// Gradients may be views of one fused dqkv. All three are required.
 template <class T>
 struct AttentionBackward {
   AttentionShape shape;

@@ -1,4 +1,4 @@
-// Numbers in fewer bytes, for the way between ranks: rounded to bf16, or to 8 bits in blocks that have a scale each.
+// Lossy compression of data sent between ranks: values rounded to bf16, or to int8 in blocks with one scale each.
 #pragma once
 
 #include <cstddef>
@@ -8,22 +8,22 @@
 
 namespace tessera::nn::kernels {
 
-/// int8: q * scale, with scale = the largest magnitude of a block / 127 and q rounded to the nearest (ties to even), so
-/// a value is off by at most half a scale. A block whose largest magnitude is below 1e-30 becomes zeros; one with an
-/// infinity or a NaN becomes NaN.
+/// int8: q * scale, with scale = the largest magnitude of a block / 127 and q rounded to nearest (ties to even), so the
+/// error of a value is at most half a scale. A block whose largest magnitude is below 1e-30 becomes zeros; a block with
+/// an infinity or a NaN becomes NaN.
 enum class Encoding : std::uint8_t { bf16, int8 };
 
-/// Values of a block of int8: the scale is 1.6 % of the bytes then.
+/// Values per int8 block; the scales are then 1.6 % of the bytes.
 inline constexpr std::size_t kEncodingBlock = 256;
 
-/// Bytes of `count` values. int8: the scales of all blocks, f32, then the values; the last block may be shorter.
+/// Bytes of `count` encoded values. int8: the f32 scales of all blocks, then the values; the last block may be shorter.
 constexpr std::size_t encoded_bytes(Encoding encoding, std::size_t count) {
   if (encoding == Encoding::bf16) return 2 * count;
   return count + (count + kEncodingBlock - 1) / kEncodingBlock * sizeof(float);
 }
 
-/// factor * in[count] -> out. With `error`, error[count] is added to these values first, and is then what rounding took
-/// off them.
+/// out = factor * in[count], encoded. If `error` is not null, error[count] is added to these values before encoding and
+/// then set to the rounding error (error feedback).
 struct EncodeArgs {
   Encoding encoding = Encoding::bf16;
   const void* in = nullptr;
@@ -34,7 +34,7 @@ struct EncodeArgs {
   float factor = 1;
 };
 
-/// out[count] = (source 0 + source 1 + ...) / divisor, added in f32 in this order and rounded to `to` once.
+/// out[count] = (source 0 + source 1 + ...) / divisor, added in f32 in this order and rounded once to `to`.
 struct SumEncodedArgs {
   Encoding encoding = Encoding::bf16;
   const void* in = nullptr;  ///< aligned to 4 bytes

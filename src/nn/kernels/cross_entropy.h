@@ -1,4 +1,5 @@
-// Softmax and cross-entropy in one pass over the logits; the backward can write over them, so one such buffer lives.
+// Softmax and cross-entropy in one pass over the logits. The backward can overwrite them, so only one such buffer
+// exists.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ struct CrossEntropyForward {
   const std::int32_t* targets = nullptr;  ///< [rows]; outside [0, vocabulary) and not ignore_index: InvalidUsage
   std::size_t rows = 0, vocabulary = 0;
   std::int32_t ignore_index = kIgnoreIndex;
-  Wide<T>* row_max = nullptr;  ///< [rows], saved for backward; both may be null (evaluation)
+  Wide<T>* row_max = nullptr;  ///< [rows], saved for backward; row_max and row_sum may both be null (evaluation)
   Wide<T>* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
 };
 template <class T>
@@ -45,15 +46,15 @@ struct CrossEntropyBackward {
 template <class T>
 TESSERA_API void cross_entropy_backward(ThreadPool& pool, const CrossEntropyBackward<T>& args);
 
-/// For tables of kernels: the mean over the valid targets (0 where there is none), and how many there are.
+/// For kernel tables: the mean over the valid targets (0 if there are none), and their number.
 template <class T>
 struct MeanCrossEntropy {
   CrossEntropyForward<T> rows;
   double* loss = nullptr;   ///< loss_sum / valid
-  double* valid = nullptr;  ///< as a number, for the backward
+  double* valid = nullptr;  ///< as a floating-point number, for the backward
 };
 
-/// The gradient of MeanCrossEntropy::loss times *upstream; rows.scale is not used.
+/// The gradient of MeanCrossEntropy::loss times *upstream; ignores rows.scale.
 template <class T>
 struct MeanCrossEntropyBackward {
   CrossEntropyBackward<T> rows;

@@ -1,4 +1,4 @@
-// Dropout. The mask is drawn again in backward (the same call on the gradient), never stored.
+// Dropout. The mask is never stored; backward regenerates it (the same call on the gradient).
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace tessera::nn::kernels {
 
-/// y = x / (1 - p) where kept, else 0; x[samples, elements]. Forward and backward alike; y may be x.
+/// y = x / (1 - p) where kept, else 0; x[samples, elements]. For forward and backward; y may be x.
 template <class T>
 struct DropoutArgs {
-  RandomStream stream;  ///< dropout_stream() of the first sample; that of sample s has s added to `high`
+  RandomStream stream;  ///< dropout_stream() of the first sample; sample s adds s to `high`
   double probability = 0;  ///< in [0, 1), else InvalidUsage
   std::size_t samples = 0, elements = 0;
   const T* x = nullptr;

@@ -1,5 +1,5 @@
-// Element-wise kernels over contiguous ranges, sums over a range, and conversions. An element's result depends on its
-// inputs only, never on its place, the alignment or the number of threads.
+// Element-wise kernels over contiguous ranges, sums over a range, and conversions. The result of an element depends
+// only on its inputs, never on its position, the alignment or the number of threads.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +10,19 @@
 
 namespace tessera::nn::kernels {
 
-// T is float or double everywhere; `out` may be one of the inputs (in place) and must not overlap them otherwise.
+// T is float or double in all functions. `out` may be one of the inputs (in place) and must not overlap them otherwise.
 
 /// out = value
 template <class T>
 TESSERA_API void fill(ThreadPool& pool, T value, T* out, std::size_t count);
-/// out = x, or out += x where `accumulate`: hands a gradient on.
+/// out = x, or out += x if `accumulate`: passes a gradient on.
 template <class T>
 TESSERA_API void assign(ThreadPool& pool, const T* x, T* out, std::size_t count, bool accumulate);
 /// out = a + b
 template <class T>
 TESSERA_API void add(ThreadPool& pool, const T* a, const T* b, T* out, std::size_t count);
 
-/// Arguments of assign and add, for tables of kernels.
+/// Arguments of assign and add, for kernel tables.
 template <class T>
 struct AssignArgs {
   const T* x = nullptr;
@@ -46,7 +46,7 @@ struct ScaleArgs {
   std::size_t count = 0;
   bool accumulate = false;
 };
-/// out = factor * x, or out += factor * x (rounded twice: multiply, then add) where `accumulate`
+/// out = factor * x, or out += factor * x (rounded twice: multiply, then add) if `accumulate`
 template <class T>
 TESSERA_API void scale(ThreadPool& pool, const ScaleArgs<T>& args);
 
@@ -58,7 +58,7 @@ struct MultiplyArgs {
   std::size_t count = 0;
   bool accumulate = false;
 };
-/// out = a * b, or out += a * b (rounded twice) where `accumulate`
+/// out = a * b, or out += a * b (rounded twice) if `accumulate`
 template <class T>
 TESSERA_API void multiply(ThreadPool& pool, const MultiplyArgs<T>& args);
 
@@ -80,17 +80,17 @@ struct ColumnSumsArgs {
 template <class T>
 TESSERA_API void column_sums(ThreadPool& pool, const ColumnSumsArgs<T>& args);
 
-/// Sum of x in f64, in an order that depends on `count` only.
+/// Sum of x in f64, in an order that depends only on `count`.
 template <class T>
 TESSERA_API double sum(ThreadPool& pool, const T* x, std::size_t count);
-/// Which norm of a vector: (sum of |x|^p)^(1/p), or the largest |x|.
+/// A vector norm: (sum of |x|^p)^(1/p), or the largest |x|.
 enum class Norm : std::uint8_t { one, two, three, infinity };
-/// A part of a norm: the sum of |x|^p in f64, in an order that depends on `count` only; or the largest |x|, NaN where
-/// there is one. Parts make a whole by adding them, or by taking the largest.
+/// Partial result of a norm: the sum of |x|^p in f64, in an order that depends only on `count`; or the largest |x|, NaN
+/// if x contains one. Partial results combine by addition, or by their maximum.
 template <class T>
 TESSERA_API double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_t count);
 
-/// Element conversions as base/dtype.h defines them (to 16 bits: nearest even). Ranges must not overlap.
+/// Element conversions as in base/dtype.h (to half precision: nearest even). Ranges must not overlap.
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::f16* out, std::size_t count);
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::bf16* out, std::size_t count);
 TESSERA_API void convert(ThreadPool& pool, const base::f16* in, float* out, std::size_t count);

@@ -8,8 +8,8 @@
 
 namespace tessera::nn::kernels {
 
-/// y[r, :] = weight[ids[r], :], or += where `accumulate` (so that token and position embeddings need one buffer).
-/// An id outside [0, vocabulary) throws InvalidUsage before anything is written.
+/// y[r, :] = weight[ids[r], :], or += if `accumulate` (so that token and position embeddings need one buffer). An id
+/// outside [0, vocabulary) throws InvalidUsage before anything is written.
 template <class T>
 struct EmbeddingForward {
   const T* weight = nullptr;          ///< [vocabulary, width]

@@ -1,7 +1,7 @@
-// Matrix products through BLAS or oneDNN (each single-threaded), split over the pool by fixed tiles of C, and the linear
+// Matrix products by BLAS or oneDNN (both single-threaded), split over the pool by fixed tiles of C, and the linear
 // layer.
 //
-// All matrices are row-major. The tiles depend on m and n only, and k is never split, so the bits are the same for
+// All matrices are row-major. The tiles depend only on m and n, and k is never split, so the bits are the same for
 // every number of threads.
 #pragma once
 
@@ -16,7 +16,8 @@ namespace tessera::nn::kernels {
 
 enum class Transpose : bool { no, yes };
 
-/// C[m, n] = alpha * op(A) * op(B) + beta * C, op(A)[m, k], op(B)[k, n]. beta 0 never reads C (NaN there is ignored).
+/// C[m, n] = alpha * op(A) * op(B) + beta * C, op(A)[m, k], op(B)[k, n]. With beta 0, C is not read (NaN in C is
+/// ignored).
 template <class T>
 struct GemmArgs {
   Transpose trans_a = Transpose::no;
@@ -24,7 +25,7 @@ struct GemmArgs {
   std::size_t m = 0, n = 0, k = 0;
   Wide<T> alpha = 1;
   const T* a = nullptr;
-  std::size_t lda = 0;  ///< elements from one stored row to the next; 0: packed
+  std::size_t lda = 0;  ///< elements between the starts of two stored rows; 0: packed
   const T* b = nullptr;
   std::size_t ldb = 0;
   Wide<T> beta = 0;
@@ -32,16 +33,16 @@ struct GemmArgs {
   std::size_t ldc = 0;
 };
 
-/// T: float, double; bf16 where has_onednn_product(), with alpha 1 and beta 0 or 1: sums are formed in f32 and rounded
+/// T: float, double; bf16 if has_onednn_product(), with alpha 1 and beta 0 or 1: sums are computed in f32 and rounded
 /// once.
 template <class T>
 TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args);
 
-/// What multiplies f32 and 16-bit matrices in this process, such as "oneDNN 2.6.3 (avx512_core_bf16)" or "OpenBLAS". Two
-/// processes may round differently where this differs.
+/// Names the library that multiplies f32 and half-precision matrices in this process, such as "OpenBLAS" or "oneDNN
+/// 2.6.3 (avx512_core_bf16)". Two processes with different libraries may round differently.
 TESSERA_API std::string products_name();
 
-/// How a linear layer's weight is stored: out_in as torch.nn.Linear, in_out as GPT-2's Conv1D.
+/// Storage of a linear layer's weight: out_in as in torch.nn.Linear, in_out as in GPT-2's Conv1D.
 enum class WeightLayout : bool { out_in, in_out };
 
 struct LinearShape {
@@ -49,8 +50,8 @@ struct LinearShape {
   WeightLayout layout = WeightLayout::out_in;
 };
 
-/// y[rows, out] = x[rows, in] * W + bias[out]; bias may be null. Overwrites y. With `activated` also activated =
-/// activation(y), in the same pass where a device can (then before y is rounded).
+/// y[rows, out] = x[rows, in] * W + bias[out]; bias may be null. Overwrites y. If `activated` is not null, also
+/// computes activated = activation(y), in the same pass if the device supports it (then before y is rounded).
 template <class T>
 struct LinearForward {
   LinearShape shape;
@@ -61,18 +62,18 @@ struct LinearForward {
   T* activated = nullptr;
   Activation activation = Activation::relu;
 };
-/// `activated` is not looked at.
+/// Ignores `activated`.
 template <class T>
 TESSERA_API void linear_forward(ThreadPool& pool, const LinearForward<T>& args);
 
-/// What is left to do where a product leaves the activation out.
+/// The remaining activation, for products that don't apply it.
 template <class T>
 ActivationForward<T> activation_after(const LinearForward<T>& args) {
   return {args.activation, args.y, args.activated, args.shape.rows * args.shape.out};
 }
 
-/// Gradients of linear_forward; of bf16 without dbias. A null gradient is not computed. accumulate_*: add to what is there, else overwrite.
-/// x is needed for dweight only, weight for dx only (the other may be null).
+/// Gradients of linear_forward; for bf16 without dbias. Gradients that are null are not computed. accumulate_*: add to
+/// the existing value, else overwrite. Only dweight needs x and only dx needs weight; the other may be null.
 template <class T>
 struct LinearBackward {
   LinearShape shape;

@@ -1,8 +1,8 @@
-// The kernels of one device: everything that operations, gradients, optimizers and the engine compute with.
+// Kernel tables of a device: all computations of operations, gradients, optimizers and the engine.
 //
-// There is one table for each element type. Every function appends its work to `stream` and returns; pointers are the
-// device's. Arguments that are wrong throw InvalidUsage where the host can know it. Scratch memory comes from the
-// context's pool, so a function that needs some (see there) belongs on the compute stream.
+// There is one table per element type. Every function appends its work to `stream` and returns; pointers are device
+// pointers. Invalid arguments throw InvalidUsage if the host can detect them. Scratch memory comes from the context's
+// pool, so functions that need scratch (as documented) must run on the compute stream.
 #pragma once
 
 #include <memory>
@@ -53,7 +53,7 @@ struct TransposeArgs {
   std::size_t batch = 0, rows = 0, columns = 0;
 };
 
-/// The kernels for elements of type T. An argument struct of kernels/ says what its function does.
+/// The kernels for elements of type T. The argument structs in kernels/ document the functions.
 template <class T>
 class KernelTable {
  public:
@@ -66,7 +66,7 @@ class KernelTable {
   virtual void add(Stream& stream, const kernels::AddArgs<T>& args) = 0;
   virtual void scale(Stream& stream, const kernels::ScaleArgs<T>& args) = 0;
   virtual void transpose(Stream& stream, const TransposeArgs<T>& args) = 0;
-  /// out[0] = a part of the norm (kernels::norm_part). Needs scratch.
+  /// out[0] = a partial result of the norm (kernels::norm_part). Needs scratch.
   virtual void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) = 0;
 
   virtual void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) = 0;
@@ -81,8 +81,8 @@ class KernelTable {
   virtual void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) = 0;
   virtual void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) = 0;  ///< needs scratch
 
-  /// Ids and targets outside their range: InvalidUsage where the host sees them, else NaN in what they would have
-  /// chosen.
+  /// Ids and targets out of range throw InvalidUsage if the host reads them; otherwise the values that they select are
+  /// NaN.
   virtual void embedding_forward(Stream& stream, const kernels::EmbeddingForward<T>& args) = 0;
   virtual void embedding_backward(Stream& stream, const kernels::EmbeddingBackward<T>& args) = 0;    ///< needs scratch
   virtual void cross_entropy_forward(Stream& stream, const kernels::MeanCrossEntropy<T>& args) = 0;  ///< needs scratch
@@ -101,19 +101,20 @@ class KernelTable {
   virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;
 };
 
-/// parts[count] of a norm -> out[0] = the norm / loss_scale, out[1] = min(1, most / (out[0] + 1e-6)) / loss_scale: what
-/// unscales and clips a gradient; no `most`: 1 / loss_scale. Parts are added in order.
+/// From the partial results parts[count] of a norm: out[0] = norm / loss_scale; out[1] = the factor that unscales and
+/// clips a gradient: min(1, most / (out[0] + 1e-6)) / loss_scale, or 1 / loss_scale without `most`. Parts are added in
+/// order.
 struct ClipArgs {
   kernels::Norm norm = kernels::Norm::two;
   const double* parts = nullptr;
   std::size_t count = 0;
   std::optional<double> most = {};
   double loss_scale = 1;
-  bool skips = false;  ///< where the norm isn't finite, out[1] is NaN, by which an optimizer changes nothing
+  bool skips = false;  ///< if the norm isn't finite, out[1] is NaN, so that the optimizer changes nothing
   double* out = nullptr;
 };
 
-/// `count` elements of any two of f32, f16 and bf16, as base/dtype.h converts them. Ranges must not overlap.
+/// Converts `count` elements between any two of f32, f16 and bf16, as in base/dtype.h. Ranges must not overlap.
 struct ConvertArgs {
   const void* in = nullptr;
   DType from = DType::f32;
@@ -122,7 +123,8 @@ struct ConvertArgs {
   std::size_t count = 0;
 };
 
-/// An encoding of nf4.h, aligned to 4 bytes -> its `count` values, computed in f32 and rounded to a floating type.
+/// Decodes an nf4.h encoding, aligned to 4 bytes, to its `count` values, computed in f32 and rounded to a floating
+/// type.
 struct DecodeArgs {
   const void* encoded = nullptr;
   std::int64_t count = 0;
@@ -130,12 +132,12 @@ struct DecodeArgs {
   DType dtype = DType::f32;
 };
 
-/// What a device offers; made for one context and used by its thread.
+/// All kernels of a device; created for one context and used by its thread.
 class TESSERA_API DeviceKernels {
  public:
   virtual ~DeviceKernels();
 
-  /// Null where the device has no kernels for the type.
+  /// Null if the device has no kernels for the type.
   virtual KernelTable<float>* f32() { return nullptr; }
   virtual KernelTable<double>* f64() { return nullptr; }
   virtual KernelTable<f16>* half() { return nullptr; }
@@ -159,23 +161,23 @@ class TESSERA_API DeviceKernels {
   }
 };
 
-/// What kernels run with. All outlive them.
+/// Resources that kernels use; they must outlive the kernels.
 struct KernelResources {
   DeviceRuntime& runtime;
   MemoryPool& memory;
   ThreadPool& threads;
 };
 
-/// What DeviceRuntime::find() gives for nn.
+/// Interface that DeviceRuntime::find() returns for nn.
 struct KernelFactory {
   static constexpr std::string_view kInterface = "nn.kernels";
   std::unique_ptr<DeviceKernels> (*make)(const KernelResources& resources) = nullptr;
 };
 
-/// The kernels of the resources' device. Throws Unsupported where it has none.
+/// The kernels of the resources' device. Throws Unsupported if it has none.
 TESSERA_API std::unique_ptr<DeviceKernels> make_kernels(const KernelResources& resources);
 
-/// The host's, whatever the device: for devices whose memory the host shares.
+/// The host's kernels on any device, for devices that share memory with the host.
 TESSERA_API std::unique_ptr<DeviceKernels> make_host_kernels(const KernelResources& resources);
 
 }  // namespace tessera::nn

@@ -1,5 +1,5 @@
-// Layer norm and RMS norm over the last dimension. Sums of a row: 32 partial sums combined in a fixed tree; sums over rows
-// (weight and bias gradients): at most 16 row tiles, combined in order.
+// Layer norm and RMS norm over the last dimension. A row's sum: 32 partial sums combined in a fixed tree. Sums over
+// rows (weight and bias gradients): at most 16 row tiles, combined in order.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace tessera::nn::kernels {
 
-/// y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps), variance with 1/width. y may be x if the
-/// backward is not wanted. mean and rstd may be null together (nothing saved).
+/// y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps), variance with 1/width. y may be x if no
+/// backward follows. mean and rstd may both be null (nothing saved).
 template <class T>
 struct LayerNormForward {
   std::size_t rows = 0, width = 0;
@@ -25,7 +25,7 @@ struct LayerNormForward {
 template <class T>
 TESSERA_API void layer_norm_forward(ThreadPool& pool, const LayerNormForward<T>& args);
 
-/// Null gradients are not computed. dx may be dy.
+/// Gradients that are null are not computed. dx may be dy.
 template <class T>
 struct LayerNormBackward {
   std::size_t rows = 0, width = 0;

@@ -1,4 +1,4 @@
-// What a kernel computes in, and keeps of a row, for elements of type T: f32 for the 16-bit types, T itself else.
+// The opmath type of elements of type T, also used for saved row statistics: f32 for half precision, else T.
 #pragma once
 
 #include "tessera/base/dtype.h"

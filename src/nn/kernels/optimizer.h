@@ -1,5 +1,5 @@
-// Optimizer steps over flat ranges, one pass each, with PyTorch's meaning of every setting. An element's update depends on
-// its own values and the settings only, so a range may be cut anywhere (a shard border never shows).
+// Optimizer steps over flat ranges, one pass each; all settings have PyTorch's meaning. The update of an element
+// depends only on its own values and the settings, so a range may be split anywhere (shard boundaries have no effect).
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace tessera::nn::kernels {
 
-/// 16-bit values beside the f32 ones that a step updates (T = float): read and written in the same pass.
+/// Half-precision values beside the f32 values that a step updates (T = float), read and written in the same pass.
 struct NarrowStep {
-  base::DType dtype = base::DType::f32;  ///< f16 or bf16; f32: there are none
-  const void* gradient = nullptr;        ///< not null: read instead of the step's own, which is null
+  base::DType dtype = base::DType::f32;  ///< f16 or bf16; f32: none
+  const void* gradient = nullptr;        ///< not null: read instead of the step's own gradient, which is null
   void* copy = nullptr;                  ///< not null: gets the new parameters, rounded once
 };
 
-/// grad_scale multiplies the gradient first (clipping, loss scaling); `maximize` then flips its sign.
+/// The gradient is first multiplied by grad_scale (clipping, loss scaling); `maximize` then negates it.
 template <class T>
 struct SgdStep {
   T* parameter = nullptr;
@@ -37,7 +37,7 @@ struct SgdStep {
 template <class T>
 TESSERA_API void sgd_step(ThreadPool& pool, const SgdStep<T>& args);
 
-/// Bias corrections are computed in f64 from `step` (1 is the first).
+/// Bias corrections are computed in f64 from `step`, which counts from 1.
 template <class T>
 struct AdamStep {
   T* parameter = nullptr;

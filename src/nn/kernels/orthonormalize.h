@@ -1,4 +1,4 @@
-// Columns of a thin matrix become orthonormal.
+// Orthonormalizes the columns of a thin matrix.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +8,22 @@
 
 namespace tessera::nn::kernels {
 
-/// Gram-Schmidt, column by column: each loses what lies along those before it, twice (the second time what rounding
-/// left), and is divided by its length. One that depends on those before it says nothing: normal numbers of a fixed
-/// seed take its place, so that a direction that was lost can come back. Where a length isn't finite, nothing can be
-/// made of the matrix: the rest stays as it is, and it shows.
+/// Gram-Schmidt, column by column: each column's projections on the previous columns are subtracted twice (the second
+/// pass removes rounding residue), and the column is divided by its length. A column that depends on the previous ones
+/// carries no information: it is replaced by normal numbers of a fixed seed, so that a lost direction can recover. If a
+/// length isn't finite, the function stops at that column, so the error stays visible.
 ///
-/// Sums over rows are formed in f64, alike on all devices: 256 parts, of rows t, t + 256, .. in this order; each 32 of
-/// them by halves (t and t + 16, then t and t + 8, ..); and those eight in their order.
+/// Sums over rows are computed in f64, in the same order on all devices: 256 partial sums, of rows t, t + 256, .. in
+/// this order; each 32 of them combined by halves (t and t + 16, then t and t + 8, ..); and the resulting eight in
+/// order.
 struct OrthonormalizeArgs {
   float* matrix = nullptr;  ///< [rows, columns]
   std::size_t rows = 0, columns = 0;
 };
 
 inline constexpr std::size_t kOrthonormalizeParts = 256;
-inline constexpr double kDependent = 1e-6;         ///< of a column: less than this of its length is left
-inline constexpr std::uint64_t kFreshColumns = 3;  ///< tried; their numbers are stream "fresh" of seeds 0, 1, 2
+inline constexpr double kDependent = 1e-6;         ///< smallest remaining fraction of a column's length
+inline constexpr std::uint64_t kFreshColumns = 3;  ///< replacements tried; stream "fresh" of seeds 0, 1, 2
 
 TESSERA_API void orthonormalize(const OrthonormalizeArgs& args);
 

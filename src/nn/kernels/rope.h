@@ -1,4 +1,5 @@
-// Rotary position embedding in the convention of Hugging Face's Llama ("rotate_half": element i is paired with i + dim/2).
+// Rotary position embedding in the convention of Hugging Face's Llama ("rotate_half": element i is paired with i +
+// dim/2).
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@ struct RopeArgs {
   const Wide<T>* sine = nullptr;
   HeadsView<const T> in;
   HeadsView<T> out;       ///< may be the same memory as `in`
-  bool inverse = false;   ///< rotates back: the backward
+  bool inverse = false;   ///< rotates back, for the backward
   bool accumulate = false;
 };
 template <class T>

@@ -1,4 +1,4 @@
-// Causal self-attention as GPT-2 and as Llama have it.
+// Causal self-attention in the variants of GPT-2 and Llama.
 #pragma once
 
 #include "tessera/nn/layers/dropout.h"
@@ -30,7 +30,7 @@ class TESSERA_API SelfAttention : public Layer<SelfAttention> {
   Dropout& resid_dropout_;
 };
 
-/// Rotary tables, made at the first use and shared by the layers of a model.
+/// Rotary tables, computed at first use and shared by the layers of a model.
 class TESSERA_API RotaryEmbedding {
  public:
   explicit RotaryEmbedding(const ops::RopeSettings& settings) : settings_(settings) {}

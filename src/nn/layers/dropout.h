@@ -1,4 +1,4 @@
-// Dropout as a module: its path is a part of its masks' key.
+// Dropout as a module: its path is part of its masks' key.
 #pragma once
 
 #include "tessera/nn/module.h"
@@ -8,7 +8,7 @@ namespace tessera::nn {
 
 class TESSERA_API Dropout : public Layer<Dropout> {
  public:
-  /// Throws InvalidUsage at the first call where `probability` is outside [0, 1).
+  /// The first call throws InvalidUsage if `probability` is outside [0, 1).
   Dropout(Context& context, double probability) : Layer(context), probability_(probability) {}
   Tensor forward(const Tensor& x) { return ops::dropout(x, probability_, path()); }
 

@@ -1,4 +1,4 @@
-// A table of vectors.
+// An embedding table.
 #pragma once
 
 #include "tessera/nn/module.h"

@@ -11,7 +11,7 @@ struct LinearOptions {
   std::int64_t out = 0;
   bool bias = true;
   ops::WeightLayout layout = ops::WeightLayout::out_in;  ///< in_out: GPT-2's Conv1D
-  double deviation = 0.02;                               ///< of the normal initial weights; biases begin at zero
+  double deviation = 0.02;                               ///< of the normal initial weights; biases start at zero
 };
 
 /// One factor of a low-rank adapter: y[..., rows] = x[..., columns] * W^T. Parameter: weight [rows, columns].
@@ -33,16 +33,16 @@ class TESSERA_API Linear : public Layer<Linear> {
   Tensor forward(const Tensor& x, ops::Activation then);  ///< activation(then, y)
   const Parameter& weight() const { return weight_; }
 
-  /// From here on y += factor * (x A^T) B^T. Children: lora_A (weight [rank, in], uniform below 1 / sqrt(in), which is
-  /// PEFT's choice) and lora_B (weight [out, rank], zeros). Before an engine has the model. Throws InvalidUsage for a
-  /// rank below 1, and the second time.
+  /// Adds an adapter: y += factor * (x A^T) B^T. Children: lora_A (weight [rank, in], uniform below 1 / sqrt(in), as in
+  /// PEFT) and lora_B (weight [out, rank], zeros). Call it before an engine uses the model. Throws InvalidUsage for a
+  /// rank below 1, and if the layer already has an adapter.
   void add_adapter(std::int64_t rank, double factor);
 
-  /// Keeps the weight frozen in NF4, as bytes (nf4.h), and decodes it for each product. Before an engine has the model,
-  /// and before set_dtype().
+  /// Freezes the weight, stores it as NF4 bytes (nf4.h), and decodes it for each product. Call it before an engine uses
+  /// the model and before set_dtype().
   void quantize();
   bool quantized() const { return quantized_; }
-  const Shape& weight_shape() const { return weight_shape_; }  ///< also where the parameter is an encoding
+  const Shape& weight_shape() const { return weight_shape_; }  ///< also if the parameter is NF4-encoded
 
  private:
   Tensor product(const Tensor& x) const;

@@ -1,4 +1,4 @@
-// Feed-forward layers as GPT-2 and as Llama have them.
+// Feed-forward layers in the variants of GPT-2 and Llama.
 #pragma once
 
 #include "tessera/nn/layers/dropout.h"

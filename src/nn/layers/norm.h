@@ -1,4 +1,4 @@
-// Normalisations over the last dimension.
+// Normalizations over the last dimension.
 #pragma once
 
 #include "tessera/nn/module.h"

@@ -1,4 +1,4 @@
-// What the model families have in common.
+// The common base of the model families.
 #pragma once
 
 #include <memory>
@@ -8,14 +8,15 @@
 
 namespace tessera::nn {
 
-/// A decoder that predicts the next token. Parameters are named as in Hugging Face's checkpoints; blocks are marked.
+/// A decoder that predicts the next token. Parameters are named as in Hugging Face's checkpoints; is_block() is true
+/// for its blocks.
 class TESSERA_API CausalModel : public Layer<CausalModel> {
  public:
   CausalModel(Context& context, ModelConfig config);
   const ModelConfig& config() const { return config_; }
 
-  /// The mean cross-entropy over the targets that are not kIgnoreIndex: an f64 scalar. tokens and targets: i32 [batch,
-  /// position]. Goes through the call operator, so that the root's hooks are around all of it.
+  /// Returns the mean cross-entropy over the targets that are not kIgnoreIndex: an f64 scalar. tokens and targets: i32
+  /// [batch, position]. It uses the call operator, so the root's hooks enclose the whole computation.
   Tensor loss(const Tensor& tokens, const Tensor& targets) { return (*this)(tokens, targets); }
   Tensor forward(const Tensor& tokens, const Tensor& targets);
 
@@ -28,7 +29,7 @@ class TESSERA_API CausalModel : public Layer<CausalModel> {
   const ModelConfig config_;
 };
 
-/// Validates the config; throws InvalidUsage. No memory is taken for parameters: see Module::materialize.
+/// Validates the config; throws InvalidUsage. Parameters get no memory; see Module::materialize.
 TESSERA_API std::unique_ptr<CausalModel> make_model(Context& context, const ModelConfig& config);
 
 }  // namespace tessera::nn

@@ -83,10 +83,10 @@ void validate(const ModelConfig& config) {
     if (!holds) throw InvalidUsage("model " + config.name + ": " + what);
   };
   const auto positive = [&](std::int64_t value, const char* what) {
-    constexpr std::int64_t kMost = 1LL << 31;  // products of two stay far from overflow
+    constexpr std::int64_t kMost = 1LL << 31;  // keeps products of two values far from overflow
     require(value >= 1 && value < kMost, std::string(what) + " is " + std::to_string(value) + ", needs 1 or more");
   };
-  constexpr std::int64_t kMostLayers = 1 << 16;  // a module each, before anything is known to fit
+  constexpr std::int64_t kMostLayers = 1 << 16;  // each layer creates a module before the memory is checked
   positive(config.layers, "the number of layers");
   require(config.layers <= kMostLayers, "the number of layers is " + std::to_string(config.layers) + ", at most " +
                                             std::to_string(kMostLayers) + " are supported");

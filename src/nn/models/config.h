@@ -1,4 +1,4 @@
-// What a model is: presets, and Hugging Face's config.json of types gpt2 and llama (transformers 4 and 5).
+// Model configurations: presets, and Hugging Face's config.json of types gpt2 and llama (transformers 4 and 5).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tessera::nn {
 struct ModelConfig {
   enum class Family : std::uint8_t { gpt2, llama };
   Family family = Family::gpt2;
-  std::string name;  ///< of the preset, or the file it was read from
+  std::string name;  ///< of the preset, or the file that it was read from
   std::int64_t layers = 0;
   std::int64_t width = 0;
   std::int64_t heads = 0;
@@ -22,7 +22,7 @@ struct ModelConfig {
   std::int64_t head_dim = 0;  ///< gpt2: width / heads
   std::int64_t hidden = 0;    ///< of the feed-forward layers
   std::int64_t vocabulary = 0;
-  std::int64_t context = 0;  ///< most positions
+  std::int64_t context = 0;  ///< maximum number of positions
   kernels::Activation activation = kernels::Activation::gelu_tanh;
   bool tied = true;  ///< the head uses the token embedding
   double norm_eps = 1e-5;
@@ -44,19 +44,19 @@ TESSERA_API ModelConfig preset(std::string_view name);
 /// A preset's name, or a path that ends in ".json". Throws InvalidUsage.
 TESSERA_API ModelConfig find_config(const std::string& name_or_file);
 
-/// Reads a config.json. What this library can't do (rope scaling, attention biases, ...) throws InvalidUsage with the
+/// Reads a config.json. Unsupported settings (rope scaling, attention biases, ...) throw InvalidUsage that names the
 /// field.
 TESSERA_API ModelConfig read_config(const std::string& path);
-/// The same from its text; `origin` names it in errors.
+/// Parses the text of a config.json; `origin` names it in errors.
 TESSERA_API ModelConfig parse_config(std::string_view text, const std::string& origin);
 
-/// The text of a config.json that transformers 4 and 5 open.
+/// The text of a config.json that transformers 4 and 5 read.
 TESSERA_API std::string config_json(const ModelConfig& config);
 
-/// Throws InvalidUsage where the numbers don't fit together.
+/// Throws InvalidUsage if the values are inconsistent.
 TESSERA_API void validate(const ModelConfig& config);
 
-/// Parameters, tied ones once.
+/// Number of parameters, tied ones counted once.
 TESSERA_API std::int64_t parameter_count(const ModelConfig& config);
 
 }  // namespace tessera::nn

@@ -1,4 +1,4 @@
-// Hugging Face's config.json. Fields: transformers' GPT2Config and LlamaConfig, versions 4 and 5.
+// Reads and writes Hugging Face's config.json. Fields: transformers' GPT2Config and LlamaConfig, versions 4 and 5.
 #include "tessera/base/error.h"
 #include "tessera/nn/io/json_fields.h"
 #include "tessera/nn/models/config.h"
@@ -53,7 +53,7 @@ void read_gpt2(const Fields& fields, ModelConfig& config) {
   fields.only("add_cross_attention", false);
 }
 
-/// transformers 4: rope_theta and rope_scaling; 5: rope_parameters.
+/// Reads rope_theta and rope_scaling of transformers 4, rope_parameters of 5.
 double read_rope(const Fields& fields) {
   if (fields.has("rope_scaling")) {
     const Json& scaling = fields.at("rope_scaling");

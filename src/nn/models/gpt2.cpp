@@ -56,7 +56,7 @@ Gpt2::Gpt2(Context& context, const ModelConfig& config)
 
 Tensor Gpt2::embedded(const Tensor& tokens) {
   if (wte_.dtype() != wpe_.dtype()) return ops::add(wte_(tokens), wpe_(ops::positions_of(tokens)));
-  // The two tables are read in one pass; the hooks of both modules are around it.
+  // One kernel reads both tables; the hooks of both modules enclose it.
   wte_.notify_forward_begins();
   wpe_.notify_forward_begins();
   Tensor x = ops::cast(ops::embedding(tokens, wte_.weight(), wpe_.weight()), dtype());

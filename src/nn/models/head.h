@@ -1,4 +1,4 @@
-// The output head, with a matrix of its own or the token embedding's.
+// The output head, with its own weight or the token embedding's.
 #pragma once
 
 #include "tessera/nn/layers/embedding.h"
@@ -7,10 +7,10 @@
 namespace tessera::nn {
 
 /// logits[..., vocabulary] = x[..., width] * W^T. Tied: the parameter is the embedding's, under the embedding's name.
-/// With a dtype of its own, logits stay in that.
+/// If the head has its own dtype, logits stay in it.
 class TESSERA_API LmHead : public Layer<LmHead> {
  public:
-  /// Ties to `embedding`'s weight where `tied`, else makes a weight of the same shape.
+  /// Ties to `embedding`'s weight if `tied`, else creates a weight of the same shape.
   LmHead(Context& context, const Embedding& embedding, bool tied, double deviation)
       : Layer(context),
         weight_(tied ? tie_parameter(embedding.weight(), embedding)

@@ -27,7 +27,7 @@ void backward_swiglu(const Gated& saved) {
   args.up = saved.up.data<T>();
   args.dy = from;
   args.count = size(saved.gate.count());
-  if (saved.gate.requires_grad()) {  // only one of the two can take over dy's memory
+  if (saved.gate.requires_grad()) {  // only one of the two gradients can reuse dy's memory
     const GradientTarget target = saved.gate.gradient()->write();
     args.dgate = target.tensor.data<T>();
     args.accumulate_dgate = target.accumulate;

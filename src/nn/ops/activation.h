@@ -1,4 +1,4 @@
-// Element-wise activations and the gated unit of Llama.
+// Element-wise activations and Llama's gated unit.
 #pragma once
 
 #include "tessera/nn/kernels/activation.h"
@@ -8,9 +8,9 @@ namespace tessera::nn::ops {
 
 using kernels::Activation;
 
-/// y = f(x). Saves x; the gradient takes over its output's memory where nobody else reads it.
+/// y = f(x). Saves x. The gradient reuses the memory of the output's gradient if nothing else reads it.
 TESSERA_API Tensor activation(Activation kind, const Tensor& x);
-/// Appends to the context's tape, where one records, that y = f(x).
+/// Records y = f(x) on the context's tape if it has one.
 void record_activation(Activation kind, const Tensor& x, Tensor& y);
 inline Tensor relu(const Tensor& x) { return activation(Activation::relu, x); }
 inline Tensor gelu_tanh(const Tensor& x) { return activation(Activation::gelu_tanh, x); }

@@ -5,16 +5,16 @@
 
 namespace tessera::nn::ops {
 
-/// a + b of equal shapes: the residual. Saves nothing; both gradients share the output's.
+/// a + b of equal shapes, for residual connections. Saves nothing; both gradients share the output's gradient.
 TESSERA_API Tensor add(const Tensor& a, const Tensor& b);
 
 /// factor * x. Saves nothing.
 TESSERA_API Tensor scale(const Tensor& x, double factor);
 
-/// The same elements under another shape; no copy, forward or backward.
+/// The same elements under another shape. Neither forward nor backward copies.
 TESSERA_API Tensor reshape(const Tensor& x, Shape shape);
 
-/// The last two dimensions swapped; a copy.
+/// Swaps the last two dimensions; returns a copy.
 TESSERA_API Tensor transpose(const Tensor& x);
 
 }  // namespace tessera::nn::ops

@@ -9,7 +9,7 @@ namespace {
 using kernels::AttentionDropout;
 using kernels::AttentionShape;
 
-/// What forward and backward have in common.
+/// Settings that forward and backward share.
 struct Settings {
   AttentionShape shape;
   AttentionDropout dropout;
@@ -29,7 +29,7 @@ Tensor scratch(Context& context, std::size_t bytes) {
   return Tensor::empty(context, {static_cast<std::int64_t>(bytes)}, DType::u8);
 }
 
-/// Where q, k and v (or their gradients) lie: in one fused tensor, or in three.
+/// Views of q, k and v (or their gradients), in one fused tensor or in three.
 template <class T>
 struct Views {
   kernels::HeadsView<T> q, k, v;
@@ -112,7 +112,7 @@ void backward_fused(const Tensor& qkv, const Result& result) {
   backward(result, args);
 }
 
-/// The kernel computes all three gradients; those that nobody wants go to memory that is dropped.
+/// The kernel computes all three gradients; gradients that are not required go to temporary memory.
 template <class T>
 struct Wanted {
   explicit Wanted(const Tensor& input) {

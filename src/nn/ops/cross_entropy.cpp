@@ -9,7 +9,7 @@ using kernels::Wide;
 
 struct Saved {
   Tensor logits, targets, row_max, row_sum;
-  Tensor valid;  // f64: how many targets count
+  Tensor valid;  // f64: number of targets that are not ignored
   CrossEntropyOptions options;
   std::shared_ptr<Gradient> dloss;
 };

@@ -1,4 +1,4 @@
-// What the operations share: choosing the element type, and checking arguments.
+// Helpers of the operations: element type dispatch and argument checks.
 #pragma once
 
 #include <string>
@@ -29,7 +29,7 @@ void for_floating(std::string_view op, DType dtype, Function&& function) {
 
 inline std::size_t size(std::int64_t extent) { return static_cast<std::size_t>(extent); }
 
-/// All extents but the last, as rows.
+/// Number of rows: the product of all extents but the last.
 inline std::int64_t rows_of(const Tensor& x) { return x.dim(-1) == 0 ? 0 : x.count() / x.dim(-1); }
 
 /// The tensor's data, or null for an empty handle.
@@ -38,12 +38,12 @@ T* data_or_null(const Tensor& tensor) {
   return tensor ? tensor.data<T>() : nullptr;
 }
 
-/// The tensor's gradient slot where it wants one.
+/// The tensor's gradient, or null if the tensor doesn't require one.
 inline std::shared_ptr<Gradient> slot_of(const Tensor& tensor) {
   return tensor && tensor.requires_grad() ? tensor.gradient() : nullptr;
 }
 
-/// A place to write a gradient to, or nothing where none is wanted.
+/// Memory to write a gradient to, or null data if none is required.
 template <class T>
 struct GradientWriter {
   T* data = nullptr;

@@ -55,8 +55,8 @@ Tensor decoded(const Nf4Weight& weight, DType dtype) {
 
 struct Saved {
   kernels::LinearShape shape;
-  Tensor x;       // empty where the weight wants no gradient
-  Tensor weight;  // the handle: read only when the backward runs; empty where it is encoded
+  Tensor x;       // empty if the weight requires no gradient
+  Tensor weight;  // the handle, read only when the backward runs; empty if the weight is encoded
   Nf4Weight encoded;
   std::shared_ptr<Gradient> dx, dweight, dbias, dy;
 };

@@ -9,24 +9,24 @@ namespace tessera::nn::ops {
 
 using kernels::WeightLayout;
 
-/// y[..., out] = x[..., in] * W + bias[out]. `weight` is [out, in] or [in, out] by `layout`; `bias` may be an empty
-/// tensor. Saves x where the weight wants a gradient.
+/// y[..., out] = x[..., in] * W + bias[out]. `weight` is [out, in] or [in, out], according to `layout`; `bias` may be
+/// an empty tensor. Saves x if the weight requires a gradient.
 TESSERA_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                           WeightLayout layout = WeightLayout::out_in);
 
-/// activation(kind, linear(...)), in one pass where the device can. Saves what each of the two saves.
+/// activation(kind, linear(...)), in one pass if the device supports it. Saves what both operations save.
 TESSERA_API Tensor activated_linear(Activation kind, const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                                     WeightLayout layout = WeightLayout::out_in);
 
-/// A weight as bytes of nf4.h, and what it is decoded to.
+/// A weight encoded as in nf4.h, and the shape of its decoded values.
 struct Nf4Weight {
   Tensor encoded;  ///< u8, without a gradient
   Shape shape;     ///< [out, in] or [in, out]
   WeightLayout layout = WeightLayout::out_in;
 };
 
-/// linear() with the decoded weight, which takes memory while the product runs, and again in the backward. Throws
-/// Unsupported on a device that has no kernel for it.
+/// linear() with the decoded weight, which occupies memory only while a product runs; backward decodes it again. Throws
+/// Unsupported on a device without a kernel for it.
 TESSERA_API Tensor linear(const Tensor& x, const Nf4Weight& weight, const Tensor& bias = {});
 
 }  // namespace tessera::nn::ops

@@ -26,7 +26,7 @@ void rotate(const Tensor& in, const GradientTarget& out, const RopeTable& table,
   in.context().kernels<T>("rope").rope(in.context().stream(), args);
 }
 
-/// The host computes it once, on both sides alike.
+/// The host computes the table once, with the same values for all devices.
 template <class T>
 void write_table(const RopeSettings& settings, const RopeTable& table) {
   std::vector<T> cosine(size(table.cosine.count())), sine(cosine.size());

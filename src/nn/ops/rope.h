@@ -18,11 +18,12 @@ struct RopeSettings {
   double theta = 10000.0;
 };
 
-/// Booked under `other`, for as long as the table lives.
+/// The table's memory is tracked under category `other`.
 TESSERA_API RopeTable make_rope_table(Context& context, const RopeSettings& settings, DType dtype = DType::f32);
 
-/// Rotates x[batch, position, heads * dim] IN PLACE: the result has x's memory, so nothing else may read x afterwards
-/// (it is meant for the output of a linear layer, which nobody keeps). The gradient is rotated back in place too.
+/// Rotates x[batch, position, heads * dim] IN PLACE: the result shares x's memory, so nothing else may read x
+/// afterwards (it is meant for the output of a linear layer, which no backward saves). The gradient is rotated back in
+/// place, too.
 TESSERA_API Tensor rope(const Tensor& x, const RopeTable& table, std::int64_t heads);
 
 }  // namespace tessera::nn::ops

@@ -110,7 +110,7 @@ void swiglu_forward(const T* gate, const T* up, T* y, std::size_t count) {
 template <class T>
 void swiglu_backward(const SwigluBackward<T>& a) {
   constexpr std::size_t kStep = kLanes<T>;
-  // Both gradients from one reading, since each may take the place of an input.
+  // Reads each input once for both gradients, because each gradient may overwrite an input.
   for (std::size_t i = 0; i < a.count; i += kStep) {
     const std::size_t n = std::min(kStep, a.count - i);
     const auto read = [n](const T* from) HWY_ATTR { return n == kStep ? load<T>(from) : load_part<T>(from, n); };

@@ -15,7 +15,7 @@
 namespace tessera::nn::kernels {
 template <class T>
 struct AttentionBackwardTable {
-  /// delta[batch, heads, positions]: per row the product of out and dout, over the positions of one head.
+  /// delta[batch, heads, positions]: the product of out and dout per row, over the positions of one head.
   void (*row_products)(const AttentionBackward<T>&, std::size_t batch, std::size_t head, T* delta);
   /// All gradients of one batch entry and key/value head.
   void (*head)(const AttentionBackward<T>&, std::size_t batch, std::size_t kv_head, const T* delta, T* scratch);
@@ -40,12 +40,12 @@ void row_products(const AttentionBackward<T>& a, std::size_t batch, std::size_t 
   }
 }
 
-/// The blocks that one thread works on.
+/// Scratch blocks of one thread.
 template <class T>
 struct Room {
   T *k_t, *v_t;                  // [dim, block]; k_t scaled
   T *dk, *dv;                    // [block, wide]
-  T *q, *k, *dout, *dq;          // [block, wide], only where dim is not whole vectors
+  T *q, *k, *dout, *dq;          // [block, wide], only if dim is not a multiple of whole vectors
   T *p, *ds;                     // [query, key]
   Room(T* scratch, std::size_t dim) {
     const std::size_t rows = rows_block(dim);
@@ -59,7 +59,7 @@ struct Room {
   }
 };
 
-/// p[query, key]: scores become probabilities; ds: products with dout become the scores' gradients.
+/// p[query, key]: turns scores into probabilities; ds: turns products with dout into gradients of the scores.
 template <class T>
 void probabilities(const Room<T>& room, std::size_t queries, bool diagonal, T scale, const T* log_sum_exp, const T* delta) {
   const Vec<T> factor = hn::Set(Tag<T>(), scale);
@@ -76,13 +76,13 @@ void probabilities(const Room<T>& room, std::size_t queries, bool diagonal, T sc
       store<T>(hn::Mul(hn::Mul(x, factor), hn::Sub(load<T>(ds + key), mean)), ds + key);
     }
     if (!diagonal) continue;
-    // Products skip zeros by strips of rows only: what a strip still reads must be zero.
+    // Products skip zeros only in strips of rows, so all elements that a strip still reads must be zero.
     const std::size_t zeros = std::min(kAttentionBlock, seen + kStripRows);
     for (key = seen; key < zeros; ++key) p[key] = ds[key] = T(0);
   }
 }
 
-/// What the queries of block `block` of `head` add to the gradients of one block of keys, and it to theirs.
+/// A block of queries of one head and a block of keys, which contribute to each other's gradients.
 struct Pair {
   std::size_t batch, head, kv_head, query_block, key_block;
 };
@@ -104,7 +104,7 @@ void pair_of_blocks(const AttentionBackward<T>& a, const Pair& at, Rows<const T>
   block_gemm<T>({.m = queries, .n = n, .k = dim, .a = dout.data, .a_row = dout.stride, .b = room.v_t, .b_row = n,
                  .c = room.ds, .c_row = n, .triangle = c_lower});
   WeightBlock<T> weights{room.ds, n, 1, at.batch, at.head, first, queries, at.key_block * n, keys};
-  drop_weights(shape, a.dropout, weights);  // what a dropped weight would have contributed has no gradient
+  drop_weights(shape, a.dropout, weights);  // dropped weights contribute no gradient
   probabilities(room, queries, diagonal, static_cast<T>(score_scale(shape)), a.log_sum_exp + row, delta + row);
   weights.data = room.p;
   drop_weights(shape, a.dropout, weights);
@@ -161,7 +161,7 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::nn::kernels {
 HWY_EXPORT(attention_backward_tables);
 namespace {
-/// Elements of the row products, in front of the threads' blocks; whole cache lines.
+/// Elements of the row products, which precede the threads' blocks; whole cache lines.
 std::size_t delta_elements(const AttentionShape& shape) {
   return (shape.batch * shape.heads * shape.positions + 15) / 16 * 16;
 }

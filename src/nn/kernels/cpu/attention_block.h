@@ -1,4 +1,4 @@
-// What the forward and the backward of attention share: the scratch of one thread, and blocks of rows in place or padded.
+// Common code of the attention forward and backward: the scratch of one thread, and blocks of rows, in place or padded.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace tessera::nn::kernels {
 
-/// Row length of a padded block, in elements: B operands of block products are read in whole vectors.
+/// Row length of a padded block, in elements. Block products read B operands in whole vectors.
 constexpr std::size_t padded_dim(std::size_t dim) { return (dim + 15) / 16 * 16; }
 
 /// Elements of one block [kAttentionBlock, padded_dim] (also of its transpose), and of one block of scores.
@@ -29,7 +29,7 @@ Rows<T> rows_of(const HeadsView<T>& view, std::size_t b, std::size_t h, std::siz
   return {view.data + b * view.batch_stride + h * view.head_stride + position * view.position_stride, view.position_stride};
 }
 
-/// The rows themselves where whole vectors fit, else a copy padded with zeros in `room`.
+/// Returns the rows themselves if their length is a multiple of whole vectors, else a zero-padded copy in `room`.
 template <class T>
 Rows<const T> padded(Rows<const T> rows, std::size_t count, std::size_t dim, T* room) {
   const std::size_t stride = padded_dim(dim);
@@ -51,7 +51,7 @@ inline void check(const AttentionShape& shape) {
                              std::to_string(shape.kv_heads) + " key/value heads; the latter must divide the former");
 }
 
-/// A block of attention weights, or of their gradients: element (q, k) lies at data[q * query_stride + k * key_stride].
+/// A block of attention weights or their gradients. Element (q, k) is data[q * query_stride + k * key_stride].
 template <class T>
 struct WeightBlock {
   T* data = nullptr;
@@ -61,7 +61,7 @@ struct WeightBlock {
   std::size_t first_key = 0, keys = 0;
 };
 
-/// Multiplies the weights below the diagonal by 0 where dropped and by 1 / (1 - probability) where kept.
+/// Multiplies the weights up to the diagonal by 0 if dropped and by 1 / (1 - probability) if kept.
 template <class T>
 void drop_weights(const AttentionShape& shape, const AttentionDropout& dropout, const WeightBlock<T>& block) {
   if (dropout.probability == 0) return;

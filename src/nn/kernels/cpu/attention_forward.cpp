@@ -30,8 +30,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::nn::kernels::HWY_NAMESPACE {
 namespace {
 
-/// The running softmax of a block of queries: per query the largest score so far, the sum of exponentials relative to it,
-/// and by what the last step has scaled what came before.
+/// The running softmax of a block of queries. Per query: the largest score so far, the sum of exponentials relative to
+/// it, and the factor by which the last step scaled the earlier results.
 template <class T>
 struct Running {
   T* max;
@@ -39,8 +39,8 @@ struct Running {
   T* shrink;
 };
 
-/// s[key, query] holds scores; becomes exp(score - new max), zero above the diagonal where `diagonal`. Queries lie along
-/// the vector, so that no step adds across lanes.
+/// Turns the scores in s[key, query] into exp(score - new max), zero above the diagonal if `diagonal`. Queries lie
+/// along the vector, so no step adds across lanes.
 template <class T>
 void softmax_step(T* s, std::size_t keys, bool diagonal, const Running<T>& running) {
   for (std::size_t q = 0; q < kAttentionBlock; q += kLanes<T>) {
@@ -65,7 +65,7 @@ void softmax_step(T* s, std::size_t keys, bool diagonal, const Running<T>& runni
       store<T>(p, at);
       sum = hn::Add(sum, p);
     }
-    // Products skip zeros by strips of rows only: what a strip still reads must be zero.
+    // Products skip zeros only in strips of rows, so all elements that a strip still reads must be zero.
     for (std::size_t key = seen; key < std::min(keys, seen + kStripRows); ++key)
       store<T>(hn::Zero(Tag<T>()), s + key * kAttentionBlock + q);
     const Vec<T> shrink = exp<T>(hn::Sub(old, max));
@@ -82,7 +82,7 @@ void forward_block(const AttentionForward<T>& a, QueryBlock at, T* scratch) {
   const std::size_t kv_head = at.head / (shape.heads / shape.kv_heads);
   const std::size_t first = at.block * kAttentionBlock, queries = std::min(kAttentionBlock, shape.positions - first);
   T* q_t = scratch;                // [dim, block], scaled
-  T* sum = q_t + rows_block(dim);  // [block, wide]: the output before its division
+  T* sum = q_t + rows_block(dim);  // [block, wide]: the output before normalization
   T* v_room = sum + rows_block(dim);
   T* s = v_room + rows_block(dim);  // [key, query]
   const Running<T> running{s + kScoreBlock, s + kScoreBlock + kAttentionBlock, s + kScoreBlock + 2 * kAttentionBlock};
@@ -148,7 +148,7 @@ void attention_forward(ThreadPool& pool, const AttentionForward<T>& args) {
   const std::size_t blocks = tiles_of(args.shape.positions, kAttentionBlock);
   pool.parallel_for(args.shape.batch * args.shape.heads * blocks, [&](std::size_t tile, std::size_t worker) {
     const std::size_t head = tile / blocks;
-    // The longest first: the last block sees the most keys.
+    // Longest first: the last block attends to the most keys.
     const QueryBlock at{head / args.shape.heads, head % args.shape.heads, blocks - 1 - tile % blocks};
     table.block(args, at, static_cast<T*>(args.scratch) + worker * forward_scratch(args.shape.dim));
   });

@@ -1,5 +1,5 @@
-// Products of blocks that lie in the first cache levels, for attention. Each element of C is one chain of fused
-// multiply-adds over k in order, so the bits depend neither on the register tile nor on the vector's width.
+// Products of blocks that fit in the first cache levels, for attention. Each element of C is one chain of fused
+// multiply-adds over k in order, so the bits depend neither on the register tile nor on the vector width.
 #if defined(TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_
 #undef TESSERA_NN_KERNELS_BLOCK_GEMM_INL_H_
@@ -14,20 +14,20 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::nn::kernels::HWY_NAMESPACE {
 
-/// Which half of a square block on the diagonal is work; the other half is skipped in steps of kStripRows rows.
+/// The half of a square diagonal block that is computed; the other half is skipped in steps of kStripRows rows.
 enum class Triangle {
   none,
-  c_upper,  ///< only C[i, j] with j >= i is wanted
-  c_lower,  ///< only C[i, j] with j <= i is wanted
+  c_upper,  ///< only C[i, j] with j >= i is needed
+  c_lower,  ///< only C[i, j] with j <= i is needed
   a_upper,  ///< A[i, k] is zero for k < i
   a_lower,  ///< A[i, k] is zero for k > i
 };
 
-/// Rows of C that are computed together: 6 x 2 sums fill AVX2's 16 registers with the two vectors of B.
+/// Rows of C that are computed together. 6 x 2 sums and two vectors of B fit in AVX2's 16 registers.
 inline constexpr std::size_t kStripRows = 6;
 
-/// C[m, n] += (or =) A[m, k] B[k, n]. A's element (i, l) is a[i * a_row + l * a_column]; B's rows are readable up to n
-/// rounded up to kLanes; C's are not touched beyond n.
+/// C[m, n] += (or =) A[m, k] B[k, n]. A's element (i, l) is a[i * a_row + l * a_column]. B's rows are readable up to n
+/// rounded up to kLanes; C's rows are not accessed beyond n.
 template <class T>
 struct BlockGemm {
   std::size_t m = 0, n = 0, k = 0;

@@ -15,7 +15,7 @@
 #ifndef TESSERA_NN_KERNELS_ENCODING_ONCE
 #define TESSERA_NN_KERNELS_ENCODING_ONCE
 namespace tessera::nn::kernels {
-/// All of whole blocks: what a shorter one lacks is zero.
+/// Functions on whole blocks; shorter blocks are padded with zeros.
 struct EncodingTable {
   float (*quantize)(const float* in, std::int8_t* out);  // returns the scale
   void (*add_quantized)(const std::int8_t* in, float scale, float* sum);
@@ -32,7 +32,7 @@ using Floats = Tag<float>;
 using Words = hn::RebindToSigned<Floats>;
 using Bytes = hn::Rebind<std::int8_t, Floats>;
 
-/// The largest magnitude, by its bits: a NaN's are above an infinity's, so it isn't lost.
+/// The largest magnitude, compared by bits: those of NaN are above infinity's, so NaN is preserved.
 float largest(const float* in) {
   const Words words;
   auto most = hn::Zero(words);
@@ -52,7 +52,7 @@ float quantize(const float* in, std::int8_t* out) {
   const float most = largest(in);
   if (!(most >= kSmallest && most < hwy::HighestValue<float>())) {
     std::memset(out, 0, kEncodingBlock);
-    return most < kSmallest ? 0.0F : most - most;  // of an infinity and a NaN: NaN
+    return most < kSmallest ? 0.0F : most - most;  // for infinity and NaN: NaN
   }
   const auto factor = set<float>(static_cast<double>(kLevels / most));
   for (std::size_t i = 0; i < kEncodingBlock; i += kLanes<float>)
@@ -110,7 +110,7 @@ void for_type(DType dtype, const char* what, Function&& function) {
   }
 }
 
-/// function(first, count) for each block of [0, count).
+/// Calls function(first, count) for each block of [0, count).
 template <class Function>
 void for_blocks(ThreadPool& pool, std::size_t count, Function&& function) {
   for_tiles(pool, count, kElementTile, [&](std::size_t begin, std::size_t end) {
@@ -125,10 +125,10 @@ std::byte* scale_of(void* encoded, std::size_t first) {
   return static_cast<std::byte*>(encoded) + first / kBlock * sizeof(float);
 }
 
-/// Of a value that isn't finite nothing is kept: it would never go away.
+/// The encoding error. It is 0 for values that aren't finite, because error feedback would keep them forever.
 float lost(float value, float decoded) { return std::isfinite(value - decoded) ? value - decoded : 0.0F; }
 
-/// One block to its place in `out`; `decoded`: what a reader makes of it.
+/// Encodes one block to its position in `out`; `decoded`: the values that a reader decodes.
 void encode_block(const EncodeArgs& a, std::size_t first, std::size_t count, const float* block, float* decoded) {
   if (a.encoding == Encoding::bf16) {
     auto* out = static_cast<base::bf16*>(a.out) + first;
@@ -180,7 +180,7 @@ void sum_encoded(ThreadPool& pool, const SumEncodedArgs& a) {
     using T = decltype(zero);
     for_blocks(pool, a.count, [&](std::size_t first, std::size_t count) {
       alignas(64) float sum[kBlock];
-      for (float& value : sum) value = -0.0F;  // what adds nothing, not even a sign
+      for (float& value : sum) value = -0.0F;  // -0 is the neutral element, also for the sign
       for (std::size_t source = 0; source < a.sources; ++source) add_block(a, source, first, count, sum);
       if (a.divisor != 1) table().divide(sum, a.divisor);
       T* out = static_cast<T*>(a.out) + first;

@@ -1,5 +1,5 @@
-// The conversions of elementwise.h, once per instruction set (see hwy/foreach_target.h): loops that the compiler
-// vectorizes.
+// The conversions of elementwise.h, compiled once per instruction set (see hwy/foreach_target.h): loops that the
+// compiler vectorizes.
 #include "tessera/base/half_loops-inl.h"
 #include "tessera/nn/kernels/cpu/tiles.h"
 #include "tessera/nn/kernels/elementwise.h"

@@ -1,5 +1,5 @@
-// The host's kernels as a table: each function puts the kernel of kernels/ on the stream. What a kernel reads it
-// captures, since a stream may run it later.
+// Kernel table of the host: each function submits a kernel of kernels/ to the stream. It captures all arguments by
+// value, because a stream may run it later.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -144,7 +144,7 @@ class CpuKernels final : public KernelTable<T> {
   ThreadPool& pool_;
 };
 
-/// f32 kernels between conversions. Looking rows up needs none, nor does a product where the processor has one of T.
+/// f32 kernels between conversions. Row lookups need no conversions, nor do products if the processor supports T.
 template <class T>
 class HostNarrowKernels final : public NarrowKernels<T> {
  public:
@@ -215,7 +215,7 @@ class CpuDeviceKernels final : public DeviceKernels {
     s.run([args] {
       const double norm = whole_norm(args) / args.loss_scale;
       args.out[0] = norm;
-      // As torch.nn.utils.clip_grad_norm_: the small constant keeps the factor finite.
+      // As in torch.nn.utils.clip_grad_norm_: the small constant keeps the factor finite.
       const double factor = args.most ? std::min(1.0, *args.most / (norm + 1e-6)) : 1.0;
       args.out[1] = args.skips && !std::isfinite(norm) ? std::nan("") : factor / args.loss_scale;
     });

@@ -33,7 +33,7 @@ namespace {
 
 template <class T>
 T row_max(const T* x, std::size_t count) {
-  // A maximum has no order: any lanes do. A NaN may be lost here; it comes back in the sum.
+  // A maximum doesn't depend on the order. It may lose a NaN, which the sum then yields.
   Vec<T> best = hn::Set(Tag<T>(), -std::numeric_limits<T>::infinity());
   std::size_t i = 0;
   for (; i + kLanes<T> <= count; i += kLanes<T>) best = hn::Max(best, load<T>(x + i));

@@ -13,7 +13,7 @@ template <class T>
 void dropout(ThreadPool& pool, const DropoutArgs<T>& args) {
   if (!(args.probability >= 0 && args.probability < 1))
     throw base::InvalidUsage("dropout: probability " + std::to_string(args.probability) + " is outside [0, 1)");
-  // An element falls where its word is below p * 2^32; at p = 0 none does.
+  // Drops an element if its word is below p * 2^32; at p = 0 drops none.
   const auto threshold = static_cast<std::uint32_t>(std::min(std::ldexp(args.probability, 32), 4294967295.0));
   const T factor = static_cast<T>(1 / (1 - args.probability));
   constexpr std::size_t kTile = 4096;
@@ -25,7 +25,7 @@ void dropout(ThreadPool& pool, const DropoutArgs<T>& args) {
     random_words({args.stream.key, args.stream.high + sample}, begin, end, words);
     const T* x = args.x + sample * args.elements + begin;
     T* y = args.y + sample * args.elements + begin;
-    // The product comes before the choice, so that the loops have no branch.
+    // Multiplies before selecting, so that the loops have no branch.
     if (args.accumulate) {
       for (std::size_t i = 0; i < end - begin; ++i) {
         const T kept = x[i] * factor;

@@ -47,7 +47,7 @@ void multiply(const MultiplyArgs<T>& m) {
   map_into<T>(m.accumulate, m.out, m.count, [](Vec<T> x, Vec<T> y) HWY_ATTR { return hn::Mul(x, y); }, m.a, m.b);
 }
 
-// Columns [begin, end), at most kColumnTile: the sums of 64 rows at a time, then their sum, which rounds less than one
+// Columns [begin, end), at most kColumnTile: sums 64 rows at a time, then adds these sums, which rounds less than one
 // long chain.
 template <class T>
 void column_sums(const ColumnSumsArgs<T>& a, std::size_t begin, std::size_t end) {

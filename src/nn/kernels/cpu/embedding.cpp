@@ -45,7 +45,7 @@ template <class T>
 void embedding_backward(ThreadPool& pool, const EmbeddingBackward<T>& args) {
   check_ids(args.ids, args.rows, args.vocabulary);
   if (!args.accumulate) fill<T>(pool, T(0), args.dweight, args.vocabulary * args.width);
-  // Cut by columns: each element sees its additions in the order of the rows, whoever does them.
+  // Split by columns, so that the additions to each element follow the order of the rows on any thread.
   constexpr std::size_t kColumns = 64;
   for_tiles(pool, args.width, kColumns, [&](std::size_t begin, std::size_t end) {
     for (std::size_t row = 0; row < args.rows; ++row) {

@@ -21,18 +21,18 @@ using base::dtype_of;
 
 namespace {
 
-/// BLAS must not start threads of its own: the pool has them. One setting of the process, made before the first product.
+/// Disables BLAS's own threads, because the pool has them. A process-wide setting, made before the first product.
 void use_one_blas_thread() {
   static std::once_flag once;
   std::call_once(once, [] { openblas_set_num_threads(1); });
 }
 
-/// The address space that BLAS takes for each thread, at its first product. Where the system refuses it, OpenBLAS tries
-/// again for ever: so it is asked for here before.
+/// Address space that BLAS allocates for each thread at its first product. If the system refuses it, OpenBLAS retries
+/// forever, so FirstProduct tests the allocation beforehand.
 constexpr std::size_t kBlasBuffer = (std::size_t{128} << 20) + (std::size_t{64} << 10);
 
-/// A thread's first product: throws SystemError where there is no room for its buffer, and for those of the threads that
-/// are at their first one too.
+/// Guards a thread's first product. Throws SystemError if there is no address space for its buffer and for those of
+/// other threads that are in their first product.
 class FirstProduct {
  public:
   FirstProduct() {
@@ -73,10 +73,10 @@ class FirstProduct {
   bool counted_ = false;
 };
 
-// BLAS rounds an element differently at other places of a tile (its edge kernels sum in another order), so one call over
-// the whole and several over its tiles differ. The same tiles are therefore used for every number of threads: of at most
-// 512 rows, and at least four, if none gets below 192, by cutting the longer side (each cut makes BLAS pack the other
-// operand once more).
+// BLAS rounds an element differently at different positions in a tile (its edge kernels sum in another order), so one
+// call for the whole matrix and several calls for its tiles give different bits. Every number of threads therefore uses
+// the same tiles. They have at most 512 rows, and there are at least four if none becomes smaller than 192. The longer
+// side is split (each split makes BLAS pack the other operand once more).
 struct Tiling {
   std::size_t rows, columns, column_tiles, tiles;
 };
@@ -88,7 +88,7 @@ Tiling tiling(std::size_t m, std::size_t n) {
     row_tiles = std::max(row_tiles, std::min(kWantedTiles, m / kLeastSide));
   else
     column_tiles = std::max<std::size_t>(1, std::min(tiles_of(kWantedTiles, row_tiles), n / kLeastSide));
-  // Equal sides, in whole steps of BLAS's register tile.
+  // Equal sides, in multiples of BLAS's register tile.
   const std::size_t rows = tiles_of(tiles_of(m, row_tiles), 16) * 16;
   const std::size_t columns = tiles_of(tiles_of(n, column_tiles), 48) * 48;
   column_tiles = tiles_of(n, columns);
@@ -100,7 +100,7 @@ blasint blas_int(std::size_t value) {
   return static_cast<blasint>(value);
 }
 
-/// Whether oneDNN computes it; it has no factors.
+/// True if oneDNN computes the product; it supports no factors.
 template <class T>
 bool by_onednn(const GemmArgs<T>& g) {
   if constexpr (std::is_same_v<T, double>) return false;
@@ -144,7 +144,7 @@ GemmArgs<T> tile_of(GemmArgs<T> g, const Tiling& t, std::size_t index) {
   return g;
 }
 
-/// One tile; `bias`, if any, is what C begins as in every row.
+/// Computes one tile; `bias`, if not null, is the initial value of each row of C.
 template <class T>
 void multiply_tile(const GemmArgs<T>& g, const T* bias) {
   if (by_onednn(g)) return multiply_by_onednn(g, bias);
@@ -160,7 +160,7 @@ void multiply_tile(const GemmArgs<T>& g, const T* bias) {
   }
 }
 
-/// The products of all tiles; with a bias beta is 0.
+/// Computes the products of all tiles; with a bias, beta is 0.
 template <class T>
 void gemm_tiles(ThreadPool& pool, GemmArgs<T> g, const T* bias) {
   if (g.m == 0 || g.n == 0) return;

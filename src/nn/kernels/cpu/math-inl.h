@@ -42,19 +42,19 @@ struct ExpConstants<double> {
   static constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double kLow = -708.3, kHigh = 709.0;
   static constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
-  // The series: 1/13! .. 1/2!
+  // The Taylor series: 1/13! .. 1/2!
   static constexpr double kPolynomial[] = {
       1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
       1.0 / 5040.0,       1.0 / 720.0,       1.0 / 120.0,      1.0 / 24.0,      1.0 / 6.0,      0.5};
 };
 
-/// exp(x) to about 1 ulp. Below kLow 0 (no subnormals), above kHigh exp(kHigh); NaN stays NaN.
+/// exp(x) to about 1 ulp. 0 below kLow (no subnormals), exp(kHigh) above kHigh; NaN stays NaN.
 template <class T>
 HWY_INLINE Vec<T> exp(Vec<T> x) {
   using Constants = ExpConstants<T>;
   const hn::Rebind<typename Constants::Bits, Tag<T>> bits;
   const auto too_low = hn::Lt(x, set<T>(Constants::kLow));
-  // The second operand is what x86's min and max return where one is NaN.
+  // x86's min and max return the second operand if one is NaN.
   const Vec<T> clamped = hn::Max(set<T>(Constants::kLow), hn::Min(set<T>(Constants::kHigh), x));
   const Vec<T> shifted = hn::MulAdd(clamped, set<T>(1.44269504088896340736), set<T>(Constants::kMagic));
   const Vec<T> n = hn::Sub(shifted, set<T>(Constants::kMagic));
@@ -80,8 +80,8 @@ struct Normal {
   Vec<T> below;
 };
 
-/// W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969): three ranges of
-/// y = |x| / sqrt(2), all computed, one chosen.
+/// W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969): three ranges of y =
+/// |x| / sqrt(2). Computes all three and selects one.
 template <class T>
 HWY_INLINE Normal<T> normal(Vec<T> x) {
   static constexpr double kA[] = {1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2,
@@ -102,7 +102,7 @@ HWY_INLINE Normal<T> normal(Vec<T> x) {
   const Vec<T> one = set<T>(1);
   const Vec<T> half = set<T>(0.5);
   const Vec<T> z = hn::Mul(x, set<T>(0.70710678118654752440));
-  // Beyond 20 (f64: 40) both tails are 0 and 1 to the last bit; the bound keeps the polynomials finite.
+  // Beyond 20 (f64: 40) the tails are exactly 0 and 1; the bound keeps the polynomials finite.
   const Vec<T> y = hn::Min(set<T>(sizeof(T) == 4 ? 20 : 40), hn::Abs(z));
   const Vec<T> square = hn::Mul(z, z);
   const Vec<T> gauss = exp<T>(hn::Mul(hn::Mul(x, x), set<T>(-0.5)));

@@ -15,7 +15,8 @@
 #ifndef TESSERA_NN_KERNELS_NORM_ONCE
 #define TESSERA_NN_KERNELS_NORM_ONCE
 namespace tessera::nn::kernels {
-/// Each works on rows [begin, end). The backwards add to dweight and dbias of this tile, which begin as zeros (null: not wanted).
+/// Functions on rows [begin, end). The backwards add to this tile's dweight and dbias, which are initially zero (null:
+/// not required).
 template <class T>
 struct NormTable {
   void (*layer_forward)(const LayerNormForward<T>&, std::size_t begin, std::size_t end);
@@ -40,8 +41,8 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
     Sum<T> sum;
     reduce<T>(a.width, [&](std::size_t p, Vec<T> v) HWY_ATTR { sum.part[p] = hn::Add(sum.part[p], v); }, x);
     const T mean = sum.total() / width;
-    // Summed around the mean, in a second pass over a row that is in L1: no cancellation. Padding lanes would add mean^2,
-    // so the last part is cut off by its own pass.
+    // A second pass over the row, which is in L1, sums around the mean to avoid cancellation. Padding lanes would add
+    // mean^2, so a separate pass processes the last part.
     const Vec<T> center = hn::Set(Tag<T>(), mean);
     Sum<T> squares;
     const auto square = [&](std::size_t p, Vec<T> v) HWY_ATTR {
@@ -68,7 +69,7 @@ void layer_forward(const LayerNormForward<T>& a, std::size_t begin, std::size_t 
   }
 }
 
-/// dweight += dy * xhat and dbias += dy of one row.
+/// dweight += dy * xhat and dbias += dy for one row.
 template <class T, class Normalized>
 HWY_INLINE void add_weight_gradients(std::size_t width, const T* x, const T* dy, Normalized normalized, T* dweight, T* dbias) {
   if (dweight)
@@ -173,7 +174,7 @@ const NormTable<T>& kernels() {
   return std::get<NormTable<T>>(*HWY_DYNAMIC_DISPATCH(norm_tables)());
 }
 
-/// Adds the tiles' partial sums, in the order of the tiles, into out.
+/// Adds the tiles' partial sums to out, in the order of the tiles.
 template <class T>
 void combine(const std::vector<T>& partial, std::size_t width, bool accumulate, T* out) {
   if (!out) return;

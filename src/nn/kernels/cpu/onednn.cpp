@@ -21,7 +21,7 @@ namespace {
 
 using Memory = dnnl::memory;
 
-/// The instruction sets in which oneDNN's kernels are at least twice as wide as a generic BLAS's.
+/// Instruction sets for which oneDNN's kernels are at least twice as wide as those of a generic BLAS.
 const char* name_of(dnnl::cpu_isa isa) {
   switch (isa) {
     case dnnl::cpu_isa::avx512_core:
@@ -45,7 +45,7 @@ Memory::data_type type_of(base::DType dtype) {
   return dtype == base::DType::bf16 ? Memory::data_type::bf16 : Memory::data_type::f32;
 }
 
-/// All that a kernel is made for.
+/// All properties that a kernel depends on.
 using Key = std::array<std::size_t, 11>;
 Key key_of(const OnednnProduct& p) {
   return {p.m,
@@ -63,16 +63,16 @@ Key key_of(const OnednnProduct& p) {
 
 Memory::dim dim(std::size_t value) { return static_cast<Memory::dim>(value); }
 
-/// One thread's kernels: oneDNN's own are not made for several threads at once.
+/// Kernels of one thread, because oneDNN's kernels must not be used by several threads at once.
 class Kernels {
  public:
   Kernels() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
-    omp_set_num_threads(1);  // of this thread: the pool has the threads
+    omp_set_num_threads(1);  // for this thread: the pool has the threads
   }
 
   void run(const OnednnProduct& p) {
     const Entry& entry = find(p);
-    // Memory objects only point: oneDNN writes the destination alone.
+    // Memory objects only reference memory; oneDNN writes only the destination.
     const auto at = [&](const Memory::desc& desc, const void* data) {
       return Memory(desc, engine_, const_cast<void*>(data));
     };
@@ -94,7 +94,7 @@ class Kernels {
     const Key key = key_of(p);
     const auto found = entries_.find(key);
     if (found != entries_.end()) return found->second;
-    constexpr std::size_t kMost = 1024;  // a training has some dozens
+    constexpr std::size_t kMost = 1024;  // a training run uses a few dozen
     if (entries_.size() == kMost) entries_.clear();
     return entries_.emplace(key, make(p)).first->second;
   }
@@ -122,7 +122,7 @@ class Kernels {
     return entry;
   }
 
-  /// Kept from product to product: fresh memory costs a fault for each page. Begins on a cache line.
+  /// Reused by all products, because new memory costs a page fault per page. Aligned to a cache line.
   void* scratch(std::size_t bytes) {
     constexpr std::size_t kLine = 64;
     if (scratch_.size() < bytes + kLine) scratch_ = std::vector<std::byte>(bytes + kLine);

@@ -141,7 +141,7 @@ AdamStep<T> part_of(AdamStep<T> step, std::size_t begin, std::size_t end) {
   return step;
 }
 
-/// [begin, end) in blocks that stay in the first cache: gradients widened before, new values rounded after.
+/// Processes [begin, end) in blocks that stay in L1: converts gradients to f32 before and rounds new values after.
 template <class N, class Step, class Kernel>
 void run_narrow(const Step& step, std::size_t begin, std::size_t end, Kernel kernel) {
   constexpr std::size_t kBlock = 1024;
@@ -163,7 +163,7 @@ void run_narrow(const Step& step, std::size_t begin, std::size_t end, Kernel ker
 template <class T, template <class> class Step>
 void run_tiles(ThreadPool& pool, Step<T> step, void (*kernel)(const Step<T>&)) {
   if (step.grad_scale_at != nullptr) step.grad_scale = *step.grad_scale_at;
-  if (std::isnan(step.grad_scale)) return;  // gradients that are not finite: nothing changes
+  if (std::isnan(step.grad_scale)) return;  // non-finite gradients: nothing changes
   for_tiles(pool, step.count, kElementTile, [&](std::size_t begin, std::size_t end) {
     if constexpr (sizeof(T) == sizeof(float)) {
       if (step.narrow.dtype == base::DType::f16) return run_narrow<base::f16>(step, begin, end, kernel);

@@ -20,7 +20,7 @@ namespace tessera::nn::kernels {
 template <class T>
 struct ReduceTable {
   double (*sum)(const T*, std::size_t);
-  std::array<double (*)(const T*, std::size_t), 4> norms;  // as Norm counts them
+  std::array<double (*)(const T*, std::size_t), 4> norms;  // indexed by Norm
 };
 using ReduceTables = std::tuple<ReduceTable<float>, ReduceTable<double>>;
 }  // namespace tessera::nn::kernels
@@ -30,8 +30,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::nn::kernels::HWY_NAMESPACE {
 namespace {
 
-/// step(...) over f64 copies of x, in as many lanes as a sum has. The copies of 32 elements pass through L1, which
-/// costs less than the reading of x.
+/// Calls step(...) for f64 copies of x, in as many lanes as a sum has. The copies of 32 elements go through L1, which
+/// costs less than reading x.
 template <class T, class Step>
 HWY_INLINE Sum<double> over_lanes(const T* x, std::size_t count, Step step) {
   constexpr std::size_t kGroup = 512;

@@ -1,8 +1,8 @@
-// What the kernels' vector code shares; included once per instruction set (see hwy/foreach_target.h).
+// Common vector code of the kernels; included once per instruction set (see hwy/foreach_target.h).
 //
-// Two rules keep results independent of place and vector width. Element-wise code runs the tail through a padded copy of
-// one vector, so each element meets the same instructions. Sums keep kSumLanes partial sums whatever the vector's width,
-// element i in lane i % kSumLanes, and combine them in one tree.
+// Two rules make results independent of position and vector width. Element-wise code processes the tail in a padded
+// copy of one vector, so the same instructions compute every element. Sums keep kSumLanes partial sums for every vector
+// width, element i in lane i % kSumLanes, and combine them in one tree.
 #if defined(TESSERA_NN_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_NN_KERNELS_SIMD_INL_H_
 #undef TESSERA_NN_KERNELS_SIMD_INL_H_
@@ -39,7 +39,7 @@ HWY_INLINE Vec<T> load(const T* from) {
   return hn::LoadU(Tag<T>(), from);
 }
 
-/// The first `count` lanes from memory, the others zero.
+/// Loads the first `count` lanes from memory; the others are zero.
 template <class T>
 HWY_INLINE Vec<T> load_part(const T* from, std::size_t count) {
   alignas(64) T padded[kLanes<T>] = {};
@@ -67,7 +67,7 @@ HWY_INLINE void map(T* out, std::size_t count, Function function, const In*... i
   if (i < count) store_part<T>(function(load_part<T>(in + i, count - i)...), out + i, count - i);
 }
 
-/// map, or out[i] = out[i] + function(in[i]...).
+/// Like map, or out[i] = out[i] + function(in[i]...) if `accumulate`.
 template <class T, class Function, class... In>
 HWY_INLINE void map_into(bool accumulate, T* out, std::size_t count, Function function, const In*... in) {
   if (accumulate) {
@@ -94,7 +94,7 @@ struct Sum {
       for (std::size_t i = 0; i < half; ++i) lane[i] += lane[i + half];
     return lane[0];
   }
-  /// NaN where a lane is.
+  /// NaN if a lane is NaN.
   HWY_INLINE T largest() const {
     alignas(64) T lane[kSumLanes];
     for (std::size_t p = 0; p < kParts; ++p) hn::Store(part[p], Tag<T>(), lane + p * kLanes<T>);
@@ -104,7 +104,7 @@ struct Sum {
   }
 };
 
-/// Calls step(lanes p, vectors...) over the inputs in groups of kSumLanes; the last group is padded with zeros.
+/// Calls step(lanes p, vectors...) for the inputs in groups of kSumLanes; the last group is padded with zeros.
 template <class T, class Step, class... In>
 HWY_INLINE void reduce(std::size_t count, Step step, const In*... in) {
   constexpr std::size_t kParts = kSumLanes / kLanes<T>;

@@ -1,4 +1,4 @@
-// How the kernels cut ranges into tiles: by the problem only.
+// Division of ranges into tiles, which depends only on the problem.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 
 namespace tessera::nn::kernels {
 
-/// Elements of one tile of an element-wise kernel: long enough that handing it out costs nothing, short enough for L2.
+/// Elements per tile of an element-wise kernel: large enough to hide the scheduling cost, small enough for L2.
 inline constexpr std::size_t kElementTile = 16384;
 
 constexpr std::size_t tiles_of(std::size_t count, std::size_t tile) { return (count + tile - 1) / tile; }
 
-/// function(begin, end) over [0, count) in tiles of `tile`.
+/// Calls function(begin, end) over [0, count) in tiles of `tile`.
 template <class Function>
 void for_tiles(ThreadPool& pool, std::size_t count, std::size_t tile, Function&& function) {
   pool.parallel_for(tiles_of(count, tile), [&](std::size_t index) {
@@ -23,7 +23,7 @@ void for_tiles(ThreadPool& pool, std::size_t count, std::size_t tile, Function&&
   });
 }
 
-/// Rows of a tile such that a kernel over [rows, width] has at most 16 tiles of at least 16 rows.
+/// Rows per tile such that a kernel over [rows, width] has at most 16 tiles of at least 16 rows.
 constexpr std::size_t row_tile(std::size_t rows) { return std::max<std::size_t>(16, tiles_of(rows, 16)); }
 
 }  // namespace tessera::nn::kernels

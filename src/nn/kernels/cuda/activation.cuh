@@ -1,4 +1,4 @@
-// Activations and the gated unit: the formulas of kernels/activation.cpp.
+// Activations and the gated unit, with the formulas of kernels/cpu/activation.cpp.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
@@ -69,7 +69,7 @@ struct GateTimes {
   }
 };
 
-/// Calls function with the formulas of `kind`.
+/// Calls `function` with the formulas of `kind`.
 template <class W, class Function>
 void for_activation(Activation kind, const Function& function) {
   switch (kind) {
@@ -101,7 +101,7 @@ void swiglu_forward(NativeStream stream, const kernels::SwigluForward<T>& a) {
   zip(stream, a.count, ZipBody<T, GateTimes>{a.gate, a.up, a.y, false, {}});
 }
 
-/// Both gradients from one reading, since each may take the place of an input.
+/// Reads each input once for both gradients, because each gradient may overwrite an input.
 template <class T>
 struct SwigluBackwardBody {
   kernels::SwigluBackward<T> a;

@@ -1,6 +1,6 @@
 // Causal attention with grouped-query heads: online softmax over tiles of keys (T. Dao et al., "FlashAttention", 2022)
-// on the ordinary arithmetic units, for every element type and any head up to 256 wide. Nothing of size positions^2 is
-// in memory, nothing is atomic. It is the reference of this device; attention_tensor.cuh takes the 16-bit types.
+// on the ordinary arithmetic units, for every element type and heads of at most 256 elements. Uses no buffer of size
+// positions^2 and no atomics. It is this device's reference; attention_tensor.cuh handles half precision.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/attention_tensor.cuh"
@@ -22,7 +22,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
   W max = minus_infinity<W>(), sum = 0, result[kColumns] = {};
   load_tile<T>(q, kRows, a.q, at.batch, at.head, at.first, plan.positions);
   for (std::size_t first = 0; first <= at.first; first += kRows) {
-    sync_block();  // nobody reads the tiles before any more
+    sync_block();  // all threads have finished reading the previous tiles
     load_tile<T>(k, kRows, a.k, at.batch, kv_head, first, plan.positions);
     load_tile<T>(v, kRows, a.v, at.batch, kv_head, first, plan.positions);
     sync_block();
@@ -43,7 +43,7 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
     sum = fused(sum, shrink, over_row(step_sum, Add{}));
     max = step_max;
     for (unsigned j = 0; j < kColumns; ++j) result[j] *= shrink;
-    sync_block();  // the weights of the row are there
+    sync_block();  // the weights of the row are complete
     add_weighted_rows<kRows>(weights, v, lane, result);
   }
   if (query >= plan.positions) return;
@@ -54,12 +54,12 @@ TESSERA_KERNEL void attention_forward_kernel(AttentionForward<T> a, AttentionPla
     a.log_sum_exp[(at.batch * plan.heads + at.head) * plan.positions + query] = max + static_cast<W>(log(sum));
 }
 
-/// delta[batch, head, position] = the product of out and dout; a warp per row.
+/// delta[batch, head, position] = the product of out and dout; one warp per row.
 template <class T>
 TESSERA_KERNEL void attention_delta_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, std::size_t rows,
                                            Wide<T>* delta) {
   const std::size_t row = block_index() * (thread_count() / kWarp) + thread_index() / kWarp;
-  const std::size_t inside = row < rows ? row : rows - 1;  // whole warps take part in the sum
+  const std::size_t inside = row < rows ? row : rows - 1;  // the sum needs whole warps
   const std::size_t position = inside % plan.positions, head = inside / plan.positions % plan.heads;
   const std::size_t batch = inside / plan.positions / plan.heads;
   const auto of = [&](const HeadsView<const T>& view) {
@@ -73,7 +73,7 @@ TESSERA_KERNEL void attention_delta_kernel(AttentionBackward<T> a, AttentionPlan
   if (row < rows && thread_index() % kWarp == 0) delta[row] = sum;
 }
 
-/// A block per tile of queries: dq.
+/// dq; one block per tile of queries.
 template <class T, unsigned most_dim>
 TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const Wide<T>* delta) {
   using W = Wide<T>;
@@ -114,7 +114,7 @@ TESSERA_KERNEL void attention_dq_kernel(AttentionBackward<T> a, AttentionPlan<T>
   if (query < plan.positions) write_row(a.dq, at, query, plan.dim, result, a.accumulate_dq);
 }
 
-/// A block per tile of keys: dk and dv, over all queries of all heads that read them, in order.
+/// dk and dv; one block per tile of keys, over all queries of all heads that read them, in order.
 template <class T, unsigned most_dim>
 TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const Wide<T>* delta) {
   using W = Wide<T>;
@@ -162,7 +162,7 @@ TESSERA_KERNEL void attention_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T
   write_row(a.dv, at, key, plan.dim, dv, a.accumulate_dv);
 }
 
-/// Calls function(integral constant) with the smallest of 64, 128 and 256 that holds a head.
+/// Calls function(integral constant) with the smallest of 64, 128 and 256 that fits a head.
 template <class Function>
 void for_head_dim(std::size_t dim, Function function) {
   if (dim <= 64) return function(std::integral_constant<unsigned, 64>{});

@@ -1,10 +1,10 @@
-// Causal attention of 16-bit elements on the matrix units: the algorithm of attention.cuh (T. Dao, "FlashAttention-2",
-// 2023), with products of fragments that stay in registers. A block is four warps over a tile of 64 rows, 16 for each
-// warp; sums and statistics are f32; weights, and what is handed to the next product, are rounded to the element type.
-// Nothing is atomic.
+// Causal attention of half-precision elements on the tensor cores: the algorithm of attention.cuh (T. Dao,
+// "FlashAttention-2", 2023), with products of fragments that stay in registers. A block has four warps for a tile of 64
+// rows, 16 rows per warp. Sums and statistics are f32; weights and operands of the next product are rounded to the
+// element type. No atomics.
 //
-// Which tiles lie in shared memory as they come and which transposed follows from one rule: a fragment of the right
-// operand takes pairs that are neighbours along the sum.
+// One rule determines which tiles are stored transposed in shared memory: a fragment of the right operand reads pairs
+// that are adjacent along the summed dimension.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/attention_tiles.cuh"
@@ -12,9 +12,9 @@
 
 namespace tessera::nn::cuda {
 
-inline constexpr unsigned kTensorRows = 64;  // of a tile
+inline constexpr unsigned kTensorRows = 64;  // per tile
 inline constexpr unsigned kTensorThreads = 128;
-/// Heads up to this many elements; wider ones are attention.cuh's.
+/// Maximum head size in elements; attention.cuh handles larger heads.
 inline constexpr std::size_t kTensorDim = 128;
 
 template <class T, unsigned width>
@@ -22,15 +22,15 @@ inline constexpr std::size_t kRowsTile = sizeof(T) * kTensorRows*(width + kFragm
 template <class T, unsigned width>
 inline constexpr std::size_t kColumnsTile = sizeof(T) * width*(kTensorRows + kFragmentPadding);
 
-/// Rows [first, first + 64) of a head: as they come into `rows`, transposed into `columns`, null for neither. Zero
-/// beyond the last position and beyond the head. The whole block takes part.
+/// Loads rows [first, first + 64) of a head: unchanged to `rows`, transposed to `columns`; either may be null. Zero
+/// beyond the last position and beyond the head. All threads of the block must call it.
 template <class T, unsigned width>
 TESSERA_DEVICE void load_tensor_tile(T* rows, T* columns, const HeadsView<const T>& view, const TilePlace& at,
                                      std::size_t dim, std::size_t positions) {
   const T* base = view.data + at.batch * view.batch_stride + at.head * view.head_stride;
   const bool whole = dim % 8 == 0 && view.position_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(base) % 16 == 0;
   for (unsigned i = thread_index(); i < kTensorRows * width / 8; i += kTensorThreads) {
-    const unsigned row = i % kTensorRows, d = i / kTensorRows * 8;  // neighbours write to different banks
+    const unsigned row = i % kTensorRows, d = i / kTensorRows * 8;  // adjacent lanes write to different banks
     const std::size_t position = at.first + row;
     Eight<T> values = {};
     if (position < positions) {
@@ -48,8 +48,8 @@ TESSERA_DEVICE void load_tensor_tile(T* rows, T* columns, const HeadsView<const 
   }
 }
 
-/// Sixteen columns of (rows of `a` from the warp's first on) x (rows of `b` from `first` on), over `width`: two
-/// accumulators.
+/// Sixteen columns of (rows of `a` starting at the warp's first row) x (rows of `b` starting at `first`), over `width`:
+/// two accumulators.
 template <class T, unsigned width>
 TESSERA_DEVICE void sixteen_products(const T* a, const T* b, unsigned first, Accumulator (&sums)[2]) {
   constexpr unsigned kLine = width + kFragmentPadding;
@@ -62,8 +62,8 @@ TESSERA_DEVICE void sixteen_products(const T* a, const T* b, unsigned first, Acc
   }
 }
 
-/// sums += (the weights of sixteen rows of the sum, as left operand) x (rows `first` to `first` + 16 of what `columns`
-/// holds).
+/// sums += (the weights of sixteen rows of the sum, as left operand) x (rows `first` to `first` + 16, read from
+/// `columns`).
 template <class T, unsigned width>
 TESSERA_DEVICE void add_products(const LeftFragment& weights, const T* columns, unsigned first,
                                  Accumulator (&sums)[width / 8]) {
@@ -73,10 +73,11 @@ TESSERA_DEVICE void add_products(const LeftFragment& weights, const T* columns, 
     multiply_add<T>(sums[n], weights, right_fragment(columns + n * 8 * kLine + first, kLine));
 }
 
-/// Row `half` * 8 of the warp's fragment, within the tile.
+/// Row `half` * 8 of the warp's fragment, relative to the tile.
 TESSERA_DEVICE unsigned fragment_row(unsigned half) { return warp_index() * 16 + lane_group() + half * 8; }
 
-/// Writes the warp's 16 rows of sums, multiplied by factor[0] and factor[1] (rows of the lower and the upper half).
+/// Writes the warp's 16 rows of sums, multiplied by factor[0] and factor[1] (for the fragment's first and last eight
+/// rows).
 template <class T, unsigned width>
 TESSERA_DEVICE void write_tensor_rows(const HeadsView<T>& view, const TilePlace& at, std::size_t positions,
                                       std::size_t dim, const Accumulator (&sums)[width / 8], const float (&factor)[2],
@@ -105,7 +106,7 @@ TESSERA_KERNEL void tensor_forward_kernel(AttentionForward<T> a, AttentionPlan<T
   float max[2] = {minus_infinity<float>(), minus_infinity<float>()}, sum[2] = {};
   Accumulator result[width / 8] = {};
   for (std::size_t first = 0; first <= at.first; first += kTensorRows) {
-    sync_block();  // nobody reads the tiles before any more
+    sync_block();  // all threads have finished reading the previous tiles
     load_tensor_tile<T, width>(k, nullptr, a.k, {at.batch, kv_head, first}, plan.dim, plan.positions);
     load_tensor_tile<T, width>(nullptr, v, a.v, {at.batch, kv_head, first}, plan.dim, plan.positions);
     sync_block();
@@ -151,7 +152,8 @@ TESSERA_KERNEL void tensor_forward_kernel(AttentionForward<T> a, AttentionPlan<T
   }
 }
 
-/// weight = exp(score * scale - log_sum_exp) of a pair that attends, and the gradient of its score; zero for others.
+/// weight = exp(score * scale - log_sum_exp) and the gradient of the score, for pairs within the causal mask; zero for
+/// others.
 template <class T>
 TESSERA_DEVICE void weight_and_gradient(const AttentionBackward<T>& a, const AttentionPlan<T>& plan, const float* delta,
                                         const TilePlace& head, std::size_t query, std::size_t key, float& score,
@@ -168,7 +170,7 @@ TESSERA_DEVICE void weight_and_gradient(const AttentionBackward<T>& a, const Att
   product = gradient;
 }
 
-/// A block per tile of queries: dq.
+/// dq; one block per tile of queries.
 template <class T, unsigned width>
 TESSERA_KERNEL void tensor_dq_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const float* delta) {
   const TilePlace at = tile_place(plan.heads, plan.positions, kTensorRows);
@@ -198,8 +200,8 @@ TESSERA_KERNEL void tensor_dq_kernel(AttentionBackward<T> a, AttentionPlan<T> pl
   write_tensor_rows<T, width>(a.dq, at, plan.positions, plan.dim, result, factor, a.accumulate_dq);
 }
 
-/// A block per tile of keys: dk and dv, over all queries of all heads that read them, in order. Scores are computed
-/// transposed, so that weights are the left operand as they come.
+/// dk and dv; one block per tile of keys, over all queries of all heads that read them, in order. Scores are computed
+/// transposed, so that weights can be used directly as the left operand.
 template <class T, unsigned width>
 TESSERA_KERNEL void tensor_dkv_kernel(AttentionBackward<T> a, AttentionPlan<T> plan, const float* delta) {
   const TilePlace at = tile_place(plan.kv_heads, plan.positions, kTensorRows);
@@ -257,7 +259,7 @@ void tensor_forward(NativeStream stream, const AttentionForward<T>& a) {
   });
 }
 
-/// `delta` as attention_delta_kernel writes it.
+/// `delta`: the output of attention_delta_kernel.
 template <class T>
 void tensor_backward(NativeStream stream, const AttentionBackward<T>& a, const AttentionPlan<T>& plan,
                      const float* delta) {

@@ -1,4 +1,4 @@
-// What the kernels of attention.cuh are made of: tiles of rows in shared memory, and products of them.
+// Building blocks of attention.cuh's kernels: tiles of rows in shared memory, and their products.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/random.cuh"
@@ -12,14 +12,14 @@ using kernels::AttentionForward;
 using kernels::AttentionShape;
 using kernels::HeadsView;
 
-/// Threads that work on one row of a tile: neighbours in a warp.
+/// Threads that work on one row of a tile; adjacent lanes of a warp.
 inline constexpr unsigned kRowThreads = 4;
 
-/// Rows of a tile such that four tiles of W fit in shared memory.
+/// Rows per tile such that four tiles of W fit in shared memory.
 template <class W, unsigned most_dim>
 inline constexpr unsigned kTileRows = sizeof(W) * most_dim <= 512 ? 64 : 64 * 512 / (sizeof(W) * most_dim);
 
-/// What all kernels of attention need besides their arrays.
+/// Arguments common to all attention kernels, besides their arrays.
 template <class T>
 struct AttentionPlan {
   std::size_t positions, heads, kv_heads, dim;
@@ -41,7 +41,7 @@ AttentionPlan<T> plan_of(const AttentionShape& s, const kernels::AttentionDropou
           philox_stream(dropout.stream)};
 }
 
-/// A tile of rows in shared memory; odd row lengths keep rows out of each other's banks.
+/// A tile of rows in shared memory; an odd row length avoids bank conflicts between rows.
 template <class W>
 struct Tile {
   W* data;
@@ -53,7 +53,7 @@ constexpr std::size_t tile_elements(std::size_t rows, std::size_t dim) {
   return rows * (dim + 1);
 }
 
-/// Rows [first, first + rows) of one head, zero beyond the last position. The whole block takes part.
+/// Loads rows [first, first + rows) of one head, zero beyond the last position. All threads of the block must call it.
 template <class T>
 TESSERA_DEVICE void load_tile(const Tile<Wide<T>>& tile, unsigned rows, const HeadsView<const T>& view,
                               std::size_t batch, std::size_t head, std::size_t first, std::size_t positions) {
@@ -64,7 +64,7 @@ TESSERA_DEVICE void load_tile(const Tile<Wide<T>>& tile, unsigned rows, const He
   }
 }
 
-/// 0 for a dropped weight, 1 / (1 - probability) for a kept one.
+/// Returns 0 for a dropped weight, 1 / (1 - probability) for a kept one.
 template <class T>
 TESSERA_DEVICE Wide<T> kept(const AttentionPlan<T>& plan, std::size_t batch, std::size_t head, std::size_t query,
                             std::size_t key) {
@@ -105,7 +105,7 @@ TESSERA_DEVICE W over_row(W value, Operation operation) {
   return value;
 }
 
-/// Which tile of which head a block works on.
+/// The tile and head that a block works on.
 struct TilePlace {
   std::size_t batch, head, first;
 };

@@ -1,4 +1,4 @@
-// Numbers in fewer bytes (kernels/compression.h), with the host's bits.
+// Lossy compression (kernels/compression.h), with the same bits as on the host.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
@@ -12,7 +12,7 @@ using kernels::kEncodingBlock;
 using kernels::SumEncodedArgs;
 
 TESSERA_DEVICE bool is_finite(float x) { return (bits_as<std::uint32_t>(x) & 0x7f800000U) != 0x7f800000U; }
-/// What encoding took off a value; of one that isn't finite nothing is kept.
+/// The encoding error; 0 for values that aren't finite.
 TESSERA_DEVICE float lost(float value, float decoded) { return is_finite(value - decoded) ? value - decoded : 0.0F; }
 
 template <class T>
@@ -32,7 +32,7 @@ struct EncodeBf16Body {
   }
 };
 
-/// A block of threads for each block of values.
+/// One thread block per block of values.
 template <class T>
 TESSERA_KERNEL void quantize_kernel(EncodeArgs a, float* scales, std::int8_t* out) {
   constexpr float kLevels = 127, kSmallest = 1e-30F;
@@ -40,7 +40,7 @@ TESSERA_KERNEL void quantize_kernel(EncodeArgs a, float* scales, std::int8_t* ou
   float value = 0;
   if (i < a.count) value = a.factor * wide(static_cast<const T*>(a.in)[i]);
   if (i < a.count && a.error) value += a.error[i];
-  // The largest magnitude by its bits: a NaN's are above an infinity's.
+  // The largest magnitude, compared by bits: those of NaN are above infinity's.
   const auto magnitude = static_cast<int>(bits_as<std::uint32_t>(value) & 0x7fffffffU);
   const float most = bits_as<float>(over_block(magnitude, Largest{}, shared_memory<int>()));
   const bool usable = most >= kSmallest && is_finite(most);

@@ -1,4 +1,4 @@
-// Softmax and cross-entropy, a block per row; the mean over the valid rows by one block in a fixed order.
+// Softmax and cross-entropy, one block per row; one block computes the mean over the valid rows in a fixed order.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/math.cuh"
@@ -36,7 +36,7 @@ TESSERA_KERNEL void cross_entropy_kernel(kernels::CrossEntropyForward<T> a, doub
   if (a.row_sum) a.row_sum[row] = sum;
 }
 
-/// loss = the mean of losses over the targets that count, valid = their number.
+/// loss = the mean of losses over the targets that are not ignored, valid = their number.
 TESSERA_PLAIN_KERNEL void mean_loss_kernel(const double* losses, const std::int32_t* targets, std::size_t rows,
                                            std::int32_t ignored, double* result) {
   double* room = shared_memory<double>();
@@ -52,7 +52,7 @@ TESSERA_PLAIN_KERNEL void mean_loss_kernel(const double* losses, const std::int3
   result[1] = count;
 }
 
-/// result[0] and result[1] to two places.
+/// Copies result[0] to *loss and result[1] to *valid.
 TESSERA_PLAIN_KERNEL void hand_out_kernel(const double* result, double* loss, double* valid) {
   if (thread_index() == 0) *loss = result[0];
   if (thread_index() == 1) *valid = result[1];

@@ -38,7 +38,7 @@ Loaded load() {
 }  // namespace
 
 const CublasLt& cublas_lt() {
-  static const Loaded loaded = load();  // what is loaded is a fact of the process, as for dlopen() itself
+  static const Loaded loaded = load();  // loaded once per process, as by dlopen() itself
   if (!loaded.problem.empty()) throw base::Unsupported("cuda: no matrix products: " + loaded.problem);
   return loaded.api;
 }

@@ -1,5 +1,5 @@
-// The functions of cuBLASLt as a table that is filled when the library is loaded: the program starts where it is
-// missing.
+// cuBLASLt's functions as a table filled when the library is loaded at run time, so the program also starts on systems
+// without it.
 #pragma once
 
 #include <cublasLt.h>
@@ -29,7 +29,7 @@ struct CublasLt {
 #undef TESSERA_MEMBER
 };
 
-/// Loads the library the first time; it stays. Throws Unsupported with the reason.
+/// Loads the library at the first call and never unloads it. Throws Unsupported with the reason.
 const CublasLt& cublas_lt();
 
 /// Throws BackendError "cuda: WHAT: the vendor's text".

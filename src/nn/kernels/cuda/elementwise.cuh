@@ -1,4 +1,4 @@
-// Kernels that compute each element from the elements at the same place, whole vectors of 16 bytes at a time.
+// Element-wise kernels, which process whole vectors of 16 bytes.
 #pragma once
 
 #include <initializer_list>
@@ -8,7 +8,7 @@
 
 namespace tessera::nn::cuda {
 
-/// `count` neighbours, loaded and stored at once.
+/// `count` adjacent elements, loaded and stored at once.
 template <class T, int count>
 struct alignas(sizeof(T) * count) Pack {
   T at[count];
@@ -30,11 +30,11 @@ inline bool aligned(std::initializer_list<const void*> pointers) {
   return bits % 16 == 0;
 }
 
-/// `pointers`: all that the body reads and writes, elements of `element_bytes`.
+/// `pointers`: all arrays that the body reads or writes. Uses vectors if all of them are aligned to 16 bytes.
 template <int width, class Body>
 void for_elements(NativeStream stream, std::size_t count, std::initializer_list<const void*> pointers,
                   const Body& body) {
-  constexpr std::size_t kMostBlocks = 132 * 16;  // enough for every multiprocessor; each then takes several rounds
+  constexpr std::size_t kMostBlocks = 132 * 16;  // enough for all multiprocessors; each then runs several rounds
   const auto grid = [count](std::size_t per_thread) {
     const std::size_t blocks = divided_up(divided_up(count, per_thread), 256);
     return Grid{.blocks = blocks < kMostBlocks ? blocks : kMostBlocks};
@@ -44,7 +44,7 @@ void for_elements(NativeStream stream, std::size_t count, std::initializer_list<
   launch(stream, grid(1), elements_kernel<1, Body>, count, body);
 }
 
-/// Elements of T that fill 16 bytes.
+/// Number of elements of T in 16 bytes.
 template <class T>
 inline constexpr int kVector = static_cast<int>(16 / sizeof(T));
 
@@ -56,7 +56,7 @@ template <int n, class T>
 TESSERA_DEVICE void store(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
-/// The sum of `value` and what is there, where `accumulate`.
+/// Returns `value`, added to `before` if `accumulate`.
 template <class T>
 TESSERA_DEVICE T added(bool accumulate, T before, Wide<T> value) {
   return narrow<T>(accumulate ? wide(before) + value : value);
@@ -145,7 +145,7 @@ struct RowBiasBody {
   }
 };
 
-/// Between any two of f32, f16 and bf16; vectors of what the wider type has in 16 bytes.
+/// Converts between any two of f32, f16 and bf16, in vectors of 16 bytes of the wider type.
 template <class From, class To>
 struct ConvertBody {
   const From* in;
@@ -174,11 +174,11 @@ struct PositionsBody {
   }
 };
 
-/// A tile of 32 x 32 through shared memory, so that both sides are read and written along rows.
+/// Transposes tiles of 32 x 32 through shared memory, so that reads and writes both follow rows.
 template <class T>
 TESSERA_KERNEL void transpose_kernel(TransposeArgs<T> a) {
   constexpr std::size_t kTile = 32;
-  T* tile = shared_memory<T>();  // [32, 33]: no two rows begin in the same bank
+  T* tile = shared_memory<T>();  // [32, 33]: no two rows start in the same bank
   const std::size_t across = divided_up(a.columns, kTile), down = divided_up(a.rows, kTile);
   const std::size_t batch = block_index() / (across * down), place = block_index() % (across * down);
   const std::size_t row = place / across * kTile, column = place % across * kTile;

@@ -1,4 +1,4 @@
-// Embedding, with a backward whose sums have a fixed order, and rotary positions.
+// Embedding, whose backward sums in a fixed order, and rotary positions.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
@@ -6,7 +6,8 @@
 
 namespace tessera::nn::cuda {
 
-/// A block per row of ids. An id outside the table gives a row of NaN: the host does not see it in time to throw.
+/// One block per row of ids. An id outside the table yields a row of NaN, because the host can't detect it in time to
+/// throw.
 template <class T>
 TESSERA_KERNEL void embedding_kernel(kernels::EmbeddingForward<T> a) {
   using W = Wide<T>;
@@ -25,13 +26,13 @@ void embedding_forward(NativeStream stream, const kernels::EmbeddingForward<T>& 
   launch(stream, {.blocks = a.rows, .threads = 128}, embedding_kernel<T>, a);
 }
 
-// The backward needs the rows of each id in their order. They are found by counting: a histogram whose blocks each own
-// a range of ids (so nothing is atomic), an exclusive sum over it, and a second pass that writes the row numbers.
+// The backward needs the rows of each id in order. A counting sort finds them: a histogram whose blocks each own a
+// range of ids (so no atomics are needed), its exclusive prefix sum, and a second pass that writes the row numbers.
 
-/// Ids that one block of the index kernels owns.
+/// Ids per block of the index kernels.
 inline constexpr std::size_t kIdsOfBlock = 256;
 
-/// counts[id] = how many rows have it; a thread per id, the ids pass through shared memory.
+/// counts[id] = the number of rows with this id; one thread per id, with the ids staged in shared memory.
 TESSERA_PLAIN_KERNEL void count_ids_kernel(const std::int32_t* ids, std::size_t rows, std::size_t vocabulary,
                                            std::uint32_t* counts) {
   std::int32_t* part = shared_memory<std::int32_t>();
@@ -47,7 +48,7 @@ TESSERA_PLAIN_KERNEL void count_ids_kernel(const std::int32_t* ids, std::size_t 
   if (id < vocabulary) counts[id] = count;
 }
 
-/// starts[id] = the sum of counts before it; one block, each thread a range.
+/// starts[id] = the sum of the counts before it; one block, one range per thread.
 TESSERA_PLAIN_KERNEL void start_ids_kernel(const std::uint32_t* counts, std::size_t vocabulary, std::uint32_t* starts) {
   std::uint32_t* sums = shared_memory<std::uint32_t>();
   const std::size_t each = divided_up(vocabulary, thread_count());
@@ -64,7 +65,7 @@ TESSERA_PLAIN_KERNEL void start_ids_kernel(const std::uint32_t* counts, std::siz
   }
 }
 
-/// rows_of[starts[id] ..] = the rows that have the id, in their order.
+/// rows_of[starts[id] ..] = the rows with this id, in order.
 TESSERA_PLAIN_KERNEL void list_ids_kernel(const std::int32_t* ids, std::size_t rows, std::size_t vocabulary,
                                           const std::uint32_t* starts, std::uint32_t* rows_of) {
   std::int32_t* part = shared_memory<std::int32_t>();
@@ -81,7 +82,7 @@ TESSERA_PLAIN_KERNEL void list_ids_kernel(const std::int32_t* ids, std::size_t r
   }
 }
 
-/// A block per id: dweight[id] = or += the sum of its rows of dy, in their order.
+/// dweight[id] = or += the sum of its rows of dy, in order; one block per id.
 template <class T>
 TESSERA_KERNEL void embedding_backward_kernel(kernels::EmbeddingBackward<T> a, const std::uint32_t* counts,
                                               const std::uint32_t* starts, const std::uint32_t* rows_of) {
@@ -121,7 +122,7 @@ void embedding_backward(NativeStream stream, const kernels::EmbeddingBackward<T>
          static_cast<const std::uint32_t*>(rows_of));
 }
 
-/// A block per row of the batch; a thread per pair of elements.
+/// One block per row of the batch, one thread per pair of elements.
 template <class T>
 TESSERA_KERNEL void rope_kernel(kernels::RopeArgs<T> a) {
   using W = Wide<T>;

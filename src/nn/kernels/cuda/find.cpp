@@ -1,4 +1,4 @@
-// What nn puts into the CUDA device: its kernels.
+// Entry point through which the CUDA device finds nn's kernels.
 #include "tessera/base/cuda/layers.h"
 #include "tessera/nn/kernels/cuda/matmul_table.cuh"
 

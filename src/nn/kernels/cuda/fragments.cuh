@@ -1,19 +1,20 @@
-// Products of 16-bit fragments, 16 x 16 by 16 x 8 with f32 sums: the warp's instruction mma.m16n8k16 of NVIDIA's PTX
-// ISA, whose chapter "Matrix Fragments for mma.m16n8k16" says which lane holds what. Lane = 4 * group + pair:
+// Products of half-precision fragments, 16 x 16 by 16 x 8 with f32 sums: the warp instruction mma.m16n8k16 of NVIDIA's
+// PTX ISA, whose chapter "Matrix Fragments for mma.m16n8k16" defines the elements of each lane. Lane = 4 * group +
+// pair:
 //
-//   left   (16 x 16) rows group and group + 8, columns 2 * pair and its neighbour, and those + 8
-//   right  (16 x 8)  column group, rows 2 * pair and its neighbour, and those + 8
-//   sums   (16 x 8)  rows group and group + 8, columns 2 * pair and its neighbour
+//   left   (16 x 16) rows group and group + 8, columns 2 * pair and 2 * pair + 1, and those + 8
+//   right  (16 x 8)  column group, rows 2 * pair and 2 * pair + 1, and those + 8
+//   sums   (16 x 8)  rows group and group + 8, columns 2 * pair and 2 * pair + 1
 //
-// So two neighbouring accumulators, rounded, are a left operand as they lie.
+// Two adjacent accumulators, rounded, thus form a left operand without rearrangement.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/portable.cuh"
 
 namespace tessera::nn::cuda {
 
-/// Elements by which rows in shared memory are longer than the data: fragments of eight rows meet in no bank, and 16
-/// bytes stay aligned.
+/// Padding of rows in shared memory, in elements: the eight rows of a fragment lie in different banks, and rows stay
+/// aligned to 16 bytes.
 inline constexpr unsigned kFragmentPadding = 8;
 
 template <class T>
@@ -35,7 +36,7 @@ TESSERA_DEVICE unsigned warp_index() { return thread_index() / kWarp; }
 TESSERA_DEVICE unsigned lane_group() { return thread_index() % kWarp / 4; }
 TESSERA_DEVICE unsigned lane_pair() { return thread_index() % 4; }
 
-/// The column of element i % 4 of accumulator i / 4, of two beside each other.
+/// The column of element i % 4 of accumulator i / 4, for two adjacent accumulators.
 TESSERA_DEVICE unsigned accumulator_column(unsigned i) { return i / 4 * 8 + lane_pair() * 2 + i % 2; }
 
 template <class T>
@@ -43,13 +44,13 @@ TESSERA_DEVICE std::uint32_t two_at(const T* at) {
   return *reinterpret_cast<const std::uint32_t*>(at);
 }
 
-/// From rows of `line` elements in shared memory; at: row 0, column 0.
+/// Loads from rows of `line` elements in shared memory; at: row 0, column 0.
 template <class T>
 TESSERA_DEVICE LeftFragment left_fragment(const T* at, unsigned line) {
   const T* mine = at + lane_group() * line + lane_pair() * 2;
   return {{two_at(mine), two_at(mine + 8 * line), two_at(mine + 8), two_at(mine + 8 * line + 8)}};
 }
-/// From memory that holds the right operand's columns as rows of `line` elements.
+/// Loads from memory that stores the right operand's columns as rows of `line` elements.
 template <class T>
 TESSERA_DEVICE RightFragment right_fragment(const T* at, unsigned line) {
   const T* mine = at + lane_group() * line + lane_pair() * 2;
@@ -60,7 +61,7 @@ template <class T>
 TESSERA_DEVICE std::uint32_t packed(float low, float high) {
   return static_cast<std::uint32_t>(narrow<T>(low).bits) | static_cast<std::uint32_t>(narrow<T>(high).bits) << 16;
 }
-/// Sixteen columns of sums as the left operand of the next product.
+/// Converts sixteen columns of sums to the left operand of the next product.
 template <class T>
 TESSERA_DEVICE LeftFragment as_left(const Accumulator (&sums)[2]) {
   return {{packed<T>(sums[0].v[0], sums[0].v[1]), packed<T>(sums[0].v[2], sums[0].v[3]),
@@ -69,7 +70,7 @@ TESSERA_DEVICE LeftFragment as_left(const Accumulator (&sums)[2]) {
 
 #if defined(__CUDACC__)
 
-/// sums += left x right. The whole warp takes part.
+/// sums += left x right. The whole warp must call it.
 template <class T>
 TESSERA_DEVICE void multiply_add(Accumulator& sums, const LeftFragment& left, const RightFragment& right) {
   if constexpr (std::is_same_v<T, bf16>) {

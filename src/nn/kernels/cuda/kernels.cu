@@ -1,4 +1,4 @@
-// The one file that the device's compiler sees: all kernels, for all element types.
+// The only file compiled by the device compiler: all kernels, for all element types.
 #include "tessera/nn/kernels/cuda/kernels.cuh"
 
 namespace tessera::nn::cuda {

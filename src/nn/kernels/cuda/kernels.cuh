@@ -1,5 +1,4 @@
-// The table of kernels of a CUDA device: which kernel serves which function of kernel_table.h, and where scratch
-// comes from.
+// The kernel table of a CUDA device: it maps the functions of kernel_table.h to kernels and allocates scratch.
 #pragma once
 
 #include "tessera/base/device_stream.h"
@@ -19,7 +18,7 @@
 
 namespace tessera::nn::cuda {
 
-/// How a stream of base becomes one that kernels are launched on; makes the device the thread's current one.
+/// The native stream of a base stream, for kernel launches; makes its device current for the thread.
 NativeStream native_stream(Stream& stream);
 
 template <class T>
@@ -126,10 +125,10 @@ class CudaKernels final : public KernelTable<T> {
   void adam_step(Stream& s, const kernels::AdamStep<T>& args) override { optimizer(args.count, "adam"), adam(s, args); }
 
  private:
-  /// Given back when the call returns, to be used again by what comes later on the compute stream.
+  /// Scratch, released when the call returns; later work on the compute stream reuses it.
   Buffer get(std::size_t bytes) { return memory_.allocate(bytes, MemoryCategory::activation); }
 
-  /// Optimizers keep f32 or f64; 16-bit values have masters.
+  /// Optimizers keep f32 or f64; half-precision parameters have master weights.
   static void optimizer(std::size_t, const char* name) {
     if constexpr (sizeof(T) < 4)
       throw Unsupported(std::string(name) + ": no kernel for " + std::string(name_of(dtype_of<T>)) + " on cuda");

@@ -1,5 +1,5 @@
-// exp, the logistic function and the normal distribution: the operations of kernels/math-inl.h one after the other, so
-// that an element has the bits that the host's vectors give it.
+// exp, the logistic function and the normal distribution, with the operations of kernels/cpu/math-inl.h in the same
+// order, so the bits equal those of the host's vector code.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/portable.cuh"
@@ -18,7 +18,7 @@ TESSERA_DEVICE W polynomial(W x, const double (&c)[n]) {
 TESSERA_DEVICE float exponential(float x) {
   constexpr double kPolynomial[] = {1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
                                     4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1};
-  const float below = x < 88.3F ? x : (x >= 88.3F ? 88.3F : x);  // NaN stays
+  const float below = x < 88.3F ? x : (x >= 88.3F ? 88.3F : x);  // preserves NaN
   const float clamped = below < -87.3F ? -87.3F : below;
   const float shifted = fused(clamped, 1.44269504088896340736F, 12582912.0F);
   const float n = shifted - 12582912.0F;

@@ -7,7 +7,7 @@
 namespace tessera::nn::cuda {
 namespace {
 
-constexpr std::size_t kWorkspace = std::size_t{32} << 20;  // what the vendor recommends for this generation
+constexpr std::size_t kWorkspace = std::size_t{32} << 20;  // recommended by the vendor for this generation
 
 cudaDataType_t type_of(DType dtype) {
   switch (dtype) {
@@ -22,13 +22,13 @@ cudaDataType_t type_of(DType dtype) {
   }
 }
 
-/// Sums are f32 (f64 for f64). No TF32: f32 products agree with the host's.
+/// Sums are f32 (f64 for f64). No TF32, so that f32 products agree with the host's.
 cublasComputeType_t compute_of(DType dtype) { return dtype == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F; }
 
 }  // namespace
 
-// The vendor's matrices are column-major, and a row-major matrix is its own transpose there: C = A B is computed as
-// C^T = B^T A^T, so B comes first and m and n change places.
+// cuBLASLt's matrices are column-major, and a row-major matrix is the transpose of its column-major view. C = A B is
+// therefore computed as C^T = B^T A^T, with A and B, and m and n, exchanged.
 struct CublasLtMatmul::AlgorithmChoice {
   explicit AlgorithmChoice(const CublasLt& functions) : api(functions) {}
   ~AlgorithmChoice() {
@@ -59,7 +59,7 @@ struct CublasLtMatmul::AlgorithmChoice {
     make(c, type, p.n, p.m);
   }
 
-  /// What the epilogue reads and writes, which differs from call to call.
+  /// Sets the epilogue's pointers, which differ between calls.
   void point(const MatmulArgs& p) {
     if (p.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (p.before_gelu != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.before_gelu);
@@ -71,8 +71,8 @@ struct CublasLtMatmul::AlgorithmChoice {
           "cublasLtMatmulDescSetAttribute");
   }
 
-  /// The vendor's first choice for pointers that are multiples of `alignment`: it must not count on more. `found` stays
-  /// false where it has none.
+  /// Selects the library's preferred algorithm for pointers that are multiples of `alignment`; it must not assume more.
+  /// `found` stays false if there is none.
   void choose(cublasLtHandle_t handle, std::uint32_t alignment) {
     cublasLtMatmulPreference_t preference = nullptr;
     check(api, api.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
@@ -99,7 +99,7 @@ struct CublasLtMatmul::AlgorithmChoice {
   bool found = false;
 
  private:
-  /// `rows` is the vendor's leading dimension: a row of ours.
+  /// `rows` is cuBLASLt's leading dimension: the length of a row-major row.
   void make(cublasLtMatrixLayout_t& layout, cudaDataType_t type, std::size_t rows, std::size_t columns) {
     check(api, api.cublasLtMatrixLayoutCreate(&layout, type, rows, columns, static_cast<std::int64_t>(rows)),
           "cublasLtMatrixLayoutCreate");
@@ -121,10 +121,11 @@ CublasLtMatmul::~CublasLtMatmul() {
 CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
   const std::size_t flags = (p.trans_a ? 1U : 0U) | (p.trans_b ? 2U : 0U) | (p.bias != nullptr ? 4U : 0U) |
                             (p.before_gelu != nullptr ? 8U : 0U);
-  // Parameters are views of flat buffers that begin at any multiple of 8 elements: the choice depends on where.
+  // Parameters are views of flat buffers that begin at any multiple of 8 elements, so the algorithm depends on the
+  // alignment.
   const auto bits = reinterpret_cast<std::uintptr_t>(p.a) | reinterpret_cast<std::uintptr_t>(p.b) |
                     reinterpret_cast<std::uintptr_t>(p.c) | std::uintptr_t{256};
-  const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest bit that is set
+  const auto alignment = static_cast<std::uint32_t>(bits & (~bits + 1));  // the lowest set bit
   const Key key = {p.m, p.n, p.k, flags, static_cast<std::size_t>(p.dtype), alignment};
   std::unique_ptr<AlgorithmChoice>& entry = chosen_[key];
   if (entry == nullptr) {
@@ -137,8 +138,8 @@ CublasLtMatmul::AlgorithmChoice& CublasLtMatmul::chosen(const MatmulArgs& p) {
 }
 
 bool CublasLtMatmul::can(const MatmulArgs& p) {
-  // What the library asks of the matrix before GELU: rows of a multiple of 8 elements that begin at 16 bytes. f32 and
-  // f64 keep our kernel, whose formula has the host's bits.
+  // For the matrix before GELU, the library requires rows of a multiple of 8 elements that are aligned to 16 bytes. f32
+  // and f64 use this project's kernel, whose formula gives the host's bits.
   const bool fits = size_of(p.dtype) == 2 && p.bias != nullptr && p.k > 0 && p.n % 8 == 0 &&
                     reinterpret_cast<std::uintptr_t>(p.before_gelu) % 16 == 0;
   return fits && chosen(p).found;

@@ -1,4 +1,4 @@
-// One product of row-major matrices through cuBLASLt.
+// Products of row-major matrices by cuBLASLt.
 #pragma once
 
 #include <cublasLt.h>
@@ -22,12 +22,12 @@ struct MatmulArgs {
   const void* a = nullptr;
   const void* b = nullptr;
   const void* bias = nullptr;
-  void* before_gelu = nullptr;  ///< not null: C = GELU (by tanh) of op(A) op(B) + bias, which goes here
+  void* before_gelu = nullptr;  ///< not null: receives op(A) op(B) + bias, and C = its GELU (by tanh)
   bool accumulate = false;
   void* c = nullptr;
 };
 
-/// Chosen algorithms are kept by shape. One per context; its products share one workspace, so they belong on one
+/// Caches the selected algorithms by shape. One per context. Its products share one workspace, so they must run on one
 /// stream.
 class CublasLtMatmul {
  public:
@@ -36,11 +36,11 @@ class CublasLtMatmul {
   CublasLtMatmul(const CublasLtMatmul&) = delete;
   CublasLtMatmul& operator=(const CublasLtMatmul&) = delete;
 
-  /// Throws Unsupported where the library has no algorithm.
+  /// Throws Unsupported if the library has no algorithm.
   void run(Stream& stream, const MatmulArgs& product);
-  /// Whether it has one for a product with GELU.
+  /// True if the library has an algorithm for a product with GELU.
   bool can(const MatmulArgs& product);
-  /// Whether a bias is added inside the product.
+  /// True if the product adds the bias.
   static bool adds_bias(DType dtype) { return dtype != DType::f64; }
 
  private:

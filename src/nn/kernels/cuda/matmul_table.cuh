@@ -1,4 +1,4 @@
-// Matrix products of the linear layer, apart from the other kernels: they come from a vendor's library.
+// Matrix products of the linear layer, separate from the other kernels because a vendor library computes them.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace tessera::nn::cuda {
 
-/// What of a linear layer's forward its product did in the same pass. The rest is the caller's.
+/// The operations of a linear layer's forward that its product included. The caller computes the rest.
 struct Epilogue {
   bool bias = false;
   bool activation = false;
@@ -18,7 +18,7 @@ class MatmulKernels {
  public:
   virtual ~MatmulKernels() = default;
   virtual Epilogue forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;
-  /// dx and dweight; dbias is not a product.
+  /// Computes dx and dweight; dbias is not a product.
   virtual void backward(Stream& stream, const kernels::LinearBackward<T>& args) = 0;
 };
 
@@ -31,10 +31,10 @@ class MatmulTable {
   virtual MatmulKernels<bf16>& brain() = 0;
 };
 
-/// Through cuBLASLt, which is loaded at the first call. Throws Unsupported where it is missing.
+/// Uses cuBLASLt, which is loaded at the first call. Throws Unsupported if it is missing.
 std::unique_ptr<MatmulTable> make_products(const KernelResources& resources);
 
-/// The whole table.
+/// All kernels of the device.
 std::unique_ptr<DeviceKernels> make_cuda_kernels(MemoryPool& memory, std::unique_ptr<MatmulTable> products);
 
 }  // namespace tessera::nn::cuda

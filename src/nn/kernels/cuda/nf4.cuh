@@ -1,4 +1,4 @@
-// Weights in four bits (nf4.h), with the host's bits.
+// Weights in four bits (nf4.h), with the same bits as on the host.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
@@ -21,7 +21,7 @@ struct DecodeNf4Body {
   }
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
-    static_assert(kNf4Block % n == 0);  // so these have one scale
+    static_assert(kNf4Block % n == 0);  // so one scale applies to all n
     const float scale = scale_of(i / kNf4Block);
     Pack<T, n> values;
     for (int e = 0; e < n; ++e) {

@@ -1,5 +1,5 @@
-// Layer norm and RMS norm over the last dimension: a block per row forward, and for the weights' gradients tiles of
-// rows whose sums are added in order.
+// Layer norm and RMS norm over the last dimension. Forward: one block per row. Weight gradients: tiles of rows whose
+// sums are added in order.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/reduce.cuh"
@@ -9,13 +9,13 @@ namespace tessera::nn::cuda {
 
 inline constexpr unsigned kNormThreads = 256;
 
-/// Rows of either norm: RMS norm has no mean and no bias.
+/// Arguments of both norms; RMS norm has no mean and no bias.
 template <class T>
 struct NormRows {
   std::size_t rows, width;
   const T* x;
   const T* weight;
-  const T* bias;  // or null
+  const T* bias;  // may be null
   Wide<T> eps;
   T* y;
   Wide<T>* mean;  // null: not saved
@@ -35,7 +35,7 @@ TESSERA_KERNEL void norm_forward_kernel(NormRows<T> a) {
     for (std::size_t i = thread_index(); i < a.width; i += thread_count()) sum += wide(x[i]);
     mean = over_block(sum, Add{}, room) / static_cast<W>(a.width);
   }
-  W squares = 0;  // around the mean, in a second pass: no cancellation
+  W squares = 0;  // around the mean, in a second pass, to avoid cancellation
   for (std::size_t i = thread_index(); i < a.width; i += thread_count()) {
     const W d = wide(x[i]) - mean;
     squares = fused(d, d, squares);
@@ -59,7 +59,7 @@ struct NormGradient {
   const Wide<T>* mean;  // null for RMS norm
   const Wide<T>* rstd;
   const T* dy;
-  T* dx;  // or null
+  T* dx;  // may be null
   bool accumulate_dx;
 };
 
@@ -89,7 +89,7 @@ TESSERA_KERNEL void norm_backward_kernel(NormGradient<T> a) {
   }
 }
 
-/// Sums of dy * n and of dy over the rows of a tile, a thread per column; either may be null.
+/// Sums of dy * n and of dy over the rows of a tile, one thread per column; either may be null.
 template <class T>
 TESSERA_KERNEL void norm_weights_kernel(NormGradient<T> a, std::size_t tiles, Wide<T>* dweight, Wide<T>* dbias) {
   using W = Wide<T>;
@@ -116,13 +116,13 @@ struct NormWeights {
   bool accumulate_dweight, accumulate_dbias;
 };
 
-/// Bytes of scratch of norm_backward.
+/// Scratch bytes of norm_backward.
 template <class T>
 std::size_t norm_scratch(std::size_t rows, std::size_t width) {
   return 2 * column_scratch(rows, width, sizeof(Wide<T>));
 }
 
-/// The weights come first: dx may be dy.
+/// Computes the weight gradients first, because dx may be dy.
 template <class T, bool centered>
 void norm_backward(NativeStream stream, const NormGradient<T>& a, const NormWeights<T>& to, Wide<T>* scratch) {
   const std::size_t tiles = row_tiles(a.rows);

@@ -1,5 +1,5 @@
-// Optimizer steps over flat ranges, the operations of kernels/optimizer.cpp one after the other, and the clipping
-// factor.
+// Optimizer steps over flat ranges, with the operations of kernels/cpu/optimizer.cpp in the same order, and the
+// clipping factor.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
@@ -14,7 +14,7 @@ TESSERA_DEVICE void store_copy(C* copy, std::size_t i, const Pack<T, n>& values)
   store<n>(copy + i, rounded);
 }
 
-/// function(gradient, copy) with their element types.
+/// Calls function(gradient, copy) with their element types.
 template <class N, class T, template <class> class Step, class Function>
 void with_narrow_of(const Step<T>& a, const Function& function) {
   auto* copy = static_cast<N*>(a.narrow.copy);
@@ -30,8 +30,8 @@ void with_narrow(const Step<T>& a, const Function& function) {
   function(a.gradient, static_cast<T*>(nullptr));
 }
 
-/// All that a step needs besides its arrays, rounded once on the host as the host's kernels do. The gradient's factor
-/// may only be known on the device. G: the gradient's elements, C: those of the copy, if there is one.
+/// Scalar arguments of a step, rounded once on the host as the host's kernels do. The gradient's factor may be known
+/// only on the device. G: element type of the gradient, C: that of the copy, if any.
 template <class T, class G, class C>
 struct AdamBody {
   T *parameter, *first, *second, *largest;
@@ -44,7 +44,7 @@ struct AdamBody {
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
     const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
-    if (factor != factor) return;  // gradients that are not finite: nothing changes
+    if (factor != factor) return;  // non-finite gradients: nothing changes
     const T scale = static_cast<T>(maximize ? -factor : factor);
     Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), m = load<n>(static_cast<const T*>(first) + i);
     Pack<T, n> v = load<n>(static_cast<const T*>(second) + i), most = {};
@@ -110,7 +110,7 @@ struct SgdBody {
   template <int n>
   TESSERA_DEVICE void step(std::size_t i) const {
     const double factor = grad_scale_at ? *grad_scale_at : grad_scale;
-    if (factor != factor) return;  // gradients that are not finite: nothing changes
+    if (factor != factor) return;  // non-finite gradients: nothing changes
     const T scale = static_cast<T>(maximize ? -factor : factor);
     Pack<T, n> p = load<n>(static_cast<const T*>(parameter) + i), kept = {};
     if (buffer && !first_step) kept = load<n>(static_cast<const T*>(buffer) + i);
@@ -155,7 +155,7 @@ void sgd_step(NativeStream stream, const kernels::SgdStep<T>& a) {
   with_narrow(a, [&](auto* gradient, auto* copy) { sgd_step_of(stream, a, gradient, copy); });
 }
 
-/// One thread adds in order: there are a few numbers per unit, and every strategy must add them alike.
+/// One thread adds in order: there are only a few numbers per unit, and all strategies must add them in the same order.
 struct ClipNumbers {
   kernels::Norm norm;
   const double* parts;

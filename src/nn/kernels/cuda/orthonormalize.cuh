@@ -1,4 +1,4 @@
-// Columns of a thin matrix become orthonormal (kernels/orthonormalize.h), with the host's bits.
+// Orthonormalizes the columns of a thin matrix (kernels/orthonormalize.h), with the same bits as on the host.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/random.cuh"
@@ -9,7 +9,7 @@ namespace tessera::nn::cuda {
 
 using kernels::OrthonormalizeArgs;
 
-/// The matrix as a block of threads sees it: a thread reads and writes its own rows only.
+/// The matrix as seen by a block of threads: a thread reads and writes only its own rows.
 struct BlocksRows {
   OrthonormalizeArgs m;
   double* room;
@@ -43,7 +43,7 @@ struct FreshColumns {
   PhiloxStream stream[kernels::kFreshColumns];
 };
 
-/// One block: its threads go through the columns together.
+/// One block, whose threads process the columns together.
 TESSERA_PLAIN_KERNEL void orthonormalize_kernel(OrthonormalizeArgs m, FreshColumns fresh) {
   const BlocksRows rows{m, shared_memory<double>()};
   for (std::size_t column = 0; column < m.columns; ++column)

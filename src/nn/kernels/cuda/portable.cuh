@@ -1,6 +1,6 @@
-// What the kernels of this folder are written in: CUDA C++, or plain C++ where a test has included an emulation of a
-// device's blocks and threads before this file (tests/nn/ops/cuda/emulation.h). Kernels touch the vendor only through
-// it.
+// The language of the kernels in this directory: CUDA C++, or plain C++ if a test has included an emulation of a
+// device's blocks and threads before this file (tests/nn/ops/cuda/emulation.h). Kernels use the vendor's API only
+// through this file.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,7 @@
 #include <cuda_runtime.h>
 #define TESSERA_DEVICE __device__ __forceinline__
 #define TESSERA_KERNEL __global__
-#define TESSERA_PLAIN_KERNEL static __global__  // one that is no template
+#define TESSERA_PLAIN_KERNEL static __global__  // for kernels that are not templates
 #define TESSERA_BOTH __host__ __device__ __forceinline__
 #define TESSERA_UNROLL _Pragma("unroll")
 #elif !defined(TESSERA_EMULATED_CUDA)
@@ -35,7 +35,7 @@ using kernels::Wide;
 
 inline constexpr unsigned kWarp = 32;
 
-/// How many blocks of how many threads, and the dynamic shared memory of one.
+/// Launch configuration: the numbers of blocks and threads, and the dynamic shared memory of a block.
 struct Grid {
   std::size_t blocks = 1;
   unsigned threads = 256;
@@ -73,7 +73,7 @@ TESSERA_DEVICE std::size_t block_count() { return gridDim.x; }
 TESSERA_DEVICE unsigned thread_index() { return threadIdx.x; }
 TESSERA_DEVICE unsigned thread_count() { return blockDim.x; }
 TESSERA_DEVICE void sync_block() { __syncthreads(); }
-/// The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
+/// The value of the lane whose index differs in the bits of `mask`. All lanes of the warp must call it.
 template <class T>
 TESSERA_DEVICE T shuffle_xor(T value, unsigned mask) {
   return __shfl_xor_sync(0xffffffffU, value, static_cast<int>(mask));

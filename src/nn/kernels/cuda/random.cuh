@@ -1,11 +1,11 @@
-// Philox, normal numbers and dropout with the bits of random_blocks.cpp.
+// Philox, normal numbers and dropout, with the same bits as random_blocks.cpp.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/elementwise.cuh"
 
 namespace tessera::nn::cuda {
 
-/// A random stream in words that a device takes by value.
+/// A random stream, as words that are passed to kernels by value.
 struct PhiloxStream {
   std::uint32_t key0 = 0, key1 = 0;
   std::uint64_t high = 0;
@@ -38,7 +38,7 @@ template <std::size_t n>
 TESSERA_DEVICE float horner_unfused(float x, const float (&c)[n]) {
   float sum = c[0];
   TESSERA_UNROLL
-  for (std::size_t i = 1; i < n; ++i) sum = sum * x + c[i];  // this folder is compiled without contraction
+  for (std::size_t i = 1; i < n; ++i) sum = sum * x + c[i];  // this directory is compiled without contraction
   return sum;
 }
 
@@ -71,7 +71,7 @@ TESSERA_DEVICE float quantile(float v) {
   return horner_unfused(t, kC) / horner_unfused(t, kD);
 }
 
-/// The lowest bit of a word is the sign, the others choose the quantile.
+/// The lowest bit of a word is the sign; the other bits determine the quantile.
 TESSERA_DEVICE float normal_of(std::uint32_t word) {
   const float magnitude = static_cast<float>(static_cast<std::int32_t>(word >> 1));
   const float value = quantile((magnitude + 0.5f) * 0x1p-32f);
@@ -83,14 +83,14 @@ TESSERA_DEVICE T drawn(const NormalFill<T>& a, std::uint32_t word) {
   return narrow<T>(a.mean + a.deviation * static_cast<Wide<T>>(normal_of(word)));
 }
 
-/// 24 bits of the word, which every type holds exactly.
+/// 24 bits of the word, which every opmath type represents exactly.
 template <class T>
 TESSERA_DEVICE T drawn(const UniformFill<T>& a, std::uint32_t word) {
   const Wide<T> u = static_cast<Wide<T>>(static_cast<std::int32_t>(word >> 8)) * static_cast<Wide<T>>(0x1p-24);
   return narrow<T>(a.low + (a.high - a.low) * u);
 }
 
-/// A thread per block of four words; elements outside [begin, end) are skipped.
+/// One thread per block of four words; elements outside [begin, end) are skipped.
 template <class Fill>
 TESSERA_KERNEL void random_kernel(Fill a, PhiloxStream stream) {
   const std::uint64_t block = a.range.begin / 4 + block_index() * thread_count() + thread_index();
@@ -116,7 +116,7 @@ void fill_uniform(NativeStream stream, const UniformFill<T>& args) {
   fill_random(stream, args);
 }
 
-/// What dropout does to a value: nothing where the probability is 0.
+/// Dropout parameters; a probability of 0 drops nothing.
 struct Drop {
   std::uint32_t threshold = 0;
   double factor = 1;
@@ -135,7 +135,7 @@ struct DropoutPlan {
   Drop drop;
   PhiloxStream stream;
 };
-/// A thread per four words of one sample.
+/// One thread per four words of one sample.
 template <class T>
 TESSERA_KERNEL void dropout_kernel(DropoutPlan<T> a) {
   const std::size_t quads = divided_up(a.elements, 4);

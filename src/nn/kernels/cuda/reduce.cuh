@@ -1,4 +1,4 @@
-// Sums over a block of threads, in an order that depends on nothing but the block's size.
+// Sums over a block of threads, in an order that depends only on the block size.
 #pragma once
 
 #include "tessera/nn/kernels/cuda/portable.cuh"
@@ -19,7 +19,8 @@ struct Largest {
   }
 };
 
-/// The lanes' values combined, in every lane; the same tree in each since both operations commute.
+/// Combines the lanes' values; returns the result in every lane. All lanes use the same tree since both operations
+/// commute.
 template <class W, class Operation>
 TESSERA_DEVICE W over_warp(W value, Operation operation) {
   TESSERA_UNROLL
@@ -27,8 +28,8 @@ TESSERA_DEVICE W over_warp(W value, Operation operation) {
   return value;
 }
 
-/// The threads' values combined, in every thread. `room`: 32 values of shared memory that nothing else uses at the
-/// time; it is free again when the call returns. All threads of the block take part; there are whole warps only.
+/// Combines the threads' values; returns the result in every thread. `room`: 32 values of shared memory for exclusive
+/// use during the call. All threads of the block must call it; the block consists of whole warps.
 template <class W, class Operation>
 TESSERA_DEVICE W over_block(W value, Operation operation, W* room) {
   value = over_warp(value, operation);
@@ -41,11 +42,12 @@ TESSERA_DEVICE W over_block(W value, Operation operation, W* room) {
   return total;
 }
 
-/// Shared memory of over_block.
+/// Shared memory bytes of over_block.
 template <class W>
 inline constexpr std::size_t kReduceRoom = kWarp * sizeof(W);
 
-/// Infinity's parts are combined by the largest, which NaN is; the others by adding.
+/// Partial results of the infinity norm combine by the maximum, where NaN counts as the largest; those of other norms
+/// by addition.
 struct LargestOrNaN {
   TESSERA_DEVICE double operator()(double a, double b) const { return b > a || b != b ? b : a; }
 };
@@ -56,7 +58,7 @@ TESSERA_DEVICE double over_threads(const double* in, std::size_t count, Operatio
   return over_block(total, operation, shared_memory<double>());
 }
 
-/// One element more in a part of a norm.
+/// Adds one element to a partial result of a norm.
 TESSERA_DEVICE double add_to_norm(kernels::Norm norm, double part, double value) {
   const double magnitude = value < 0 ? -value : value;
   switch (norm) {
@@ -71,7 +73,7 @@ TESSERA_DEVICE double add_to_norm(kernels::Norm norm, double part, double value)
   }
 }
 
-/// A part of a norm: of one tile of kNormTile elements, in f64.
+/// Elements per partial result of a norm, which is computed in f64.
 inline constexpr std::size_t kNormTile = 16384;
 template <class T>
 TESSERA_KERNEL void norm_kernel(kernels::Norm norm, const T* x, std::size_t count, double* tiles) {
@@ -85,7 +87,7 @@ TESSERA_KERNEL void norm_kernel(kernels::Norm norm, const T* x, std::size_t coun
   if (thread_index() == 0) tiles[block_index()] = part;
 }
 
-/// out[0] = the parts in[count] together, by one block: each thread every 256th, then over the block.
+/// out[0] = the combined partial results in[count]; one block: each thread combines every 256th, then the block.
 TESSERA_PLAIN_KERNEL void norm_total_kernel(kernels::Norm norm, const double* in, std::size_t count, double* out) {
   const double total =
       norm == kernels::Norm::infinity ? over_threads(in, count, LargestOrNaN{}) : over_threads(in, count, Add{});
@@ -104,7 +106,7 @@ void norm_part(NativeStream stream, kernels::Norm norm, const T* x, std::size_t 
          static_cast<const double*>(scratch), tiles, out);
 }
 
-/// out[column] = or += the sum over `tiles` rows of parts[tile, column], in their order.
+/// out[column] = or += the sum over `tiles` rows of parts[tile, column], in order.
 template <class T>
 TESSERA_KERNEL void combine_kernel(const Wide<T>* parts, std::size_t tiles, std::size_t columns, T* out,
                                    bool accumulate) {
@@ -115,13 +117,13 @@ TESSERA_KERNEL void combine_kernel(const Wide<T>* parts, std::size_t tiles, std:
   out[column] = narrow<T>(accumulate ? wide(out[column]) + sum : sum);
 }
 
-/// Row tiles of a kernel that sums over rows: their number depends on the shape only.
+/// Number of row tiles of a kernel that sums over rows; it depends only on the shape.
 inline std::size_t row_tiles(std::size_t rows) { return smaller<std::size_t>(divided_up(rows, 16), 264); }
 inline std::size_t column_scratch(std::size_t rows, std::size_t columns, std::size_t element_bytes) {
   return row_tiles(rows) * columns * element_bytes;
 }
 
-/// parts[tile, column] = the sum of x over the tile's rows, a thread per column.
+/// parts[tile, column] = the sum of x over the tile's rows; one thread per column.
 template <class T>
 TESSERA_KERNEL void column_parts_kernel(const T* x, std::size_t rows, std::size_t columns, std::size_t tiles,
                                         Wide<T>* parts) {
@@ -136,7 +138,7 @@ TESSERA_KERNEL void column_parts_kernel(const T* x, std::size_t rows, std::size_
   parts[tile * columns + column] = sum;
 }
 
-/// out[column] = or += the sum over rows of x: the gradient of a bias. `scratch`: column_scratch() bytes of Wide<T>.
+/// out[column] = or += the sum of x over the rows: a bias gradient. `scratch`: column_scratch() bytes of Wide<T>.
 template <class T>
 void column_sums(NativeStream stream, const kernels::ColumnSumsArgs<T>& a, Wide<T>* scratch) {
   const std::size_t tiles = row_tiles(a.rows);

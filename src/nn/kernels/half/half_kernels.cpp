@@ -9,10 +9,10 @@ using namespace kernels;  // NOLINT: this file wraps them
 
 namespace {
 
-/// Elements that are widened at once where a kernel can be cut: 1 MiB of f32, which stays in the cache.
+/// Elements that are converted to f32 at once if a kernel can be split: 1 MiB of f32, which stays in the cache.
 constexpr std::size_t kPiece = std::size_t{1} << 18U;
 
-/// function(first, count) over [0, total) in pieces whose rows have `width` elements.
+/// Calls function(first, count) over [0, total) in pieces whose rows have `width` elements.
 template <class Function>
 void in_pieces(std::size_t total, std::size_t width, Function&& function) {
   const std::size_t piece = std::max<std::size_t>(1, kPiece / std::max<std::size_t>(1, width));
@@ -27,7 +27,7 @@ P* shifted(P* pointer, std::size_t by) {
   return pointer == nullptr ? nullptr : pointer + by;
 }
 
-/// y = function(inputs...) element by element; `old`: y's value is read too.
+/// y = function(inputs...) element by element; `old`: the function also reads y's value.
 template <class T, std::size_t n, class Function>
 void by_elements(F32Scratch<T>& scratch, std::size_t count, const T* const (&inputs)[n], Function&& function) {
   float* wide[n];
@@ -132,7 +132,7 @@ void NarrowKernels<T>::norm_part(Stream& s, kernels::Norm norm, const T* x, std:
     wide().norm_part(s, norm, in, length, parts + at / piece);
   });
   const bool largest = norm == kernels::Norm::infinity;
-  all_.f64()->norm_part(s, largest ? norm : kernels::Norm::one, parts, pieces, out);  // none is negative
+  all_.f64()->norm_part(s, largest ? norm : kernels::Norm::one, parts, pieces, out);  // no partial result is negative
 }
 
 template <class T>
@@ -202,7 +202,7 @@ void NarrowKernels<T>::embedding_backward(Stream& s, const EmbeddingBackward<T>&
   F32Scratch<T> scratch(all_, memory_, s);
   const std::size_t table = a.vocabulary * a.width;
   const float* dy = scratch.widened(a.dy, a.rows * a.width);
-  float* dweight = scratch.room(table);  // sums in f32: an id may come up often
+  float* dweight = scratch.room(table);  // sums in f32, because an id may occur often
   if (a.accumulate) scratch.load(a.dweight, dweight, table);
   wide().embedding_backward(s, {a.ids, dy, dweight, a.rows, a.vocabulary, a.width, a.accumulate});
   scratch.store(dweight, a.dweight, table);
@@ -246,7 +246,7 @@ void linear_dx(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s, cons
   });
 }
 
-/// Sums over pieces of rows stay in f32 to the end.
+/// Keeps the sums over pieces of rows in f32 until the end.
 template <class T>
 void linear_dweight(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s, const LinearBackward<T>& a) {
   const LinearShape& shape = a.shape;
@@ -267,7 +267,7 @@ void linear_dweight(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s,
     part.accumulate_dbias = a.accumulate_dbias || at > 0;
     wide.linear_backward(s, part);
   };
-  if (shape.rows == 0) piece(0, 0);  // a sum over nothing is still written
+  if (shape.rows == 0) piece(0, 0);  // an empty sum is still written
   in_pieces(shape.rows, width, piece);
   scratch.store(dweight, a.dweight, weights);
   scratch.store(dbias, a.dbias, shape.out);
@@ -277,7 +277,7 @@ void linear_dweight(KernelTable<float>& wide, F32Scratch<T>& scratch, Stream& s,
 
 template <class T>
 void NarrowKernels<T>::linear_backward(Stream& s, const LinearBackward<T>& a) {
-  // One after the other, so that the weight's two f32 forms never live at once.
+  // Sequential, so that the two f32 forms of the weight never exist at once.
   if (a.dweight != nullptr || a.dbias != nullptr) {
     F32Scratch<T> scratch(all_, memory_, s);
     linear_dweight(wide(), scratch, s, a);

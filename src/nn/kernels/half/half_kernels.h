@@ -1,5 +1,6 @@
-// 16-bit kernels made of a device's f32 kernels: inputs are widened into scratch of the pool, the f32 kernel runs, and
-// what it wrote is rounded once. Scratch belongs to the compute stream's order, so it works on streams that run late.
+// Half-precision kernels built from a device's f32 kernels: inputs are converted to f32 in scratch of the pool, the f32
+// kernel runs, and its outputs are rounded once. Scratch follows the order of the compute stream, so this works on
+// streams that run work later.
 #pragma once
 
 #include <initializer_list>
@@ -11,11 +12,11 @@
 
 namespace tessera::nn {
 
-/// For T of 16 bits. What a device does better itself it overrides.
+/// For half-precision T. Devices override functions that they implement better.
 template <class T>
 class NarrowKernels : public KernelTable<T> {
  public:
-  /// `all` has the f32 and f64 kernels and the conversions; it and `memory` outlive this.
+  /// `all` provides the f32 and f64 kernels and the conversions; `all` and `memory` must outlive this object.
   NarrowKernels(DeviceKernels& all, MemoryPool& memory) : all_(all), memory_(memory) {}
 
   void fill(Stream& stream, T value, T* out, std::size_t count) override;
@@ -51,16 +52,16 @@ class NarrowKernels : public KernelTable<T> {
   void attention_forward(Stream& stream, const kernels::AttentionForward<T>& args) override;
   void attention_backward(Stream& stream, const kernels::AttentionBackward<T>& args) override;
 
-  /// Unsupported: optimizers keep f32, 16-bit values have masters.
+  /// Throws Unsupported: optimizers keep f32; half-precision parameters have master weights.
   void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) override;
   void adam_step(Stream& stream, const kernels::AdamStep<T>& args) override;
 
  protected:
-  /// Whether the processor multiplies elements of T: then the host's linear layers need no scratch.
+  /// True if the processor multiplies elements of T; the host's linear layers then need no scratch.
   static bool has_product(const kernels::LinearShape& shape) {
     return kernels::has_onednn_product(dtype_of<T>) && shape.rows > 0 && shape.in > 0 && shape.out > 0;
   }
-  /// linear_backward's gradient of the bias alone.
+  /// Computes only the bias gradient of linear_backward.
   void bias_backward(Stream& stream, kernels::LinearBackward<T> args) {
     args.dweight = args.dx = nullptr;
     if (args.dbias != nullptr) NarrowKernels::linear_backward(stream, args);
@@ -75,7 +76,7 @@ class NarrowKernels : public KernelTable<T> {
 extern template class NarrowKernels<f16>;
 extern template class NarrowKernels<bf16>;
 
-/// The f32 memory of one call.
+/// The f32 scratch memory of one call.
 template <class T>
 class F32Scratch {
  public:
@@ -91,7 +92,7 @@ class F32Scratch {
     buffers_.push_back(memory_.allocate(count * sizeof(float), MemoryCategory::activation));
     return static_cast<float*>(buffers_.back().data());
   }
-  /// Where `like` is null: null.
+  /// Returns null if `like` is null.
   float* room_for(const T* like, std::size_t count) { return like == nullptr ? nullptr : room(count); }
   void load(const T* from, float* to, std::size_t count) {
     if (from != nullptr && count > 0) all_.convert(stream_, {from, dtype_of<T>, to, DType::f32, count});
@@ -99,7 +100,7 @@ class F32Scratch {
   void store(const float* from, T* to, std::size_t count) {
     if (to != nullptr && count > 0) all_.convert(stream_, {from, DType::f32, to, dtype_of<T>, count});
   }
-  /// Room with the values of `from`.
+  /// Returns scratch that holds the values of `from`.
   float* widened(const T* from, std::size_t count) {
     float* to = room_for(from, count);
     load(from, to, count);
@@ -113,7 +114,7 @@ class F32Scratch {
   std::vector<Buffer> buffers_;
 };
 
-/// Strided views of one memory, or of several. Views that interleave share their f32 copy.
+/// Strided views of one or several memory regions. Interleaved views share their f32 copy.
 template <class T>
 class F32Views {
  public:
@@ -129,7 +130,7 @@ class F32Views {
   F32Views(F32Scratch<std::remove_const_t<T>>& scratch, std::initializer_list<Part> parts);
   kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> of(
       const kernels::HeadsView<T>& view) const;
-  /// Rounds everything back.
+  /// Rounds all values back to T.
   void store() requires(!std::is_const_v<T>);
 
  private:

@@ -1,4 +1,4 @@
-// The part of NarrowKernels whose kernels combine the elements of a row: norms, losses, rotations, attention. Included
+// The functions of NarrowKernels that combine the elements of a row: norms, losses, rotations, attention. Included
 // once, by half_kernels.cpp.
 #pragma once
 

@@ -32,7 +32,7 @@ F32Views<T>::F32Views(F32Scratch<std::remove_const_t<T>>& scratch, std::initiali
   regions_ = std::move(merged);
   for (Region& region : regions_) {
     region.wide = scratch_.room(region.count);
-    // What lies between the views goes there and back unchanged.
+    // Elements between the views are copied there and back unchanged.
     if (region.load || region.covered < region.count) scratch_.load(region.begin, region.wide, region.count);
   }
 }
@@ -46,7 +46,7 @@ kernels::HeadsView<std::conditional_t<std::is_const_v<T>, const float, float>> F
     if (inside)
       return {region.wide + (view.data - region.begin), view.batch_stride, view.position_stride, view.head_stride};
   }
-  return {nullptr, view.batch_stride, view.position_stride, view.head_stride};  // of no elements
+  return {nullptr, view.batch_stride, view.position_stride, view.head_stride};  // a view without elements
 }
 
 template <class T>

@@ -1,4 +1,4 @@
-// A table of kernels that shows each call, with its size, to an observer before another table does it.
+// A kernel table that passes each call, with its size, to an observer before another table runs it.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,8 @@
 
 namespace tessera::nn {
 
-/// The sizes: bytes count each operand once, as if it came from memory; products count two operations for each
-/// multiplication that is added; attention does two products over the half of the scores that is causal, and its
-/// backward five.
+/// Sizes: bytes count each operand once, as if it came from memory. Products count two operations per multiply-add.
+/// Attention counts two products over the causal half of the scores, and its backward five.
 template <class T>
 class InstrumentedKernels final : public KernelTable<T> {
  public:
@@ -125,7 +124,7 @@ class InstrumentedKernels final : public KernelTable<T> {
   static double product(const kernels::LinearShape& shape) {
     return 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.in) * static_cast<double>(shape.out);
   }
-  /// One product with the scores.
+  /// Operations of one product over the scores.
   static double scores(const kernels::AttentionShape& shape) {
     const auto positions = static_cast<double>(shape.positions);
     return static_cast<double>(shape.batch * shape.heads * shape.dim) * positions * (positions + 1);
@@ -175,7 +174,7 @@ class InstrumentedDeviceKernels final : public DeviceKernels {
     show("decode_nf4", s, a.dtype, static_cast<std::size_t>(a.count) * size_of(a.dtype),
          [&] { inner_->decode_nf4(s, a); });
   }
-  void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& a) override {  // each column reads those before it
+  void orthonormalize(Stream& s, const kernels::OrthonormalizeArgs& a) override {  // each column reads those before
     show("orthonormalize", s, DType::f32, a.rows * a.columns * a.columns * sizeof(float),
          [&] { inner_->orthonormalize(s, a); });
   }

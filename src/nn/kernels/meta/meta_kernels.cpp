@@ -1,5 +1,5 @@
-// The kernels of the meta device: they do nothing. Scratch is as large as the host's would be, so that the ledger of a
-// run without data says what the same run on the host needs.
+// Kernels of the meta device, which do nothing. They allocate as much scratch as the host's kernels, so the memory
+// tracker of a run without data reports what the same run on the host needs.
 #include "tessera/nn/kernels/meta/meta_kernels.h"
 
 #include "tessera/nn/kernels/half/half_kernels.h"
@@ -50,7 +50,7 @@ class MetaKernels final : public KernelTable<T> {
   ThreadPool& pool_;
 };
 
-/// Books the f32 scratch that the host needs.
+/// Allocates the f32 scratch that the host's kernels need.
 template <class T>
 class MetaNarrowKernels final : public NarrowKernels<T> {
  public:

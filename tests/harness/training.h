@@ -41,7 +41,7 @@ struct TrainingSpec {
   /// wait for shows in the next one.
   std::optional<bool> drains = {};
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
-  std::optional<bool> device_ipc = {};                ///< as comm::Config's
+  std::optional<bool> device_ipc = {};                ///< as comm::InitOptions's
   fsdp::EngineOptions engine = {};
   bool retry_failed_steps = false;  ///< after Engine::abort_step(), where forward or backward throws on every rank
   std::string decorators = {};      ///< around every rank's communicators; see plugins/decorators/spec.h

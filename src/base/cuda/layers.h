@@ -6,7 +6,7 @@
 
 namespace tessera::base::cuda {
 
-const void* find_of_nn(std::string_view interface) noexcept;    ///< src/nn/ops/cuda
-const void* find_of_comm(std::string_view interface) noexcept;  ///< src/comm/cuda
+const void* find_of_nn(std::string_view interface) noexcept;    ///< src/nn/kernels/cuda
+const void* find_of_comm(std::string_view interface) noexcept;  ///< src/comm/kernels/cuda
 
 }  // namespace tessera::base::cuda

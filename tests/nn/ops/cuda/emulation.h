@@ -1,4 +1,4 @@
-// Blocks and threads of a GPU in plain C++, so that the kernels of src/nn/ops/cuda run in a CPU test: include this
+// Blocks and threads of a GPU in plain C++, so that the kernels of src/nn/kernels/cuda run in a CPU test: include this
 // before them.
 //
 // Blocks run one after the other. The threads of a block are fibers that run one after the other from barrier to

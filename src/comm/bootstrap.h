@@ -22,8 +22,7 @@ namespace tessera::comm {
 struct ControlEvents {
   /// Called once for each rank that dies, but not for a rank that closes normally (destroys its bootstrap).
   std::function<void(int rank)> lost;
-  std::function<void(int from, std::string_view message)>
-      message;  ///< called for each message that `from` sends on this channel
+  std::function<void(int from, std::string_view message)> message;  ///< for each message from `from` on this channel
   /// Called when data received from this rank is corrupt. None of it is delivered, and nothing from this rank will be
   /// any more; the opposite direction still works. If null, the rank counts as lost.
   std::function<void(int rank)> damaged = nullptr;

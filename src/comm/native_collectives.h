@@ -48,8 +48,8 @@ struct NativeRequest {
   std::size_t count = 0;                        ///< elements of one rank's part, or of everything if there are no parts
   int root = 0;
   const std::byte* in = nullptr;  ///< if the operation reads it on this rank
-  std::byte* out =
-      nullptr;  ///< if the operation writes it on this rank; overlaps `in` only as the operation documents (in place)
+  /// If the operation writes it on this rank; overlaps `in` only as the operation documents (in place).
+  std::byte* out = nullptr;
   NativeCommunicator* group = nullptr;
   /// If not null, the request creates another group of the same ranks and stores it here; all other fields are unused.
   /// Stores null if the library has no more groups, perhaps not on all ranks.

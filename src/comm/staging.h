@@ -14,8 +14,7 @@ namespace tessera::comm {
 struct StagingOptions {
   /// How many bytes of a call are copied, moved and copied back at once. The same on all ranks.
   std::size_t chunk_bytes = std::size_t{2} << 20;
-  std::size_t chunks_in_flight =
-      3;  ///< of one call: one each copied to the host, moved between the ranks, and copied back
+  std::size_t chunks_in_flight = 3;  ///< of one call: one copied down, one between the ranks, one copied up
   /// Ranks of a host read each other's memory from allocate(), if their devices can. All ranks or none.
   bool ipc = true;
   std::string algorithms;  ///< in the grammar of TESSERA_ALGO: a call for which it names an algorithm other than

@@ -111,9 +111,9 @@ class TESSERA_API DeviceRuntime {
   /// Appends a fill: every byte becomes `value`.
   virtual void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) = 0;
 
-  /// Until end_capture(), work appended to `stream` is captured instead of run. During a capture no event may be
-  /// recorded on the stream, and nothing may wait for it. One capture at a time. Throws Unsupported if the device
-  /// doesn't support it.
+  /// Until end_capture(), work appended to `stream` is captured instead of run. During a capture the stream must
+  /// not use events, and nothing may wait for it. One capture at a time. Throws Unsupported if the device doesn't
+  /// support it.
   virtual void begin_capture(Stream& stream);
   /// Returns the captured graph. The stream leaves capture mode even if this throws because something couldn't be
   /// captured.

@@ -42,7 +42,7 @@ class TESSERA_API Mismatch : public Error {
   std::string_view kind() const noexcept override { return "Mismatch"; }
 };
 
-/// A deadline passed; names the operation, its number and the ranks behind. Fatal to the communicator.
+/// A deadline passed; names the operation, its number and the ranks that it waits for. Fatal to the communicator.
 class TESSERA_API Timeout : public Error {
  public:
   using Error::Error;

@@ -24,8 +24,7 @@ class IpcMemory {
 
   const int index_;
   std::mutex mutex_;
-  std::multiset<void*>
-      opened_;  ///< memory of other processes; memory opened twice has one address, which is closed twice
+  std::multiset<void*> opened_;  ///< of other processes; memory opened twice has one address, closed twice
 };
 
 }  // namespace tessera::base::cuda

@@ -11,8 +11,8 @@
 
 namespace tessera::base {
 
-/// Allocates blocks of 512 bytes times a power of two. They stay split until this object is destroyed. The tracker
-/// counts what is held beyond the requests as reserved. Thread-safe.
+/// Allocates blocks of 512 bytes times a power of two. They stay split until this object is destroyed. What is held
+/// beyond the requests is reported to the tracker. Thread-safe.
 class SlabAllocator {
  public:
   SlabAllocator(DeviceRuntime& runtime, MemoryTracker& memory_tracker, std::size_t largest)

@@ -38,7 +38,7 @@ HandshakeVerdict judge(const RankIdentity& self, const protocol::Challenge& chal
                        bool taken, bool complete);
 
 /// The result of the connecting side's attempt. If it was not admitted, it tries again: the port may belong to another
-/// program, rank 0 may be overloaded or about to exit, or a bit may have been flipped.
+/// program, rank 0 may be overloaded or about to stop listening, or a bit may have been flipped.
 struct Attempt {
   bool admitted = false;  ///< then the connection is sealed
   bool unproven = false;  ///< refused by a peer that doesn't prove that it knows the key

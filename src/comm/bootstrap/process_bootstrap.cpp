@@ -109,7 +109,7 @@ void ProcessBootstrap::introduce(const std::string& host_id) {
   if (!one_host && is_loopback(local_address_) && !all[0].address.empty()) local_address_ = all[0].address;
 }
 
-/// Rank 0: the address at which others reach it, preferably as seen from outside.
+/// Rank 0: the address at which others reach it; a loopback address only if there is no other.
 std::string ProcessBootstrap::link_address() const {
   std::string address;
   for (const Connection& link : links_) {

@@ -82,7 +82,7 @@ struct Hello {
 enum class Verdict : std::uint8_t {
   welcome = 0,
   refused = 1,    ///< permanently
-  try_again = 2,  ///< rank 0 belongs to an earlier start or world, and will exit
+  try_again = 2,  ///< rank 0 belongs to an earlier start or world, and will stop listening
 };
 struct HandshakeReply {
   Verdict verdict = Verdict::welcome;

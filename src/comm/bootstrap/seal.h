@@ -13,8 +13,8 @@
 
 namespace tessera::comm {
 
-/// One end of a connection. A sealed frame is its head (protocol::kHeadBytes), a checksum of the head, so that a damaged
-/// length is not waited for, the payload, and the HMAC.
+/// One end of a connection. A sealed frame is its head (protocol::kHeadBytes), a checksum of the head, so that a
+/// damaged length is not waited for, the payload, and the HMAC.
 class Seal {
  public:
   static constexpr std::size_t kHeadBytes = protocol::kHeadBytes + 4;

@@ -167,7 +167,7 @@ void StagedCommunicator::give_region(Buffer region) {
 }
 
 /// A split needs exclusive use of the inner communicator, and only issued calls progress without it. The peers'
-/// messages may come after their split, so no chunk may have to wait for them to free its region.
+/// messages may come after their split, so no chunk may wait for a region that another chunk occupies until then.
 void StagedCommunicator::wait_until_issued() {
   {
     const std::lock_guard lock(engine_->mutex());

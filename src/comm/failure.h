@@ -19,8 +19,8 @@ struct Failure {
   std::string cause;
 };
 
-/// The first failure of any communicator of a rank. When the rank exits, it sends this cause to the other ranks, which
-/// may notice the exit on communicators that this failure has not reached. Thread-safe.
+/// The first failure of any communicator of a rank. When the rank leaves, it sends this cause to the other ranks, which
+/// may notice its end on communicators that this failure has not reached. Thread-safe.
 class TESSERA_API FirstFailureRecord {
  public:
   void note(std::string_view cause) noexcept;

@@ -76,7 +76,7 @@ class TESSERA_API HostCollectives {
 
   Communicator& communicator_;
   base::DeviceRuntime& device_;
-  std::unique_ptr<base::Stream> stream_;               // created at the first use of device memory, as are the rooms
+  std::unique_ptr<base::Stream> stream_;               // created at the first use of device memory, as are rooms_
   std::vector<std::unique_ptr<StagingBuffer>> rooms_;  // kept, since allocating device memory synchronizes the device
 };
 

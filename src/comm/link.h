@@ -21,7 +21,7 @@ struct AmHeader {
     ask,       ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
     withdraw,   ///< cancels the CTS of that slot, since its receive was cancelled
     withdrawn,  ///< reply to it unless the bulk transfer had started: the slot receives nothing
-    offer,      ///< of CmaLink: the location of that slot's data; an Offer follows
+    offer,      ///< of CmaLink: the location of that slot's data; a CmaAddress follows
     taken       ///< FIN, the reply to an offer: the data was read
   };
   Kind kind = Kind::content;

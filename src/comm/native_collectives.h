@@ -51,8 +51,8 @@ struct NativeRequest {
   /// If the operation writes it on this rank; overlaps `in` only as the operation documents (in place).
   std::byte* out = nullptr;
   NativeCommunicator* group = nullptr;
-  /// If not null, the request creates another group of the same ranks and stores it here; all other fields are unused.
-  /// Stores null if the library has no more groups, perhaps not on all ranks.
+  /// If not null, the request is not an operation: it creates another group of the same ranks and stores it here, or
+  /// null if the library has no more groups, perhaps not on all ranks.
   std::unique_ptr<NativeCommunicator>* copy = nullptr;
   NativeOwner* owner = nullptr;
   std::uint32_t index = 0;    ///< for the owner

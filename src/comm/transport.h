@@ -75,8 +75,8 @@ class TESSERA_API TransportEvents {
 };
 
 /// Messages between two ranks may overtake each other; the tag pairs send and receive. Either side may start first.
-/// Large messages without a matching receive use no memory on either side. poll() makes a bounded amount of progress
-/// and never blocks. All functions but the constructor run under the engine's lock.
+/// Large messages without a matching receive don't increase either side's memory. poll() makes a bounded amount of
+/// progress and never blocks. All functions but the constructor run under the engine's lock.
 class TESSERA_API Transport : public Pollable {
  public:
   virtual void send(Message& message) noexcept = 0;

@@ -125,7 +125,7 @@ struct Capabilities {
   bool moves_nothing = false;        ///< supports memory of device meta, which has no data: a simulation
   bool shares_memory = false;        ///< all ranks are on one host and map each other's memory
   bool splits_share_memory = false;  ///< communicators split from it may share memory
-  bool deterministic = true;  ///< sums follow one tree (docs/collectives.md): bitwise equal everywhere
+  bool deterministic = true;         ///< sums follow one tree (docs/collectives.md): bitwise equal everywhere
   std::vector<std::string>
       algorithms;  ///< "all_reduce=direct", "all_reduce=symmetric", ...: what TESSERA_ALGO may name
   /// Largest relative error of a sum of n 16-bit elements, in units of the last place of the result (1/2: rounded

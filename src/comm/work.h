@@ -78,7 +78,7 @@ class TESSERA_API Work {
   void wait() {
     if (state_ != nullptr) state_->wait();
   }
-  /// Waits at most this long. False: still in flight.
+  /// Waits at most this long. False: still in flight, and nothing has changed.
   bool wait_for(std::chrono::milliseconds time) { return wait_until(std::chrono::steady_clock::now() + time); }
   bool wait_until(std::chrono::steady_clock::time_point until) {
     return state_ == nullptr || state_->wait_until(until);

@@ -1,13 +1,13 @@
-// What a library and its loadable modules must have in common, as one string that both compare.
+// The ABI of a library and its loadable modules, as one string that both sides compare.
 #pragma once
 
 #include <cstddef>
 
-// What two parts of a program must have in common before they hand C++ objects to each other. A macro: a variable would
-// be merged with the library's by the linker, and always agree with it.
+// The ABI string: what two parts of a program must have in common before they exchange C++ objects. A macro, since the
+// linker would merge a variable with the library's, and the two would always agree.
 #define TESSERA_ABI_TEXT_(x) #x
 #define TESSERA_ABI_TEXT(x) TESSERA_ABI_TEXT_(x)
-// The number counts up whenever a class or struct in the headers of base, comm or a device's table changes.
+// Increment it whenever a class or struct in the headers of base, comm or a device's table changes.
 #define TESSERA_ABI_NUMBER 7
 
 #if defined(__clang__)

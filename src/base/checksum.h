@@ -1,4 +1,4 @@
-// Checksums that find damaged bytes (XXH3, 64 bits). They prove nothing about who sent them.
+// Checksums (XXH3, 64 bits) that detect damaged bytes. They don't authenticate the sender.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace tessera::base {
 
 TESSERA_API std::uint64_t checksum(std::span<const std::byte> bytes) noexcept;
 
-/// The same of bytes that come in parts. Owns a little memory, which reset() keeps.
+/// The checksum of bytes that arrive in parts. Owns a little memory, which reset() keeps.
 class TESSERA_API RunningChecksum {
  public:
   RunningChecksum();
@@ -21,7 +21,7 @@ class TESSERA_API RunningChecksum {
   ~RunningChecksum();
   void reset() noexcept;
   void add(std::span<const std::byte> bytes) noexcept;
-  /// Of what was added since the last reset().
+  /// The checksum of the bytes added since the last reset().
   std::uint64_t value() const noexcept;
 
  private:

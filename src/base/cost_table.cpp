@@ -21,7 +21,7 @@ void CostTable::merge(const CostTable& other) {
     for (const double one : seconds) add(size, one);
 }
 
-/// Medians, with none below an earlier one.
+/// The medians, made non-decreasing.
 std::vector<CostTable::Point> CostTable::points() const {
   std::vector<Point> all;
   for (const auto& [size, seconds] : measured_) {

@@ -1,4 +1,4 @@
-// How long something takes by its size, as it was measured: a cost model without a formula.
+// Measured time by size: a cost model without a formula.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace tessera::base {
 
-/// Copyable; reading is thread-safe.
+/// Time by size, from measurements. Copyable; reading is thread-safe.
 class TESSERA_API CostTable {
  public:
-  /// Several measurements of one size: their median counts. Throws InvalidUsage unless both are finite and not
-  /// negative.
+  /// Adds a measurement; of several for one size, the median is used. Throws InvalidUsage unless both values are finite
+  /// and not negative.
   void add(double size, double seconds);
-  /// Adds what another one has measured.
+  /// Adds the measurements of another table.
   void merge(const CostTable& other);
 
-  /// The straight line between the sizes next to it. Beyond the largest the slope of the last two goes on; below the
-  /// smallest, and where there is one size only, it is in proportion. Never falls with the size, even if a measurement
-  /// did. 0 without any.
+  /// Interpolates linearly between the neighboring sizes. Beyond the largest size, the slope of the last two continues;
+  /// below the smallest, and with a single size, the time is proportional to the size. Never decreases with the size,
+  /// even if a measurement did. 0 without measurements.
   double at(double size) const;
   bool empty() const { return measured_.empty(); }
 

@@ -1,4 +1,4 @@
-// Where memory lies.
+// Devices, which own memory.
 #pragma once
 
 #include <cstdint>

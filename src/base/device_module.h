@@ -1,5 +1,5 @@
-// What a loadable module with a device offers: one C function, tessera_device_entry(). The file is called DEVICE.so and
-// lies in tessera-modules/devices beside the library. It is never unloaded.
+// The interface of a loadable module with a device: one C function, tessera_device_entry(). The file is named DEVICE.so
+// and lies in tessera-modules/devices beside the library. It is never unloaded.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace tessera::base {
 
-/// Nothing throws through the entry: an exception travels as a value.
+/// The result of open(). Nothing throws through the entry: an exception is returned as a value.
 struct OpenedDevice {
   std::shared_ptr<DeviceRuntime> runtime;
   std::exception_ptr error;
@@ -29,7 +29,7 @@ struct DeviceProbe {
 
 extern "C" {
 
-/// `abi` and `size` are read first, and nothing else where they are not the library's own.
+/// The library reads `abi` and `size` first; unless they equal its own, it reads nothing else.
 struct tessera_device {
   const char* abi;   ///< TESSERA_ABI
   std::size_t size;  ///< of this struct

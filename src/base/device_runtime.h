@@ -1,7 +1,8 @@
-// What a device can do for the layers above: memory, streams and copies. One abstract class for every kind of device.
+// A device as the layers above use it: memory, streams and copies. One abstract class for all kinds of devices.
 //
 // cpu and meta are built in. Any other device is a loadable module (device_module.h), so the program starts on machines
-// that lack it and says why. Layers above put their own tables into a device without base knowing them: see find().
+// without the device and reports why it can't be used. Layers above add their own tables to a device without changes to
+// base: see find().
 #pragma once
 
 #include <array>
@@ -18,52 +19,53 @@
 namespace tessera::base {
 
 struct DeviceProperties {
-  std::string name;              ///< the vendor's
+  std::string name;              ///< the vendor's name
   std::size_t memory_bytes = 0;  ///< 0: not known
-  int processors = 0;            ///< that run blocks of threads at the same time; 0: not known
-  int generation = 0;            ///< of the architecture, ten times major plus minor; 0 where that means nothing
-  bool shares_memory = false;    ///< with the processes of its host; each may still refuse it
+  int processors = 0;            ///< multiprocessors, which run blocks of threads at the same time; 0: not known
+  int generation = 0;            ///< of the architecture, ten times major plus minor; 0 if not applicable
+  bool shares_memory = false;    ///< IPC with processes of its host is supported; each process may still refuse it
 };
 
 enum class CopyDirection : std::uint8_t { host_to_device, device_to_host, device_to_device };
 
 struct DeviceTraits {
   bool host_accessible = false;  ///< the host may read and write the device's memory (in the order of its streams)
-  bool slow_allocation = false;  ///< pools keep more idle memory, and cut small blocks out of large ones
-  bool shares_memory = false;    ///< get_ipc_handle() and open_ipc_handle() are there
+  bool slow_allocation = false;  ///< pools keep more idle memory, and split large blocks into small ones
+  bool shares_memory = false;    ///< get_ipc_handle() and open_ipc_handle() are implemented
 };
 
-/// What another process needs to use memory of a device. Bytes that may be sent to it; what they mean is the device's.
+/// A handle by which another process maps memory of a device. Bytes that may be sent to it; their meaning is the
+/// device's.
 struct IpcMemoryHandle {
   std::array<std::byte, 128> bytes{};
 };
 
-/// A point that the host reaches: how a stream comes after something that the host still has to do.
+/// An event that the host sets, which lets a stream wait for work of the host.
 class TESSERA_API HostEvent {
  public:
   HostEvent() = default;
-  virtual ~HostEvent();  ///< what is armed counts as reached
+  virtual ~HostEvent();  ///< sets the event if it is armed
   HostEvent(const HostEvent&) = delete;
   HostEvent& operator=(const HostEvent&) = delete;
-  /// A new event; the one before must have been reached. It may outlive the signal.
+  /// Returns a new event; the previous one must have been set. It may outlive this object.
   virtual Event arm() = 0;
-  /// Reaches the event. Any thread, once.
+  /// Sets the event. Any thread, once.
   virtual void set() noexcept = 0;
 };
 
-/// Work of a stream that was recorded once and runs again as a whole, on the same memory. Its device outlives it.
+/// Work of a stream that was captured once and is replayed as a whole, on the same memory. The device must outlive it.
 class TESSERA_API Graph {
  public:
   Graph() = default;
-  virtual ~Graph();  ///< what was launched must have run
+  virtual ~Graph();  ///< launched work must have run
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
-  /// Appends it.
+  /// Appends the graph to `stream`.
   virtual void launch(Stream& stream) = 0;
 };
 
-/// One device as one rank uses it. Thread-safe but for what a stream allows. Errors: SystemError where memory is short,
-/// BackendError with the vendor's text for everything else.
+/// One device as used by one rank. Thread-safe, subject to the rules of streams. Throws SystemError if memory is
+/// exhausted, and BackendError with the vendor's text for all other errors.
 class TESSERA_API DeviceRuntime {
  public:
   virtual ~DeviceRuntime();
@@ -76,53 +78,57 @@ class TESSERA_API DeviceRuntime {
   virtual DeviceProperties properties() const = 0;
 
   virtual std::unique_ptr<Stream> make_stream() = 0;
-  /// One for copies that must get on while all other streams wait for something.
+  /// A stream for copies that must progress while all other streams wait.
   virtual std::unique_ptr<Stream> make_copy_stream() { return make_stream(); }
-  /// Streams of this device that wait for its events wait on the device. The default's make the host wait instead.
+  /// Streams of this device that wait for its events wait on the device. In the default implementation the host waits
+  /// instead.
   virtual std::unique_ptr<HostEvent> make_signal();
 
-  /// At least `bytes` (0: a valid pointer), aligned to kAlignment, uninitialised. Slow: pools stand above it.
+  /// Allocates at least `bytes` (0: returns a valid pointer), aligned to kAlignment, uninitialized. Slow; pools use it.
   virtual void* allocate(std::size_t bytes) = 0;
-  /// Any work that uses the memory must have been done, or be ordered before what the device does for free.
+  /// All work that uses the memory must have completed, or be ordered before the device's own free operation.
   virtual void free(void* data, std::size_t bytes) noexcept = 0;
 
-  /// For the processes of this host: `data` is all that one allocate() gave. It may be freed only when everybody who
-  /// imported it has released it. Throws Unsupported where this device or system shares nothing.
+  /// Exports memory to processes of this host. `data` is a complete allocation from allocate(). It may be freed only
+  /// after every importer has closed it. Throws Unsupported if this device or system doesn't support it.
   virtual IpcMemoryHandle get_ipc_handle(void* data, std::size_t bytes);
-  /// Where this device reads and writes that memory, which may be another device's; in the process that exported it
-  /// that is the memory's own address. Throws Unsupported, with the reason, where it can't reach it.
+  /// Returns the address at which this device accesses the exported memory, which may be another device's; in the
+  /// exporting process that is the memory's own address. Throws Unsupported, with the reason, if the device can't
+  /// access it.
   virtual void* open_ipc_handle(const IpcMemoryHandle& handle);
-  /// What open_ipc_handle() gave; as free() for what is under way.
+  /// Closes what open_ipc_handle() returned; the rules of free() apply to work in flight.
   virtual void close_ipc_handle(void* imported) noexcept;
 
-  /// Host memory that copies from and to this device may use without making the host wait.
+  /// Allocates host memory that copies from and to this device can use without making the host wait.
   virtual void* allocate_host(std::size_t bytes) = 0;
   virtual void free_host(void* data, std::size_t bytes) noexcept = 0;
-  /// Makes host memory that is there already such memory, until unpin_host().
+  /// Pins existing host memory for such copies, until unpin_host().
   virtual void pin_host(void*, std::size_t) {}
   virtual void unpin_host(void*, std::size_t) noexcept {}
 
-  /// Appends a copy to `stream`. Host memory that isn't allocate_host's works too, but may make the host wait.
+  /// Appends a copy to `stream`. Host memory not from allocate_host() also works, but may make the host wait.
   virtual void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) = 0;
-  /// Appends: every byte becomes `value`.
+  /// Appends a fill: every byte becomes `value`.
   virtual void fill(Stream& stream, void* data, unsigned char value, std::size_t bytes) = 0;
 
-  /// From here to end_capture() work appended to `stream` is recorded instead of run; it must take no event, and nobody
-  /// may wait for it. One at a time. Throws Unsupported where the device can't.
+  /// Until end_capture(), work appended to `stream` is captured instead of run. During a capture the stream must
+  /// not use events, and nothing may wait for it. One capture at a time. Throws Unsupported if the device doesn't
+  /// support it.
   virtual void begin_capture(Stream& stream);
-  /// What was recorded. The stream is as before, also where this throws: something could not be recorded.
+  /// Returns the captured graph. The stream leaves capture mode even if this throws because something couldn't be
+  /// captured.
   virtual std::unique_ptr<Graph> end_capture(Stream& stream);
 
   /// The host waits for everything on this device.
   virtual void synchronize() = 0;
 
-  /// Shows what the calling thread does from here to range_end() as "WHAT UNIT" to the vendor's profiler, if one is
-  /// attached. Ranges of a thread nest, and each has its end.
+  /// Shows the calling thread's work up to range_end() as "WHAT UNIT" in the vendor's profiler, if one is attached.
+  /// Ranges of a thread nest, and each must be ended.
   virtual void range_begin(std::string_view /*what*/, std::string_view /*unit*/) noexcept {}
   virtual void range_end() noexcept {}
 
-  /// What this device has for a layer above, by the name that the layer chose; null where it has none. The layer's
-  /// header fixes the type; find<Table>() asks under Table::kInterface.
+  /// Returns this device's table for a layer above, by the name that the layer chose; null if it has none. The layer's
+  /// header defines the type; find<Table>() looks up Table::kInterface.
   virtual const void* find(std::string_view interface) const noexcept = 0;
   template <class Table>
   const Table* find() const noexcept {
@@ -137,20 +143,20 @@ class TESSERA_API DeviceRuntime {
   const DeviceTraits traits_;
 };
 
-/// Throws InvalidUsage with the reason where the device can't be used on this machine. Makes nothing.
+/// Throws InvalidUsage with the reason if the device can't be used on this machine. Creates nothing.
 TESSERA_API void require_device(Device device);
 
-/// The device, ready for use. Throws InvalidUsage with the reason where it can't be used on this machine.
+/// Opens the device. Throws InvalidUsage with the reason if it can't be used on this machine.
 TESSERA_API std::shared_ptr<DeviceRuntime> open_device(Device device);
 
 struct DeviceInfo {
   std::string name;  ///< "cpu", "meta", "cuda"
   bool available = false;
-  std::string reason;                     ///< why it isn't
-  std::vector<DeviceProperties> devices;  ///< what was found
+  std::string reason;                     ///< why it isn't available
+  std::vector<DeviceProperties> devices;  ///< the devices found
 };
 
-/// Every device that this library knows or finds a module for. Never throws for a device that can't be used.
+/// Lists every built-in device and every device with a module. Never throws for a device that can't be used.
 TESSERA_API std::vector<DeviceInfo> list_devices();
 
 }  // namespace tessera::base

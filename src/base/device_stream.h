@@ -1,4 +1,4 @@
-// A stream of a device whose vendor's libraries want to see the vendor's handle.
+// A device stream that exposes the vendor's handle to the vendor's libraries.
 #pragma once
 
 #include "tessera/base/export.h"
@@ -6,9 +6,9 @@
 
 namespace tessera::base {
 
-/// What a device module's streams derive from, so that a backend of the same vendor can tie its own work to them
-/// without the host in between. What is given to run() launches work on the device, so it is called at once, and may
-/// not touch the device's memory itself. Pools hand memory on in the order of the compute stream, so nothing is held.
+/// The base class of a device module's streams. A backend of the same vendor can order its own work with them without
+/// the host. run() calls its argument at once, since that launches work on the device; it must not access device memory
+/// itself. Pools reuse memory in the order of the compute stream, so hold() keeps nothing.
 class TESSERA_API DeviceStream : public Stream {
  public:
   ~DeviceStream() override;

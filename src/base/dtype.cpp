@@ -11,7 +11,7 @@ namespace {
 constexpr std::array<std::string_view, 10> kNames = {"f32", "f64", "f16", "bf16", "i8",
                                                      "u8",  "i32", "i64", "u32",  "u64"};
 
-/// A number is finite where not all bits of its exponent are set.
+/// A value is finite unless all bits of its exponent are set.
 template <class Bits>
 bool none_has(Bits exponent, std::span<const std::byte> elements) {
   bool found = false;

@@ -1,4 +1,4 @@
-// Element types, and the exact conversions of the 16-bit floats.
+// Element types, and exact conversions of half-precision values.
 #pragma once
 
 #include <bit>
@@ -38,10 +38,10 @@ TESSERA_API std::string_view name_of(DType dtype);
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API DType parse_dtype(std::string_view name);
 
-/// Whether none of the elements is NaN or infinite. `elements` need not be aligned; a rest shorter than one is left out.
+/// Whether no element is NaN or infinite. `elements` need not be aligned; an incomplete last element is ignored.
 TESSERA_API bool all_finite(DType dtype, std::span<const std::byte> elements);
 
-/// IEEE binary16, held as its bits. Conversions round to nearest even; NaN stays NaN, overflow gives infinity.
+/// IEEE binary16, stored as bits. Conversions round to nearest even; NaN stays NaN, overflow gives infinity.
 struct f16 {
   std::uint16_t bits = 0;
   f16() = default;
@@ -79,7 +79,7 @@ constexpr std::uint16_t f16::from_float(float value) {
     const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  if (magnitude < 0x33000000u) return sign;  // at most half of the smallest subnormal... below it: zero
+  if (magnitude < 0x33000000u) return sign;  // up to half of the smallest subnormal: zero
   const std::uint32_t exponent = magnitude >> 23;
   const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
   const std::uint32_t shift = 126u - exponent;  // 14 .. 24

@@ -1,7 +1,7 @@
-// The one place that reads the environment.
+// All access to the environment.
 //
-// An owner declares each of its variables once, as a constant, and lists them in a function `variables()`; `tessera info
-// --env` prints the union of those lists.
+// A component declares each of its variables once, as a constant, and lists them in a function `variables()`; `tessera
+// info --env` prints the union of those lists.
 #pragma once
 
 #include <optional>
@@ -17,23 +17,23 @@ namespace tessera::base {
 
 struct EnvVariable {
   std::string_view name;           ///< "TESSERA_TIMEOUT"
-  std::string_view default_value;  ///< as it would be written; "" where unset means something of its own
+  std::string_view default_value;  ///< as it would be written; "" if unset has a meaning of its own
   std::string_view help;           ///< one line
 };
 
-/// The value that is set, or nothing where the variable is unset or empty. Thread-safe unless somebody calls setenv.
+/// Returns the value; empty if the variable is unset or empty. Thread-safe unless a thread calls setenv.
 TESSERA_API std::optional<std::string> read_env(const EnvVariable& variable);
 
-/// The value that is set, else the declared default.
+/// Returns the value, or the declared default if it is unset or empty.
 TESSERA_API std::string env_or_default(const EnvVariable& variable);
 
-/// Variables that belong to others (launchers, the C library); read, never declared as ours.
+/// Reads a variable of another component (a launcher, the C library), which Tessera doesn't declare.
 TESSERA_API std::optional<std::string> read_foreign_env(const std::string& name);
 
-/// Names that begin with TESSERA_ and are set but not among `known`: a misspelling is worth a warning.
+/// Returns the names that begin with TESSERA_ and are set but not in `known`, to warn about misspellings.
 TESSERA_API std::vector<std::string> unknown_variables(std::span<const EnvVariable> known);
 
-/// The whole environment as NAME=value, with `changes` set (also where they were there before): what a child process is given.
+/// Returns the environment as NAME=value for a child process, with `changes` added or overriding existing values.
 TESSERA_API std::vector<std::string> environment_with(std::span<const std::pair<std::string, std::string>> changes);
 
 }  // namespace tessera::base

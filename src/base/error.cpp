@@ -5,7 +5,7 @@
 
 namespace tessera::base {
 
-// Out of line, so that each class has one home for its type information across modules.
+// Out of line, so that each class has a single type information across modules.
 Error::~Error() = default;
 InvalidUsage::~InvalidUsage() = default;
 Unsupported::~Unsupported() = default;

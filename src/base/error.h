@@ -1,4 +1,4 @@
-// The typed errors. Library code throws these (or logs); it never prints, exits or aborts.
+// Typed errors. Library code throws these (or logs); it never prints, exits or aborts.
 #pragma once
 
 #include <stdexcept>
@@ -9,16 +9,16 @@
 
 namespace tessera::base {
 
-/// Base of all. what() is one line that says what is wrong, with the values, and what to do.
+/// The base class. what() is one line that states the problem, with the values, and the remedy.
 class TESSERA_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
   ~Error() override;
-  /// "Timeout", "PeerLost", ...: for logs, and for sending an error's kind to another rank.
+  /// "Timeout", "PeerLost", ...: for logs, and to send an error's kind to another rank.
   virtual std::string_view kind() const noexcept = 0;
 };
 
-/// The caller's mistake: an argument, an option, a file, an environment variable. Nothing was changed.
+/// An invalid argument, option, file or environment variable. Nothing was changed.
 class TESSERA_API InvalidUsage : public Error {
  public:
   using Error::Error;
@@ -26,7 +26,7 @@ class TESSERA_API InvalidUsage : public Error {
   std::string_view kind() const noexcept override { return "InvalidUsage"; }
 };
 
-/// Correctly asked, but this backend or build can't do it.
+/// A valid request that this backend or build doesn't support.
 class TESSERA_API Unsupported : public Error {
  public:
   using Error::Error;
@@ -34,7 +34,7 @@ class TESSERA_API Unsupported : public Error {
   std::string_view kind() const noexcept override { return "Unsupported"; }
 };
 
-/// The ranks called different things. Fatal to the communicator.
+/// The ranks called different operations. Fatal to the communicator.
 class TESSERA_API Mismatch : public Error {
  public:
   using Error::Error;
@@ -42,7 +42,7 @@ class TESSERA_API Mismatch : public Error {
   std::string_view kind() const noexcept override { return "Mismatch"; }
 };
 
-/// A deadline passed; names the operation, its number and the ranks waited for. Fatal to the communicator.
+/// A deadline passed; names the operation, its number and the ranks that it waits for. Fatal to the communicator.
 class TESSERA_API Timeout : public Error {
  public:
   using Error::Error;
@@ -58,7 +58,7 @@ class TESSERA_API PeerLost : public Error {
   std::string_view kind() const noexcept override { return "PeerLost"; }
 };
 
-/// Somebody called abort(); carries who and why. Fatal to the communicator.
+/// A rank called abort(); names the rank and the reason. Fatal to the communicator.
 class TESSERA_API Aborted : public Error {
  public:
   using Error::Error;
@@ -66,7 +66,7 @@ class TESSERA_API Aborted : public Error {
   std::string_view kind() const noexcept override { return "Aborted"; }
 };
 
-/// A vendor library failed, or what came over the network is not what was sent.
+/// A vendor library failed, or data received over the network is corrupt.
 class TESSERA_API BackendError : public Error {
  public:
   using Error::Error;
@@ -74,7 +74,7 @@ class TESSERA_API BackendError : public Error {
   std::string_view kind() const noexcept override { return "BackendError"; }
 };
 
-/// The operating system refused; what() holds the call and errno's text.
+/// A system call failed; what() holds the call and errno's text.
 class TESSERA_API SystemError : public Error {
  public:
   using Error::Error;

@@ -1,4 +1,4 @@
-// Marks what libtessera exports; everything else is hidden.
+// Marks the symbols that libtessera exports; all others are hidden.
 #pragma once
 
 #define TESSERA_API __attribute__((visibility("default")))

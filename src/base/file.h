@@ -1,4 +1,4 @@
-// Files that others name: opened without waiting for anybody.
+// Files given by the user, opened without blocking.
 #pragma once
 
 #include <cstddef>
@@ -29,23 +29,23 @@ class TESSERA_API UniqueFd {
 struct OpenedFile {
   UniqueFd fd;
   std::uint64_t bytes = 0;
-  int code = 0;         ///< errno where it can't be opened; 0 where it is not a regular file
-  std::string problem;  ///< "No such file or directory", "not a regular file"; "" where it is open
+  int code = 0;         ///< errno if it can't be opened; 0 if it is not a regular file
+  std::string problem;  ///< "No such file or directory", "not a regular file"; "" if it is open
 };
 
-/// Opens a regular file for reading. A FIFO is not waited for: it, a folder, a device and a socket are a problem.
-/// `flags`: of open(), beside O_RDONLY, O_CLOEXEC and O_NONBLOCK. Does not throw.
+/// Opens a regular file for reading. A FIFO doesn't block: FIFOs, folders, devices and sockets are reported as a
+/// problem. `flags` are added to O_RDONLY, O_CLOEXEC and O_NONBLOCK for open(). Doesn't throw.
 TESSERA_API OpenedFile open_regular(const std::string& path, int flags = 0);
 
 struct FileText {
   std::string text;
-  std::string problem;  ///< as above; "" where `text` is all of the file
+  std::string problem;  ///< as above; "" if `text` is the whole file
 };
 
-/// The content of a regular file.
+/// Reads a regular file.
 TESSERA_API FileText read_regular(const std::string& path);
 
-/// How many more this process may open. What others open meanwhile is not in it.
+/// How many more descriptors this process may open. Doesn't account for those that other threads open meanwhile.
 TESSERA_API std::size_t free_descriptors();
 
 }  // namespace tessera::base

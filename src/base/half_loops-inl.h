@@ -1,5 +1,5 @@
-// The conversions of dtype.h without branches, so that loops over them vectorize in whatever instruction set the caller
-// is compiled for. Equal to those of dtype.h on every input (tests run all of them).
+// Branch-free versions of the conversions in dtype.h, so that loops over them vectorize in the instruction set for
+// which the caller is compiled. Equal to those of dtype.h on every input (tests run all of them).
 #pragma once
 
 #include <bit>
@@ -7,7 +7,7 @@
 
 #include "tessera/base/dtype.h"
 
-// A function that is compiled for an instruction set can take in one that is not, but not call it without a cost.
+// A function compiled for an instruction set can inline one that isn't, but a call to it would be costly.
 #define TESSERA_HALF_INLINE [[gnu::always_inline]] inline
 
 namespace tessera::base {

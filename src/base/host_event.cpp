@@ -1,4 +1,4 @@
-// The signal of devices that have no better one: whoever waits for it waits on the host.
+// The host event of devices without a native one: waiting for it blocks the host.
 #include <atomic>
 #include <condition_variable>
 #include <memory>

@@ -1,4 +1,4 @@
-// Logging to the sink that the program sets; without one, nothing is written.
+// Logging to a sink that the program sets; without a sink, nothing is written.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@ namespace tessera::base {
 
 enum class LogLevel : std::uint8_t { debug, info, warn, error, off };
 
-/// "debug", "info", "warn", "error", "off". Throws InvalidUsage.
+/// Parses "debug", "info", "warn", "error", "off". Throws InvalidUsage.
 TESSERA_API LogLevel parse_log_level(std::string_view name);
 TESSERA_API std::string_view name_of(LogLevel level);
 
-/// Thread-safe: sink calls are serialised. Handed around by shared_ptr; a null pointer means silence.
+/// Thread-safe: calls of the sink are serialized. Shared by shared_ptr; a null pointer disables logging.
 class TESSERA_API Logger {
  public:
   using Sink = std::function<void(LogLevel, std::string_view)>;
   Logger(LogLevel level, Sink sink) : level_(level), sink_(std::move(sink)) {}
   bool enabled(LogLevel level) const noexcept { return level >= level_ && level != LogLevel::off; }
-  /// Never throws: what a sink throws is swallowed, since logging happens in destructors too.
+  /// Never throws: exceptions of the sink are swallowed, since destructors log too.
   void write(LogLevel level, std::string_view text) noexcept;
 
  private:

@@ -50,7 +50,7 @@ constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
-/// Asking a device for memory makes it stop and wait; keeping a quarter more costs less.
+/// Allocating device memory synchronizes the device; keeping a quarter more costs less.
 MemoryPoolOptions adapted(MemoryPoolOptions options, const DeviceRuntime* runtime) {
   if (runtime == nullptr) return options;
   options.poison = false;
@@ -60,7 +60,7 @@ MemoryPoolOptions adapted(MemoryPoolOptions options, const DeviceRuntime* runtim
   return options;
 }
 
-/// The host's memory needs no runtime: it is the C library's and the kernel's.
+/// Host memory needs no runtime: the C library and the kernel provide it.
 std::shared_ptr<DeviceRuntime> unless_host(std::shared_ptr<DeviceRuntime> runtime) {
   return runtime != nullptr && runtime->device().type == DeviceType::cpu ? nullptr : std::move(runtime);
 }
@@ -71,7 +71,8 @@ std::shared_ptr<DeviceRuntime> unless_host(std::shared_ptr<DeviceRuntime> runtim
 
 }  // namespace
 
-/// Idle blocks by size, oldest first among equals; a request takes the smallest that fits and wastes at most an eighth.
+/// Idle blocks by size, the oldest first among equals. A request uses the smallest that fits and wastes at most an
+/// eighth.
 class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(std::shared_ptr<MemoryTracker> memory_tracker, MemoryPoolOptions options, std::shared_ptr<DeviceRuntime> runtime)
@@ -132,7 +133,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
 
   std::shared_ptr<Impl> make_keeping() const {
     MemoryPoolOptions options = options_;
-    options.slack_bytes = std::size_t{1} << 62;  // no device has as much: nothing idle is ever too much
+    options.slack_bytes = std::size_t{1} << 62;  // more than any device has, so idle memory is never trimmed
     return std::make_shared<Impl>(memory_tracker_, options, runtime_);
   }
 
@@ -156,7 +157,8 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
       account(static_cast<std::int64_t>(block.bytes));
       return block;
     }
-    // Nothing fits: before more is mapped, idle blocks go back, so that what is held stays near what was ever needed.
+    // Nothing fits: idle blocks are returned before more is mapped, so that the bytes held stay near what was ever
+    // needed.
     while (!idle_.empty() && live_ + idle_bytes_ + bytes > allowance(live_ + bytes)) drop_oldest();
     const Block block{map(bytes), bytes};
     account(static_cast<std::int64_t>(bytes));
@@ -172,8 +174,8 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     account(-static_cast<std::int64_t>(block.bytes));
   }
 
-  /// Moves bytes between idle and live. The ledger's slack follows what is held beyond what was asked for: idle blocks,
-  /// and the unused ends of live ones (the rounding to pages is not worth counting).
+  /// Moves bytes between idle and live. The tracker's slack is what is held beyond the requests: idle blocks, and the
+  /// unused ends of live ones (the rounding to pages is not counted).
   void account(std::int64_t live_change) {
     live_ = static_cast<std::size_t>(static_cast<std::int64_t>(live_) + live_change);
     if (live_ > live_peak_) live_peak_ = live_;
@@ -205,7 +207,7 @@ class MemoryPool::Impl : public std::enable_shared_from_this<Impl> {
     }
   }
 
-  /// From 2 MiB on a block begins where a huge page can: the kernel walks one entry instead of 512 whenever it faults,
+  /// From 2 MiB on, a block begins at a huge-page boundary: the kernel walks one entry instead of 512 when it faults,
   /// reads for a peer, or pins for a device.
   void* map(std::size_t bytes) const {
     if (runtime_ != nullptr) return runtime_->allocate(bytes);

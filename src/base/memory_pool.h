@@ -1,4 +1,4 @@
-// Buffers, and the pool they come from.
+// Buffers and their pool.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace tessera::base {
 /// Every buffer starts at a multiple of this many bytes.
 inline constexpr std::size_t kAlignment = 64;
 
-/// Owned bytes, given back to where they came from when the object dies. Move-only.
+/// Owned bytes, returned to their source by the destructor. Move-only.
 class TESSERA_API Buffer {
  public:
   using Release = std::function<void(void* data, std::size_t bytes)>;  ///< must not throw
@@ -38,36 +38,36 @@ class TESSERA_API Buffer {
 class DeviceRuntime;
 
 struct MemoryPoolOptions {
-  std::size_t pooled_from = 256 * 1024;       ///< smaller requests go to the C library
-  double slack = 0.02;                        ///< idle memory kept, as a part of the highest live total ...
+  std::size_t pooled_from = 256 * 1024;       ///< smaller requests use the C library
+  double slack = 0.02;                        ///< idle memory to keep, as a fraction of the highest live total ...
   std::size_t slack_bytes = 8 * 1024 * 1024;  ///< ... plus this
   bool poison = false;                        ///< fill released blocks with 0xFF (NaN), to make a stale read visible
 };
 
-/// Memory of one rank on one device. A released block keeps its pages and serves the next request that it fits, so that
-/// a training step maps and faults nothing once the first has run. Thread-safe. Buffers may outlive the pool object;
-/// the ledger, which is given, must outlive the buffers. Memory of a device is handed on in the order in which the host
-/// releases and asks, so all work that uses it belongs on one stream (or is ordered by events before the release).
+/// A pool of one rank's memory on one device. A released block keeps its pages and serves the next request that it
+/// fits, so a training step maps and faults nothing after the first one. Thread-safe. Buffers may outlive the pool
+/// object; the memory tracker must outlive the buffers. Device memory is reused in the order in which the host releases
+/// and requests it, so all work that uses it belongs on one stream (or must be ordered by events before the release).
 class TESSERA_API MemoryPool {
  public:
-  /// `runtime` null: the host's memory. Only the host's memory is poisoned.
+  /// A null `runtime` means host memory. Only host memory is poisoned.
   explicit MemoryPool(std::shared_ptr<MemoryTracker> memory_tracker, MemoryPoolOptions options = {},
                       std::shared_ptr<DeviceRuntime> runtime = nullptr);
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Uninitialised bytes, aligned to kAlignment, booked in the ledger under `use`. Zero bytes give a valid buffer of
-  /// size 0. Throws SystemError where the system has no more.
+  /// Allocates uninitialized bytes, aligned to kAlignment, tracked under `use`. Zero bytes return a valid buffer of
+  /// size 0. Throws SystemError if the system is out of memory.
   Buffer allocate(std::size_t bytes, MemoryCategory use);
 
-  /// Gives all idle blocks back to the system.
+  /// Returns all idle blocks to the system.
   void trim();
 
-  /// An empty pool of the same memory and ledger that gives nothing back while it lives: for memory whose addresses
-  /// somebody remembers.
+  /// Creates an empty pool of the same memory and tracker that returns nothing to the system while it lives: for memory
+  /// whose addresses are recorded elsewhere.
   std::unique_ptr<MemoryPool> make_keeping() const;
-  /// Each serves the other's requests from here on; buffers go back where they came from. Not thread-safe.
+  /// Exchanges the two pools for later requests; existing buffers return to their own pool. Not thread-safe.
   void swap(MemoryPool& other) noexcept { impl_.swap(other.impl_); }
 
   MemoryTracker& memory_tracker() const noexcept;

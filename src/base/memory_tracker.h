@@ -1,4 +1,4 @@
-// The memory ledger: requested live bytes by use, now and at the peak.
+// The memory tracker: live bytes, as requested, by category, now and at the peak.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace tessera::base {
 
-/// What memory is for. The names are those of the reports and of the JSON.
+/// The purpose of memory. Reports and JSON use these names.
 enum class MemoryCategory : std::uint8_t {
   parameter,
   gradient,
@@ -21,20 +21,20 @@ enum class MemoryCategory : std::uint8_t {
   unsharded_gradient,
   communication,
   other,
-  offloaded,  ///< shards in the host's memory that belong on a device: another memory, so in no total
+  offloaded,  ///< shards in host memory that belong on a device: a different memory, excluded from totals
 };
 inline constexpr std::size_t kMemoryUses = 9;
 TESSERA_API std::string_view name_of(MemoryCategory use);
 
-/// One per rank. Thread-safe. All figures are bytes.
+/// Tracks one rank's memory. Thread-safe. All values are bytes.
 class TESSERA_API MemoryTracker {
  public:
   struct Snapshot {
     std::array<std::uint64_t, kMemoryUses> now{};
-    std::array<std::uint64_t, kMemoryUses> peak{};  ///< each use's own highest
+    std::array<std::uint64_t, kMemoryUses> peak{};  ///< peak of each category by itself
     std::uint64_t total_now = 0;
     std::uint64_t total_peak = 0;  ///< highest sum at one instant
-    std::uint64_t reserved = 0;    ///< highest held minus total_peak: what pooling cost at its worst
+    std::uint64_t reserved = 0;    ///< highest held minus total_peak: the pools' worst overhead
     std::uint64_t peak_of(MemoryCategory use) const { return peak[static_cast<std::size_t>(use)]; }
     std::uint64_t now_of(MemoryCategory use) const { return now[static_cast<std::size_t>(use)]; }
   };
@@ -42,11 +42,11 @@ class TESSERA_API MemoryTracker {
   void add(MemoryCategory use, std::size_t bytes) noexcept;
   void remove(MemoryCategory use, std::size_t bytes) noexcept;
 
-  /// A pool tells how much it holds beyond what is live in it (idle blocks, rounding).
+  /// Reports a change of the bytes that a pool holds beyond its live ones (idle blocks, rounding).
   void hold(std::int64_t change) noexcept;
 
   Snapshot snapshot() const noexcept;
-  /// Peaks restart from what is live now.
+  /// Resets the peaks to the bytes live now.
   void reset_peaks() noexcept;
 
  private:
@@ -60,7 +60,7 @@ class TESSERA_API MemoryTracker {
   Counter held_peak_{0};
 };
 
-/// Keeps bytes in a ledger for as long as it lives. The ledger must outlive it. Move-only.
+/// Bytes that a memory tracker counts while this object lives. The tracker must outlive it. Move-only.
 class TESSERA_API TrackedBytes {
  public:
   TrackedBytes() = default;

@@ -1,4 +1,4 @@
-// Sizes and durations as options and environment variables spell them.
+// Parsing and formatting of sizes and durations in options and environment variables.
 #pragma once
 
 #include <chrono>
@@ -10,16 +10,16 @@
 
 namespace tessera::base {
 
-/// "64K", "8M", "1G" (powers of two) or plain bytes. Throws InvalidUsage that names `what`.
+/// Parses "64K", "8M", "1G" (powers of two) or plain bytes. Throws InvalidUsage that names `what`.
 TESSERA_API std::uint64_t parse_size(std::string_view text, std::string_view what);
 
-/// "500ms", "6s", "2m", "1h"; above zero. Throws InvalidUsage that names `what`.
+/// Parses "500ms", "6s", "2m", "1h"; above zero. Throws InvalidUsage that names `what`.
 TESSERA_API std::chrono::milliseconds parse_duration(std::string_view text, std::string_view what);
 
-/// A whole number within [low, high]. Throws InvalidUsage that names `what`.
+/// Parses an integer within [low, high]. Throws InvalidUsage that names `what`.
 TESSERA_API std::int64_t parse_integer(std::string_view text, std::string_view what, std::int64_t low, std::int64_t high);
 
-/// "0|1|true|false|on|off|yes|no". Throws InvalidUsage that names `what`.
+/// Parses "0|1|true|false|on|off|yes|no". Throws InvalidUsage that names `what`.
 TESSERA_API bool parse_flag(std::string_view text, std::string_view what);
 
 /// "500ms", "6s", "5m": the shortest exact spelling.

@@ -1,4 +1,4 @@
-// Which process this is.
+// The identity of this process.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 
 namespace tessera::base {
 
-/// Tells this process from every other one, on this host and elsewhere, where pids may be equal: random bits and the
-/// pid, so that a fork is another process. Thread-safe. Throws SystemError where the system gives no random bits.
+/// An identifier unique among all processes, on this host and elsewhere, where pids may be equal: random bits and the
+/// pid, so that a fork has another one. Thread-safe. Throws SystemError if the system provides no random bits.
 using ProcessIdentity = std::array<std::uint64_t, 3>;
 TESSERA_API ProcessIdentity this_process();
 

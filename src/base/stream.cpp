@@ -86,14 +86,14 @@ class LazyStream final : public Stream {
   LazyStream() : Stream(Device{}, false) {}
   Event record() override {
     auto event = std::make_shared<LazyEvent>(queue_);
-    // A weak handle inside the queue: a strong one would make queue and event own each other.
+    // A weak handle in the queue: with a strong one, queue and event would own each other.
     event->at(queue_->push([weak = std::weak_ptr<LazyEvent>(event)] {
       if (const auto reached = weak.lock()) reached->reach();
     }));
     return Event(event);
   }
   void wait(const Event& event) override {
-    // A point of its own order is passed anyway, and a queue that owned its own event would never be freed.
+    // An event of this queue is passed anyway, and a queue that owned its own event would never be freed.
     const auto* own = dynamic_cast<const LazyEvent*>(event.state().get());
     if (own != nullptr && own->queue() == queue_.get()) return;
     enqueue([event] { event.wait(); });

@@ -1,9 +1,9 @@
-// Streams and events: work in order, and points in that order that other streams can wait for.
+// Streams and events: ordered work, and points in that order that other streams can wait for.
 //
-// The engine never waits on the host; it says what comes after what. On the CPU a stream is *immediate*: run() executes
-// at once. The *lazy* stream executes only when somebody waits for it, as a GPU may run arbitrarily late: a dependency
-// that was forgotten then reads stale data on any machine. Allocation is not deferred: memory handed from one piece of
-// work to the next on one stream is safe, between streams it needs an event.
+// The engine never blocks the host; it declares the order of work. On the CPU a stream is *immediate*: run() executes
+// at once. The *lazy* stream executes only when its work is waited for, as a GPU may run arbitrarily late, so a missing
+// dependency reads stale data on any machine. Allocation is not deferred: memory passed from one piece of work to the
+// next is safe on one stream; between streams it needs an event.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@
 
 namespace tessera::base {
 
-/// A point in a stream's order. A cheap handle; a default one is always reached. Used by the thread that uses the
-/// stream; a device's by any thread.
+/// A point in a stream's order. A cheap handle; a default-constructed one is always reached. Only the thread that uses
+/// the stream may use it; a device's events may be used by any thread.
 class TESSERA_API Event {
  public:
   class State {
    public:
     virtual ~State();
     virtual bool done() const = 0;
-    virtual void wait() = 0;             ///< host waits; rethrows what the stream's work threw
-    virtual std::int64_t time_ns() = 0;  ///< when it was reached, on the stream's clock; waits
+    virtual void wait() = 0;             ///< the host waits; rethrows what the stream's work threw
+    virtual std::int64_t time_ns() = 0;  ///< when the event was reached, on the stream's clock; waits for it
   };
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -40,7 +40,7 @@ class TESSERA_API Event {
   std::shared_ptr<State> state_;
 };
 
-/// Used by one thread at a time.
+/// An ordered queue of work. Used by one thread at a time.
 class TESSERA_API Stream {
  public:
   virtual ~Stream();
@@ -48,10 +48,10 @@ class TESSERA_API Stream {
   Stream& operator=(const Stream&) = delete;
 
   Device device() const { return device_; }
-  /// True where run() has finished the work when it returns.
+  /// True if run() finishes the work before it returns.
   bool immediate() const { return immediate_; }
 
-  /// Appends work. What it captures must stay valid until it has run.
+  /// Appends work. Its captures must stay valid until it has run.
   template <class F>
   void run(F&& work) {
     if (immediate_) {
@@ -61,8 +61,8 @@ class TESSERA_API Stream {
     }
   }
 
-  /// Keeps `thing` until the work appended so far has run: memory that the host gives back while a stream may still use
-  /// it. Where a device's memory is only ever reused in this stream's order, it is let go of at once.
+  /// Keeps `thing` alive until the work appended so far has run: memory that the host releases while a stream may still
+  /// use it. If a device's memory is reused only in this stream's order, `thing` is released at once.
   virtual void hold(std::shared_ptr<const void> thing) {
     if (!immediate_) enqueue([thing = std::move(thing)] {});
   }
@@ -85,7 +85,7 @@ class TESSERA_API Stream {
 TESSERA_API std::unique_ptr<Stream> make_immediate_stream();
 TESSERA_API std::unique_ptr<Stream> make_lazy_stream();
 
-/// Nanoseconds of the steady clock: the clock of the host's streams.
+/// Nanoseconds of the steady clock, which is the clock of host streams.
 TESSERA_API std::int64_t host_time_ns();
 
 }  // namespace tessera::base

@@ -7,7 +7,7 @@
 namespace tessera::base {
 namespace {
 
-/// Bytes of the character that begins here; 0 where it is a control character or none at all.
+/// The length in bytes of the character that begins here; 0 for a control character or invalid UTF-8.
 std::size_t character(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   const std::uint8_t first = at(0);

@@ -1,4 +1,4 @@
-// Text of others, before people see it.
+// Makes untrusted text printable.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tessera::base {
 
-/// For a terminal and for one line: control characters, and bytes that are no UTF-8, become \xNN.
+/// Makes text safe for a terminal and a single line: control characters and invalid UTF-8 become \xNN.
 TESSERA_API std::string printable(std::string_view text);
 
 }  // namespace tessera::base

@@ -70,7 +70,7 @@ void TraceRecorder::mark(TraceEventKind kind, std::string_view unit, std::uint64
 
 std::vector<TraceEvent> TraceRecorder::drain() {
   close_ranges_from(0);
-  const std::deque<Pending> taken = std::exchange(pending_, {});  // forgotten also where a stream's work threw
+  const std::deque<Pending> taken = std::exchange(pending_, {});  // cleared even if a stream's work threw
   std::vector<TraceEvent> records;
   records.reserve(taken.size());
   for (const Pending& pending : taken) {

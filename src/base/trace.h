@@ -1,4 +1,5 @@
-// What the engine did and when: one vocabulary for the runtime, the trace, the tests and the planner.
+// Trace events: the engine's actions and their times, with one vocabulary for the runtime, the trace, the tests and the
+// planner.
 #pragma once
 
 #include <cstdint>
@@ -38,26 +39,27 @@ struct TraceEvent {
 
 class DeviceRuntime;
 
-/// Collects the events of one rank. Times are taken from the streams, never from a clock of its own. One thread at a time.
+/// Collects the events of one rank. Times come from the streams' clocks. One thread at a time.
 class TESSERA_API TraceRecorder {
  public:
-  /// `profiled`, not null: events are ranges of its profiler, too, in the host's time, when work is put on streams. It
-  /// outlives the recorder.
+  /// If `profiled` is not null, events are also ranges of its profiler, in host time, when the work is appended to
+  /// streams. It must outlive the recorder.
   explicit TraceRecorder(int rank, DeviceRuntime* profiled = nullptr) : rank_(rank), profiled_(profiled) {}
   ~TraceRecorder() { close_ranges_from(0); }
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
-  /// False: what happens from here on is no event; what has begun must have ended.
+  /// False stops recording; all begun events must have ended.
   void set_recording(bool recording) { recording_ = recording; }
 
-  using Span = std::size_t;  ///< names a begun event until it is ended
+  using Span = std::size_t;  ///< identifies a begun event until it ends
   Span begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
   void end(Span span, Stream& stream);
   /// An event without duration.
   void mark(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
 
-  /// The ended events in the order they were begun, and forgets them. Waits for their streams. Unended ones are dropped.
+  /// Returns the ended events in the order they were begun, and clears them. Waits for their streams. Events that have
+  /// not ended are dropped.
   std::vector<TraceEvent> drain();
 
  private:
@@ -67,7 +69,7 @@ class TESSERA_API TraceRecorder {
     Event finish;
     bool ended = false;
   };
-  /// Ends the ranges of this span and of those begun after it, which an exception may have left open.
+  /// Ends the ranges of this span and of later ones, which an exception may have left open.
   void close_ranges_from(Span span) noexcept;
   static constexpr Span kNone = static_cast<Span>(-1);
   const int rank_;
@@ -77,8 +79,8 @@ class TESSERA_API TraceRecorder {
   std::vector<Span> ranges_;  // open, outermost first
 };
 
-/// Chrome trace format (JSON): opens in Perfetto and chrome://tracing. One process per rank; compute, gather and reduce are its
-/// threads. Times become microseconds since the earliest event.
+/// Writes the Chrome trace format (JSON), which Perfetto and chrome://tracing open. Each rank is a process; compute,
+/// gather and reduce are its threads. Times are microseconds since the earliest event.
 TESSERA_API void write_chrome_trace(std::ostream& out, std::span<const TraceEvent> events);
 
 }  // namespace tessera::base

@@ -36,7 +36,7 @@ class VirtualStream final : public Stream {
 
   Event record() override { return Event(std::make_shared<VirtualEvent>(clock_, now())); }
   void wait(const Event& event) override {
-    // Another kind of event is somebody's outside the simulation: the host sees to it, which takes no time here.
+    // Any other event is outside the simulation: the host waits for it, which takes no simulated time.
     if (dynamic_cast<VirtualEvent*>(event.state().get()) != nullptr)
       set(std::max(now(), event.time_ns()));
     else

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kVariable = "TESSERA_ALGO";
 
-/// Cuts at `separator`; calls with each part.
+/// Splits at `separator`; calls `f` with each part.
 template <class F>
 void each_part(std::string_view text, char separator, F&& call) {
   while (true) {
@@ -24,7 +24,7 @@ void each_part(std::string_view text, char separator, F&& call) {
   }
 }
 
-/// The file's content as it would be written in one line.
+/// The file's content in its one-line form.
 std::string read_table(const std::string& path) {
   base::FileText read = base::read_regular(path);
   if (read.problem.empty() && read.text.empty()) read.problem = "it is empty";

@@ -1,4 +1,4 @@
-// Which algorithm carries which operation at which size: TESSERA_ALGO.
+// The algorithm table: selects an algorithm by operation and size (TESSERA_ALGO).
 #pragma once
 
 #include <array>
@@ -13,18 +13,18 @@
 
 namespace tessera::comm {
 
-/// "all_reduce=direct:0-64K;ring:64K-max,all_gather=direct": operations separated by commas, their ranges by
-/// semicolons; a range covers its lower end and not its upper one; without a range an algorithm covers all sizes. Bytes
-/// are those of the larger buffer. "@FILE" reads this from a file: operations may then also be separated by line ends,
-/// spaces are ignored, and # begins a comment.
+/// A parsed table such as "all_reduce=direct:0-64K;ring:64K-max,all_gather=direct". Commas separate operations,
+/// semicolons separate the ranges of one. A range includes its lower end and excludes its upper end; an algorithm
+/// without a range covers all sizes. Sizes are the bytes of the larger buffer. "@FILE" reads the table from a file,
+/// where line ends also separate operations, spaces are ignored, and # begins a comment.
 class TESSERA_API AlgorithmTable {
  public:
   AlgorithmTable() = default;
-  /// `known` has entries such as "all_reduce=direct". Throws InvalidUsage listing them where something else is named,
-  /// or where the file can't be read.
+  /// `known` has entries such as "all_reduce=direct". Throws InvalidUsage, listing them, if the text names another
+  /// algorithm, or if the file can't be read.
   AlgorithmTable(std::string_view text, std::span<const std::string> known);
 
-  /// The name for this size, or "": the backend chooses.
+  /// The algorithm for this size; "" lets the backend choose.
   std::string_view choose(OpKind kind, std::uint64_t bytes) const;
 
  private:

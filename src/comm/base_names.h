@@ -1,4 +1,4 @@
-// The names of base, as comm's headers use them.
+// Makes the names of base available to comm's headers.
 #pragma once
 
 namespace tessera::base {}

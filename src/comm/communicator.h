@@ -22,15 +22,15 @@
 
 namespace tessera::comm {
 
-/// One operation as a backend receives it: checked, numbered, with its deadline fixed.
+/// One operation as a backend receives it: validated, numbered, with a fixed deadline.
 struct OpDesc {
   OpKind kind = OpKind::barrier;
   ConstView in = {};
   View out = {};
   ReduceOp op = {};  ///< avg's divisor is filled in
   int root = 0;      ///< of rooted collectives; the peer of send and recv
-  /// The _v forms: elements per rank. `in_counts` say how `in` is cut, `out_counts` how `out` is; empty for equal
-  /// parts. Valid during the call only.
+  /// For the _v forms: elements per rank. `in_counts` describes the parts of `in`, `out_counts` those of `out`; empty
+  /// for equal parts. Valid only during the call.
   std::span<const std::size_t> in_counts = {};
   std::span<const std::size_t> out_counts = {};
   std::chrono::milliseconds timeout{};
@@ -39,23 +39,23 @@ struct OpDesc {
 
 struct CommunicatorOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  std::shared_ptr<Logger> logger;                 ///< null: silence
-  std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: one of its own
+  std::shared_ptr<Logger> logger;                 ///< null: no logging
+  std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: creates one
 };
 
-/// Every rank of the group calls the same collectives in the same order with matching arguments; all calls return at
-/// once with a Work, except split(). Memory that allocate() gave, also by another communicator split from the same root
-/// and at any offset in it, is moved without staging; any other pointer works too. `out` may be `in` exactly where an
-/// operation says so (in place); otherwise the two must not overlap. A count of 0 is allowed everywhere.
+/// An ordered group of ranks and its operations. Every rank calls the same collectives in the same order with matching
+/// arguments. All calls but split() return a Work at once. Memory from allocate(), also of another communicator split
+/// from the same root and at any offset, moves without staging; any other pointer works too. `out` may equal `in` only
+/// where an operation documents it (in place); otherwise the two must not overlap. A count of 0 is always allowed.
 ///
-/// Errors. InvalidUsage and Unsupported are thrown by the call itself, before anything was sent: the communicator stays
-/// usable. Mismatch, Timeout, PeerLost, Aborted, BackendError and SystemError come from waiting (or from the call that
-/// hits an earlier one); they are fatal: every pending and later call fails with the first cause, on all ranks, and the
-/// process lives.
+/// Errors: the call itself throws InvalidUsage and Unsupported before it sends anything; the communicator stays usable.
+/// Mismatch, Timeout, PeerLost, Aborted, BackendError and SystemError are thrown by waiting, or by a call after an
+/// earlier failure. They are fatal: every pending and later call fails with the first cause, on all ranks, and the
+/// process continues.
 ///
-/// Used by one thread at a time, abort() by any. Different communicators may be used by different threads. Works and
-/// the communicators split from it are dropped before it; buffers may outlive it. The destructor waits for what is in
-/// flight.
+/// One thread at a time uses a communicator; any thread may call abort(). Different threads may use different
+/// communicators. Works and communicators split from it must be destroyed before it; buffers may outlive it. The
+/// destructor waits for operations in flight.
 class TESSERA_API Communicator {
  public:
   virtual ~Communicator();
@@ -73,57 +73,57 @@ class TESSERA_API Communicator {
   Work all_gather(ConstView in, View out, OpOptions options = {});
   /// out = part rank() of op over ranks of in; in.count == out.count * size(). In place: out is rank()'s part of in.
   Work reduce_scatter(ConstView in, View out, ReduceOp op, OpOptions options = {});
-  /// out = root's in, on every rank; `in` is looked at on the root only. In place: in == out.
+  /// out = root's in, on every rank; `in` is ignored on the others. In place: in == out.
   Work broadcast(ConstView in, View out, int root, OpOptions options = {});
-  /// As all_reduce, but only root's out is written; elsewhere `out` is not looked at. In place on the root: in == out.
+  /// As all_reduce, but only root's out is written; elsewhere `out` is ignored. In place on the root: in == out.
   Work reduce(ConstView in, View out, ReduceOp op, int root, OpOptions options = {});
-  /// As all_gather, but only root's out is written; elsewhere `out` is not looked at.
+  /// As all_gather, but only root's out is written; elsewhere `out` is ignored.
   Work gather(ConstView in, View out, int root, OpOptions options = {});
-  /// out = part rank() of root's in; root's in.count == out.count * size(); elsewhere `in` is not looked at.
+  /// out = part rank() of root's in; root's in.count == out.count * size(); elsewhere `in` is ignored.
   Work scatter(ConstView in, View out, int root, OpOptions options = {});
   /// Part r of out = part rank() of rank r's in; counts are equal and multiples of size(). Not in place.
   Work all_to_all(ConstView in, View out, OpOptions options = {});
 
-  /// The same with parts of different lengths, laid out one after the other in rank order. `counts` has size() entries:
-  /// the elements of each rank's part; it is the same on every rank and is not looked at after the call returns.
+  /// The same with parts of different lengths, concatenated in rank order. `counts` has size() entries, the elements of
+  /// each rank's part. It is the same on every rank and is not read after the call returns.
   Work all_gather_v(ConstView in, View out, std::span<const std::size_t> counts, OpOptions options = {});
   Work reduce_scatter_v(ConstView in, View out, std::span<const std::size_t> counts, ReduceOp op,
                         OpOptions options = {});
   Work gather_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
   Work scatter_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
-  /// `in_counts[r]` elements go to rank r, `out_counts[r]` come from it; rank a's in_counts[b] is rank b's
+  /// Sends `in_counts[r]` elements to rank r and receives `out_counts[r]` from it; rank a's in_counts[b] is rank b's
   /// out_counts[a].
   Work all_to_all_v(ConstView in, std::span<const std::size_t> in_counts, View out,
                     std::span<const std::size_t> out_counts, OpOptions options = {});
 
-  /// To and from one peer, not this rank. Messages between two ranks arrive in the order they were sent; counts and
-  /// dtypes of the two sides agree. Neither waits for collectives or other peers.
+  /// Sends to, or receives from, one peer other than this rank. Messages between two ranks arrive in the order they
+  /// were sent; counts and dtypes of the two sides must agree. Neither waits for collectives or other peers.
   Work send(ConstView data, int peer, OpOptions options = {});
   Work recv(View data, int peer, OpOptions options = {});
-  /// Sends and receives that make progress together. Done when all are.
+  /// Sends and receives that progress together. Done when all are done.
   Work batch(std::span<const P2POp> parts, OpOptions options = {});
 
   /// Done when every rank has called it.
   Work barrier(OpOptions options = {});
 
-  /// Collective, and waits: ranks of equal color become a communicator of their own, ordered by key, then by rank. A
-  /// negative color gets null. It has this one's settings, and a meter of its own.
+  /// Collective and blocking. Ranks of equal color form a communicator, ordered by key, then by rank; a negative color
+  /// returns null. The result has this one's settings and its own traffic counters.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  /// Uninitialised memory that this backend moves fastest, aligned to base::kAlignment, booked in the ledger under
-  /// `use`, else by the caller. Local: nobody else takes part. May outlive the communicator. Zero bytes give a valid
-  /// buffer. No stream may be at work on one that is given back: it is the next's. Throws SystemError, Unsupported.
+  /// Allocates uninitialized memory that this backend moves fastest, aligned to base::kAlignment. The tracker counts it
+  /// under `use`; without `use` the caller counts it. Local: no other rank takes part. The buffer may outlive the
+  /// communicator. Zero bytes return a valid buffer. No stream may still use a buffer when it is released, since the
+  /// next request may reuse it. Throws SystemError, Unsupported.
   Buffer allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use);
 
-  /// Every pending and later call fails with Aborted naming this rank and the reason, on all ranks (unless something
-  /// else has failed before). Any thread.
+  /// Makes every pending and later call fail on all ranks with Aborted, naming this rank and the reason (unless the
+  /// communicator has already failed). Any thread.
   void abort(std::string reason) noexcept;
 
-  /// Since the communicator was made.
+  /// The traffic since the communicator was created.
   TrafficStats meter() const;
 
-  /// The algorithm of the operation that was called last, in the spelling of TESSERA_ALGO: "direct". "" before the
-  /// first call.
+  /// The algorithm of the last operation called, in the spelling of TESSERA_ALGO: "direct". "" before the first call.
   std::string_view last_algorithm() const noexcept;
 
   const std::shared_ptr<Logger>& logger() const noexcept { return options_.logger; }
@@ -134,7 +134,7 @@ class TESSERA_API Communicator {
   Communicator(int rank, int size, CommunicatorOptions options);
   const CommunicatorOptions& options() const noexcept { return options_; }
 
-  /// For a communicator that stands before another one of the same ranks: calls that were checked go on to it.
+  /// For a decorator around a communicator of the same ranks: passes on calls that were already validated.
   static Work forward_to(Communicator& inner, const OpDesc& call);
   static Work forward_to(Communicator& inner, std::span<const OpDesc> parts);
 
@@ -144,11 +144,11 @@ class TESSERA_API Communicator {
   virtual std::unique_ptr<Communicator> do_split(int color, int key) = 0;
   virtual Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) = 0;
   virtual void do_abort(std::string_view reason) noexcept = 0;
-  /// The operation that is started next comes after what `stream` holds now. The default lets the host wait.
+  /// The next operation starts after the work that `stream` holds now. By default the host waits.
   virtual void do_after(Stream& stream);
-  /// Adds bytes_sent by kind and by peer; calls are counted here.
+  /// Adds bytes_sent by kind and by peer; the base class counts the calls.
   virtual void do_traffic(TrafficStats& snapshot) const = 0;
-  /// What carried the last call. "": the only algorithm that the capabilities have for it.
+  /// The algorithm of the last call. "" means the only one that the capabilities list for it.
   virtual std::string_view do_last_algorithm() const noexcept;
 
   Work start(OpDesc& call, const OpOptions& options);

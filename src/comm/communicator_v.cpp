@@ -1,4 +1,4 @@
-// The operations whose parts have different lengths.
+// The _v operations, whose parts have different lengths.
 #include <numeric>
 
 #include "tessera/comm/communicator.h"

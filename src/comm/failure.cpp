@@ -11,7 +11,7 @@ void FirstFailureRecord::note(std::string_view cause) noexcept {
   if (!cause_.empty()) return;
   try {
     cause_ = cause;
-  } catch (const std::bad_alloc&) {  // then nobody is told why
+  } catch (const std::bad_alloc&) {  // the cause is then not recorded
   }
 }
 

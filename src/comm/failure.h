@@ -1,4 +1,4 @@
-// Why a communicator can't be used any more: the first cause, the same on all its ranks.
+// The first error of a communicator, the same on all its ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-/// The fatal error types, as ranks tell them to each other.
+/// The fatal error types, as encoded in messages between ranks.
 enum class FailureKind : std::uint32_t { none, mismatch, timeout, peer_lost, aborted, system, backend };
 
 struct Failure {
@@ -19,19 +19,19 @@ struct Failure {
   std::string cause;
 };
 
-/// The first failure of any communicator of a rank. When the rank leaves, it tells the others, who may learn of its end
-/// on communicators that this failure has not reached. Any thread.
+/// The first failure of any communicator of a rank. When the rank leaves, it sends this cause to the other ranks, which
+/// may notice its end on communicators that this failure has not reached. Thread-safe.
 class TESSERA_API FirstFailureRecord {
  public:
   void note(std::string_view cause) noexcept;
-  std::string cause() const;  ///< "" while all is well
+  std::string cause() const;  ///< "" without a failure
 
  private:
   mutable std::mutex mutex_;
   std::string cause_;
 };
 
-/// As the exception of its kind; BackendError for none.
+/// Throws the exception of its kind; BackendError for none.
 [[noreturn]] TESSERA_API void throw_failure(const Failure& failure);
 
 }  // namespace tessera::comm

@@ -60,7 +60,7 @@ std::unique_ptr<HostCollectives::AsyncCollective> HostCollectives::begin_through
   return pending;
 }
 
-/// A room whose exchange nobody saw end may still be at work: it is not used again.
+/// An exchange without an observed end may still use its staging buffer, which therefore is not reused.
 HostCollectives::AsyncCollective::~AsyncCollective() = default;
 
 bool HostCollectives::AsyncCollective::done() {
@@ -79,7 +79,7 @@ void HostCollectives::AsyncCollective::wait() {
 
 void HostCollectives::AsyncCollective::finish() {
   if (out_.bytes() > 0) std::memcpy(out_.data, room_->pinned.bytes_at(offset_), out_.bytes());
-  room_->used = false;  // another's from here on
+  room_->used = false;  // another exchange may now use it
   done_ = true;
 }
 

@@ -1,4 +1,4 @@
-// Small things of the host that ranks tell each other, such as losses and times, whatever memory the backend moves.
+// Collectives on small host data, such as losses and times, over a backend of any memory.
 #pragma once
 
 #include <functional>
@@ -11,17 +11,18 @@
 
 namespace tessera::comm {
 
-/// True when it is finished; throws what went wrong. Never waits.
+/// True if the work is done. Throws its error. Never blocks.
 TESSERA_API bool finished(Work& work);
 
-/// Collectives on the host's memory over any communicator. Used by one thread. Every call is collective, and waits
-/// unless it says otherwise; errors are the communicator's.
+/// Collectives on host memory over any communicator. For one thread. Every call is collective and blocks unless
+/// documented otherwise; errors are the communicator's.
 class TESSERA_API HostCollectives {
  public:
-  /// A collective from `in` to `out`, with these options (and a label of its own).
+  /// A collective from `in` to `out` with these options (and its own label).
   using Exchange = std::function<Work(ConstView in, View out, OpOptions options)>;
 
-  /// Both outlive it. `device` is the communicator's; its memory is used where the communicator takes nothing else.
+  /// Both must outlive this object. `device` is the communicator's device; its memory is used if the communicator
+  /// doesn't support host memory.
   HostCollectives(Communicator& communicator, base::DeviceRuntime& device)
       : communicator_(communicator), device_(device) {}
 
@@ -29,16 +30,16 @@ class TESSERA_API HostCollectives {
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
 
-  /// Runs it. `in` and `out` are the host's; what `run` is given may be copies of theirs in the device.
+  /// Runs the collective. `in` and `out` are host memory; `run` may receive copies of them in device memory.
   void exchange(ConstView in, View out, const Exchange& run);
-  bool takes_host_memory() const;  ///< else exchange() goes through the device
-  /// The same, always on copies in the device.
+  bool takes_host_memory() const;  ///< otherwise exchange() uses device memory
+  /// The same, always with copies in device memory.
   void exchange_through_device(ConstView in, View out, const Exchange& run);
 
-  /// One that was begun and that nobody waits for. Of the exchange's own; it may be dropped before it is done, but not
-  /// outlive it.
+  /// A collective that was started and that is polled instead of waited for. It may be destroyed before it is done, but
+  /// must not outlive its HostCollectives.
   class TESSERA_API AsyncCollective;
-  /// As exchange(), without waiting: `in` and `out` stay valid until it is done.
+  /// As exchange(), without blocking: `in` and `out` must stay valid until it is done.
   std::unique_ptr<AsyncCollective> begin(ConstView in, View out, const Exchange& run);
   std::unique_ptr<AsyncCollective> begin_through_device(ConstView in, View out, const Exchange& run);
 
@@ -51,7 +52,7 @@ class TESSERA_API HostCollectives {
       return communicator_.all_reduce(in, out, op, options);
     });
   }
-  /// Everybody's numbers, as many from each, by rank.
+  /// Gathers an equal number of values from each rank, by rank.
   template <class T>
   std::vector<std::vector<T>> gather_all(const std::vector<T>& mine) {
     std::vector<T> all(mine.size() * static_cast<std::size_t>(size()));
@@ -66,7 +67,7 @@ class TESSERA_API HostCollectives {
   }
 
  private:
-  /// In the host's memory and in the device's, for one exchange at a time.
+  /// A pinned and a device buffer, used by one exchange at a time.
   struct StagingBuffer {
     base::Buffer pinned, device;
     bool used = false;
@@ -75,8 +76,8 @@ class TESSERA_API HostCollectives {
 
   Communicator& communicator_;
   base::DeviceRuntime& device_;
-  std::unique_ptr<base::Stream> stream_;               // made at the first detour, as the rooms
-  std::vector<std::unique_ptr<StagingBuffer>> rooms_;  // kept: making device memory stops the device
+  std::unique_ptr<base::Stream> stream_;               // created at the first use of device memory, as are rooms_
+  std::vector<std::unique_ptr<StagingBuffer>> rooms_;  // kept, since allocating device memory synchronizes the device
 };
 
 class HostCollectives::AsyncCollective {
@@ -84,20 +85,20 @@ class HostCollectives::AsyncCollective {
   ~AsyncCollective();
   AsyncCollective(const AsyncCollective&) = delete;
   AsyncCollective& operator=(const AsyncCollective&) = delete;
-  /// Whether `out` is there; it stays so. Throws what went wrong. Never waits.
+  /// True once `out` holds the result. Throws the collective's error. Never blocks.
   bool done();
 
  private:
   friend class HostCollectives;
   AsyncCollective() = default;
   void wait();
-  void finish();  // what came, to the host's own memory
+  void finish();  // copies the result to the caller's host memory
   bool done_ = false;
-  Work work_;  // of the host's memory
+  Work work_;  // on host memory
   StagingBuffer* room_ = nullptr;
   View out_;
-  std::size_t offset_ = 0;  // of `out` in the room
-  base::Event arrived_;     // in the room
+  std::size_t offset_ = 0;  // of `out` in the staging buffer
+  base::Event arrived_;     // the result is in the staging buffer
 };
 
 }  // namespace tessera::comm

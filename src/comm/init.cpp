@@ -31,7 +31,7 @@ BackendOptions world_options(const InitOptions& config) {
   return options;
 }
 
-/// Nothing: as it suits the backend.
+/// Empty: the backend's default.
 std::optional<bool> deterministic(const InitOptions& config) {
   if (config.deterministic) return config.deterministic;
   const auto set = read_env(env::kDeterministic);
@@ -68,7 +68,7 @@ std::shared_ptr<Bootstrap> gather_ranks(const Launch& launch, const BackendOptio
                      .host_id = env_or_default(env::kHostId)});
 }
 
-/// The communicators of ranks that are threads, so that the first to fail can stop the others.
+/// The communicators of ranks that are threads, so that the first failure can stop the others.
 class ThreadRanks {
  public:
   explicit ThreadRanks(int ranks) : members_(static_cast<std::size_t>(ranks)) {}
@@ -77,7 +77,7 @@ class ThreadRanks {
     const std::lock_guard lock(mutex_);
     members_[static_cast<std::size_t>(rank)] = member;
   }
-  /// Keeps the first error and stops everybody else.
+  /// Records the first error and stops all other ranks.
   void fail(ThreadBootstrap& bootstrap, int rank, std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
     if (error_ != nullptr) return;
@@ -107,7 +107,7 @@ void run_rank(ThreadBootstrap& bootstrap, const std::function<std::unique_ptr<Co
     } catch (...) {
       crew.fail(bootstrap, rank, std::current_exception());
     }
-    crew.enter(rank, nullptr);  // before it goes
+    crew.enter(rank, nullptr);  // before the communicator is destroyed
   } catch (...) {
     crew.fail(bootstrap, rank, std::current_exception());
   }

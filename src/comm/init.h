@@ -1,4 +1,4 @@
-// How a program gets its first communicator.
+// Creates a program's first communicator.
 #pragma once
 
 #include <functional>
@@ -15,14 +15,13 @@
 
 namespace tessera::comm {
 
-/// Puts something around the communicator of the world: a plug-in that watches or disturbs it, say. Each rank calls it
-/// once.
+/// Wraps the world communicator, for example with a plug-in that traces or delays it. Each rank calls it once.
 using CommunicatorDecorator = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
 
-/// What is not set here comes from the environment (see variables()), else from its default.
+/// Unset options come from the environment (see variables()), else from their defaults.
 struct InitOptions {
   std::optional<std::string> backend;                ///< TESSERA_BACKEND
-  std::optional<Launch> launch;                      ///< who this process is, instead of resolve_launch()
+  std::optional<Launch> launch;                      ///< replaces resolve_launch()
   std::optional<std::chrono::milliseconds> timeout;  ///< TESSERA_TIMEOUT
   std::optional<bool> deterministic;                 ///< TESSERA_DETERMINISTIC
   std::optional<bool> check;                         ///< TESSERA_CHECK
@@ -30,20 +29,20 @@ struct InitOptions {
   std::shared_ptr<Logger> logger;
   std::shared_ptr<MemoryTracker> memory_tracker;
   bool progress_thread = true;
-  /// Communicators then take its memory too, by way of the host's where the backend doesn't (staging.h). Null: the
-  /// host's memory, and what the backend itself takes. Ranks that are threads share it.
+  /// With a device, communicators also support its memory, staged through host memory if the backend doesn't support it
+  /// (staging.h). Null: only host memory and what the backend supports. Ranks that are threads share the device.
   std::shared_ptr<DeviceRuntime> device;
   std::optional<bool> device_ipc;  ///< TESSERA_DEVICE_IPC
-  CommunicatorDecorator decorate;  ///< null: nothing
+  CommunicatorDecorator decorate;  ///< null: no decorator
 };
 
-/// The communicator of the whole world. Every rank of the job calls it; it waits for all, at longest the timeout. Ranks
-/// that make several, one after another, give each a `launch->generation` of its own, counting up.
-/// Throws InvalidUsage (settings), Timeout (ranks that never came), SystemError.
+/// Creates the world communicator. Every rank of the job calls it; it waits for all ranks, at most for the timeout.
+/// Ranks that create several in succession give each a new, increasing `launch->generation`. Throws InvalidUsage
+/// (settings), Timeout (missing ranks), SystemError.
 TESSERA_API std::unique_ptr<Communicator> init(InitOptions config = {});
 
-/// Runs `body` on `ranks` threads of this process as the ranks of a world of their own. Waits for all. The first
-/// exception aborts the other ranks and is thrown again. `config.launch` is not used; each rank has a ledger of its own
+/// Runs `body` on `ranks` threads of this process, which are the ranks of a new world. Waits for all. The first
+/// exception aborts the other ranks and is rethrown. `config.launch` is ignored; each rank has its own memory tracker
 /// unless one is given.
 TESSERA_API void run_threads(int ranks, const InitOptions& config, const std::function<void(Communicator&)>& body);
 

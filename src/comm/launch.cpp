@@ -13,18 +13,18 @@
 namespace tessera::comm {
 namespace {
 
-/// What one launcher sets. Of each list the first that is set counts, of `job` all.
+/// The variables of one launcher. The first one set of each list is used; of `job`, all.
 struct Launcher {
   std::string_view name;
-  std::vector<std::string> marks;  ///< all of these, if any: only then is it this launcher
+  std::vector<std::string> marks;  ///< it is this launcher only if all of these are set
   std::vector<std::string> rank;
   std::vector<std::string> size;
   std::vector<std::string> local_rank;
   std::vector<std::string> local_size;
   std::vector<std::string> job;
-  std::string restart;    ///< how often the run was started again
-  std::string per_node;   ///< ranks on each node, as "2(x3),1", where there is no local_size ...
-  std::string node = {};  ///< ... and which of them this is
+  std::string restart;    ///< how often the run was restarted
+  std::string per_node;   ///< ranks on each node, as "2(x3),1", if there is no local_size ...
+  std::string node = {};  ///< ... and the index of this node
 };
 
 const std::vector<Launcher>& launchers() {
@@ -57,7 +57,7 @@ const std::vector<Launcher>& launchers() {
        {"PMI_SIZE"},
        {"MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"},
        {"MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"},
-       {"PALS_APID", "PMI_JOBID"}},  // MPICH's Hydra names none: then the parent counts
+       {"PALS_APID", "PMI_JOBID"}},  // MPICH's Hydra sets neither: then the parent process is used
       {"slurm",
        {"SLURM_STEP_ID"},
        {"SLURM_PROCID"},
@@ -88,7 +88,7 @@ bool present(const EnvReader& read, const Launcher& launcher) {
   return first_set(read, launcher.rank) || first_set(read, launcher.size);
 }
 
-/// All that the launcher's variables say, for errors: "RANK=2, WORLD_SIZE is not set".
+/// The values of all the launcher's variables, for errors: "RANK=2, WORLD_SIZE is not set".
 std::string findings(const EnvReader& read, const Launcher& launcher) {
   std::string text;
   for (const auto* names : {&launcher.rank, &launcher.size, &launcher.local_rank, &launcher.local_size})
@@ -105,8 +105,8 @@ int whole(const Setting& setting, int low) {
   return static_cast<int>(parse_integer(setting.second, setting.first, low, 1 << 20));
 }
 
-/// Ranks on node `node` by a list such as "2(x3),1": two on each of three nodes, one on the next. Nothing: it has no
-/// such node.
+/// The number of ranks on node `node` in a list such as "2(x3),1": two on each of three nodes, one on the next. Empty:
+/// the list has no such node.
 std::optional<int> ranks_on_node(const Setting& list, int node) {
   for (std::size_t at = 0; at < list.second.size();) {
     const std::size_t end = std::min(list.second.find(',', at), list.second.size());
@@ -170,7 +170,8 @@ Launch resolve_launch(const EnvReader& read) {
 
 Launch resolve_launch() {
   Launch launch = resolve_launch([](const std::string& name) { return read_foreign_env(name); });
-  // Ranks of one launcher on one host have one parent, where the launcher gives no better name.
+  // Ranks of one launcher on one host have one parent, which identifies the job if the launcher provides no better
+  // name.
   if (launch.size > 1 && launch.job.empty()) {
     launch.job = std::string(kParent) + std::to_string(::getppid());
     launch.job_is_local = true;

@@ -1,4 +1,4 @@
-// Who am I? Finds rank and world size in what the launcher left in the environment.
+// Reads rank and world size from the launcher's environment variables.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,27 @@ struct Launch {
   std::string launcher = "none";  ///< "tessera", "torchrun", "openmpi", "pmi", "slurm"; "none": a world of one
   int rank = 0;
   int size = 1;
-  int local_rank = 0;  ///< on this host; never taken as a proof that others are here
+  int local_rank = 0;  ///< on this host; never used as proof that other ranks are on this host
   int local_size = 1;
-  std::string job;            ///< what this run's ranks have in common and no other run of this user has
-  bool job_is_local = false;  ///< ranks on other hosts have another `job`: the launcher names none
-  std::uint64_t restart = 0;  ///< how often the launcher has started this run again; part of `job` too
-  /// Which of the worlds that these processes make one after another: a rank that is done with one, and comes for the
-  /// next, must not knock at the one before, where others still work. No launcher says it: the program counts.
+  std::string job;            ///< identifies this run: common to its ranks and unique among the user's runs
+  bool job_is_local = false;  ///< ranks on other hosts have another `job`, since the launcher names none
+  std::uint64_t restart = 0;  ///< how often the launcher has restarted this run; also part of `job`
+  /// Counts the worlds that these processes create in succession. A rank that has finished one world and starts the
+  /// next must not connect to the previous one, where other ranks still work. Launchers don't provide it; the program
+  /// counts.
   std::uint32_t generation = 0;
 };
 
-/// Looks a variable up; nothing where it is unset or empty.
+/// Reads a variable; empty if it is unset or empty.
 using EnvReader = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// In this order: TESSERA_RANK and TESSERA_WORLD_SIZE, torchrun, Open MPI, PMI and PALS, Slurm (needs SLURM_STEP_ID: a
-/// batch script's own environment has SLURM_PROCID too), none. TESSERA_LAUNCHER forces one. Throws InvalidUsage where a
-/// launcher's variables are half set or contradict each other, listing what was found: it never falls back to a world
-/// of one.
+/// Checks, in this order: TESSERA_RANK and TESSERA_WORLD_SIZE, torchrun, Open MPI, PMI and PALS, Slurm (needs
+/// SLURM_STEP_ID, since a batch script's own environment has SLURM_PROCID too), none. TESSERA_LAUNCHER forces one.
+/// Throws InvalidUsage, listing the variables found, if a launcher's variables are incomplete or contradictory; it
+/// never falls back to a world of one.
 TESSERA_API Launch resolve_launch(const EnvReader& read);
 
-/// The same for this process's environment.
+/// The same for the environment of this process.
 TESSERA_API Launch resolve_launch();
 
 }  // namespace tessera::comm

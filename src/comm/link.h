@@ -1,5 +1,5 @@
-// What a library of messages must be able to do so that TagMatchingTransport makes a Transport of it: short notes to a
-// peer, and bulk between two ranks that have agreed on it. Everything runs under the engine's lock.
+// The message library under TagMatchingTransport, which makes a Transport of it: active messages to a peer, and bulk
+// transfers that both ranks have agreed on. Every function runs under the engine's lock.
 #pragma once
 
 #include <cstddef>
@@ -13,33 +13,34 @@
 
 namespace tessera::comm {
 
-/// What every note begins with. All ranks of a world have one architecture.
+/// The header of every active message. All ranks of a world have the same architecture.
 struct AmHeader {
   enum class Kind : std::uint32_t {
-    content,   ///< a short message itself; its bytes follow
-    announce,  ///< a long message of `bytes` waits to be asked for
-    ask,       ///< send it as bulk number `slot`: its receive of `bytes` has started
-    withdraw,   ///< the ask with that slot: its receive is given up
-    withdrawn,  ///< the answer, unless bulk had begun by then: nothing will come for that slot
-    offer,      ///< of CmaLink: where the bulk with that slot lies; an Offer follows
-    taken       ///< the answer: it was read
+    content,   ///< eager message; its payload follows
+    announce,  ///< RTS: a large message of `bytes` waits for its CTS
+    ask,       ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
+    withdraw,   ///< cancels the CTS of that slot, since its receive was cancelled
+    withdrawn,  ///< reply to it unless the bulk transfer had started: the slot receives nothing
+    offer,      ///< of CmaLink: the location of that slot's data; a CmaAddress follows
+    taken       ///< FIN, the reply to an offer: the data was read
   };
   Kind kind = Kind::content;
   std::int32_t from = 0;  ///< rank
   MessageTag tag;
-  std::uint32_t world = 0;  ///< a number of that world's own: what is left of an earlier one is thrown away
+  std::uint32_t world = 0;  ///< number of the world; messages of an earlier world are dropped
   std::uint64_t bytes = 0;  ///< of the message
   std::uint64_t slot = 0;
 };
 static_assert(sizeof(AmHeader) == 40);
 
-/// Who is told what the wire brings: notes from within poll() and cancel_bulk(), the rest from any of Wire's functions.
+/// Callbacks of a link. Active messages arrive from within poll() and cancel_bulk(), all others from any function of
+/// Link.
 class TESSERA_API LinkEvents {
  public:
   virtual void note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept = 0;
-  /// Its memory is free, and all bytes have moved.
+  /// The memory is no longer in use, and all bytes have moved.
   virtual void bulk_done(Message& message) noexcept = 0;
-  /// Bulk ended with an error; the wire has forgotten the message.
+  /// The bulk transfer failed; the link no longer refers to the message.
   virtual void bulk_failed(Message& message, const std::string& why) noexcept = 0;
   virtual void peer_lost(int peer, const std::string& why) noexcept = 0;
   virtual void link_failed(const std::string& why) noexcept = 0;
@@ -48,42 +49,43 @@ class TESSERA_API LinkEvents {
   ~LinkEvents() = default;
 };
 
-/// The number of a world that its notes carry.
+/// The number of a world, carried by its active messages.
 TESSERA_API std::uint32_t world_number(const Bootstrap& bootstrap);
 
 class TESSERA_API Link {
  public:
   enum class CancelResult {
-    before,  ///< nothing of it had moved; a peer may still send to the slot
-    after,   ///< it has moved, to its end
-    never    ///< the wire can't promise to leave its memory alone as long as the wire lives
+    before,  ///< nothing had moved; a peer may still send to the slot
+    after,   ///< it has moved completely
+    never    ///< the link may access its memory as long as the link lives
   };
 
   enum class CloseMode {
     orderly,
-    with_failures,  ///< messages were given up, but what else was sent arrives
-    broken          ///< nothing is waited for
+    with_failures,  ///< messages were cancelled, but everything else that was sent arrives
+    broken          ///< waits for nothing
   };
 
   virtual ~Link();
-  /// Messages up to this many bytes are content of a note. The same on all ranks.
+  /// The largest payload of an eager message in bytes. The same on all ranks.
   virtual std::size_t longest_payload() const noexcept = 0;
-  /// Whether another content note fits into the wire's memory.
+  /// Whether the link has memory for another eager message.
   virtual bool can_send_eager() const noexcept = 0;
-  /// Header and payload are copied, sent, and arrive once. Notes may overtake bulk, and each other.
+  /// Copies header and payload and sends them; they arrive exactly once. Active messages may overtake bulk and each
+  /// other.
   virtual void send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept = 0;
-  /// Message::data to or from Message::peer; the two are joined by (sender, receiver, slot), and have equal sizes. The
-  /// wire may use Message::handle.
+  /// Moves Message::data to or from Message::peer. A send matches a receive by (sender, receiver, slot); their sizes
+  /// are equal. The link may use Message::handle.
   virtual void send_bulk(Message& message, std::uint64_t slot) noexcept = 0;
   virtual void receive_bulk(Message& message, std::uint64_t slot) noexcept = 0;
-  /// Ends a bulk that is not done, within a second or so; bulk_done() is then not called for it, but perhaps for
-  /// others.
+  /// Ends an incomplete bulk transfer within about a second. bulk_done() is then not called for it, but may be called
+  /// for others.
   virtual CancelResult cancel_bulk(Message& message) noexcept = 0;
   virtual bool poll(bool with_health_check) noexcept = 0;
   virtual ProgressWaiter& waiter() noexcept = 0;
-  /// Whole collectives; polled by poll(). Null where there are none.
+  /// Native collectives, which poll() progresses. Null if there are none.
   virtual NativeCollectives* native() noexcept { return nullptr; }
-  /// Sends what is left, bounded in time, and lets go of everything. The last call.
+  /// Sends what is queued, within a bounded time, and releases everything. The last call.
   virtual void close(CloseMode how) noexcept = 0;
 };
 

@@ -1,6 +1,6 @@
-// What a loadable module with a backend offers: one C function, tessera_plugin_entry(). Modules of this project and
-// those of others are the same thing. A module's file is called BACKEND.so or BACKEND-VARIANT.so and lies in the folder
-// tessera-modules beside the library, or in one that TESSERA_PLUGIN_PATH names. It is never unloaded.
+// The interface of a loadable module with a backend: one C function, tessera_plugin_entry(). This project's modules and
+// third-party modules are loaded alike. The file is named BACKEND.so or BACKEND-VARIANT.so and lies in the folder
+// tessera-modules beside the library, or in a folder that TESSERA_PLUGIN_PATH names. It is never unloaded.
 //
 //   const tessera::comm::Backend& my_backend();   // as a backend of the library defines it
 //   TESSERA_PLUGIN(my_backend)
@@ -24,9 +24,9 @@
 
 namespace tessera::comm {
 
-/// Nothing throws through the entry: what create() throws travels as the exception itself. That is sound because the
-/// two sides have one C++ library and one set of exception types, which the ABI string has proved, and because the code
-/// of an exception that only the module knows stays loaded.
+/// The result of create(). Nothing throws through the entry: an exception is returned as an exception_ptr. This is safe
+/// because both sides use one C++ library and the same exception types, as the ABI string verifies, and because the
+/// code of the module's own exceptions stays loaded.
 struct PluginCommunicator {
   std::unique_ptr<Communicator> communicator;
   std::exception_ptr error;
@@ -36,7 +36,7 @@ struct PluginCommunicator {
 
 extern "C" {
 
-/// `abi` and `size` are read first, and nothing else where they are not the library's own.
+/// The library reads `abi` and `size` first; unless they equal its own, it reads nothing else.
 struct tessera_plugin {
   const char* abi;   ///< TESSERA_PLUGIN_ABI
   std::size_t size;  ///< of this struct
@@ -55,7 +55,7 @@ using tessera_plugin_entry_function = const tessera_plugin*();
 
 namespace tessera::comm {
 
-/// The struct that describes `backend`.
+/// Describes `backend`.
 template <const Backend& (*backend)()>
 tessera_plugin plugin_of(const char* abi) noexcept {
   const Backend& b = backend();
@@ -85,7 +85,7 @@ tessera_plugin plugin_of(const char* abi) noexcept {
 
 }  // namespace tessera::comm
 
-/// Once in a module: makes the function its backend.
+/// Use once in a module: exports the backend that the function returns.
 #define TESSERA_PLUGIN(backend)                                                                 \
   extern "C" TESSERA_API const tessera_plugin* tessera_plugin_entry() {                         \
     static const tessera_plugin plugin = tessera::comm::plugin_of<backend>(TESSERA_PLUGIN_ABI); \

@@ -1,4 +1,4 @@
-// What a backend's transport gives to the progress engine of its rank.
+// What a backend's transport provides to the progress engine of its rank.
 #pragma once
 
 #include <chrono>
@@ -7,27 +7,27 @@
 
 namespace tessera::comm {
 
-/// The clock of deadlines.
+/// The clock of all deadlines.
 using Clock = std::chrono::steady_clock;
 
-/// Something that moves when polled.
+/// An object that progresses when polled.
 class TESSERA_API Pollable {
  public:
   virtual ~Pollable();
-  /// Called under the engine's lock. Does a bounded piece of work and never blocks. `with_health_check`: also look at
-  /// deadlines and at the health of the peers. True if anything moved.
+  /// Does a bounded amount of work and never blocks. Called under the engine's lock. `with_health_check`: also checks
+  /// deadlines and the health of the peers. True if anything progressed.
   virtual bool poll(bool with_health_check) noexcept = 0;
 };
 
-/// How threads of a rank sleep where peers don't ring its doorbell: they send something instead.
+/// Lets the threads of a rank sleep if peers send messages instead of ringing its doorbell.
 class TESSERA_API ProgressWaiter {
  public:
   virtual ~ProgressWaiter();
-  /// Under the engine's lock, after a poll() that moved nothing. False: something has come meanwhile, don't sleep.
+  /// Called under the engine's lock, after a poll() without progress. False: something has arrived, don't sleep.
   virtual bool arm() noexcept = 0;
-  /// Returns when something has come, when wake() was called since arm(), or after `at_most`; also without a reason.
+  /// Returns when something arrives, if wake() was called since arm(), or after `at_most`; may also return spuriously.
   virtual void sleep(std::chrono::nanoseconds at_most) noexcept = 0;
-  /// Ends the sleeps of this rank's threads. Any thread.
+  /// Wakes this rank's sleeping threads. Any thread.
   virtual void wake() noexcept = 0;
 };
 

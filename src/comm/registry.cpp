@@ -16,7 +16,7 @@ const Backend* find_builtin(std::string_view name) {
   return found == all.end() ? nullptr : *found;
 }
 
-/// Several modules may offer one backend (for libraries of several vendors, say): the first that can be used counts.
+/// Several modules may implement one backend (for libraries of several vendors, say): the first usable one is selected.
 BackendState state_of(std::string_view name, std::vector<ModuleReport*> variants) {
   const auto usable =
       std::find_if(variants.begin(), variants.end(), [](const ModuleReport* report) { return report->reason.empty(); });
@@ -37,8 +37,9 @@ std::string all_states() {
   return text;
 }
 
-/// Where there is a choice the modules are asked first, so that only one vendor's library gets into this process. What
-/// the program itself has loaded only a module that is here can see: then the next one may be the right one.
+/// If there are several modules, they are probed first, so that only one vendor's library is loaded into this process.
+/// A conflict with libraries that the program itself has loaded is detected only in this process; then the next module
+/// may work.
 const Backend& load_usable(const std::vector<ModuleFile>& variants) {
   if (variants.size() == 1) return load_module(variants.front());
   const Backend* last = nullptr;

@@ -8,10 +8,10 @@
 namespace tessera::comm {
 namespace {
 
-/// In which order an algorithm adds up.
+/// The order in which an algorithm reduces.
 enum class Order {
-  whole,  ///< all at once, by the tree; or it adds nothing
-  tree,   ///< two operands at a time, along the tree: 16-bit sums round at every hop
+  whole,  ///< all sources at once, by the tree; or no reduction at all
+  tree,   ///< two operands at a time, along the tree: 16-bit sums are rounded at every step
   other,
 };
 
@@ -19,7 +19,7 @@ struct Algorithm {
   OpKind kind;
   std::string_view name;
   Order order;
-  bool unequal;  ///< takes parts of different lengths
+  bool unequal;  ///< supports parts of different lengths
   void (*write)(ScheduleBuilder&);
 };
 
@@ -65,8 +65,8 @@ bool adds(OpKind kind) {
 
 bool unequal(const CollectiveSpec& problem) { return !problem.in_starts.empty() || !problem.out_starts.empty(); }
 
-/// Whether adding two operands at a time along the tree gives the bits of adding all at once. Sixteen bits are rounded
-/// to after every addition then: harmless where there is one, or nothing is rounded.
+/// Whether adding two operands at a time along the tree gives the same bits as adding all at once. 16-bit values are
+/// then rounded after every addition, which is harmless if there is only one addition or nothing to round.
 bool steps_are_exact(const CollectiveSpec& problem) {
   using Kind = ReduceOp::Kind;
   if (size_of(problem.dtype) != 2) return true;

@@ -1,7 +1,7 @@
-// A collective as data: what one rank sends, receives, copies and adds, and in which order.
+// A collective as data: what one rank sends, receives, copies and reduces, and in which order.
 //
-// An algorithm is a function that writes such a schedule; it touches no memory and no transport. So one executor runs
-// them all, a test runs the schedules of all ranks against each other in memory, and pictures are drawn from them.
+// An algorithm is a function that builds a schedule; it accesses no memory and no transport. So one executor runs all
+// algorithms, tests run the schedules of all ranks in memory, and diagrams are drawn from them.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace tessera::comm {
 /// `factor` holds 8 bytes: this rank's factor of premul_sum, a double.
 enum class BufferId : std::uint8_t { in, out, scratch, factor };
 
-/// Bytes of the call's buffers or of the operation's own scratch memory.
+/// Bytes of the call's buffers or of the operation's scratch memory.
 struct BufferRegion {
   BufferId place = BufferId::in;
   std::size_t offset = 0;
@@ -28,11 +28,11 @@ struct BufferRegion {
   bool operator==(const BufferRegion&) const = default;
 };
 
-/// What a reduce step computes with its sources.
+/// What a reduce step computes from its sources.
 enum class ReducePhase : std::uint8_t {
   partial,  ///< the plain sum (also for avg and premul_sum), product, minimum or maximum
   last,     ///< the same, then avg's division
-  whole,    ///< the call's operation as it is, all at once: avg divides, premul_sum multiplies by `factors`
+  whole,    ///< the complete operation at once: avg divides, premul_sum multiplies by `factors`
 };
 
 struct ScheduleStep {
@@ -41,31 +41,31 @@ struct ScheduleStep {
     receive,
     copy,
     reduce,
-    native  ///< the whole operation, by the library below the transport (native_collectives.h); at most one
+    native  ///< the whole operation, by the library under the transport (native_collectives.h); at most one
   };
   Kind kind = Kind::copy;
   ReducePhase arithmetic = ReducePhase::partial;
-  int peer = 0;                      ///< of send and receive
-  std::uint32_t number = 0;          ///< send, receive: the how-manieth between the two ranks in this direction
-  BufferRegion from;                 ///< read by send, copy and native
-  BufferRegion to;                   ///< written by receive, copy, reduce and native
-  std::uint32_t first_source = 0;    ///< reduce: its sources, in rank order, are these entries of Schedule::sources
-  std::uint32_t sources = 0;         ///< ... each as long as `to`; `to` may be one of them, else overlaps none
-  BufferRegion factors;              ///< whole premul_sum: one double per source, in scratch; bytes 0 otherwise
-  std::uint32_t waits_for = 0;       ///< how many steps come before
-  std::uint32_t first_follower = 0;  ///< the steps that wait for this one: these entries of Schedule::followers
+  int peer = 0;                    ///< of send and receive
+  std::uint32_t number = 0;        ///< send, receive: the message's index between the two ranks in this direction
+  BufferRegion from;               ///< read by send, copy and native
+  BufferRegion to;                 ///< written by receive, copy, reduce and native
+  std::uint32_t first_source = 0;  ///< reduce: the index in Schedule::sources of the first source, in rank order
+  std::uint32_t sources = 0;       ///< reduce: how many, each as long as `to`; `to` may equal one, else overlaps none
+  BufferRegion factors;         ///< premul_sum in phase `whole`: one double per source, in scratch; bytes 0 otherwise
+  std::uint32_t waits_for = 0;  ///< number of steps that must be done before
+  std::uint32_t first_follower = 0;  ///< index in Schedule::followers of the first step that waits for this one
   std::uint32_t followers = 0;
 };
 
 struct Schedule {
   std::string_view algorithm;       ///< a literal
-  std::vector<ScheduleStep> steps;  ///< a step comes after all that it waits for
+  std::vector<ScheduleStep> steps;  ///< each step comes after all those that it waits for
   std::vector<BufferRegion> sources;
   std::vector<std::uint32_t> followers;
   std::size_t scratch_bytes = 0;
 };
 
-/// All that decides a schedule.
+/// Everything that determines a schedule.
 struct CollectiveSpec {
   OpKind kind = OpKind::barrier;
   DType dtype = DType::f32;
@@ -73,28 +73,27 @@ struct CollectiveSpec {
   int ranks = 1;
   int rank = 0;
   int root = 0;
-  /// Elements of `in` and `out` on a rank where both are looked at; all_gather: in is one part of count / ranks, ...
+  /// Elements on a rank that uses both buffers; all_gather: `in` is one part of count / ranks, ...
   std::size_t count = 0;  ///< of the larger buffer
-  bool in_place = false;  ///< as the operation allows it
-  bool ordered = true;    ///< reductions must follow the tree of slices.h, to the bit
-  /// The _v forms: ranks + 1 offsets in elements of the parts of `in` and `out`; empty for equal parts.
+  bool in_place = false;  ///< in the way that the operation documents
+  bool ordered = true;    ///< reductions must follow the tree of slices.h bit for bit
+  /// For the _v forms: ranks + 1 offsets, in elements, of the parts of `in` and `out`; empty for equal parts.
   std::vector<std::size_t> in_starts;
   std::vector<std::size_t> out_starts;
   bool operator==(const CollectiveSpec&) const = default;
 };
 
-/// "all_reduce=direct", ...: every algorithm, in the spelling of TESSERA_ALGO. `ordered_only`: those that can keep the
-/// tree's order.
+/// "all_reduce=direct", ...: every algorithm, in the spelling of TESSERA_ALGO. `ordered_only`: those that can follow
+/// the tree's order.
 TESSERA_API std::vector<std::string> known_algorithms(bool ordered_only);
 
-/// The best known one for this problem; decides alike on all ranks.
+/// The fastest known algorithm for this operation; the same on all ranks.
 TESSERA_API std::string_view default_algorithm(const CollectiveSpec& problem);
 
-/// Whether `algorithm` can solve this problem as it is asked (order, number of ranks, dtype), alike on all ranks. "" or
-/// the reason why not.
+/// Why `algorithm` can't run this operation (order, number of ranks, dtype), or "" if it can. The same on all ranks.
 TESSERA_API std::string refusal(const CollectiveSpec& problem, std::string_view algorithm);
 
-/// This rank's schedule. Throws InvalidUsage with the refusal.
+/// Builds this rank's schedule. Throws InvalidUsage with the refusal.
 TESSERA_API Schedule build_schedule(const CollectiveSpec& problem, std::string_view algorithm);
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// How elements are dealt out to ranks where the caller has not said it.
+// How elements are divided among ranks if the caller doesn't specify it.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ struct Slice {
   std::size_t count = 0;
 };
 
-/// Slice `index` of `count` elements in `parts` contiguous slices whose lengths differ by at most one, the longer ones
-/// first.
+/// Slice `index` when `count` elements are divided into `parts` contiguous slices. Their lengths differ by at most one,
+/// the longer ones first.
 constexpr Slice slice_of(std::size_t count, int parts, int index) {
   const auto n = static_cast<std::size_t>(parts);
   const auto i = static_cast<std::size_t>(index);
@@ -23,7 +23,7 @@ constexpr Slice slice_of(std::size_t count, int parts, int index) {
   return {i * base + std::min(i, longer), base + (i < longer ? 1 : 0)};
 }
 
-/// Where the sum tree cuts the ranks a .. b: sum(a..b) = sum(a..m) + sum(m..b).
+/// Where the sum tree splits the ranks a .. b: sum(a..b) = sum(a..m) + sum(m..b).
 constexpr std::size_t tree_middle(std::size_t a, std::size_t b) { return a + (b - a) / 2; }
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// Memory of a device on a communicator of the host: from rank to rank where they can, else by way of the host's.
+// Device memory on a host communicator: directly between ranks where possible (IPC), otherwise through host memory.
 #pragma once
 
 #include <cstddef>
@@ -12,25 +12,26 @@
 namespace tessera::comm {
 
 struct StagingOptions {
-  /// How much of a call is copied, moved and copied back at once. The same on all ranks.
+  /// How many bytes of a call are copied, moved and copied back at once. The same on all ranks.
   std::size_t chunk_bytes = std::size_t{2} << 20;
-  std::size_t chunks_in_flight = 3;  ///< of one call: one each on its way down, between the ranks, and up
-  /// Ranks of a host read memory that allocate() gave from each other, where their devices can. All ranks or none.
+  std::size_t chunks_in_flight = 3;  ///< of one call: one copied down, one between the ranks, one copied up
+  /// Ranks of a host read each other's memory from allocate(), if their devices can. All ranks or none.
   bool ipc = true;
-  std::string algorithms;  ///< TESSERA_ALGO's grammar: a call for which it names another than `direct` is staged
+  std::string algorithms;  ///< in the grammar of TESSERA_ALGO: a call for which it names an algorithm other than
+                           ///< `direct` is staged
 };
 
-/// A communicator of `inner`'s ranks that takes memory of `device` too; calls with memory of the host go on to `inner`
-/// as they are. Every rank of a call gives memory of the same kind, also where it has no elements. Deadlines, errors
-/// and order are inner's. Collective where ranks may share a host: they agree on what follows.
+/// Creates a communicator of `inner`'s ranks that also supports memory of `device`; calls with host memory are passed
+/// on to `inner` unchanged. All ranks of a call use memory of the same kind, even without elements. Deadlines, errors
+/// and order are inner's. Collective if ranks may share a host, since they then agree on IPC.
 ///
-/// Ranks of one host read memory that allocate() gave from each other, if the devices can; bits and bytes are those of
-/// the `direct` algorithms, and last_algorithm() is "ipc". All else passes through pinned memory of the host, in
-/// chunks, so that copies and transport overlap: bytes are inner's, and in deterministic mode the results are the bits
-/// of one whole call. Errors that count operations count chunks, and what the ranks tell each other.
+/// Ranks of one host read each other's memory from allocate(), if the devices can; bits and bytes are those of the
+/// `direct` algorithms, and last_algorithm() is "ipc". Otherwise data moves through pinned host memory in chunks, so
+/// that copies and transport overlap: bytes are inner's, and in deterministic mode the results equal those of one whole
+/// call bit for bit. Operation numbers in errors count chunks and control operations between the ranks.
 ///
-/// No thread that calls waits for the device: a thread of its own moves calls on, and whoever waits for one.
-/// Work::wait_on() a stream of the device works as the device's signals do (DeviceRuntime::make_signal()).
+/// A calling thread never waits for the device: a thread of its own progresses calls, and so do threads that wait for
+/// one. Work::wait_on() a stream of the device works like the device's signals (DeviceRuntime::make_signal()).
 TESSERA_API std::unique_ptr<Communicator> stage(std::unique_ptr<Communicator> inner,
                                                 std::shared_ptr<DeviceRuntime> device, StagingOptions options = {});
 

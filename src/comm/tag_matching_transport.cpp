@@ -13,14 +13,14 @@ namespace {
 constexpr auto kSinkTime = std::chrono::seconds(2);
 
 // Message::state
-constexpr std::uint32_t kReceive = 1;     // else a send
-constexpr std::uint32_t kMatching = 2;    // in a table: a receive, or a long send that nobody has asked for
-constexpr std::uint32_t kBacklog = 4;     // a short send that waits for room
-constexpr std::uint32_t kBulk = 8;        // the wire has it
-constexpr std::uint32_t kAnnounced = 16;  // a receive whose sender has confirmed the size
-constexpr std::uint32_t kMoved = 32;      // a receive whose bulk is done
+constexpr std::uint32_t kReceive = 1;     // otherwise a send
+constexpr std::uint32_t kMatching = 2;    // in a table: a receive, or a large send without a CTS
+constexpr std::uint32_t kBacklog = 4;     // an eager send that waits for room
+constexpr std::uint32_t kBulk = 8;        // the link is moving it
+constexpr std::uint32_t kAnnounced = 16;  // a receive whose RTS has arrived with an equal size
+constexpr std::uint32_t kMoved = 32;      // a receive whose bulk transfer is done
 constexpr std::uint32_t kFinished = 64;   // to be delivered by the next poll()
-constexpr std::uint32_t kSink = 128;      // ours: takes what nobody wants any more
+constexpr std::uint32_t kSink = 128;      // of a drain buffer: receives data of a cancelled receive
 
 }  // namespace
 
@@ -32,7 +32,7 @@ std::uint32_t world_number(const Bootstrap& bootstrap) {
   return number;
 }
 
-/// A note that came before its receive or its send.
+/// An active message that arrived before its receive or its send.
 struct TagMatchingTransport::UnexpectedMessage {
   AmHeader header;
   int peer = 0;
@@ -42,7 +42,7 @@ struct TagMatchingTransport::UnexpectedMessage {
   std::vector<std::byte> payload;
 };
 
-/// A bulk receive into memory of ours, in place of one that was given up after it had been asked for.
+/// A bulk receive into the transport's own memory, which replaces a receive cancelled after its CTS was sent.
 struct TagMatchingTransport::DrainBuffer {
   Message message;
   std::uint64_t slot = 0;
@@ -51,9 +51,9 @@ struct TagMatchingTransport::DrainBuffer {
 
 struct TagMatchingTransport::MatchQueues {
   MatchTable<Message> receives;
-  MatchTable<Message> sends;              ///< long ones that nobody has asked for
-  MatchTable<UnexpectedMessage> content;  ///< and announcements, before their receives
-  MatchTable<UnexpectedMessage> asks;     ///< before their sends
+  MatchTable<Message> sends;              ///< large ones without a CTS
+  MatchTable<UnexpectedMessage> content;  ///< and RTS messages, before their receives
+  MatchTable<UnexpectedMessage> asks;     ///< CTS messages before their sends
   MatchList<Message> backlog;
   MatchList<Message> finished;
   MatchList<UnexpectedMessage> spare;
@@ -138,7 +138,7 @@ void TagMatchingTransport::send(Message& message) noexcept {
   start_bulk_send(message, header);
 }
 
-/// Where the sizes differ nothing moves: the receiver learns the size from the announcement.
+/// If the sizes differ, nothing moves: the receiver learns the size from the RTS.
 void TagMatchingTransport::start_bulk_send(Message& message, const AmHeader& ask) noexcept {
   if (ask.bytes != message.bytes) return deliver(message, message.bytes);
   message.state = kBulk;
@@ -170,11 +170,11 @@ void TagMatchingTransport::receive(Message& message) noexcept {
   if ((message.state & kBulk) != 0) send_note(AmHeader::Kind::ask, message, message.moved);
 }
 
-/// A note with what `receive` waits for, or with its size.
+/// Handles an eager message or an RTS that matches `receive`.
 void TagMatchingTransport::match(Message& receive, const AmHeader& header,
                                  std::span<const std::byte> payload) noexcept {
   if (header.bytes != receive.bytes) {
-    end_bulk(receive, false);  // nothing will come for it: the sender compares, too
+    end_bulk(receive, false);  // no data will come: the sender compares the sizes, too
     return finish(receive, header.bytes);
   }
   if (header.kind == AmHeader::Kind::content) {
@@ -190,7 +190,7 @@ void TagMatchingTransport::note_arrived(const AmHeader& header, std::span<const 
   switch (header.kind) {
     case AmHeader::Kind::content:
     case AmHeader::Kind::announce: {
-      // A receive that is announced already waits for its bulk: the next note of that tag is for the next receive.
+      // A receive with an RTS waits for its bulk: the next message of that tag is for the next receive.
       const auto wanted = [](const Message& m) { return (m.state & kAnnounced) == 0; };
       Message* const receive = tables_->receives.find(header.from, header.tag, wanted);
       if (receive != nullptr) return match(*receive, header, payload);
@@ -210,11 +210,11 @@ void TagMatchingTransport::note_arrived(const AmHeader& header, std::span<const 
       return close_sink(header.from, header.slot);
     case AmHeader::Kind::offer:
     case AmHeader::Kind::taken:
-      return;  // CmaLink keeps them
+      return;  // CmaLink handles them
   }
 }
 
-/// Where bulk has begun there is nothing to answer: it ends in the sink.
+/// If the bulk transfer has started, no reply is needed: it ends in the drain buffer.
 void TagMatchingTransport::on_cts_cancel(const AmHeader& header) noexcept {
   const auto wanted = [&](const UnexpectedMessage& ask) { return ask.header.slot == header.slot; };
   UnexpectedMessage* const ask = tables_->asks.find(header.from, header.tag, wanted);
@@ -231,7 +231,7 @@ void TagMatchingTransport::close_sink(int peer, std::uint64_t slot) noexcept {
     return sink.message.peer == peer && sink.slot == slot;
   });
   if (found == tables_->sinks.end()) return;
-  link_->cancel_bulk(found->message);  // at once: nothing is on its way to it
+  link_->cancel_bulk(found->message);  // at once, since nothing was sent to it
   tables_->sinks.erase(found);
 }
 
@@ -247,7 +247,7 @@ void TagMatchingTransport::bulk_done(Message& message) noexcept {
   if ((message.state & kAnnounced) != 0) finish(message, message.bytes);
 }
 
-/// The message waits until its operation fails, by this or by another cause.
+/// The message stays in flight until its operation fails, for this or another cause.
 void TagMatchingTransport::bulk_failed(Message& message, const std::string& why) noexcept {
   message.state &= ~kBulk;
   if ((message.state & kSink) != 0) return bulk_done(message);
@@ -260,13 +260,13 @@ void TagMatchingTransport::link_failed(const std::string& why) noexcept {
   if (!std::exchange(dead_, true)) failure_ = why;
 }
 
-/// A matched receive is through.
+/// Completes a matched receive.
 void TagMatchingTransport::finish(Message& message, std::size_t bytes) noexcept {
   tables_->receives.remove(message);
   deliver(message, bytes);
 }
 
-/// Inside cancel() the world is busy with its own list: what ends there is told by the next poll().
+/// Inside cancel() the world is iterating over its own list: the next poll() reports messages that complete there.
 void TagMatchingTransport::deliver(Message& message, std::size_t bytes) noexcept {
   message.state = 0;
   if (!cancelling_) return message.owner->message_done(message, bytes);
@@ -275,7 +275,7 @@ void TagMatchingTransport::deliver(Message& message, std::size_t bytes) noexcept
   tables_->finished.append(message);
 }
 
-/// Takes the message from the wire. True: the wire leaves its memory alone from now on.
+/// Removes the message from the link. True: the link no longer accesses its memory.
 bool TagMatchingTransport::end_bulk(Message& message, bool may_come) noexcept {
   if ((message.state & kBulk) == 0) return true;
   const std::uint64_t slot = message.moved;
@@ -289,7 +289,7 @@ bool TagMatchingTransport::end_bulk(Message& message, bool may_come) noexcept {
   return true;
 }
 
-/// Our question may have been answered already. Memory that nobody writes costs addresses only.
+/// The CTS may already have been answered. Memory that is never written uses only address space.
 void TagMatchingTransport::post_drain(const Message& instead_of, std::uint64_t slot) noexcept {
   DrainBuffer& sink = tables_->sinks.emplace_back();
   sink.slot = slot;
@@ -303,7 +303,7 @@ void TagMatchingTransport::post_drain(const Message& instead_of, std::uint64_t s
   link_->receive_bulk(sink.message, slot);
 }
 
-/// Also to tell that nothing works any more, which communicators without an operation in flight want to know too.
+/// Also true to report a failure of the transport, which communicators without an operation in flight must learn too.
 bool TagMatchingTransport::needs_polls() const noexcept { return !failure_.empty() || awaits_answers(); }
 
 bool TagMatchingTransport::awaits_answers() const noexcept {
@@ -322,12 +322,12 @@ void TagMatchingTransport::cancel(Message& message) noexcept {
   const bool safe = end_bulk(message, true);
   cancelling_ = false;
   if (safe) return;
-  // Only a wire that is gone can be trusted not to touch that memory.
+  // Only a closed link is certain not to access that memory.
   link_->close(Link::CloseMode::broken);
   link_failed("rank " + std::to_string(message.peer) + " did not finish a message that was under way");
 }
 
-/// Questions stay: who has asked takes them back, and waits for the answer.
+/// CTS messages are kept: the receiver cancels them and waits for the reply.
 void TagMatchingTransport::discard_communicator(std::uint32_t communicator) noexcept {
   tables_->given_up.add(communicator);
   tables_->content.drain([&](const UnexpectedMessage& arrived) { return arrived.tag.communicator == communicator; },
@@ -337,7 +337,7 @@ void TagMatchingTransport::discard_communicator(std::uint32_t communicator) noex
                          });
 }
 
-/// What ended where the world couldn't be told.
+/// Delivers messages that completed while the world couldn't be called.
 bool TagMatchingTransport::deliver_deferred() noexcept {
   bool moved = false;
   while (Message* message = tables_->finished.first()) {

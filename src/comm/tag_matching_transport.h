@@ -1,8 +1,8 @@
-// A Transport over a Wire. Short messages travel in notes and are copied once on either side. Long ones are announced
-// by the sender and asked for by the receiver, whichever comes first; only when both have happened do they move,
-// straight between the two buffers. So nothing long is ever under way that nobody waits for, every size is known to the
-// other side before memory is written. A message that is given up has not begun, or ends soon, since both sides poll; a
-// receive that was asked for leaves a sink in its place until the sender has answered.
+// A Transport over a Link. A short message uses the eager protocol: active messages carry it, with one copy on each
+// side. A long message uses a rendezvous protocol: the data moves directly between the two buffers once the sender's
+// RTS and the receiver's CTS, in either order, were sent. So no long message is in flight without a receive, and each
+// side knows the size before memory is written. Both sides poll, so a cancelled message either has not started or ends
+// soon; a cancelled receive that had sent its CTS is replaced by a drain buffer until the sender replies.
 #pragma once
 
 #include <cstdint>
@@ -67,11 +67,11 @@ class TESSERA_API TagMatchingTransport final : public Transport, private LinkEve
   std::unique_ptr<MatchQueues> tables_;
   std::unique_ptr<Link> link_;
   std::uint64_t next_slot_ = 0;
-  Clock::time_point sinks_until_;                  ///< so long the answers to what was withdrawn may take
-  std::vector<std::pair<int, std::string>> lost_;  ///< told by the next poll(), as `failure_`
+  Clock::time_point sinks_until_;                  ///< deadline of the replies to cancelled CTS messages
+  std::vector<std::pair<int, std::string>> lost_;  ///< reported by the next poll(), as is `failure_`
   std::string failure_;
   bool cancelling_ = false;
-  bool gave_up_ = false;  ///< some message, at some time
+  bool gave_up_ = false;  ///< whether any message was ever cancelled
   bool dead_ = false;
 };
 

@@ -31,8 +31,8 @@ TrafficStats TrafficStats::operator-(const TrafficStats& earlier) const {
 std::uint64_t direct_bytes_sent(OpKind kind, std::uint64_t count, std::size_t size, int ranks, int rank, int root) {
   const auto n = static_cast<std::uint64_t>(ranks);
   switch (kind) {
-    case OpKind::all_reduce: {  // the other owners read their slices of mine, then everyone reads my slice of the
-                                // result
+    case OpKind::all_reduce: {  // the other owners read their slices from this rank, then every rank reads this rank's
+                                // slice of the result
       const std::uint64_t own = slice_of(count, ranks, rank).count;
       return (count - own + own * (n - 1)) * size;
     }

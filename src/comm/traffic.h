@@ -1,4 +1,4 @@
-// Calls, and bytes that crossed between ranks.
+// Traffic counters: calls, and bytes that moved between ranks.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace tessera::comm {
 
-/// What one rank did on one communicator since it was made. Bytes are counted by the backend where they cross: sent by
+/// The traffic of one rank on one communicator since its creation. The backend counts bytes where they move: sent by
 /// this rank, or read by a peer from this rank's memory. Complete for every operation whose Work is done.
 struct TESSERA_API TrafficStats {
   struct TrafficCount {
@@ -24,24 +24,24 @@ struct TESSERA_API TrafficStats {
   const TrafficCount& of(OpKind kind) const { return by_kind[static_cast<std::size_t>(kind)]; }
   std::uint64_t calls() const;
   std::uint64_t bytes_sent() const;
-  /// What happened between two snapshots of the same communicator, the later one on the left.
+  /// The traffic between two snapshots of the same communicator, the later one on the left.
   TrafficStats operator-(const TrafficStats& earlier) const;
 };
 
-/// The formulas, apart from the code they are compared with: bytes that rank `rank` of `ranks` sends in one call whose
-/// larger buffer has `count` elements of `size` bytes, under the `direct` algorithms. Slices of all_reduce differ by at
-/// most one element, the longer ones first.
+/// The formula bytes, independent of the code that they verify: bytes that rank `rank` of `ranks` sends in one call
+/// under the `direct` algorithms. The larger buffer has `count` elements of `size` bytes. Slices of all_reduce differ
+/// by at most one element, the longer ones first.
 TESSERA_API std::uint64_t direct_bytes_sent(OpKind kind, std::uint64_t count, std::size_t size, int ranks, int rank,
                                             int root = 0);
 
-/// Who of how many sends to whom, and which rank is the root.
+/// The sender, the receiver, the number of ranks, and the root.
 struct Route {
   int ranks = 1;
   int rank = 0;
   int peer = 0;
   int root = 0;
 };
-/// What of that goes to one peer. Booked where the library below can't be asked what it moved.
+/// The bytes of that which go to one peer. Used if the library below can't report what it moved.
 TESSERA_API std::uint64_t direct_bytes_to(OpKind kind, std::uint64_t count, std::size_t size, const Route& route);
 
 }  // namespace tessera::comm

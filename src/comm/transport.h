@@ -1,5 +1,5 @@
-// Moves bytes between the ranks of a world: all that a point-to-point backend implements. The collectives over it,
-// their order, deadlines and errors are common (host/host_runtime.h).
+// A transport moves bytes between the ranks of a world: all that a point-to-point backend implements. The collectives
+// with their order, deadlines and errors are common (host/host_runtime.h).
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace tessera::comm {
 
-/// What joins a send with its receive, beside the two ranks. Each value is used once per pair and direction.
+/// Pairs a send with its receive, together with the two ranks. Each value is used once per pair and direction.
 struct MessageTag {
   std::uint32_t communicator = 0;  ///< at most kMostCommunicators live at once
   std::uint32_t operation = 0;     ///< counts up; wraps
@@ -28,30 +28,30 @@ inline constexpr std::uint32_t kMostCommunicators = 4096;
 struct Message;
 class NativeCollectives;
 
-/// Who started a message, and is told when it is through.
+/// The component that starts a message and is notified of its completion.
 class TESSERA_API MessageOwner {
  public:
-  /// The buffer is the caller's again. `bytes` is what the sender sent; where it differs from message.bytes, the two
-  /// ranks called different operations, and the buffer's content is undefined. Under the engine's lock; possibly from
-  /// inside Transport::send() or receive(), so it only notes what is next.
+  /// The buffer belongs to the caller again. `bytes` is the sender's size; if it differs from message.bytes, the two
+  /// ranks called different operations, and the buffer's content is undefined. Called under the engine's lock, possibly
+  /// from inside Transport::send() or receive(), so it only records the next action.
   virtual void message_done(Message& message, std::size_t bytes) noexcept = 0;
 
  protected:
   ~MessageOwner() = default;
 };
 
-/// One message on its way. Belongs to its owner, and stays where it is until message_done() or cancel().
+/// One message in flight. Its owner keeps it in place until message_done() or cancel().
 struct Message {
-  std::byte* data = nullptr;  ///< only read by send
+  std::byte* data = nullptr;  ///< send only reads it
   std::size_t bytes = 0;      ///< 0 is a message too
   int peer = 0;               ///< rank in the transport's world
   MessageTag tag;
   MessageOwner* owner = nullptr;
   std::atomic<std::uint64_t>* sent =
-      nullptr;              ///< the transport adds the payload bytes that it really sent; may be null
-  std::uint32_t index = 0;  ///< the owner's
+      nullptr;              ///< the transport adds the payload bytes that it actually sends; may be null
+  std::uint32_t index = 0;  ///< for the owner
 
-  // The transport's, while the message is on its way.
+  // For the transport, while the message is in flight.
   Message* next = nullptr;
   Message* previous = nullptr;
   std::size_t moved = 0;
@@ -59,44 +59,44 @@ struct Message {
   std::uint32_t state = 0;
 };
 
-/// What a transport tells its world. Under the engine's lock, from within poll(), send() or receive().
+/// A transport's callbacks to its world. Called under the engine's lock, from within poll(), send() or receive().
 class TESSERA_API TransportEvents {
  public:
-  /// Nothing more can come from or go to `peer`. Its pending messages are cancelled by the world.
+  /// Nothing more can be exchanged with `peer`. The world cancels its pending messages.
   virtual void connection_lost(int peer, const std::string& why) noexcept = 0;
-  /// What came from `peer` is not what it sent: no message that it belongs to is complete, and nothing more will come.
-  /// `what`: "the content of a message". Not for what a dying peer leaves half done.
+  /// Data received from `peer` is corrupt: the affected message is incomplete, and nothing more will come from this
+  /// peer. `what`: "the content of a message". Not for messages cut off by a dying peer.
   virtual void message_damaged(int peer, const std::string& what) noexcept = 0;
-  /// Nothing works any more.
+  /// The transport can no longer be used.
   virtual void transport_failed(const std::string& why) noexcept = 0;
 
  protected:
   ~TransportEvents() = default;
 };
 
-/// Messages between two ranks may overtake each other: the tag joins them. A send may start before its receive and the
-/// other way round; neither side's memory grows with large messages that nobody has asked for. poll() moves everything
-/// a bounded step and never blocks; all functions but the constructor run under the engine's lock.
+/// Messages between two ranks may overtake each other; the tag pairs send and receive. Either side may start first.
+/// Large messages without a matching receive don't increase either side's memory. poll() makes a bounded amount of
+/// progress and never blocks. All functions but the constructor run under the engine's lock.
 class TESSERA_API Transport : public Pollable {
  public:
   virtual void send(Message& message) noexcept = 0;
   virtual void receive(Message& message) noexcept = 0;
-  /// Gives the message up, in any state: on return neither its memory nor the Message itself is touched any more, and
-  /// message_done() is not called. What was half sent is completed from memory of the transport's own; where that can't
-  /// be promised, the transport never touched the caller's memory to begin with.
+  /// Cancels the message in any state. After return, neither its memory nor the Message is accessed, and message_done()
+  /// is not called. A partly sent message is completed from the transport's own memory; a transport that can't
+  /// guarantee this never accesses the caller's memory at all.
   virtual void cancel(Message& message) noexcept = 0;
-  /// No message of this communicator is sent or received here any more, and its number is not used again: what has come
-  /// for it without a receive, and what still comes, is thrown away.
+  /// No more messages of this communicator are sent or received on this rank, and its number is not reused. Messages
+  /// without a receive, and those still to arrive, are dropped.
   virtual void discard_communicator(std::uint32_t communicator) noexcept = 0;
-  /// True while peers need this rank to poll although no message of its own is on its way: it has given some up. Ends
-  /// by itself within seconds.
+  /// True while peers need this rank to poll although it has no message in flight, because it has cancelled some.
+  /// Becomes false within seconds.
   virtual bool needs_polls() const noexcept { return false; }
-  /// How threads of this rank sleep while messages are on their way.
+  /// Lets the threads of this rank sleep while messages are in flight.
   virtual ProgressWaiter& waiter() noexcept = 0;
-  /// Whole collectives by the library below; null where it has none.
+  /// Native collectives of the library below; null if it has none.
   virtual NativeCollectives* native() noexcept { return nullptr; }
-  /// Waits, bounded, until what was sent has left, and ends the connections. The world's ranks have all said that they
-  /// close, unless `failed`.
+  /// Waits, for a bounded time, until everything sent has left, and closes the connections. All ranks of the world have
+  /// announced that they close, unless `failed`.
   virtual void close(bool failed) noexcept = 0;
 };
 

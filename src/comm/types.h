@@ -1,4 +1,4 @@
-// What collectives are called with. comm speaks of pointer, count, dtype and device; never of tensors.
+// Arguments of collectives. comm knows pointer, count, dtype and device; never tensors.
 #pragma once
 
 #include <chrono>
@@ -26,7 +26,7 @@ struct ConstView {
   std::size_t bytes() const { return count * size_of(dtype); }
 };
 
-/// The same, written by the operation. Its content is undefined until the Work is done, and after a failure.
+/// The same, written by the operation. The content is undefined until the Work is done, and after a failure.
 struct View {
   void* data = nullptr;
   std::size_t count = 0;
@@ -45,19 +45,19 @@ View view_of(T* data, std::size_t count) {
   return {data, count, dtype_of<T>, {}};
 }
 
-/// How elements of several ranks become one. Sums and products of integers wrap; f16 and bf16 are added in f32 and
-/// rounded once; minimum and maximum propagate NaN.
+/// How elements of several ranks are reduced to one. Sums and products of integers wrap; f16 and bf16 are added in f32
+/// and rounded once; minimum and maximum propagate NaN.
 struct ReduceOp {
   enum class Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
   Kind kind = Kind::sum;
-  /// avg: what the sum is divided by (once, before rounding; integers truncate), 0 for the number of ranks. premul_sum:
-  /// what this rank's input is multiplied with before it is added (may differ per rank). Else unused.
+  /// avg: the divisor of the sum (applied once, before rounding; integers truncate), 0 for the number of ranks.
+  /// premul_sum: the factor of this rank's input (may differ per rank). Otherwise unused.
   double scalar = 0;
 
   static constexpr ReduceOp sum() { return {Kind::sum, 0}; }
   static constexpr ReduceOp avg() { return {Kind::avg, 0}; }
-  /// For a sum that spans more ranks than one communicator: hsdp adds over two axes and divides once, at the end, by
-  /// all.
+  /// For a sum over more ranks than one communicator has: hsdp adds over two axes and divides once, at the end, by the
+  /// number of all ranks.
   static constexpr ReduceOp average_over(std::int64_t n) { return {Kind::avg, static_cast<double>(n)}; }
   static constexpr ReduceOp prod() { return {Kind::prod, 0}; }
   static constexpr ReduceOp min() { return {Kind::min, 0}; }
@@ -68,10 +68,10 @@ struct ReduceOp {
 
 /// "sum", "avg", "prod", "min", "max", "premul_sum": the spelling of options, errors and JSON.
 TESSERA_API std::string_view name_of(ReduceOp::Kind kind);
-/// The inverse. Throws InvalidUsage listing the known names.
+/// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API ReduceOp::Kind parse_reduce_op(std::string_view name);
 
-/// What was called. The _v forms count as the form without.
+/// The operation called. A _v form counts as the form without.
 enum class OpKind : std::uint8_t {
   all_reduce,
   all_gather,
@@ -87,21 +87,21 @@ enum class OpKind : std::uint8_t {
 };
 inline constexpr std::size_t kOpKinds = 11;
 TESSERA_API std::string_view name_of(OpKind kind);
-/// The inverse. Throws InvalidUsage listing the known names.
+/// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API OpKind parse_op_kind(std::string_view name);
 
 struct OpOptions {
-  /// Starts after what this stream holds now. Host backends let it run before they start: nothing to do for an
-  /// immediate stream; a lazy one runs its queue up to here.
+  /// The operation starts after the work that this stream holds now. Host backends run that work before they start: an
+  /// immediate stream has none left; a lazy one runs its queue up to this point.
   Stream* after = nullptr;
-  /// Instead of the communicator's (TESSERA_TIMEOUT).
+  /// Overrides the communicator's timeout (TESSERA_TIMEOUT).
   std::optional<std::chrono::milliseconds> timeout = {};
   /// Appears in errors and traces beside the operation's name. Must stay valid until the Work is done: a literal or a
   /// unit's name.
   std::string_view label = {};
 };
 
-/// One part of a batch.
+/// One operation of a batch.
 struct P2POp {
   static P2POp send(ConstView data, int peer) { return {true, data, {}, peer}; }
   static P2POp recv(View data, int peer) { return {false, {}, data, peer}; }
@@ -111,21 +111,21 @@ struct P2POp {
   int peer = 0;
 };
 
-/// Where Communicator::allocate takes memory from.
+/// The memory of Communicator::allocate.
 enum class MemoryKind : std::uint8_t {
-  host,    ///< the host's memory: a shared window, registered memory, ... what the backend moves fastest
+  host,    ///< host memory: a shared window, registered memory, ... whatever the backend moves fastest
   device,  ///< the memory of the backend's device
 };
 
-/// What a backend can do, and how. The same on every rank.
+/// What a backend supports. The same on every rank.
 struct Capabilities {
   std::string backend;
-  std::vector<DType> dtypes;         ///< that every operation takes; engines need f32, f64, u8
-  std::vector<MemoryKind> memory;    ///< that allocate() gives
-  bool moves_nothing = false;        ///< takes memory of device meta, which has no data: a simulation
-  bool shares_memory = false;        ///< all ranks are on one host, and map each other's memory
-  bool splits_share_memory = false;  ///< there may be such communicators among those split from it
-  bool deterministic = true;         ///< sums follow one tree (docs/collectives.md): the same bits everywhere
+  std::vector<DType> dtypes;         ///< supported by every operation; engines need f32, f64, u8
+  std::vector<MemoryKind> memory;    ///< supported by allocate()
+  bool moves_nothing = false;        ///< supports memory of device meta, which has no data: a simulation
+  bool shares_memory = false;        ///< all ranks are on one host and map each other's memory
+  bool splits_share_memory = false;  ///< communicators split from it may share memory
+  bool deterministic = true;         ///< sums follow one tree (docs/collectives.md): bitwise equal everywhere
   std::vector<std::string>
       algorithms;  ///< "all_reduce=direct", "all_reduce=symmetric", ...: what TESSERA_ALGO may name
   /// Largest relative error of a sum of n 16-bit elements, in units of the last place of the result (1/2: rounded

@@ -6,7 +6,7 @@ WorkState::~WorkState() = default;
 
 namespace {
 
-/// A copyable handle, as std::function wants one.
+/// A copyable handle, which std::function requires.
 class Handle {
  public:
   explicit Handle(WorkState* state) : state_(state) { state_->retain(); }
@@ -39,7 +39,7 @@ void Work::finish() noexcept {
   if (!handed_) {
     try {
       state_->wait();
-    } catch (...) {  // the communicator has it, and throws it at the next call
+    } catch (...) {  // the communicator stores it and throws it at the next call
     }
   }
   std::exchange(state_, nullptr)->release();

@@ -12,20 +12,20 @@
 
 namespace tessera::comm {
 
-/// What a backend implements behind a Work. Counted by its handles; recycle() gives it back to its backend's pool.
+/// A backend's implementation of a Work. Reference-counted by its handles; recycle() returns it to the backend's pool.
 class TESSERA_API WorkState {
  public:
   WorkState() = default;
   WorkState(const WorkState&) = delete;
   WorkState& operator=(const WorkState&) = delete;
 
-  /// Finished, well or not. May drive progress; never blocks.
+  /// True if it has completed or failed. May drive progress; never blocks.
   virtual bool done() noexcept = 0;
-  /// Waits until finished or `until`. False: not finished yet. Throws what went wrong.
+  /// Waits until it has completed or failed, or until `until`. False: still in flight. Throws its error.
   virtual bool wait_until(std::chrono::steady_clock::time_point until) = 0;
-  /// Waits, at longest until the operation's own deadline, at which it fails. Throws what went wrong.
+  /// Waits, at most until the operation's deadline, at which it fails. Throws its error.
   virtual void wait() = 0;
-  /// `stream`'s later work runs after this operation. The default makes a host stream wait.
+  /// Later work of `stream` runs after this operation. By default a host stream waits.
   virtual void wait_on(Stream& stream);
 
   void retain() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
@@ -41,7 +41,7 @@ class TESSERA_API WorkState {
   std::atomic<std::uint32_t> handles_{0};
 };
 
-/// Keeps an operation from being recycled, without waiting for it as a Work would.
+/// Keeps an operation from being recycled, without waiting for it as a Work does.
 class WorkRef {
  public:
   explicit WorkRef(WorkState& state) : state_(state) { state_.retain(); }
@@ -53,12 +53,14 @@ class WorkRef {
   WorkState& state_;
 };
 
-/// An operation in flight, or (by default, and for small ones that finished inside their call) a finished one.
+/// The handle of an operation in flight, or of a completed one (by default, and for small ones that complete inside the
+/// call).
 ///
-/// Done means: the result is there, and no peer still reads the input. After a failure, waiting throws only when the
-/// backend can no longer write the caller's memory. The destructor waits too (and swallows the error, which the next
-/// call on the communicator throws again), at longest until the operation's deadline; after wait_on() it does not: the
-/// stream waits. Move-only; used by one thread at a time; must not outlive its Communicator unwaited.
+/// Done means that the result is available and no peer still reads the input. After a failure, waiting throws only once
+/// the backend can no longer write the caller's memory. The destructor also waits, at most until the operation's
+/// deadline, and drops the error, which the next call on the communicator throws again. After wait_on() the destructor
+/// doesn't wait, since the stream does. Move-only; used by one thread at a time; must not outlive its Communicator
+/// unwaited.
 class TESSERA_API Work {
  public:
   Work() = default;
@@ -70,20 +72,19 @@ class TESSERA_API Work {
   Work& operator=(Work&& other) noexcept;
   ~Work() { finish(); }
 
-  /// Finished, well or not; wait() then returns or throws at once. May drive progress; never blocks.
+  /// True if it has completed or failed; wait() then returns or throws at once. May drive progress; never blocks.
   bool done() { return state_ == nullptr || state_->done(); }
-  /// Waits until finished. Throws the operation's error (Timeout, PeerLost, Aborted, Mismatch, ...), each time it is
-  /// called.
+  /// Waits until it is done. Throws the operation's error (Timeout, PeerLost, Aborted, Mismatch, ...) on every call.
   void wait() {
     if (state_ != nullptr) state_->wait();
   }
-  /// Waits at most this long. False: not finished yet, and nothing has changed.
+  /// Waits at most this long. False: still in flight, and nothing has changed.
   bool wait_for(std::chrono::milliseconds time) { return wait_until(std::chrono::steady_clock::now() + time); }
   bool wait_until(std::chrono::steady_clock::time_point until) {
     return state_ == nullptr || state_->wait_until(until);
   }
-  /// What is appended to `stream` from here on runs after this operation. An immediate stream waits here; a lazy one
-  /// waits (and throws) where it runs. The Work may be dropped at once.
+  /// Work appended to `stream` after this call runs after this operation. An immediate stream waits in the call; a lazy
+  /// one waits (and throws) when it runs. The Work may be destroyed at once.
   void wait_on(Stream& stream) {
     if (state_ == nullptr) return;
     state_->wait_on(stream);

@@ -22,7 +22,7 @@ class CudaGraph final : public Graph {
 
 }  // namespace
 
-/// Relaxed: pools may ask for memory meanwhile.
+/// Relaxed, so that pools may allocate memory meanwhile.
 void begin_capture(cudaStream_t stream) {
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
 }

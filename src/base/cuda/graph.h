@@ -1,4 +1,4 @@
-// What a stream was given, as one graph.
+// Captures a stream's work as a CUDA graph.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -15,11 +15,11 @@ namespace tessera::base::cuda {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kLine = 128;  ///< a word has it to itself
+constexpr std::size_t kLine = 128;  ///< each word has its own cache line
 
 using WaitValue = CUresult (*)(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 
-/// Of the driver; null where it has none. The runtime library has no such function.
+/// The driver's function; null if it has none. The runtime library has no such function.
 WaitValue find_wait_value() {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult status{};
@@ -49,7 +49,7 @@ class WordSignal final : public HostEvent {
  private:
   const std::shared_ptr<WaitWordPool> words_;
   std::uint32_t* const word_;
-  std::uint32_t value_;  ///< what the word will hold
+  std::uint32_t value_;  ///< the word's value once the event is set
 };
 
 }  // namespace

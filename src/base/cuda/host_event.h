@@ -1,5 +1,5 @@
-// Points that the host reaches and streams of a CUDA device wait for, by themselves: words of pinned memory that the
-// device compares with a number before it goes on. No kernel spins and no function of the host is called for it.
+// Host events that streams of a CUDA device wait for on the device: words of pinned memory that the device compares
+// with a number. No kernel spins and no host function is called for it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,8 +13,8 @@
 
 namespace tessera::base::cuda {
 
-/// Words that only ever count up: who waits for a number that was passed long ago goes on, so a word may serve the next
-/// signal while a stream has yet to look at it. Thread-safe.
+/// Words that only increase: a stream that waits for a number already passed continues, so a word can serve the next
+/// event while a stream has yet to check it. Thread-safe.
 class WaitWordPool {
  public:
   WaitWordPool() = default;
@@ -37,16 +37,16 @@ class HostEventState final : public Event::State {
   bool done() const override;
   void wait() override;
   std::int64_t time_ns() override;
-  /// What `stream` does from here on comes after this point.
+  /// Later work of `stream` runs after this event.
   void make_stream_wait(cudaStream_t stream) const;
 
  private:
-  const std::shared_ptr<WaitWordPool> words_;  ///< keeps the word's page
+  const std::shared_ptr<WaitWordPool> words_;  ///< keeps the word's page alive
   std::uint32_t* const word_;
   const std::uint32_t value_;
 };
 
-/// Throws Unsupported where the driver can't let streams wait for memory.
+/// Throws Unsupported if the driver doesn't support streams that wait for memory.
 std::unique_ptr<HostEvent> make_signal(std::shared_ptr<WaitWordPool> words);
 
 }  // namespace tessera::base::cuda

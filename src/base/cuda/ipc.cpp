@@ -12,17 +12,17 @@
 namespace tessera::base::cuda {
 namespace {
 
-/// What a IpcMemoryHandle holds.
+/// The content of an IpcMemoryHandle.
 struct IpcPayload {
   ProcessIdentity owner{};
   cudaIpcMemHandle_t handle{};
   void* address = nullptr;  ///< in the owner
-  char bus[20] = {};        ///< the device's place, the same name in all processes; their indices may differ
+  char bus[20] = {};        ///< the device's bus id, the same in all processes; device indices may differ
   std::int32_t index = 0;   ///< in the owner
 };
 static_assert(sizeof(IpcPayload) <= sizeof(IpcMemoryHandle));
 
-/// What can't be shared is no failure: the caller has other ways.
+/// Unsupported sharing is not a failure, since the caller has alternatives.
 void check_shared(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();
@@ -49,7 +49,7 @@ IpcMemoryHandle IpcMemory::get_ipc_handle(void* data) const {
   return handle;
 }
 
-/// Makes sure that this device reads and writes memory of the device `owner`.
+/// Enables this device's access to memory of the device `owner`.
 void IpcMemory::reach(int owner) const {
   if (owner == index_) return;
   int can = 0;
@@ -64,7 +64,7 @@ void* IpcMemory::open_ipc_handle(const IpcMemoryHandle& handle) {
   std::memcpy(static_cast<void*>(&content), handle.bytes.data(), sizeof content);
   content.bus[sizeof content.bus - 1] = '\0';
   check_shared(cudaSetDevice(index_), "cudaSetDevice");
-  if (content.owner == this_process()) {  // where no handle can be opened, and none is needed
+  if (content.owner == this_process()) {  // a process can't open its own handles and needs none
     reach(content.index);
     if (content.index != index_) {
       const cudaError_t error = cudaDeviceEnablePeerAccess(content.index, 0);
@@ -76,7 +76,7 @@ void* IpcMemory::open_ipc_handle(const IpcMemoryHandle& handle) {
   int owner = 0;
   const bool visible = cudaDeviceGetByPCIBusId(&owner, content.bus) == cudaSuccess;
   cudaGetLastError();
-  if (visible) reach(owner);  // a device that isn't can be opened, too
+  if (visible) reach(owner);  // a device that isn't visible may be opened, too
   void* data = nullptr;
   check_shared(cudaIpcOpenMemHandle(&data, content.handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
   const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// Memory of a CUDA device between the processes of one host, by CUDA IPC.
+// Shares memory of a CUDA device between the processes of one host through CUDA IPC.
 #pragma once
 
 #include <mutex>
@@ -8,10 +8,10 @@
 
 namespace tessera::base::cuda {
 
-/// Whether device `index` has it.
+/// Whether device `index` supports it.
 bool has_ipc(int index) noexcept;
 
-/// As DeviceRuntime says. Thread-safe.
+/// Implements the IPC functions of DeviceRuntime. Thread-safe.
 class IpcMemory {
  public:
   explicit IpcMemory(int index) : index_(index) {}
@@ -24,7 +24,7 @@ class IpcMemory {
 
   const int index_;
   std::mutex mutex_;
-  std::multiset<void*> opened_;  ///< of other processes; opened twice is one address that is closed twice
+  std::multiset<void*> opened_;  ///< of other processes; memory opened twice has one address, closed twice
 };
 
 }  // namespace tessera::base::cuda

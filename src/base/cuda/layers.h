@@ -1,5 +1,5 @@
-// What the layers above put into the CUDA device's module. Each defines its own function, where its kernels are: base
-// knows the layers' tables as little as they know each other's.
+// Tables of the layers above in the CUDA device's module. Each layer defines its own function beside its kernels: base
+// doesn't know the layers' tables, nor do they know each other's.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// The entry of the module: base's device, and what the layers above have on it.
+// The module's entry: base's device, with the tables of the layers above.
 #include "tessera/base/cuda/layers.h"
 #include "tessera/base/cuda/runtime.h"
 

@@ -9,7 +9,7 @@
 namespace tessera::base::cuda {
 namespace {
 
-/// Null where no profiler is attached, which is decided when a program asks for the first time.
+/// Null if no profiler is attached, which is determined at the first call.
 nvtxDomainHandle_t domain() noexcept {
   static const nvtxDomainHandle_t made = nvtxDomainCreateA("tessera");
   return made;
@@ -31,7 +31,7 @@ void begin_range(std::string_view what, std::string_view unit) noexcept {
   try {
     push(std::string(what).append(" ").append(unit).c_str());
   } catch (const std::exception&) {
-    push("?");  // no memory for a name; its end comes all the same
+    push("?");  // no memory for a name; the range is ended all the same
   }
 }
 
@@ -41,7 +41,7 @@ void end_range() noexcept {
 
 }  // namespace tessera::base::cuda
 
-#else  // a toolkit without the package of these headers
+#else  // a toolkit without these headers
 
 namespace tessera::base::cuda {
 void begin_range(std::string_view, std::string_view) noexcept {}

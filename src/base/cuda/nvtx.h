@@ -1,11 +1,12 @@
-// What a profiler that is attached to the program shows as ranges of its threads.
+// Ranges of the program's threads in an attached profiler.
 #pragma once
 
 #include <string_view>
 
 namespace tessera::base::cuda {
 
-/// Ranges of the calling thread, named "WHAT UNIT"; they nest. Where no profiler is attached each is one comparison.
+/// Begins a range of the calling thread, named "WHAT UNIT"; ranges nest. Without a profiler each call is one
+/// comparison.
 void begin_range(std::string_view what, std::string_view unit) noexcept;
 void end_range() noexcept;
 

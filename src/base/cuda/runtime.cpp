@@ -27,7 +27,7 @@ DeviceProperties properties_of(int index) {
           .shares_memory = has_ipc(index)};
 }
 
-/// Makes the device the calling thread's for one call: the vendor's functions mean the thread's current one.
+/// Makes the device current for the calling thread, since the vendor's functions use the current device.
 void activate(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
 
 class CudaRuntime final : public DeviceRuntime {
@@ -112,7 +112,7 @@ class CudaRuntime final : public DeviceRuntime {
   void range_begin(std::string_view what, std::string_view unit) noexcept override { begin_range(what, unit); }
   void range_end() noexcept override { end_range(); }
   const void* find(std::string_view interface) const noexcept override {
-    cudaSetDevice(index_);  // what is found may get itself ready there
+    cudaSetDevice(index_);  // the table found may initialize itself there
     return find_(interface);
   }
 
@@ -128,7 +128,7 @@ class CudaRuntime final : public DeviceRuntime {
 
 void check(cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // an error that isn't sticky is forgotten: it was told
+  cudaGetLastError();  // clears a non-sticky error, which was reported
   const std::string text = "cuda: " + std::string(what) + ": " + text_of(error);
   if (error == cudaErrorMemoryAllocation) throw SystemError(text);
   throw BackendError(text);

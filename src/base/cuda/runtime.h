@@ -1,4 +1,4 @@
-// The CUDA device as base sees it: memory, streams, events and copies, over the vendor's runtime library.
+// The CUDA DeviceRuntime: memory, streams, events and copies, over the vendor's runtime library.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,19 +13,19 @@
 
 namespace tessera::base::cuda {
 
-/// Throws BackendError "cuda: WHAT: the vendor's text" where `error` is one; SystemError where memory is short.
+/// Throws BackendError "cuda: WHAT: the vendor's text" if `error` is one; SystemError if memory is exhausted.
 void check(cudaError_t error, std::string_view what);
 
-/// What the layers above put into this device, by name.
+/// Finds tables of the layers above in this device, by name.
 using Find = const void* (*)(std::string_view interface) noexcept;
 
-/// Throws InvalidUsage where it is no stream of such a device.
+/// Throws InvalidUsage if it is not a stream of such a device.
 cudaStream_t native(Stream& stream);
 
-/// Why no device can be used, and what there is. Loads nothing and makes no context.
+/// Returns why no device can be used, and the devices found. Loads nothing and creates no context.
 DeviceProbe probe() noexcept;
 
-/// Device `index`. Throws InvalidUsage where there is no such one.
+/// Opens device `index`. Throws InvalidUsage if it doesn't exist.
 std::shared_ptr<DeviceRuntime> open(int index, Find find);
 
 }  // namespace tessera::base::cuda

@@ -103,7 +103,7 @@ CudaStream::CudaStream(Device device, std::shared_ptr<EventPool> pool, bool urge
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
 
 Event CudaStream::record() {
-  check(cudaSetDevice(device().index), "cudaSetDevice");  // events are made on the thread's current device
+  check(cudaSetDevice(device().index), "cudaSetDevice");  // events are created on the thread's current device
   if (host_time_ns() - reference_->recorded_ns() > kReferenceLasts)
     reference_ = std::make_shared<Reference>(pool_, stream_, std::move(reference_));
   return Event(std::make_shared<CudaEvent>(pool_, stream_, reference_));
@@ -115,7 +115,7 @@ void CudaStream::wait(const Event& event) {
   } else if (const auto* point = dynamic_cast<const HostEventState*>(event.state().get())) {
     point->make_stream_wait(stream_);
   } else {
-    event.wait();  // the host's: what it stands for must be there before the device goes on
+    event.wait();  // a host event: it must be reached before the device continues
   }
 }
 

@@ -11,15 +11,15 @@
 
 namespace tessera::base::cuda {
 
-/// Events that were used and wait for the next use: making one costs more than recording it. Thread-safe: streams of
-/// several threads share it.
+/// A pool of events for reuse: creating one costs more than recording it. Thread-safe: streams of several threads share
+/// it.
 class EventPool {
  public:
   EventPool() = default;
   ~EventPool();
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
-  cudaEvent_t take();  ///< one of the thread's current device
+  cudaEvent_t take();  ///< created on the thread's current device
   void give(cudaEvent_t event);
 
  private:
@@ -27,15 +27,15 @@ class EventPool {
   std::vector<cudaEvent_t> idle_;
 };
 
-/// An event whose place on the host's clock is known, or follows from an earlier one. The vendor measures spans in f32
-/// milliseconds, so a span must stay short for its microseconds to be right.
+/// An event whose time on the host's clock is known, or follows from an earlier one. CUDA measures spans in f32
+/// milliseconds, so a span must stay short to resolve microseconds.
 class Reference {
  public:
   Reference(std::shared_ptr<EventPool> pool, cudaStream_t stream, std::shared_ptr<Reference> before);
   ~Reference();
   Reference(const Reference&) = delete;
   Reference& operator=(const Reference&) = delete;
-  /// On the host's clock; waits for the event where it must.
+  /// On the host's clock; waits for the event if necessary.
   std::int64_t time_ns();
   std::int64_t recorded_ns() const { return recorded_ns_; }
   cudaEvent_t event() const { return event_; }
@@ -50,7 +50,7 @@ class Reference {
 
 class CudaStream final : public DeviceStream {
  public:
-  /// On the thread's current device. `urgent`: the device prefers it, and gives it a queue that others don't share.
+  /// Created on the thread's current device. `urgent`: the device prefers it and gives it a queue of its own.
   CudaStream(Device device, std::shared_ptr<EventPool> pool, bool urgent);
   ~CudaStream() override;
   void* native() const noexcept override { return stream_; }

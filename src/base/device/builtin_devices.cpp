@@ -72,8 +72,8 @@ class CpuRuntime final : public DeviceRuntime {
   const void* find(std::string_view) const noexcept override { return nullptr; }
 };
 
-/// Shapes without data. Its addresses are not canonical on any 64-bit machine of today: whoever reads or writes one
-/// crashes at once instead of computing with nonsense.
+/// Shapes without data. Its addresses are not canonical on any current 64-bit machine, so accessing one crashes at once
+/// instead of computing with garbage.
 class MetaRuntime final : public DeviceRuntime {
  public:
   MetaRuntime() : DeviceRuntime({DeviceType::meta, 0}, {}) {}

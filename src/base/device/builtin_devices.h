@@ -1,4 +1,4 @@
-// The devices that need no module.
+// The built-in devices, which need no module.
 #pragma once
 
 #include <memory>

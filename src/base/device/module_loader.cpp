@@ -1,4 +1,4 @@
-// Devices: those that are built in, and those that are loadable modules.
+// Devices: built-in ones and loadable modules.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ std::string module_folder() {
 }
 
 void* module_entry(const std::string& path, const ModuleDescriptor& table) {
-  // dlopen() itself remembers what is loaded. RTLD_NOW: a vendor's function that is missing is missed here, not in the
+  // dlopen() itself records what is loaded. RTLD_NOW reports a missing vendor function at load time instead of in the
   // middle of a run.
   if (const std::string problem = shared_object_problem(path); !problem.empty())
     throw InvalidUsage(path + ": " + problem);

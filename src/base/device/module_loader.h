@@ -1,4 +1,4 @@
-// Where the project's own loadable modules lie, and how one is opened.
+// Finds and opens the project's loadable modules.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +9,24 @@
 
 namespace tessera::base {
 
-/// The folder tessera-modules beside the library, or "" where that can't be found out.
+/// The folder tessera-modules beside the library, or "" if it can't be determined.
 TESSERA_API std::string module_folder();
 
-/// What a module's table must be: struct NAME, found by the C function NAME_entry().
+/// Requirements for a module's table: struct NAME, found by the C function NAME_entry().
 struct ModuleDescriptor {
   std::string name;
-  std::string kind;  ///< what a file that has it is called, in errors
+  std::string kind;  ///< the file's description in errors
   const char* abi;
   std::size_t size;
 };
 
-/// Loads a module for good, or finds it loaded, and gives its entry. Throws InvalidUsage with the reason why not.
+/// Loads a module permanently, unless it is loaded already, and returns its entry. Throws InvalidUsage with the reason
+/// if it can't.
 void* module_entry(const std::string& path, const ModuleDescriptor& table);
-/// Throws InvalidUsage where a module's table isn't what this library was built for. `abi` may be null.
+/// Throws InvalidUsage if a module's table isn't the one that this library was built for. `abi` may be null.
 void check_module(const std::string& path, const ModuleDescriptor& table, const char* abi, const std::size_t* size);
 
-/// A module's table, of which `abi` and `size` are read first, and nothing else where they are not the library's own.
+/// A module's table. `abi` and `size` are read first; unless they equal the library's own, nothing else is read.
 template <class Table>
 const Table& open_module(const std::string& path, const ModuleDescriptor& table) {
   const Table* const found = reinterpret_cast<const Table* (*)()>(module_entry(path, table))();
@@ -33,7 +34,7 @@ const Table& open_module(const std::string& path, const ModuleDescriptor& table)
   return *found;
 }
 
-/// The table of a device's module.
+/// Loads a device module and returns its table.
 TESSERA_API const tessera_device& load_device_module(const std::string& path);
 
 }  // namespace tessera::base

@@ -17,7 +17,7 @@ void* SlabAllocator::take(std::size_t bytes) {
   std::vector<void*>& idle = idle_[size];
   if (idle.empty()) {
     if (slabs_.empty() || used_ + size > slab_bytes_) {
-      slabs_.push_back(runtime_.allocate(slab_bytes_));  // what is left of the one before stays unused: under one block
+      slabs_.push_back(runtime_.allocate(slab_bytes_));  // under one block of the previous slab stays unused
       used_ = 0;
       memory_tracker_.hold(static_cast<std::int64_t>(slab_bytes_));
     }

@@ -1,4 +1,4 @@
-// Small blocks of a device's memory, cut out of large ones.
+// Small blocks of device memory, split off large slabs.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace tessera::base {
 
-/// Blocks of 512 bytes times a power of two. They stay cut until this object dies. What is held beyond the requests is
-/// told to the ledger. Thread-safe.
+/// Allocates blocks of 512 bytes times a power of two. They stay split until this object is destroyed. What is held
+/// beyond the requests is reported to the tracker. Thread-safe.
 class SlabAllocator {
  public:
   SlabAllocator(DeviceRuntime& runtime, MemoryTracker& memory_tracker, std::size_t largest)

@@ -18,7 +18,7 @@ bool read_at(int fd, void* to, std::size_t bytes, std::uint64_t offset) {
   return ::pread(fd, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
 }
 
-/// The first byte behind all that the headers name.
+/// The end of the last byte that the headers refer to.
 std::uint64_t end_of(const Header& header, const std::vector<Segment>& segments) {
   std::uint64_t end = header.e_shoff == 0 ? 0 : header.e_shoff + std::uint64_t{header.e_shentsize} * header.e_shnum;
   for (const Segment& segment : segments)

@@ -1,12 +1,12 @@
-// Whether a file can be given to dlopen().
+// Checks whether dlopen() can open a file.
 #pragma once
 
 #include <string>
 
 namespace tessera::base {
 
-/// Why not, or "": that it is no regular file, no ELF file, or cut short. dlopen() waits for a FIFO's other end, and
-/// maps a file that was cut short as if it were whole: who then reads what is missing dies of SIGBUS.
+/// Why dlopen() can't open the file, or "": it is not a regular file, not an ELF file, or truncated. dlopen() blocks on
+/// a FIFO, and maps a truncated file as if it were whole: reading the missing part raises SIGBUS.
 std::string shared_object_problem(const std::string& path);
 
 }  // namespace tessera::base

@@ -1,17 +1,17 @@
-// The algorithms: each writes one rank's steps of the problem that its builder holds. More than one rank.
+// The algorithms. Each builds one rank's steps of its builder's operation, for more than one rank.
 #pragma once
 
 #include "tessera/comm/algorithms/schedule_builder.h"
 
 namespace tessera::comm::schedules {
 
-// direct.cpp: everybody talks to everybody at once; sums are made in one go, so they round once.
+// direct.cpp: every rank exchanges with all others at once; each sum is one step, so it is rounded once.
 void symmetric_all_reduce(ScheduleBuilder& builder);
 void direct_all_reduce(ScheduleBuilder& builder);
 void direct_reduce_scatter(ScheduleBuilder& builder);
 void direct_reduce(ScheduleBuilder& builder);
 
-// exchange.cpp: data that only moves, without intermediaries.
+// exchange.cpp: collectives without reductions; data moves straight from source to destination.
 void direct_all_gather(ScheduleBuilder& builder);
 void direct_broadcast(ScheduleBuilder& builder);
 void direct_gather(ScheduleBuilder& builder);
@@ -20,7 +20,7 @@ void direct_all_to_all(ScheduleBuilder& builder);
 void pairwise_all_to_all(ScheduleBuilder& builder);
 void dissemination_barrier(ScheduleBuilder& builder);
 
-// ring.cpp: each rank hears only from the one before it and talks only to the one after it.
+// ring.cpp: each rank receives only from its predecessor and sends only to its successor.
 void ring_all_reduce(ScheduleBuilder& builder);
 void ring_reduce_scatter(ScheduleBuilder& builder);
 void ring_all_gather(ScheduleBuilder& builder);
@@ -39,7 +39,7 @@ void recursive_doubling_all_gather(ScheduleBuilder& builder);
 void rabenseifner_all_reduce(ScheduleBuilder& builder);
 void recursive_halving_reduce_scatter(ScheduleBuilder& builder);
 
-// bruck.cpp: any number of ranks in the logarithm of it rounds.
+// bruck.cpp: any number n of ranks in about log2(n) rounds.
 void bruck_all_gather(ScheduleBuilder& builder);
 void bruck_all_to_all(ScheduleBuilder& builder);
 

@@ -1,12 +1,12 @@
-// Bruck's algorithms: as many rounds as the number of ranks has binary digits, for any number of ranks.
+// Bruck's algorithms: about log2(n) rounds for any number n of ranks.
 #include <algorithm>
 
 #include "tessera/comm/algorithms/algorithms.h"
 
 namespace tessera::comm::schedules {
 
-/// Before the round at distance d each rank has the parts of the d ranks from itself on, upwards around the ring; it
-/// gives these to the rank d below. They lie where they belong, in `out`: in two stretches where they pass its end.
+/// Before the round at distance d, each rank has the parts of the d ranks from itself upward along the ring; it sends
+/// them to the rank d positions below. The parts are at their final places in `out`, in two ranges if they wrap around.
 void bruck_all_gather(ScheduleBuilder& builder) {
   const CollectiveSpec& problem = builder.problem();
   const int ranks = builder.ranks();
@@ -15,7 +15,7 @@ void bruck_all_gather(ScheduleBuilder& builder) {
   std::vector<StepId> here = {builder.copy(builder.in({0, own.count}), builder.out(own), {}, problem.in_place)};
   for (int distance = 1; distance < ranks; distance *= 2) {
     const int parts = std::min(distance, ranks - distance);
-    // The parts of `parts` ranks from `first` on, before and behind the end of the ring.
+    // The parts of `parts` ranks from `first` on, before and after the wrap-around.
     const auto stretches = [&](int first) {
       const int end = std::min(first + parts, ranks);
       return std::pair{builder.out(parts_of(problem, starts, first, end)),
@@ -32,9 +32,9 @@ void bruck_all_gather(ScheduleBuilder& builder) {
   }
 }
 
-/// Block i is on its way to the rank i further. In the round at distance d all blocks whose i has the bit d go there,
-/// packed into one message; so a block travels once for every bit of its i. It stays in the message in which it came
-/// until it is packed again or copied to its place.
+/// Block i must reach the rank i positions further. In the round at distance d, all blocks whose i has the bit d move
+/// that far, packed into one message; so a block moves once for every bit set in its i. It stays in the message that
+/// delivered it until it is packed again or copied to its place.
 void bruck_all_to_all(ScheduleBuilder& builder) {
   const CollectiveSpec& problem = builder.problem();
   const int ranks = builder.ranks();
@@ -65,7 +65,7 @@ void bruck_all_to_all(ScheduleBuilder& builder) {
     for (int i = 0; i < ranks; ++i)
       if ((i & distance) != 0) blocks[static_cast<std::size_t>(i)] = {piece_of(come, next++ * bytes, bytes), received};
   }
-  // Block i has come from the rank i back.
+  // Block i is from the rank i positions back.
   for (int i = 0; i < ranks; ++i) {
     const Block& block = blocks[static_cast<std::size_t>(i)];
     builder.copy(block.at, builder.out(part_of(problem, problem.out_starts, builder.around(-i))), {block.here});

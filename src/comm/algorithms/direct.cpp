@@ -1,6 +1,6 @@
-// Sums by their owners: who owns a slice of the result receives that slice from all others and adds all at once, by the
-// tree of slices.h. Rank j owns slice j (all_reduce, reduce_scatter), the root all (reduce), or everyone owns all
-// (symmetric).
+// Direct reductions. The owner of a slice of the result receives that slice from all others and adds all of them at
+// once, by the tree of slices.h. Rank j owns slice j (all_reduce, reduce_scatter), the root owns everything (reduce),
+// or every rank owns everything (symmetric).
 #include <algorithm>
 
 #include "tessera/comm/algorithms/algorithms.h"
@@ -8,7 +8,7 @@
 namespace tessera::comm::schedules {
 namespace {
 
-// Of the pieces that wait to be added, over all peers; with very many ranks two segments of each may be more.
+// Memory for pieces that wait to be added, over all peers; with very many ranks, two segments of each may exceed it.
 constexpr std::size_t kScratchTarget = std::size_t{32} << 20;
 
 enum class Owners { parts, root, everyone };
@@ -20,23 +20,24 @@ class DirectSum {
     if (problem_.reduce == ReduceOp::Kind::premul_sum) exchange_factors();
   }
 
-  /// The elements of the result that rank j makes.
+  /// The elements of the result that rank j computes.
   Slice owned_by(int j) const {
     if (owners_ == Owners::parts) return part_of(problem_, problem_.in_starts, j);
     return owners_ == Owners::everyone || j == problem_.root ? everything(problem_) : Slice{};
   }
   Segments segments_of(int j) const { return {owned_by(j), segment_}; }
 
-  /// This rank's pieces to their owners; the first segments of all before the second ones.
+  /// Sends this rank's pieces to their owners; the first segments of all before the second ones.
   void send_pieces();
-  /// Receives the others' pieces and adds. `to(segment)` says where the sum goes, `done(segment, step)` is told.
+  /// Receives the others' pieces and adds them. `to(segment)` returns the sum's destination; `done(segment, step)` is
+  /// called after each sum.
   template <class To, class Done>
   void add_up(To to, Done done);
 
  private:
   void exchange_factors();
-  /// For each segment of the call: sent, received, sent on and received at last; a root receives it from everyone, so
-  /// that many ranks make a long schedule or much scratch memory: something of both.
+  /// Steps for each segment of the call: send, receive, forward and final receive. A root receives it from every rank,
+  /// so many ranks need a long schedule or much scratch memory; this balances the two.
   std::size_t steps() const {
     const auto ranks = static_cast<std::size_t>(problem_.ranks);
     if (owners_ == Owners::parts) return 4;
@@ -49,7 +50,7 @@ class DirectSum {
   const std::size_t segment_;
   BufferRegion factors_;
   std::vector<StepId> factor_steps_;
-  std::vector<StepId> sends_;  // symmetric: all that read segment s come before those that read s + 1
+  std::vector<StepId> sends_;  // symmetric: all sends of segment s precede those of segment s + 1
 };
 
 void DirectSum::exchange_factors() {
@@ -88,7 +89,7 @@ void DirectSum::add_up(To to, Done done) {
   const auto others = static_cast<std::size_t>(builder_.ranks() - 1);
   const Segments segments = segments_of(rank);
   if (segments.count() == 0) return;
-  // One of the pieces can wait in `out` itself, where the sum then replaces it.
+  // One of the pieces can be received in `out` itself, where the sum then replaces it.
   const bool straight = !problem_.in_place;
   const std::size_t pieces = others - (straight ? 1 : 0);
   const std::size_t bytes = segments[0].count * builder_.element_size();
@@ -115,9 +116,9 @@ void DirectSum::add_up(To to, Done done) {
       for (const StepId step : factor_steps_) builder_.wait(added, step);
       first = added;
     } else if (!factor_steps_.empty()) {
-      builder_.wait(added, first);  // and so for the factors
+      builder_.wait(added, first);  // and thereby for the factors
     }
-    // Symmetric in place: the sum replaces what is being sent.
+    // Symmetric and in place: the sum replaces data that is being sent.
     if (problem_.in_place && !sends_.empty())
       for (std::size_t i = s * others; i < (s + 1) * others; ++i) builder_.wait(added, sends_[i]);
     window.release(added);
@@ -140,8 +141,8 @@ void direct_all_reduce(ScheduleBuilder& builder) {
              [&](Slice segment, StepId added) {
                for (int d = 1; d < builder.ranks(); ++d) builder.send(builder.around(d), builder.out(segment), {added});
              });
-  // In place these overwrite pieces that are being sent. By causality they don't: an owner's sum comes only after all
-  // of this rank's piece has come to it.
+  // In place, these receives overwrite pieces that were sent. The sends are complete by causality: an owner's sum
+  // arrives only after the owner has received this rank's whole piece.
   for (int d = 1; d < builder.ranks(); ++d) {
     const int owner = builder.around(-d);
     const Segments segments = sum.segments_of(owner);

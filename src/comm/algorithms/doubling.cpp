@@ -1,6 +1,6 @@
 // Recursive doubling: groups of one or two ranks (sum_tree.h) exchange all they have with the group at distance 1, then
-// 2, 4, ...; with a power of two of ranks each rank is a group of its own. In a group of two, one gives its data to the
-// other first and gets the result from it at last.
+// 2, 4, ...; with a power of two of ranks, each rank is its own group. In a group of two, one rank first sends its data
+// to the other and finally receives the result from it.
 #include <algorithm>
 #include <bit>
 
@@ -41,7 +41,7 @@ void recursive_doubling_all_gather(ScheduleBuilder& builder) {
 
 namespace {
 
-/// Adds up one segment over all ranks at a time.
+/// Reduces one segment at a time over all ranks.
 class Doubling {
  public:
   Doubling(ScheduleBuilder& builder, std::size_t segments, std::size_t bytes)
@@ -63,19 +63,20 @@ class Doubling {
       meet(lanes_[index % lanes_.size()], segment);
     } else {
       builder_.send(groups_.partner, own_.at(segment), {own_.ready(segment)});
-      // In place, by causality after the send: the result has its data in it.
+      // In place, this follows the send by causality: the result includes its data.
       builder_.receive(groups_.partner, builder_.out(segment));
     }
   }
 
  private:
-  /// Where one operand comes to, and what must be done before the next segment's may come there.
+  /// Where an operand is received, and the steps that must be done before the next segment's operand may be received
+  /// there.
   struct Buffer {
     BufferRegion region;
     StepId sent = kNoStep;
     StepId added = kNoStep;
   };
-  /// One for each addition. Segments take turns in a few of them.
+  /// One buffer for each addition. Segments use a few lanes in rotation.
   using Lane = std::vector<Buffer>;
 
   bool pair() const { return groups_.partner >= 0; }
@@ -91,8 +92,8 @@ class Doubling {
       const int peer = level < 0 ? groups_.partner : groups_.peer(level);
       const bool above = level < 0 || groups_.peer_above(level);
       const bool last = i + 1 == additions();
-      // The new sum replaces the operand that came for it, since the other operand is still being sent. The last one
-      // can come to `out`, unless that holds this rank's part.
+      // The new sum replaces the received operand, since the other operand is still being sent. The last one can be
+      // received in `out`, unless that holds this rank's part.
       const bool straight = last && !own_.in_out();
       Buffer& buffer = lane[i];
       const BufferRegion come = straight ? out : piece_of(buffer.region, 0, out.bytes);
@@ -102,7 +103,7 @@ class Doubling {
       const BufferRegion to = last ? out : come;
       const StepId added = builder_.reduce(last ? ReducePhase::last : ReducePhase::partial,
                                            OrderedPair(sum, come, above), to, {received, ready});
-      if (last && own_.in_out()) builder_.wait(added, first_sent);  // it replaces what that one sends
+      if (last && own_.in_out()) builder_.wait(added, first_sent);  // it replaces the data of that send
       if (i > 0) {
         lane[i - 1].sent = sent;
         lane[i - 1].added = added;
@@ -120,7 +121,7 @@ class Doubling {
   std::vector<Lane> lanes_;
 };
 
-/// For each segment: sent, received and added at every level.
+/// For each segment: send, receive and add at every level.
 std::size_t steps(const ScheduleBuilder& builder) {
   return 3 * static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(builder.ranks())));
 }

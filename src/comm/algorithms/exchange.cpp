@@ -1,4 +1,4 @@
-// Operations whose data only moves, straight from its source to where it belongs.
+// Operations without reductions, which move data directly from its source to its destination.
 #include "tessera/comm/algorithms/algorithms.h"
 
 namespace tessera::comm::schedules {
@@ -57,7 +57,7 @@ void direct_scatter(ScheduleBuilder& builder) {
 
 namespace {
 
-/// `one_at_a_time`: each exchange waits for the one before.
+/// `one_at_a_time`: each exchange waits for the previous one.
 void exchange_all(ScheduleBuilder& builder, bool one_at_a_time) {
   const CollectiveSpec& problem = builder.problem();
   StepId sent = kNoStep;
@@ -84,7 +84,7 @@ void exchange_all(ScheduleBuilder& builder, bool one_at_a_time) {
 void direct_all_to_all(ScheduleBuilder& builder) { exchange_all(builder, false); }
 void pairwise_all_to_all(ScheduleBuilder& builder) { exchange_all(builder, true); }
 
-/// In round k everyone tells the rank 2^k further that 2^k ranks have come: itself, and those of whom it has heard.
+/// In round k every rank notifies the rank 2^k further that 2^k ranks have arrived: itself, and those that it knows of.
 void dissemination_barrier(ScheduleBuilder& builder) {
   std::vector<StepId> heard;
   for (int distance = 1; distance < builder.ranks(); distance *= 2) {

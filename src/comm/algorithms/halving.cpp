@@ -1,5 +1,5 @@
-// Recursive halving: at distance 1, 2, 4, ... each rank gives half of what it still adds up to its partner there and
-// gets the partner's part of the other half, until the result lies in equal pieces. Groups of two as in doubling.cpp.
+// Recursive halving: at distance 1, 2, 4, ... each rank sends half of its partial sums to its partner and receives the
+// partner's part of the other half, until the result is divided into equal pieces. Groups of two as in doubling.cpp.
 #include <algorithm>
 #include <functional>
 
@@ -10,16 +10,16 @@
 namespace tessera::comm::schedules {
 namespace {
 
-// For each segment: given, taken and added over all levels, and the same within a group of two.
+// For each segment: send, receive and add over all levels, and the same within a group of two.
 constexpr std::size_t kSteps = 6;
 
 using Place = std::function<BufferRegion(Slice)>;
 
-/// What this rank has added so far, of elements that get fewer with every level.
+/// This rank's partial sums, over fewer elements at every level.
 class PartialSums {
  public:
-  /// Its own part lies at `own`, and is there when `ready` says; the first sum of an element goes to `sum`, where it
-  /// stays, and where the other's part can come if it isn't the same memory.
+  /// Its own part lies at `own` and is available as `ready` says. The first sum of an element goes to `sum`, where it
+  /// stays; the peer's part is received there too, unless it is the same memory (`same`).
   PartialSums(ScheduleBuilder& builder, Place own, Place sum, bool same, FilledPrefix ready)
       : builder_(builder),
         own_(std::move(own)),
@@ -34,7 +34,7 @@ class PartialSums {
     for (std::size_t s = 0; s < segments.count(); ++s)
       builder_.send(peer, own_(segments[s]), {ready_.ready(segments[s])});
   }
-  /// Adds what `peer` gives; `above`: it speaks for higher ranks. The sums go to `to`.
+  /// Adds the data from `peer`; `above`: the peer represents higher ranks. The sums go to `to`.
   void take(int peer, Slice slice, bool above, ReducePhase arithmetic, const Place& to) {
     const Segments segments(slice, most_);
     for (std::size_t s = 0; s < segments.count(); ++s) {
@@ -49,7 +49,7 @@ class PartialSums {
     }
   }
   void take(int peer, Slice slice, bool above) { take(peer, slice, above, ReducePhase::partial, sum_); }
-  /// All that was to be taken at this level has been: the sums take the part's place.
+  /// Everything of this level was received: the sums replace this rank's part.
   void next_level() {
     own_ = sum_;
     same_ = true;
@@ -69,7 +69,7 @@ class PartialSums {
   ScratchRing window_;
 };
 
-/// The part of `slice` that this rank keeps at a level, and the one that its partner there keeps.
+/// The parts of `slice` that this rank and its partner keep at a level.
 struct Halves {
   Halves(Slice slice, std::size_t lower, bool keeps_lower) {
     const Slice first{slice.offset, lower};
@@ -93,7 +93,7 @@ void rabenseifner_all_reduce(ScheduleBuilder& builder) {
   if (!groups.speaks) {
     for (std::size_t s = 0; s < segments.count(); ++s)
       builder.send(groups.partner, own.at(segments[s]), {own.ready(segments[s])});
-    builder.receive(groups.partner, builder.out(all));  // by causality after the sends: it has their data in it
+    builder.receive(groups.partner, builder.out(all));  // after the sends by causality: it includes their data
     return;
   }
   PartialSums sums(
@@ -113,7 +113,7 @@ void rabenseifner_all_reduce(ScheduleBuilder& builder) {
     sums.next_level();
     range = halves.kept;
   }
-  // Back: what a rank gave away comes complete from the one whom it was given to, hence by causality after the sends.
+  // Back: each half sent away returns complete from the same partner, hence after the sends by causality.
   std::vector<StepId> here = {sums.last()};
   const auto send = [&](int peer, Slice slice) {
     const StepId sent = builder.send(peer, builder.out(slice));
@@ -129,8 +129,8 @@ void rabenseifner_all_reduce(ScheduleBuilder& builder) {
 
 namespace {
 
-/// The groups' blocks in the order in which halving by distance 1, 2, 4, ... cuts them apart: by the bits of the
-/// group's number from the lowest up.
+/// The groups' blocks in the order in which halving by distance 1, 2, 4, ... separates them: sorted by the bits of the
+/// group's index from the lowest up.
 class Order {
  public:
   Order(const CollectiveSpec& problem, const PowerOfTwoGroups& groups) : starts_(1, 0) {
@@ -154,14 +154,14 @@ class Order {
   std::vector<std::size_t> starts_;
 };
 
-/// One of a pair that doesn't speak: its partner adds in this order, so it sends in it.
+/// For the rank of a pair that doesn't represent it: sends in the order in which its partner adds.
 void give_to_partner(ScheduleBuilder& builder, const PowerOfTwoGroups& groups, const Order& order, const Operand& own) {
   for (int position = 0; position < groups.count(); ++position) {
     const Segments segments(order.block(position), segment_elements(builder.problem(), kSteps));
     for (std::size_t s = 0; s < segments.count(); ++s)
       builder.send(groups.partner, own.at(segments[s]), {own.ready(segments[s])});
   }
-  // In place this can't meet the sends, by causality: it has their data in it.
+  // In place this can't overlap the sends, by causality: it includes their data.
   builder.receive(groups.partner,
                   builder.out({0, part_of(builder.problem(), builder.problem().in_starts, builder.rank()).count}));
 }
@@ -200,7 +200,7 @@ void recursive_halving_reduce_scatter(ScheduleBuilder& builder) {
     const Halves halves(order.range(first, first + 2 * blocks), order.range(first, first + blocks).count, above);
     if (!above) first += blocks;
     sums.give(groups.peer(level), halves.given);
-    // A rank of its own adds straight to where the result belongs.
+    // A rank that is its own group adds directly into the result's place.
     const Place out = [&](Slice slice) { return builder.out({slice.offset - halves.kept.offset, slice.count}); };
     sums.take(groups.peer(level), halves.kept, above, last ? ReducePhase::last : ReducePhase::partial,
               last && groups.partner < 0 ? out : sorted);

@@ -1,4 +1,4 @@
-// A collective of the library below the transport, and what it lacks: factors before it, avg's division after it.
+// A collective of the library below the transport, with the steps it lacks: factors before it, avg's division after it.
 #include "tessera/comm/native_collectives.h"
 
 #include <array>
@@ -29,7 +29,7 @@ void write_reduction(ScheduleBuilder& builder) {
   const Operand own(builder, has_out && !scatters ? Operand::Target::out : Operand::Target::scratch);
   const Slice result = scatters ? Slice{0, part_of(problem, {}, problem.rank).count} : all;
   const BufferRegion out = has_out ? builder.out(result) : BufferRegion{};
-  // The library writes where it still reads.
+  // The library would write memory that it still reads.
   const bool between = scatters && problem.in_place && problem.reduce != ReduceOp::Kind::premul_sum;
   const BufferRegion to = between ? builder.scratch(out.bytes) : out;
   const StepId sum = builder.native(own.at(all), to, {own.progress().last()});

@@ -1,6 +1,6 @@
-// The ring: rank r receives from r - 1 and sends to r + 1. Block b starts at rank b + 1, goes once around, grows by
+// The ring: rank r receives from r - 1 and sends to r + 1. Block b starts at rank b + 1, goes once around, accumulates
 // every rank's part and is complete at rank b; for all_reduce and all_gather it then goes around a second time.
-// Segments of a block travel apart, so that one is added while the next one is on its way.
+// Segments of a block move separately, so that one is added while the next one is in flight.
 #include <algorithm>
 
 #include "tessera/comm/algorithms/algorithms.h"
@@ -9,7 +9,7 @@
 namespace tessera::comm::schedules {
 namespace {
 
-/// The block that comes by this rank at `stop` stops behind its start.
+/// The block that reaches this rank after `stop` hops.
 int block_at(const ScheduleBuilder& builder, int stop) { return builder.around(-1 - stop); }
 
 }  // namespace
@@ -22,7 +22,7 @@ void ring_all_reduce(ScheduleBuilder& builder) {
   const std::size_t most = segment_elements(problem, 5);
   const auto segments_at = [&](int stop) { return Segments(part_of(problem, {}, block_at(builder, stop)), most); };
   const Operand own(builder, Operand::Target::out);
-  // Partial sums arrive in `out`, where the result will be; in place they can't before this rank's own part is added.
+  // Partial sums are received in `out`, the result's place; in place, not before this rank's own part was added.
   const std::size_t largest = std::min(most, part_of(problem, {}, 0).count) * builder.element_size();
   ScratchRing window(builder, own.in_out() ? kWindow : 0, kWindow, largest);
   for (int stop = 0; stop < ranks; ++stop) {
@@ -43,8 +43,8 @@ void ring_all_reduce(ScheduleBuilder& builder) {
       builder.send(right, sum, {added});
     }
   }
-  // What these overwrite was sent before. By causality it has left: the complete sum has gone all the way around, past
-  // the right neighbour who received it.
+  // These receives overwrite data sent before. The sends are complete by causality: the complete sum has gone all the
+  // way around, past the right neighbor that received that data.
   for (int stop = ranks; stop < 2 * ranks - 1; ++stop) {
     const Segments segments = segments_at(stop);
     for (std::size_t s = 0; s < segments.count(); ++s) {
@@ -72,9 +72,9 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
     uses += segments.count();
     largest = std::max(largest, segments[0].count * builder.element_size());
   }
-  // Sums on their way need memory until they are sent. Blocks go around in rounds of kWindow segments each, and there
-  // are buffers for two stops of a round: so a buffer is waited for only by stops after the one that it is sent to, and
-  // the waiting can't close a circle.
+  // Sums need memory until they are sent. Blocks go around in rounds of kWindow segments each, with buffers for two
+  // stops of a round: only stops after the destination of a buffer's data wait for the buffer, so the waits can't form
+  // a cycle.
   ScratchRing window(builder, 2 * kWindow, uses, largest);
   for (std::size_t round = 0; round < rounds; ++round)
     for (int stop = 0; stop < ranks; ++stop) {
@@ -104,8 +104,8 @@ void ring_reduce_scatter(ScheduleBuilder& builder) {
 
 namespace {
 
-/// Everyone starts with its own part, which lies at `start`, and passes on what comes; n - 1 stops, and each part has
-/// been everywhere.
+/// Every rank starts with its own part, which lies at `start`, and forwards what it receives; after n - 1 stops every
+/// rank has all parts.
 void pass_around(ScheduleBuilder& builder, const std::vector<std::size_t>& starts, BufferRegion start) {
   const CollectiveSpec& problem = builder.problem();
   const int left = builder.around(-1);

@@ -103,7 +103,7 @@ Schedule ScheduleBuilder::finish() && {
   for (ScheduleStep& step : steps) {
     step.first_follower = first;
     first += step.followers;
-    step.followers = 0;  // counted again below, as the places are filled
+    step.followers = 0;  // counted again below, as the entries are filled
   }
   schedule_.followers.resize(edges_.size());
   for (const Edge& edge : edges_) {

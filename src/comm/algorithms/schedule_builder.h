@@ -1,4 +1,4 @@
-// Writes one rank's schedule step by step.
+// Builds one rank's schedule step by step.
 #pragma once
 
 #include <initializer_list>
@@ -11,13 +11,13 @@
 namespace tessera::comm {
 
 using StepId = std::uint32_t;
-/// Where there was nothing to do, there is nothing to wait for.
+/// The id of an empty step, which needs no waiting.
 inline constexpr StepId kNoStep = UINT32_MAX;
 using Waits = std::initializer_list<StepId>;
 
-/// The functions that add a step return kNoStep, and add none, where its region is empty; entries of Waits may be
-/// kNoStep. Two ranks join their messages by count: each must write its sends to a peer in the order in which that one
-/// writes its receives.
+/// Functions that add a step return kNoStep, and add none, if its region is empty; entries of Waits may be kNoStep. Two
+/// ranks match their messages by count: each must add its sends to a peer in the order in which that peer adds its
+/// receives.
 class ScheduleBuilder {
  public:
   ScheduleBuilder(const CollectiveSpec& problem, std::string_view algorithm);
@@ -25,31 +25,31 @@ class ScheduleBuilder {
   const CollectiveSpec& problem() const { return problem_; }
   int ranks() const { return problem_.ranks; }
   int rank() const { return problem_.rank; }
-  /// The rank `distance` places further round the ring; negative: back.
+  /// The rank `distance` positions further along the ring; negative: backward.
   int around(int distance) const { return ((rank() + distance) % ranks() + ranks()) % ranks(); }
 
   /// Elements of the call's buffers.
   BufferRegion in(Slice slice) const { return {BufferId::in, slice.offset * size_, slice.count * size_}; }
   BufferRegion out(Slice slice) const { return {BufferId::out, slice.offset * size_, slice.count * size_}; }
-  /// Scratch memory of this schedule alone, on a cache line's border.
+  /// Scratch memory of this schedule, aligned to a cache line.
   BufferRegion scratch(std::size_t bytes);
   std::size_t element_size() const { return size_; }
 
   StepId send(int peer, BufferRegion from, Waits waits = {});
   StepId receive(int peer, BufferRegion to, Waits waits = {});
-  /// Empty messages: only their coming counts.
+  /// Empty messages, which only synchronize.
   StepId signal(int peer, Waits waits = {});
   StepId await(int peer, Waits waits = {});
-  /// Nothing where both regions are the same memory: pass `same` then.
+  /// Adds no step if both regions are the same memory: pass `same` then.
   StepId copy(BufferRegion from, BufferRegion to, Waits waits = {}, bool same = false);
   StepId reduce(ReducePhase arithmetic, std::span<const BufferRegion> sources, BufferRegion to, Waits waits = {},
                 BufferRegion factors = {});
-  /// The whole operation, by the library below. Always a step.
+  /// The whole operation, by the library below. Always adds a step.
   StepId native(BufferRegion from, BufferRegion to, Waits waits = {});
-  /// `step`, which must be the later one, waits for `earlier` too.
+  /// Makes `step`, which must be the later one, wait for `earlier` too.
   void wait(StepId step, StepId earlier);
 
-  /// This rank's factor of premul_sum in scratch, where reduce steps take it; `ready` when it is there.
+  /// This rank's factor of premul_sum in scratch, as reduce steps expect it, available after `ready`.
   BufferRegion own_factor(StepId& ready);
 
   Schedule finish() &&;
@@ -70,24 +70,24 @@ class ScheduleBuilder {
   StepId own_factor_ready_ = kNoStep;
 };
 
-/// `region`'s piece, in bytes.
+/// Part of `region`, in bytes.
 inline BufferRegion piece_of(BufferRegion region, std::size_t offset, std::size_t bytes) {
   return {region.place, region.offset + offset, bytes};
 }
 
-/// A few buffers in scratch that take turns, so that scratch stays small whatever the size of the call.
+/// A few scratch buffers used in rotation, so that scratch memory doesn't grow with the size of the call.
 class ScratchRing {
  public:
-  /// At most `buffers`, and never more than `uses`.
+  /// Creates at most `buffers`, and never more than `uses`.
   ScratchRing(ScheduleBuilder& builder, std::size_t buffers, std::size_t uses, std::size_t bytes);
 
   struct Buffer {
     BufferRegion region;
-    StepId free = kNoStep;  ///< whoever writes it waits for this
+    StepId free = kNoStep;  ///< a step that writes the buffer must wait for this one
   };
-  /// The next one in turn.
+  /// Acquires the next buffer in rotation.
   Buffer take(std::size_t bytes);
-  /// The buffer taken last is free again when `step` is done.
+  /// The buffer acquired last is free again after `step`.
   void release(StepId step) { free_[last_] = step; }
 
  private:
@@ -97,7 +97,7 @@ class ScratchRing {
   std::size_t last_ = 0;
 };
 
-/// A slice cut into pieces of about equal length that a pipeline moves one after the other.
+/// A slice divided into pieces of about equal length that a pipeline moves in turn.
 class Segments {
  public:
   Segments(Slice whole, std::size_t most) : whole_(whole), count_((whole.count + most - 1) / most) {}
@@ -112,15 +112,14 @@ class Segments {
   std::size_t count_;
 };
 
-/// Elements of a segment: large enough to hide the cost of a step, small enough that a pipeline fills soon; larger
-/// where a rank's schedule, of up to `steps` steps for each segment of the call, would become long. The same on all
-/// ranks.
+/// Elements of a segment: large enough to hide the cost of a step, small enough to fill a pipeline quickly. Larger if
+/// the schedule, with up to `steps` steps per segment of the call, would become too long. The same on all ranks.
 std::size_t segment_elements(const CollectiveSpec& problem, std::size_t steps);
 
-/// Segments that are on their way at once, where each needs scratch memory.
+/// Maximum number of segments in flight if each needs scratch memory.
 inline constexpr std::size_t kWindow = 4;
 
-/// All elements; part `index` of `in`, of `out`; and neighbouring parts first .. last - 1 as one slice.
+/// All elements; part `index` of `in`, of `out`; and the adjacent parts first .. last - 1 as one slice.
 inline Slice everything(const CollectiveSpec& problem) { return {0, problem.count}; }
 Slice part_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int index);
 Slice parts_of(const CollectiveSpec& problem, const std::vector<std::size_t>& starts, int first, int last);

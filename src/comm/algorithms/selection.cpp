@@ -1,5 +1,5 @@
-// Which algorithm carries a problem where nobody says so. All ranks decide alike: only what they all know is looked at,
-// which are not the lengths of an all_to_all whose parts differ.
+// Selects an algorithm if the user doesn't. All ranks select the same one: only properties known to all are used, so
+// not the lengths of an all_to_all with unequal parts.
 #include <initializer_list>
 
 #include "tessera/comm/schedule.h"
@@ -7,16 +7,16 @@
 namespace tessera::comm {
 namespace {
 
-// Few ranks can all talk to all at once; more wait in line for each other's wires.
+// Few ranks can all exchange at once; more contend for each other's links.
 constexpr int kFew = 8;
-// Bytes up to which the number of messages counts for more than what is in them.
+// Up to this many bytes, the number of messages matters more than their size.
 constexpr std::size_t kSmall = std::size_t{16} << 10;
-// Bytes up to which two ranks that give each other everything and add twice are sooner done than two that exchange halves twice:
-// the bytes sent are the same, the rounds half as many. Measured over tcp and ucx; at 1 MiB they are level.
+// Up to this many bytes, two ranks that exchange everything and both add it are faster than two that exchange halves
+// twice: equal bytes sent, half the rounds. Measured over tcp and ucx; at 1 MiB they are equal.
 constexpr std::size_t kAddTwice = std::size_t{512} << 10;
-// Bytes of one block of all_to_all up to which Bruck's algorithm, which sends a block several times, pays.
+// Up to this many bytes of one all_to_all block, Bruck's algorithm, which sends a block several times, is faster.
 constexpr std::size_t kSmallBlock = 256;
-// From here on a chain is filled soon enough to beat a tree.
+// From this many bytes on, a chain fills quickly enough to be faster than a tree.
 constexpr std::size_t kLong = std::size_t{4} << 20;
 
 bool power_of_two(int ranks) { return (ranks & (ranks - 1)) == 0; }
@@ -34,7 +34,7 @@ std::string_view choose_all_reduce(const CollectiveSpec& problem, std::size_t by
     return first_accepted(problem, {"recursive_doubling"});
   }
   if (problem.ranks <= kFew) return "direct";
-  // Without a power of two, halving sends everything once more.
+  // If the number of ranks is not a power of two, halving sends everything once more.
   if (power_of_two(problem.ranks)) return first_accepted(problem, {"rabenseifner", "ring"});
   return first_accepted(problem, {"ring"});
 }

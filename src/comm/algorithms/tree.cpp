@@ -1,5 +1,5 @@
-// Along the tree of slices.h (sum_tree.h): n - 1 edges, as deep as the logarithm of n. Partial sums are those of the
-// tree, so their order is kept; large data goes in segments, which follow each other up and down.
+// Algorithms along the tree of slices.h (sum_tree.h): n - 1 edges, with a depth of about log2(n). Partial sums are
+// those of the tree, so their order is kept; large data moves in segments, pipelined up and down.
 #include <algorithm>
 #include <bit>
 
@@ -10,12 +10,12 @@
 namespace tessera::comm::schedules {
 namespace {
 
-/// For each segment: two for every child, and two for the parent; and down again.
+/// For each segment: two for every child, and two for the parent; and again on the way down.
 std::size_t steps(const ScheduleBuilder& builder) {
   return 3 * static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(builder.ranks()))) + 2;
 }
 
-/// Adds the children's sums to this rank's own part, segment after segment.
+/// Adds the children's sums to this rank's own part, segment by segment.
 class SumUp {
  public:
   SumUp(ScheduleBuilder& builder, const TreePosition& place, Operand::Target target)
@@ -33,11 +33,11 @@ class SumUp {
     BufferRegion region;
     StepId ready;
   };
-  /// The sum of this rank and all below it. With children it is in `to`, whose old content is read by nobody after
-  /// step `free`; else it is this rank's own part, wherever that is.
+  /// The sum of this rank and all below it. With children it is in `to`, whose old content is no longer read after step
+  /// `free`; otherwise it is this rank's own part in its place.
   Sum add(Slice segment, BufferRegion to, StepId free) {
     Sum sum{own_.at(segment), own_.ready(segment)};
-    // The smallest subtree has come first, and is the nearest in the tree.
+    // The smallest subtree finishes first and is the nearest in the tree.
     for (auto child = place_.children.rbegin(); child != place_.children.rend(); ++child) {
       const ScratchRing::Buffer buffer = children_.take(to.bytes);
       const StepId received = builder_.receive(child->rank, buffer.region, {buffer.free});
@@ -58,7 +58,7 @@ class SumUp {
   ScratchRing children_;
 };
 
-/// What this rank's subtree holds of a call whose parts are cut at `starts`.
+/// The part of this rank's subtree in a call whose parts start at `starts`.
 Slice subtree(const ScheduleBuilder& builder, const std::vector<std::size_t>& starts, int first, int last) {
   return parts_of(builder.problem(), starts, first, last);
 }
@@ -75,8 +75,7 @@ void tree_all_reduce(ScheduleBuilder& builder) {
     SumUp::Sum sum = up.add(segments[s], out, kNoStep);
     if (place.parent >= 0) {
       builder.send(place.parent, sum.region, {sum.ready});
-      // By causality this can't meet the send: the result has the parent's sum in it, and so has this rank's come
-      // there.
+      // By causality this can't overlap the send: the result includes the parent's sum, and thereby this rank's.
       sum.ready = builder.receive(place.parent, out);
     }
     for (const TreeChild& child : place.children) builder.send(child.rank, out, {sum.ready});

@@ -52,7 +52,7 @@ Resolved resolve_now(const HostPort& where, int flags) {
   return resolved;
 }
 
-/// The system's resolver knows no deadline: a thread that is left behind waits for it.
+/// The system's resolver has no deadline, so a thread waits for it and is abandoned at the deadline.
 Resolved resolve(const HostPort& where, Deadline deadline) {
   Resolved numeric = resolve_now(where, AI_NUMERICHOST);
   if (!numeric.endpoints.empty()) return numeric;
@@ -67,7 +67,7 @@ UniqueFd make_socket(int family) { return UniqueFd(::socket(family, SOCK_STREAM 
 
 void set(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof(value)); }
 
-/// Empty, with errno's number in `code`, where it can't be.
+/// Returns an empty descriptor, with errno in `code`, on failure.
 UniqueFd try_listen(const Endpoint& endpoint, int& code) {
   const int family = endpoint.address.ss_family;
   UniqueFd fd = make_socket(family);
@@ -102,8 +102,8 @@ Endpoint any_address(int family, std::uint16_t port) {
   return endpoint;
 }
 
-/// On a loopback interface a socket that tries a port where nobody listens can be given that very port, and meet
-/// itself.
+/// On a loopback interface, a socket that connects to a port without a listener may get that very port as its own and
+/// connect to itself.
 bool met_itself(int fd) {
   Endpoint own;
   Endpoint peer;
@@ -166,7 +166,7 @@ std::vector<UniqueFd> listen_at(const HostPort& where) {
   int code = 0;
   for (const Endpoint& place : places) {
     UniqueFd fd = try_listen(place, code);
-    // Of IPv4 and IPv6 a host may have one only.
+    // A host may lack IPv4 or IPv6.
     if (!fd && (numeric || (code != EADDRNOTAVAIL && code != EAFNOSUPPORT))) throw_no_listener(where, code);
     if (fd) listeners.push_back(std::move(fd));
   }

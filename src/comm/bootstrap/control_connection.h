@@ -1,5 +1,5 @@
-// One connection of the running world, on the control thread: frames come in one at a time; frames that go out wait in
-// a queue of bounded size, so that who sends never waits for who reads.
+// One control connection of a running world, on the control thread. Frames are received one at a time; frames to send
+// are queued up to a fixed size, so a sender never waits for a slow reader.
 #pragma once
 
 #include <array>
@@ -25,24 +25,24 @@ class ControlConnection {
   };
   using Frame = std::shared_ptr<const Message>;
   struct Events {
-    /// False: it makes no sense, and the line breaks.
+    /// Returns false to close the connection because the frame is invalid.
     std::function<bool(protocol::Type type, std::string_view payload)> frame;
-    /// Once: the other side has gone, or sends what makes no sense.
+    /// Called once, when the peer has closed or sent an invalid frame.
     std::function<void()> broken;
-    /// Once: what came is not what was sent. Nothing more is read; what is sent still goes.
+    /// Called once, when received data is corrupt. Nothing more is read; sending still works.
     std::function<void()> damaged;
   };
   static constexpr std::size_t kMostQueued = std::size_t{16} << 20;  ///< bytes
 
-  /// `context` is run by one thread, which calls the events; it is stopped before the line goes.
+  /// One thread runs `context` and calls the events; it must stop before this object is destroyed.
   ControlConnection(boost::asio::io_context& context, Connection connection, Events events);
 
-  /// Begins to read. On the context's thread.
+  /// Starts reading. On the context's thread.
   void start();
-  /// Any thread; never waits. Where the queue is full, what ranks tell each other is lost: how slowly somebody reads
-  /// says nothing about whether it lives, and whoever needs an answer has a deadline.
+  /// Any thread; never blocks. If the queue is full, messages on channels are dropped: a slow reader may still be
+  /// alive, and a rank that needs a reply has a deadline.
   void send(Frame frame);
-  /// What is queued still goes, then the other side reads the end. On the context's thread, as all below.
+  /// Sends what is queued, then closes the sending side. On the context's thread, like all functions below.
   void finish();
   void close();
   bool open() const noexcept { return socket_.is_open(); }
@@ -59,15 +59,15 @@ class ControlConnection {
   Seal seal_;
   SealedReader reader_{seal_, protocol::kLongestControl};
   std::array<char, 16384> in_{};
-  std::string out_;  // what is being written
+  std::string out_;  // being written
   bool told_ = false;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::deque<Frame> queue_;
   std::size_t queued_ = 0;
   bool writing_ = false;
   bool finishing_ = false;
-  bool deaf_ = false;  // takes nothing more
+  bool deaf_ = false;  // drops all further frames
 };
 
 }  // namespace tessera::comm

@@ -16,7 +16,7 @@ using boost::system::error_code;
 using namespace std::chrono_literals;
 
 constexpr auto kFarewellTime = 1s;
-/// A process that ended may have said goodbye: that comes over rank 0, and needs its time.
+/// A process that ended may have announced it; the message comes through rank 0 and takes time.
 constexpr auto kLastWordsTime = 200ms;
 
 std::string name_of(int rank) { return "rank " + std::to_string(rank); }
@@ -27,8 +27,8 @@ struct ControlPlane::Channel {
   std::uint16_t number = 0;
   std::string name;
   ControlEvents events;
-  bool complete = false;         // under the switchboard's mutex: all have opened it ...
-  bool failed = false;           // ... or it can't be
+  bool complete = false;         // under the control plane's mutex: all have opened it ...
+  bool failed = false;           // ... or opening failed
   std::recursive_mutex running;  // held while an event runs, which may close the channel itself
   bool closed = false;
 };
@@ -40,7 +40,7 @@ class ControlPlane::Handle final : public ControlChannel {
   void tell(int to, std::string_view message) noexcept override {
     try {
       board_.tell(*channel_, to, message);
-    } catch (const std::bad_alloc&) {  // no memory for a message: it is lost, which is all that could be said
+    } catch (const std::bad_alloc&) {  // no memory for a message: it is lost, and so would be a report
     }
   }
 
@@ -124,7 +124,7 @@ void ControlPlane::close(const ChannelPointer& channel) {
   channel->closed = true;
 }
 
-/// To all where `to` is kAll.
+/// To all other ranks for kAll.
 void ControlPlane::send(int to, protocol::Type type, std::string_view payload, int except) {
   const auto frame = std::make_shared<const ControlConnection::Message>(type, std::string(payload));
   for (int r = 0; r < size_; ++r) {
@@ -160,7 +160,7 @@ bool ControlPlane::on_told(int from, std::string_view payload) {
     if (told->to > 0) return true;
   }
   const ChannelPointer channel = find(told->channel);
-  if (channel == nullptr) return true;  // closed here, and still open there
+  if (channel == nullptr) return true;  // closed on this rank, still open on the sender
   const std::lock_guard running(channel->running);
   if (!channel->closed && channel->events.message) channel->events.message(told->from, told->message);
   return true;
@@ -215,7 +215,7 @@ void ControlPlane::gone(int rank, bool in_good_order) {
   }
 }
 
-/// Those that are complete. Under the mutex.
+/// Returns the complete channels. Called under the mutex.
 std::vector<ControlPlane::ChannelPointer> ControlPlane::break_channels() {
   std::vector<ChannelPointer> open;
   for (const auto& [number, channel] : channels_) {
@@ -228,7 +228,7 @@ std::vector<ControlPlane::ChannelPointer> ControlPlane::break_channels() {
   return open;
 }
 
-/// The line stays for what this rank has to say of it.
+/// The connection stays open for this rank's report.
 void ControlPlane::damaged(int rank) {
   if (leaving_) return gone(rank, false);
   std::vector<ChannelPointer> open;
@@ -250,7 +250,7 @@ void ControlPlane::damaged(int rank) {
   }
 }
 
-/// Rank 0 answers; the others hear so that it is alive, and has told what it knew of those who have ended.
+/// Rank 0 replies; the others learn that it is alive and has forwarded all it knew of ranks that ended.
 bool ControlPlane::on_probe(int from) {
   if (rank_ == 0)
     send(from, protocol::Type::probe, {});
@@ -263,8 +263,8 @@ void ControlPlane::judge_ended() {
   for (const int rank : std::exchange(ended_, {})) gone(rank, false);
 }
 
-/// A process has ended, and had the time to say goodbye: that comes over rank 0. One that is stopped tells nothing, and
-/// then nobody can know how the other one ended.
+/// A process has ended, and its goodbye had time to arrive through rank 0. A stopped rank 0 forwards nothing, and then
+/// it is unknown how the process ended.
 void ControlPlane::on_end(int rank) {
   const ControlConnection* const hub = lines_[0].get();
   if (rank_ == 0 || rank == 0 || hub == nullptr || !hub->open()) return gone(rank, false);
@@ -272,8 +272,8 @@ void ControlPlane::on_end(int rank) {
   send(0, protocol::Type::probe, {});
 }
 
-/// A descriptor of the process itself is readable when it ends, however it ends: also where a child of its holds its
-/// connection open, and when rank 0 has left. Old kernels have none: then the connections must do.
+/// A process descriptor becomes readable when the process ends for any reason, even if a child holds its connection
+/// open, and when rank 0 has left. Old kernels have none; then only the connections are used.
 void ControlPlane::watch_process(int rank, int pid) {
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (fd < 0) return;
@@ -283,7 +283,7 @@ void ControlPlane::watch_process(int rank, int pid) {
 void ControlPlane::await_end(int rank, asio::posix::stream_descriptor& process, asio::steady_timer& timer) {
   process.async_wait(asio::posix::stream_descriptor::wait_read, [&, this, rank](const error_code& error) {
     if (error) return;
-    // Asio may hand the event of a descriptor that was closed to the next one that it registers: look for oneself.
+    // Asio may deliver the event of a closed descriptor to the next one registered: check it directly.
     pollfd ended{process.native_handle(), POLLIN, 0};
     if (::poll(&ended, 1, 0) <= 0) return await_end(rank, process, timer);
     timer.expires_after(kLastWordsTime);
@@ -293,8 +293,8 @@ void ControlPlane::await_end(int rank, asio::posix::stream_descriptor& process, 
   });
 }
 
-/// Says goodbye, and reads on until the others have taken note: who closes a connection with unread bytes may take back
-/// what he said last.
+/// Says goodbye, and keeps reading until the others have acknowledged: closing a connection with unread bytes may
+/// discard what was sent last.
 void ControlPlane::leave() {
   leaving_ = true;
   for (const auto& line : lines_) {

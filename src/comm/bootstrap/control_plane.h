@@ -1,4 +1,4 @@
-// Carries the control channels of one rank once its world runs: one connection to rank 0, or rank 0's to all others,
+// The control channels of one rank of a running world: one connection to rank 0, or rank 0's connections to all others,
 // served by one thread.
 #pragma once
 
@@ -28,17 +28,17 @@ class ControlPlane {
     int rank = 0;
     int size = 1;
     std::vector<Connection> links;  ///< rank 0: by rank, [0] empty; else only [0], to rank 0
-    std::vector<int> pids;          ///< by rank; 0 where its process can't be seen from here
+    std::vector<int> pids;          ///< by rank; 0 if this rank can't see its process
     std::chrono::milliseconds timeout{};
   };
-  /// Starts the thread. Until this goes, nobody else runs `context`, which outlives it.
+  /// Starts the thread. While this object lives, no other thread may run `context`, which must outlive it.
   ControlPlane(boost::asio::io_context& context, Members members);
-  /// Tells the others that this rank leaves in good order; waits a second at longest for them to take note.
+  /// Announces to the other ranks that this rank closes normally; waits at most a second for their acknowledgment.
   ~ControlPlane();
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
 
-  /// Waits until all ranks have opened it. Throws PeerLost where one died or left, Timeout.
+  /// Waits until all ranks have opened the channel. Throws PeerLost if a rank died or left, Timeout.
   std::unique_ptr<ControlChannel> open(std::string_view name, ControlEvents events);
 
  private:
@@ -77,20 +77,20 @@ class ControlPlane {
   const int rank_;
   const int size_;
   const std::chrono::milliseconds timeout_;
-  std::vector<std::unique_ptr<ControlConnection>> lines_;  // by rank; null where there is none
+  std::vector<std::unique_ptr<ControlConnection>> lines_;  // by rank; null without a connection
   std::list<boost::asio::posix::stream_descriptor> processes_;
   std::list<boost::asio::steady_timer> timers_;
-  std::map<std::uint16_t, ChannelOpening> openings_;  // rank 0's
+  std::map<std::uint16_t, ChannelOpening> openings_;  // on rank 0
   std::set<int> gone_;
-  std::set<int> ended_;  // of which rank 0 may still have to tell how
+  std::set<int> ended_;  // ranks that ended; rank 0 may still have to announce how
   bool leaving_ = false;
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::map<std::uint16_t, ChannelPointer> channels_;
   std::uint16_t next_channel_ = 0;
   std::string broken_;    // why no further channel can be opened ...
-  bool damaged_ = false;  // ... where that is no rank's end
+  bool damaged_ = false;  // ... if that is not the end of a rank
 
   std::thread thread_;
 };

@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kAttemptTime = 5s;  // until rank 0 must have answered one connection
 
-/// Both sides prove over all that was said; the first word keeps one's proof from being sent back as the other's.
+/// Both proofs cover all messages so far; the first word prevents reusing one side's proof as the other's.
 Digest prove_hello(const Digest& key, const protocol::Challenge& challenge, protocol::Hello hello) {
   hello.proof = {};
   return prove(key, "hello" + protocol::encode(challenge) + protocol::encode(hello));
@@ -25,7 +25,7 @@ Digest prove_answer(const Digest& key, const protocol::Challenge& challenge, con
   return prove(key, "answer" + protocol::encode(challenge) + protocol::encode(hello) + protocol::encode(answer));
 }
 
-/// Of a hello or an identity.
+/// For a hello or an identity.
 template <class T>
 std::string start_of(const T& who) {
   const auto part = [](const char* name, std::uint64_t number) {
@@ -34,7 +34,7 @@ std::string start_of(const T& who) {
   return "run '" + who.run + "'" + part("restart", who.restart) + part("generation", who.generation);
 }
 
-/// Counts up from one start of a run to the next, and within one from world to world.
+/// Increases from one start of a run to the next, and within one from world to world.
 template <class T>
 std::pair<std::uint64_t, std::uint32_t> age_of(const T& who) {
   return {who.restart, who.generation};
@@ -80,7 +80,7 @@ Seal seal_of(const Digest& key, const protocol::Challenge& challenge, const prot
 
 namespace {
 
-/// What was said on a new connection, as far as it came.
+/// The messages on a new connection so far.
 struct Talk {
   std::optional<protocol::Challenge> challenge;
   protocol::Hello hello;
@@ -105,7 +105,7 @@ Talk talk(Connection& connection, const RankIdentity& self, const Digest& instan
     connection.send_frame(protocol::encode(hello), deadline, protocol::Type::hello);
     said.answer = protocol::decode_answer(
         connection.receive_frame(deadline, protocol::Type::answer, protocol::kLongestHandshake));
-  } catch (const Error&) {  // the other side has gone, is late, or sends what is none of ours
+  } catch (const Error&) {  // the peer is gone, is late, or sent an invalid message
   }
   return said;
 }

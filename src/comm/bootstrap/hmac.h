@@ -1,4 +1,4 @@
-// Random tokens, and the proof that somebody knows one without sending it.
+// Random tokens, and proof of knowing one without sending it.
 #pragma once
 
 #include <array>
@@ -13,15 +13,15 @@ namespace tessera::comm {
 
 using protocol::Digest;
 
-/// From the system's generator. Throws SystemError.
+/// Uses the system's generator. Throws SystemError.
 Digest random_digest();
 /// HMAC-SHA256 of `message` under `key`.
 Digest prove(const Digest& key, std::string_view message);
-/// In time that does not depend on the content.
+/// Compares in time that doesn't depend on the content.
 bool same(const Digest& a, const Digest& b);
 
 std::string to_hex(const Digest& digest);
-/// Throws SystemError where the text is not 64 hexadecimal digits.
+/// Throws SystemError if the text is not 64 hexadecimal digits.
 Digest from_hex(std::string_view text);
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-// Which host and which set of processes this one belongs to.
+// Identifiers of the host and the pid namespace of this process.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace tessera::comm {
 
 /// The running kernel and the network namespace: processes that share both can reach each other without a network.
 std::string host_identity();
-/// Processes with the same one know each other by the same pids.
+/// Processes with equal values use the same pids.
 std::string process_space();
 
 }  // namespace tessera::comm

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
 constexpr auto kVerdictTime = 2s;
-constexpr auto kUnprovenTime = 1s;  // of refusals by somebody who proves nothing
+constexpr auto kUnprovenTime = 1s;  // of refusals without proof
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
@@ -26,7 +26,7 @@ std::string damage(int from, int to) {
          "again";
 }
 
-/// What the ranks tell each other first.
+/// The first message that the ranks exchange.
 struct PeerLocation {
   std::string processes;
   int pid = 0;
@@ -66,7 +66,7 @@ JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, 
       why = std::move(attempt.why);
       const auto now = steady_clock::now();
       unproven_since = attempt.unproven ? std::min(unproven_since, now) : steady_clock::time_point::max();
-      // One flipped bit looks the same, and so may somebody who has taken rank 0's place for a moment.
+      // One flipped bit looks the same, and so may a process that has briefly taken rank 0's port.
       if (unproven_since <= now - kUnprovenTime)
         throw InvalidUsage("init: rank 0 at " + place + " refuses rank " + std::to_string(self.rank) +
                            ": the two have not the same TESSERA_TOKEN (or it is no rank of this run); set the same "
@@ -105,11 +105,11 @@ void ProcessBootstrap::introduce(const std::string& host_id) {
   const bool one_host = std::equal(hosts_.begin() + 1, hosts_.end(), hosts_.begin());
   if (one_host && !own.address.empty())
     local_address_ = own.address.find(':') == std::string::npos ? "127.0.0.1" : "::1";
-  // On rank 0's own host the way to it may be a loopback address, which the other hosts can't use.
+  // On rank 0's own host the address may be a loopback address, which other hosts can't use.
   if (!one_host && is_loopback(local_address_) && !all[0].address.empty()) local_address_ = all[0].address;
 }
 
-/// Rank 0: the address at which others reach it, from outside where there is such a one.
+/// Rank 0: the address at which others reach it; a loopback address only if there is no other.
 std::string ProcessBootstrap::link_address() const {
   std::string address;
   for (const Connection& link : links_) {
@@ -138,7 +138,7 @@ void ProcessBootstrap::each_peer(std::vector<Connection>& links, F&& call) {
     const BackendError damaged(damage(r, 0));
     give_up(damaged, true);
     throw damaged;
-  } catch (const BackendError& error) {  // as it came to that rank
+  } catch (const BackendError& error) {  // as that rank reported it
     give_up(error, false);
     throw;
   } catch (const Error& error) {
@@ -163,7 +163,7 @@ std::vector<std::string> ProcessBootstrap::all_gather(std::string_view blob) {
   return all;
 }
 
-/// Rank 0 alone can tell who is missing, and its time may have begun a little later than this rank's.
+/// Only rank 0 knows which ranks are missing, and its deadline may be slightly later than this rank's.
 void ProcessBootstrap::exchange_with_first(std::string_view blob, std::vector<std::string>& all) {
   const Deadline until = deadline_ + kVerdictTime;
   try {
@@ -174,7 +174,7 @@ void ProcessBootstrap::exchange_with_first(std::string_view blob, std::vector<st
     links_[0].send_refusal(damaged, steady_clock::now() + 1s);
     throw damaged;
   } catch (const Timeout&) {
-    if (steady_clock::now() < until) throw;  // rank 0's own words
+    if (steady_clock::now() < until) throw;  // rank 0's own message
     throw Timeout("init: rank 0 of " + std::to_string(size()) + " let this rank in, but then did not answer within " +
                   format_duration(timeout_));
   }
@@ -205,7 +205,7 @@ std::vector<Connection>& ProcessBootstrap::descriptor_links() {
   return local_links_;
 }
 
-/// Descriptors travel on Unix sockets only: the ranks meet once more, at a name that only they know.
+/// Only Unix sockets carry descriptors: the ranks connect once more, at a name that only they know.
 std::vector<Connection> ProcessBootstrap::meet_on_this_host() {
   RankIdentity self = self_;
   self.key = prove(token_, "descriptors");

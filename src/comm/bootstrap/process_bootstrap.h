@@ -19,14 +19,14 @@ class ProcessBootstrap final : public Bootstrap {
   struct StarSockets {
     RankIdentity self;
     std::unique_ptr<boost::asio::io_context> context;
-    std::unique_ptr<RendezvousServer> door;  ///< rank 0's, open as long as the star where latecomers can find it
-    std::vector<Connection> links;           ///< rank 0: one for each rank, its own empty; else only [0]
+    std::unique_ptr<RendezvousServer> door;  ///< rank 0's; open as long as the bootstrap if late ranks can find it
+    std::vector<Connection> links;           ///< rank 0: one per rank, its own empty; otherwise only [0]
     Digest session{};
     std::string host_id;  ///< "": from the system
     Deadline deadline;
     std::chrono::milliseconds timeout{};
   };
-  /// Collective: the ranks tell each other where they are.
+  /// Collective: the ranks exchange where they run.
   explicit ProcessBootstrap(StarSockets parts);
   ~ProcessBootstrap() override;
 
@@ -56,19 +56,19 @@ class ProcessBootstrap final : public Bootstrap {
   std::unique_ptr<boost::asio::io_context> context_;
   std::unique_ptr<RendezvousServer> door_;
   std::vector<Connection> links_;
-  std::vector<Connection> local_links_;  // where links_ can't carry descriptors
+  std::vector<Connection> local_links_;  // if links_ can't carry descriptors
   std::vector<std::string> hosts_;
   std::vector<int> pids_;
   std::string local_address_;
   std::unique_ptr<ControlPlane> switchboard_;
 };
 
-/// Connects to rank 0 and proves itself, again and again until the deadline. `connect` gives an empty connection, and
-/// says why, where nobody is there yet. Throws Timeout with `hint`, and InvalidUsage where rank 0 refuses.
+/// Connects to rank 0 and runs the handshake, with retries until the deadline. `connect` returns an empty connection,
+/// with the reason, if nothing listens yet. Throws Timeout with `hint`, and InvalidUsage if rank 0 refuses.
 struct JoinResult {
   Connection link;
   Digest session{};
-  Digest key{};  ///< by which this rank was admitted
+  Digest key{};  ///< by which rank 0 admitted this rank
 };
 JoinResult connect_to_rank0(const RankIdentity& self, const std::string& place, Deadline deadline,
                             const std::string& about,

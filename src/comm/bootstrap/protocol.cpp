@@ -31,7 +31,7 @@ class Writer {
     return number(static_cast<std::uint16_t>(text.size())).raw(text);
   }
   std::string take() { return std::move(bytes_); }
-  /// With the checksum of all of it.
+  /// Appends the checksum of everything so far and returns the bytes.
   std::string take_checked() {
     number(base::checksum(std::as_bytes(std::span(bytes_))));
     return take();
@@ -41,7 +41,7 @@ class Writer {
   std::string bytes_;
 };
 
-/// Reads past the end give zeros, and whole() is false.
+/// Reads past the end return zeros, and whole() is then false.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -82,7 +82,7 @@ class Reader {
   bool short_ = false;
 };
 
-/// What take_checked() gave, without the checksum; nothing where that is wrong.
+/// Verifies and removes the checksum of take_checked(); empty if it is wrong.
 std::optional<std::string_view> checked(std::string_view bytes) {
   constexpr std::size_t kSum = sizeof(std::uint64_t);
   if (bytes.size() < kSum) return std::nullopt;

@@ -1,4 +1,4 @@
-// What goes over the control connections, as bytes. No socket is known here, so that it can be given any bytes.
+// The protocol of control connections, as bytes. Independent of sockets, so that it can be tested with arbitrary bytes.
 #pragma once
 
 #include <array>
@@ -13,29 +13,29 @@
 
 namespace tessera::comm::protocol {
 
-/// Of everything in this file: ranks of different versions refuse each other.
+/// Version of everything in this file: ranks of different versions refuse each other.
 inline constexpr std::uint32_t kVersion = 4;
 
-/// A frame is its type, the length of its payload (4 bytes, lowest first), and the payload. Once two ranks have proved
-/// themselves to each other, frames are sealed, too (seal.h).
+/// A frame is its type, the length of its payload (4 bytes, little-endian), and the payload. After the handshake frames
+/// are also sealed (seal.h).
 enum class Type : char {
-  challenge = 'c',  ///< rank 0's first word
-  hello = 'h',      ///< the other's answer
-  answer = 'a',     ///< rank 0 takes it in, or says why not
-  data = 'd',       ///< an exchange while the world is set up
-  refusal = 'r',    ///< a text: the sender gives the start up
+  challenge = 'c',  ///< rank 0's first message
+  hello = 'h',      ///< the other rank's reply
+  answer = 'a',     ///< rank 0 admits the rank, or gives the reason why not
+  data = 'd',       ///< an exchange during setup
+  refusal = 'r',    ///< a text: the sender fails the start
   opened = 'o',     ///< a rank has opened a channel; from rank 0: all have
   told = 't',       ///< a message on a channel
-  lost = 'l',       ///< rank 0 says that a rank died
-  left = 'g',       ///< a rank left in good order
-  probe = 'p',      ///< to rank 0, and its answer: it is alive, and what came before was told on
+  lost = 'l',       ///< rank 0 announces that a rank died
+  left = 'g',       ///< a rank closed normally
+  probe = 'p',      ///< to rank 0, and its reply: it is alive, and has forwarded all that was sent before
 };
 
 inline constexpr std::size_t kHeadBytes = 5;
-inline constexpr std::size_t kLongestHandshake = 1024;   ///< payload of a frame of somebody unproven
-inline constexpr std::size_t kLongestControl = 1 << 16;  ///< ... of a frame on the channels
+inline constexpr std::size_t kLongestHandshake = 1024;   ///< payload of a frame before the handshake is complete
+inline constexpr std::size_t kLongestControl = 1 << 16;  ///< ... of a frame on a channel
 inline constexpr std::size_t kLongestExchange = 1 << 20;
-inline constexpr std::size_t kLongestText = 400;  ///< names of runs and reasons; longer ones are cut
+inline constexpr std::size_t kLongestText = 400;  ///< names of runs and reasons; longer ones are truncated
 inline constexpr std::size_t kLongestName = 16;   ///< of a channel
 
 struct Head {
@@ -43,17 +43,17 @@ struct Head {
   std::uint32_t length = 0;
 };
 std::string encode_head(Type type, std::size_t length);
-/// Nothing where `bytes` are none of ours, or announce more than `longest`.
+/// Empty if `bytes` are not of this protocol, or announce more than `longest`.
 std::optional<Head> decode_head(std::string_view bytes, std::size_t longest);
 std::string encode_frame(Type type, std::string_view payload);
 
-/// Cuts a stream of bytes into frames. Holds at most one frame that is not yet whole, and what it is fed.
+/// Splits a stream of bytes into frames. Holds at most one incomplete frame in addition to its input.
 class FrameParser {
  public:
   using Take = std::function<bool(Type type, std::string_view payload)>;
   explicit FrameParser(std::size_t longest) : longest_(longest) {}
-  /// Gives each frame that is whole to `take`, until that says false. False, now and ever after: the bytes are none of
-  /// ours, or `take` said so.
+  /// Passes each complete frame to `take` until that returns false. Returns false, on all later calls too, if the bytes
+  /// are not of this protocol or `take` returned false.
   bool feed(std::string_view bytes, const Take& take);
 
  private:
@@ -67,7 +67,7 @@ using Digest = std::array<std::uint8_t, 32>;
 struct Challenge {
   std::uint32_t version = kVersion;
   Digest nonce{};
-  Digest session{};  ///< of rank 0: other at each start
+  Digest session{};  ///< of rank 0: different at each start
 };
 struct Hello {
   std::uint32_t rank = 0;
@@ -76,18 +76,18 @@ struct Hello {
   std::uint32_t generation = 0;
   std::string run;
   Digest nonce{};
-  Digest instance{};  ///< of the process: the same whenever it comes again
+  Digest instance{};  ///< of the process: the same for every attempt
   Digest proof{};
 };
 enum class Verdict : std::uint8_t {
   welcome = 0,
-  refused = 1,    ///< for good
-  try_again = 2,  ///< rank 0 is of an earlier start or world, and will give way
+  refused = 1,    ///< permanently
+  try_again = 2,  ///< rank 0 belongs to an earlier start or world, and will stop listening
 };
 struct HandshakeReply {
   Verdict verdict = Verdict::welcome;
   std::string text;
-  Digest proof{};  ///< proves nothing where the hello proved nothing
+  Digest proof{};  ///< proves nothing if the hello proved nothing
 };
 struct ChannelOpened {
   std::uint16_t channel = 0;
@@ -107,8 +107,8 @@ std::string encode(const ChannelOpened& opened);
 std::string encode(const ChannelMessage& told);
 std::string encode_rank(int rank);
 
-/// Nothing where the payload is not exactly one of ours. The first three have a checksum, so that what came damaged is
-/// not taken for what another rank has to say. A challenge of another version has only its version.
+/// Empty unless the payload has exactly this format. The first three have a checksum, so damaged data isn't mistaken
+/// for a rank's statement. A challenge of another version has only its version.
 std::optional<Challenge> decode_challenge(std::string_view payload);
 std::optional<Hello> decode_hello(std::string_view payload);
 std::optional<HandshakeReply> decode_answer(std::string_view payload);

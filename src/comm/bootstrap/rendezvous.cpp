@@ -80,7 +80,7 @@ void meet_on_one_host(const RendezvousOptions& meeting, ProcessBootstrap::StarSo
     const RendezvousFile file(job, address);
     parts.self.key = key_of(address.token, meeting.token);
     open_door(parts, std::move(listeners), about(meeting));
-    parts.door.reset();  // nobody finds it any more
+    parts.door.reset();  // late ranks can't find it any more
     return;
   }
   const std::string path = job_file_path(job);

@@ -1,4 +1,4 @@
-// How the processes of a world find each other.
+// The rendezvous of the processes of a world.
 #pragma once
 
 #include <chrono>
@@ -14,20 +14,21 @@ namespace tessera::comm {
 struct RendezvousOptions {
   Launch launch;
   std::chrono::milliseconds timeout{};
-  std::string master;   ///< TESSERA_MASTER: where rank 0 listens; "": all ranks are on this host
+  std::string master;   ///< TESSERA_MASTER: the address at which rank 0 listens; "": all ranks are on this host
   std::string token;    ///< TESSERA_TOKEN
   std::string host_id;  ///< TESSERA_HOST_ID
 };
 
 /// Waits until all ranks of the launch are connected to rank 0.
 ///
-/// With a master rank 0 listens there, and the others connect to it. Without, rank 0 listens on a Unix socket and
-/// publishes its name and a random key in a file that only this user can read, named by user and job; it is gone when
-/// this returns. Either way each side proves to the other that it knows the key, and what doesn't (or belongs to
-/// another start of the run, or is a second process of one rank) is refused, with a text for it, and disturbs nothing.
+/// With a master, rank 0 listens there, and the others connect to it. Without one, rank 0 listens on a Unix socket and
+/// publishes its name and a random key in a file named by user and job, which only this user can read; the file is
+/// removed before this returns. In both cases each side proves to the other that it knows the key. A peer that doesn't
+/// know it (or belongs to another start of the run, or is a second process of one rank) is refused with an explanation,
+/// without affecting the others.
 ///
-/// Throws Timeout naming the ranks that did not come, InvalidUsage (settings; a port in use; two runs of one name;
-/// ranks of worlds of different size; this rank was refused), SystemError.
+/// Throws Timeout naming the missing ranks, InvalidUsage (settings; a port in use; two runs of one name; ranks of
+/// worlds of different size; this rank was refused), SystemError.
 TESSERA_API std::shared_ptr<Bootstrap> rendezvous(const RendezvousOptions& meeting);
 
 }  // namespace tessera::comm

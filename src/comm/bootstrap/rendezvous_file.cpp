@@ -20,14 +20,13 @@ namespace {
 
 constexpr std::string_view kMagic = "tessera-job-1";
 
-/// Field 22 of /proc/PID/stat: with the pid it names a process for good. Empty: no such process, or one that has ended
-/// and that its parent has not waited for.
+/// Field 22 of /proc/PID/stat: with the pid it identifies a process permanently. Empty: no such process, or a zombie.
 std::string start_time(const std::string& pid) {
   std::ifstream file("/proc/" + pid + "/stat");
   std::string line;
   if (!std::getline(file, line)) return {};
   std::istringstream words(line.substr(std::min(line.size(), line.rfind(')') + 2)));
-  std::array<std::string, 20> fields;  // from the third on
+  std::array<std::string, 20> fields;  // from the third field on
   for (std::string& field : fields) words >> field;
   const std::string& state = fields[0];
   const std::string& threads = fields[17];
@@ -39,7 +38,7 @@ struct Content {
   RendezvousAddress address;
   std::string pid;
   std::string start;
-  std::string space;  ///< where that pid is one
+  std::string space;  ///< the pid namespace of that pid
 };
 
 std::optional<Content> read_content(const std::string& path) {
@@ -62,7 +61,7 @@ std::optional<Content> read_content(const std::string& path) {
   return content;
 }
 
-/// The whole content appears at once, and only where there was no file: written aside, then linked.
+/// The complete content appears atomically, and only if no file exists: it is written to another file, then linked.
 bool create_file(const std::string& path, const std::string& text) {
   const std::string aside = path + "." + std::to_string(::getpid());
   ::unlink(aside.c_str());
@@ -116,7 +115,7 @@ void remove_dead_job_files() noexcept {
         const std::optional<Content> content = read_content(entry.path());
         if (content && content->space == process_space() && start_time(content->pid) != content->start)
           ::unlink(entry.path().c_str());
-      } catch (const Error&) {  // somebody else's, or of another version
+      } catch (const Error&) {  // another user's, or of another version
       }
     }
   } catch (const std::exception&) {  // they stay until the next start

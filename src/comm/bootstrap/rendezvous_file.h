@@ -1,4 +1,4 @@
-// Where the ranks of a job on one host look for rank 0.
+// The file by which the ranks of a job on one host find rank 0.
 #pragma once
 
 #include <optional>
@@ -17,14 +17,16 @@ struct RendezvousAddress {
 /// The file of a job: one for each user and name, readable by that user only.
 std::string job_file_path(const std::string& job);
 
-/// Nothing while there is none. Throws SystemError where it is not this user's own.
+/// Empty if there is none. Throws SystemError if the file doesn't belong to this user.
 std::optional<RendezvousAddress> read_job_file(const std::string& path);
 
-/// Removes what processes of this user have left that died while their ranks met: only files whose process would be seen
+/// Removes files of this user's processes that died during the rendezvous: only files whose process would be visible to
+/// this one and no longer exists. Doesn't throw.
 /// from here, and is gone. Throws nothing.
 TESSERA_API void remove_dead_job_files() noexcept;
 
-/// Exists as long as the object. One that a dead process left is replaced; one of a living process is InvalidUsage.
+/// A job file, which exists as long as this object. Replaces the file of a dead process; throws InvalidUsage for that
+/// of a living one.
 class RendezvousFile {
  public:
   RendezvousFile(std::string job, const RendezvousAddress& address);

@@ -23,14 +23,14 @@ using std::chrono::steady_clock;
 
 constexpr auto kHandshakeTime = 5s;
 constexpr auto kSweepTime = 500ms;
-constexpr int kAcceptsAtOnce = 64;  // then those who are already in get their turn
+constexpr int kAcceptsAtOnce = 64;  // then connected peers are served first
 constexpr std::size_t kMostNoted = 3;
 constexpr std::size_t kMostNamed = 16;
 constexpr std::size_t kMostStrangers = 256;
 constexpr std::size_t kFewestStrangers = 4;
-constexpr std::size_t kOwnFiles = 16;  // that a program opens beside
+constexpr std::size_t kOwnFiles = 16;  // that a program opens besides
 
-/// Strangers get a part of the descriptors that are left when all ranks have theirs.
+/// Unauthenticated peers may use a part of the descriptors that remain when all ranks have theirs.
 std::size_t strangers_at_most(int ranks) {
   const std::size_t needed = static_cast<std::size_t>(ranks) + kOwnFiles;
   const std::size_t free = free_descriptors();
@@ -47,11 +47,11 @@ struct RendezvousServer::PendingPeer {
   Digest instance{};
   Seal seal;
   steady_clock::time_point since = steady_clock::now();
-  std::list<GuestPointer>::iterator place;  // among the strangers ...
+  std::list<GuestPointer>::iterator place;  // among the unauthenticated peers ...
   bool stranger = true;                     // ... while it is one
   int rank = -1;
   bool joined = false;
-  bool heard = false;  // has said hello
+  bool heard = false;  // has sent its hello
   std::array<char, 1024> in{};
   std::string out;
 };
@@ -96,7 +96,7 @@ void RendezvousServer::accept_some(std::size_t listener) {
       reject(strangers_.front());
       continue;
     }
-    // Nothing of ours to give back: look again with the next sweep, rather than at once and for ever.
+    // None of its own connections can be closed: retry with the next sweep instead of at once and forever.
     auto pause = std::make_shared<asio::steady_timer>(context_, kSweepTime);
     pause->async_wait([this, listener, pause](const error_code& error) {
       if (!error && listener < listeners_.size()) listen(listener);
@@ -146,7 +146,7 @@ bool RendezvousServer::on_hello(const GuestPointer& guest, std::string_view payl
   guest->instance = hello->instance;
   const GuestPointer before = hello->rank < here_.size() ? here_[hello->rank] : nullptr;
   if (before != nullptr) drop_dead();
-  // Where our answer did not reach it whole, it comes again, perhaps before we hear that it has left.
+  // If this server's answer didn't arrive whole, the rank comes again, perhaps before its disconnection is noticed.
   const bool again = before != nullptr && before->instance == hello->instance;
   const bool taken = !again && before != nullptr && here_[hello->rank] != nullptr;
   const HandshakeVerdict judgement = judge(self_, guest->challenge, *hello, taken, complete_);
@@ -174,7 +174,7 @@ void RendezvousServer::answer(const GuestPointer& guest) {
   });
 }
 
-/// One byte, behind which the connection is the world's: what follows it is not read here.
+/// Reads one byte, after which the connection belongs to the world: what follows is not read here.
 void RendezvousServer::await_belief(const GuestPointer& guest) {
   asio::async_read(guest->socket, asio::buffer(guest->in, 1), [this, guest](const error_code& error, std::size_t) {
     if (error) return reject(guest);
@@ -184,7 +184,7 @@ void RendezvousServer::await_belief(const GuestPointer& guest) {
   });
 }
 
-void RendezvousServer::reject(GuestPointer guest) {  // by value: it may be the list's own that goes
+void RendezvousServer::reject(GuestPointer guest) {  // by value: it may be the list's own element that is erased
 
   if (guest->stranger) strangers_.erase(guest->place);
   guest->stranger = false;
@@ -196,7 +196,7 @@ void RendezvousServer::reject(GuestPointer guest) {  // by value: it may be the 
   guest->socket.close(ignored);
 }
 
-/// A rank that dies while others are still missing can come again.
+/// Drops ranks that died while others are still missing, so that they can come again.
 void RendezvousServer::drop_dead() {
   if (complete_) return;
   std::vector<pollfd> polled;
@@ -211,7 +211,7 @@ void RendezvousServer::sweep() {
   drop_dead();
   const auto oldest = steady_clock::now() - kHandshakeTime;
   while (!strangers_.empty() && strangers_.front()->since < oldest) reject(strangers_.front());
-  sweeping_ = !strangers_.empty() || !complete_;  // a running world is not woken for nothing
+  sweeping_ = !strangers_.empty() || !complete_;  // avoids needless wake-ups of a running world
   if (!sweeping_) return;
   sweeper_.expires_after(kSweepTime);
   sweeper_.async_wait([this](const error_code& error) {
@@ -257,7 +257,7 @@ std::vector<Connection> RendezvousServer::accept_all(Deadline deadline) {
   };
   while (!all_here() && mismatch_.empty() && steady_clock::now() < deadline) context_.run_one_until(deadline);
   if (!mismatch_.empty()) {
-    // The rank that does not fit is still to hear it.
+    // The rank that doesn't match must still receive the error.
     for (int i = 0; i < kAcceptsAtOnce && context_.poll_one() > 0; ++i) {
     }
     const InvalidUsage error("init: " + mismatch_);

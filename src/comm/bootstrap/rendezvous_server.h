@@ -1,5 +1,6 @@
-// Where rank 0 lets the others in. Any number may knock at once, and none has to be waited for: who does not prove
-// himself in time, or is one of too many, is shown out, and a rank that belongs here simply knocks again.
+// Rank 0's server for the rendezvous. Any number of peers may connect at once, and none blocks the others: a peer that
+// doesn't complete the handshake in time, or exceeds the limit, is disconnected, and a rank that belongs to this world
+// simply tries again.
 #pragma once
 
 #include <boost/asio/generic/stream_protocol.hpp>
@@ -22,16 +23,16 @@ class RendezvousServer {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
 
-  /// Works on `context`, which outlives it. `about` names the run in errors: "within 5m (run 'x')".
+  /// Runs on `context`, which must outlive it. `about` names the run in errors: "within 5m (run 'x')".
   RendezvousServer(boost::asio::io_context& context, std::vector<UniqueFd> listeners, RankIdentity self,
                    std::string about);
   ~RendezvousServer();
   RendezvousServer(const RendezvousServer&) = delete;
   RendezvousServer& operator=(const RendezvousServer&) = delete;
 
-  /// Runs the context until all others are here: their connections by rank, [0] empty. Throws Timeout that names who is
-  /// missing and who was refused, and InvalidUsage where the ranks don't fit together; those who are here are told the
-  /// same. Afterwards, whenever somebody runs the context, latecomers are refused.
+  /// Runs the context until all others have joined, and returns their connections by rank, [0] empty. Throws Timeout
+  /// that names the missing and the refused ranks, and InvalidUsage if the ranks don't match; ranks that have joined
+  /// receive the same error. Afterwards late ranks are refused whenever the context runs.
   std::vector<Connection> accept_all(Deadline deadline);
   void close();
   const Digest& session() const noexcept { return session_; }
@@ -61,13 +62,13 @@ class RendezvousServer {
   const std::size_t most_strangers_;
   std::vector<boost::asio::posix::stream_descriptor> listeners_;
   boost::asio::steady_timer sweeper_;
-  std::list<GuestPointer> strangers_;  // who has not proved himself, the oldest first
+  std::list<GuestPointer> strangers_;  // peers without a completed handshake, the oldest first
   std::vector<GuestPointer> here_;     // by rank
-  int joined_ = 0;                     // of here_, those who have heard so
+  int joined_ = 0;                     // of here_, those that have confirmed
   bool complete_ = false;
   bool sweeping_ = false;
-  std::string mismatch_;              // why the world can't come to be
-  std::vector<std::string> refused_;  // for the error that may come
+  std::string mismatch_;              // why the world can't be created
+  std::vector<std::string> refused_;  // for a possible error
 };
 
 }  // namespace tessera::comm

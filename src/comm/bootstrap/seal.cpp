@@ -47,7 +47,7 @@ std::optional<protocol::Head> Seal::open_head(std::string_view head, std::size_t
 
 bool Seal::open(std::string_view head, std::string_view payload, std::string_view proof) {
   Digest expected = prove_frame(!first_, received_++, head.substr(0, protocol::kHeadBytes), payload);
-  Digest given = expected;  // the rest of it does not travel
+  Digest given = expected;  // only its first bytes are sent
   if (proof.size() != kProofBytes) return false;
   std::memcpy(given.data(), proof.data(), kProofBytes);
   return same(given, expected);

@@ -1,5 +1,5 @@
-// Frames between two ranks that have proved themselves to each other: each is bound by an HMAC to its connection, its
-// direction and its number, so that one that was damaged, forged, left out or sent again is found.
+// Authentication of frames after the handshake: an HMAC binds each frame to its connection, its direction and its
+// number, so that a damaged, forged, missing or repeated frame is detected.
 #pragma once
 
 #include <cstddef>
@@ -13,24 +13,24 @@
 
 namespace tessera::comm {
 
-/// One end of a connection. A sealed frame is its head (wire::kHeadBytes), a checksum of that, so that a damaged length
-/// is not waited for, the payload, and the HMAC.
+/// One end of a connection. A sealed frame is its head (protocol::kHeadBytes), a checksum of the head, so that a
+/// damaged length is not waited for, the payload, and the HMAC.
 class Seal {
  public:
   static constexpr std::size_t kHeadBytes = protocol::kHeadBytes + 4;
   static constexpr std::size_t kProofBytes = 16;
 
-  /// Of a connection without: frames are plain.
+  /// An inactive seal: frames are plain.
   Seal() = default;
-  /// `key` is known to the two ends alone; one of them is the `first`.
+  /// Only the two ends know `key`; one of them is the `first`.
   Seal(const Digest& key, bool first) : key_(key), active_(true), first_(first) {}
   explicit operator bool() const noexcept { return active_; }
 
-  /// The next frame that is sent, as bytes.
+  /// Seals the next frame to send and returns its bytes.
   std::string close(protocol::Type type, std::string_view payload);
-  /// The head's content; nothing where it is damaged, or announces more than `longest`.
+  /// The head's content; empty if it is damaged, or announces more than `longest`.
   static std::optional<protocol::Head> open_head(std::string_view head, std::size_t longest);
-  /// The next frame that has come, whole: true where it is what the other end sent.
+  /// Checks the next complete frame received: true if it is what the other end sent.
   bool open(std::string_view head, std::string_view payload, std::string_view proof);
 
  private:
@@ -43,10 +43,10 @@ class Seal {
   std::uint64_t received_ = 0;
 };
 
-/// Cuts a stream of bytes into sealed frames, as wire::FrameParser does with plain ones.
+/// Splits a stream of bytes into sealed frames, as protocol::FrameParser does with plain ones.
 class SealedReader {
  public:
-  enum class Fed : std::uint8_t { fine, refused, damaged };  ///< refused: by `take`
+  enum class Fed : std::uint8_t { fine, refused, damaged };  ///< refused: `take` returned false
   SealedReader(Seal& seal, std::size_t longest) : seal_(seal), longest_(longest) {}
   Fed feed(std::string_view bytes, const protocol::FrameParser::Take& take);
 

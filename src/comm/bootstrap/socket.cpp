@@ -37,7 +37,7 @@ bool again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 
 [[noreturn]] void throw_damaged() { throw Damaged("init: what another rank sent came damaged or forged"); }
 
-/// What the other side gave up with. It has proved itself; its text goes to people all the same.
+/// Throws the error with which the peer refused. The peer is authenticated; its text is made printable all the same.
 [[noreturn]] void throw_refusal(const std::string& payload) {
   const std::size_t end = payload.find('\n');
   const std::string kind = payload.substr(0, end);
@@ -108,7 +108,7 @@ bool Connection::send_byte(Deadline deadline) noexcept {
 void Connection::send_refusal(const Error& error, Deadline deadline) noexcept {
   try {
     send_frame(std::string(error.kind()) + "\n" + error.what(), deadline, protocol::Type::refusal);
-  } catch (const Error&) {  // it has gone itself
+  } catch (const Error&) {  // the peer is gone too
   }
 }
 

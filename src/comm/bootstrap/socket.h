@@ -1,4 +1,4 @@
-// A connected stream socket with deadlines: frames of bytes, and descriptors. What blocks while the world is set up.
+// A connected stream socket with deadlines, for frames and descriptors. Used for blocking communication during setup.
 #pragma once
 
 #include <chrono>
@@ -14,14 +14,14 @@ namespace tessera::comm {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// What came is not what was sent, whoever changed it.
+/// The received data is not what was sent, whether by damage or by manipulation.
 class Damaged : public BackendError {
  public:
   using BackendError::BackendError;
 };
 
-/// Every function throws Timeout at its deadline, PeerLost where the other side is gone, SystemError; Damaged once it
-/// is sealed; and what the other side refused with. Reads nothing beyond the frame that was asked for.
+/// Every function throws Timeout at its deadline, PeerLost if the peer is gone, SystemError, Damaged if the connection
+/// is sealed, and the error with which the peer refused. Reads nothing beyond the requested frame.
 class Connection {
  public:
   Connection() = default;
@@ -30,14 +30,14 @@ class Connection {
   explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
   void close() noexcept { fd_.reset(); }
   int release() noexcept { return fd_.release(); }
-  /// From now on frames are sealed.
+  /// Seals all later frames.
   void seal(Seal seal) noexcept { seal_ = seal; }
   const Seal& seal() const noexcept { return seal_; }
 
   void send_frame(std::string_view payload, Deadline deadline, protocol::Type type = protocol::Type::data);
-  /// One byte of no meaning. False: the other side has gone, or reads nothing.
+  /// Sends one byte without meaning. False: the peer is gone or doesn't read.
   bool send_byte(Deadline deadline) noexcept;
-  /// The other side's next receive throws this.
+  /// Makes the peer's next receive throw this error.
   void send_refusal(const Error& error, Deadline deadline) noexcept;
   std::string receive_frame(Deadline deadline, protocol::Type type = protocol::Type::data,
                             std::size_t longest = protocol::kLongestExchange);
@@ -48,20 +48,20 @@ class Connection {
  private:
   void send_all(const void* data, std::size_t bytes, Deadline deadline);
   std::string receive_bytes(std::size_t count, Deadline deadline);
-  /// The payload of the frame that begins with `begun`, of which the type must be `type`.
+  /// Receives the rest of the frame that begins with `begun`, whose type must be `type`.
   std::string receive_rest(std::string begun, Deadline deadline, protocol::Type type, std::size_t longest);
   UniqueFd fd_;
   Seal seal_;
 };
 
-/// Waits until `fd` has one of `events` (of poll). False at the deadline.
+/// Waits until `fd` has one of `events` (of poll). False: the deadline passed.
 bool wait_ready(int fd, short events, Deadline deadline);
 
 /// Listens on an abstract name. Throws SystemError.
 UniqueFd listen_on(const std::string& name);
-/// Empty where nobody listens.
+/// Returns an empty connection if no process listens.
 Connection connect_to(const std::string& name);
-/// The process at the other end of a Unix socket runs as this user, as the kernel knows.
+/// Whether the process at the other end of a Unix socket runs as this user, according to the kernel.
 bool peer_is_this_user(int fd);
 
 }  // namespace tessera::comm

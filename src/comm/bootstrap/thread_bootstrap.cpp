@@ -13,7 +13,7 @@ namespace tessera::comm {
 
 namespace {
 
-/// Where one rank's thread takes what the others told it.
+/// One rank's thread for receiving messages from the others.
 class Mailbox {
  public:
   explicit Mailbox(std::function<void(int, std::string_view)> handler)
@@ -69,7 +69,7 @@ class ThreadChannel final : public ControlChannel {
   ThreadChannel(std::shared_ptr<MailboxSet> boxes, int rank)
       : boxes_(std::move(boxes)), rank_(static_cast<std::size_t>(rank)) {}
   ~ThreadChannel() override {
-    std::unique_ptr<Mailbox> own;  // ends outside the lock: its handler may be telling something
+    std::unique_ptr<Mailbox> own;  // destroyed outside the lock, since its handler may be sending
     const std::lock_guard lock(boxes_->mutex);
     own = std::move(boxes_->of[rank_]);
   }
@@ -101,7 +101,7 @@ class ThreadBootstrap::Hub {
   std::vector<Item> exchange(int rank, Item item) {
     std::unique_lock lock(mutex_);
     const auto deadline = std::chrono::steady_clock::now() + timeout_;
-    // The previous round's values stay until everybody has taken them.
+    // The previous round's values stay until every rank has read them.
     wait(lock, deadline, [&] { return leaving_ == 0; });
     items_[static_cast<std::size_t>(rank)] = std::move(item);
     const std::uint64_t round = round_;
@@ -171,7 +171,7 @@ std::unique_ptr<ControlChannel> ThreadBootstrap::open_channel(std::string_view, 
     const std::lock_guard lock(boxes->mutex);
     boxes->of[static_cast<std::size_t>(rank_)] = std::make_unique<Mailbox>(std::move(events.message));
   }
-  all_gather({});  // nobody tells anything before all can hear
+  all_gather({});  // no rank sends before all can receive
   return std::make_unique<ThreadChannel>(boxes, rank_);
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 std::string number(std::size_t value) { return std::to_string(value); }
 
-/// std::less orders unrelated pointers too.
+/// Uses std::less, which also orders unrelated pointers.
 bool overlaps(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
   if (a_bytes == 0 || b_bytes == 0) return false;
   const auto* a_first = static_cast<const std::byte*>(a);

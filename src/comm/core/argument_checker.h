@@ -1,4 +1,4 @@
-// What is checked before an operation starts. Each function throws InvalidUsage or Unsupported with the values.
+// Validation of an operation's arguments. Each function throws InvalidUsage or Unsupported with the values.
 #pragma once
 
 #include <span>
@@ -16,7 +16,8 @@ class ArgumentChecker {
   void reduce_op() const;
   void root() const;
   void peer() const;
-  /// Equal dtypes that the backend takes, devices that it takes, no null pointer with elements.
+  /// Checks that dtypes are equal, that the backend supports them and the devices, and that no pointer with elements is
+  /// null.
   void views() const;
   void out_count(std::size_t needed, std::string_view why) const;
   void out_parts(std::size_t per_rank) const;

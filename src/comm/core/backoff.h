@@ -1,4 +1,4 @@
-// How a thread waits for something that can only be asked.
+// Polling with backoff.
 #pragma once
 
 #include <sched.h>
@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-/// Asks again and again for a moment, then yields, then sleeps longer and longer.
+/// Spins briefly, then yields, then sleeps for increasing times.
 class Backoff {
  public:
   void operator()(std::chrono::nanoseconds at_most) {

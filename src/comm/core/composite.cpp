@@ -23,7 +23,7 @@ class CompositeCommunicator final : public Communicator {
  private:
   Work do_start(const OpDesc& call) override { return forward_to(used_, call); }
   Work do_batch(std::span<const OpDesc> parts) override { return forward_to(used_, parts); }
-  /// All members of a child that share a host are members of one and the same near communicator: it is split alike.
+  /// All members of a child that share a host belong to the same near communicator, which is split in the same way.
   std::unique_ptr<Communicator> do_split(int color, int key) override {
     auto far = far_->split(color, key);
     auto near = near_->split(color, key);

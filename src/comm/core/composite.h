@@ -1,4 +1,4 @@
-// One communicator from two backends: one for ranks that share a host, the other between hosts.
+// A communicator composed of two backends: one for ranks that share a host, the other between hosts.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace tessera::comm {
 
-/// `near` joins the members of `far` that share this rank's host, in far's order. What spans one host goes over `near`,
-/// everything else over `far`; memory comes from `near`. Its backend is that of the one which carries it.
+/// `near` spans the members of `far` that share this rank's host, in far's order. Communicators within one host use
+/// `near`, all others `far`; memory comes from `near`. The reported backend is the one in use.
 std::unique_ptr<Communicator> compose(std::unique_ptr<Communicator> near, std::unique_ptr<Communicator> far);
 
 }  // namespace tessera::comm

@@ -26,7 +26,7 @@ std::string format_notice(const ControlMessage& notice) {
 }
 
 std::optional<ControlMessage> parse_notice(std::string_view text) {
-  constexpr std::string_view kKinds = "FQACL";  // loss and damage are never told, only seen
+  constexpr std::string_view kKinds = "FQACL";  // loss and damage are never sent, only detected
   if (text.empty() || kKinds.find(text.front()) == std::string_view::npos) return std::nullopt;
   ControlMessage notice;
   notice.kind = static_cast<ControlMessage::Kind>(text.front());

@@ -1,4 +1,4 @@
-// What the ranks of a world tell each other about their operations, over a control channel, and its text.
+// Messages about operations that the ranks of a world exchange over a control channel, and their text format.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,24 @@ namespace tessera::comm {
 struct ControlMessage {
   enum class Kind : char {
     failure = 'F',   ///< number: its FailureKind; text: the cause
-    question = 'Q',  ///< number: which question
-    answer = 'A',    ///< number: which question; value: the last operation that was called
-    call = 'C',      ///< checked mode; number: which operation; value: its fingerprint; text: what is called
-    leaving = 'L',   ///< value: the last operation that was called; text: the first failure, if there was one
-    lost = 'X',      ///< never told: what the channel itself sees
+    question = 'Q',  ///< number: the question's
+    answer = 'A',    ///< number: the question's; value: the last operation called
+    call = 'C',      ///< checked mode; number: the operation's; value: its fingerprint; text: its signature
+    leaving = 'L',   ///< value: the last operation called; text: the first failure, if any
+    lost = 'X',      ///< never sent: reported by the channel itself
     damaged = 'D',   ///< likewise
   };
   Kind kind = Kind::leaving;
-  int from = 0;  ///< world rank; set by who receives it
+  int from = 0;  ///< world rank; set by the receiver
   std::uint64_t communicator = 0;
   std::uint64_t number = 0;
   std::uint64_t value = 0;
   std::string text;
 };
 
-/// Texts of more than 4096 bytes are cut.
+/// Truncates texts of more than 4096 bytes.
 TESSERA_API std::string format_notice(const ControlMessage& notice);
-/// Nothing where the text is not a notice.
+/// Empty if the text is not a notice.
 TESSERA_API std::optional<ControlMessage> parse_notice(std::string_view text);
 
 }  // namespace tessera::comm

@@ -17,7 +17,7 @@ bool DrivenWork::wait_until(Clock::time_point until) {
 }
 
 void DrivenWork::wait() {
-  // Whoever drives fails the operation at its deadline: this ends.
+  // Terminates: the driving thread fails the operation at its deadline.
   while (!wait_until(Clock::now() + std::chrono::hours(1))) {
   }
 }

@@ -1,4 +1,4 @@
-// An operation that a progress engine moves on, and with it whoever waits for it.
+// An operation driven by a progress engine and by the threads that wait for it.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class TESSERA_API DrivenWork : public WorkState {
   void wait() final;
   bool succeeded() const noexcept { return finished.load() == kGood; }
 
-  std::atomic<std::uint32_t> finished{0};  ///< kGood or kFailed; 0: under way
+  std::atomic<std::uint32_t> finished{0};  ///< kGood or kFailed; 0: in flight
 
  protected:
   ~DrivenWork() override;

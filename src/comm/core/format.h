@@ -1,4 +1,4 @@
-// How errors, logs and the table of a mismatch name an operation.
+// Names of operations in errors, logs and the table of a mismatch.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace tessera::comm {
 
-/// "all_reduce #12 (layer.3)", "recv from rank 2 #1": the number is left out where it is 0.
+/// "all_reduce #12 (layer.3)", "recv from rank 2 #1"; number 0 is omitted.
 TESSERA_API std::string describe(const OpDesc& call, std::uint64_t sequence);
 
-/// "rank 1"; "rank 1 (3 of the job)" where a rank of a communicator is another one among all ranks.
+/// "rank 1"; "rank 1 (3 of the job)" if a rank of a communicator has another number in the job.
 TESSERA_API std::string describe_rank(int rank, int job_rank);
 
-/// "rank 1 has closed its communicator", and why where it said `first_failure_cause`.
+/// "rank 1 has closed its communicator", and the reason if it sent `first_failure_cause`.
 TESSERA_API std::string describe_leaving(const std::string& rank, const std::string& first_failure_cause);
 
-/// Elements of the larger of the two buffers on a rank where both are looked at; the same on every rank, except for
-/// all_to_all_v, where it is 0.
+/// Elements of the larger of the two buffers on a rank that uses both; the same on every rank, except for all_to_all_v,
+/// for which it is 0.
 TESSERA_API std::size_t larger_count(const OpDesc& call, int ranks);
 
-/// Elements of one rank's part where all are equal, of the whole operation where it has no parts; the same on every
+/// Elements of one rank's part if all parts are equal, or of the whole operation if it has no parts; the same on every
 /// rank.
 TESSERA_API std::size_t part_count(const OpDesc& call, int ranks);
 

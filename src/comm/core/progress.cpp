@@ -16,12 +16,12 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kSpin = 20us;   // then yield: on a busy machine somebody else has the core that we wait for
+constexpr auto kSpin = 20us;   // then yield: on a busy machine another thread may occupy the awaited core
 constexpr auto kYield = 60us;  // then sleep
 constexpr auto kBriefly = 100us;
-constexpr int kStill = 200;      // polls that move nothing
-constexpr auto kTick = 1ms;      // the idle progress thread looks for work this often ...
-constexpr int kQuietTicks = 50;  // ... until it saw none for so many; then it must be woken
+constexpr int kStill = 200;      // polls without progress
+constexpr auto kTick = 1ms;      // how often the idle progress thread looks for work ...
+constexpr int kQuietTicks = 50;  // ... until it found none for so many ticks; then it must be woken
 constexpr std::uint32_t kDozes = 1;
 constexpr std::uint32_t kSleeps = 2;
 constexpr std::uint32_t kTrust = 4;
@@ -115,12 +115,12 @@ bool ProgressEngine::try_poll(bool with_health_check) noexcept {
 }
 
 void ProgressEngine::spin_for_completion(const std::atomic<std::uint32_t>& finished) noexcept {
-  std::optional<Clock::time_point> until;  // most are done before anybody looks at a clock
+  std::optional<Clock::time_point> until;  // most operations are done before the clock is read
   int still = 0;
   for (int turn = 1; finished.load() == 0 && still < kStill; ++turn) {
     const bool moved = try_poll(false);
     still = moved ? 0 : still + 1;
-    // The other ranks need this core, but not before there is nothing left to do here.
+    // The other ranks need this core, but not before this rank has nothing left to do.
     if (!moved && options_.oversubscribed) ::sched_yield();
     if (turn % 16 != 0 && (moved || !options_.oversubscribed)) continue;
     const Clock::time_point now = Clock::now();
@@ -129,8 +129,8 @@ void ProgressEngine::spin_for_completion(const std::atomic<std::uint32_t>& finis
   }
 }
 
-/// Says that we sleep, looks once more (under the lock itself: whoever holds it may have looked too early), then sleeps
-/// unless that moved something or `needless()`.
+/// Announces the sleep, polls once more (acquiring the lock itself, since another thread that holds it may have looked
+/// too early), then sleeps unless that progressed or `needless()` is true.
 template <class Condition>
 void ProgressEngine::wait_for_event(Condition needless, Clock::time_point until) noexcept {
   bell_.waiters.fetch_add(1);
@@ -199,7 +199,7 @@ void ProgressEngine::note_awaited() noexcept {
 void ProgressEngine::answer_pings() noexcept { bell_.pong.store(bell_.ping.load()); }
 
 void ProgressEngine::run() noexcept {
-  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread: naps are short
+  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);  // nanoseconds, of this thread, for short sleeps
   const auto idle = [this] { return waiters_.load() != 0 || outstanding_.load() <= 0; };
   std::uint64_t begun = 0;
   int quiet = 0;
@@ -216,9 +216,9 @@ void ProgressEngine::run() noexcept {
       bell_.idle.store(0);
       if (stop_ || outstanding_.load() <= 0) continue;
       if (unseen_.exchange(false) && waiters_.load() == 0) {
-        awaited_.store(0);  // nobody came
+        awaited_.store(0);  // no thread waited for it
       } else if (bell_.attention.load() != seen) {
-        // Whoever issued an operation often waits for it right away, and drives it better: no hand-off then.
+        // The issuing thread often waits for its operation at once and drives it better: then no hand-over.
         nap();
         waiters_.load() != 0 ? note_awaited() : awaited_.store(0);
       }

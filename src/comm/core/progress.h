@@ -1,5 +1,5 @@
-// Progress has no fixed owner: it is a function under a try-lock that serves all communicators of one rank. A thread
-// that waits drives it; the progress thread drives it only while nobody waits.
+// The progress engine has no fixed owner: it is a function under a try-lock that serves all communicators of one rank.
+// A waiting thread drives it; the progress thread drives it only while no thread waits.
 #pragma once
 
 #include <atomic>
@@ -15,29 +15,30 @@
 
 namespace tessera::comm {
 
-/// The words on which a rank's threads sleep. They may lie in memory that other ranks share; a peer rings after each
-/// change that this rank may wait for. All accesses are sequentially consistent: "store my flag, then look whether he
-/// sleeps" against "say that I sleep, then look at his flag" needs that one of the two sees the other.
+/// The words on which a rank's threads sleep. They may lie in memory shared with other ranks; a peer rings after each
+/// change that this rank may wait for. All accesses are sequentially consistent: the peer stores its flag and then
+/// reads whether this rank sleeps, this rank stores that it sleeps and then reads the peer's flag, and one of the two
+/// must see the other's store.
 struct Doorbell {
   alignas(128) std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> waiters{0};
-  alignas(128) std::atomic<std::uint32_t> ping{0};  ///< asked by whoever wonders whether this rank is alive ...
+  alignas(128) std::atomic<std::uint32_t> ping{0};  ///< incremented to check whether this rank is alive ...
   std::atomic<std::uint32_t> pong{0};               ///< ... answered by its progress thread
-  std::atomic<std::uint32_t> attention{0};          ///< on which the idle progress thread sleeps
-  std::atomic<std::uint32_t> idle{0};               ///< it does: kDozes for a tick, kSleeps until it is woken
+  std::atomic<std::uint32_t> attention{0};          ///< the idle progress thread sleeps on it
+  std::atomic<std::uint32_t> idle{0};               ///< state of that sleep: kDozes for a tick, kSleeps until woken
 };
 
-/// Wakes the threads of `bell`'s rank if any sleeps. Any process that maps it.
+/// Wakes sleeping threads of `bell`'s rank. Any process that maps it may call it.
 TESSERA_API void ring(Doorbell& bell) noexcept;
-/// Asks for a sign of life and wakes whoever can give it; returns what pong will then be.
+/// Requests a sign of life and wakes the thread that replies; returns the value that pong will then have.
 TESSERA_API std::uint32_t send_ping(Doorbell& bell) noexcept;
 
 struct ProgressOptions {
-  bool thread = true;                ///< tests switch it off to see what depends on it
+  bool thread = true;                ///< tests switch it off to check what depends on it
   bool oversubscribed = false;       ///< more ranks than cores: never spin
-  ProgressWaiter* waiter = nullptr;  ///< instead of the doorbell's words; outlives the engine
-  /// Deadlines and the health of peers are looked at this often, also by who sleeps. Tests make it long: it would hide
-  /// that somebody was not woken.
+  ProgressWaiter* waiter = nullptr;  ///< replaces the doorbell's words; must outlive the engine
+  /// How often deadlines and the health of peers are checked, also by sleeping threads. Tests set a long time, since a
+  /// short one would hide a missing wake-up.
   std::chrono::milliseconds longest_sleep{100};
 };
 
@@ -52,31 +53,31 @@ class TESSERA_API ProgressEngine {
   void add(Pollable& item);
   void remove(Pollable& item);
 
-  /// Operations in flight: the progress thread sleeps while there are none.
+  /// Counts operations in flight: the progress thread sleeps while there are none.
   void begin_operation() noexcept {
     outstanding_.fetch_add(1);
     begun_.fetch_add(1, std::memory_order_relaxed);
   }
   void end_operation() noexcept { outstanding_.fetch_sub(1); }
 
-  /// Drives until `finished` is not 0 or `until`. True: finished.
+  /// Drives until `finished` is not 0 or until `until`. True: finished.
   bool wait(const std::atomic<std::uint32_t>& finished, Clock::time_point until) noexcept;
-  /// For who has just started a small operation: its peers are probably about to do the same, and a hand-off would cost
-  /// more than all of it. So drives as long as that moves anything or for a moment, until `finished`.
+  /// Called after a small operation was started: its peers probably start it too, and handing it over would cost more
+  /// than the operation. Drives while anything progresses or for a short time, until `finished`.
   void spin_for_completion(const std::atomic<std::uint32_t>& finished) noexcept;
-  /// One bounded piece of work, if nobody else is at it.
+  /// Does one bounded amount of work, unless another thread is polling.
   bool try_poll(bool with_health_check) noexcept;
-  /// Somebody leaves work under way: the progress thread takes over.
+  /// The calling thread leaves work in flight: wakes the progress thread.
   void wake_progress_thread() noexcept;
-  /// Somebody has issued work, and either leaves or waits for it at once, which nobody can know. To wake the thread in
-  /// vain costs 40 us of an operation where the two share a core; so it isn't woken where the last operations were all
-  /// waited for at once, and looks by itself within a tick.
+  /// The calling thread has issued work, and it is unknown whether it will wait at once. A needless wake-up costs an
+  /// operation 40 us if the two threads share a core. So the progress thread isn't woken if the last operations were
+  /// all waited for at once; it checks by itself within a tick.
   void wake_progress_thread_if_idle() noexcept;
-  /// The lock under which everything is polled.
+  /// The lock under which all polling happens.
   std::mutex& mutex() noexcept { return mutex_; }
-  /// Wakes this rank's own waiters (an operation is done that somebody else may wait for).
+  /// Wakes this rank's waiting threads (an operation is done that another thread may wait for).
   void wake_waiters() noexcept;
-  /// Answers pings; also called by whoever waits for pongs itself.
+  /// Answers pings; also called by threads that wait for pongs themselves.
   void answer_pings() noexcept;
   bool oversubscribed() const noexcept { return options_.oversubscribed; }
 
@@ -93,9 +94,9 @@ class TESSERA_API ProgressEngine {
   std::vector<Pollable*> items_;
   std::atomic<std::uint32_t> waiters_{0};
   std::atomic<std::int64_t> outstanding_{0};
-  std::atomic<std::uint64_t> begun_{0};    ///< operations ever
-  std::atomic<std::uint32_t> awaited_{0};  ///< the last ones that were handed over, up to kTrust: waited for at once
-  std::atomic<bool> unseen_{false};        ///< work was issued, and the thread was not woken for it
+  std::atomic<std::uint64_t> begun_{0};    ///< operations started so far
+  std::atomic<std::uint32_t> awaited_{0};  ///< latest hand-overs that were waited for at once, up to kTrust
+  std::atomic<bool> unseen_{false};        ///< work was issued without waking the thread
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -25,7 +25,7 @@ std::vector<int> ranks_on_host(const Bootstrap& all) {
   return ranks;
 }
 
-/// Connects the ranks of this rank's host once more, by themselves. The world's token makes the name of their meeting.
+/// Connects the ranks of this rank's host in a bootstrap of their own. The world's token determines its name.
 std::shared_ptr<Bootstrap> meet_on_host(const Bootstrap& all, const BackendOptions& options) {
   const auto& hosts = all.hosts();
   const auto me = static_cast<std::size_t>(all.rank());
@@ -45,7 +45,7 @@ std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far,
   if (!near.one_host || far.one_host)
     throw InvalidUsage("backend '" + std::string(near.name) + "+" + std::string(far.name) +
                        "': the first must be one for ranks of one host, the second one between hosts");
-  if (share_a_host(*bootstrap)) return near.create(std::move(bootstrap), options);  // nothing is far
+  if (share_a_host(*bootstrap)) return near.create(std::move(bootstrap), options);  // all ranks are near
   BackendOptions own = options;
   if (own.communicator.memory_tracker == nullptr) own.communicator.memory_tracker = std::make_shared<MemoryTracker>();
   BackendOptions local = own;
@@ -54,7 +54,7 @@ std::unique_ptr<Communicator> make_both(const Backend& near, const Backend& far,
   return compose(std::move(near_world), far.create(std::move(bootstrap), own));
 }
 
-/// The first in the order of the library's preference. Throws InvalidUsage where none can be used.
+/// The first usable one in the library's order of preference. Throws InvalidUsage if there is none.
 const Backend& best(bool one_host) {
   const Backend* found = nullptr;
   std::string reasons;

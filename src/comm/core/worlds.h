@@ -1,4 +1,4 @@
-// From a backend's name to the communicator of all ranks.
+// Creates a world communicator from a backend's name.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,9 @@
 namespace tessera::comm {
 
 /// `name` is a backend, "near+far" (near for communicators whose members share a host, far for all others) or "auto":
-/// the best of the library's own backends, composed so. Collective. Throws InvalidUsage (unknown or unusable names, two
-/// parts that don't fit) and what the backends throw. `deterministic` where the backend's own default is not wanted.
+/// the best of the library's own backends, composed in the same way. Collective. Throws InvalidUsage (unknown or
+/// unusable names, two parts that don't match) and the backends' errors. `deterministic` overrides the backend's
+/// default.
 std::unique_ptr<Communicator> make_world(const std::string& name, std::shared_ptr<Bootstrap> bootstrap,
                                          const Launch& launch, const BackendOptions& options,
                                          std::optional<bool> deterministic);

@@ -1,4 +1,4 @@
-// The Communicator over a transport: a Group with the public interface.
+// The Communicator over a transport: the public interface of a HostGroup.
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -31,7 +31,7 @@ class HostCommunicator final : public Communicator {
   std::unique_ptr<NativeCommunicator> copy_native();
   Buffer do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) override;
 
-  /// What every member gives, without metering. `mine` has the same length everywhere.
+  /// Gathers every member's value, without counting traffic. `mine` has the same length on all members.
   template <class T>
   std::vector<T> collect(const T& mine) {
     std::vector<T> all(static_cast<std::size_t>(size()));
@@ -50,12 +50,12 @@ class HostCommunicator final : public Communicator {
 
 Buffer HostCommunicator::do_allocate(std::size_t bytes, MemoryKind kind, std::optional<MemoryCategory> use) {
   if (kind != MemoryKind::host) throw Unsupported(std::string(backend()) + ": allocate gives memory of the host only");
-  // Without a use the caller books it: then it comes from a pool whose ledger nobody reads.
+  // Without a use the caller tracks the memory, so it comes from a pool with an unused tracker.
   return (use ? group_->world().memory() : group_->world().unbooked_memory())
       .allocate(bytes, use.value_or(MemoryCategory::other));
 }
 
-/// Null where the library has no more of them on some rank.
+/// Null if the library has no more of them on some rank.
 std::unique_ptr<NativeCommunicator> HostCommunicator::copy_native() {
   std::unique_ptr<NativeCommunicator> copy;
   group_->start_copy(copy).wait();
@@ -66,8 +66,8 @@ std::unique_ptr<NativeCommunicator> HostCommunicator::copy_native() {
   return nullptr;
 }
 
-/// Each round every rank proposes a number; each color takes the highest of its members' proposals, which may be in use
-/// at one of them: then all try again.
+/// In each round every rank proposes a number; each color uses the highest proposal of its members. If that is in use
+/// on one of them, all try again.
 std::unique_ptr<Communicator> HostCommunicator::do_split(int color, int key) {
   struct Choice {
     int color;

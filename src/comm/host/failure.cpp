@@ -1,4 +1,4 @@
-// How operations over a transport fail: once per communicator, on all ranks, with the first cause.
+// Failure of operations over a transport: once per communicator, on all ranks, with the first cause.
 #include <algorithm>
 #include <utility>
 
@@ -24,8 +24,8 @@ std::string HostGroup::rank_name(int member) const {
 
 void HostGroup::throw_failure() const { comm::throw_failure(failure_); }
 
-/// When the operations are marked as failed, their messages are cancelled: nothing of ours writes the caller's memory
-/// any more.
+/// Once the operations are marked as failed, their messages are cancelled, so nothing writes the caller's memory any
+/// more.
 void HostGroup::fail(Failure failure, bool tell) noexcept {
   const bool first = !failed_.load();
   if (first) {
@@ -54,7 +54,7 @@ void HostGroup::abort(std::string_view reason) noexcept {
   if (!failed_.load()) fail({FailureKind::aborted, rank_name(rank_) + " aborted: " + std::string(reason)}, true);
 }
 
-/// Checked mode: tells the others what this rank calls.
+/// Checked mode: sends this rank's signature to the other ranks.
 void HostGroup::announce(ScheduleExecutor& op) noexcept {
   const std::uint64_t fingerprint = hash_of(op.called);
   for (int k = 0; k < size(); ++k)
@@ -93,7 +93,7 @@ void HostGroup::hear_call(int member, std::uint64_t sequence, std::uint64_t fing
   settle(**found);
 }
 
-/// "" or why this operation can't be done any more.
+/// Why this operation can't complete any more, or "".
 std::string HostGroup::trouble_with(const ScheduleExecutor& op) const {
   for (int k = 0; k < size(); ++k) {
     if (k == rank_) continue;
@@ -101,7 +101,8 @@ std::string HostGroup::trouble_with(const ScheduleExecutor& op) const {
     if (!peer.left && !peer.died && !peer.cut) continue;
     if (!op.needs(k)) continue;
     if (peer.died) return rank_name(k) + " died";
-    // What it sent before it left may still be on its way: until the connection ends, or nothing has come for a while.
+    // Messages sent before it left may still be in flight: wait until the connection ends or has been quiet for a
+    // while.
     const bool quiet = Clock::now() - std::max(peer.since, world_->last_moved()) > kVerdictTime;
     if (peer.left && (peer.cut || quiet)) return describe_leaving(rank_name(k), peer.why);
     if (!peer.left && quiet && world_->would_have_heard(peer))
@@ -110,7 +111,7 @@ std::string HostGroup::trouble_with(const ScheduleExecutor& op) const {
   return {};
 }
 
-/// Deadlines, and whether the peers are well.
+/// Checks the deadlines and the peers' health.
 void HostGroup::check_health() noexcept {
   const Clock::time_point now = Clock::now();
   for (const ScheduleExecutor* op : running_) {
@@ -125,16 +126,16 @@ void HostGroup::check_health() noexcept {
 void HostGroup::time_out(const ScheduleExecutor& op) noexcept {
   const std::string what = describe(op.call, op.sequence) + ": not done within " + format_duration(op.call.timeout);
   const std::vector<std::optional<std::uint64_t>> at = world_->ask(*this);
-  world_->hear();  // somebody else may have told the cause while we asked
+  world_->hear();  // the cause may have arrived meanwhile
   if (failed_.load()) return;
   fail({FailureKind::timeout, what + describe_answers(op, at)}, true);
 }
 
-/// Who holds the operation up, by which operation each world rank says it has called last.
+/// The ranks that delay the operation, according to the last operation called that each world rank reports.
 std::string HostGroup::describe_answers(const ScheduleExecutor& op,
                                         const std::vector<std::optional<std::uint64_t>>& at) const {
   const auto answer_of = [&](int k) -> const auto& { return at[static_cast<std::size_t>(world_rank(k))]; };
-  // Questions go over rank 0: where that does not answer, nothing is known of the others.
+  // Questions go through rank 0: if it doesn't answer, nothing is known of the others.
   if (world_->rank() != kHub && !at[kHub]) return "; " + world_->name_hub(*this);
   const bool message = op.call.kind == OpKind::send || op.call.kind == OpKind::recv;
   int answers = 0;
@@ -156,7 +157,7 @@ std::string HostGroup::describe_answers(const ScheduleExecutor& op,
   return behind.empty() ? "; all ranks have called it, and it is still under way" : behind;
 }
 
-/// Rank 0, which did not answer.
+/// Names rank 0, which did not answer.
 std::string HostRuntime::name_hub(const HostGroup& group) const {
   const int member = group.member_of(kHub);
   const Peer& hub = peers_[kHub];
@@ -166,14 +167,14 @@ std::string HostRuntime::name_hub(const HostGroup& group) const {
          ", over which the ranks of this communicator ask each other";
 }
 
-/// What a rank says when it leaves goes over rank 0. While that does not answer, a connection that ended may have ended
-/// in good order.
+/// A leaving rank's announcement goes through rank 0. While rank 0 doesn't answer, a connection that ended may have
+/// been closed normally.
 bool HostRuntime::would_have_heard(const Peer& peer) const {
   const Peer& hub = peers_[kHub];
   return rank() == kHub || hub.died || hub.left || hub.cut || heard_from_hub_.load() >= peer.asked_hub;
 }
 
-/// A library may notice first that a rank has died, in words of its own: the cause gets the time to be told.
+/// A library may detect a dead rank first, with its own message: wait a while for the actual cause to be reported.
 void HostRuntime::transport_failed(const std::string& why) noexcept {
   if (!transport_failure_.empty()) return;
   transport_failure_ = capabilities_.backend + ": " + why;
@@ -181,7 +182,7 @@ void HostRuntime::transport_failed(const std::string& why) noexcept {
   update_transport_polling();
 }
 
-/// There is no other cause to wait for.
+/// No other cause is possible, so don't wait for one.
 void HostRuntime::message_damaged(int peer, const std::string& what) noexcept {
   transport_failure_ = capabilities_.backend + ": " + what + " from " + describe_rank(peer, options_.job_rank(peer)) +
                        " came damaged: its checksum is wrong; check the network and the memory of the two hosts, and "

@@ -8,7 +8,7 @@
 namespace tessera::comm::host {
 namespace {
 
-/// Up to here an operation may finish inside its call.
+/// Up to this size an operation may complete inside its call.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 constexpr std::size_t kKeepScratchBytes = 1 << 20;
 
@@ -27,7 +27,7 @@ HostGroup::HostGroup(std::shared_ptr<HostRuntime> world, std::uint32_t number, i
       messages_from_(members_.size()) {}
 
 HostGroup::~HostGroup() {
-  // A number whose messages may still be under way somewhere is not used again.
+  // Don't reuse a number whose messages may still be in flight.
   if (!failed_.load()) world_->give_back(number_);
 }
 
@@ -46,7 +46,7 @@ void HostGroup::open() {
 }
 
 void HostGroup::close() noexcept {
-  // Every operation has a deadline, at which it fails: this ends.
+  // Terminates: every operation fails at its deadline.
   while (!world_->engine().wait(idle_, Clock::now() + std::chrono::hours(1))) {
   }
   const std::lock_guard lock(world_->engine().mutex());
@@ -84,11 +84,11 @@ Work HostGroup::start(const OpDesc& call, bool internal) {
   if (failed_.load()) throw_failure();
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   std::shared_ptr<const Schedule> schedule;
-  if (internal) {  // beside what TESSERA_ALGO says
+  if (internal) {  // regardless of TESSERA_ALGO
     const CollectiveSpec problem = problem_of(call);
     schedule = std::make_shared<const Schedule>(build_schedule(problem, default_algorithm(problem)));
   } else if (!message) {
-    schedule = schedule_for(call);  // may refuse: before anything is counted
+    schedule = schedule_for(call);  // may throw: before anything is counted
   }
   if (!internal) last_algorithm_ = message ? kMessageAlgorithm : schedule->algorithm;
   ScheduleExecutor& op = acquire();
@@ -160,7 +160,7 @@ Work HostGroup::launch(ScheduleExecutor& op) {
   engine.try_poll(false);
   if (op.call.in.bytes() <= kSmallBytes && op.call.out.bytes() <= kSmallBytes) engine.spin_for_completion(op.finished);
   if (op.succeeded()) return {};
-  engine.wake_waiters();  // who holds the lock may have looked before we submitted
+  engine.wake_waiters();  // the thread that holds the lock may have looked before the submission
   engine.wake_progress_thread_if_idle();
   return Work(&op);
 }
@@ -184,9 +184,9 @@ bool HostGroup::submitted() noexcept {
     op->agreed = op->called.empty();
     op->begin();
     if (!op->called.empty()) {
-      announce(*op);  // may be its end, where the others have called it and there is nothing to do
+      announce(*op);  // may end it, if the others have called it and it has no steps
     } else if (!op->ready()) {
-      settle(*op);  // nothing to do at all
+      settle(*op);  // it has no steps
     }
     if (failed_.load()) break;
   }
@@ -194,7 +194,7 @@ bool HostGroup::submitted() noexcept {
 }
 
 void HostGroup::settle(ScheduleExecutor& op) noexcept {
-  if (op.surprise_peer >= 0 && op.agreed)  // else the table of what was called is on its way, and says more
+  if (op.surprise_peer >= 0 && op.agreed)  // else the signatures are being exchanged, which give more information
     return fail({FailureKind::mismatch, describe(op.call, op.sequence) + ": rank " + std::to_string(op.surprise_peer) +
                                             " sent " + std::to_string(op.surprise) +
                                             " bytes where another number was expected: the ranks called different "
@@ -231,7 +231,7 @@ bool HostGroup::begin_native_in_order(const ScheduleExecutor& op) noexcept {
   return true;
 }
 
-/// The library can't be asked what it sent.
+/// The library can't report what it sent.
 void HostGroup::count_native(const ScheduleExecutor& op) noexcept {
   if (op.internal) return;
   const std::size_t size = size_of(op.call.out.dtype);

@@ -21,15 +21,15 @@ class HostGroup final : public std::enable_shared_from_this<HostGroup> {
   ~HostGroup();
   HostGroup(const HostGroup&) = delete;
   HostGroup& operator=(const HostGroup&) = delete;
-  /// Before open(): native operations may run on this. Null: the library has no more of them.
+  /// Before open(): sets the communicator for native operations. Null: the library has no more of them.
   void use_native(std::unique_ptr<NativeCommunicator> group) noexcept;
   void open();
-  /// No more operations; waits for what is in flight.
+  /// No more operations follow; waits for those in flight.
   void close() noexcept;
 
   Work start(const OpDesc& call, bool internal);
   Work start_batch(std::span<const OpDesc> parts);
-  /// Collective: another native group of the same ranks. `copy` stays where it is until the Work is done.
+  /// Collective: creates another native group of the same ranks. `copy` must stay in place until the Work is done.
   Work start_copy(std::unique_ptr<NativeCommunicator>& copy);
   void abort(std::string_view reason) noexcept;
   void read_traffic(TrafficStats& snapshot) const;
@@ -41,20 +41,20 @@ class HostGroup final : public std::enable_shared_from_this<HostGroup> {
   int size() const noexcept { return static_cast<int>(members_.size()); }
   std::uint32_t number() const noexcept { return number_; }
   int world_rank(int member) const noexcept { return members_[static_cast<std::size_t>(member)]; }
-  int member_of(int world_rank) const noexcept;  ///< -1: not one of ours
+  int member_of(int world_rank) const noexcept;  ///< -1: not a member
   std::string rank_name(int member) const;
   [[noreturn]] void throw_failure() const;
   void put_back(ScheduleExecutor& op) noexcept;
-  /// Where the transport counts what `op` sends to a member; null for what is not metered.
+  /// The counter of bytes that `op` sends to a member; null if they are not counted.
   std::atomic<std::uint64_t>* counter(const ScheduleExecutor& op, int member) noexcept;
   const std::shared_ptr<std::atomic<std::uint64_t>>& called() const noexcept { return called_; }
   NativeCommunicator* native() const noexcept { return native_.get(); }  ///< null: only schedules
 
   // Under the engine's lock:
-  bool submitted() noexcept;                   ///< begins what was submitted
+  bool submitted() noexcept;                   ///< starts submitted operations
   void settle(ScheduleExecutor& op) noexcept;  ///< ends an operation whose steps are done
-  /// Native operations start in the order of their calls, on all ranks alike, and in checked mode not before all ranks
-  /// are known to have called the same. True: now; asked once after that.
+  /// Native operations start in call order on all ranks; in checked mode, only once all ranks are known to have made
+  /// the same call. True: it starts now; not called again after that.
   bool begin_native_in_order(const ScheduleExecutor& op) noexcept;
   void count_native(const ScheduleExecutor& op) noexcept;
   void check_health() noexcept;
@@ -62,7 +62,7 @@ class HostGroup final : public std::enable_shared_from_this<HostGroup> {
   void hear_call(int member, std::uint64_t sequence, std::uint64_t fingerprint, const std::string& text) noexcept;
 
  private:
-  struct Tagged {  ///< checked mode: what the members called as one operation
+  struct Tagged {  ///< checked mode: the members' calls of one operation
     std::vector<std::string> texts;
     std::vector<std::uint64_t> fingerprints;
     std::size_t here = 0;
@@ -92,7 +92,7 @@ class HostGroup final : public std::enable_shared_from_this<HostGroup> {
   std::vector<std::atomic<std::uint64_t>> sent_;  ///< by kind and member
   const std::shared_ptr<std::atomic<std::uint64_t>> called_;
   std::unordered_map<CollectiveSpec, std::shared_ptr<const Schedule>, ProblemHash> schedules_;  // the caller's thread
-  std::string_view last_algorithm_ = kMessageAlgorithm;  ///< that carried what was called last
+  std::string_view last_algorithm_ = kMessageAlgorithm;  ///< algorithm of the last call
   std::uint64_t sequence_ = 0;
   std::uint64_t native_called_ = 0;
   std::vector<std::uint64_t> messages_to_;

@@ -10,11 +10,11 @@
 namespace tessera::comm::host {
 namespace {
 
-constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and added in one poll of one operation
+constexpr std::size_t kComputeBytes = std::size_t{4} << 20;  ///< copied and reduced in one poll of one operation
 constexpr std::size_t kMostEarly = 1024;
-constexpr std::uint64_t kNoCommunicator = kMostCommunicators;  ///< of a question that asks only whether one answers
+constexpr std::uint64_t kNoCommunicator = kMostCommunicators;  ///< of a question that only probes rank 0
 
-/// In the deterministic mode the tree's order counts, which such libraries don't keep.
+/// Deterministic mode requires the tree's order, which such libraries don't keep.
 std::vector<std::string> algorithms_of(bool deterministic, std::span<const OpKind> native) {
   std::vector<std::string> names = known_algorithms(deterministic);
   if (deterministic) return names;
@@ -30,7 +30,7 @@ Capabilities make_capabilities(const std::string& name, bool deterministic, int 
   all.memory = {MemoryKind::host};
   all.deterministic = deterministic;
   all.algorithms = algorithms_of(deterministic, native);
-  if (!deterministic) all.rounding_ulps = 0.5 * std::max(1, ranks - 1);  // a ring rounds at every hop
+  if (!deterministic) all.rounding_ulps = 0.5 * std::max(1, ranks - 1);  // a ring rounds at every step
   if (!deterministic && !native.empty())
     all.rounding_ulps += 0.5;  // premul_sum before the first, or avg after the last
   return all;
@@ -103,7 +103,7 @@ void HostRuntime::leave() noexcept {
 HostRuntime::~HostRuntime() {
   leave();
   voice_.store(nullptr);
-  channel_.reset();  // its thread uses what follows
+  channel_.reset();  // its thread uses the members below
   engine_.reset();
   transport_.reset();
 }
@@ -181,7 +181,7 @@ void HostRuntime::update_transport_polling() noexcept {
   polls_for_transport_ ? engine_->begin_operation() : engine_->end_operation();
 }
 
-/// What became possible, also what that made possible in turn, but nothing twice: the transport has its turn between.
+/// Runs what is ready, including what becomes ready by that, but nothing twice: the transport is polled in between.
 bool HostRuntime::run_ready() noexcept {
   bool moved = false;
   const std::size_t now = runnable_.size();
@@ -252,7 +252,7 @@ void HostRuntime::handle(const ControlMessage& notice) noexcept {
   if (notice.kind == ControlMessage::Kind::call) (*found)->hear_call(member, notice.number, notice.value, notice.text);
 }
 
-/// In the control thread: answers at once what it can, and leaves the rest to whoever drives.
+/// On the control thread: answers at once what it can, and leaves the rest to the driving thread.
 void HostRuntime::receive(ControlMessage notice) noexcept {
   if (notice.kind == ControlMessage::Kind::question) {
     ControlMessage answer{
@@ -282,7 +282,7 @@ void HostRuntime::receive(ControlMessage notice) noexcept {
 }
 
 std::vector<std::optional<std::uint64_t>> HostRuntime::ask(const HostGroup& group) noexcept {
-  constexpr auto kAnswerTime = std::chrono::seconds(1);  // who lives answers within microseconds, if it gets a core
+  constexpr auto kAnswerTime = std::chrono::seconds(1);  // a live rank answers within microseconds, if it gets a core
   std::vector<int> asked;
   for (int k = 0; k < group.size(); ++k)
     if (group.world_rank(k) != rank()) asked.push_back(group.world_rank(k));

@@ -1,4 +1,5 @@
-// What all communicators of one rank over one transport share: the transport, the progress engine, the control channel.
+// State shared by all communicators of one rank over one transport: the transport, the progress engine, the control
+// channel.
 #pragma once
 
 #include <array>
@@ -24,32 +25,32 @@ namespace tessera::comm::host {
 class HostGroup;
 class ScheduleExecutor;
 
-/// What is known of another rank.
+/// The state of another rank.
 struct Peer {
-  bool left = false;  ///< has closed its world, in good order
+  bool left = false;  ///< has closed its world normally
   bool died = false;
-  bool cut = false;  ///< the transport has no way to it
+  bool cut = false;  ///< the transport has lost its connection
   Clock::time_point since;
-  std::uint64_t asked_hub = 0;  ///< when it was cut, with this number
-  std::string why;              ///< where it is cut, or, where it left after a failure, that
+  std::uint64_t asked_hub = 0;  ///< number of the probe sent to rank 0 when it was cut
+  std::string why;              ///< why it is cut, or the first failure that it sent when it left
 };
 
-/// The world rank over which the control channel leads.
+/// The world rank that forwards messages of the control channel.
 inline constexpr int kHub = 0;
 
-/// After a failure of the transport the control channel tells within this whether a rank has died of which it came.
+/// Time within which, after a transport failure, the control channel reports whether a dead rank caused it.
 inline constexpr std::chrono::milliseconds kVerdictTime{500};
 
 class HostRuntime final : public Pollable, public TransportEvents {
  public:
-  /// `native`: what the transport's library may carry out as a whole.
+  /// `native`: the operations that the transport's library may implement as a whole.
   HostRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, std::string name,
               std::span<const OpKind> native);
   ~HostRuntime() override;
   HostRuntime(const HostRuntime&) = delete;
   HostRuntime& operator=(const HostRuntime&) = delete;
   void connect(const TransportFactory& make_transport);
-  /// No more operations: says so to the others and ends the connections.
+  /// No more operations follow: announces this to the other ranks and closes the connections.
   void leave() noexcept;
 
   int rank() const noexcept { return bootstrap_->rank(); }
@@ -63,9 +64,9 @@ class HostRuntime final : public Pollable, public TransportEvents {
   MemoryPool& unbooked_memory() noexcept { return unbooked_memory_; }
   const Peer& peer(int world_rank) const { return peers_[static_cast<std::size_t>(world_rank)]; }
 
-  /// A number for a communicator that is free on this rank, the next one from `from` on.
+  /// The first communicator number from `from` on that is unused on this rank.
   std::uint32_t free_number(std::uint32_t from);
-  /// False: taken meanwhile.
+  /// False: meanwhile in use.
   bool reserve(std::uint32_t number);
   void give_back(std::uint32_t number);
 
@@ -73,33 +74,33 @@ class HostRuntime final : public Pollable, public TransportEvents {
   void add(HostGroup& group);
   void remove(HostGroup& group);
   void make_runnable(ScheduleExecutor& op) noexcept;
-  void forget(ScheduleExecutor& op) noexcept;  ///< it is over
+  void forget(ScheduleExecutor& op) noexcept;  ///< it has ended
   bool poll(bool with_health_check) noexcept override;
   void connection_lost(int peer, const std::string& why) noexcept override;
   void message_damaged(int peer, const std::string& what) noexcept override;
   void transport_failed(const std::string& why) noexcept override;
   void tell(int world_rank, const ControlMessage& notice) noexcept;
-  /// What has been told since the last time; any thread that holds the lock.
+  /// Handles the control messages received since the last call; any thread that holds the lock.
   void hear() noexcept;
 
-  /// Whether this rank would know by now if `peer` had left in good order.
+  /// Whether this rank would have been informed by now if `peer` had closed normally.
   bool would_have_heard(const Peer& peer) const;
   std::string name_hub(const HostGroup& group) const;
 
-  /// Goes on polling while the transport needs it, though no operation may be in flight: after messages were cancelled.
+  /// Keeps polling while the transport needs it after messages were cancelled, even without operations in flight.
   void update_transport_polling() noexcept;
 
-  /// When the transport moved something, to within the time between two with_health_check polls.
+  /// When the transport last moved something, with the resolution of the with_health_check polls.
   Clock::time_point last_moved() const noexcept { return last_moved_; }
-  /// Something was told that nobody has looked at; any thread.
+  /// Whether control messages wait to be handled; any thread.
   bool has_heard() const noexcept { return heard_.load(); }
 
-  /// Which operation of `communicator` each rank says it has called last; nothing for who does not answer in time. May
-  /// be called under the engine's lock.
+  /// Asks all ranks for their last operation called on `communicator`; empty for a rank that doesn't answer in time.
+  /// May be called under the engine's lock.
   std::vector<std::optional<std::uint64_t>> ask(const HostGroup& group) noexcept;
 
  private:
-  void receive(ControlMessage notice) noexcept;  // in the control thread
+  void receive(ControlMessage notice) noexcept;  // on the control thread
   void handle(const ControlMessage& notice) noexcept;
   bool run_ready() noexcept;
   void blame_transport() noexcept;
@@ -114,11 +115,11 @@ class HostRuntime final : public Pollable, public TransportEvents {
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<ProgressEngine> engine_;
   std::unique_ptr<ControlChannel> channel_;
-  std::atomic<ControlChannel*> voice_{nullptr};  ///< the same, for the threads that tell something
+  std::atomic<ControlChannel*> voice_{nullptr};  ///< the same, for threads that send
   bool left_ = false;
   bool polls_for_transport_ = false;
-  std::string transport_failure_;          ///< that was not told yet
-  Clock::time_point transport_blamed_at_;  ///< when it will be
+  std::string transport_failure_;          ///< not reported yet
+  Clock::time_point transport_blamed_at_;  ///< when it will be reported
 
   std::mutex numbers_mutex_;
   std::vector<bool> taken_;
@@ -129,16 +130,16 @@ class HostRuntime final : public Pollable, public TransportEvents {
   std::vector<Peer> peers_;
   bool stirred_ = false;
   Clock::time_point last_moved_;
-  std::vector<ControlMessage> early_;  ///< about communicators that this rank has not made yet
+  std::vector<ControlMessage> early_;  ///< about communicators that this rank has not created yet
 
   std::mutex inbox_mutex_;
   std::vector<ControlMessage> inbox_;
   std::atomic<bool> heard_{false};
-  std::mutex questions_mutex_;  ///< what the control thread answers by itself
+  std::mutex questions_mutex_;  ///< guards what the control thread answers by itself
   std::condition_variable answered_;
   std::map<std::uint64_t, std::shared_ptr<std::atomic<std::uint64_t>>> called_;  ///< by communicator
   std::uint64_t question_ = 0;
-  std::uint64_t asked_hub_ = 0;  ///< how often only whether it answers
+  std::uint64_t asked_hub_ = 0;  ///< number of probes sent to rank 0
   std::atomic<std::uint64_t> heard_from_hub_{0};
   std::vector<std::optional<std::uint64_t>> answers_;
 };

@@ -1,4 +1,4 @@
-// Which schedule carries a call of a communicator.
+// Selects and caches the schedules of a communicator's calls.
 #include <functional>
 
 #include "tessera/base/error.h"
@@ -8,7 +8,7 @@
 namespace tessera::comm::host {
 namespace {
 
-constexpr std::size_t kMostSchedules = 256;  ///< kept for calls like earlier ones
+constexpr std::size_t kMostSchedules = 256;  ///< kept for repeated calls
 
 std::vector<std::size_t> starts_of(std::span<const std::size_t> counts) {
   std::vector<std::size_t> starts;
@@ -59,7 +59,7 @@ CollectiveSpec HostGroup::problem_of(const OpDesc& call) const {
   return problem;
 }
 
-/// "" or why our schedules have to do it, alike on all ranks.
+/// Why a schedule must run it instead of the library, or "". The same on all ranks.
 std::string HostGroup::native_refusal(const CollectiveSpec& problem) const {
   const std::string asked = std::string(name_of(problem.kind)) + "=" + std::string(kNativeAlgorithm);
   if (native_ == nullptr)
@@ -69,7 +69,7 @@ std::string HostGroup::native_refusal(const CollectiveSpec& problem) const {
   return {};
 }
 
-/// The one to take where TESSERA_ALGO names none.
+/// The algorithm if TESSERA_ALGO names none.
 std::string_view HostGroup::algorithm_for(const CollectiveSpec& problem) const {
   if (native_ != nullptr && world_->transport().native()->prefers(problem) && native_refusal(problem).empty())
     return kNativeAlgorithm;

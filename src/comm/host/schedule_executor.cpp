@@ -13,13 +13,13 @@ constexpr std::uint8_t kIdle = 0;
 constexpr std::uint8_t kUnderWay = 1;
 constexpr std::uint8_t kDone = 2;
 
-constexpr std::uint32_t kMessageStep = (1U << 24) - 1;  ///< the step of a tag that no collective reaches
+constexpr std::uint32_t kMessageStep = (1U << 24) - 1;  ///< a step number of tags that no collective reaches
 
 bool is_transfer(const ScheduleStep& step) {
   return step.kind == ScheduleStep::Kind::send || step.kind == ScheduleStep::Kind::receive;
 }
 
-/// A send or a receive alone.
+/// The schedule of a single send or receive.
 void describe_message(const OpDesc& call, Schedule& schedule) {
   schedule.algorithm = kMessageAlgorithm;
   schedule.steps.resize(1);
@@ -113,7 +113,7 @@ void ScheduleExecutor::start_message(std::uint32_t index) {
   sends ? transport.send(message) : transport.receive(message);
 }
 
-/// False: not yet its turn.
+/// False: earlier native operations must start first.
 bool ScheduleExecutor::start_native(std::uint32_t index) {
   if (!group->begin_native_in_order(*this)) return false;
   const ScheduleStep& step = schedule_->steps[index];
@@ -187,7 +187,7 @@ void ScheduleExecutor::step_done(std::uint32_t index) noexcept {
   const ScheduleStep& step = schedule_->steps[index];
   for (std::uint32_t i = 0; i < step.followers; ++i) {
     const std::uint32_t follower = schedule_->followers[step.first_follower + i];
-    if (--waits_[follower] == 0) ready_.push_back(follower);  // its place is reserved: this can't throw
+    if (--waits_[follower] == 0) ready_.push_back(follower);  // its capacity is reserved: this can't throw
   }
 }
 
@@ -228,7 +228,7 @@ ProgressEngine& ScheduleExecutor::engine() const noexcept { return group->world(
 void ScheduleExecutor::throw_failure() const { group->throw_failure(); }
 
 void ScheduleExecutor::recycle() noexcept {
-  const std::shared_ptr<HostGroup> keep = std::move(group);  // may be the last to hold the group, and with it this
+  const std::shared_ptr<HostGroup> keep = std::move(group);  // may be the last reference to the group, and so to this
   keep->put_back(*this);
 }
 

@@ -1,4 +1,4 @@
-// One operation in flight: a schedule that is being carried out, or one message.
+// Executes one operation in flight: a schedule or a single message.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@ inline constexpr std::string_view kMessageAlgorithm = "direct";  ///< of sends a
 
 class ScheduleExecutor final : public DrivenWork, public MessageOwner, public NativeOwner {
  public:
-  /// In the caller's thread, before it is submitted.
+  /// Called on the caller's thread, before submission.
   void prepare(std::shared_ptr<HostGroup> owner, const OpDesc& what, std::uint64_t number);
   void take(std::shared_ptr<const Schedule> what);
 
   // Under the engine's lock:
   void begin();
-  /// Carries out what can be: at most about `budget` bytes of copying and adding. True: moved.
+  /// Executes the steps that are ready, with at most about `budget` bytes of copying and reducing. True: it progressed.
   bool run(std::size_t budget);
-  /// Nobody uses it any more: gives back scratch memory above `keep` bytes.
+  /// No longer in use: frees scratch memory above `keep` bytes.
   void rest(std::size_t keep) noexcept;
   bool ready() const noexcept { return next_ready_ < ready_.size(); }
   bool complete() const noexcept { return left_ == 0; }
-  /// Whether anything is still to be sent to or received from this rank of the group.
+  /// Whether anything remains to be sent to or received from this rank of the group.
   bool needs(int member) const noexcept;
   void cancel() noexcept;
   void message_done(Message& message, std::size_t bytes) noexcept override;
@@ -41,17 +41,17 @@ class ScheduleExecutor final : public DrivenWork, public MessageOwner, public Na
 
   std::shared_ptr<HostGroup> group;  ///< while in use
   OpDesc call;
-  std::uint64_t sequence = 0;  ///< of a collective; of a message: its number between the two ranks
+  std::uint64_t sequence = 0;  ///< number of a collective in its group, or of a message between the two ranks
   Clock::time_point deadline;
-  bool internal = false;     ///< not metered
+  bool internal = false;     ///< not counted in traffic
   bool runnable = false;     ///< is in its world's list
-  std::string called;        ///< checked mode: what must be equal on all members
-  bool agreed = true;        ///< checked mode: all members are known to have called the same
-  std::size_t surprise = 0;  ///< bytes of a message that had another length than ours
+  std::string called;        ///< checked mode: the signature that must be equal on all members
+  bool agreed = true;        ///< checked mode: all members are known to have made the same call
+  std::size_t surprise = 0;  ///< bytes of a message whose length differs from this rank's
   int surprise_peer = -1;
-  std::uint64_t turn = 0;                               ///< among the native operations of its group; 0: is none
-  std::unique_ptr<NativeCommunicator>* copy = nullptr;  ///< not null: this native operation makes a group
-  ScheduleExecutor* parent = nullptr;                   ///< of a part of a batch
+  std::uint64_t turn = 0;  ///< position among the native operations of its group; 0: not native
+  std::unique_ptr<NativeCommunicator>* copy = nullptr;  ///< not null: this native operation creates a group
+  ScheduleExecutor* parent = nullptr;                   ///< the batch of which this is a part
   std::uint32_t parts_left = 0;
   ScheduleExecutor* next = nullptr;
 
@@ -70,7 +70,7 @@ class ScheduleExecutor final : public DrivenWork, public MessageOwner, public Na
   bool is_message() const { return call.kind == OpKind::send || call.kind == OpKind::recv; }
 
   std::shared_ptr<const Schedule> schedule_;
-  std::shared_ptr<Schedule> message_;  ///< the schedule of a send or receive, used again
+  std::shared_ptr<Schedule> message_;  ///< the schedule of a send or receive, reused
   double factor_ = 1;
   Buffer scratch_;
   std::vector<std::uint32_t> waits_;  ///< by step: how many steps it still waits for

@@ -1,4 +1,4 @@
-// Sums over memory of several ranks that one device can read: what staging asks a device for.
+// Reductions over memory of several ranks that one device can read, as staging uses them.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace tessera::comm {
 
-/// As reduce_tree() (reduce.h), with the same bits, but in memory of a device. Source k's elements begin at sources[k];
-/// `out` may be one of them. `factors` has an entry for each source, which only premul_sum looks at; avg's divisor is
-/// in `op`. The two arrays are the host's and are not looked at after the call.
+/// As reduce_tree() (reduce.h), with the same bits, but in device memory. Source k's elements begin at sources[k];
+/// `out` may be one of the sources. `factors` has an entry for each source, which only premul_sum reads; avg's divisor
+/// is in `op`. Both arrays are in host memory and are not read after the call.
 struct DeviceReduceArgs {
   ReduceOp op;
   DType dtype;
@@ -22,12 +22,12 @@ struct DeviceReduceArgs {
   std::size_t count;  ///< elements
 };
 
-/// What a device has for this: DeviceRuntime::find<DeviceReduceKernels>(), to be called while no stream waits for
-/// anything: it makes ready what append() needs. Thread-safe but for the stream.
+/// A device's kernels for this, from DeviceRuntime::find<DeviceReduceKernels>(), which prepares what append() needs and
+/// must be called while no stream waits. Thread-safe except for the stream.
 struct DeviceReduceKernels {
   static constexpr std::string_view kInterface = "comm.sums";
   static constexpr int kMostSources = 128;  ///< of one sum
-  /// Appends the sum. Throws BackendError.
+  /// Appends the reduction to `stream`. Throws BackendError.
   void (*append)(Stream& stream, const DeviceReduceArgs& sum);
 };
 

@@ -1,6 +1,6 @@
-// Compiled once for every instruction set that Highway knows, chosen at run time. The loops are plain C++: the compiler
-// vectorises them for each target, and without contraction every element sees the same IEEE operations in any lane or
-// tail.
+// Compiled once for every instruction set that Highway knows, and selected at run time. The loops are plain C++: the
+// compiler vectorizes them for each target, and without contraction every element is computed with the same IEEE
+// operations in any lane or tail.
 #include "tessera/comm/kernels/reduce.h"
 
 #undef HWY_TARGET_INCLUDE

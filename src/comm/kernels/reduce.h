@@ -1,4 +1,4 @@
-// Sums and their like over several sources, and copies: the arithmetic of all host backends.
+// Reductions over several sources, and copies: the arithmetic of all host backends.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace tessera::comm {
 
-/// out[i] = op over k of sources[k][i], by the tree of slices.h over the order of the sources; f16 and bf16 in f32,
-/// rounded once. The same bits for any alignment, position and machine (NaN payloads apart). `out` may be one of the
-/// sources; else none may overlap it. `op.scalar` must hold avg's divisor; `factors` has one entry per source for
-/// premul_sum, else is not looked at. `streaming`: with stores that go past the caches, for working sets much larger
-/// than these.
+/// out[i] = op over k of sources[k][i], following the tree of slices.h over the order of the sources; f16 and bf16 are
+/// computed in f32 and rounded once. The bits don't depend on alignment, position or machine (except NaN payloads).
+/// `out` may be one of the sources; otherwise it must overlap none. `op.scalar` must hold avg's divisor; `factors` has
+/// one entry per source for premul_sum, otherwise it is ignored. `streaming` uses stores that bypass the caches, for
+/// working sets much larger than these.
 TESSERA_API void reduce_tree(const ReduceOp& op, DType dtype, std::span<const void* const> sources,
                              std::span<const double> factors, void* out, std::size_t count, bool streaming = false);
 

@@ -1,6 +1,6 @@
-// One element of a sum in the order of the tree: the arithmetic of the deterministic mode, with the bits of the host's
-// reduce_tree. Plain C++ that the CUDA compiler and the host's read alike, so that a test holds it against reduce_tree
-// on any machine. No contraction: where it is compiled, multiply-adds must not be fused.
+// Reduces one element in the order of the tree: the arithmetic of deterministic mode, with the bits of the host's
+// reduce_tree. Plain C++ for both the CUDA and the host compiler, so that a test compares it with reduce_tree on any
+// machine. Compile it without contraction: multiply-adds must not be fused.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace tessera::comm {
 
-/// How an element is added, and how it gets there and back.
+/// How an element is reduced, and the conversions to and from the type used for it.
 template <class T>
 struct SumNumber {
   using Sum = T;
@@ -44,7 +44,7 @@ struct SumNumber<f16> {
   using Sum = float;
   TESSERA_HD static Sum load(f16 x) {
     const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffU) << 13;
-    // The exponent's bias differs by 112; the product renormalises subnormals exactly.
+    // The exponent's bias differs by 112; the product renormalizes subnormals exactly.
     const auto scaled = __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, magnitude) * 0x1p112F);
     const std::uint32_t special = magnitude >= 0x0f800000U ? 0x7f800000U : 0U;
     return __builtin_bit_cast(float, scaled | special | (static_cast<std::uint32_t>(x.bits & 0x8000U) << 16));
@@ -76,7 +76,7 @@ TESSERA_HD S sum_combine(ReduceOp::Kind kind, S a, S b) {
     if (kind == Kind::min) return a != a ? a : (b != b ? b : (a < b ? a : b));
     if (kind == Kind::max) return a != a ? a : (b != b ? b : (a > b ? a : b));
     return a + b;
-  } else {  // wraps: 64 bits hold what a promotion to int might overflow
+  } else {  // wraps in 64 bits; a promotion to int might overflow
     using U = std::make_unsigned_t<S>;
     if (kind == Kind::prod)
       return static_cast<S>(static_cast<U>(static_cast<std::uint64_t>(static_cast<U>(a)) * static_cast<U>(b)));
@@ -95,7 +95,7 @@ TESSERA_HD S sum_scalar(double value) {
   }
 }
 
-/// An element of one source: its factor is looked at for premul_sum only.
+/// One element of a source; only premul_sum uses its factor.
 template <class T>
 TESSERA_HD typename SumNumber<T>::Sum sum_leaf(const ReduceOp& op, T element, const double& factor) {
   using S = typename SumNumber<T>::Sum;

@@ -1,4 +1,4 @@
-// The loops behind reduce_tree and copy_bytes, once per instruction set (see reduce.cpp).
+// The loops of reduce_tree and copy_bytes, compiled once per instruction set (see reduce.cpp).
 #if defined(TESSERA_COMM_REDUCE_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_COMM_REDUCE_KERNELS_INL_H_
 #undef TESSERA_COMM_REDUCE_KERNELS_INL_H_
@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 
 using Kind = ReduceOp::Kind;
 
-/// What elements of type T are added in, and how they get there and back. Signed integers wrap, so they are added
+/// The type in which elements of type T are reduced, and the conversions. Signed integers wrap, so they are added as
 /// unsigned.
 template <class T>
 struct AccumulateTraits {
@@ -50,7 +50,7 @@ inline S combine(S a, S b) {
     return a + b;
   } else {
     using U = std::make_unsigned_t<S>;
-    // Small types would be promoted to int, where the product of two u16 may overflow: 64 bits hold all.
+    // Small types would be promoted to int, in which the product of two u16 may overflow; 64 bits hold all products.
     if constexpr (kKind == Kind::prod)
       return static_cast<S>(static_cast<U>(static_cast<std::uint64_t>(static_cast<U>(a)) * static_cast<U>(b)));
     if constexpr (kKind == Kind::min) return a < b ? a : b;
@@ -82,7 +82,7 @@ inline typename AccumulateTraits<T>::Sum tree(const T* const* in, const typename
   }
 }
 
-/// Past the caches; a fence must follow. `out` begins on a cache line.
+/// Stores that bypass the caches; a fence must follow. `out` begins on a cache line.
 HWY_INLINE void stream_lines(void* out, const void* in, std::size_t bytes) {
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::CappedTag<std::uint8_t, kStreamLine> d;
@@ -94,7 +94,7 @@ HWY_INLINE void stream_lines(void* out, const void* in, std::size_t bytes) {
   std::memcpy(to + lines, from + lines, bytes - lines);
 }
 
-/// What the tree over all sources becomes.
+/// Finishes the tree's result over all sources.
 template <Kind kKind, class T>
 inline T finish(typename AccumulateTraits<T>::Sum sum, [[maybe_unused]] typename AccumulateTraits<T>::Sum divisor) {
   if constexpr (kKind == Kind::avg) sum = static_cast<typename AccumulateTraits<T>::Sum>(sum / divisor);
@@ -103,14 +103,15 @@ inline T finish(typename AccumulateTraits<T>::Sum sum, [[maybe_unused]] typename
 
 constexpr std::size_t kFew = 4;  ///< sources that one pass adds
 
-/// Sums of floating-point numbers are what training spends its time on. They have loops of their own for up to kFew
-/// sources; each costs a second to compile, so all others go through the blocks of Reducer, two sources at a time.
+/// Training spends its time on floating-point sums. They have specialized loops for up to kFew sources; each takes a
+/// second to compile, so all others use the blocks of Reducer, two sources at a time.
 template <Kind kKind, class T>
 constexpr bool kHot = std::is_floating_point_v<typename AccumulateTraits<T>::Sum> &&
                       (kKind == Kind::sum || kKind == Kind::avg || kKind == Kind::premul_sum);
 
-/// kN sources in one pass, a line of `out` at a time: loads and stores alternate, which memory likes better than a
-/// block of one and then of the other. `out` may be one of the sources: elements meet only their own.
+/// kN sources in one pass, one line of `out` at a time: alternating loads and stores use memory better than a block of
+/// one and then of the other. `out` may be one of the sources, since each element depends only on the same element of
+/// the sources.
 template <Kind kKind, class T, std::size_t kN>
 void add_few(const ReduceTask& work, const typename AccumulateTraits<T>::Sum* factors) {
   using S = typename AccumulateTraits<T>::Sum;

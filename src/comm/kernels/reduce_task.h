@@ -1,4 +1,4 @@
-// What reduce_tree hands to its kernels.
+// The arguments that reduce_tree passes to its kernels.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace tessera::comm {
 /// The most ranks that one communicator may have.
 inline constexpr std::size_t kMostRanks = 1024;
 
-/// What streaming stores write at once.
+/// Bytes that a streaming store writes at once.
 inline constexpr std::size_t kStreamLine = 64;
 
 struct ReduceTask {

@@ -9,7 +9,7 @@ namespace tessera::comm {
 
 std::span<const Backend* const> builtin_backends();
 
-/// A module that the project has but this build left out.
+/// A module of the project that was not built.
 struct BackendNotBuilt {
   std::string_view name;
   std::string_view reason;

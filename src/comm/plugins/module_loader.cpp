@@ -20,7 +20,7 @@ ModuleFile module_file(const fs::path& path) {
   return {stem.substr(0, stem.find('-')), path.string(), ""};
 }
 
-/// All modules of a folder, or the one that `place` itself is.
+/// Finds all modules of a folder, or the one at `place`.
 void look_in(const fs::path& place, bool asked_for, std::vector<ModuleFile>& found) {
   std::error_code error;
   if (!fs::is_directory(place, error)) {
@@ -72,7 +72,7 @@ std::vector<ModuleFile> find_modules() {
 }
 
 const Backend& load_module(const ModuleFile& file) {
-  // What is loaded is a fact of the process, as for dlopen() itself.
+  // Loaded modules belong to the process, as for dlopen() itself.
   static std::mutex mutex;
   static std::map<std::string, Backend> loaded;
   if (!file.problem.empty()) throw InvalidUsage(file.problem);

@@ -1,4 +1,4 @@
-// Backends that are loadable modules: where they lie, how one is loaded, and what they say of themselves.
+// Backends in loadable modules: finding, loading and describing them.
 #pragma once
 
 #include <span>
@@ -11,33 +11,34 @@
 namespace tessera::comm {
 
 struct ModuleFile {
-  std::string backend;  ///< what the file's name says: BACKEND.so or BACKEND-VARIANT.so
+  std::string backend;  ///< from the file's name: BACKEND.so or BACKEND-VARIANT.so
   std::string path;
-  std::string problem;  ///< where there is no such file or folder: why; the rest is then what was asked for
+  std::string problem;  ///< why there is no such file or folder; the other fields then hold what was requested
 };
 
-/// What TESSERA_PLUGIN_PATH names, in its order, then the folder beside the library; within a folder by name. Nothing
-/// is loaded.
+/// Returns the modules of TESSERA_PLUGIN_PATH in its order, then those of the folder beside the library; sorted by name
+/// within a folder. Loads nothing.
 std::vector<ModuleFile> find_modules();
 
-/// Loads it into this process, for good, or finds it loaded. Throws InvalidUsage with the reason why it can't be.
+/// Loads the module into this process permanently, unless it is loaded already. Throws InvalidUsage with the reason if
+/// it can't be loaded.
 const Backend& load_module(const ModuleFile& file);
 
-/// What a module says of itself, with its file's name for the backend's.
+/// A module's description of itself; the backend is named by its file.
 struct ModuleReport {
   ModuleFile file;
-  std::string reason;  ///< why it can't be loaded or used; "" where it can
+  std::string reason;  ///< why it can't be loaded or used; "" if it can
   std::string devices;
   std::vector<std::string> launch_prefix;
   std::vector<ModuleVariable> variables;
 };
 
-/// Asks each in a process of its own: a module that crashes or hangs does it there.
+/// Probes each module in a process of its own, which contains crashes and hangs.
 std::vector<ModuleReport> ask_modules(std::span<const ModuleFile> files);
 
-/// The other side of ask_modules(): loads the module and describes it as text for read_report().
+/// The child's side of ask_modules(): loads the module and describes it as text for read_report().
 TESSERA_API std::string describe_module(const std::string& path);
-/// False: `text` isn't complete.
+/// False: `text` is incomplete.
 bool read_report(const std::string& text, ModuleReport& report);
 
 }  // namespace tessera::comm

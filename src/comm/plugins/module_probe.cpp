@@ -1,4 +1,4 @@
-// Modules are asked in processes of their own (the program module-probe beside them): loading one may load a vendor's
+// Probes modules in processes of their own (the program module-probe beside them): loading one may load a vendor's
 // library, which may install signal handlers, start threads, print, or crash.
 #include <fcntl.h>
 #include <poll.h>
@@ -33,7 +33,7 @@ class ModuleProbe {
   ~ModuleProbe();
 
   std::string read_all(Clock::time_point until);
-  /// How it ended, for people. After read_all().
+  /// How the process ended, for display. Call it after read_all().
   std::string fate();
 
  private:
@@ -58,7 +58,7 @@ ModuleProbe::ModuleProbe(const std::string& program, const std::string& module) 
   std::vector<char*> envp;
   for (std::string& entry : environment) envp.push_back(entry.data());
   envp.push_back(nullptr);
-  // A launcher may signal all it has started; only a crash ends this one early.
+  // A launcher may signal all processes it has started; only a crash may end this one early.
   sigset_t blocked;
   ::sigfillset(&blocked);
   for (const int crash : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS}) ::sigdelset(&blocked, crash);
@@ -75,7 +75,7 @@ ModuleProbe::ModuleProbe(const std::string& program, const std::string& module) 
 
 ModuleProbe::~ModuleProbe() {
   if (pid_ < 0) return;
-  ::kill(pid_, SIGKILL);  // what it had to say is said; how vendors' libraries end is not waited for
+  ::kill(pid_, SIGKILL);  // its report is complete; don't wait for the vendors' libraries to exit
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
@@ -172,7 +172,7 @@ bool read_report(const std::string& text, ModuleReport& report) {
 std::vector<ModuleReport> ask_modules(std::span<const ModuleFile> files) {
   const std::string program = base::module_folder() + "/module-probe";
   std::vector<ModuleReport> reports;
-  std::vector<std::optional<ModuleProbe>> asked;  // all at once: each takes a while
+  std::vector<std::optional<ModuleProbe>> asked;  // all at once, since each takes a while
   for (const ModuleFile& file : files) {
     ModuleReport& report = reports.emplace_back(ModuleReport{.file = file, .reason = file.problem});
     asked.emplace_back();

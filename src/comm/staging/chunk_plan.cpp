@@ -16,7 +16,7 @@ bool parts_of_out(OpKind kind) {
   return kind == OpKind::all_gather || kind == OpKind::gather || kind == OpKind::all_to_all;
 }
 
-/// Elements of the longest part, the same on every rank that can know it.
+/// Elements of the longest part, the same on every rank that can compute it.
 std::size_t longest(const OpDesc& call, std::size_t ranks) {
   const auto most = [](std::span<const std::size_t> counts) { return *std::max_element(counts.begin(), counts.end()); };
   switch (call.kind) {

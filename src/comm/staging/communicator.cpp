@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::chrono::milliseconds kPatience{2000};
 
-/// What must be issued in its order.
+/// The lane on which calls must be issued in order.
 std::pair<OpKind, int> lane_of(const OpDesc& call) {
   const bool message = call.kind == OpKind::send || call.kind == OpKind::recv;
   return message ? std::pair(call.kind, call.root) : std::pair(OpKind::barrier, 0);
@@ -37,7 +37,7 @@ StagedCommunicator::StagedCommunicator(std::unique_ptr<Communicator> inner, std:
 
 StagedCommunicator::~StagedCommunicator() {
   engine_->drive([this] { return in_flight_.load() == 0; }, Clock::time_point::max());
-  const std::lock_guard lock(engine_->mutex());  // whoever has ended the last one may still be at it
+  const std::lock_guard lock(engine_->mutex());  // the thread that ended the last operation may still hold it
   regions_.clear();
   if (closing_ != nullptr) close_windows();
 }
@@ -63,8 +63,8 @@ void StagedCommunicator::share_here() {
     sharing_.emplace(*engine_, size(), logger());
 }
 
-/// A device may not free what others have open, so the ranks meet once more; but none of them waits long for one that
-/// is late, or left with an error: then the windows stay until the process ends.
+/// A device must not free memory that others have open, so the ranks synchronize once more. None of them waits long for
+/// a rank that is late or left with an error: then the windows stay until the process ends.
 void StagedCommunicator::close_windows() noexcept {
   const std::shared_ptr<IpcWindows>& windows = engine_->windows();
   windows->close_others();
@@ -74,7 +74,7 @@ void StagedCommunicator::close_windows() noexcept {
       closing_->barrier({.timeout = kPatience, .label = "closing"}).wait();
       all = true;
     }
-  } catch (const std::exception&) {  // whoever is missing has ended or failed, which was told where it was noticed
+  } catch (const std::exception&) {  // a missing rank has ended or failed, which was reported where it was detected
   }
   windows->end(all);
 }
@@ -149,7 +149,7 @@ bool StagedCommunicator::may_issue(StagedTransfer& part) { return lanes_[lane_of
 Buffer StagedCommunicator::take_region(std::size_t bytes) {
   const std::size_t size = std::bit_ceil(std::max(bytes, kPage));
   if (auto idle = regions_.extract(size)) return std::move(idle.mapped());
-  // Whole pages: two regions on one could not both be pinned.
+  // Whole pages: two regions that share one could not both be pinned.
   auto whole =
       std::make_shared<Buffer>(inner_->allocate(size + kPage, MemoryKind::host, MemoryCategory::communication));
   const std::size_t skew = (kPage - reinterpret_cast<std::uintptr_t>(whole->data()) % kPage) % kPage;
@@ -166,8 +166,8 @@ void StagedCommunicator::give_region(Buffer region) {
   regions_.emplace(size, std::move(region));
 }
 
-/// Splitting needs the inner communicator for itself, and only what is issued gets on without it. The peers' messages
-/// may come after their split, so nothing may wait for a chunk of them to leave its region.
+/// A split needs exclusive use of the inner communicator, and only issued calls progress without it. The peers'
+/// messages may come after their split, so no chunk may wait for a region that another chunk occupies until then.
 void StagedCommunicator::wait_until_issued() {
   {
     const std::lock_guard lock(engine_->mutex());

@@ -1,4 +1,4 @@
-// The communicator that stands before the inner one.
+// The staging communicator, which wraps the inner one.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace tessera::comm::staging {
 class StagedCommunicator final : public Communicator {
  public:
   StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<StagingPipeline> engine);
-  /// Of the world: collective. Asks the others whether memory of the device goes by windows.
+  /// Collective over the world: the ranks agree on whether device memory uses windows.
   void negotiate_ipc();
   ~StagedCommunicator() override;
   const Capabilities& capabilities() const noexcept override { return capabilities_; }
@@ -24,7 +24,7 @@ class StagedCommunicator final : public Communicator {
   Work issue(const OpDesc& call) { return forward_to(*inner_, call); }
   Buffer take_region(std::size_t bytes);
   void give_region(Buffer region);
-  /// Whether all that was called before the part, and must be issued before it, has been.
+  /// Whether all calls that must be issued before the part have been issued.
   bool may_issue(StagedTransfer& part);
   void enter(StagedTransfer& part);
   void leave(StagedTransfer& part) noexcept;
@@ -52,11 +52,11 @@ class StagedCommunicator final : public Communicator {
 
   const std::shared_ptr<StagingPipeline> engine_;
   const std::unique_ptr<Communicator> inner_;
-  std::unique_ptr<Communicator> closing_;  ///< the world's where there are windows: its ranks leave together
+  std::unique_ptr<Communicator> closing_;  ///< the world's, if it uses windows: its ranks leave together
   Capabilities capabilities_;
   std::optional<IpcState> sharing_;
   Event after_;
-  /// Calls that must be issued in their order: the collectives, and the messages to and from each peer.
+  /// Calls that must be issued in order: the collectives, and the messages to and from each peer.
   std::map<std::pair<OpKind, int>, std::deque<StagedTransfer*>> lanes_;
   std::multimap<std::size_t, Buffer> regions_;  ///< idle ones, by size
   std::atomic<int> unissued_{0};                ///< parts on lanes
@@ -64,7 +64,7 @@ class StagedCommunicator final : public Communicator {
   std::atomic<bool> aborted_{false};
 };
 
-/// Whether the call moves memory of a device.
+/// Whether the call moves device memory.
 bool on_device(const OpDesc& call) noexcept;
 
 }  // namespace tessera::comm::staging

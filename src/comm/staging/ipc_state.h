@@ -1,4 +1,4 @@
-// What one communicator has for calls through windows.
+// One communicator's state for calls through windows.
 #pragma once
 
 #include <array>
@@ -16,30 +16,30 @@ namespace tessera::comm::staging {
 
 class StagingPipeline;
 
-/// Under the engine's lock, or where nothing is in flight.
+/// Used under the engine's lock, or while nothing is in flight.
 class IpcState {
  public:
   IpcState(StagingPipeline& engine, int ranks, std::shared_ptr<Logger> logger);
 
-  /// Whether the call may go through windows, as far as all ranks know alike.
+  /// Whether the call may use windows, as far as all ranks can decide alike.
   bool suits(const OpDesc& call) const;
 
-  /// Nothing: it is no window, or this device can't share it.
+  /// Empty if it is not in a window, or if this device can't export it.
   std::optional<WindowLocation> place_of(const void* data, std::size_t bytes);
   const std::byte* open(const WindowLocation& place) { return windows_.open(place); }
-  /// A reader that has once opened a window keeps it.
+  /// Whether the reader has opened the window before; it keeps the window open.
   bool knows(const WindowId& window, int reader) const { return known_.contains({window, reader}); }
   void learn(const WindowId& window, int reader) { known_.insert({window, reader}); }
 
-  /// Bytes that `reader` has read here, and bytes of the backend's that only said where.
+  /// Counts the bytes that `reader` has read from this rank, and the backend's bytes that only carried locations.
   void count_read(OpKind kind, int reader, std::uint64_t bytes) { read_.add(kind, reader, bytes); }
   void count_told(OpKind kind, int peer, std::uint64_t bytes) { told_.add(kind, peer, bytes); }
   void correct(TrafficStats& snapshot) const;
 
-  /// How the last call went: "ipc", or "" where it was staged.
+  /// "ipc" if the last call used windows, "" if it was staged.
   std::string_view way() const noexcept { return way_; }
   void went(std::string_view way) noexcept { way_ = way; }
-  /// Says once why calls are staged.
+  /// Logs once why calls are staged.
   void complain(std::string_view why);
 
  private:

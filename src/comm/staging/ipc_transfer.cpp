@@ -9,7 +9,7 @@
 namespace tessera::comm::staging {
 namespace {
 
-/// What all ranks of a call must agree on, mixed into a number: a different one is a different call.
+/// A hash of everything that all ranks of a call must agree on: a different value is a different call.
 std::uint64_t number_of(const OpDesc& call, int ranks) {
   std::uint64_t number = 0;
   const auto mix = [&number](std::uint64_t x) { number = (number ^ x) * 0x9e3779b97f4a7c15U + (number >> 29U); };
@@ -19,7 +19,7 @@ std::uint64_t number_of(const OpDesc& call, int ranks) {
   mix(static_cast<std::uint64_t>(call.root));
   if (call.op.kind == ReduceOp::Kind::avg) mix(static_cast<std::uint64_t>(call.op.scalar));
   const auto all = static_cast<std::uint64_t>(ranks);
-  switch (call.kind) {  // elements that every rank knows
+  switch (call.kind) {  // the number of elements that every rank knows
     case OpKind::all_gather:
     case OpKind::broadcast:
       mix(call.out.count);
@@ -63,7 +63,7 @@ bool IpcTransfer::advance(bool may_begin) {
   if (stage_ == Stage::waiting && !may_begin) return false;
   try {
     return step();
-  } catch (const Timeout& error) {  // of an operation that the caller doesn't know, and so is the next
+  } catch (const Timeout& error) {  // of an internal operation, as the next one: adds the call's name
     throw Timeout(name_ + ": " + error.what());
   } catch (const PeerLost& error) {
     throw PeerLost(name_ + ": " + error.what());
@@ -116,7 +116,7 @@ bool IpcTransfer::step() {
   }
 }
 
-/// An operation of the host's, over the communicator that everything else goes over: one failure ends both.
+/// A host operation on the communicator that carries everything else, so one failure ends both.
 void IpcTransfer::talk(OpKind kind, ConstView in, View out, Stage stage) {
   work_ = operation_.communicator().issue(
       {.kind = kind, .in = in, .out = out, .timeout = operation_.time_left(), .label = name_});
@@ -128,7 +128,7 @@ void IpcTransfer::talk(OpKind kind, ConstView in, View out, Stage stage) {
 void IpcTransfer::offer() {
   static_assert(std::is_trivially_copyable_v<IpcDescriptor>);
   for (int r = 0; r < ranks_; ++r) mine_[static_cast<std::size_t>(r)] = offer_to(r);
-  // Whether the call goes this way is everybody's business, not only the readers'.
+  // All ranks must know whether the call uses windows, not only the readers.
   const bool usable = std::all_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.usable; });
   const bool fresh = std::any_of(mine_.begin(), mine_.end(), [](const IpcDescriptor& offer) { return offer.fresh; });
   for (IpcDescriptor& offer : mine_) {
@@ -236,7 +236,7 @@ void IpcTransfer::add_up() {
                                                                 .count = taken.count});
 }
 
-/// The second round of all_reduce.
+/// Starts the second round of all_reduce.
 void IpcTransfer::collect() {
   StagingPipeline& engine = operation_.engine();
   for (int r = 0; r < ranks_; ++r) {
@@ -249,7 +249,7 @@ void IpcTransfer::collect() {
   stage_ = Stage::collecting;
 }
 
-/// What the others have read here.
+/// Counts what the others have read from this rank.
 void IpcTransfer::count_bytes() {
   for (int r = 0; r < ranks_; ++r) {
     std::size_t count = reads_.given(r).count;
@@ -272,7 +272,7 @@ bool IpcTransfer::drained() {
   try {
     return event_.done();
   } catch (const std::exception&) {
-    return true;  // a device that is broken copies nothing any more
+    return true;  // a failed device copies nothing any more
   }
 }
 

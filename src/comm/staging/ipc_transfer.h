@@ -1,8 +1,8 @@
-// A call whose memory the ranks of a host read from each other: a state machine, as Part is.
+// A call in which ranks of a host read each other's memory: a state machine, as StagedTransfer is.
 //
-// Every rank tells every other where its memory is. If all of it is in windows that the readers could open, each reads
-// what it needs on a stream of its own, and all meet when they have: no event of a device crosses a process. Otherwise
-// all of them know that the call has to be staged.
+// Every rank sends every other the location of its memory. If all of it is in windows that the readers could open, each
+// rank reads what it needs on a stream of its own, and a barrier follows: no device event crosses processes. Otherwise
+// all ranks know that the call must be staged.
 #pragma once
 
 #include <cstdint>
@@ -20,32 +20,32 @@ class StagedOperation;
 
 class IpcTransfer {
  public:
-  /// Stays valid: `call`.
+  /// `call` must stay valid.
   IpcTransfer(StagedOperation& operation, const OpDesc& call);
 
-  /// Moves what can be. `may_begin`: the calls before it have told their peers all that they have to.
+  /// Progresses as far as possible. `may_begin`: earlier calls have sent all their messages to the peers.
   bool advance(bool may_begin);
-  /// After a failure: true when nothing of it is under way any more.
+  /// After a failure: true once nothing of it is in flight.
   bool drained();
 
-  bool staged() const noexcept { return stage_ == Stage::staged; }  ///< by the ranks' agreement
-  bool told() const noexcept { return stage_ >= Stage::parting; }   ///< all that the peers have to know
+  bool staged() const noexcept { return stage_ == Stage::staged; }  ///< as the ranks agreed
+  bool told() const noexcept { return stage_ >= Stage::parting; }   ///< all messages to the peers were sent
   bool done() const noexcept { return stage_ == Stage::done; }
-  /// Waits for the other ranks, by an operation that has the deadline.
+  /// Waits for the other ranks, by an operation with the deadline.
   bool talking() const noexcept { return talking_; }
 
  private:
   enum class Stage : std::uint8_t { waiting, offering, voting, reading, meeting, collecting, staged, parting, done };
 
-  /// What a rank tells another of a call. Travels between processes as it is.
+  /// A rank's message to another about a call. Sent between processes as raw bytes.
   struct IpcDescriptor {
-    std::uint64_t call = 0;  ///< what is called, as a number
-    WindowLocation in;       ///< what the other reads
+    std::uint64_t call = 0;  ///< encodes the call
+    WindowLocation in;       ///< what the other rank reads
     std::uint64_t bytes = 0;
     WindowLocation out;  ///< of the second round
     double factor = 0;
     bool usable = true;
-    bool fresh = false;  ///< somebody may have to open a window for the first time
+    bool fresh = false;  ///< a rank may have to open a window for the first time
   };
 
   bool step();
@@ -70,12 +70,12 @@ class IpcTransfer {
   const int ranks_;
   const ReadPlan reads_;
   const std::size_t size_;  ///< of an element
-  const std::string name_;  ///< of the call, in errors and as the label of what is told
+  const std::string name_;  ///< of the call, in errors and as the label of its messages
   Stage stage_ = Stage::waiting;
-  std::vector<IpcDescriptor> mine_;    ///< to each rank
-  std::vector<IpcDescriptor> theirs_;  ///< of each rank
+  std::vector<IpcDescriptor> mine_;    ///< sent to each rank
+  std::vector<IpcDescriptor> theirs_;  ///< received from each rank
   std::vector<const std::byte*> sources_;
-  std::vector<const std::byte*> sums_;  ///< where each rank has its slice of the result
+  std::vector<const std::byte*> sums_;  ///< each rank's slice of the result
   std::vector<std::uint8_t> votes_;
   std::uint8_t vote_ = 1;
   Work work_;

@@ -11,7 +11,7 @@ namespace tessera::comm::staging {
 namespace {
 
 constexpr std::size_t kPiece = 256;
-/// What devices map at once: a smaller window would show others what lies beside it.
+/// The unit in which devices map memory: a smaller window would expose neighboring memory.
 constexpr std::size_t kStep = std::size_t{2} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
@@ -39,7 +39,7 @@ Buffer IpcWindows::allocate(std::size_t bytes, std::optional<MemoryCategory> use
           }};
 }
 
-/// From the smallest idle piece that is large enough, else from a new window.
+/// Uses the smallest idle piece that is large enough, or else a new window.
 std::byte* IpcWindows::take(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto best = windows_.end();
@@ -125,7 +125,7 @@ void IpcWindows::end(bool closed_by_all) noexcept {
   for (auto window = windows_.begin(); window != windows_.end();) free_if_idle(window++);
 }
 
-/// What nobody was ever told of is nobody's but ours.
+/// A window that was never announced to another rank is used only by this rank.
 void IpcWindows::free_if_idle(All::iterator window) noexcept {
   const Window& which = window->second;
   if (!which.whole() || (state_ == State::kept && which.handle)) return;

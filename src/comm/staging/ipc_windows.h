@@ -1,4 +1,5 @@
-// Memory of a device that the ranks of a host read from each other, and what of the others' this rank has opened.
+// Windows: device memory that ranks of a host read from each other, and the windows of others that this rank has
+// opened.
 #pragma once
 
 #include <compare>
@@ -16,23 +17,23 @@
 
 namespace tessera::comm::staging {
 
-/// Tells a window from all others of the world. Owner 0: none.
+/// Identifies a window within the world. Owner 0: none.
 struct WindowId {
   std::uint64_t owner = 0;
   std::uint64_t number = 0;
   auto operator<=>(const WindowId&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
 };
 
-/// Where something lies, as another rank finds it.
+/// A location in a window, as sent to other ranks.
 struct WindowLocation {
   WindowId window;
   std::uint64_t offset = 0;
   IpcMemoryHandle handle;
 };
 
-/// Windows are cut into pieces, which are handed out again once they were given back, and stay with the device until
-/// nobody reads them any more: a device may not free what somebody has open. One for all communicators of a rank.
-/// Thread-safe. Buffers may outlive it.
+/// Allocates windows and divides them into pieces, which are reused after their release. A window stays allocated until
+/// no rank has it open, since a device must not free memory that is open elsewhere. One object for all communicators of
+/// a rank. Thread-safe. Buffers may outlive it.
 class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
  public:
   explicit IpcWindows(std::shared_ptr<DeviceRuntime> device);
@@ -40,19 +41,19 @@ class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
   IpcWindows(const IpcWindows&) = delete;
   IpcWindows& operator=(const IpcWindows&) = delete;
 
-  /// Aligned to 256 bytes. Streams must be done with a buffer that is given back: its memory is the next one's at once.
+  /// Aligned to 256 bytes. Streams must be done with a buffer when it is released, since its memory is reused at once.
   Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use,
                   const std::shared_ptr<MemoryTracker>& memory_tracker);
 
-  /// Nothing: some of it is no window. Throws Unsupported where the device can't share it.
+  /// Empty if any of it is outside windows. Throws Unsupported if the device can't export it.
   std::optional<WindowLocation> place_of(const void* data, std::size_t bytes);
-  /// Another rank's memory, opened once and kept. Throws Unsupported where this rank can't reach it.
+  /// Maps another rank's memory; a window is opened once and kept. Throws Unsupported if this rank can't access it.
   const std::byte* open(const WindowLocation& place);
 
-  /// Nothing of the others' is read any more.
+  /// Closes the windows of other ranks, which are no longer read.
   void close_others() noexcept;
-  /// No communicator uses it any more. `closed_by_all`: every rank has closed this one's windows, so that they go as
-  /// their last buffer does; else they stay until the process ends.
+  /// No communicator uses it any more. `closed_by_all`: every rank has closed this rank's windows, so each is freed
+  /// with its last buffer; otherwise they stay until the process ends.
   void end(bool closed_by_all) noexcept;
 
  private:
@@ -60,7 +61,7 @@ class IpcWindows : public std::enable_shared_from_this<IpcWindows> {
     std::uint64_t number = 0;
     std::size_t bytes = 0;
     std::map<std::size_t, std::size_t> idle;  ///< bytes by offset
-    std::optional<IpcMemoryHandle> handle;    ///< once it was asked for
+    std::optional<IpcMemoryHandle> handle;    ///< once it was exported
     bool whole() const { return idle.size() == 1 && idle.begin()->second == bytes; }
   };
   using All = std::map<std::byte*, Window>;

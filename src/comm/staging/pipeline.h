@@ -1,5 +1,5 @@
-// What moves staged calls on, one for all communicators of a rank: two streams for copies, and a thread for the time
-// when nobody waits.
+// Progresses staged calls, for all communicators of a rank: two streams for copies, and a thread that works while no
+// caller waits.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace tessera::comm::staging {
 
-/// Nothing is ever put on the two streams that has to wait for something: what a call comes after is asked for first.
-/// So copies of one call never stand behind the dependencies of another, which might be that very call.
+/// No work on the two streams ever waits: dependencies of a call are polled first. So copies of one call never queue
+/// behind the dependencies of another, which might include that very call.
 class StagingPipeline {
  public:
   StagingPipeline(std::shared_ptr<DeviceRuntime> device, StagingOptions options);
@@ -29,28 +29,28 @@ class StagingPipeline {
   DeviceRuntime& device() noexcept { return *device_; }
   const std::shared_ptr<DeviceRuntime>& shared_device() const noexcept { return device_; }
   const StagingOptions& options() const noexcept { return options_; }
-  /// All ranks of the world have agreed that device memory goes by windows. Once, before anything else.
+  /// All ranks of the world have agreed that device memory uses windows. Called once, before anything else.
   void share(AlgorithmTable algorithms) {
     windows_ = std::make_shared<IpcWindows>(device_);
     sums_ = device_->find<DeviceReduceKernels>();
     algorithms_ = std::move(algorithms);
   }
-  /// Null: memory of the device is staged.
+  /// Null: device memory is staged.
   const std::shared_ptr<IpcWindows>& windows() const noexcept { return windows_; }
   /// Null: this device has none.
   const DeviceReduceKernels* sums() const noexcept { return sums_; }
-  /// What the user wants calls to be carried by.
+  /// The algorithms that the user selected.
   const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
-  /// Guards everything of every staged communicator, and the inner communicators while anything is in flight on them.
+  /// Guards all state of staged communicators, and the inner communicators while anything is in flight on them.
   std::mutex& mutex() noexcept { return mutex_; }
   Stream& down() noexcept { return *down_; }
   Stream& up() noexcept { return *up_; }
 
   /// Under the lock.
   void add(StagedOperation& operation);
-  /// Moves everything on, unless somebody else is at it. True: something moved.
+  /// Progresses everything, unless another thread does. True: something progressed.
   bool try_advance() noexcept;
-  /// Drives until `condition`, which is asked without the lock, or `until`. True: it holds.
+  /// Drives until `condition`, which is evaluated without the lock, or until `until`. True: it holds.
   bool drive(const std::function<bool()>& condition, Clock::time_point until);
 
  private:

@@ -1,5 +1,4 @@
-// Who reads what of whose memory in a call that needs no staging: the `direct` algorithms, by reading instead of
-// sending.
+// Which rank reads which memory in a call without staging: the `direct` algorithms, with reads in place of sends.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +8,22 @@
 
 namespace tessera::comm::staging {
 
-/// What is read of several ranks becomes one.
+/// Whether the data read from several ranks is reduced.
 constexpr bool adds_up(OpKind kind) noexcept {
   return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
 }
 
-/// As one rank sees the call. Slices are in elements. What is its own counts like everybody else's.
+/// One rank's view of the call. Slices are in elements. A rank's own data is treated like that of the others.
 class ReadPlan {
  public:
   ReadPlan(const OpDesc& call, int rank, int ranks) : call_(call), rank_(rank), ranks_(ranks) {}
 
-  /// Of this rank's `in`, what `reader` reads.
+  /// The slice of this rank's `in` that `reader` reads.
   Slice given(int reader) const;
-  /// Where in this rank's `out` it goes what `owner` gives; of a sum, all of it to one place.
+  /// The slice of this rank's `out` for the data of `owner`; of a reduction, the same for all owners.
   Slice taken(int owner) const;
-  /// all_reduce: then everybody reads, from everybody's `out`, the slice that its owner has added up.
+  /// all_reduce: a second round, in which every rank reads from each owner's `out` the slice that the owner has
+  /// reduced.
   bool second_round() const noexcept { return call_.kind == OpKind::all_reduce; }
   Slice added_by(int owner) const { return slice_of(call_.in.count, ranks_, owner); }
 

@@ -33,7 +33,7 @@ bool StagedOperation::wait_until(Clock::time_point until) {
   return true;
 }
 
-void StagedOperation::wait() { wait_until(Clock::time_point::max()); }  // it fails at its deadline: this ends
+void StagedOperation::wait() { wait_until(Clock::time_point::max()); }  // terminates: it fails at its deadline
 
 void StagedOperation::wait_on(Stream& stream) {
   if (stream.device().type == DeviceType::cpu) return WorkState::wait_on(stream);
@@ -57,7 +57,7 @@ bool StagedOperation::advance() noexcept {
     }
   }
   const auto over = [this](StagedTransfer& part) { return error_ == nullptr ? part.done() : part.drained(); };
-  // Not std::all_of: every part that can be drained is.
+  // Not std::all_of, which would stop early: drain every part that can be drained.
   std::size_t left = 0;
   for (StagedTransfer& part : parts_) left += over(part) ? 0 : 1;
   if (left == 0) finish();
@@ -89,7 +89,7 @@ bool StagedOperation::advance_parts() {
 void StagedOperation::check_deadline() {
   if (Clock::now() < deadline_) return;
   const auto moving = [](const StagedTransfer& part) { return part.moving(); };
-  if (std::any_of(parts_.begin(), parts_.end(), moving)) return;  // it has a deadline of its own, and knows who is late
+  if (std::any_of(parts_.begin(), parts_.end(), moving)) return;  // it has its own deadline and names the late ranks
   const std::string why = name_ + (label_.empty() ? "" : " (" + label_ + ")") + ": " +
                           (begun_ ? "memory of the device was not copied" : "the stream was not where it comes after") +
                           " within " + format_duration(timeout_);

@@ -1,4 +1,4 @@
-// One call in flight on a staged communicator: a state machine that whoever drives moves on.
+// One call in flight on a staged communicator: a state machine that any driving thread progresses.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ class StagingPipeline;
 class StagedOperation;
 class StagedCommunicator;
 
-/// One chunk on its way.
+/// One chunk in flight.
 struct ChunkInFlight {
   enum class Stage : std::uint8_t { down, moving, up };
   Stage stage = Stage::down;
@@ -34,25 +34,25 @@ struct ChunkInFlight {
   Work work;
 };
 
-/// A call, or a part of a batch. Where the ranks can't read each other's memory, its chunks go down, between the ranks,
-/// and up, each in order.
+/// A call, or a part of a batch. If the ranks can't read each other's memory, its chunks are copied to the host, moved
+/// between the ranks, and copied back, each in order.
 class StagedTransfer {
  public:
   StagedTransfer(StagedOperation& operation, const OpDesc& call, bool staged);
   StagedTransfer(const StagedTransfer&) = delete;
   StagedTransfer& operator=(const StagedTransfer&) = delete;
 
-  /// Takes regions for so many chunks more (at most for all that are left).
+  /// Acquires regions for up to this many more chunks (at most all remaining ones).
   void widen(std::size_t chunks);
-  /// Moves what can be. `may_issue`: what was called before it on its lane has been issued.
+  /// Progresses as far as possible. `may_issue`: earlier calls on its lane have been issued.
   bool advance(bool may_issue);
-  /// After a failure: true when nothing of it is under way any more.
+  /// After a failure: true once nothing of it is in flight.
   bool drained();
   void give_back();
 
   bool issued() const noexcept { return shared_ ? shared_->told() : issued_ == chunks_; }
   bool done() const noexcept { return shared_ ? shared_->done() : landed_ == chunks_; }
-  bool moving() const noexcept;  ///< some chunk is with the inner communicator
+  bool moving() const noexcept;  ///< whether the inner communicator has a chunk
   const OpDesc& call() const noexcept { return call_; }
 
  private:
@@ -67,8 +67,8 @@ class StagedTransfer {
   OpDesc call_;
   std::vector<std::size_t> in_counts_;
   std::vector<std::size_t> out_counts_;
-  std::optional<IpcTransfer> shared_;  ///< nothing: staged, or memory of the host
-  std::optional<ChunkPlan> plan_;      ///< nothing: memory of the host, handed on as it is
+  std::optional<IpcTransfer> shared_;  ///< empty: staged, or host memory
+  std::optional<ChunkPlan> plan_;      ///< empty: host memory, passed on unchanged
   std::size_t chunks_ = 1;
   std::size_t begun_ = 0;
   std::size_t issued_ = 0;
@@ -97,7 +97,7 @@ class StagedOperation final : public WorkState {
   StagedCommunicator& communicator() noexcept { return communicator_; }
   StagingPipeline& engine() noexcept { return *engine_; }
   std::string_view label() const noexcept { return label_; }
-  /// At least a moment: what begins late fails by itself.
+  /// Never zero, so that a call begun after its deadline fails by itself.
   std::chrono::milliseconds time_left() const;
   std::deque<StagedTransfer>& parts() noexcept { return parts_; }
 

@@ -1,4 +1,4 @@
-// A call's chunks on their way.
+// The chunks of a call in flight.
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// What the device is asked for. The peers don't see it when that fails: they are told.
+/// Runs a device call. Peers can't see its failure, so it is sent to them.
 template <class F>
 auto ask_device(StagedOperation& operation, F&& ask) {
   try {
@@ -33,7 +33,7 @@ StagedTransfer::StagedTransfer(StagedOperation& operation, const OpDesc& call, b
       out_counts_(call.out_counts.begin(), call.out_counts.end()) {
   call_.in_counts = in_counts_;
   call_.out_counts = out_counts_;
-  call_.label = {};  // its memory is the caller's, who may go on after wait_on()
+  call_.label = {};  // its memory belongs to the caller, which may continue after wait_on()
   if (!staged) return;
   const Communicator& comm = operation.communicator();
   const StagingOptions& options = operation.engine().options();
@@ -146,7 +146,7 @@ bool StagedTransfer::land() {
   return moved;
 }
 
-/// What came begins its way up.
+/// Starts the copy of a received chunk to the device.
 bool StagedTransfer::land_first(ChunkInFlight& flight) {
   if (!flight.work.done()) return false;
   flight.work.wait();
@@ -172,7 +172,7 @@ bool StagedTransfer::drained() {
     try {
       return flight.event.done();
     } catch (const std::exception&) {
-      return true;  // a device that is broken copies nothing any more
+      return true;  // a failed device copies nothing any more
     }
   });
   return flights_.empty();

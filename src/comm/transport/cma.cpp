@@ -17,7 +17,7 @@
 namespace tessera::comm {
 namespace {
 
-/// Where a rank may be read, and what is found there: another process of that number holds something else.
+/// A test address and its content, which differs in another process with the same pid.
 struct Sample {
   pid_t pid = 0;
   int wanted = 0;
@@ -57,7 +57,7 @@ std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted) {
     processes[r] = sample.pid;
     shown[r] = '1';
   }
-  // Also holds everyone here until the last has looked.
+  // Also keeps every rank here until the last one has read.
   const std::vector<std::string> answers = bootstrap.all_gather(shown);
   for (std::size_t r = 0; r < ranks; ++r)
     if (answers[r].size() != ranks || answers[r][me] != '1') processes[r] = 0;

@@ -1,5 +1,5 @@
-// Memory of another process of this host, read by way of the kernel (process_vm_readv, "cross-memory attach"): one copy
-// instead of two through memory that both share.
+// CMA: reads memory of another process on this host through the kernel (process_vm_readv, "cross-memory attach"). One
+// copy instead of two through shared memory.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace tessera::comm {
 
-/// By rank: its process, where it and this rank can read each other's memory and both have TESSERA_CMA on; else 0, as
-/// on another host, where a container, a security module or ptrace_scope forbids it, from one pid namespace to another.
-/// Not for this rank itself, and for nobody where it is not `wanted` here. It is tried, not guessed. Collective; throws
-/// InvalidUsage and what the bootstrap throws.
+/// Returns the pid of each rank that supports CMA: it and this rank can read each other's memory, and both have
+/// TESSERA_CMA on. 0 otherwise: on another host, if a container, a security module or ptrace_scope forbids it, across
+/// pid namespaces, for this rank itself, and for all ranks if it is not `wanted` here. Determined by a trial read.
+/// Collective; throws InvalidUsage and the bootstrap's errors.
 TESSERA_API std::vector<int> near_processes(Bootstrap& bootstrap, bool wanted = true);
 
-/// Copies `bytes` at `from` in process `pid`. False: that process is gone. Throws SystemError.
+/// Copies `bytes` from `from` in process `pid`. False: that process is gone. Throws SystemError.
 TESSERA_API bool read_remote(int pid, const void* from, void* to, std::size_t bytes);
 
 }  // namespace tessera::comm

@@ -11,18 +11,18 @@
 namespace tessera::comm {
 namespace {
 
-/// Below, UCX's and MPI's own shared memory is as fast as the kernel on its best day (7.6 us for 128 KiB), and twice as
-/// fast on others (docs/performance.md).
+/// Below this size, the shared memory of UCX and MPI is as fast as the kernel at its best (7.6 us for 128 KiB), and
+/// sometimes twice as fast (docs/performance.md).
 constexpr std::size_t kShortest = std::size_t{384} << 10;
-constexpr std::size_t kPiece = std::size_t{512} << 10;  // read in one poll: others want to move too
+constexpr std::size_t kPiece = std::size_t{512} << 10;  // read in one poll, so that other messages progress too
 
-/// Where a number stood may be other memory when a late reader looks: nothing else there is likely to equal it.
+/// A number's address may hold other memory when a late reader reads it: no other content is likely to equal it.
 std::uint64_t random_number() {
   std::random_device random;
   return std::uint64_t{random()} << 32 | random();
 }
 
-/// What an offer says beside its header. Addresses are the sender's.
+/// The content of an offer after its header. Addresses are the sender's.
 struct CmaAddress {
   const std::byte* data = nullptr;
   const std::atomic<std::uint64_t>* number_at = nullptr;
@@ -32,7 +32,7 @@ struct CmaAddress {
 }  // namespace
 
 struct CmaLink::CmaSend {
-  std::atomic<std::uint64_t> number{0};  ///< 0 as soon as the message's memory is its owner's again
+  std::atomic<std::uint64_t> number{0};  ///< 0 as soon as the message's memory belongs to its owner again
   Message* message = nullptr;
   std::uint64_t slot = 0;
 };
@@ -103,7 +103,7 @@ void CmaLink::begin_reading(const AmHeader& header, std::span<const std::byte> p
   const auto found = std::find_if(readings_.begin(), readings_.end(), [&](const auto& reading) {
     return reading->slot == header.slot && reading->message->peer == header.from && !reading->offered;
   });
-  // Given up meanwhile: the sender needn't wait.
+  // Cancelled meanwhile: the sender need not wait.
   if (found == readings_.end()) return send_fin(header.from, header.slot);
   CmaReceive& reading = **found;
   if (payload.size() != sizeof(CmaAddress) || header.bytes != reading.message->bytes) return;
@@ -117,7 +117,7 @@ void CmaLink::end_sending(int peer, std::uint64_t slot) noexcept {
   const auto found = std::find_if(sent_.begin(), sent_.end(), [&](const CmaSend* sending) {
     return sending->slot == slot && sending->message->peer == peer;
   });
-  if (found == sent_.end()) return;  // given up
+  if (found == sent_.end()) return;  // cancelled
   Message& message = *(*found)->message;
   release(**found);
   events_.bulk_done(message);
@@ -163,7 +163,7 @@ void CmaLink::read_some(CmaReceive& reading) noexcept {
   std::uint64_t number = 0;
   std::string gone;
   const bool alive = read(peer, reading.offer.number_at, &number, sizeof(number), gone);
-  if (alive && number != reading.offer.number) {  // the sender gave it up: nothing has come
+  if (alive && number != reading.offer.number) {  // the sender cancelled it: nothing was received
     reading.offered = false;
     --offered_;
     return;
@@ -178,7 +178,7 @@ void CmaLink::read_some(CmaReceive& reading) noexcept {
 bool CmaLink::poll(bool with_health_check) noexcept {
   const bool moved = link_->poll(with_health_check);
   if (offered_ == 0) return moved;
-  // What ends tells its owner, who may start others: by index, and only those that are there now.
+  // Completed reads notify their owner, which may start others: iterate by index, over the present ones only.
   std::vector<CmaReceive*> now;
   for (const auto& reading : readings_)
     if (reading->offered) now.push_back(reading.get());

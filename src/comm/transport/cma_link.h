@@ -1,10 +1,9 @@
-// A Wire whose bulk between ranks of one host is copied by the receiver straight out of the sender's process
-// (cma.h). Everything else goes through the wire inside, and bulk so short that calls into the kernel cost more than
-// they save.
+// A Link whose bulk transfers between ranks of one host use CMA: the receiver copies from the sender's process (cma.h).
+// The inner link carries everything else, including bulk so short that the system calls cost more than they save.
 //
 //   sender    offer   where the bytes lie, and where the offer's number does
-//   receiver          reads the bytes, then the number: if it is still the same, they were read before the sender
-//                     could give the message up and its caller write over them
+//   receiver          reads the bytes, then the number: if it is unchanged, they were read before the sender
+//                     could cancel the message and its caller overwrite them
 //   receiver  taken
 #pragma once
 
@@ -54,7 +53,7 @@ class TESSERA_API CmaLink final : public Link, private LinkEvents {
   void release(CmaReceive& reading) noexcept;
   void read_some(CmaReceive& reading) noexcept;
   void send_fin(int peer, std::uint64_t slot) noexcept;
-  /// True: they were read. False: the process is gone, or the memory; `why`.
+  /// True: they were read. False: the process or the memory is gone; see `why`.
   bool read(int peer, const void* from, void* to, std::size_t bytes, std::string& why) const noexcept;
 
   LinkEvents& events_;
@@ -62,11 +61,11 @@ class TESSERA_API CmaLink final : public Link, private LinkEvents {
   const std::uint32_t world_;
   const std::vector<int> processes_;
   std::uint64_t number_;                            ///< of the last offer
-  std::vector<std::unique_ptr<CmaSend>> sendings_;  ///< all ever made: peers may still look at their numbers
-  std::vector<CmaSend*> sent_;                      ///< under way
+  std::vector<std::unique_ptr<CmaSend>> sendings_;  ///< all ever created, since peers may still read their numbers
+  std::vector<CmaSend*> sent_;                      ///< in flight
   std::vector<CmaSend*> idle_sendings_;
   std::vector<std::unique_ptr<CmaReceive>> readings_;
-  std::size_t offered_ = 0;  ///< of `readings_`: those that can be read
+  std::size_t offered_ = 0;  ///< how many of `readings_` can be read
   const std::unique_ptr<Link> link_;
 };
 

@@ -1,5 +1,5 @@
-// What waits to be joined by peer and tag. Intrusive: T has peer, tag, next and previous, and is nowhere else
-// meanwhile.
+// Queues of items to be matched by peer and tag. Intrusive: T has peer, tag, next and previous, and is in no other
+// queue meanwhile.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace tessera::comm {
 
-/// Doubly linked, first in first out.
+/// A doubly linked FIFO list.
 template <class T>
 class MatchList {
  public:
@@ -36,7 +36,7 @@ class MatchList {
   T* last_ = nullptr;
 };
 
-/// The communicators that nobody here uses any more.
+/// The communicators no longer in use on this rank.
 class DiscardedCommunicators {
  public:
   void add(std::uint32_t communicator) noexcept {
@@ -55,7 +55,7 @@ class MatchTable {
  public:
   void insert(T& item) noexcept { chain_of(item.peer, item.tag).append(item); }
   void remove(T& item) noexcept { chain_of(item.peer, item.tag).remove(item); }
-  /// The oldest of that peer and tag that `wanted` accepts; null if none.
+  /// The oldest item of that peer and tag that `wanted` accepts; null if there is none.
   template <class Wanted>
   T* find(int peer, const MessageTag& tag, Wanted wanted) noexcept {
     for (T* item = chain_of(peer, tag).first(); item != nullptr; item = item->next)
@@ -65,7 +65,7 @@ class MatchTable {
   T* find(int peer, const MessageTag& tag) noexcept {
     return find(peer, tag, [](const T&) { return true; });
   }
-  /// Each one that `wanted` accepts is removed and given to `use`.
+  /// Removes each item that `wanted` accepts and passes it to `use`.
   template <class Wanted, class CollectiveUse>
   void drain(Wanted wanted, CollectiveUse use) noexcept {
     for (MatchList<T>& chain : chains_)

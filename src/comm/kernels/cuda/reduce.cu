@@ -1,4 +1,4 @@
-// What comm puts into the CUDA device: sums over the memory of several ranks.
+// comm's interface of the CUDA device: reductions over the memory of several ranks.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr std::size_t kMostBlocks = 4096;
 
-/// The kernel's argument: by value, since the host's arrays are gone when it runs.
+/// The kernel's argument: passed by value, since the host's arrays are gone when it runs.
 struct Sources {
   ReduceOp op;
   int count;
@@ -66,8 +66,8 @@ void append(Stream& stream, const DeviceReduceArgs& sum) {
 constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                           DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
 
-/// The vendor loads a kernel where it is first launched, and may wait for the whole device to do so: for streams, too,
-/// that wait for the very call whose sum this is. So all are asked for beforehand.
+/// CUDA loads a kernel at its first launch and may synchronize the whole device for it, including streams that wait for
+/// the very call that this reduction belongs to. So all kernels are loaded beforehand.
 bool load_all() {
   bool loaded = true;
   for (const DType dtype : kAll)

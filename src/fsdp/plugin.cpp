@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".so";
-constexpr std::array kPluginState = {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce};
+constexpr std::array kPluggable = {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce};
 
 /// FILE.so:NAME, split.
 struct PluginName {
@@ -75,7 +75,7 @@ void look_over(const PluginExports& offer) {
   for (const OfferedCollective& each : offer.collectives) {
     const std::string kind(comm::name_of(each.collective));
     add(kind, each.name);
-    if (std::find(kPluginState.begin(), kPluginState.end(), each.collective) == kPluginState.end())
+    if (std::find(kPluggable.begin(), kPluginState.end(), each.collective) == kPluginState.end())
       throw InvalidUsage("its " + kind + " " + each.name +
                          " would never be called; trainings have all_gather, reduce_scatter and all_reduce");
     if (!each.make) throw InvalidUsage("its " + kind + " " + each.name + " has no maker");

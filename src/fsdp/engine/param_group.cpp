@@ -207,8 +207,8 @@ void ParamGroup::gather(std::size_t already) {
       const DType dtype = flat.layout.dtype;
       const void* const from =
           i == 0 ? parts[static_cast<std::size_t>(&flat - flats_.data())] : gathered_to(flat, i).of(flat, part.begin);
-      std::vector<FlatTransfer>& plugin_state = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
-      plugin_state.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
+      std::vector<FlatTransfer>& list = flat.encoded() && !fabric_.carries_encodings ? encodings : transfers;
+      list.push_back({{from, static_cast<std::size_t>(part.count()), dtype, fabric_.device()},
                               {gathered_to(flat, i + 1).of(flat, whole.begin), static_cast<std::size_t>(whole.count()),
                                dtype, fabric_.device()},
                               &flat.layout});

@@ -19,7 +19,7 @@ struct CollectiveChoice {
   OpKind collective;
   std::string Strategy::*name;
 };
-constexpr std::array<CollectiveChoice, 3> kPluginState = {{{OpKind::all_gather, &Strategy::all_gather},
+constexpr std::array<CollectiveChoice, 3> kChoices = {{{OpKind::all_gather, &Strategy::all_gather},
                                                            {OpKind::reduce_scatter, &Strategy::reduce_scatter},
                                                            {OpKind::all_reduce, &Strategy::all_reduce}}};
 
@@ -36,12 +36,12 @@ void choose(Strategy& strategy, std::string_view part, const CollectiveRegistry&
   const bool all = equals == std::string_view::npos || part.find('/') < equals;
   const std::string plugin(all ? part : part.substr(equals + 1));
   bool found = false;
-  for (const CollectiveChoice& plugin_state : kPluginState) {
-    if (all ? !registry.has(plugin_state.collective, plugin)
-            : comm::name_of(plugin_state.collective) != part.substr(0, equals))
+  for (const CollectiveChoice& choice : kChoices) {
+    if (all ? !registry.has(choice.collective, plugin)
+            : comm::name_of(choice.collective) != part.substr(0, equals))
       continue;
-    registry.cost(plugin_state.collective, plugin, {.ranks = 1});  // throws if it is not known
-    strategy.*plugin_state.name = plugin;
+    registry.cost(choice.collective, plugin, {.ranks = 1});  // throws if it is not known
+    strategy.*choice.name = plugin;
     found = true;
   }
   if (found) return;
@@ -100,11 +100,11 @@ Strategy parse_strategy(std::string_view text, const CollectiveRegistry& collect
 
 void validate_collectives(const Strategy& strategy, const MeshShape& mesh, Precision precision,
                           const CollectiveRegistry& collectives) {
-  for (const CollectiveChoice& plugin_state : kPluginState) {
-    const std::string& name = strategy.*plugin_state.name;
-    const CollectiveCapabilities can = collectives.make(plugin_state.collective, name)->capabilities();
-    const CollectiveUse use = use_of(plugin_state.collective, strategy, mesh, precision);
-    const std::string title = std::string(comm::name_of(plugin_state.collective)) + " by " + name;
+  for (const CollectiveChoice& choice : kChoices) {
+    const std::string& name = strategy.*choice.name;
+    const CollectiveCapabilities can = collectives.make(choice.collective, name)->capabilities();
+    const CollectiveUse use = use_of(choice.collective, strategy, mesh, precision);
+    const std::string title = std::string(comm::name_of(choice.collective)) + " by " + name;
     if (!use.used) continue;
     if (!can.dtypes.empty() && std::find(can.dtypes.begin(), can.dtypes.end(), use.dtype) == can.dtypes.end()) {
       std::string known;

@@ -79,7 +79,7 @@ MISTAKES = [
             CHECKPOINTS, "another world size reads other elements"),
     mistake("resumed-moments-alike", "src/fsdp/checkpoint/restorer.cpp", "float* out) { checkpoint.read(parameter.name(), state, range, out); },",
             "float* out) { checkpoint.read(parameter.name(), 0 * state, range, out); },", CHECKPOINTS, "a resumed run begins with first moments for second ones"),
-    mistake("resumed-step-zero", "src/fsdp/checkpoint/restorer.cpp", "  engine.set_steps(checkpoint.step());\n", "",
+    mistake("resumed-step-zero", "src/fsdp/checkpoint/restorer.cpp", "  engine.set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());\n", "",
             CHECKPOINTS, "a resumed run begins Adam's bias correction anew"),
     mistake("ages-not-restored", "src/fsdp/checkpoint/restorer.cpp", "    return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;",
             "    return tensor == nullptr ? std::uint64_t{0} : std::uint64_t{0};", (CHECKPOINTS, r"^fsdp_refresh\."), "... of parameters that were frozen at first"),

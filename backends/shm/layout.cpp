@@ -166,9 +166,7 @@ std::uint64_t ShmOperation::make_fingerprint() const {
     if (call.op.kind == ReduceOp::Kind::avg) hash = mix(hash, std::bit_cast<std::uint64_t>(call.op.scalar));
   }
   if (!ragged()) return mix(hash, table_count());
-  if (call.kind == OpKind::all_to_all)
-    return mix(hash, ~std::uint64_t{0});  // the lengths of others are unknown
-                                          // the others
+  if (call.kind == OpKind::all_to_all) return mix(hash, ~std::uint64_t{0});  // the lengths of others are unknown
   for (const std::size_t start : in_starts.empty() ? out_starts : in_starts) hash = mix(hash, start);
   return hash;
 }

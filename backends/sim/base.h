@@ -1,4 +1,4 @@
-// The names of base and comm, as this folder uses them.
+// Imports the names of base and comm into this backend's namespace.
 #pragma once
 
 #include "tessera/comm/base.h"

@@ -67,7 +67,7 @@ bool ShmGroup::see_arrivals(ShmOperation& op) {
   if (op.arrived < size_) return op.arrived != before;
   if (!fits_others(op)) {
     if (op.everyone) throw Mismatch(table_of(op));
-    op.everyone = true;  // to say what each of them calls
+    op.everyone = true;  // waits for all ranks, to report what each calls
     op.arrived = 0;
     return true;
   }

@@ -261,7 +261,7 @@ int Launcher::run() {
     reap();
     if (stage_ != Stage::running) escalate();
   }
-  sweep();  // before the pipes are read to their end: what was left running holds them open
+  sweep();  // before the pipes are drained: processes left running hold them open
   if (stage_ != Stage::running) remove_leftovers();
   read_rest();
   return report();

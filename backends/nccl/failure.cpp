@@ -11,8 +11,7 @@ namespace tessera::nccl {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kVerdictTime = 500ms;  ///< the control channel names the dead rank within this time after a broken
-                                      ///< connection
+constexpr auto kVerdictTime = 500ms;  ///< after a broken connection the control channel names the dead rank
 constexpr auto kStopTime = 5s;        ///< in which a device stops after an abort
 
 }  // namespace

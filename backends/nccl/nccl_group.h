@@ -125,8 +125,7 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   const std::shared_ptr<std::atomic<std::uint64_t>> called_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::uint64_t splits_ = 0;
   std::unique_ptr<PinnedScratch> scratch_;                ///< outlives the stream, as do ...
-  std::vector<std::unique_ptr<DeviceBlock>> workspaces_;  ///< ... these: the last one is used, operations in flight may
-                                                          ///< use others
+  std::vector<std::unique_ptr<DeviceBlock>> workspaces_;  ///< ... these: the last is used, operations may use others
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaEvent> before_;  ///< the next operation runs after it, if ...
   bool comes_after_ = false;

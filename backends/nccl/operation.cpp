@@ -55,7 +55,6 @@ std::string NcclOperation::describe() const {
 
 void NcclOperation::recycle() noexcept {
   const std::shared_ptr<NcclGroup> keep = std::move(group);  // may be the last reference to the group, which owns this
-                                                             // operation
   keep->put_back(*this);
 }
 

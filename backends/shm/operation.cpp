@@ -35,7 +35,6 @@ void ShmOperation::throw_failure() const { group->throw_failure(); }
 
 void ShmOperation::recycle() noexcept {
   const std::shared_ptr<ShmGroup> keep = std::move(group);  // may be the last reference to the group, which owns this
-                                                            // operation
   keep->put_back(*this);
 }
 

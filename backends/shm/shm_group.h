@@ -144,8 +144,7 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   const std::shared_ptr<MemoryTracker> memory_tracker_;
   Buffer head_;
   Buffer slots_;
-  std::array<Buffer, 2> copies_;  ///< of inputs and results that peers read; two operations alternate; created on first
-                                  ///< use
+  std::array<Buffer, 2> copies_;  ///< of inputs and results for peers, alternating; created on first use
   std::uint64_t room_seen_ = 0;   ///< all ranks have announced this operation
   Buffer tiles_;                  ///< of collectives; created by the first operation that needs them
   std::vector<MemberOffsets> members_;

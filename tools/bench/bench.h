@@ -34,8 +34,7 @@ struct BenchOptions {
   std::string plot;
   std::string tune;
   std::string only;                       ///< set in the ranks: the backend that this process benchmarks
-  std::optional<std::string> algorithms;  ///< set in the ranks of --tune: a TESSERA_ALGO value, "" for the backend's
-                                          ///< choice
+  std::optional<std::string> algorithms;  ///< set in the ranks of --tune: as TESSERA_ALGO, "" for the backend's choice
 };
 
 /// Adds the options to `command`, which parses them into `options`.

@@ -34,11 +34,9 @@ struct LaunchSpec {
   /// the ranks to cores and merges their output: `bind_to_cores` and `tag` have no effect then, and `log_dir` gets one
   /// file.
   std::vector<std::string> prefix;
-  std::vector<std::pair<std::string, std::string>> environment;  ///< for the ranks, in addition to what the launcher
-                                                                 ///< sets
+  std::vector<std::pair<std::string, std::string>> environment;  ///< for the ranks, beside what the launcher sets
   bool tag = false;                                              ///< prefix each line with "[rank] "
-  bool bind_to_cores = false;  ///< each rank to an equal share of the cores; if there are more ranks than cores, they
-                               ///< share cores
+  bool bind_to_cores = false;  ///< each rank to its equal share of the cores; more ranks than cores share them
   bool own_program = false;    ///< the ranks are this tool: their errors are reported once, the first cause last
   std::optional<std::filesystem::path> log_dir;  ///< each rank's lines also go to DIR/rank-R.log
   LineHandler on_output;                         ///< instead of standard output

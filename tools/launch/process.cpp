@@ -113,7 +113,7 @@ pid_t start_process(const ProcessSpec& plan) {
 
 namespace {
 
-/// True where NAME=value is one of the process's initial variables.
+/// True if NAME=value is one of the process's initial variables.
 bool has_marker(pid_t pid, const char* marker, std::size_t length) {
   char path[64];
   char* end = path + sizeof path;  // no stdio: this runs in a forked child

@@ -17,11 +17,10 @@ struct RankOutputPlan {
   int rank = 0;
   bool tag = false;          ///< "[rank] " before each line
   bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until take_error()
-  bool hold_first = false;  ///< ... the first such line instead, and all other lines until take_others(): several ranks
-                            ///< and the program that started them write to this pipe
-                            ///< and the program that started them write here
-  bool capture = false;     ///< standard output is forwarded too; else it is inherited
-  std::string log_file;     ///< empty: none
+  bool hold_first = false;   ///< ... the first such line instead, and foreign lines until take_others(): several ranks
+                             ///< and the program that started them write to this pipe
+  bool capture = false;      ///< standard output is forwarded too; else it is inherited
+  std::string log_file;      ///< empty: none
   std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output
   Outlet* output = nullptr;                                        ///< standard output; outlives the rank
   Outlet* errors = nullptr;                                        ///< standard error; outlives the rank
@@ -47,7 +46,7 @@ class RankOutput {
 
   /// Returns and clears the rank's held error line, without its "tessera: ".
   std::optional<std::string> take_error();
-  /// Returns and clears the other held lines, unchanged.
+  /// Returns and clears the held lines of other programs, unchanged.
   std::string take_others() { return std::exchange(others_, {}); }
   const std::string& others() const { return others_; }
   bool has_error() const { return held_.has_value(); }

@@ -162,8 +162,7 @@ void RankWatch::on_report(pid_t pid, const std::string& text) {
 
 void RankWatch::on_end(pid_t pid) {
   Process& process = processes_[pid];
-  if (std::exchange(process.ended, true)) return;  // on a second event the process may have been reaped, and its status
-                                                   // be lost
+  if (std::exchange(process.ended, true)) return;  // on a second event its status may be gone
   process.status = status_of_ended(pid);
   if (process.code) return;
   if (lost_ && lost_->rank == process.rank) lost_->status = process.status;

@@ -29,7 +29,7 @@ constexpr std::size_t kIdlePart = 50;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
-/// Addresses are free: twice the machine's memory leaves room for fragmentation.
+/// Addresses cost nothing: twice the machine's memory leaves room for fragmentation.
 std::size_t wanted_capacity() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   std::size_t bytes = kSmallestArena;

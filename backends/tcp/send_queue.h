@@ -45,7 +45,7 @@ class SendQueue {
   void send(Message& message);
   /// False: the message is partly sent, and there is no memory to complete it.
   [[nodiscard]] bool cancel(Message& message) noexcept;
-  /// Accepts requests of the peer for messages of this communicator without sending any.
+  /// Ignores the requests of the peer for messages of this communicator: there are none.
   void discard_communicator(std::uint32_t communicator);
   /// Announces messages that the peer has not requested so far.
   void announce_waiting();

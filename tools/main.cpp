@@ -54,12 +54,12 @@ int parse(CommandLine& commands) {
   if (!first.starts_with('-') && !known)
     return usage_error(commands, "unknown subcommand '" + first + "'; known: " + names_of(app));
   try {
-    // A program's own arguments are not looked at: what follows the first -- of `run` is no business of the parser.
+    // Arguments after the first -- of `run` belong to the program and are not parsed.
     const auto end = first == "run" ? std::find(commands.arguments.begin(), commands.arguments.end(), "--")
                                     : commands.arguments.end();
     if (end != commands.arguments.end()) commands.program.assign(end + 1, commands.arguments.end());
     std::vector<std::string> reversed(std::make_reverse_iterator(end),
-                                      commands.arguments.rend());  // as CLI11 wants them
+                                      commands.arguments.rend());  // the order that CLI11 expects
     app.parse(reversed);
   } catch (const CLI::Success& done) {  // --help, --version
     return app.exit(done);
@@ -69,7 +69,7 @@ int parse(CommandLine& commands) {
   return -1;
 }
 
-/// A world of one where the launcher's variables make no sense: the subcommand will say so.
+/// A world of one if the launcher's variables are invalid: the subcommand reports the error.
 comm::Launch launch_or_none() {
   try {
     return comm::resolve_launch();
@@ -78,11 +78,11 @@ comm::Launch launch_or_none() {
   }
 }
 
-/// True for a rank that this tool's launcher looks after. Who starts ranks by hand has no reason to force a launcher.
+/// True for a rank of this tool's launcher. A user who starts ranks by hand has no reason to set TESSERA_LAUNCHER.
 bool started_by_us() { return comm_variable("TESSERA_LAUNCHER") == "tessera"; }
 
-/// An error as its last line. Ranks of another launcher share one terminal: each says who it is, as our launcher would
-/// for it. What is wrong usage is so for all of them.
+/// The last line for an error. Ranks of another launcher share one terminal, so each adds its rank, as this tool's
+/// launcher would. Wrong usage concerns all ranks.
 std::string last_line(const std::string& text, bool wrong_usage) {
   const comm::Launch launch = launch_or_none();
   if (wrong_usage || launch.size == 1 || started_by_us()) return text;
@@ -95,11 +95,11 @@ int code_of(const base::Error& error) {
   return through_others && started_by_us() ? kOtherRankFailed : 1;
 }
 
-/// A misspelled variable would silently do nothing.
+/// A misspelled variable would have no effect without notice.
 void warn_of_unknown_variables() {
   std::vector<std::string> unknown = base::unknown_variables(all_variables());
   if (unknown.empty()) return;
-  const Catalog all = catalog();  // it may be a module's; asking them takes a while
+  const Catalog all = catalog();  // it may be a module's variable; asking the modules takes a while
   for (const comm::ModuleVariable& known : all.variables) std::erase(unknown, known.name);
   for (const std::string& name : unknown)
     say("warning: " + name + " is no variable of this program; see tessera info --env");
@@ -122,17 +122,17 @@ int run(const CommandLine& commands) {
   return 1;
 }
 
-/// What is opened next must not become standard output or error, which others write to.
+/// Prevents files that are opened later from becoming standard output or error, which other code writes to.
 void open_closed_streams() {
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream)
     if (::fcntl(stream, F_GETFD) < 0) [[maybe_unused]]
       const int lowest = ::open("/dev/null", O_RDWR);
 }
 
-/// Launchers say for their ranks what stopped them.
+/// True if a launcher reports what stopped the ranks.
 bool has_a_launcher() { return started_by_us() || launch_or_none().size > 1; }
 
-/// Under a prefix our launcher is above mpirun, and knows more.
+/// Under a prefix, this tool's launcher runs above mpirun and knows more.
 comm::Launch launch_to_guard() { return launch_socket() ? comm::Launch{} : launch_or_none(); }
 
 int main_of(std::vector<std::string> arguments) {
@@ -151,10 +151,10 @@ int main_of(std::vector<std::string> arguments) {
   refuse_empty_values(app);
   const int code = parse(commands);
   if (code >= 0) return code;
-  if (launch_or_none().rank == 0 && !started_by_us())  // our launcher has said it for its ranks
+  if (launch_or_none().rank == 0 && !started_by_us())  // this tool's launcher has done it for its ranks
     warn_of_unknown_variables();
-  // Beyond the limit of a file's size a write then fails, as on a full disk, and what it was for says so. The programs
-  // of `run` would inherit it.
+  // A write beyond the file size limit then fails as on a full disk, and its error is reported. The programs of `run`
+  // would inherit this setting.
   if (!app.got_subcommand("run")) std::signal(SIGXFSZ, SIG_IGN);
   return run(commands);
 }
@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
   tessera::tools::open_closed_streams();
   try {
     if (!tessera::tools::has_a_launcher()) tessera::tools::say_what_stops_us();
-    static const tessera::tools::RankReport report;  // until the process ends
+    static const tessera::tools::RankReport report;  // lives until the process ends
     static const tessera::tools::RankGuard guard(tessera::tools::launch_to_guard());
     const int code = tessera::tools::main_of({argv + 1, argv + argc});
     report.end(code);

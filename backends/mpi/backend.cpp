@@ -1,4 +1,4 @@
-// The entry of this backend in the registry; compiled once for each MPI (TESSERA_MPIRUN is that one's launcher).
+// The entry of this backend in the registry; compiled once for each MPI (TESSERA_MPIRUN is its launcher).
 #include <unistd.h>
 
 #include <vector>
@@ -26,7 +26,7 @@ std::unique_ptr<Communicator> create(std::shared_ptr<Bootstrap> bootstrap, const
 std::vector<std::string_view> launch_prefix() {
   std::vector<std::string_view> prefix = {TESSERA_MPIRUN, "-n", "{ranks}"};
 #ifdef OPEN_MPI
-  // A rank has several threads: bound to one core they would wait for each other.
+  // A rank has several threads, which would wait for each other if bound to one core.
   for (const std::string_view option : {"--oversubscribe", "--bind-to", "none"}) prefix.push_back(option);
   if (::geteuid() == 0) prefix.push_back("--allow-run-as-root");
 #endif

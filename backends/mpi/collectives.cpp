@@ -6,7 +6,7 @@
 namespace tessera::comm::mpi {
 namespace {
 
-// Bytes of the larger buffer from which on MPI is faster.
+// Sizes from which on MPI is faster, in bytes of the larger buffer.
 #if defined(OPEN_MPI)
 constexpr std::size_t kLongGather = std::size_t{1} << 20;
 #else
@@ -72,7 +72,7 @@ class MpiCollectives::Issue {
   std::byte* out(std::size_t offset) const { return what_.out == nullptr ? nullptr : what_.out + offset; }
   MPI_Op operation() const { return all_.operations_.of(what_.reduce, what_.dtype); }
 
-  /// `count` elements from byte `offset` of every part on, or of the whole.
+  /// Processes `count` elements from byte `offset` of every part, or of the whole.
   void piece(std::size_t offset, std::size_t count) {
     const int n = static_cast<int>(count);
     const bool same = what_.in != nullptr && what_.in == what_.out;
@@ -93,7 +93,7 @@ class MpiCollectives::Issue {
         break;
     }
     if (count == what_.count) return parts(offset, {n, n, type_});
-    // One element of this type is a rank's piece, the next one begins where the next part does.
+    // One element of this type is a rank's piece; the next one begins where the next part does.
     MPI_Datatype dense = MPI_DATATYPE_NULL;
     MPI_Datatype strided = MPI_DATATYPE_NULL;
     MPI_Type_contiguous(n, type_, &dense);
@@ -101,7 +101,7 @@ class MpiCollectives::Issue {
     call(MPI_Type_commit(&strided));
     parts(offset, {n, 1, strided});
     MPI_Type_free(&dense);
-    MPI_Type_free(&strided);  // when nothing is under way with it
+    MPI_Type_free(&strided);  // takes effect when no operation uses it
   }
 
   struct Part {
@@ -130,7 +130,7 @@ class MpiCollectives::Issue {
     }
   }
 
-  /// MPI adds whole parts only: a piece of each rank's part is reduced to that rank.
+  /// MPI reduces whole parts only, so the piece of each rank's part is reduced to that rank.
   void scatter_in_pieces(std::size_t most) {
     const std::size_t bytes = what_.count * size_;
     for (std::size_t owner = 0; owner < ranks_; ++owner)
@@ -152,7 +152,7 @@ class MpiCollectives::Issue {
 
 MpiCollectives::MpiCollectives(Settings settings) : settings_(std::move(settings)) {}
 
-/// The order of MPI's ranks is ours, or there is none: what copies a communicator without blocking keeps the order.
+/// Null unless MPI's ranks are in the order of the world: the non-blocking copy of a communicator keeps the order.
 std::unique_ptr<NativeCommunicator> MpiCollectives::whole_world() {
   const std::vector<int>& mpi_rank = settings_.ranks->mpi_rank;
   if (closed_ || mpi_rank.empty()) return nullptr;
@@ -161,8 +161,8 @@ std::unique_ptr<NativeCommunicator> MpiCollectives::whole_world() {
   return std::make_unique<MpiNativeCommunicator>(*this, settings_.ranks->comm, false);
 }
 
-/// Measured with 2 ranks on one host: what only moves is faster in MPI once it is long; sums are not, since our
-/// schedules add straight from what arrives.
+/// Measured with 2 ranks on one host: long data movement is faster in MPI; reductions are not, because the schedules
+/// reduce directly from the arriving data.
 bool MpiCollectives::prefers(const CollectiveSpec& problem) const noexcept {
   const std::size_t bytes = problem.count * size_of(problem.dtype);
   switch (problem.kind) {
@@ -183,7 +183,7 @@ void MpiCollectives::start(NativeRequest& collective) noexcept {
   Issue(*this, collective).run();
 }
 
-/// The one way to make a communicator that doesn't block.
+/// Uses the only non-blocking way to create a communicator.
 void MpiCollectives::start_copy(NativeRequest& collective) noexcept {
   auto made = std::make_unique<MpiNativeCommunicator>(*this, MPI_COMM_NULL, true);
   Copy copy{.owner = &collective};
@@ -213,7 +213,7 @@ bool MpiCollectives::poll_copies() noexcept {
   return moved;
 }
 
-/// What MPI has no number left for ends with an error, and whatever handle it has put there is none.
+/// If MPI has no communicator number left, the copy ends with an error, and the handle that MPI stored is invalid.
 void MpiCollectives::copy_ended(NativeRequest& collective, int code) noexcept {
   std::unique_ptr<NativeCommunicator>& copy = *collective.copy;
   if (code == MPI_SUCCESS) {
@@ -230,7 +230,7 @@ void MpiCollectives::give_up(NativeRequest& collective) noexcept {
   if (closed_) return;
   const bool copying =
       std::any_of(copies_.begin(), copies_.end(), [&](const Copy& c) { return c.owner == &collective; });
-  // MPI still has the place for the communicator that it makes.
+  // MPI still refers to the handle of the communicator that it creates.
   if (copying) [[maybe_unused]]
     const NativeCommunicator* leaked = collective.copy->release();
   if (copying || std::find(owners_.begin(), owners_.end(), &collective) != owners_.end()) settings_.given_up();

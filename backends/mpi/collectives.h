@@ -1,5 +1,5 @@
-// Whole collectives as MPI's own non-blocking ones. They can't be taken back: where one is given up, MPI is not called
-// any more in this process, and without a call of ours it moves nothing.
+// Collectives that run as MPI's own non-blocking ones. They can't be cancelled: once one is abandoned, this process
+// makes no further MPI calls, and without such calls MPI moves no data.
 #pragma once
 
 #include <mpi.h>
@@ -15,8 +15,8 @@
 
 namespace tessera::comm::mpi {
 
-/// What one call of MPI moves at most, in bytes of the larger buffer: counts of MPI are int, and so is what some of its
-/// collectives calculate inside.
+/// Maximum of one MPI call, in bytes of the larger buffer: counts of MPI are int, and some of its collectives compute
+/// with int internally.
 inline constexpr std::size_t kLongestPiece = std::size_t{1} << 30;
 
 class MpiCollectives final : public NativeCollectives {
@@ -25,9 +25,9 @@ class MpiCollectives final : public NativeCollectives {
     const Ranks* ranks = nullptr;
     int rank = 0;
     std::size_t longest_piece = kLongestPiece;
-    std::function<bool(int code)> good;  ///< told what MPI returns; false: it has failed, once and for all
+    std::function<bool(int code)> good;  ///< called with what MPI returns; false: MPI has failed permanently
     std::function<void(const std::string& why)> failed;
-    std::function<void()> given_up;  ///< to be left alone from now on
+    std::function<void()> given_up;  ///< MPI must not be called from now on
   };
   explicit MpiCollectives(Settings settings);
   ~MpiCollectives() = default;
@@ -39,16 +39,16 @@ class MpiCollectives final : public NativeCollectives {
   void start(NativeRequest& collective) noexcept override;
   void give_up(NativeRequest& collective) noexcept override;
 
-  /// True: one has ended.
+  /// True: a collective has completed.
   bool poll() noexcept;
   bool idle() const noexcept { return requests_.empty() && copies_.empty(); }
-  /// No call any more. `leave`: MPI may still look at what it was given.
+  /// Makes no further calls. `leave`: MPI may still access its buffers.
   void close(bool leave) noexcept;
   bool closed() const noexcept { return closed_; }
 
  private:
   class Issue;
-  struct Copy {  ///< a communicator that is being made
+  struct Copy {  ///< a communicator that is being created
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;  ///< of MPI_Comm_idup itself
     NativeRequest* owner = nullptr;
@@ -63,7 +63,7 @@ class MpiCollectives final : public NativeCollectives {
   MpiReduceOps operations_;
   std::vector<MPI_Request> requests_;
   std::vector<NativeRequest*> owners_;  ///< of `requests_`
-  std::vector<Copy> copies_;            ///< beside them: one that fails is no failure of the others
+  std::vector<Copy> copies_;            ///< separate: a failed one does not fail the others
   std::vector<int> done_;               ///< space for MPI_Testsome
   bool closed_ = false;
 };

@@ -1,11 +1,11 @@
-// MPICH 4.0 over UCX hangs in MPI_Finalize where ranks are connected over TCP (UCX_TLS=tcp, or ^cma on one host, or
-// several hosts). It closes its connections with ucp_disconnect_nb, which sends what is left and, over TCP, waits for
-// the peer's answer; then it waits in PMI for the other ranks, and answers nobody any more. A rank that is a little
-// later waits for its answer for ever.
+// MPICH 4.0 over UCX hangs in MPI_Finalize if ranks are connected over TCP (UCX_TLS=tcp, or ^cma on one host, or
+// several hosts). It closes its connections with ucp_disconnect_nb, which sends the remaining data and, over TCP, waits
+// for the peer's answer. Then it waits in PMI for the other ranks and answers no peer any more, so a rank that is
+// slightly later waits for its answer forever.
 //
-// MPICH finds this function before UCX's, since this module has loaded MPICH. It does nothing and says that it is done:
-// the connections then go with UCX's worker, after all ranks have met in PMI. Nothing is lost: MPI is ended after a
-// barrier only (lifetime.cpp). A program that is linked with MPICH itself keeps UCX's.
+// MPICH finds this function before UCX's, because this module has loaded MPICH. It does nothing and reports completion:
+// the connections are then closed with UCX's worker, after all ranks have synchronized in PMI. Nothing is lost, because
+// MPI is finalized only after a barrier (lifetime.cpp). A program that is linked with MPICH itself uses UCX's function.
 #include <mpi.h>
 
 #if defined(MPICH_VERSION)

@@ -27,8 +27,8 @@ constexpr const char* kOther = "Open MPI";
 
 struct Process {
   std::mutex mutex;
-  bool ours = false;  ///< we have started MPI, so we end it
-  int open = 0;       ///< communicators
+  bool ours = false;  ///< this library has started MPI, so it finalizes it
+  int open = 0;       ///< open communicators
   bool doubtful = false;
   std::string failure;  ///< the first
   std::chrono::milliseconds timeout{0};
@@ -75,7 +75,7 @@ const char* level_name(int level) {
   return "MPI_THREAD_SERIALIZED";
 }
 
-/// With the process's mutex held. Some of the time is left for the ranks to tell each other who has not answered.
+/// Requires the process's mutex. Leaves some of the time for the ranks to report which of them did not answer.
 void start_mpi() {
   int level = MPI_THREAD_SINGLE;
   if (!flag_of(MPI_Initialized)) {
@@ -88,13 +88,13 @@ void start_mpi() {
     return;
   }
   MPI_Query_thread(&level);
-  // The program calls MPI when it likes, and so does our progress thread.
+  // The program calls MPI at any time, and so does the progress thread.
   if (!process().ours && level < MPI_THREAD_MULTIPLE)
     throw InvalidUsage(std::string("mpi: the program started MPI with ") + level_name(level) +
                        ": call MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave it to this library");
 }
 
-/// "" or why this process can't start MPI. Known before, so that no rank waits inside MPI for one that can't.
+/// Returns "" or why this process can't start MPI. Checked first, so that no rank waits inside MPI for one that can't.
 std::string problem_before_start(const Bootstrap& bootstrap) {
   if (!process().failure.empty())
     return "mpi: no new communicator in this process, since an earlier one failed: " + process().failure;
@@ -106,7 +106,7 @@ std::string problem_before_start(const Bootstrap& bootstrap) {
          ", or with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)";
 }
 
-/// "" or why the started MPI doesn't connect these ranks.
+/// Returns "" or why the started MPI doesn't connect these ranks.
 std::string problem_after_start(const Bootstrap& bootstrap) {
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -123,7 +123,7 @@ void require_none(const std::vector<std::string>& problems) {
 
 constexpr std::string_view kPlace = "rank ";
 
-/// Starts MPI, and says which rank it makes of this process, or what failed: so nobody waits for one that can't go on.
+/// Starts MPI. Returns this process's rank in MPI, or what failed, so that no rank waits for one that can't continue.
 std::string place_in_mpi(const Bootstrap& bootstrap) {
   try {
     start_mpi();
@@ -145,7 +145,7 @@ std::string place_in_mpi(const Bootstrap& bootstrap) {
   throw InvalidUsage(text);
 }
 
-/// With the process's mutex held.
+/// Requires the process's mutex.
 MPI_Comm duplicate_world(std::chrono::milliseconds timeout) {
   const auto until = Clock::now() + timeout;
   const ErrorsReturned here;
@@ -233,7 +233,7 @@ Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
   int* largest = nullptr;
   int found = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found);
-  ranks.largest_tag = found != 0 ? *largest : 32767;  // the least that the standard allows
+  ranks.largest_tag = found != 0 ? *largest : 32767;  // the minimum that the standard guarantees
   ++the.open;
   return ranks;
 }
@@ -244,7 +244,7 @@ void close_ranks(Ranks& ranks, bool doubtful, const std::string& failed) {
   the.doubtful |= doubtful;
   if (!failed.empty() && the.failure.empty()) the.failure = failed;
   if (!failed.empty() || ranks.comm == MPI_COMM_NULL) return;
-  // What is freed is used again, with what still lies in it: only where all messages have met their receives.
+  // MPI reuses a freed communicator with any messages left in it: it is freed only if all messages were received.
   if (!doubtful && !flag_of(MPI_Finalized)) MPI_Comm_free(&ranks.comm);
   ranks.comm = MPI_COMM_NULL;
   --the.open;

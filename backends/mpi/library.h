@@ -1,5 +1,5 @@
-// The MPI of this process: there can be only one, started once and ended once. So this is the one place with state of
-// the process; nothing else in this folder has any.
+// The MPI library of this process. A process initializes MPI once and finalizes it once, so this is the only place in
+// this folder with process-wide state.
 #pragma once
 
 #include <mpi.h>
@@ -15,44 +15,46 @@
 
 namespace tessera::comm::mpi {
 
-/// "" or why this module is the wrong one here: the launcher belongs to another MPI, or the program has loaded one.
+/// Returns "" or why this module is the wrong one: the launcher belongs to another MPI, or the program has loaded
+/// another.
 std::string wrong_library();
 
-/// A communicator of our own with all ranks of the bootstrap, and who they are in it.
+/// An own communicator with all ranks of the bootstrap, and their ranks in it.
 struct Ranks {
   MPI_Comm comm = MPI_COMM_NULL;  ///< null for a world of one rank, which needs no MPI
   std::vector<int> mpi_rank;      ///< by rank of the bootstrap
   int largest_tag = 0;
 };
 
-/// Where this process says, when it exits, that it could not end MPI in good order. May be null.
+/// Sets the logger for a failure to finalize MPI in good order at process exit. May be null.
 void log_end_to(std::shared_ptr<Logger> logger);
 
-/// Starts MPI unless the program has; then it is ended when the process exits in good order. Collective. Throws
-/// InvalidUsage where MPI doesn't know these ranks, BackendError, Timeout, and what the bootstrap throws.
+/// Starts MPI unless the program has started it; in that case, MPI is finalized when the process exits in good order.
+/// Collective. Throws InvalidUsage if MPI doesn't know these ranks, BackendError, Timeout, and what the bootstrap
+/// throws.
 Ranks open_ranks(Bootstrap& bootstrap, std::chrono::milliseconds timeout);
 
-/// Gives the communicator back. `doubtful`: operations failed, so that other ranks may not come to their end, and at
-/// exit MPI is ended only if they all do within seconds. Where `failed` says why, the communicator is left as it is,
-/// MPI is not ended at all, and new communicators are refused with this reason.
+/// Releases the communicator. `doubtful`: operations failed, so other ranks may not reach their end, and at exit MPI is
+/// finalized only if all of them do within seconds. If `failed` gives a reason, the communicator is left as it is, MPI
+/// is not finalized, and new communicators are refused with this reason.
 void close_ranks(Ranks& ranks, bool doubtful, const std::string& failed);
 
-/// MPI's words for an error code, in one line.
+/// MPI's text for an error code, in one line.
 std::string text_of(int code);
 
-/// Why MPI has made none: its own words seldom say so.
+/// Why MPI created no communicator: its own text seldom says so.
 std::string no_more_communicators(int code);
 
-/// Whether MPI is as good as before when it couldn't make a communicator. Open MPI 4.1 isn't: with MPI_Comm_idup it
-/// frees memory in which a sum of its own is still under way, and whatever call comes next goes on with that.
+/// Whether MPI is still usable after it failed to create a communicator. Open MPI 4.1 is not: MPI_Comm_idup frees
+/// memory of a reduction of its own that is still in flight, and the next call of any kind continues it.
 #if defined(OPEN_MPI)
 inline constexpr bool kSurvivesExhaustion = false;
 #else
 inline constexpr bool kSurvivesExhaustion = true;
 #endif
 
-/// Where MPI can't make a communicator it asks the handlers of its own ones, and a program that started MPI itself may
-/// have left them as they are: they end the process. While this lives they return.
+/// While an object lives, MPI's error handlers return. If MPI can't create a communicator, it calls the handlers of its
+/// predefined ones; a program that started MPI itself may have left the default, which ends the process.
 class ErrorsReturned {
  public:
   ErrorsReturned() noexcept;

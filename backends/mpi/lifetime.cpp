@@ -21,9 +21,9 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr milliseconds kDoubtful{3000};        // for ranks that may be stuck: then the launcher has to end them
-constexpr milliseconds kLongestEnding{30000};  // all ranks are at their end by then
+constexpr milliseconds kLongestEnding{30000};  // all ranks have reached their end by then
 
-/// Runs `work` in a thread of its own. False: it has not ended within `patience`, and the thread is left to itself.
+/// Runs `work` in a thread of its own. False: it has not returned within `patience`, and the thread is left running.
 bool ends_within(milliseconds patience, std::function<void()> work) {
   struct Shared {
     std::mutex mutex;
@@ -49,7 +49,7 @@ bool ends_within(milliseconds patience, std::function<void()> work) {
   return done;
 }
 
-/// A thread of this process is inside MPI: nothing that it may look at is taken away any more.
+/// A thread of this process is inside MPI, so no memory that it may access is released.
 void leave_at_once(int code, void* /*unused*/) {
   std::fflush(nullptr);
   ::_exit(code);
@@ -59,7 +59,7 @@ void say(const ExitPlan& plan, const std::string& text) {
   if (plan.logger != nullptr) plan.logger->write(LogLevel::warn, text);
 }
 
-/// ExitPlan MPI waits for all ranks without a deadline: begun only when all of them are there.
+/// Finalizing MPI waits for all ranks without a deadline, so it starts only when all of them have arrived.
 bool all_ranks_are_here(const ExitPlan& plan) {
   const milliseconds patience = plan.doubtful ? std::min(kDoubtful, plan.patience) : plan.patience;
   MPI_Request request = MPI_REQUEST_NULL;

@@ -10,9 +10,9 @@ namespace tessera::comm::mpi {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr int kNoteTag = 0;     // bulk has the others
-constexpr auto kPatience = 1s;  // for a message that is under way and not wanted any more
-constexpr auto kClosing = 5s;   // for the last notes
+constexpr int kNoteTag = 0;     // bulk uses the other tags
+constexpr auto kPatience = 1s;  // for a message in flight that is cancelled
+constexpr auto kClosing = 5s;   // for the last active messages
 constexpr int kNotesPerPoll = 16;
 
 }  // namespace
@@ -36,7 +36,7 @@ MpiLink::MpiLink(Bootstrap& bootstrap, LinkEvents& events, std::chrono::millisec
 
 MpiLink::~MpiLink() { close(CloseMode::broken); }
 
-/// False, once and for all, where MPI has failed.
+/// False, permanently, after MPI has failed.
 bool MpiLink::good(int code) noexcept {
   if (code != MPI_SUCCESS) fail(text_of(code));
   return failure_.empty();
@@ -48,8 +48,8 @@ void MpiLink::fail(const std::string& why) noexcept {
   events_.link_failed(failure_);
 }
 
-/// A collective that is under way can't be taken back, and would write the memory of its caller. MPI has no thread that
-/// does so by itself: without another call it stays as it is.
+/// A collective in flight can't be cancelled, and would write its caller's memory. MPI has no thread that does so:
+/// without further calls the memory stays as it is.
 void MpiLink::stop() noexcept {
   if (!failure_.empty()) return;
   failure_ = "an operation failed while MPI was carrying it out";
@@ -77,7 +77,7 @@ void MpiLink::send_note(int peer, const AmHeader& header, std::span<const std::b
   sends_.push_back(request);
 }
 
-/// Takes back the notes that have left. What was sent first has mostly left first.
+/// Reclaims the active messages that MPI has sent. Most complete in the order of submission.
 void MpiLink::retire_notes() noexcept {
   std::size_t left = 0;
   for (int done = 1; left < sends_.size(); ++left) {
@@ -116,7 +116,7 @@ void MpiLink::start_bulk(Message& message, std::uint64_t slot, bool receives) no
   bulk_requests_.push_back(start_part(bulk_.back()));
 }
 
-/// One part at a time: the parts of a slot have one tag, and MPI keeps their order.
+/// Submits one part at a time: the parts of a slot have one tag, and MPI keeps their order.
 MPI_Request MpiLink::start_part(BulkTransfer& bulk) noexcept {
   MPI_Request request = MPI_REQUEST_NULL;
   const Message& message = *bulk.message;
@@ -162,7 +162,7 @@ bool MpiLink::move_bulk() noexcept {
   return true;
 }
 
-/// Tests a request to its end. False: not in time.
+/// Tests a request until it completes. False: not in time.
 bool MpiLink::end_request(MPI_Request& request, MPI_Status& status, Clock::time_point until) noexcept {
   for (int done = 0;; ::sched_yield()) {
     if (!good(MPI_Test(&request, &done, &status))) return false;
@@ -171,8 +171,8 @@ bool MpiLink::end_request(MPI_Request& request, MPI_Status& status, Clock::time_
   }
 }
 
-/// MPI promises that a receive which is cancelled ends by itself: with nothing, or with its message. A send ends when
-/// its receiver has it, and that one has asked for it.
+/// MPI guarantees that a cancelled receive completes, without or with its message. A send completes when its receiver
+/// has it, and that receiver has requested it.
 Link::CancelResult MpiLink::cancel_bulk(Message& message) noexcept {
   const auto found =
       std::find_if(bulk_.begin(), bulk_.end(), [&](const BulkTransfer& b) { return b.message == &message; });
@@ -226,7 +226,7 @@ void MpiLink::close(CloseMode how) noexcept {
   }
   close_ranks(ranks_, how != CloseMode::orderly, failure_);
   if (failure_.empty()) return;
-  // MPI may still look at these.
+  // MPI may still access these.
   for (std::unique_ptr<AmBuffer>& note : sending_) [[maybe_unused]] const AmBuffer* leaked = note.release();
   [[maybe_unused]] const auto* leaked = arriving_.release();
 }

@@ -1,5 +1,5 @@
-// Notes and bulk as messages of MPI, on a communicator of our own. No call of MPI blocks: poll() tests what is under
-// way.
+// Active messages and bulk data as MPI messages, on a communicator of their own. No MPI call blocks: poll() tests the
+// pending requests.
 #pragma once
 
 #include <mpi.h>
@@ -38,10 +38,10 @@ class MpiLink final : public Link {
   void close(CloseMode how) noexcept override;
 
  private:
-  // With its header and MPI's own it fits into the 4 KiB that Open MPI sends at once in shared memory.
+  // With its header and MPI's own, it fits into the 4 KiB that Open MPI sends at once in shared memory.
   static constexpr std::size_t kLongestPayload = 3968;
   static constexpr std::size_t kMostNotes = 1024;
-  static constexpr std::size_t kReceives = 64;  ///< posted for notes; MPI keeps what comes beyond
+  static constexpr std::size_t kReceives = 64;  ///< posted for active messages; MPI buffers further ones
 
   struct AmBuffer {
     AmHeader header;
@@ -50,8 +50,8 @@ class MpiLink final : public Link {
   struct BulkTransfer {
     Message* message = nullptr;
     std::uint64_t slot = 0;
-    std::size_t moved = 0;  ///< in whole parts
-    std::size_t part = 0;   ///< bytes under way
+    std::size_t moved = 0;  ///< in completed parts
+    std::size_t part = 0;   ///< bytes in flight
     bool receives = false;
   };
 

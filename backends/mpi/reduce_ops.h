@@ -1,4 +1,4 @@
-// Our element types and reductions as MPI's.
+// MPI datatypes and operations for this library's element types and reductions.
 #pragma once
 
 #include <mpi.h>
@@ -10,17 +10,17 @@
 
 namespace tessera::comm::mpi {
 
-/// f16 and bf16 travel as integers of their size: only our own operations calculate with them.
+/// f16 and bf16 are transferred as integers of their size: only this library's operations compute with them.
 MPI_Datatype mpi_type(DType dtype) noexcept;
 
-/// Nearly all are ours. MPI has no 16-bit floats, and its minimum and maximum may lose a NaN; MPICH 4.0 compares
-/// unsigned integers as signed ones, and Open MPI 4.1 adds bytes without wrapping. Made when first asked for, under the
-/// engine's lock.
+/// Reduce operations, nearly all implemented by this library: MPI has no 16-bit floats, and its minimum and maximum may
+/// lose a NaN; MPICH 4.0 compares unsigned integers as signed ones, and Open MPI 4.1 adds bytes without wrapping.
+/// Created on first use, under the engine's lock.
 class MpiReduceOps {
  public:
-  /// sum, prod, min or max.
+  /// `kind`: sum, prod, min or max.
   MPI_Op of(ReduceOp::Kind kind, DType dtype) noexcept;
-  /// Gives back what was made.
+  /// Frees the created operations.
   void free() noexcept;
 
  private:

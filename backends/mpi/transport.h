@@ -11,8 +11,8 @@
 
 namespace tessera::comm::mpi {
 
-/// Collective. One call of MPI moves at most `longest_piece` bytes (tests: a few). Throws InvalidUsage,
-/// BackendError, Timeout, and what the bootstrap throws.
+/// Collective. One MPI call moves at most `longest_piece` bytes (tests: a few). Throws InvalidUsage, BackendError,
+/// Timeout, and what the bootstrap throws.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                           std::chrono::milliseconds timeout, std::size_t longest_piece = kLongestPiece);
 

@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 constexpr std::chrono::nanoseconds kShortest = 20us;
 constexpr int kMostDoublings = 5;
-constexpr auto kDrives = 1s;  // then a peer is probably late, and naps, though the shortest ones, do
+constexpr auto kDrives = 1s;  // after this a peer is probably late, and the shortest naps suffice
 
 }  // namespace
 

@@ -1,5 +1,6 @@
-// MPI has nothing to sleep on: short naps that grow while nothing happens. A collective of MPI moves only while it is
-// tested, and doesn't say that it does: while one is under way, sleepers just let others have the core for a moment.
+// MPI offers no event to sleep on, so threads take short naps that grow while nothing happens. A collective of MPI
+// advances only while it is tested and does not report its progress: while one is in flight, waiting threads only yield
+// the core.
 #pragma once
 
 #include <atomic>
@@ -17,12 +18,12 @@ class PollingWaiter final : public ProgressWaiter {
   bool arm() noexcept override;
   void sleep(std::chrono::nanoseconds at_most) noexcept override;
   void wake() noexcept override;
-  /// Something moved: the next nap is a short one. Under the engine's lock.
+  /// Progress was made: the next nap is short. Under the engine's lock.
   void stir() noexcept {
     naps_ = 0;
     driving_since_ = {};
   }
-  /// Whether a collective of MPI is under way. Under the engine's lock.
+  /// Sets whether a collective of MPI is in flight. Under the engine's lock.
   void drive(bool on) noexcept {
     driving_ = on;
     if (!on) driving_since_ = {};
@@ -30,9 +31,9 @@ class PollingWaiter final : public ProgressWaiter {
 
  private:
   UniqueFd wake_fd_;
-  std::atomic<int> naps_{0};  ///< in a row
+  std::atomic<int> naps_{0};  ///< consecutive naps
   bool driving_ = false;
-  Clock::time_point driving_since_;  ///< since sleepers come
+  Clock::time_point driving_since_;  ///< since threads wait
   std::atomic<bool> yields_{false};
 };
 

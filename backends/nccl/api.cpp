@@ -14,7 +14,7 @@ std::string version_text(int code) {
   return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
 }
 
-/// Null and a reason in `problem` where none of the names can be loaded.
+/// Null, with a reason in `problem`, if none of the names can be loaded.
 void* open_first(std::initializer_list<const char*> names, std::string& problem) {
   for (const char* name : names) {
     if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
@@ -73,7 +73,7 @@ std::string unusable(const NcclApi& api) {
   int devices = 0;
   const cudaError_t error = api.cudaGetDeviceCount(&devices);
   if (error != cudaSuccess) {
-    api.cudaGetLastError();  // or the next call of somebody else reports it again
+    api.cudaGetLastError();  // else the next call reports the error again
     return std::string("no CUDA device: ") + api.cudaGetErrorString(error);
   }
   return devices > 0 ? "" : "no CUDA device: the driver sees none";

@@ -1,5 +1,5 @@
-// The functions of the vendor's libraries, as a table that is filled when they are loaded: the program starts where
-// they are missing, a newer library fits, and a test can put its own functions in.
+// The functions of NCCL and CUDA, as a table that is filled when the libraries are loaded: the program starts without
+// them, a newer library fits, and a test can insert its own functions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 #include "tessera/comm/base_names.h"
 #include "backends/nccl/tree_kernels.h"
 
-/// All that this backend calls. R: must be there; O: null where the library is too old for it.
+/// All functions that this backend calls. R: required; O: null if the library is too old for it.
 #define TESSERA_NCCL_FUNCTIONS(R, O) \
   R(ncclGetVersion)                  \
   R(ncclGetErrorString)              \
@@ -60,7 +60,7 @@
 
 namespace tessera::comm::nccl {
 
-/// There is no function here that makes the host wait for a device.
+/// None of the functions makes the host wait for a device.
 struct NcclApi {
 #define TESSERA_MEMBER(name) decltype(&::name) name = nullptr;
   TESSERA_NCCL_FUNCTIONS(TESSERA_MEMBER, TESSERA_MEMBER)
@@ -69,21 +69,21 @@ struct NcclApi {
   // These two have overloads in C++.
   cudaError_t (*cudaMalloc)(void** data, std::size_t bytes) = nullptr;
   cudaError_t (*cudaHostAlloc)(void** data, std::size_t bytes, unsigned flags) = nullptr;
-  const TreeKernels* tree = nullptr;  ///< ours; null where this build has none
+  const TreeKernels* tree = nullptr;  ///< this library's kernels; null if this build has none
 
   bool registers() const { return ncclMemAlloc && ncclMemFree && ncclCommRegister && ncclCommDeregister; }
 };
 
-/// The libraries of this machine.
+/// The loaded libraries of this machine.
 struct LoadedApi {
   NcclApi api;
   std::string problem;  ///< why they can't be used, or ""
 };
 
-/// Loads them the first time; they stay.
+/// Loads the libraries on the first call; they stay loaded.
 const LoadedApi& loaded_api();
 
-/// Why `api` can't be used on this machine: its version, or no device. "" where it can.
+/// Returns why `api` can't be used on this machine (its version, or no device), or "".
 std::string unusable(const NcclApi& api);
 
 }  // namespace tessera::comm::nccl

@@ -1,4 +1,4 @@
-// The entry of this backend in the registry, and how its ranks find their devices and each other.
+// The entry of this backend in the registry; selects the ranks' devices and exchanges the world's id.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -27,7 +27,7 @@ int choose_device(const Bootstrap& bootstrap, const NcclApi& api) {
   const auto& hosts = bootstrap.hosts();
   const auto rank = static_cast<std::size_t>(bootstrap.rank());
   const auto before = std::count(hosts.begin(), hosts.begin() + bootstrap.rank(), hosts[rank]);
-  // Launchers that give each rank a device of its own show it one; two ranks with the same one are told so by NCCL.
+  // Launchers that give each rank its own device make only that visible. NCCL reports two ranks with the same one.
   return static_cast<int>(before) % devices;
 }
 
@@ -50,7 +50,7 @@ void require_possible(const BackendOptions& options, const NcclApi& api, int ran
     throw InvalidUsage("TESSERA_ALGO: nccl chooses its algorithms itself; see NCCL_ALGO");
 }
 
-/// The world's id, made by rank 0; all ranks learn of each other's problems before they wait for each other.
+/// Returns the world's id, created by rank 0. All ranks learn of each other's errors before they wait for each other.
 ncclUniqueId agree(Bootstrap& bootstrap, const NcclApi& api, int& device) {
   std::string blob = "+";
   try {

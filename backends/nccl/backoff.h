@@ -1,4 +1,4 @@
-// How a thread waits for a device that can only be asked.
+// Waiting for a device that can only be polled.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace tessera::comm::nccl {
 
-/// Asks again and again for a moment, then yields, then sleeps longer and longer.
+/// Polls for a moment, then yields, then sleeps for growing times.
 class Backoff {
  public:
   void operator()(std::chrono::nanoseconds at_most) {

@@ -1,5 +1,5 @@
-// Checked mode (TESSERA_CHECK): the members compare what they call before an operation counts as done. The vendor
-// itself hangs or computes nonsense where they differ.
+// Checked mode (TESSERA_CHECK): the members compare their calls before an operation counts as done. NCCL itself hangs
+// or computes wrong results if they differ.
 #include "backends/nccl/nccl_group.h"
 
 namespace tessera::comm::nccl {

@@ -11,7 +11,7 @@
 namespace tessera::comm::nccl {
 namespace {
 
-/// How a buffer is cut into parts, one for each rank, in elements.
+/// Division of a buffer into parts, one for each rank, in elements.
 class Parts {
  public:
   Parts(std::span<const std::size_t> counts, std::size_t equal) : counts_(counts), equal_(equal) {}
@@ -33,7 +33,7 @@ std::byte* at(const View& view, std::size_t element) {
   return static_cast<std::byte*>(view.data) + element * size_of(view.dtype);
 }
 
-/// One call on its way into the vendor's functions.
+/// Issues one operation as NCCL calls.
 class Issue {
  public:
   Issue(const LaunchTarget& target, const OpDesc& call)
@@ -75,14 +75,14 @@ class Issue {
 
  private:
   ncclResult_t send(const void* data, std::size_t count, int peer) const {
-    if (count == 0) return ncclSuccess;  // nor does the peer receive
+    if (count == 0) return ncclSuccess;  // the peer does not receive either
     return check(t_.api.ncclSend(data, count, type_, peer, t_.comm, t_.stream), "ncclSend");
   }
   ncclResult_t recv(void* data, std::size_t count, int peer) const {
     if (count == 0) return ncclSuccess;
     return check(t_.api.ncclRecv(data, count, type_, peer, t_.comm, t_.stream), "ncclRecv");
   }
-  /// What a rank would send to itself.
+  /// Copies what a rank would send to itself.
   void keep(std::byte* to, const std::byte* from, std::size_t count) const {
     if (to == from || count == 0) return;
     check_cuda(t_.api,

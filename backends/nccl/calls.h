@@ -1,4 +1,4 @@
-// What a call becomes in the vendor's functions.
+// Translates operations to NCCL calls.
 #pragma once
 
 #include <cstdint>
@@ -10,39 +10,39 @@
 
 namespace tessera::comm::nccl {
 
-/// One of the vendor's functions failed.
+/// An NCCL call failed.
 struct NcclError {
   ncclResult_t result = ncclSuccess;
   const char* function = "";
 };
 
-/// Throws NcclError. In progress is well: the communicator is asked later.
+/// Throws NcclError. ncclInProgress is no error: the communicator is polled later.
 inline ncclResult_t check(ncclResult_t result, const char* function) {
   if (result != ncclSuccess && result != ncclInProgress) throw NcclError{result, function};
   return result;
 }
 
-/// Throws Unsupported for what the vendor can't do; before anything is sent.
+/// Throws Unsupported for what NCCL does not support, before anything is sent.
 void require_supported(const OpDesc& call, int ranks);
 
-/// Where operations are put.
+/// Where operations are enqueued.
 struct LaunchTarget {
   const NcclApi& api;
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
   int rank = 0;
   int size = 1;
-  void* scratch = nullptr;    ///< of the device, for a barrier
-  void* workspace = nullptr;  ///< of the device, for what goes by the tree
+  void* scratch = nullptr;    ///< device memory for a barrier
+  void* workspace = nullptr;  ///< device memory for tree reductions
 };
 
-/// Calls the vendor for one operation, or for the parts of a batch, which are grouped. Returns at once: ncclInProgress
-/// where the stream has not got all of it yet. Throws NcclError, BackendError.
+/// Calls NCCL for one operation, or for the operations of a batch as one group. Returns at once: ncclInProgress if the
+/// stream has not received all of it yet. Throws NcclError, BackendError.
 ncclResult_t issue(const LaunchTarget& target, const OpDesc& call);
 ncclResult_t issue_batch(const LaunchTarget& target, std::span<const OpDesc> parts);
 
-/// Bytes that this rank sends to `peer` in `call`. The vendor does not tell what it really moves: its collectives are
-/// counted as the direct algorithms would move them, which is what a bandwidth-optimal one moves in sum.
+/// Bytes that this rank sends to `peer` in `call`. NCCL does not report what it transfers: its collectives are counted
+/// like the direct algorithms, whose total is that of a bandwidth-optimal algorithm.
 std::uint64_t bytes_to(const OpDesc& call, int ranks, int rank, int peer);
 
 }  // namespace tessera::comm::nccl

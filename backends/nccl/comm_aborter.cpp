@@ -18,14 +18,14 @@ std::shared_ptr<CommAborter> CommAborter::start(const NcclApi& api, int device, 
   stopper->state_ = std::make_shared<State>();
   const auto abort = [state = stopper->state_, &api, device, comm] {
     api.cudaSetDevice(device);
-    api.ncclCommAbort(comm);  // whatever it says: there is nothing left to be done
+    api.ncclCommAbort(comm);  // the result does not matter: nothing is left to do
     const std::lock_guard lock(state->mutex);
     state->done = true;
     state->changed.notify_all();
   };
   try {
     std::thread(abort).detach();
-  } catch (const std::system_error&) {  // no thread to be had
+  } catch (const std::system_error&) {  // no thread available
     abort();
   }
   return stopper;

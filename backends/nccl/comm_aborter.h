@@ -1,4 +1,4 @@
-// Ends a vendor's communicator that has failed.
+// Aborts an NCCL communicator that has failed.
 #pragma once
 
 #include <memory>
@@ -7,13 +7,13 @@
 
 namespace tessera::comm::nccl {
 
-/// The vendor's abort makes its kernels on the device end, and may itself take long or, with a broken driver, for ever.
-/// So it runs in a thread of its own, which is left behind where it does not come back.
+/// ncclCommAbort ends NCCL's kernels on the device; it may take long or, with a broken driver, never return. So it runs
+/// in a thread of its own, which is abandoned if it does not return.
 class CommAborter {
  public:
-  /// Takes the communicator over.
+  /// Takes ownership of the communicator.
   static std::shared_ptr<CommAborter> start(const NcclApi& api, int device, ncclComm_t comm);
-  /// False: still not.
+  /// False: the abort has not completed.
   bool wait_until(Clock::time_point until);
 
  private:

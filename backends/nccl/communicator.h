@@ -8,7 +8,7 @@
 
 namespace tessera::comm::nccl {
 
-/// The communicator of all ranks of `bootstrap` over the vendor's functions in `api`, which must outlive everything.
+/// Creates the communicator of all ranks of `bootstrap` over the functions in `api`, which must outlive everything.
 /// Collective.
 std::unique_ptr<Communicator> make_world(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options,
                                          const NcclApi& api);

@@ -1,4 +1,4 @@
-// How a communicator comes into being, and how it ends.
+// Creation and end of a communicator.
 #include <cstring>
 #include <numeric>
 
@@ -14,9 +14,9 @@ using namespace std::chrono_literals;
 constexpr auto kCloseTime = 10s;
 
 ncclConfig_t non_blocking() {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;  // says of which version it is
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;  // contains its version
   config.blocking = 0;
-  config.splitShare = 0;  // a failed communicator must not take those down that were split from it
+  config.splitShare = 0;  // a failed communicator must not fail those split from it
   return config;
 }
 
@@ -37,14 +37,14 @@ Capabilities make_capabilities(int size, bool deterministic) {
   all.rounding_ulps =
       deterministic
           ? 0.5
-          : 0.5 * (size - 1) + 1;  // each hop rounds; avg and premul_sum round the factor and the product, too
+          : 0.5 * (size - 1) + 1;  // each hop rounds; avg and premul_sum also round the factor and the product
   return all;
 }
 
 }  // namespace
 
 NcclGroup::~NcclGroup() {
-  if (comm_ != nullptr) stopper_ = CommAborter::start(api_, world_->device(), comm_);  // it was never finished
+  if (comm_ != nullptr) stopper_ = CommAborter::start(api_, world_->device(), comm_);  // it was never finalized
   if (stopper_ != nullptr) stopper_->wait_until(stop_deadline());
 }
 
@@ -56,7 +56,7 @@ void NcclGroup::connect(const ncclUniqueId& id) {
   world_->add(*this);
   const Clock::time_point until = Clock::now() + options_.timeout;
   ncclConfig_t config = non_blocking();
-  const DeviceGuard guard(api_, world_->device());  // the vendor takes the current device
+  const DeviceGuard guard(api_, world_->device());  // NCCL uses the current device
   try {
     issue_locked([&] {
       return check(api_.ncclCommInitRankConfig(&comm_, size(), id, rank_, &config), "ncclCommInitRankConfig");
@@ -73,7 +73,7 @@ void NcclGroup::connect(const ncclUniqueId& id) {
   if (failed_.load()) throw_failure();
 }
 
-/// When the vendor's communicator is ready: what its operations need.
+/// Creates what operations need, once the NCCL communicator is ready.
 void NcclGroup::settle_in() {
   const DeviceGuard guard(api_, world_->device());
   capabilities_ = make_capabilities(size(), world_->options().deterministic);
@@ -120,7 +120,7 @@ std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key) {
   return child;
 }
 
-/// Of all members, over the vendor's communicator: which proves it, too.
+/// Gathers the world ranks of all members over the NCCL communicator, which also tests it.
 std::vector<int> NcclGroup::gather_world_ranks() {
   std::vector<int> ranks(members_.size());
   const std::size_t bytes = sizeof(int) * ranks.size();
@@ -144,7 +144,7 @@ std::vector<int> NcclGroup::gather_world_ranks() {
 
 void NcclGroup::close() noexcept {
   Backoff pause;
-  while (true) {  // every operation has a deadline, at which it fails: this ends
+  while (true) {  // ends: every operation has a deadline, at which it fails
     check_health();
     const std::lock_guard lock(mutex_);
     if (in_flight_.empty()) break;
@@ -169,7 +169,7 @@ void NcclGroup::close() noexcept {
     options_.logger->write(LogLevel::warn, "nccl: a failed communicator could not be ended, and is left behind");
 }
 
-/// Throws BackendError, Timeout, and the failure that somebody else has told.
+/// Throws BackendError, Timeout, and a failure that a peer has reported.
 void NcclGroup::wait_ready(Clock::time_point until) {
   Backoff pause;
   while (true) {

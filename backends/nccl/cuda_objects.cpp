@@ -45,7 +45,7 @@ bool CudaEvent::reached(cudaError_t& error) const noexcept {
 PinnedScratch::PinnedScratch(const NcclApi& api, std::size_t bytes) : api_(api) {
   check_cuda(api, api.cudaMalloc(&device_, bytes), "cudaMalloc");
   const cudaError_t error = api.cudaHostAlloc(&host_, bytes, cudaHostAllocDefault);
-  if (error != cudaSuccess) api.cudaFree(device_);  // the destructor of what was never made doesn't run
+  if (error != cudaSuccess) api.cudaFree(device_);  // the destructor does not run if the constructor throws
   check_cuda(api, error, "cudaHostAlloc");
 }
 

@@ -1,4 +1,4 @@
-// Owners of the vendor's objects.
+// Owners of CUDA objects.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace tessera::comm::nccl {
 
-/// Throws BackendError "WHAT: the vendor's text" unless all went well.
+/// Throws BackendError "WHAT: CUDA's text" unless `error` is success.
 void check_cuda(const NcclApi& api, cudaError_t error, std::string_view what);
 
-/// Makes a device the thread's current one for a while.
+/// Makes a device current for the thread during the guard's lifetime.
 class DeviceGuard {
  public:
   DeviceGuard(const NcclApi& api, int device);
@@ -25,7 +25,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// A stream that doesn't synchronise with the default one. Made on the current device.
+/// A stream that doesn't synchronize with the default one. Created on the current device.
 class CudaStream {
  public:
   explicit CudaStream(const NcclApi& api);
@@ -39,7 +39,7 @@ class CudaStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// An event without time. Made on the current device. One that was never recorded counts as reached.
+/// An event without timing. Created on the current device. An event that was never recorded counts as reached.
 class CudaEvent {
  public:
   explicit CudaEvent(const NcclApi& api);
@@ -48,11 +48,11 @@ class CudaEvent {
   CudaEvent& operator=(const CudaEvent&) = delete;
   cudaEvent_t get() const noexcept { return event_; }
   void record(cudaStream_t stream) { check_cuda(api_, api_.cudaEventRecord(event_, stream), "cudaEventRecord"); }
-  /// What `stream` does from here on comes after this event.
+  /// Later work on `stream` runs after this event.
   void make_stream_wait(cudaStream_t stream) const {
     check_cuda(api_, api_.cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
   }
-  /// Also where the device is broken: then nothing is under way any more, and `error` says so.
+  /// True also if the device is broken: then nothing is in flight any more, and `error` reports it.
   bool reached(cudaError_t& error) const noexcept;
 
  private:
@@ -60,8 +60,8 @@ class CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A few bytes of the device and as many of the host beside them, pinned, so that copies between them don't make the
-/// host wait. Made on the current device.
+/// A few bytes of device memory and as many of pinned host memory, so that copies between them are asynchronous with
+/// respect to the host. Created on the current device.
 class PinnedScratch {
  public:
   PinnedScratch(const NcclApi& api, std::size_t bytes);
@@ -77,7 +77,7 @@ class PinnedScratch {
   void* host_ = nullptr;
 };
 
-/// Bytes of the current device.
+/// Memory of the current device.
 class DeviceBlock {
  public:
   DeviceBlock(const NcclApi& api, std::size_t bytes);

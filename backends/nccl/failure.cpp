@@ -1,4 +1,4 @@
-// How a communicator fails: once, on all its ranks, with the first cause.
+// Failure of a communicator: once, on all its ranks, with the first cause.
 #include <algorithm>
 
 #include "backends/nccl/backoff.h"
@@ -11,7 +11,7 @@ namespace tessera::comm::nccl {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kVerdictTime = 500ms;  ///< after a broken link the control channel tells within this who has died
+constexpr auto kVerdictTime = 500ms;  ///< after a broken connection the control channel names the dead rank
 constexpr auto kStopTime = 5s;        ///< in which a device stops after an abort
 
 }  // namespace
@@ -46,7 +46,7 @@ NcclGroup::Health NcclGroup::health_locked(Failure& failure) noexcept {
   return Health::broken;
 }
 
-/// An operation waits for a member that has closed its communicator before it called that.
+/// Whether an operation waits for a member that closed its communicator before it called the operation.
 bool NcclGroup::somebody_left_locked(Failure& failure) const {
   for (const NcclOperation* op : in_flight_) {
     if (op->what.sort != NcclOperation::OpClass::ordered || op->what.sequence == 0) continue;
@@ -56,12 +56,12 @@ bool NcclGroup::somebody_left_locked(Failure& failure) const {
                    op->describe() + ": " + rank_name(static_cast<int>(k)) + " has closed its communicator"};
         return true;
       }
-    return false;  // the later ones come later
+    return false;  // later operations have later sequence numbers
   }
   return false;
 }
 
-/// Finishes what is through, and says what is wrong, if anything is.
+/// Completes finished operations and reports the failure, if any.
 void NcclGroup::take_through_locked(std::vector<NcclOperation*>& through, Failure& trouble) noexcept {
   std::size_t reached = 0;
   cudaError_t error = cudaSuccess;
@@ -69,7 +69,7 @@ void NcclGroup::take_through_locked(std::vector<NcclOperation*>& through, Failur
     return op.recorded && agreed_locked(op) && op.event.reached(error) && error == cudaSuccess;
   };
   while (reached < in_flight_.size() && is_through(*in_flight_[reached])) ++reached;
-  // The device may have stopped because of an error, of which the vendor knows by now.
+  // The device may have stopped because of an error that NCCL knows by now.
   const Health health = health_locked(trouble);
   if (health != Health::well) return;
   suspicious_since_.reset();
@@ -111,7 +111,7 @@ void NcclGroup::check_health() noexcept {
     const bool any =
         std::any_of(in_flight_.begin(), in_flight_.end(), [&](const NcclOperation* op) { return now >= op->deadline; });
     if (!any) return;
-    late = in_flight_.front();  // which holds up the one that is late, if it is not late itself
+    late = in_flight_.front();  // it delays the late operation, if it is not late itself
     late->retain();
   }
   time_out(*late);
@@ -126,7 +126,7 @@ void NcclGroup::time_out(const NcclOperation& op) noexcept {
   };
   if (over()) return;
   const std::vector<std::optional<std::uint64_t>> at = world_->ask(*this);
-  if (over()) return;  // somebody else may have told the cause meanwhile
+  if (over()) return;  // another rank may have reported the cause meanwhile
   std::string behind;
   for (int k = 0; k < size(); ++k) {
     const auto& answer = at[static_cast<std::size_t>(k)];
@@ -150,7 +150,7 @@ void NcclGroup::fail(Failure failure, bool tell) noexcept {
     if (failed_.load()) return;
     if (comm_ != nullptr) {
       Failure ignored;
-      take_through_locked(over, ignored);  // what was through before the failure has not failed
+      take_through_locked(over, ignored);  // what completed before the failure has not failed
       stopper_ = CommAborter::start(api_, world_->device(), std::exchange(comm_, nullptr));
     }
     failure_ = std::move(failure);

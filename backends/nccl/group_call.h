@@ -1,11 +1,11 @@
-// Calls of the vendor that become one operation.
+// NCCL calls that become one operation.
 #pragma once
 
 #include "backends/nccl/calls.h"
 
 namespace tessera::comm::nccl {
 
-/// What is called between here and end() makes progress together. Ended in any case.
+/// Calls between the constructor and end() progress together. The group is ended in any case.
 class GroupCall {
  public:
   explicit GroupCall(const NcclApi& api) : api_(api) { check(api_.ncclGroupStart(), "ncclGroupStart"); }

@@ -70,7 +70,7 @@ NcclOperation::OpInfo NcclGroup::describe_call(const OpDesc& call) {
           .signature = checked ? checked_signature(call, size()) : ""};
 }
 
-/// Grows: what operations in flight use stays.
+/// Only grows: memory that operations in flight use is kept.
 void* NcclGroup::workspace(std::size_t bytes) {
   if (workspaces_.empty() || workspaces_.back()->bytes() < bytes)
     workspaces_.push_back(std::make_unique<DeviceBlock>(
@@ -121,7 +121,7 @@ Work NcclGroup::start_batch(std::span<const OpDesc> parts) {
                 });
 }
 
-/// Throws BackendError; or nothing happens where the communicator has failed.
+/// Throws BackendError. Does nothing if the communicator has failed.
 void NcclGroup::issue_locked(const std::function<ncclResult_t()>& issue) {
   const std::lock_guard lock(mutex_);
   if (failed_.load()) return;
@@ -140,7 +140,7 @@ Work NcclGroup::launch(NcclOperation::OpInfo what, const std::function<ncclResul
   const WorkRef hold(op);
   op.prepare(shared_from_this(), std::move(what));
   if (!op.what.signature.empty())
-    announce(op.what);  // first: the vendor may hang where the ranks call different things
+    announce(op.what);  // before the call: NCCL may hang if the ranks call different operations
   world_->begin_operation();
   try {
     issue_locked([&] {
@@ -161,8 +161,7 @@ Work NcclGroup::launch(NcclOperation::OpInfo what, const std::function<ncclResul
   return Work(&op);
 }
 
-/// Waits until the vendor has put what was issued onto the stream; after `all` of the operation the event may follow
-/// it.
+/// Waits until NCCL has enqueued what was issued. `all`: this was all of the operation, so its event is recorded.
 void NcclGroup::take_in(NcclOperation& op, bool all) {
   Backoff pause;
   while (!failed_.load()) {
@@ -185,7 +184,7 @@ void NcclGroup::take_in(NcclOperation& op, bool all) {
     if (Clock::now() >= op.deadline) time_out(op);
     pause(1ms);
   }
-  api_.cudaEventRecord(op.event.get(), stream_->get());  // what has got onto the stream must be through before we throw
+  api_.cudaEventRecord(op.event.get(), stream_->get());  // what is on the stream must complete before the exception
   throw_failure(&op);
 }
 
@@ -204,7 +203,7 @@ void* NcclGroup::register_memory(void* data, std::size_t bytes) {
 
 void NcclGroup::deregister_memory(void* handle) noexcept {
   const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) api_.ncclCommDeregister(comm_, handle);  // one that has failed took its registrations along
+  if (comm_ != nullptr) api_.ncclCommDeregister(comm_, handle);  // a failed communicator has dropped its registrations
 }
 
 void NcclGroup::count(const OpDesc& call) {

@@ -1,9 +1,9 @@
-// One communicator of one rank: the vendor's communicator, the stream on which it works, and the operations in flight.
+// One communicator of one rank: the NCCL communicator, its stream, and the operations in flight.
 //
-// Everything of a communicator runs on one stream of its own, in the order of the calls. The vendor's communicators are
-// non-blocking: what it is asked may still be in progress when the call returns, and nothing else may be asked
-// meanwhile. So each call here waits until the vendor has taken it in, which needs no peer, except where connections
-// are made for the first time. All such waits end at the operation's deadline.
+// All operations of a communicator run on one stream of its own, in call order. NCCL communicators are non-blocking: a
+// call may still be in progress when it returns, and no other call is allowed meanwhile. So each call here waits until
+// NCCL has enqueued it, which needs no peer, except when connections are made for the first time. All such waits end at
+// the operation's deadline.
 #pragma once
 
 #include <atomic>
@@ -32,14 +32,14 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// All ranks of the world become this group. Collective; throws Timeout, BackendError, PeerLost, Aborted.
+  /// Creates this group from all ranks of the world. Collective; throws Timeout, BackendError, PeerLost, Aborted.
   void connect(const ncclUniqueId& id);
-  /// The part of this group with the same color; null for a negative one. Collective.
+  /// Returns the part of this group with the same color; null for a negative one. Collective.
   std::shared_ptr<NcclGroup> split(int color, int key);
-  /// No more operations; waits for what is in flight.
+  /// Accepts no more operations and waits for those in flight.
   void close() noexcept;
 
-  /// The next operation comes after what `stream` holds now.
+  /// The next operation runs after the current work of `stream`.
   void come_after(cudaStream_t stream);
   Work start(const OpDesc& call);
   Work start_batch(std::span<const OpDesc> parts);
@@ -56,37 +56,37 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   /// The number of the last operation that all members call.
   std::shared_ptr<const std::atomic<std::uint64_t>> called() const noexcept { return called_; }
 
-  /// Null where the vendor can't, which is logged, and where the communicator has failed.
+  /// Returns null if NCCL can't register, which is logged, or if the communicator has failed.
   void* register_memory(void* data, std::size_t bytes);
   void deregister_memory(void* handle) noexcept;
 
   // failure.cpp; any thread:
-  /// Takes out what is through; fails where the vendor has.
+  /// Removes completed operations; fails if NCCL has failed.
   void retire_completed() noexcept;
-  /// The same, and deadlines.
+  /// Does the same and checks deadlines.
   void check_health() noexcept;
   void time_out(const NcclOperation& op) noexcept;
-  /// The first cause wins. Returns at once: a thread of its own ends the vendor's communicator.
+  /// The first cause wins. Returns at once: a separate thread aborts the NCCL communicator.
   void fail(Failure failure, bool tell) noexcept;
   void lose(int world_rank) noexcept;
   void hear_closing(int world_rank, std::uint64_t called) noexcept;
   void hear_call(int world_rank, std::uint64_t sequence, const std::string& signature) noexcept;
-  /// `op`: waits, bounded, until the device can no longer write its memory.
+  /// Throws the failure. `op`: first waits, bounded, until the device can no longer write its memory.
   [[noreturn]] void throw_failure(const NcclOperation* op = nullptr);
-  /// When waiting for a failed communicator's device ends: once it has lasted too long, nobody waits again.
+  /// Deadline for waits on the device of a failed communicator: once it has passed, no caller waits again.
   Clock::time_point stop_deadline() const noexcept;
   void put_back(NcclOperation& op) noexcept;
 
  private:
   enum class Health : std::uint8_t { well, suspicious, broken };
-  /// Checked mode: what the members say that they call.
+  /// Checked mode: the signatures that the members call.
   struct Agreement {
     std::vector<std::string> signatures;
     std::size_t here = 0;
     bool reached = false;
   };
 
-  /// Lets `issue` call the vendor, and waits until it has taken that in; then likewise `and_then`, if there is one.
+  /// Calls `issue` and waits until NCCL has enqueued it; then does the same with `and_then`, if present.
   Work launch(NcclOperation::OpInfo what, const std::function<ncclResult_t()>& issue,
               const std::function<ncclResult_t()>& and_then = {});
   void issue_locked(const std::function<ncclResult_t()>& issue);
@@ -103,7 +103,7 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   NcclOperation::OpInfo describe_call(const OpDesc& call);
 
   // failure.cpp
-  /// In progress, well, or what has gone wrong in the vendor's threads.
+  /// ncclInProgress, success, or the error of NCCL's threads.
   ncclResult_t state_locked() const noexcept;
   void take_through_locked(std::vector<NcclOperation*>& through, Failure& trouble) noexcept;
   Health health_locked(Failure& failure) noexcept;
@@ -125,9 +125,9 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   const std::shared_ptr<std::atomic<std::uint64_t>> called_ = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::uint64_t splits_ = 0;
   std::unique_ptr<PinnedScratch> scratch_;                ///< outlives the stream, as do ...
-  std::vector<std::unique_ptr<DeviceBlock>> workspaces_;  ///< ... these: the last is used, operations may be in others
+  std::vector<std::unique_ptr<DeviceBlock>> workspaces_;  ///< ... these: the last is used, operations may use others
   std::unique_ptr<CudaStream> stream_;
-  std::unique_ptr<CudaEvent> before_;  ///< what the next operation comes after, if ...
+  std::unique_ptr<CudaEvent> before_;  ///< the next operation runs after it, if ...
   bool comes_after_ = false;
 
   mutable std::mutex mutex_;  ///< guards what follows, and every use of comm_
@@ -139,7 +139,7 @@ class NcclGroup final : public std::enable_shared_from_this<NcclGroup> {
   std::vector<NcclOperation*> free_ops_;
   std::vector<std::vector<std::uint64_t>> bytes_;      ///< sent, by kind and member
   std::vector<std::optional<std::uint64_t>> closed_;   ///< by member: what it had called when it closed
-  std::optional<Clock::time_point> suspicious_since_;  ///< the vendor reports what a dead peer looks like
+  std::optional<Clock::time_point> suspicious_since_;  ///< NCCL reports an error that a dead peer may cause
   std::shared_ptr<CommAborter> stopper_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> does_not_stop_{false};

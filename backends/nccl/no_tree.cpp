@@ -1,4 +1,4 @@
-// In the place of tree_kernels.cu where there is no CUDA compiler.
+// Replaces tree_kernels.cu in builds without a CUDA compiler.
 #include "backends/nccl/tree_kernels.h"
 
 namespace tessera::comm::nccl {

@@ -54,7 +54,7 @@ std::string NcclOperation::describe() const {
 }
 
 void NcclOperation::recycle() noexcept {
-  const std::shared_ptr<NcclGroup> keep = std::move(group);  // may be the last to hold the group, and with it this
+  const std::shared_ptr<NcclGroup> keep = std::move(group);  // may be the last reference to the group, which owns this
   keep->put_back(*this);
 }
 

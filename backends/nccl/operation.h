@@ -1,4 +1,4 @@
-// One operation in flight: a point in the order of the communicator's stream.
+// One operation in flight: a position in the order of the communicator's stream.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class NcclOperation final : public WorkState {
     message,
     batch,  ///< of messages
   };
-  /// What it was called with. `name` is a literal.
+  /// Describes the call. `name` is a literal.
   struct OpInfo {
     std::string_view name;
     OpClass sort = OpClass::ordered;
@@ -39,7 +39,7 @@ class NcclOperation final : public WorkState {
   bool done() noexcept override;
   bool wait_until(Clock::time_point until) override;
   void wait() override;
-  /// A stream of the device waits on the device; the host only tells it to.
+  /// Makes a device stream wait; the host only enqueues the wait.
   void wait_on(Stream& stream) override;
 
   /// "all_reduce #12 (block.3)", "recv from rank 2".
@@ -49,7 +49,7 @@ class NcclOperation final : public WorkState {
   std::shared_ptr<NcclGroup> group;  ///< while in use
   Clock::time_point deadline;
   CudaEvent event;
-  bool recorded = false;  ///< the event stands for this operation; guarded by the group
+  bool recorded = false;  ///< the event was recorded for this operation; guarded by the group
   std::atomic<std::uint32_t> finished{0};
 
  protected:

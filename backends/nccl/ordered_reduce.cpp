@@ -15,7 +15,7 @@ using Kind = ReduceOp::Kind;
 constexpr std::size_t kAligned = 256;
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
 
-/// Who adds what: the slice of `in` that a rank is responsible for.
+/// The slice of `in` that a rank reduces.
 Slice owned(const OpDesc& call, int ranks, int rank) {
   if (call.kind == OpKind::all_reduce) return slice_of(call.in.count, ranks, rank);
   if (call.kind == OpKind::reduce) return {0, rank == call.root ? call.in.count : 0};

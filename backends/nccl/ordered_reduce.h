@@ -1,4 +1,4 @@
-// Reductions in the order of the tree: grouped messages and a kernel of our own.
+// Reductions in tree order: grouped messages and a kernel of this library.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,16 @@
 
 namespace tessera::comm::nccl {
 
-/// Whether the call goes this way: all reductions in the deterministic mode; else what the vendor can't do, rounds
-/// otherwise, or loses NaN in. False where this build has no kernels.
+/// Whether the call uses the tree: all reductions in deterministic mode; else those that NCCL does not support, rounds
+/// differently, or loses NaN in. False if this build has no kernels.
 bool uses_tree(const NcclApi& api, const OpDesc& call, int ranks, bool deterministic);
 
-/// Memory of the device that the call needs between its two steps.
+/// Device memory that the call needs between its two steps.
 std::size_t workspace_bytes(const OpDesc& call, int ranks, int rank);
 
-/// Every rank gets the others' pieces of what it adds. Returns as issue() does; when that has been taken in ...
+/// Sends each rank the pieces that it reduces. Returns as issue() does; once that is enqueued ...
 ncclResult_t issue_exchange(const LaunchTarget& target, const OpDesc& call);
-/// ... it adds them, and hands the sum on where all need it.
+/// ... reduces the pieces and distributes the result to the ranks that need it.
 ncclResult_t issue_sum(const LaunchTarget& target, const OpDesc& call);
 
 }  // namespace tessera::comm::nccl

@@ -1,4 +1,4 @@
-// The vendor's reduce operations.
+// NCCL's reduce operations.
 #pragma once
 
 #include "backends/nccl/calls.h"
@@ -7,8 +7,8 @@ namespace tessera::comm::nccl {
 
 ncclDataType_t vendor_type(DType dtype);
 
-/// One for the length of a call: averages over another number than that of the ranks, and premultiplied sums, are made
-/// for it. Throws NcclError.
+/// A reduce operation for the duration of a call: averages over a number other than that of the ranks, and
+/// premultiplied sums, are created for it. Throws NcclError.
 class NcclReduceOp {
  public:
   NcclReduceOp(const LaunchTarget& target, const ReduceOp& op, DType dtype);

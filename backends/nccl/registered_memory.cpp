@@ -8,7 +8,7 @@
 namespace tessera::comm::nccl {
 namespace {
 
-/// The vendor's own allocator works in steps of this size; what is smaller is not worth a registration.
+/// NCCL's allocator works in steps of this size; a smaller block is not worth a registration.
 constexpr std::size_t kRegisteredFrom = std::size_t{2} << 20;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Memory of the device, known to all communicators of a rank.
+// Device memory that is registered with all communicators of a rank.
 #pragma once
 
 #include <map>
@@ -14,13 +14,13 @@ namespace tessera::comm::nccl {
 
 class NcclGroup;
 
-/// Large blocks are registered with every communicator of the rank, so that the vendor moves them without copies of its
-/// own; a communicator that is made later gets to know them, too. Thread-safe. Buffers may outlive it.
+/// Large blocks are registered with every communicator of the rank, also with those created later, so that NCCL
+/// transfers them without copies of its own. Thread-safe. Buffers may outlive it.
 class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
  public:
   RegisteredMemory(const NcclApi& api, int device) : api_(api), device_(device) {}
 
-  /// Throws SystemError where the device has no more. `ledger` null: not booked.
+  /// Throws SystemError if the device is out of memory. `memory_tracker` null: not counted.
   Buffer allocate(std::size_t bytes, MemoryCategory use, std::shared_ptr<MemoryTracker> memory_tracker);
 
   void add(NcclGroup& group);

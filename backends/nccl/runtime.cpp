@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto kWatchEvery = 50ms;
-constexpr auto kAnswerTime = 1s;  ///< who lives answers within microseconds, on a busy machine within this
+constexpr auto kAnswerTime = 1s;  ///< a live rank answers within microseconds, on a busy machine within this time
 constexpr std::size_t kMostEarly = 1024;
 
 }  // namespace
@@ -33,7 +33,7 @@ void NcclRuntime::open() {
 }
 
 NcclRuntime::~NcclRuntime() {
-  channel_.reset();  // its thread uses what follows
+  channel_.reset();  // its thread uses the members below
   {
     const std::lock_guard lock(watch_mutex_);
     stop_ = true;
@@ -147,7 +147,7 @@ std::vector<std::optional<std::uint64_t>> NcclRuntime::ask(const NcclGroup& grou
 
 void NcclRuntime::begin_operation() noexcept {
   if (outstanding_.fetch_add(1) > 0) return;
-  { const std::lock_guard lock(watch_mutex_); }  // it is either before its look at the number, or asleep
+  { const std::lock_guard lock(watch_mutex_); }  // the thread has yet to read the count, or sleeps
   watch_.notify_all();
 }
 

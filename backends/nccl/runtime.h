@@ -1,4 +1,4 @@
-// What all communicators of one rank share: the device, the control channel, the memory, and a thread that watches.
+// The state that all communicators of one rank share: device, control channel, memory, and a watching thread.
 #pragma once
 
 #include <atomic>
@@ -22,14 +22,14 @@ namespace tessera::comm::nccl {
 
 class NcclGroup;
 
-/// The watching thread sees to deadlines and broken links while the program only lets streams wait.
+/// The watching thread checks deadlines and broken connections while the program only makes streams wait.
 class NcclRuntime {
  public:
   NcclRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options, const NcclApi& api, int device);
   ~NcclRuntime();
   NcclRuntime(const NcclRuntime&) = delete;
   NcclRuntime& operator=(const NcclRuntime&) = delete;
-  /// Collective. From here on the ranks hear of each other.
+  /// Collective. From here on the ranks exchange control messages.
   void open();
 
   const NcclApi& api() const noexcept { return api_; }
@@ -39,12 +39,12 @@ class NcclRuntime {
   const BackendOptions& options() const noexcept { return options_; }
   RegisteredMemory& memory() noexcept { return *memory_; }
 
-  /// `group` must be removed before it goes.
+  /// `group` must be removed before it is destroyed.
   void add(NcclGroup& group);
   void remove(NcclGroup& group) noexcept;
-  /// To the other members of `group`.
+  /// Sends `notice` to the other members of `group`.
   void tell(const NcclGroup& group, const ControlMessage& notice) noexcept;
-  /// Which collective each member says that it has called last; nothing for who does not answer in time.
+  /// Returns the last collective that each member has called; none for a member that does not answer in time.
   std::vector<std::optional<std::uint64_t>> ask(const NcclGroup& group) noexcept;
 
   /// Operations in flight: the watching thread sleeps while there are none.
@@ -52,7 +52,7 @@ class NcclRuntime {
   void end_operations(std::size_t count) noexcept { outstanding_.fetch_sub(static_cast<std::int64_t>(count)); }
 
  private:
-  void hear(int from, std::string_view text) noexcept;  // in the channel's thread, as lost()
+  void hear(int from, std::string_view text) noexcept;  // runs in the channel's thread, as does lost()
   void lost(int rank) noexcept;
   void damaged(int from) noexcept;
   void deliver(int from, const ControlMessage& notice) noexcept;
@@ -64,16 +64,16 @@ class NcclRuntime {
   const int device_;
   const std::shared_ptr<RegisteredMemory> memory_;
 
-  /// Shared by who looks (the watching thread may take a while, and the channel's must go on), alone for who changes.
+  /// Shared for readers (the watching thread may take a while, and the channel's must continue), exclusive for changes.
   std::shared_mutex groups_mutex_;
   std::vector<NcclGroup*> groups_;
-  std::mutex news_mutex_;                              ///< guards the next three, for those who share the other
-  std::set<std::uint64_t> closed_;                     ///< communicators that were here once
-  std::vector<std::pair<int, ControlMessage>> early_;  ///< about communicators that this rank has not made yet
+  std::mutex news_mutex_;                              ///< guards the next three, for holders of the shared lock
+  std::set<std::uint64_t> closed_;                     ///< communicators that existed once
+  std::vector<std::pair<int, ControlMessage>> early_;  ///< about communicators that this rank has not created yet
   std::vector<bool> dead_;
 
   std::mutex asking_mutex_;
-  std::mutex questions_mutex_;  ///< guards what follows; never held while something else is locked
+  std::mutex questions_mutex_;  ///< guards what follows; no lock is acquired while it is held
   std::condition_variable answered_;
   std::map<std::uint64_t, std::shared_ptr<const std::atomic<std::uint64_t>>> called_;  ///< by communicator
   std::uint64_t question_ = 0;
@@ -85,7 +85,7 @@ class NcclRuntime {
   bool stop_ = false;
   std::thread watcher_;
   std::unique_ptr<ControlChannel> channel_;
-  std::atomic<ControlChannel*> speaks_{nullptr};  ///< the same, when it is there: its thread may be earlier
+  std::atomic<ControlChannel*> speaks_{nullptr};  ///< the same, once available: its thread may start earlier
 };
 
 }  // namespace tessera::comm::nccl

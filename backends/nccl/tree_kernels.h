@@ -1,4 +1,4 @@
-// Kernels of our own, where this module was built with a CUDA compiler: what the vendor lacks.
+// Kernels of this library for what NCCL lacks, if this module was built with a CUDA compiler.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 namespace tessera::comm::nccl {
 
-/// Where the pieces of an element's slice are: rank k's at `pieces` + k * stride, but for the own one.
+/// The pieces of a slice: that of rank k lies at `pieces` + k * stride, except the own piece.
 struct TreeReduceArgs {
   comm::ReduceOp op;
   base::DType dtype;
@@ -35,13 +35,13 @@ TESSERA_HD void tree_element(const TreeReduceArgs& work, std::size_t i) {
 }
 
 struct TreeKernels {
-  /// Appends: the tree over all pieces, into `work.out`.
+  /// Enqueues the tree reduction of all pieces into `work.out`.
   cudaError_t (*reduce)(const TreeReduceArgs& work, cudaStream_t stream);
-  /// Appends: *to = value, on the device.
+  /// Enqueues *to = value, on the device.
   cudaError_t (*store)(double* to, double value, cudaStream_t stream);
 };
 
-/// Null where this build has none.
+/// Null if this build has none.
 const TreeKernels* tree_kernels();
 
 }  // namespace tessera::comm::nccl

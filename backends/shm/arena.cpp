@@ -29,7 +29,7 @@ constexpr std::size_t kIdlePart = 50;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
-/// Addresses cost nothing: twice the machine's memory leaves room for holes.
+/// Addresses cost nothing: twice the machine's memory leaves room for fragmentation.
 std::size_t wanted_capacity() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   std::size_t bytes = kSmallestArena;
@@ -37,7 +37,7 @@ std::size_t wanted_capacity() {
   return bytes;
 }
 
-/// From `begin` to the next address of that colour.
+/// From `begin` to the next address of that color.
 std::size_t bytes_to_color(const std::byte* begin, int color) {
   const std::size_t period = kColours * kColourStep;
   const std::size_t wanted = static_cast<std::size_t>(color) % kColours * kColourStep;
@@ -67,7 +67,7 @@ std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> c
   const auto bytes = static_cast<std::size_t>(status.st_size);
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   const auto refused = [&] { return system_error("shm: can't map a segment of " + std::to_string(bytes) + " bytes"); };
-  // Addresses are taken first, as many as hold the segment wherever its colour puts it; what is left over goes back.
+  // Addresses are reserved first, enough for the segment at any color; the excess is unmapped.
   const std::size_t taken = bytes + (color ? 2 * kColours * kColourStep : 0);
   void* const room = ::mmap(nullptr, taken, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) throw refused();
@@ -104,7 +104,7 @@ std::shared_ptr<Arena> Arena::make(const char* name, bool shared, int color, std
       void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (data == MAP_FAILED) throw system_error("shm: can't map " + std::to_string(bytes) + " bytes");
       return std::make_shared<Arena>(UniqueFd{}, std::make_shared<Mapping>(data, bytes));
-    } catch (const SystemError&) {  // a limit on addresses: fewer may do
+    } catch (const SystemError&) {  // a limit on addresses: a smaller range may succeed
       if (bytes <= kSmallestArena) throw;
     }
   }
@@ -112,12 +112,12 @@ std::shared_ptr<Arena> Arena::make(const char* name, bool shared, int color, std
 
 Arena::Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping) : fd_(std::move(fd)), mapping_(std::move(mapping)) {
   free_[0] = Extent{mapping_->bytes(), false};
-  ::madvise(mapping_->data(), mapping_->bytes(), MADV_HUGEPAGE);  // a hint: refusal costs only time
+  ::madvise(mapping_->data(), mapping_->bytes(), MADV_HUGEPAGE);  // a hint: refusal only costs time
 }
 
 Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                        bool zeroed) {
-  // Large pieces begin on pages of their own, so that giving one back returns them.
+  // Large pieces start on pages of their own, so that releasing a piece returns its pages.
   const std::size_t unit = bytes >= 16 * kPage ? kPage : 128;
   const std::size_t held = round_up(bytes == 0 ? 1 : bytes, unit);
   const std::size_t offset = take(held);
@@ -132,7 +132,7 @@ Buffer Arena::allocate(std::size_t bytes, MemoryCategory use, const std::shared_
 
 std::size_t Arena::take(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  // The smallest free range with pages that fits; else fresh ones, as low as possible.
+  // Prefers the smallest free range with pages that fits, else fresh pages at the lowest offset.
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it)
     if (it->second.warm && it->second.bytes >= bytes && (best == free_.end() || it->second.bytes < best->second.bytes))
@@ -151,7 +151,7 @@ std::size_t Arena::take(std::size_t bytes) {
     live_ -= bytes;
     throw system_error("shm: no room for " + std::to_string(bytes) + " bytes in the window's addresses", ENOMEM);
   }
-  // Small pieces come from larger fresh ones, so that pages are not asked for one by one.
+  // Small pieces are cut from larger fresh ranges, so that pages are not requested one by one.
   constexpr std::size_t kChunk = 64 * 1024;
   const std::size_t whole = std::min(fresh->second.bytes, round_up(bytes, bytes < kChunk ? kChunk : kPage));
   const std::size_t offset = cut(fresh, whole);
@@ -207,7 +207,7 @@ void Arena::quarantine() noexcept {
 }
 
 void Arena::populate(std::size_t offset, std::size_t bytes) {
-  // Asking for the pages now turns a later SIGBUS into an error here. Plain memory may fault as it is used.
+  // Populating the pages now turns a later SIGBUS into an error. Plain memory may fault on use.
   if (!fd_) return;
   if (::madvise(mapping_->data() + offset, bytes, MADV_POPULATE_WRITE) == 0) return;
   const int refused =

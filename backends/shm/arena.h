@@ -1,11 +1,11 @@
-// The memory of one rank that its peers can read: one arena for what callers allocate, and one for what the ranks
-// exchange among themselves (flags, announcements, copies, tiles).
+// The memory of one rank that its peers can read. Each rank has two arenas: one for allocations of callers, one for the
+// control data of the ranks (flags, announcements, copies, tiles).
 //
-// An arena is a segment (a memfd; in a world of threads plain memory) of which a large range of addresses is mapped at
-// once and pages appear as they are used. Everything in it is named to any peer by one number, the offset, and every
-// communicator split from the same root knows it. Only the owner writes. Peers map the callers' arena read-only. They
-// map the other one with the right to write, which they don't use: on AMD's Zen 5 the owner takes 1.8 times as long to
-// write lines that a peer has read through a read-only mapping (docs/performance.md).
+// An arena is one segment: a memfd, or plain memory in a world of threads. A large address range is mapped at once, and
+// pages are allocated on use. An offset identifies memory of an arena to every peer, and all communicators split from
+// the same root use the same arenas. Only the owner writes. Peers map the callers' arena read-only. They map the other
+// arena writable without writing to it: on AMD's Zen 5 the owner takes 1.8 times as long to write lines that a peer has
+// read through a read-only mapping (docs/performance.md).
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 namespace tessera::comm::shm {
 
-/// A range of mapped memory. Shared, since ranks that are threads use each other's.
+/// A range of mapped memory. Shared, because ranks that are threads use each other's mappings.
 class Mapping {
  public:
   Mapping(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
@@ -37,29 +37,30 @@ class Mapping {
   const std::size_t bytes_;
 };
 
-/// A memfd of `bytes`, all of them still without pages.
+/// Creates a memfd of `bytes` without pages.
 UniqueFd make_segment(const char* name, std::size_t bytes);
 
-/// Where a mapping begins, in steps of kColourStep, modulo kColours. A rank reads the same offset of several windows in
-/// turn, and AMD's first-level caches predict their way by address bits 12 to 27 (M. Lipp et al., "Take A Way", 2020):
-/// two streams that agree in these evict each other at every line (a reduce_scatter of 4 MiB between 2 ranks
-/// takes 1.6 times as long: docs/performance.md).
+/// Start address of a mapping, in steps of kColourStep, modulo kColours. A rank reads the same offset of several
+/// windows in turn, and AMD's first-level caches predict the cache way from address bits 12 to 27 (M. Lipp et al.,
+/// "Take A Way", 2020): two streams with equal bits evict each other at every line (a reduce_scatter of 4 MiB between 2
+/// ranks takes 1.6 times as long: docs/performance.md).
 inline constexpr std::size_t kColourStep = std::size_t{2} << 20;
 inline constexpr std::size_t kColours = 128;
 
-/// Maps all of `fd`, at an address of that colour where one is given. Throws SystemError.
+/// Maps all of `fd`, at an address of `color` if one is given. Throws SystemError.
 std::shared_ptr<Mapping> map_segment(int fd, bool writable, std::optional<int> color = std::nullopt);
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  /// As many addresses as a host could use. `shared`: in a memfd, for processes; else in plain memory, for threads.
+  /// Reserves as many addresses as a host could use. `shared`: in a memfd, for processes; else in plain memory, for
+  /// threads.
   static std::shared_ptr<Arena> make_windows(bool shared, int color);
-  /// 1 GiB of addresses.
+  /// Reserves 1 GiB of addresses.
   static std::shared_ptr<Arena> make_staging(bool shared, int color);
   Arena(UniqueFd fd, std::shared_ptr<Mapping> mapping);
 
-  /// A piece aligned to kAlignment whose pages exist. Given back when the buffer dies. Its bytes are zero only where
-  /// `zeroed`. The ledger (null: none) books it. Thread-safe. Throws SystemError.
+  /// Allocates a piece aligned to kAlignment, with pages. The buffer's destructor releases it. The bytes are zero only
+  /// if `zeroed`. `memory_tracker` (null: none) counts it. Thread-safe. Throws SystemError.
   Buffer allocate(std::size_t bytes, MemoryCategory use, const std::shared_ptr<MemoryTracker>& memory_tracker,
                   bool zeroed = false);
 
@@ -68,7 +69,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::size_t offset_of(const void* pointer) const noexcept {
     return static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - mapping_->data());
   }
-  /// After a failure peers may be anywhere: pieces are no longer given out again.
+  /// Stops the reuse of pieces: after a failure, peers may still access any of them.
   void quarantine() noexcept;
 
  private:

@@ -53,7 +53,7 @@ std::unique_ptr<Communicator> ShmCommunicator::do_split(int color, int key) {
       child = ShmGroup::make(group_->shared_host(), static_cast<int>(i), static_cast<int>(choices.size()),
                              memory_tracker());
   if (child != nullptr) place = child->own_place();
-  const std::vector<ShmGroup::MemberOffsets> places = collect(place);  // who has no child takes part too
+  const std::vector<ShmGroup::MemberOffsets> places = collect(place);  // collective: ranks without a child take part
   if (child == nullptr) return nullptr;
   std::vector<ShmGroup::MemberOffsets> members;
   for (const Choice& choice : choices) members.push_back(places[static_cast<std::size_t>(choice.rank)]);

@@ -22,7 +22,7 @@ class ShmCommunicator final : public Communicator {
   void do_abort(std::string_view reason) noexcept override;
   void do_traffic(TrafficStats& snapshot) const override;
   std::string_view do_last_algorithm() const noexcept override { return group_->last_algorithm(); }
-  /// What every member gives, without metering. `mine` has the same length everywhere.
+  /// Gathers one value of every member, without metering. `mine` has the same length on every rank.
   template <class T>
   std::vector<T> collect(const T& mine);
 

@@ -1,6 +1,6 @@
-// What a rank shows its peers on one communicator: flags, announcements, staging. All of it lies in its arena, is
-// written by it alone, and is read by the others. Flags are monotonic: operation number and round in one word, never
-// reset.
+// The control data that a rank publishes on one communicator: flags, announcements, staging. It lies in the rank's
+// arena; only the rank writes it, and its peers read it. Flags are monotonic: operation number and round share one
+// word, which is never reset.
 #pragma once
 
 #include <array>
@@ -15,22 +15,22 @@ namespace tessera::comm::shm {
 
 inline constexpr std::size_t kLine = 128;  ///< two cache lines: the prefetcher fetches them in pairs
 inline constexpr std::size_t kEagerBytes = 16 * 1024;
-inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};      ///< instead of an offset: the data comes through tiles
-inline constexpr std::uint64_t kRemote = ~std::uint64_t{0} - 1;  ///< ... it is read from the process that owns it
+inline constexpr std::uint64_t kStaged = ~std::uint64_t{0};      ///< as an offset: the data comes through tiles
+inline constexpr std::uint64_t kRemote = ~std::uint64_t{0} - 1;  ///< as an offset: read from the owner's process
 
-/// What in_offset or out_offset names is a copy, which stays as it is until its slot is used again.
+/// in_offset or out_offset names a copy, which does not change until its slot is reused.
 inline constexpr std::uint8_t kCopiedIn = 1;
 inline constexpr std::uint8_t kCopiedOut = 2;
-inline constexpr std::uint8_t kAwaitsReaders = 4;  ///< something else is read, and its owner waits until it has been
-inline constexpr std::uint8_t kAllThere = 8;       ///< the whole input can be read: nobody needs to look at `staged`
+inline constexpr std::uint8_t kAwaitsReaders = 4;  ///< no copy: the owner waits until it has been read
+inline constexpr std::uint8_t kAllThere = 8;       ///< the whole input is readable: `staged` need not be checked
 
-/// Operation number in the upper 40 bits, rounds finished of it in the lower 24.
+/// Operation number in the upper 40 bits, its finished rounds in the lower 24.
 inline constexpr std::uint64_t kRoundBits = 24;
 inline constexpr std::uint64_t kAllRounds = (std::uint64_t{1} << kRoundBits) - 1;
 constexpr std::uint64_t encode(std::uint64_t operation, std::uint64_t rounds) {
   return operation << kRoundBits | rounds;
 }
-/// Rounds of `operation` that a flag tells of: none if its owner has not come so far, all if it is past it.
+/// Rounds of `operation` that a flag reports: none if its owner has not reached it, all if its owner is past it.
 constexpr std::uint64_t rounds_of(std::uint64_t flag, std::uint64_t operation) {
   const std::uint64_t at = flag >> kRoundBits;
   return at < operation ? 0 : (at > operation ? kAllRounds : flag & kAllRounds);
@@ -40,29 +40,29 @@ struct alignas(kLine) Flag {
   std::atomic<std::uint64_t> value{0};
 };
 
-/// Addresses in the process that announces.
+/// Addresses in the announcing process.
 struct RemoteBuffers {
   const std::byte* in;
   const std::byte* out;
 };
 
-/// The announcement of one collective, and the payload of a small one right behind it. Two take turns: operation s is
-/// announced when everybody has announced s - 1, hence finished s - 2.
+/// The announcement of one collective, followed by the payload of a small one. Two slots alternate: operation s is
+/// announced once all ranks have announced s - 1 and hence finished s - 2.
 struct CollectiveSlot {
   std::atomic<std::uint64_t> sequence{0};  ///< stored last
   std::uint64_t fingerprint = 0;
   std::uint64_t in_offset = 0;     ///< in the arena, or kStaged, or kRemote
-  std::uint64_t out_offset = 0;    ///< the same for what all_reduce's second half reads
+  std::uint64_t out_offset = 0;    ///< the same, for what the second half of all_reduce reads
   std::uint64_t stage_offset = 0;  ///< of the tiles
   double factor = 1;               ///< premul_sum
-  std::uint64_t count = 0;         ///< for the table of a mismatch, as are the next four
+  std::uint64_t count = 0;         ///< for the table of a mismatch, as are the next four fields
   OpKind kind = OpKind::barrier;
   DType dtype = DType::f32;
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
   std::uint8_t hints = 0;  ///< kCopiedIn, kCopiedOut, kAwaitsReaders, kAllThere
   std::int32_t root = 0;
   union {
-    RemoteBuffers remote;  ///< where an offset is kRemote
+    RemoteBuffers remote;  ///< if an offset is kRemote
     std::byte payload[kEagerBytes];
   };
 };
@@ -74,26 +74,26 @@ struct alignas(kLine) FailureRecord {
   std::array<char, 1000> text{};
 };
 
-/// One direction of one pair of ranks, on the sender's side ...
+/// One direction of a pair of ranks, on the sender's side.
 struct alignas(kLine) SendSlot {
   std::atomic<std::uint64_t> sent{0};  ///< message number and tiles staged
   std::uint64_t bytes = 0;
-  std::uint64_t in_offset = 0;  ///< as in a Slot
+  std::uint64_t in_offset = 0;  ///< as in a CollectiveSlot
   std::uint64_t stage_offset = 0;
   const std::byte* remote = nullptr;
   DType dtype = DType::f32;
 };
 
-/// What lives as long as the world, since a peer may look at it after its owner has closed the communicator.
+/// The part that lives as long as the world, because a peer may read it after its owner has closed the communicator.
 struct alignas(kLine) ControlHeader {
   Flag staged;
-  Flag phase_a;  ///< inputs read; with all_reduce also: results there
+  Flag phase_a;  ///< inputs read; for all_reduce also: results available
   Flag phase_b;  ///< results read
   Flag closed;
   FailureRecord failure;
 };
 
-/// What goes when all members have closed the communicator.
+/// The part that is freed when all members have closed the communicator.
 struct PortSlots {
   alignas(kLine) CollectiveSlot slots[2];
 };
@@ -103,8 +103,8 @@ struct alignas(kLine) ByteCounts {
   std::array<std::atomic<std::uint64_t>, kOpKinds> bytes{};
 };
 
-/// A port in somebody's arena: ControlHeader, then for each member a Credit, a SendSlot, a Flag (messages received) and
-/// an offset table of two entries (all_to_all_v: where in its input the part for that member begins).
+/// A control block in an arena: ControlHeader, then for each member a ByteCounts, a SendSlot, a Flag (messages
+/// received) and an offset table of two entries (all_to_all_v: where in its input the part for that member begins).
 class ControlBlock {
  public:
   ControlBlock() = default;

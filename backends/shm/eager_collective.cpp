@@ -1,4 +1,4 @@
-// The way of small collectives: the payload travels with the announcement, so one exchange is all there is.
+// The eager algorithm for small collectives: the announcement carries the payload, so one exchange suffices.
 #include <algorithm>
 
 #include "backends/shm/shm_group.h"
@@ -14,7 +14,7 @@ void ShmGroup::combine(const ShmOperation& op, std::span<const void* const> sour
   reduce_tree(op.call.op, op.call.in.dtype, sources, factors_, out, count, op.streaming);
 }
 
-/// Everyone has arrived: all payloads are there.
+/// All ranks have arrived, so all payloads are available.
 void ShmGroup::run_eager(ShmOperation& op) {
   const OpDesc& call = op.call;
   if (call.kind == OpKind::barrier) return;

@@ -1,4 +1,4 @@
-// How an operation fails: once per communicator, on all ranks, with the first cause.
+// Failure of operations: once per communicator, on all ranks, with the first cause.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -12,7 +12,7 @@ namespace tessera::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kAnswerTime = 250ms;  ///< a rank that lives answers a ping within microseconds
+constexpr auto kAnswerTime = 250ms;  ///< a live rank answers a ping within microseconds
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
@@ -20,8 +20,8 @@ std::string number(std::uint64_t value) { return std::to_string(value); }
 
 void ShmGroup::throw_failure() const { comm::throw_failure({failure_, cause_}); }
 
-/// Under the engine's lock, so nobody moves an operation meanwhile: when they are marked as failed, nothing of ours
-/// writes the caller's memory any more.
+/// Runs under the engine's lock, so no thread advances an operation meanwhile: once the operations are marked as
+/// failed, this rank no longer writes the caller's memory.
 void ShmGroup::fail(FailureKind kind, std::string_view text) noexcept {
   if (!failed_.load()) {
     failure_ = kind;
@@ -58,7 +58,7 @@ std::string ShmGroup::rank_name(int member) const {
 
 std::string ShmGroup::describe(const ShmOperation& op) const { return comm::describe(op.call, op.sequence); }
 
-/// Those that have come call the same.
+/// Whether the ranks that have arrived call the same operation.
 bool ShmGroup::fits_others(const ShmOperation& op) {
   bool same = true;
   for (int k = 0; k < size_; ++k)
@@ -78,7 +78,7 @@ std::string ShmGroup::table_of(const ShmOperation& op) {
     if (slot.kind == OpKind::broadcast || slot.kind == OpKind::reduce || slot.kind == OpKind::gather ||
         slot.kind == OpKind::scatter)
       table += " root " + std::to_string(slot.root);
-    // A slot has no room for the others' labels, which checked mode compares.
+    // A slot has no room for the labels of other ranks, which checked mode compares.
     if (k == rank_ && !op.call.label.empty()) table += " (" + std::string(op.call.label) + ")";
   }
   return table;
@@ -94,7 +94,7 @@ bool ShmGroup::adopt_peer_failure() noexcept {
   return false;
 }
 
-/// Deadlines, and whether the peers are well. True: the communicator has failed.
+/// Checks the deadlines and the peers. True: the communicator has failed.
 bool ShmGroup::check_health() noexcept {
   if (adopt_peer_failure()) return true;
   const Clock::time_point now = Clock::now();
@@ -104,7 +104,7 @@ bool ShmGroup::check_health() noexcept {
     for (MessageChannel& channel : *side)
       if (!failed_.load() && !channel.queue.empty()) check_peers(*channel.queue.head);
   }
-  const auto too_late = [&](const OpQueue& queue) {  // the one at the head is what holds the others up
+  const auto too_late = [&](const OpQueue& queue) {  // the first one delays the others
     for (const ShmOperation* op = queue.head; op != nullptr; op = op->next)
       if (now >= op->deadline.load(std::memory_order_relaxed)) return true;
     return false;
@@ -157,10 +157,10 @@ void ShmGroup::time_out(const ShmOperation& op) noexcept {
     all = true;
     for (int k = 0; k < size_; ++k) all &= k == rank_ || answered(k);
   }
-  // Somebody else may have told the cause while we asked.
+  // Another rank may have published the cause during the pings.
   if (adopt_peer_failure()) return;
   std::string behind;
-  // Before it is announced, an operation waits for all to be done with the one whose place it takes.
+  // Before its announcement, an operation waits until all ranks are done with the one whose slot it reuses.
   const bool queued = !message && op.stage == ShmOperation::Stage::queued;
   const std::uint64_t wanted = queued ? op.sequence - 1 : op.sequence;
   for (int k = 0; k < size_; ++k) {

@@ -1,4 +1,4 @@
-// Who reads what from whom: the geometry of every collective.
+// The layout of every collective: which rank reads what from which rank.
 #include <algorithm>
 #include <bit>
 #include <numeric>
@@ -13,7 +13,7 @@ Slice between(const std::vector<std::size_t>& starts, int index) {
   return {starts[i], starts[i + 1] - starts[i]};
 }
 
-/// Part `index` of a buffer of `count` elements: as the caller cut it, else in equal parts.
+/// Part `index` of a buffer of `count` elements: as the caller divided it, else in equal parts.
 Slice part(const std::vector<std::size_t>& starts, std::size_t count, int ranks, int index) {
   return starts.empty() ? slice_of(count, ranks, index) : between(starts, index);
 }
@@ -54,7 +54,7 @@ Slice ShmOperation::read_slice(int source) const {
       const auto own = static_cast<std::size_t>(me);
       return {in_starts.empty() ? own * call.out.count : in_starts[own], source == call.root ? call.out.count : 0};
     }
-    case OpKind::all_to_all: {  // with the _v form only the source knows where: it says so in its port
+    case OpKind::all_to_all: {  // in the _v form only the source knows the offset and publishes it
       const std::size_t count = part(out_starts, call.out.count, ranks, source).count;
       return {ragged() ? 0 : static_cast<std::size_t>(me) * count, count};
     }
@@ -166,7 +166,7 @@ std::uint64_t ShmOperation::make_fingerprint() const {
     if (call.op.kind == ReduceOp::Kind::avg) hash = mix(hash, std::bit_cast<std::uint64_t>(call.op.scalar));
   }
   if (!ragged()) return mix(hash, table_count());
-  if (call.kind == OpKind::all_to_all) return mix(hash, ~std::uint64_t{0});  // the lengths of others are not known here
+  if (call.kind == OpKind::all_to_all) return mix(hash, ~std::uint64_t{0});  // the lengths of others are unknown
   for (const std::size_t start : in_starts.empty() ? out_starts : in_starts) hash = mix(hash, start);
   return hash;
 }

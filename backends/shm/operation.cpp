@@ -34,7 +34,7 @@ ProgressEngine& ShmOperation::engine() const noexcept { return group->host().eng
 void ShmOperation::throw_failure() const { group->throw_failure(); }
 
 void ShmOperation::recycle() noexcept {
-  const std::shared_ptr<ShmGroup> keep = std::move(group);  // may be the last to hold the group, and with it this
+  const std::shared_ptr<ShmGroup> keep = std::move(group);  // may be the last reference to the group, which owns this
   keep->put_back(*this);
 }
 

@@ -1,4 +1,4 @@
-// One operation in flight: a state machine that whoever drives progress moves on.
+// One operation in flight: a state machine that the progress engine advances.
 #pragma once
 
 #include <atomic>
@@ -21,23 +21,23 @@ class ShmOperation final : public DrivenWork {
   void prepare(std::shared_ptr<ShmGroup> owner, const OpDesc& what);
   void set_deadline() noexcept { deadline.store(Clock::now() + call.timeout, std::memory_order_relaxed); }
 
-  // How the buffers are cut, in elements. `me` and `ranks` are those of the group.
-  bool shares_input() const;                    ///< every reader reads the same part of my input
+  // The layout of the buffers, in elements. `me` and `ranks` are those of the group.
+  bool shares_input() const;                    ///< all readers read the same part of this rank's input
   bool reduces() const;                         ///< readers combine the sources; else they copy them
-  Slice read_slice(int source) const;           ///< what I read from this rank's input
-  Slice sent_slice(int reader) const;           ///< what this rank reads of mine
-  std::size_t output_offset(int source) const;  ///< where in my output it goes
+  Slice read_slice(int source) const;           ///< what this rank reads from the input of `source`
+  Slice sent_slice(int reader) const;           ///< what `reader` reads of this rank's input
+  std::size_t output_offset(int source) const;  ///< where the data of `source` goes in this rank's output
   Slice owned_slice(int owner) const;           ///< all_reduce: what `owner` computes
   bool second_half() const { return call.kind == OpKind::all_reduce && !symmetric; }
-  /// The bytes that decide between the small way and the tiled one; the same on all ranks. Nothing: always tiled.
+  /// Bytes that decide between the eager and the tiled algorithm; the same on all ranks. None: always tiled.
   std::size_t eager_size() const;
-  bool sends_input() const;  ///< others read my input
+  bool sends_input() const;  ///< peers read this rank's input
   std::uint64_t rounds_for(std::size_t count) const;
-  std::uint64_t rounds_given() const;  ///< until every reader has what it gets from me
+  std::uint64_t rounds_given() const;  ///< until every reader has its data from this rank
   bool fills() const { return stages_in || copied_in; }
-  /// Others read memory of the caller, or tiles: what is theirs only until the operation is done.
+  /// Peers read memory of the caller or tiles, which stay valid only until the operation is done.
   bool awaits_readers() const { return (sends_input() && !copied_in) || (second_half() && !copied_out); }
-  /// A small operation is done here once these ranks have come: those that it reads from.
+  /// A small operation is done once the ranks that it reads from have arrived.
   bool awaits(int peer) const { return everyone || read_slice(peer).count > 0; }
   std::uint64_t make_fingerprint() const;
   std::uint64_t table_count() const;
@@ -51,30 +51,30 @@ class ShmOperation final : public DrivenWork {
   int ranks = 1;
   std::uint64_t sequence = 0;
   std::uint64_t fingerprint = 0;
-  /// Set where a call doesn't finish at once: most do, and to read the clock takes a tenth of a small one.
+  /// Set only if a call does not finish at once: most do, and reading the clock takes a tenth of a small call.
   std::atomic<Clock::time_point> deadline;
   Stage stage = Stage::queued;
   bool eager = false;
   bool small = false;      ///< may finish inside its call
-  bool symmetric = false;  ///< all_reduce where everyone reads everything
+  bool symmetric = false;  ///< all_reduce in which every rank reads all inputs
   bool internal = false;   ///< not metered
-  bool everyone = false;   ///< is done only when all ranks have come
+  bool everyone = false;   ///< done only when all ranks have arrived
   bool stages_in = false;
-  bool remote_in = false;   ///< peers read the input from this process ...
+  bool remote_in = false;   ///< peers read the input from this process
   bool remote_out = false;  ///< ... or the results of the first half
-  bool copied_in = false;   ///< peers read a copy of the input ...
+  bool copied_in = false;   ///< peers read a copy of the input
   bool copied_out = false;  ///< ... or of the results of the first half
   bool stages_out = false;
   bool any_staged = false;
-  bool any_awaits = false;  ///< a peer waits until I have read
+  bool any_awaits = false;  ///< a peer waits until this rank has read
   bool streaming = false;
-  int arrived = 0;            ///< ranks 0 .. arrived - 1 are known to be here
+  int arrived = 0;            ///< ranks 0 .. arrived - 1 have arrived
   std::uint64_t staged = 0;   ///< rounds
   std::uint64_t reduced = 0;  ///< rounds
   std::uint64_t round_bytes = 0;
   std::vector<std::uint64_t> taken_a;  ///< rounds copied, by source
   std::vector<std::uint64_t> taken_b;
-  ShmOperation* parent = nullptr;  ///< of a part of a batch
+  ShmOperation* parent = nullptr;  ///< of an operation in a batch
   std::uint32_t parts_left = 0;
   ShmOperation* next = nullptr;
 

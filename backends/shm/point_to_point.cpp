@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint64_t kMessageTiles = 2;
 constexpr std::uint64_t kMessageTile = 64 * 1024;
 
-constexpr std::uint64_t kRemoteRounds = 8;  ///< at once: each call into the kernel costs
+constexpr std::uint64_t kRemoteRounds = 8;  ///< at once: each system call has a cost
 
 std::uint64_t rounds_of_bytes(std::size_t bytes) { return (bytes + kMessageTile - 1) / kMessageTile; }
 
@@ -37,12 +37,12 @@ bool ShmGroup::advance_send(int peer) {
   const std::uint64_t received = port(peer).received(rank_).load();
   if (!channel.running) {
     if (channel.messages > 0 && rounds_of(received, channel.messages) != kAllRounds)
-      return false;  // the message before is still being read
+      return false;  // the previous message is still being read
     ++channel.messages;
     channel.rounds = 0;
     channel.running = true;
     const bool ordinary = !host_->arena().mapping()->holds(in.data, in.bytes());
-    // What fits into the tiles is through before its receive has begun.
+    // A message that fits into the tiles is complete before its receive begins.
     op.remote_in = ordinary && host_->reads_remote() && in.bytes() > kMessageTiles * kMessageTile;
     op.stages_in = ordinary && !op.remote_in;
     if (op.stages_in && in.bytes() > 0 && !channel.tiles)
@@ -69,7 +69,7 @@ bool ShmGroup::advance_send(int peer) {
     ring(board(peer).bell);
     return true;
   }
-  // What went through tiles is ours again once it is in them; a window once the peer has read it.
+  // Memory sent through tiles is free once it is copied; a window once the peer has read it.
   if (!op.stages_in && taken != kAllRounds) return false;
   if (!op.stages_in && adopt_peer_failure()) return true;
   count_sent(op, peer, in.bytes());
@@ -108,7 +108,7 @@ bool ShmGroup::advance_receive(int peer) {
     std::byte* to = static_cast<std::byte*>(out.data) + begin;
     if (remote) {
       if (!read_remote(board(peer).pid.load(), line.remote + begin, to, bytes))
-        return false;  // died: who watches the ranks says so
+        return false;  // the peer died: the thread that watches the ranks reports it
     } else {
       copy_bytes(to,
                  line.in_offset == kStaged

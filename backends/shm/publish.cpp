@@ -1,4 +1,4 @@
-// What a rank shows its peers when a collective begins: what it calls, and where they find what it gives.
+// What a rank publishes when a collective begins: its call, and where peers find its data.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,15 +9,16 @@
 namespace tessera::comm::shm {
 namespace {
 
-/// Inputs of up to so many bytes that lie in ordinary memory are copied to where peers map them: that costs less than a
-/// call into the kernel for each reader, and who has copied need not wait until the last has read.
+/// Largest input in ordinary memory that is copied to memory that peers map: a copy costs less than one system call for
+/// each reader, and the owner need not wait until the last reader is done.
 constexpr std::size_t kCopiedBytes = std::size_t{1} << 20;
-/// A broadcast has one writer, so tiles let readers follow it, and stay in the caches: between two ranks they are never
-/// slower than a copy of several rounds, and among more up to kCopiedBytes.
+/// The same for broadcasts. A broadcast has one writer, so readers can follow it through tiles, which stay in the
+/// caches: tiles are never slower than a copy of several rounds between two ranks, and among more ranks up to
+/// kCopiedBytes.
 constexpr std::size_t kCopiedBroadcast = std::size_t{256} << 10;
 constexpr std::size_t kLeastCopies = std::size_t{64} << 10;
 
-/// Copies what others read of my input to the same places in `to`.
+/// Copies what peers read of this rank's input to the same places in `to`.
 void copy_given(const ShmOperation& op, std::byte* to) {
   const std::size_t size = size_of(op.call.in.dtype);
   const auto* in = static_cast<const std::byte*>(op.call.in.data);
@@ -33,7 +34,8 @@ void copy_given(const ShmOperation& op, std::byte* to) {
 
 }  // namespace
 
-/// Everybody has announced the operation before, and so is done with the one before that, whose place this one takes.
+/// True if all ranks have announced the previous operation, hence are done with the one before it, whose slot this one
+/// reuses.
 bool ShmGroup::has_room(const ShmOperation& op) {
   if (room_seen_ + 1 >= op.sequence) return true;
   for (int k = 0; k < size_; ++k)
@@ -65,12 +67,12 @@ void ShmGroup::announce(ShmOperation& op) {
       for (int j = 0; j < size_; ++j) own().part_offsets(j)[op.sequence % 2] = op.sent_slice(j).offset;
     op.taken_a.assign(static_cast<std::size_t>(size_), 0);
     op.taken_b.assign(static_cast<std::size_t>(size_), 0);
-    if (op.copied_in && op.rounds_given() == 1) {  // later, in rounds, where peers can begin with the first meanwhile
+    if (op.copied_in && op.rounds_given() == 1) {  // else later, in rounds, so that peers can start with the first
       copy_given(op, copies_[op.sequence % 2].bytes_at(0));
       op.staged = 1;
     }
   }
-  // After the payload: peers already look at the line that these share with the number.
+  // Written after the payload: peers already poll the cache line that these fields share with the sequence number.
   slot.in_offset = in_offset;
   slot.out_offset = out_offset;
   slot.hints = static_cast<std::uint8_t>((op.copied_in ? kCopiedIn : 0) | (op.copied_out ? kCopiedOut : 0) |
@@ -88,8 +90,8 @@ void ShmGroup::announce(ShmOperation& op) {
   notify();
 }
 
-/// Windows are read where they are. Ordinary memory is copied whole; if it is larger, it goes through tiles where these
-/// keep up (sums, broadcasts), else it is read from this process.
+/// Windows are read in place. Ordinary memory is copied whole; if it is larger, it goes through tiles where these are
+/// fast enough (sums, broadcasts), else peers read it from this process.
 void ShmGroup::choose_places(ShmOperation& op) {
   const OpDesc& call = op.call;
   const Arena& arena = host_->arena();
@@ -116,7 +118,7 @@ void ShmGroup::choose_places(ShmOperation& op) {
   if (!op.copied_in && !op.copied_out) return;
   Buffer& copy = copies_[op.sequence % 2];
   if (!copy || copy.bytes() < bytes) {
-    copy.reset();  // nobody reads it any more: see has_room()
+    copy.reset();  // no rank reads it any more: see has_room()
     copy = host_->staging().allocate(std::bit_ceil(std::max(bytes, kLeastCopies)), MemoryCategory::communication,
                                      memory_tracker_);
   }

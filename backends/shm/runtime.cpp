@@ -31,7 +31,8 @@ Capabilities make_capabilities() {
   return all;
 }
 
-/// Of one core's last level; what the C library tells is the sum over all cores, and wrong in virtual machines.
+/// Size of one core's last-level cache; the C library reports the sum over all cores, and a wrong value in virtual
+/// machines.
 std::size_t last_level_cache() {
   for (const char* level : {"3", "2"}) {
     std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/index") + level + "/size");
@@ -84,7 +85,7 @@ void ShmRuntime::connect() {
     board_ =
         std::static_pointer_cast<Mapping>(others.all_gather_objects(rank_ == 0 ? plain_board(ranks) : nullptr).front());
   } else {
-    // Everyone offers a board; rank 0's is taken.
+    // Every rank creates a board; all use that of rank 0.
     const UniqueFd offered = make_segment("tessera-board", board_bytes(ranks));
     board_ = map_segment(others.all_gather_fds(offered.get()).front().get(), true);
     const std::vector<int> processes = near_processes(others);

@@ -1,5 +1,5 @@
-// What all communicators of one rank share: its arenas, its peers' arenas, the board with everybody's doorbell, and the
-// progress engine.
+// The state that all communicators of one rank share: its arenas, its peers' arenas, the board with the doorbells of
+// all ranks, and the progress engine.
 #pragma once
 
 #include <array>
@@ -16,14 +16,14 @@
 
 namespace tessera::comm::shm {
 
-/// One rank's place on the board: the only memory that all ranks write.
+/// One rank's entry on the board, the only memory that all ranks write.
 struct RankRecord {
   Doorbell bell;
-  alignas(128) std::atomic<std::uint32_t> left{0};  ///< has closed its world, in good order
-  std::atomic<std::uint32_t> lost{0};               ///< died; set by whoever sees it
+  alignas(128) std::atomic<std::uint32_t> left{0};  ///< has closed its world in good order
+  std::atomic<std::uint32_t> lost{0};               ///< died; set by the rank that detects it
   std::atomic<std::int32_t> pid{0};
   std::array<char, 400>
-      first_failure_cause{};  ///< the first failure of a rank that has left, ends with a zero; before `left`
+      first_failure_cause{};  ///< first failure of a rank that has left, zero-terminated; written before `left`
 };
 
 class ShmRuntime {
@@ -37,7 +37,7 @@ class ShmRuntime {
   int size() const noexcept { return static_cast<int>(windows_.mapped.size()); }
   Arena& arena() noexcept { return *windows_.own; }
   const std::byte* window(int world_rank) const noexcept { return windows_.of(world_rank); }
-  /// For what the ranks exchange among themselves.
+  /// For the control data of the ranks.
   Arena& staging() noexcept { return *staging_.own; }
   std::byte* staging(int world_rank) const noexcept { return staging_.of(world_rank); }
   RankRecord& board(int world_rank) const noexcept { return reinterpret_cast<RankRecord*>(board_->data())[world_rank]; }
@@ -48,12 +48,12 @@ class ShmRuntime {
   std::size_t cache_bytes() const noexcept { return cache_bytes_; }
   /// Whether all ranks can read each other's ordinary memory (cma.h).
   bool reads_remote() const noexcept { return reads_remote_; }
-  /// Begins to watch for the death of other ranks: after the last exchange of the bootstrap.
+  /// Starts to watch for the death of other ranks. Call it after the last exchange of the bootstrap.
   void watch();
-  /// This rank has closed its world: who waits for it may stop.
+  /// Marks this rank's world as closed, so that waiting peers may stop.
   void leave() noexcept;
 
-  /// Keeps the memory of a closed communicator until no member can still read it.
+  /// Keeps the memory of a closed communicator while a member may read it.
   struct RetiredBlock {
     std::vector<const std::atomic<std::uint64_t>*> closed;  ///< of all members
     Buffer head;                                            ///< stays until the world ends
@@ -71,7 +71,7 @@ class ShmRuntime {
   };
   ShmRuntime(std::shared_ptr<Bootstrap> bootstrap, const BackendOptions& options);
   void connect();
-  /// What the others have made of the same kind.
+  /// Exchanges arenas of one kind; returns those of all ranks.
   Arenas exchange(std::shared_ptr<Arena> own, bool writable, int first_color);
 
   const int rank_;

@@ -50,7 +50,7 @@ void ShmGroup::connect(std::vector<MemberOffsets> members) {
 }
 
 void ShmGroup::close() noexcept {
-  // Every operation has a deadline, at which it fails: this ends.
+  // This ends: every operation has a deadline, at which it fails.
   while (!host_->engine().wait(idle_, Clock::now() + std::chrono::hours(1))) {
   }
   host_->engine().remove(*this);
@@ -71,7 +71,7 @@ void ShmGroup::put_back(ShmOperation& op) noexcept {
 
 namespace {
 
-/// Up to here an operation may finish inside its call.
+/// Up to this size an operation may finish inside its call.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 
 }  // namespace
@@ -150,7 +150,7 @@ Work ShmGroup::launch(ShmOperation& op) {
   if (op.small) engine.spin_for_completion(op.finished);
   if (op.succeeded()) return {};
   op.set_deadline();
-  engine.wake_waiters();  // who holds the lock may have looked before we submitted
+  engine.wake_waiters();  // the thread that holds the lock may have polled before the submission
   engine.wake_progress_thread_if_idle();
   return Work(&op);
 }
@@ -205,7 +205,7 @@ bool ShmGroup::poll(bool with_health_check) noexcept {
   bool moved = drain_submissions();
   try {
     if (failed_.load()) {
-      fail(failure_, cause_);  // what was submitted since
+      fail(failure_, cause_);  // what was submitted since the failure
       return true;
     }
     if (with_health_check && check_health()) return true;
@@ -215,16 +215,16 @@ bool ShmGroup::poll(bool with_health_check) noexcept {
     fail(FailureKind::mismatch, error.what());
     return true;
   } catch (const std::exception& error) {
-    // Memory that a peer let go of can't be read any more: then its failure is the cause, and not what came of it here.
+    // Memory of a peer that failed can become unreadable: then the peer's failure is the cause, not this error.
     if (!adopt_peer_failure()) fail(FailureKind::system, error.what());
     return true;
   }
   return moved;
 }
 
-/// A piece of the collective at the head, or, where it is small, many.
+/// Advances the first queued collective by one piece, or by many if it is small.
 bool ShmGroup::advance_first() {
-  constexpr int kPieces = 64;  // deadlines are looked at, too
+  constexpr int kPieces = 64;  // bounded, so that deadlines are checked
   const std::uint64_t sequence = collectives_.head->sequence;
   for (int piece = 0; piece < kPieces; ++piece) {
     if (!advance_collective(*collectives_.head)) return piece > 0;
@@ -259,7 +259,7 @@ void ShmGroup::count_sent(const ShmOperation& op, int reader, std::size_t bytes)
 void ShmGroup::read_traffic(TrafficStats& snapshot) const {
   for (int k = 0; k < size_; ++k) {
     if (k == rank_) continue;
-    const ByteCounts& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from us
+    const ByteCounts& read = ports_[static_cast<std::size_t>(k)].credit(rank_);  // what k has read from this rank
     const ByteCounts& sent = sent_[static_cast<std::size_t>(k)];
     for (std::size_t i = 0; i < kOpKinds; ++i) {
       const std::uint64_t bytes =

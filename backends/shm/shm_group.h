@@ -1,8 +1,8 @@
-// One communicator of one rank: its port and those of its peers, the operations in flight, and how they move.
+// One communicator of one rank: its control block and those of its peers, the operations in flight, and their progress.
 //
-// Collectives of one communicator run one after the other in the order of their calls, which is the same on all ranks;
-// messages between two ranks run beside them, in an order of their own for each pair and direction. Everything below
-// poll() happens under the progress engine's lock.
+// Collectives of a communicator run one after another in call order, which is the same on all ranks. Messages between
+// two ranks run beside them, in an order of their own for each pair and direction. Everything below poll() runs under
+// the progress engine's lock.
 #pragma once
 
 #include <memory>
@@ -24,13 +24,14 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
     std::size_t head_offset = 0;
     std::size_t slots_offset = 0;
   };
-  /// Allocates this rank's port for a group of `members`; its place is then told to the others, and connect() called.
+  /// Allocates this rank's control block for a group of `members`. The caller then sends its offsets to the other ranks
+  /// and calls connect().
   static std::shared_ptr<ShmGroup> make(std::shared_ptr<ShmRuntime> host, int rank, int members,
                                         std::shared_ptr<MemoryTracker> memory_tracker);
   ~ShmGroup() override;
   MemberOffsets own_place() const;
   void connect(std::vector<MemberOffsets> members);
-  /// No more operations; waits for what is in flight.
+  /// Accepts no more operations and waits for those in flight.
   void close() noexcept;
 
   Work start(const OpDesc& call, bool internal);
@@ -50,15 +51,15 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   void put_back(ShmOperation& op) noexcept;
 
  private:
-  struct PeerBuffers {               ///< what the peers of the collective at the head announced
+  struct PeerBuffers {               ///< what the peers of the first queued collective announced
     const std::byte* in = nullptr;   ///< null: staged
     bool remote_in = false;          ///< `in` is an address in the peer's process
     const std::byte* out = nullptr;  ///< null: staged
     bool remote_out = false;
     const std::byte* tiles = nullptr;
     bool all_there = false;   ///< all rounds of `in`
-    bool copied_in = false;   ///< `in` is a copy, whose reads its owner has counted
-    bool copied_out = false;  ///< the same of `out`
+    bool copied_in = false;   ///< `in` is a copy whose owner has counted its reads
+    bool copied_out = false;  ///< the same for `out`
   };
   static constexpr std::string_view kDirect = "direct";
   static constexpr std::string_view kSymmetric = "symmetric";
@@ -85,9 +86,9 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   const std::byte* window_of(int member) const { return host_->window(world_rank(member)); }
   const std::byte* staging_of(int member) const { return host_->staging(world_rank(member)); }
   RankRecord& board(int member) const { return host_->board(world_rank(member)); }
-  /// Counts bytes that were read from a peer's memory: in our port, where the peer finds them.
+  /// Counts bytes read from a peer's memory, in this rank's control block, where the peer finds them.
   void credit(const ShmOperation& op, int source, std::size_t bytes) noexcept;
-  /// Counts bytes that went out with a payload or a tile, where we may be done before the peer has read them.
+  /// Counts bytes sent in a payload or a tile, where the operation may be done before the peer has read them.
   void count_sent(const ShmOperation& op, int reader, std::size_t bytes) noexcept;
 
   // publish.cpp
@@ -135,7 +136,7 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   std::uint64_t announced_by(int member) const;
   bool adopt_peer_failure() noexcept;
 
-  std::string_view last_algorithm_ = kDirect;  ///< that carried what was called last
+  std::string_view last_algorithm_ = kDirect;  ///< of the last call
 
   const std::shared_ptr<ShmRuntime> host_;
   const int rank_;
@@ -143,21 +144,21 @@ class ShmGroup final : public Pollable, public std::enable_shared_from_this<ShmG
   const std::shared_ptr<MemoryTracker> memory_tracker_;
   Buffer head_;
   Buffer slots_;
-  std::array<Buffer, 2> copies_;  ///< of inputs and results that peers read, for two operations in turns; made likewise
-  std::uint64_t room_seen_ = 0;   ///< everybody has announced this operation
-  Buffer tiles_;                  ///< of collectives; made at the first operation that needs them
+  std::array<Buffer, 2> copies_;  ///< of inputs and results for peers, alternating; created on first use
+  std::uint64_t room_seen_ = 0;   ///< all ranks have announced this operation
+  Buffer tiles_;                  ///< of collectives; created by the first operation that needs them
   std::vector<MemberOffsets> members_;
   std::vector<ControlBlock> ports_;
   std::vector<ByteCounts> sent_;  ///< by reader; written under the engine's lock
 
   std::mutex submit_mutex_;
   OpQueue submitted_;
-  std::atomic<bool> any_submitted_{false};  ///< spares who polls the lock
+  std::atomic<bool> any_submitted_{false};  ///< spares a poll() the lock
   std::vector<std::unique_ptr<ShmOperation>> all_ops_;
   OpQueue free_ops_;
   std::uint64_t sequence_ = 0;
   std::atomic<std::uint32_t> in_flight_{0};
-  std::atomic<std::uint32_t> idle_{1};  ///< nothing in flight: what close() waits for
+  std::atomic<std::uint32_t> idle_{1};  ///< nothing is in flight; close() waits for it
 
   // Under the engine's lock:
   OpQueue collectives_;

@@ -1,9 +1,9 @@
-// The tiled way of the collectives.
+// The tiled algorithm of the collectives.
 //
-// Every operation is cut into rounds. What a rank gives away is either in a window, and then all rounds of it are there
-// from the start, or goes through a few tiles that take turns. Readers follow the flags of each source; nobody waits
-// for anybody else, so windows and other memory may be mixed freely over the ranks. all_reduce: rank j computes slice j
-// (first half), then everyone reads everyone's slice (second half).
+// Every operation is divided into rounds. A rank's data is either in a window, where all rounds are available from the
+// start, or it goes through a few tiles that are used in turn. Readers follow the flags of each source independently,
+// so windows and other memory may be mixed freely over the ranks. all_reduce: rank j computes slice j (first half),
+// then every rank reads all slices (second half).
 #include <algorithm>
 #include <cstring>
 
@@ -16,8 +16,7 @@ namespace tessera::comm::shm {
 namespace {
 
 constexpr std::uint64_t kTiles = 4;
-/// Rounds at once where no tile is in the way: each stop costs a fence that waits for the memory, or a call into the
-/// kernel.
+/// Rounds at once if no tile limits them: each stop costs a fence that waits for the memory, or a system call.
 constexpr std::uint64_t kAtOnce = 8;
 
 /// The part of `whole` that belongs to `round`.
@@ -27,7 +26,7 @@ Slice block_of(const ShmOperation& op, Slice whole, std::uint64_t round) {
   return {whole.offset + begin, std::min(elements, whole.count - begin)};
 }
 
-/// ... that belongs to the rounds from `first` until before `end`.
+/// The part of `whole` that belongs to the rounds from `first` until before `end`.
 Slice blocks_of(const ShmOperation& op, Slice whole, std::uint64_t first, std::uint64_t end) {
   const Slice from = block_of(op, whole, first);
   const Slice last = block_of(op, whole, end - 1);
@@ -68,7 +67,7 @@ bool ShmGroup::see_arrivals(ShmOperation& op) {
   if (op.arrived < size_) return op.arrived != before;
   if (!fits_others(op)) {
     if (op.everyone) throw Mismatch(table_of(op));
-    op.everyone = true;  // to say what each of them calls
+    op.everyone = true;  // waits for all ranks, to report what each calls
     op.arrived = 0;
     return true;
   }
@@ -98,12 +97,12 @@ bool ShmGroup::see_arrivals(ShmOperation& op) {
   return true;
 }
 
-/// One bounded piece of work of whatever can be done now.
+/// Runs one bounded piece of whatever work is possible.
 bool ShmGroup::run_tiles(ShmOperation& op) {
   if (stage_input(op)) return true;
   if (op.reduces() ? reduce_round(op) : copy_round(op)) return true;
   if (op.second_half() && copy_results(op)) return true;
-  // All of mine done?
+  // Whether this rank's work is done.
   if (op.fills() && op.staged < op.rounds_given()) return false;
   if (op.reduces()) {
     if (op.reduced < op.rounds_for(op.read_slice(rank_).count)) return false;
@@ -123,7 +122,7 @@ bool ShmGroup::run_tiles(ShmOperation& op) {
   return true;
 }
 
-/// Done when every peer has read what it wants of mine, unless that is a copy; its last flag says so.
+/// Completes once every peer has read its data of this rank, unless that is a copy; the peer's last flag reports it.
 bool ShmGroup::finish_collective(ShmOperation& op) {
   const int before = op.arrived;
   const bool awaited = op.awaits_readers();
@@ -131,7 +130,7 @@ bool ShmGroup::finish_collective(ShmOperation& op) {
          (op.arrived == rank_ || rounds_of(port(op.arrived).head().phase_b.value.load(), op.sequence) == kAllRounds))
     ++op.arrived;
   if (awaited && op.arrived < size_) return op.arrived != before;
-  // A peer that gave up may have let its caller write into what we read.
+  // A peer that failed may have returned its buffer to its caller, which may have written into what this rank read.
   if (adopt_peer_failure()) return true;
   collectives_.pop();
   complete(op, ShmOperation::kGood);
@@ -143,7 +142,7 @@ void ShmGroup::publish(std::atomic<std::uint64_t>& flag, const ShmOperation& op,
   notify();
 }
 
-/// Rounds of my tiles that every reader is done with.
+/// Rounds of this rank's tiles that all readers are done with.
 std::uint64_t ShmGroup::slowest_reader(const ShmOperation& op, bool results) const {
   std::uint64_t slowest = kAllRounds;
   for (int j = 0; j < size_; ++j) {
@@ -165,7 +164,7 @@ std::byte* ShmGroup::own_tile(const ShmOperation& op, std::uint64_t round, int r
   return tiles_.bytes_at(tile_offset(op, round, reader, result));
 }
 
-/// Copies the next round of my input to its tile, or to its place in the copy.
+/// Copies the next round of this rank's input to its tile, or to its place in the copy.
 bool ShmGroup::stage_input(ShmOperation& op) {
   if (!op.fills()) return false;
   const std::uint64_t rounds = op.rounds_given();
@@ -186,13 +185,13 @@ bool ShmGroup::stage_input(ShmOperation& op) {
   return true;
 }
 
-/// Rounds of what `source` gives that can be read.
+/// Rounds of the data of `source` that can be read.
 std::uint64_t ShmGroup::rounds_there(const ShmOperation& op, int source) const {
   const auto k = static_cast<std::size_t>(source);
   return peers_[k].all_there ? kAllRounds : rounds_of(ports_[k].head().staged.value.load(), op.sequence);
 }
 
-/// Where the block of `round` of what `source` gives me lies.
+/// Address of the block of `round` in the data that `source` sends to this rank.
 const std::byte* ShmGroup::source_block(const ShmOperation& op, int source, Slice whole, std::uint64_t round) const {
   const std::size_t size = size_of(op.call.in.dtype);
   const Slice block = block_of(op, whole, round);
@@ -224,12 +223,12 @@ bool ShmGroup::reduce_round(ShmOperation& op) {
   for (int k = 0; k < size_; ++k) sources_[static_cast<std::size_t>(k)] = source_block(op, k, whole, round);
   for (int k = 0; k < size_; ++k)
     if (!peers_[static_cast<std::size_t>(k)].copied_in) credit(op, k, block.count * size);
-  // Results land where the slice lies in all_reduce, from the start in the other two.
+  // Results go to the offset of the slice for all_reduce, to the start for the other two.
   std::byte* out =
       static_cast<std::byte*>(op.call.out.data) + (op.output_offset(rank_) + block.offset - whole.offset) * size;
   combine(op, sources_, out, block.count);
   if (op.stages_out) copy_bytes(own_tile(op, round, 0, true), out, block.count * size, false);
-  if (op.copied_out)  // where nobody reads inputs
+  if (op.copied_out)  // where no rank reads inputs
     copy_bytes(copies_[op.sequence % 2].bytes_at(block.offset * size), out, block.count * size, false);
   op.reduced = end;
   if (op.any_staged || end % kAtOnce == 0 || end == rounds)
@@ -237,7 +236,7 @@ bool ShmGroup::reduce_round(ShmOperation& op) {
   return true;
 }
 
-/// What I give to myself needs nobody.
+/// Copies this rank's data to itself, without waiting for peers.
 bool ShmGroup::copy_own(ShmOperation& op) {
   if (op.eager || op.reduces()) return false;
   std::uint64_t& taken = op.taken_a[static_cast<std::size_t>(rank_)];
@@ -256,7 +255,7 @@ bool ShmGroup::copy_own(ShmOperation& op) {
 bool ShmGroup::copy_round(ShmOperation& op) {
   const std::size_t size = size_of(op.call.in.dtype);
   for (int turn = 1; turn < size_; ++turn) {
-    const int k = (rank_ + turn) % size_;  // each rank begins with another source
+    const int k = (rank_ + turn) % size_;  // each rank begins with a different source
     std::uint64_t& taken = op.taken_a[static_cast<std::size_t>(k)];
     const Slice whole = op.read_slice(k);
     if (taken >= op.rounds_for(whole.count)) continue;
@@ -272,7 +271,7 @@ bool ShmGroup::copy_round(ShmOperation& op) {
     if (!remote) {
       copy_bytes(out, from, block.count * size, op.streaming);
     } else if (!read_remote(board(k).pid.load(), from, out, block.count * size)) {
-      continue;  // it has died: who watches the ranks says so
+      continue;  // the peer died: the thread that watches the ranks reports it
     }
     if (!peers_[static_cast<std::size_t>(k)].copied_in) credit(op, k, block.count * size);
     taken = end;
@@ -315,7 +314,7 @@ bool ShmGroup::copy_results(ShmOperation& op) {
       const std::uint64_t done = op.taken_b[static_cast<std::size_t>(j)];
       if (j != rank_ && done < op.rounds_for(op.owned_slice(j).count)) slowest = std::min(slowest, done);
     }
-    // The last word, that all is read, is said in run_tiles.
+    // run_tiles() publishes that all is read.
     if (op.any_staged && slowest != kAllRounds) publish(own().head().phase_b.value, op, slowest);
     return true;
   }

@@ -13,7 +13,7 @@
 namespace tessera::comm::sim {
 namespace {
 
-/// What a world and all that is split from it have in common.
+/// The state that a world and all its splits share.
 struct Simulation {
   VirtualClock& clock;
   Network network;
@@ -39,10 +39,10 @@ class SimulatedWork final : public WorkState {
 
 bool on_host(const ConstView& view) { return view.device.type == DeviceType::cpu && view.count > 0; }
 
-/// The results as if all ranks had the same input.
+/// Writes the results as if all ranks had the same input.
 void fill_result(const OpDesc& call, int ranks) {
   if (!on_host(call.out)) return;
-  if (!call.in_counts.empty() || !call.out_counts.empty())  // parts of other lengths than this rank's
+  if (!call.in_counts.empty() || !call.out_counts.empty())  // parts whose lengths differ from this rank's
     throw Unsupported(std::string(name_of(call.kind)) +
                       ": a simulation's ranks are alike; parts of different lengths of the host's memory are not");
   auto* const out = static_cast<std::byte*>(call.out.data);
@@ -101,7 +101,7 @@ class SimulatedCommunicator final : public Communicator {
     return take(parts.empty() ? OpKind::barrier : parts.front().kind, parts);
   }
 
-  /// When it is done, by the network's word.
+  /// Returns work that is done when the network model says.
   Work take(OpKind kind, std::span<const OpDesc> parts) {
     if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);
     SimulatedOp operation{.kind = kind, .bytes = 0, .bytes_sent = 0, .ranks = size()};
@@ -116,7 +116,7 @@ class SimulatedCommunicator final : public Communicator {
     return Work(new SimulatedWork(simulation_->clock, free_));
   }
 
-  /// What it sends, booked by kind and peer.
+  /// Counts the bytes that this rank sends, by kind and peer.
   std::uint64_t count(const OpDesc& call) {
     const std::uint64_t elements = std::max(call.in.count, call.out.count);
     const std::size_t element = size_of(call.out.count > 0 ? call.out.dtype : call.in.dtype);
@@ -154,7 +154,7 @@ class SimulatedCommunicator final : public Communicator {
     try {
       if (simulation_->aborted.empty())
         simulation_->aborted = "rank " + std::to_string(rank()) + " called abort: " + std::string(reason);
-    } catch (const std::bad_alloc&) {  // the next call goes on: nobody waits for anybody
+    } catch (const std::bad_alloc&) {  // the next call continues: no rank waits for another
     }
   }
   void do_after(Stream& stream) override {
@@ -172,11 +172,11 @@ class SimulatedCommunicator final : public Communicator {
   const std::shared_ptr<Simulation> simulation_;
   Capabilities capabilities_;
   TrafficStats sent_;
-  std::int64_t after_ = 0;  // of the operation that is started next
-  std::int64_t free_ = 0;   // when the last one is done
+  std::int64_t after_ = 0;  // earliest start of the next operation
+  std::int64_t free_ = 0;   // when the last operation is done
 };
 
-/// Messages, one after the other, that the longest chain of an operation has.
+/// Number of sequential messages in an operation's longest chain.
 int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// A simulated network: a communicator whose operations move nothing and take the time that a model says.
+// A simulated network: a communicator whose operations move no data and take the time that a model predicts.
 //
-// One process, one rank: the program is the same on all of them (SPMD), so that one stands for all. It is the last one,
-// by which the sizes of splits are known (see make_world). Memory of device meta is not looked at. Of the host's the
-// result is what it would be if every other rank had called with this rank's values: what ranks only compare, agrees.
+// One process simulates one rank: the program is the same on all ranks (SPMD), so one represents all. It is the last
+// rank, which determines the sizes of splits (see make_world). Memory of device meta is not accessed. Results in host
+// memory are as if every other rank had called with this rank's values, so values that the ranks only compare agree.
 #pragma once
 
 #include <chrono>
@@ -19,34 +19,34 @@
 
 namespace tessera::comm::sim {
 
-/// One operation, for those who say how long it takes.
+/// One operation, as passed to a time model.
 struct SimulatedOp {
   OpKind kind = OpKind::barrier;
-  std::uint64_t bytes = 0;       ///< of the larger buffer; a batch's parts are added up
+  std::uint64_t bytes = 0;       ///< of the larger buffer; summed over the operations of a batch
   std::uint64_t bytes_sent = 0;  ///< by this rank: comm::direct_bytes_sent
   int ranks = 1;
 };
 
 struct Network {
   std::function<std::chrono::nanoseconds(const SimulatedOp&)> time;
-  /// Operations of one communicator begin when the one before is done; false: each begins when it is called, as under
-  /// the decorator `delay`.
+  /// True: an operation of a communicator starts when the previous one is done. False: each starts when it is called,
+  /// as under the decorator `delay`.
   bool in_order = true;
 };
 
-/// Every rank has a link of `bytes_per_second` each way, and `latency` is from any to any: a collective takes what its
-/// longest chain of messages takes, plus what its rank sends (Hockney's model; the direct algorithms: one message a
-/// peer, all at a time, all_reduce in two rounds). Operations of one communicator do not share links with those of
-/// another.
+/// Every rank has a link of `bytes_per_second` in each direction, and `latency` applies between any two ranks: a
+/// collective takes the time of its longest chain of messages plus that of the bytes its rank sends (Hockney's model;
+/// the direct algorithms: one message per peer, all concurrent, all_reduce in two rounds). Operations of different
+/// communicators do not share links.
 TESSERA_API Network alpha_beta(std::chrono::nanoseconds latency, double bytes_per_second);
 
-/// As it was measured, by operation and bytes of the larger buffer, for the number of ranks that it was measured with.
-/// Throws InvalidUsage, when it is asked for it, for an operation that was not.
+/// Measured times, by operation and bytes of the larger buffer, for the number of ranks of the measurement. A query for
+/// an operation that was not measured throws InvalidUsage.
 TESSERA_API Network measured(std::map<OpKind, CostTable> seconds);
 
-/// Rank `ranks` - 1 of so many; `clock` outlives it and made the streams that are given to its operations. It is the
-/// last in all communicators split from it, too, and their keys are 0, 1, ... without gaps, so that a split has key + 1
-/// ranks: as a mesh does. Never fails; abort() makes later calls throw Aborted.
+/// Creates rank `ranks` - 1 of a world of `ranks`. `clock` outlives it and has created the streams passed to its
+/// operations. The rank is also the last one in all communicators split from it, and their keys are 0, 1, ... without
+/// gaps, so that a split has key + 1 ranks, as in a mesh. Never fails; abort() makes later calls throw Aborted.
 TESSERA_API std::unique_ptr<Communicator> make_world(int ranks, VirtualClock& clock, Network network,
                                                      CommunicatorOptions options = {});
 

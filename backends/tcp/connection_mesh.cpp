@@ -9,11 +9,11 @@
 namespace tessera::comm::tcp {
 namespace {
 
-constexpr const char* kHere = "tessera-tcp-2";  // the words that a rank's line begins with
+constexpr const char* kHere = "tessera-tcp-2";  // the first word of a rank's line
 constexpr const char* kWrong = "wrong";
 constexpr const char* kFailed = "failed";
 
-/// All ranks throw what one of them has to say, under the name of the first.
+/// All ranks throw the first rank's error, with its rank.
 void rethrow_first(const std::vector<std::string>& lines) {
   for (std::size_t r = 0; r < lines.size(); ++r) {
     const auto said = [&](const char* word) { return lines[r].rfind(word, 0) == 0; };
@@ -25,7 +25,7 @@ void rethrow_first(const std::vector<std::string>& lines) {
   }
 }
 
-/// "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS" of this rank, or its complaint.
+/// Returns "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS" of this rank, or an error line.
 std::string open_listener(MeshConnector& meeting, const Bootstrap& bootstrap, const TcpOptions& settings, int streams) {
   try {
     const Address usual = boost::asio::ip::make_address(bootstrap.local_address());
@@ -73,7 +73,7 @@ ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, st
   const std::vector<std::string> lines = bootstrap.all_gather(open_listener(meeting, bootstrap, settings, streams));
   rethrow_first(lines);
   const std::vector<Endpoint> endpoints = read_lines(lines, streams, settings.checksum);
-  // A quarter of the time is left to say who could not reach whom.
+  // A quarter of the timeout remains to report the unreachable ranks.
   const std::string complaint = meeting.run(endpoints, timeout / 4 * 3);
   rethrow_first(bootstrap.all_gather(complaint.empty() ? "" : std::string(kFailed) + " " + complaint));
   return {meeting.take(), checked_peers(settings.checksum, bootstrap.hosts(), bootstrap.rank()),

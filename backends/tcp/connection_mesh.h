@@ -12,15 +12,15 @@
 namespace tessera::comm::tcp {
 
 struct ConnectionMesh {
-  std::vector<std::vector<UniqueFd>> connections;  ///< by rank and stream; none to the rank itself
-  std::vector<bool> checked;                       ///< by rank: whether content has a checksum, both ways
-  std::string address;                             ///< where this rank listened
+  std::vector<std::vector<UniqueFd>> connections;  ///< by rank and stream; empty for the rank itself
+  std::vector<bool> checked;                       ///< by rank: whether payloads have a checksum, in both directions
+  std::string address;                             ///< the address that this rank listens on
 };
 
-/// Collective. Every rank listens on a port of its own and tells it through the bootstrap; the lower of two ranks
-/// connects to the higher. Both ends of a connection prove the world's token; whoever can't is turned away and disturbs
-/// nobody. Throws InvalidUsage (a rank's settings; on all ranks), Timeout naming the ranks that could not be reached,
-/// PeerLost, SystemError.
+/// Collective. Every rank listens on a port of its own and publishes it through the bootstrap; the lower of two ranks
+/// connects to the higher. Both ends of a connection authenticate with the world's token; a connection that fails this
+/// is closed and does not disturb the ranks. Throws InvalidUsage (a rank's settings; on all ranks), Timeout naming the
+/// unreachable ranks, PeerLost, SystemError.
 ConnectionMesh connect_mesh(Bootstrap& bootstrap, const TcpOptions& settings, std::chrono::milliseconds timeout);
 
 }  // namespace tessera::comm::tcp

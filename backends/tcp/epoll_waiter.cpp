@@ -12,7 +12,7 @@
 namespace tessera::comm::tcp {
 namespace {
 
-/// What arm() saw of wakes_; sleep() follows it on the same thread.
+/// The value of wakes_ that arm() saw; the same thread then calls sleep().
 thread_local std::uint32_t t_seen = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): a thread's own
 
 }  // namespace
@@ -23,18 +23,18 @@ EpollWaiter::EpollWaiter() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), woken_(::ev
 
 bool EpollWaiter::arm() noexcept {
   t_seen = wakes_.load();
-  // While somebody sleeps, it may not have looked at the eventfd yet; who is just about to sleep compares wakes_.
+  // A sleeping thread may not have seen the eventfd yet; a thread about to sleep compares wakes_.
   if (sleeping_.load() != 0) return true;
   std::uint64_t count = 0;
-  [[maybe_unused]] const ssize_t n = ::read(woken_.get(), &count, sizeof(count));  // fails where there was no wake
+  [[maybe_unused]] const ssize_t n = ::read(woken_.get(), &count, sizeof(count));  // fails if there was no wake
   if (wakes_.load() == t_seen) return true;
-  signal();  // a wake came meanwhile, and somebody may have gone to sleep before it
+  signal();  // a wake came meanwhile, and a thread may have slept before it
   return false;
 }
 
 void EpollWaiter::signal() noexcept {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = ::write(woken_.get(), &one, sizeof(one));  // can only fail where it is readable
+  [[maybe_unused]] const ssize_t n = ::write(woken_.get(), &one, sizeof(one));  // only fails if it is readable
 }
 
 void EpollWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {

@@ -1,4 +1,4 @@
-// How threads of a rank sleep until a socket has something for them.
+// Puts threads of a rank to sleep until a socket is ready.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class EpollWaiter final : public ProgressWaiter {
   void signal() noexcept;
 
   const UniqueFd epoll_;
-  const UniqueFd woken_;  // an eventfd: readable from wake() until nobody sleeps any more
+  const UniqueFd woken_;  // an eventfd: readable from wake() until no thread sleeps any more
   std::atomic<std::uint32_t> wakes_{0};
   std::atomic<std::uint32_t> sleeping_{0};
 };

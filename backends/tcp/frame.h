@@ -1,22 +1,22 @@
-// What goes over a connection: frames, each a header of 64 bytes and its payload.
+// The wire format of a connection: frames, each a header of 64 bytes and its payload.
 //
-//   eager     a small message, whole, unasked
-//   piece     a part of a message that its receiver has asked for; the parts come over several connections
-//   ready     the receiver of `tag` is there: send it
-//   announce  the sender of `tag` is there: ask for it
-//   credit    nothing but the header's `consumed`
-//   bye       the last frame of a connection that ends in order
+//   eager     a small message, complete, sent without a request
+//   piece     a part of a message that its receiver has requested; the parts use several connections
+//   ready     the receive of `tag` is posted: send the message
+//   announce  the send of `tag` is posted: request the message
+//   credit    only carries the header's `consumed`
+//   bye       the last frame of a connection that closes in order
 //
-// Which messages go unasked. Those of at most kEagerLimit bytes, while the ones that the receiver has not yet handed to
-// their receives cost at most kCredit together; so a receiver's memory is bounded, and it can read on, always: nothing
-// that is expected ever waits behind something unexpected. All others wait for `ready`, which a receiver of more than
-// kEagerLimit sends by itself as soon as it is there; to others the sender announces itself.
+// Eager messages. A message is eager if it has at most kEagerLimit bytes and the eager messages that the receiver has
+// not yet delivered to receives cost at most kCredit together. This bounds the receiver's memory, and the receiver can
+// always continue to read: an expected message never waits behind an unexpected one. All other messages wait for
+// `ready`. A receive of more than kEagerLimit sends it at once when posted; for others the sender sends `announce`.
 //
-// ready, announce, credit, bye and eager frames use the first of the connections between two ranks, in order.
+// ready, announce, credit, bye and eager frames use the first connection between two ranks, in order.
 //
-// Each header has a checksum of its own, so that a damaged length is never waited for; the payload's is there where the
-// two ends have agreed on it. TCP's own sum has 16 bits and is made by each device on the way anew: it misses what such
-// a device, a tunnel or a proxy damages.
+// Each header has its own checksum, so that a receiver never waits for a damaged length. The payload has one if both
+// ends agreed on it. TCP's own checksum has 16 bits and is recomputed by each device on the way: it misses damage by
+// such a device, a tunnel or a proxy.
 #pragma once
 
 #include <bit>
@@ -31,8 +31,8 @@ namespace tessera::comm::tcp {
 
 inline constexpr std::size_t kEagerLimit = 64 << 10;
 inline constexpr std::size_t kCredit = 1 << 20;
-inline constexpr std::size_t kEagerCost = 128;    // of a message, beside its bytes
-inline constexpr std::size_t kPiece = 512 << 10;  // the most that one frame carries
+inline constexpr std::size_t kEagerCost = 128;    // of a message, in addition to its bytes
+inline constexpr std::size_t kPiece = 512 << 10;  // maximum payload of a frame
 
 enum class FrameKind : std::uint16_t { eager = 1, piece, ready, announce, credit, bye };
 
@@ -41,23 +41,23 @@ struct Frame {
 
   std::uint32_t magic = kMagic;
   FrameKind kind = FrameKind::credit;
-  std::uint16_t announced = 0;  ///< 1: an `announce` of this message was sent too; it may come later
+  std::uint16_t announced = 0;  ///< 1: an `announce` of this message was sent too; it may arrive later
   MessageTag tag = {};
   std::uint32_t length = 0;       ///< bytes of payload that follow
   std::uint64_t total = 0;        ///< bytes of the whole message
-  std::uint64_t offset = 0;       ///< of the payload in it
-  std::uint64_t consumed = 0;     ///< cost of all eager messages that the sender of this frame has handed over so far
-  std::uint64_t payload_sum = 0;  ///< base::checksum() of the payload; 0 where the ends don't check it
-  std::uint64_t header_sum = 0;   ///< ... of what stands before it
+  std::uint64_t offset = 0;       ///< of the payload in the message
+  std::uint64_t consumed = 0;     ///< cost of all eager messages that the sender of this frame has delivered so far
+  std::uint64_t payload_sum = 0;  ///< base::checksum() of the payload; 0 if the ends don't check it
+  std::uint64_t header_sum = 0;   ///< checksum of the fields before it
 };
 static_assert(sizeof(Frame) == 64 && std::endian::native == std::endian::little, "the format is the memory's");
 
 constexpr std::uint64_t eager_cost(std::uint64_t bytes) { return bytes + kEagerCost; }
 
-/// The header_sum that belongs to the other fields.
+/// Computes header_sum from the other fields.
 std::uint64_t header_sum_of(const Frame& frame) noexcept;
 
-/// What is wrong with a header whose sum is right, by itself, or "".
+/// Describes an error in a header whose checksum is right, or returns "".
 std::string_view flaw(const Frame& frame) noexcept;
 
 }  // namespace tessera::comm::tcp

@@ -9,7 +9,7 @@ FrameDecoder::Buffers FrameDecoder::buffers() {
   Buffers buffers;
   if (target_ != nullptr) buffers[0] = sink_.room_for(*target_, frame_.offset + done_, frame_.length - done_);
   direct_ = buffers[0];
-  // Where the target had less room than the frame has payload, its rest would land in the staging buffer: also right.
+  // If the target has less room than the payload, the rest goes to the staging buffer, which is also correct.
   buffers[1] = std::span(staging_).subspan(end_);
   return buffers;
 }
@@ -22,7 +22,7 @@ std::string_view FrameDecoder::take(std::size_t bytes) {
   return end_ > begin_ ? take_staged() : "";
 }
 
-/// These bytes of the payload have come, and lie where they belong.
+/// Accounts for bytes of the payload that are in their final place.
 std::string_view FrameDecoder::advance(std::span<const std::byte> bytes) {
   done_ += bytes.size();
   if (checked_ && !summed_) sum_.add(bytes);
@@ -53,7 +53,7 @@ std::string_view FrameDecoder::take_header() {
   return target_ != nullptr ? begin_payload() : "";
 }
 
-/// A payload that is here as a whole is compared before anybody's memory is touched.
+/// A payload that is completely staged is verified before any target memory is written.
 std::string_view FrameDecoder::begin_payload() {
   done_ = 0;
   summed_ = end_ - begin_ >= frame_.length;

@@ -1,4 +1,4 @@
-// Cuts what comes over one connection into frames, and lays payloads where they belong.
+// Decodes the byte stream of one connection into frames and places their payloads.
 #pragma once
 
 #include <array>
@@ -11,40 +11,39 @@
 
 namespace tessera::comm::tcp {
 
-struct InboundMessage;  // a message on its way to us: the sink's
+struct InboundMessage;  // a message in transit to this rank; owned by the sink
 
 class FrameSink {
  public:
-  /// A header that flaw() finds nothing wrong with. Sets `target` where a payload belongs to one. Returns what is wrong
-  /// with it, or "".
+  /// Called with a header that flaw() accepts. Sets `target` if a payload belongs to a message. Returns an error in the
+  /// header, or "".
   virtual std::string_view frame_begins(const Frame& frame, InboundMessage*& target) = 0;
-  /// Where the next of the payload's bytes go: up to `bytes` of them from `offset` in the message, at least one.
+  /// Returns memory for the next bytes of the payload: up to `bytes` from `offset` in the message, at least one.
   virtual std::span<std::byte> room_for(InboundMessage& target, std::size_t offset, std::size_t bytes) = 0;
-  /// The frame's payload is complete. Only for frames with a target.
+  /// The frame's payload is complete. Called only for frames with a target.
   virtual void frame_ends(InboundMessage& target, std::size_t bytes) = 0;
 
  protected:
   ~FrameSink() = default;
 };
 
-/// Knows no socket: the caller reads into buffers() and says how much has come. A small buffer of its own takes headers
-/// and small payloads together, so that a small message costs one system call and one short copy; what doesn't fit goes
-/// straight to where it belongs.
+/// Independent of sockets: the caller reads into buffers() and reports the number of bytes. A small internal buffer
+/// receives headers and small payloads together, so that a small message costs one system call and one short copy;
+/// larger payloads go directly to their destination.
 class FrameDecoder {
  public:
   using Buffers = std::array<std::span<std::byte>, 2>;
 
-  /// `checked`: payloads have a checksum, which is compared.
+  /// `checked`: payloads have a checksum, which is verified.
   FrameDecoder(FrameSink& sink, bool checked) : sink_(sink), checked_(checked) {}
 
-  /// To be filled in this order; the first may be empty, never both.
+  /// To be filled in this order; the first may be empty, but not both.
   Buffers buffers();
-  /// `bytes` have come into what buffers() gave. Returns what is wrong with them, or "".
+  /// Processes `bytes` that were read into buffers(). Returns an error in them, or "".
   std::string_view take(std::size_t bytes);
-  /// `bye` has come: nothing more will, and the end of the connection is in order.
+  /// `bye` has arrived: no more data follows, and the end of the connection is in order.
   bool said_bye() const noexcept { return bye_; }
-  /// What take() found wrong is that the bytes are not those that were sent: no message that they belong to is
-  /// complete.
+  /// take() found bytes that differ from those sent. No message that they belong to is complete.
   bool damaged() const noexcept { return damaged_; }
 
  private:
@@ -58,13 +57,13 @@ class FrameDecoder {
   FrameSink& sink_;
   const bool checked_;
   Frame frame_;
-  InboundMessage* target_ = nullptr;  // of the frame that is being read; null between two
+  InboundMessage* target_ = nullptr;  // of the frame being read; null between two frames
   std::size_t done_ = 0;              // of its payload
-  std::span<std::byte> direct_;       // what the last buffers() gave of the target's memory
+  std::span<std::byte> direct_;       // the part of the target's memory that the last buffers() returned
   RunningChecksum sum_;               // of the payload so far ...
-  bool summed_ = false;               // ... unless it was compared as a whole
+  bool summed_ = false;               // ... unless it was verified as a whole
   std::array<std::byte, 16 << 10> staging_;
-  std::size_t begin_ = 0, end_ = 0;  // staged bytes that nobody has looked at
+  std::size_t begin_ = 0, end_ = 0;  // staged bytes that are not processed yet
   bool bye_ = false;
   bool damaged_ = false;
 };

@@ -76,7 +76,7 @@ asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& t
   Digest proof;
   if (!co_await send(socket, answer) || !co_await receive(socket, proof)) co_return "it did not accept this rank";
   if (!same(proof, proof_of("to", token, challenge.nonce, answer))) co_return "who answers there is not of this world";
-  // Where our proof or the other one came damaged, we come again; so the other side waits for this, whatever its value.
+  // If either proof was damaged, the connecting side retries; so the accepting side waits for this byte of any value.
   if (!co_await send(socket, std::uint8_t{1})) co_return "it closed the connection";
   co_return "";
 }

@@ -1,5 +1,5 @@
-// The two ends of a new connection prove to each other that they belong to the same world, and say which connection
-// this is.
+// The handshake of a new connection: both ends prove that they belong to the same world, and the connecting end
+// identifies the connection.
 #pragma once
 
 #include <utility>  // before Asio's coroutines, which forget it
@@ -18,18 +18,18 @@ namespace tessera::comm::tcp {
 
 using Socket = boost::asio::ip::tcp::socket;
 
-/// Which of the world's connections: `from` connects to `to`.
+/// Identifies a connection of the world: `from` connects to `to`.
 struct ConnectionId {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   std::uint32_t stream = 0;
 };
 
-/// The side that was connected to: asks for the proof first, so that it tells strangers nothing. Nothing where the
-/// other side fails it, speaks something else or goes.
+/// Runs on the accepting side. It requests the proof first, so that it discloses nothing to strangers. Returns nothing
+/// if the other side fails the proof, uses another protocol or closes the connection.
 boost::asio::awaitable<std::optional<ConnectionId>> welcome(Socket& socket, const Bootstrap::Token& token);
 
-/// The side that connects. Returns "" or why it is not accepted.
+/// Runs on the connecting side. Returns "" or why the connection is not accepted.
 boost::asio::awaitable<std::string> introduce(Socket& socket, const Bootstrap::Token& token, ConnectionId link);
 
 }  // namespace tessera::comm::tcp

@@ -33,11 +33,11 @@ std::optional<Address> address_of(const sockaddr* address) {
   return ip::address_v6(bytes);
 }
 
-/// Only means something together with an interface of whoever uses it.
+/// Such an address is valid only with an interface of the host that uses it.
 bool is_link_local(const Address& address) { return address.is_v6() && address.to_v6().is_link_local(); }
 
-template <class Network, class ShmRuntime>
-bool in_network(const Network& network, const ShmRuntime& host) {
+template <class Network, class Host>
+bool in_network(const Network& network, const Host& host) {
   return Network(host, network.prefix_length()).canonical() == network.canonical();
 }
 

@@ -1,4 +1,4 @@
-// Which of this host's addresses the other ranks are given.
+// Selects the address of this host that other ranks connect to.
 #pragma once
 
 #include <boost/asio/ip/address.hpp>
@@ -19,13 +19,13 @@ struct Interface {
   bool up = true;
 };
 
-/// All of this host. Throws SystemError.
+/// Lists all interfaces of this host. Throws SystemError.
 std::vector<Interface> list_interfaces();
 
-/// The address to listen on. `wanted` is TESSERA_IFNAME: interfaces in order of preference, by name or by a network
-/// that an address of theirs lies in ("eth1,10.0.0.0/8"); "^" before a list excludes instead; "" asks for nothing.
-/// `usual` is taken where `wanted` leaves it open, and its family (IPv4 or IPv6) is preferred. Throws InvalidUsage that
-/// lists the interfaces.
+/// Returns the address to listen on. `wanted` is TESSERA_IFNAME: interfaces in order of preference, by name or by a
+/// network that contains one of their addresses ("eth1,10.0.0.0/8"); "^" before a list excludes instead; "" has no
+/// preference. `usual` is used if `wanted` leaves the choice open, and its family (IPv4 or IPv6) is preferred. Throws
+/// InvalidUsage that lists the interfaces.
 Address choose_address(std::string_view wanted, const std::vector<Interface>& interfaces, const Address& usual);
 
 }  // namespace tessera::comm::tcp

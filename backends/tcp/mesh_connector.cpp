@@ -20,12 +20,12 @@ namespace asio = boost::asio;
 using Failure = boost::system::error_code;
 using namespace std::chrono_literals;
 
-constexpr auto kStrangersTime = 10s;        // to prove that it is none
-constexpr auto kAttemptTime = 30s;          // of one connection that we make
-constexpr std::size_t kMostStrangers = 64;  // beside the ranks that are still to come
+constexpr auto kStrangersTime = 10s;        // for authentication
+constexpr auto kAttemptTime = 30s;          // of one outgoing connection attempt
+constexpr std::size_t kMostStrangers = 64;  // in addition to the ranks not yet connected
 constexpr std::size_t kFewestStrangers = 4;
 
-/// Closes a socket that takes too long.
+/// Closes a socket when its time is up.
 class TimeLimit {
  public:
   TimeLimit(const std::shared_ptr<Socket>& socket, std::chrono::milliseconds time)
@@ -35,7 +35,7 @@ class TimeLimit {
       if (!failure && !*kept) socket->close(ignored);
     });
   }
-  ~TimeLimit() { *kept_ = true; }  // it may have expired, and its handler not have run yet
+  ~TimeLimit() { *kept_ = true; }  // it may have expired before its handler has run
   TimeLimit(const TimeLimit&) = delete;
   TimeLimit& operator=(const TimeLimit&) = delete;
 
@@ -109,7 +109,7 @@ std::vector<std::vector<UniqueFd>> MeshConnector::take() {
 
 void MeshConnector::keep(std::size_t rank, std::size_t stream, SharedSocket socket) {
   SharedSocket& place = done_[rank][stream];
-  if (place == nullptr) --to_come_;  // else: the rank did not hear our answer in time, and has come again
+  if (place == nullptr) --to_come_;  // else: the rank missed the answer and has retried
   place = std::move(socket);
   if (to_come_ == 0) context_.stop();
 }
@@ -125,7 +125,7 @@ MeshConnector::Task<void> MeshConnector::accept_ranks() {
     const auto socket = std::make_shared<Socket>(context_);
     Failure failure;
     co_await acceptor_.async_accept(*socket, asio::redirect_error(asio::use_awaitable, failure));
-    if (failure) {  // the other side has gone, or there are too many open files just now
+    if (failure) {  // the other side has closed, or too many files are open
       co_await pause(20ms);
       continue;
     }

@@ -1,7 +1,7 @@
-// One rank's part in connecting a world: it accepts the lower ranks and connects to the higher ones, all at once.
+// Connects one rank to its world: accepts the lower ranks and connects to the higher ones, all concurrently.
 //
-// The sockets' buffers are left to the kernel, which grows them with the connection; to set a size would end that, and
-// be cut to net.core.rmem_max, which is far smaller on most machines.
+// The kernel sizes the sockets' buffers and grows them with the connection; setting a size would disable that and be
+// limited to net.core.rmem_max, which is far smaller on most machines.
 #pragma once
 
 #include <utility>  // before Asio's coroutines, which forget it
@@ -27,11 +27,12 @@ class MeshConnector {
  public:
   MeshConnector(int rank, int streams, const Bootstrap::Token& token);
 
-  /// On a port that the system chooses. Throws SystemError.
+  /// Listens on a port that the system chooses. Throws SystemError.
   Endpoint listen(const Address& address);
-  /// Until all ranks of `endpoints` are connected: "". At the limit: which are not, and why.
+  /// Runs until all ranks of `endpoints` are connected and returns "". At the limit, returns the missing ranks and the
+  /// reasons.
   std::string run(const std::vector<Endpoint>& endpoints, std::chrono::milliseconds limit);
-  /// What run() has made, by rank and stream.
+  /// Returns the connections that run() made, by rank and stream.
   std::vector<std::vector<UniqueFd>> take();
 
  private:
@@ -52,12 +53,12 @@ class MeshConnector {
   const std::size_t rank_;
   const std::size_t streams_;
   const Bootstrap::Token token_;
-  const std::size_t most_strangers_;  // beside the ranks that are still to come
+  const std::size_t most_strangers_;  // in addition to the ranks not yet connected
   boost::asio::io_context context_{1};
   boost::asio::ip::tcp::acceptor acceptor_{context_};
   std::vector<std::vector<SharedSocket>> done_;
   std::vector<std::string> reasons_;   // by rank: why the last attempt failed
-  std::list<SharedSocket> strangers_;  // accepted, and have not proved anything yet; the oldest first
+  std::list<SharedSocket> strangers_;  // accepted but not yet authenticated; the oldest first
   std::size_t to_come_ = 0;
   std::exception_ptr failure_;
 };

@@ -1,4 +1,4 @@
-// Memory that is used again and again, so that no message costs an allocation once a program is in its stride.
+// Memory that is reused, so that no message allocates in the steady state.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace tessera::comm::tcp {
 
-/// Objects that never move. What was taken is given back, or goes with the pool.
+/// Objects that never move. take() acquires an object; give() or the pool's destructor releases it.
 template <class T>
 class ObjectPool {
  public:
@@ -54,7 +54,7 @@ class BufferPool {
     free.pop_back();
     return buffer;
   }
-  /// `bytes` as it was taken.
+  /// `bytes` is the value passed to take().
   void give(std::byte* buffer, std::size_t bytes) noexcept { free_[shelf_of(bytes)].push_back(buffer); }
 
  private:
@@ -73,12 +73,12 @@ inline constexpr std::uint32_t kIdle = 0;
 inline constexpr std::uint32_t kSending = 1;
 inline constexpr std::uint32_t kReceiving = 2;
 
-/// The base of what a TagTable holds.
+/// The base of entries of a TagTable.
 struct Tagged : boost::intrusive::unordered_set_base_hook<> {
   MessageTag tag;
 };
 
-/// Finds things by their tag. Holds no memory of theirs.
+/// Finds entries by tag. Does not own them.
 template <class T>
 class TagTable {
  public:
@@ -93,7 +93,7 @@ class TagTable {
   }
   void erase(T& item) noexcept { set_.erase(set_.iterator_to(item)); }
   std::size_t size() const noexcept { return set_.size(); }
-  /// Those of one communicator.
+  /// Returns the entries of one communicator.
   std::vector<T*> of(std::uint32_t communicator) {
     std::vector<T*> found;
     for (T& item : set_)

@@ -15,7 +15,7 @@ namespace {
 namespace asio = boost::asio;
 using Failure = boost::system::error_code;
 
-/// What a call itself may write: the rest is progress's.
+/// Bytes that a call itself may write; the progress engine writes the rest.
 constexpr std::size_t kAtOnce = 256 << 10;
 
 bool must_wait(const Failure& failure) {
@@ -56,7 +56,7 @@ void PeerConnection::send(Message& message) {
 
 void PeerConnection::receive(Message& message) {
   message.state = kReceiving;
-  inbox_.receive(message);  // also of who has gone: it may be here already
+  inbox_.receive(message);  // even if the peer is gone: the message may have arrived
   write(kAtOnce);
 }
 
@@ -80,7 +80,7 @@ bool PeerConnection::read(TcpStream& stream, std::size_t budget) {
       drop((damaged_ ? "" : "it sent ") + std::string(wrong));
       return true;
     }
-    if (bytes < buffers[0].size() + buffers[1].size()) break;  // nothing more is there
+    if (bytes < buffers[0].size() + buffers[1].size()) break;  // no more data is available
   }
   return moved;
 }
@@ -122,7 +122,7 @@ bool PeerConnection::write_stream(TcpStream& stream, std::size_t budget) {
   return moved;
 }
 
-/// The other side has gone, in order if it has said so: what it sent before may still be unread.
+/// The peer has closed, in order if it sent `bye`. Data that it sent before may still be unread.
 void PeerConnection::write_failed(TcpStream& stream, const Failure& failure) {
   stream.shut = true;
   while (stream.socket.is_open() && read(stream, 1 << 20)) {
@@ -171,11 +171,11 @@ void PeerConnection::watch_room(TcpStream& stream, bool on) noexcept {
 void PeerConnection::discard_communicator(std::uint32_t communicator) {
   inbox_.discard_communicator(communicator);
   outbox_.discard_communicator(communicator);
-  write(kAtOnce);  // the peer's credit
+  write(kAtOnce);  // credit for the peer
 }
 
 void PeerConnection::cancel(Message& message) noexcept {
-  if (gone_ || message.state == kIdle) return;  // nobody will touch it again
+  if (gone_ || message.state == kIdle) return;  // the message is not used any more
   if (message.state == kReceiving)
     inbox_.cancel(message);
   else if (!outbox_.cancel(message))

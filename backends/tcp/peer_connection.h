@@ -1,4 +1,4 @@
-// Everything between this rank and one other: the connections, what comes and what goes.
+// The connections between this rank and one peer, with their receive and send queues.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -19,7 +19,7 @@ using Socket = boost::asio::ip::tcp::socket;
 
 class PeerConnection;
 
-/// One connection of a peer; what the set of watched sockets knows it by.
+/// One connection of a peer; the epoll set refers to it.
 struct TcpStream {
   TcpStream(PeerConnection& owner, FrameDecoder its_reader, std::size_t its_number, Socket open_socket)
       : peer(owner), number(its_number), socket(std::move(open_socket)), reader(std::move(its_reader)) {}
@@ -28,13 +28,13 @@ struct TcpStream {
   Socket socket;
   FrameDecoder reader;
   bool full = false;     // the last write found no room
-  bool watched = false;  // for room, too
-  bool shut = false;     // nothing more will be written
+  bool watched = false;  // also for room to write
+  bool shut = false;     // nothing more is written
 };
 
 class PeerConnection {
  public:
-  /// Owns the connections. `checked`: content has a checksum, both ways. `epoll`: where they are watched.
+  /// Owns the connections. `checked`: payloads have a checksum, in both directions. `epoll`: the set that watches them.
   PeerConnection(boost::asio::io_context& context, std::vector<UniqueFd> connections, bool checked, int epoll);
   PeerConnection(const PeerConnection&) = delete;
   PeerConnection& operator=(const PeerConnection&) = delete;
@@ -43,25 +43,26 @@ class PeerConnection {
   void receive(Message& message);
   void cancel(Message& message) noexcept;
   void discard_communicator(std::uint32_t communicator);
-  /// Queues only: write() follows.
+  /// Only queues; write() must follow.
   void announce_waiting() { outbox_.announce_waiting(); }
 
-  /// Reads at most about `budget` bytes from one connection. True if something came.
+  /// Reads at most about `budget` bytes from one connection. True if data arrived.
   bool read(TcpStream& stream, std::size_t budget);
-  /// Writes at most about `budget` bytes to each connection that may have room. True if something went.
+  /// Writes at most about `budget` bytes to each connection that may have room. True if data was written.
   bool write(std::size_t budget);
 
   std::vector<std::unique_ptr<TcpStream>>& streams() noexcept { return streams_; }
-  /// No connection is left.
+  /// True if no connection is left.
   bool gone() const noexcept { return gone_; }
-  /// Why, where that was not in order.
+  /// Why the connections ended, if not in order.
   const std::string& loss() const noexcept { return loss_; }
-  /// That was since something came damaged, which loss() names.
+  /// True if the cause is damaged data, which loss() names.
   bool damaged() const noexcept { return damaged_; }
 
-  /// Sends what is queued, then the last frame; read() and write() go on until gone().
+  /// Sends what is queued, then the last frame; read() and write() continue until gone().
   void queue_close() noexcept { outbox_.queue_close(); }
-  /// The peer's system has all that we sent, with the last frame: nothing of it is lost any more, whoever closes when.
+  /// True if the peer's system has received all sent data including the last frame: none of it is lost any more,
+  /// regardless of which side closes when.
   bool has_all() const noexcept;
   void drop(const std::string& why) noexcept;
 

@@ -42,12 +42,12 @@ void ReceiveQueue::receive(Message& message) {
 void ReceiveQueue::cancel(Message& message) noexcept {
   auto& inbound = *static_cast<InboundMessage*>(message.handle);
   inbound.message = nullptr;
-  inbound.cancelled = true;  // the entry stays, so that what still comes finds it and isn't kept
+  inbound.cancelled = true;  // the entry stays, so that later data finds it and is discarded
   release_storage(inbound);
 }
 
-/// What is on its way needs its entry; for what may still begin, entry() knows. Nobody asks any more for what has only
-/// announced itself, so it doesn't come.
+/// A message in transit needs its entry; entry() handles messages that start later. A message that was only announced
+/// is never requested, so it doesn't arrive.
 void ReceiveQueue::discard_communicator(std::uint32_t communicator) {
   given_up_.add(communicator);
   for (InboundMessage* inbound : table_.of(communicator)) {
@@ -114,7 +114,7 @@ std::string_view ReceiveQueue::note_announce(const Frame& frame) {
   if (inbound->announced || inbound->eager) return "two announcements of one message";
   inbound->announced = true;
   ++announcements_;
-  if (inbound->complete)  // it overtook its announcement
+  if (inbound->complete)  // the message overtook its announcement
     forget(*inbound);
   else if (inbound->message != nullptr && !inbound->asked)
     ask(*inbound);
@@ -135,7 +135,7 @@ void ReceiveQueue::frame_ends(InboundMessage& target, std::size_t bytes) {
   if (target.message != nullptr || target.cancelled) finish(target);
 }
 
-/// Complete, and either received or cancelled.
+/// The message is complete, and received or cancelled.
 void ReceiveQueue::finish(InboundMessage& inbound) {
   Message* const message = inbound.message;
   const std::size_t total = inbound.total;

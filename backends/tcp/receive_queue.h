@@ -1,4 +1,4 @@
-// What one peer sends us: joins the receives that were called with the messages that come.
+// The messages from one peer: matches posted receives with arriving messages.
 #pragma once
 
 #include <array>
@@ -15,18 +15,18 @@ namespace tessera::comm::tcp {
 class SendQueue;
 
 struct InboundMessage : Tagged {
-  Message* message = nullptr;    // the receive; null: not called yet, or cancelled
+  Message* message = nullptr;    // the receive; null: not posted yet, or cancelled
   std::byte* storage = nullptr;  // where an eager message waits for its receive
   std::size_t total = 0;         // of the message, once `known`
-  std::size_t begun = 0;         // bytes in frames whose headers have come
+  std::size_t begun = 0;         // bytes in frames whose headers have arrived
   std::size_t arrived = 0;       // bytes in frames that are complete
-  bool known = false;            // a frame of it has come
+  bool known = false;            // a frame of it has arrived
   bool eager = false;
   bool complete = false;
   bool asked = false;         // `ready` was sent
-  bool announced = false;     // `announce` has come ...
+  bool announced = false;     // `announce` has arrived ...
   bool announce_due = false;  // ... or will
-  bool cancelled = false;     // nobody wants it: what comes is thrown away
+  bool cancelled = false;     // no receive wants it: its data is discarded
 };
 
 class ReceiveQueue final : public FrameSink {
@@ -35,7 +35,7 @@ class ReceiveQueue final : public FrameSink {
 
   void receive(Message& message);
   void cancel(Message& message) noexcept;
-  /// What came for this communicator and what still comes is as if its receives had been cancelled.
+  /// Treats all present and future messages of this communicator as if their receives had been cancelled.
   void discard_communicator(std::uint32_t communicator);
 
   std::string_view frame_begins(const Frame& frame, InboundMessage*& target) override;
@@ -43,8 +43,8 @@ class ReceiveQueue final : public FrameSink {
   void frame_ends(InboundMessage& target, std::size_t bytes) override;
 
   // For tests.
-  std::size_t entries() const noexcept { return table_.size(); }  ///< expected, waiting, or to be thrown away
-  std::uint64_t held() const noexcept { return held_; }           ///< what eager messages cost that are not handed over
+  std::size_t entries() const noexcept { return table_.size(); }  ///< expected, waiting, or to be discarded
+  std::uint64_t held() const noexcept { return held_; }           ///< cost of eager messages that are not delivered yet
   std::uint64_t announcements() const noexcept { return announcements_; }
 
  private:
@@ -62,8 +62,8 @@ class ReceiveQueue final : public FrameSink {
   BufferPool buffers_;
   TagTable<InboundMessage> table_;
   DiscardedCommunicators given_up_;
-  std::uint64_t held_ = 0;           // cost of the eager messages that are not handed over yet
-  std::uint64_t announcements_ = 0;  // that have come
+  std::uint64_t held_ = 0;           // cost of the eager messages that are not delivered yet
+  std::uint64_t announcements_ = 0;  // that have arrived
   std::array<std::byte, 64 << 10> trash_;
 };
 

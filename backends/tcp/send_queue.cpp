@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kLeastPiece = 128 << 10;
 
-/// A message is cut so that every connection gets its share, if the share is worth a frame.
+/// Divides a message evenly over the connections, in frames of at least kLeastPiece.
 std::size_t piece_of(std::size_t bytes, std::size_t connections) {
   return std::clamp((bytes + connections - 1) / connections, kLeastPiece, kPiece);
 }
@@ -41,7 +41,7 @@ void SendQueue::send(Message& message) {
     outbound->state = OutboundMessage::State::waiting;
     table_.insert(*outbound);
     unannounced_.push_back(*outbound);
-    if (message.bytes <= kEagerLimit) announce(*outbound);  // its receive doesn't ask by itself
+    if (message.bytes <= kEagerLimit) announce(*outbound);  // such a receive sends no request by itself
   }
 }
 
@@ -83,7 +83,7 @@ bool SendQueue::note_ready(const MessageTag& tag) {
 
 bool SendQueue::note_consumed(std::uint64_t cost) noexcept {
   if (cost > eager_sent_) return false;
-  eager_consumed_ = std::max(eager_consumed_, cost);  // frames of several connections overtake each other
+  eager_consumed_ = std::max(eager_consumed_, cost);  // frames of different connections may be reordered
   return true;
 }
 

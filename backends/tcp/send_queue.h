@@ -1,4 +1,4 @@
-// What we send to one peer: messages that wait to be asked for, and frames that wait for room in a connection.
+// The messages to one peer: those that wait for a request, and frames that wait for room in a connection.
 #pragma once
 
 #include <array>
@@ -18,10 +18,10 @@ namespace tessera::comm::tcp {
 
 struct OutboundMessage : Tagged, boost::intrusive::list_base_hook<> {
   enum class State : std::uint8_t {
-    expected,  // asked for, not sent yet
-    waiting,   // sent, not asked for yet
+    expected,  // requested, not sent yet
+    waiting,   // sent, not requested yet
     queued,    // `handed` bytes of it are, or have been, in a connection's slot
-    handed,    // all of them
+    handed,    // all of its bytes
   };
   Message* message = nullptr;  // null: expected, or cancelled
   State state = State::expected;
@@ -32,7 +32,7 @@ struct OutboundMessage : Tagged, boost::intrusive::list_base_hook<> {
   std::size_t bytes = 0;
   std::size_t handed = 0;
   std::size_t written = 0;
-  std::unique_ptr<std::byte[]> own;  // what is left of it, once cancelled
+  std::unique_ptr<std::byte[]> own;  // the unsent rest of a cancelled message
 };
 
 class SendQueue {
@@ -43,31 +43,31 @@ class SendQueue {
   SendQueue(std::size_t connections, bool checked) : checked_(checked), slots_(connections), control_(64) {}
 
   void send(Message& message);
-  /// False: half sent, and no memory to complete it.
+  /// False: the message is partly sent, and there is no memory to complete it.
   [[nodiscard]] bool cancel(Message& message) noexcept;
-  /// The peer may still ask for messages of this communicator: there are none.
+  /// Ignores the requests of the peer for messages of this communicator: there are none.
   void discard_communicator(std::uint32_t communicator);
-  /// Tells the peer of messages that it has not asked for so far.
+  /// Announces messages that the peer has not requested so far.
   void announce_waiting();
   /// Queues a frame without payload.
   void tell(FrameKind kind, const MessageTag& tag);
-  /// The last frame of every connection, once all that is queued has gone.
+  /// Queues the last frame of every connection, to be sent after all that is queued.
   void queue_close() noexcept { closing_ = true; }
   bool said_bye(std::size_t connection) const noexcept {
     return slots_[connection].said_bye && !slots_[connection].active;
   }
 
-  /// The peer asks for a message. False: it has done so before.
+  /// The peer requests a message. False: it has done so before.
   bool note_ready(const MessageTag& tag);
-  /// What the peer has consumed of our eager messages. False: more than there were.
+  /// The peer's consumed cost of eager messages from this rank. False: more than was sent.
   bool note_consumed(std::uint64_t cost) noexcept;
-  /// What we have consumed of the peer's.
+  /// Adds to the consumed cost of the peer's messages.
   void add_consumed(std::uint64_t cost);
 
-  /// What comes next on a connection: header and payload, not both empty. False: nothing.
+  /// Returns the next header and payload for a connection, not both empty. False: nothing.
   bool next(std::size_t connection, Buffers& buffers);
   bool has_work(std::size_t connection) const noexcept;
-  /// `bytes` of what next() gave are in the connection.
+  /// `bytes` of what next() returned are in the connection.
   void wrote(std::size_t connection, std::size_t bytes);
 
   std::size_t entries() const noexcept { return table_.size(); }
@@ -76,7 +76,7 @@ class SendQueue {
   /// The frame that is being written to a connection.
   struct Slot {
     Frame frame;
-    OutboundMessage* source = nullptr;  // of its payload
+    OutboundMessage* source = nullptr;  // of the payload
     std::size_t done = 0;               // bytes written, of header and payload
     bool active = false;
     bool said_bye = false;
@@ -98,15 +98,15 @@ class SendQueue {
   std::vector<Slot> slots_;
   boost::circular_buffer<Control> control_;
   ObjectPool<OutboundMessage> pool_;
-  TagTable<OutboundMessage> table_;  // expected and waiting ones
+  TagTable<OutboundMessage> table_;  // expected and waiting messages
   DiscardedCommunicators given_up_;
   Queue unannounced_;  // waiting
   Queue eager_;
   Queue bulk_;
-  std::uint64_t eager_sent_ = 0;      // cost of all of ours ...
-  std::uint64_t eager_consumed_ = 0;  // ... that the peer has handed over
-  std::uint64_t consumed_ = 0;        // cost of the peer's that we have
-  std::uint64_t told_ = 0;            // ... as the peer knows it
+  std::uint64_t eager_sent_ = 0;      // cost of all eager messages of this rank ...
+  std::uint64_t eager_consumed_ = 0;  // ... that the peer has delivered
+  std::uint64_t consumed_ = 0;        // cost of the peer's messages that this rank has consumed
+  std::uint64_t told_ = 0;            // ... as reported to the peer
   bool credit_queued_ = false;
   bool closing_ = false;
 };

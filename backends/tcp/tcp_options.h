@@ -1,4 +1,4 @@
-// What can be set about this backend.
+// The options of this backend.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,21 @@
 
 namespace tessera::comm::tcp {
 
-/// Which messages have a checksum over their content. Their headers always have one.
+/// Selects the messages whose payload has a checksum. Headers always have one.
 enum class Checksum : std::uint8_t { never, between_hosts, everywhere };
 
 struct TcpOptions {
   std::string interfaces;  ///< TESSERA_IFNAME
-  int streams = 0;         ///< connections between two ranks; 0: by where the ranks are
+  int streams = 0;         ///< connections between two ranks; 0: by host
   Checksum checksum = Checksum::between_hosts;
 };
 
 /// TESSERA_IFNAME, TESSERA_TCP_CHECKSUM and TESSERA_TCP_STREAMS.
 std::span<const EnvVariable> variables();
-/// Over loopback one connection is as fast as the memory; between hosts a second one fills what the first leaves.
+/// Connections between two ranks. Over loopback one connection is as fast as the memory; between hosts a second one
+/// uses the bandwidth that the first leaves.
 int streams_for(const TcpOptions& settings, const std::vector<std::string>& hosts);
-/// By rank: whether what goes between it and `rank` has a checksum.
+/// By rank: whether messages between it and `rank` have a payload checksum.
 std::vector<bool> checked_peers(Checksum checksum, const std::vector<std::string>& hosts, int rank);
 /// Throws InvalidUsage.
 TcpOptions settings_from_environment();

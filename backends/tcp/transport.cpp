@@ -17,8 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kBudget = 1 << 20;  // bytes per connection, direction and poll(): others want to move too
-constexpr std::size_t kFewStreams = 2;    // are looked at one by one
+constexpr std::size_t kBudget = 1 << 20;  // bytes per connection, direction and poll(), for fairness
+constexpr std::size_t kFewStreams = 2;    // are read one by one, without epoll
 constexpr std::size_t kEvents = 64;       // at once
 constexpr auto kLongestClose = 2s;
 
@@ -34,7 +34,7 @@ TcpTransport::TcpTransport(int rank, ConnectionMesh mesh, TransportEvents& event
   }
 }
 
-/// Memory that is not to be had is the end of this transport, not of the process.
+/// Out of memory fails this transport, not the process.
 template <class F>
 void TcpTransport::guarded(F&& call) noexcept {
   if (failed_) return;
@@ -126,8 +126,8 @@ bool TcpTransport::poll(bool with_health_check) noexcept {
   return moved;
 }
 
-/// Peers that stay are not waited for, only what they are to have. The connections are closed with what we have not
-/// read, which cuts off what is still under way to them: nothing is.
+/// True if every peer is gone or has received all that it is to have. Closing a connection with unread data discards
+/// data still in transit to the peer: there is none.
 bool TcpTransport::may_go() const noexcept {
   return std::all_of(peers_.begin(), peers_.end(),
                      [](const auto& peer) { return peer == nullptr || peer->gone() || peer->has_all(); });
@@ -143,12 +143,12 @@ void TcpTransport::close(bool failed) noexcept {
       moved = read_ready();
       for (const auto& peer : peers_)
         if (peer != nullptr && !peer->gone()) moved |= peer->write(kBudget);
-    } catch (const std::exception&) {  // out of memory: then without ceremony
+    } catch (const std::exception&) {  // out of memory: closes without the last frames
       break;
     }
     if (moved || may_go()) continue;
     waiter_.arm();
-    waiter_.sleep(1ms);  // that the last byte has been received wakes nobody
+    waiter_.sleep(1ms);  // acknowledgement of the last byte wakes no thread
   }
   failed_ = true;
   for (const auto& peer : peers_)

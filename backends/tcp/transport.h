@@ -1,7 +1,7 @@
-// Messages between ranks over TCP.
+// The TCP transport: messages between ranks.
 //
-// Sockets are read and written from poll(), send() and receive() themselves: no thread of its own, no hand-over between
-// threads, no wake-up per message. What a header says, and when a message may be sent unasked, is in frame.h.
+// poll(), send() and receive() read and write the sockets themselves: there is no transport thread, no hand-over
+// between threads, and no wake-up per message. frame.h describes the headers and the eager protocol.
 #pragma once
 
 #include <chrono>
@@ -43,7 +43,7 @@ class TcpTransport final : public Transport {
 
   const int rank_;
   TransportEvents& events_;
-  boost::asio::io_context context_{1};  // never run: the sockets are only read and written
+  boost::asio::io_context context_{1};  // never run: the sockets are only read and written directly
   EpollWaiter waiter_;
   std::vector<std::unique_ptr<PeerConnection>> peers_;
   std::vector<TcpStream*> streams_;
@@ -51,8 +51,8 @@ class TcpTransport final : public Transport {
   bool failed_ = false;
 };
 
-/// Collective. Reads the settings from the environment. `events` outlives the transport. Throws what connect_mesh()
-/// does; all waiting is over after options.communicator.timeout.
+/// Collective. Reads the settings from the environment. `events` outlives the transport. Throws as connect_mesh(); no
+/// wait exceeds options.communicator.timeout.
 std::unique_ptr<Transport> make_transport(Bootstrap& bootstrap, TransportEvents& events, const BackendOptions& options);
 std::unique_ptr<TcpTransport> make_transport(Bootstrap& bootstrap, TransportEvents& events,
                                              const BackendOptions& options, const TcpOptions& settings);

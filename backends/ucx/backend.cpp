@@ -17,11 +17,11 @@
 namespace tessera::comm::ucx {
 namespace {
 
-/// UCX catches the signals of crashes when it is loaded, prints and waits for a debugger. That is for the program to
-/// decide, or for a user who sets the variable.
+/// When loaded, UCX installs handlers for crash signals that print and wait for a debugger. That decision belongs to
+/// the program, or to a user who sets the variable.
 void leave_signals_alone() {
   if (read_foreign_env("UCX_ERROR_SIGNALS") || read_foreign_env("UCX_HANDLE_ERRORS")) return;
-  static std::once_flag once;  // UCX complains the second time
+  static std::once_flag once;  // UCX complains about a second call
   std::call_once(once, [] {
     for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
   });

@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 constexpr unsigned kNote = 0;      // the id of our active message
 constexpr int kSlotBits = 44;      // a tag is the sender's rank and the slot
-constexpr auto kPatience = 1s;     // for a message that is under way and not wanted any more
+constexpr auto kPatience = 1s;     // for a message in flight that is cancelled
 constexpr auto kClosing = 5s;      // for peers that close at the same time
 constexpr int kStepsPerPoll = 16;  // of UCX's progress
 
@@ -36,7 +36,7 @@ ucp_request_param_t host_memory(void* user_data) {
   return param;
 }
 
-/// UCX's own settings. It leaves shared memory out where peers may fail, unless it is told otherwise.
+/// Reads UCX's settings. UCX excludes shared memory where peers may fail, unless it is configured otherwise, as here.
 ucp_config_t* read_config() {
   ucp_config_t* config = nullptr;
   check(ucp_config_read(nullptr, nullptr, &config), "reading UCX_* settings");
@@ -80,7 +80,7 @@ UcxLink::UcxLink(Bootstrap& bootstrap, LinkEvents& events)
 void UcxLink::make_worker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // several threads, one at a time: the engine's lock
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // several threads, one at a time, under the engine's lock
   check(ucp_worker_create(context_, &params, &worker_), "making a worker");
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -106,7 +106,7 @@ void UcxLink::connect(Bootstrap& bootstrap) {
     params.field_mask =
         UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.address = reinterpret_cast<const ucp_address_t*>(all[rank].data());
-    // Without it UCX ends this process where one that it reads from has died; and only so can a peer be given up.
+    // Without this mode, UCX ends the process if a peer that it reads from has died, and no peer can be abandoned.
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = on_peer_error;
     params.err_handler.arg = &peer;
@@ -114,7 +114,7 @@ void UcxLink::connect(Bootstrap& bootstrap) {
   }
 }
 
-/// The endpoint stays, and refuses everything, until it is closed.
+/// The endpoint remains, and rejects all operations, until it is closed.
 void UcxLink::on_peer_error(void* arg, ucp_ep_h, ucs_status_t status) {
   const UcpPeer& peer = *static_cast<UcpPeer*>(arg);
   peer.link->events_.peer_lost(peer.rank, "ucx: " + text_of(status));
@@ -140,7 +140,7 @@ UcxLink::AmBuffer* UcxLink::take_note() {
 
 void UcxLink::send_note(int peer, const AmHeader& header, std::span<const std::byte> payload) noexcept {
   const ucp_ep_h endpoint = peers_[static_cast<std::size_t>(peer)].endpoint;
-  if (endpoint == nullptr) return;     // given up
+  if (endpoint == nullptr) return;     // abandoned
   AmBuffer* const note = take_note();  // UCX may read it until the callback
   note->header = header;
   if (!payload.empty()) std::memcpy(note->payload, payload.data(), payload.size());
@@ -166,12 +166,12 @@ void UcxLink::on_note_sent(void* request, ucs_status_t status, void* user_data) 
   --self.pending_notes_;
   --self.unsent_;
   ucp_request_free(request);
-  (void)status;  // on_peer_error() has it
+  (void)status;  // on_peer_error() reports it
 }
 
 ucs_status_t UcxLink::on_note(void* self, const void* header, std::size_t header_length, void* data, std::size_t length,
                               const ucp_am_recv_param_t*) {
-  AmHeader own;  // theirs may lie unaligned
+  AmHeader own;  // the received header may be unaligned
   if (header_length != sizeof(own)) return UCS_OK;
   std::memcpy(&own, header, sizeof(own));
   static_cast<UcxLink*>(self)->events_.note_arrived(own, {static_cast<const std::byte*>(data), length});
@@ -207,7 +207,7 @@ void UcxLink::receive_bulk(Message& message, std::uint64_t slot) noexcept {
           ucp_tag_recv_nbx(worker_, message.data, message.bytes, bulk_tag(message.peer, slot), ~ucp_tag_t{0}, &param));
 }
 
-/// UCX has it, or is through with it already.
+/// UCX has accepted the operation or already completed it.
 void UcxLink::started(BulkTransfer& bulk, ucs_status_ptr_t request) noexcept {
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
     bulk.request = request;
@@ -250,8 +250,8 @@ bool UcxLink::progress_until(Clock::time_point until, Done done) noexcept {
   return true;
 }
 
-/// A receive that nothing has come for is taken back. Anything else moves between two ranks that both poll, so it soon
-/// ends; where it doesn't, the peer is given up with all that is under way.
+/// A receive without a message is cancelled. Any other message moves between two ranks that both poll, so it completes
+/// soon; if it doesn't, the peer is abandoned with all that is in flight.
 Link::CancelResult UcxLink::cancel_bulk(Message& message) noexcept {
   cancelling_ = &message;
   cancelled_as_ = UCS_OK;

@@ -1,5 +1,5 @@
-// Notes as active messages, bulk as tagged messages of UCX: one context and one worker per rank, no thread of its own.
-// Whatever UCX_* variables the user has set hold.
+// Active messages, and bulk data as tagged messages, of UCX: one context and one worker per rank, no thread of its own.
+// UCX_* variables set by the user apply.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -15,7 +15,7 @@
 
 namespace tessera::comm::ucx {
 
-/// Whether UCX_TLS leaves it shared memory ("all", "sm,self", "^ib").
+/// Whether UCX_TLS permits shared memory ("all", "sm,self", "^ib").
 bool may_share_memory();
 
 class UcxLink final : public Link {
@@ -37,13 +37,13 @@ class UcxLink final : public Link {
   void close(CloseMode how) noexcept override;
 
  private:
-  // With its header it fits into one segment of shared memory (8256 bytes) and of TCP.
+  // UCX sends more than one segment of shared memory (8256 bytes) as several; up to 16 KiB that is faster than bulk.
   static constexpr std::size_t kLongestPayload = 16384;
   static constexpr int kMostNotes = 1024;
 
   struct AmBuffer {
     UcxLink* link;
-    AmBuffer* next;  ///< free ones
+    AmBuffer* next;  ///< next free one
     AmHeader header;
     std::byte payload[kLongestPayload];
   };
@@ -51,20 +51,20 @@ class UcxLink final : public Link {
   struct UcpPeer {
     UcxLink* link = nullptr;
     int rank = 0;
-    ucp_ep_h endpoint = nullptr;  ///< null: given up
+    ucp_ep_h endpoint = nullptr;  ///< null: abandoned
   };
   struct BulkTransfer {  ///< what Message::handle points at
     UcxLink* link = nullptr;
     Message* message = nullptr;
     void* request = nullptr;
     bool receives = false;
-    BulkTransfer* next = nullptr;  ///< free ones
+    BulkTransfer* next = nullptr;  ///< next free one
   };
 
   void make_worker();
   void connect(Bootstrap& bootstrap);
   void destroy() noexcept;
-  /// Waits, bounded, until they are closed.
+  /// Closes the endpoints and waits, bounded, for completion.
   void close_endpoints(std::span<UcpPeer> peers, unsigned flags) noexcept;
   template <class Done>
   bool progress_until(Clock::time_point until, Done done) noexcept;
@@ -89,7 +89,7 @@ class UcxLink final : public Link {
   std::vector<std::unique_ptr<AmBuffer>> notes_;
   AmBuffer* free_notes_ = nullptr;
   int pending_notes_ = 0;
-  int unsent_ = 0;  ///< notes and bulk that UCX has not sent yet
+  int unsent_ = 0;  ///< active messages and bulk that UCX has not sent yet
   std::vector<std::unique_ptr<BulkTransfer>> bulks_;
   BulkTransfer* free_bulks_ = nullptr;
   Message* cancelling_ = nullptr;

@@ -14,9 +14,9 @@ namespace tessera::comm::ucx {
 namespace {
 
 using namespace std::chrono_literals;
-// Two threads of one rank may sleep here, and one may take the wake-up that was meant for both.
+// Two threads of one rank may sleep here, and one may consume the wake-up that was meant for both.
 constexpr std::chrono::nanoseconds kLongest = 10ms;
-constexpr std::chrono::nanoseconds kNap = 50us;  // where nothing would wake us
+constexpr std::chrono::nanoseconds kNap = 50us;  // if nothing would wake the thread
 
 }  // namespace
 
@@ -31,7 +31,7 @@ bool UcpWaiter::arm() noexcept {
   [[maybe_unused]] const ssize_t none = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
   nap_ = worker_ == nullptr || worker_fd_ < 0 || unsent_ > 0;
   if (nap_) return true;
-  return ucp_worker_arm(worker_) != UCS_ERR_BUSY;  // busy: something has come
+  return ucp_worker_arm(worker_) != UCS_ERR_BUSY;  // busy: data has arrived
 }
 
 void UcpWaiter::sleep(std::chrono::nanoseconds at_most) noexcept {

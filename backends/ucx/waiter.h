@@ -1,4 +1,4 @@
-// Sleeps until something arrives at a worker, or somebody wakes the rank.
+// Sleeps until data arrives at a worker or wake() is called.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -14,8 +14,8 @@ namespace tessera::comm::ucx {
 
 class UcpWaiter final : public ProgressWaiter {
  public:
-  /// The worker outlives it, or stop() is called before. `unsent` counts what the worker still has to send: there is no
-  /// wake-up when it could go on.
+  /// The worker outlives the waiter, or stop() is called before. `unsent` counts what the worker still has to send: UCX
+  /// gives no wake-up when it could continue.
   UcpWaiter(ucp_worker_h worker, const int& unsent);
   bool arm() noexcept override;
   void sleep(std::chrono::nanoseconds at_most) noexcept override;

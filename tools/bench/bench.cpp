@@ -1,4 +1,4 @@
-// tessera bench: how long collectives take, and whether they are right.
+// tessera bench: the times of collectives, and whether their results are right.
 #include "tools/bench/bench.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-/// The communicator of all ranks. Unlike in training, sums may be added in any order unless the environment asks for
+/// Creates the communicator of all ranks. Unlike in training, sums may use any order unless the environment requires
 /// one.
 std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::string& backend,
                                          const std::shared_ptr<base::DeviceRuntime>& device,
@@ -41,7 +41,7 @@ std::unique_ptr<comm::Communicator> join(const BenchSpec& plan, const std::strin
   return comm::init(std::move(config));
 }
 
-/// As a rank of ours: tells the process that started it, a line of JSON each.
+/// Runs as a rank that this tool started; prints results for its parent as one line of JSON each.
 int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
   const auto tell = [](const ordered_json& line) { print(json_text(line) + "\n"); };
   const auto device = base::open_device(device_of_rank(plan.device));
@@ -64,14 +64,14 @@ int run_as_child(const BenchOptions& options, const BenchSpec& plan) {
   return 0;
 }
 
-/// Runs `backend` in processes of its own, which call back here through run_as_child(). Returns the exit code.
+/// Runs `backend` in its own processes, which return here through run_as_child(). Returns the exit code.
 int run_in_processes(const CommandLine& commands, const BenchSpec& plan, const std::string& backend,
                      const std::optional<std::string>& algorithms, const BenchCallbacks& callbacks) {
   std::vector<std::string> arguments = commands.arguments;
   arguments.insert(arguments.end(), {"--only", backend});
   if (algorithms) arguments.insert(arguments.end(), {"--algorithms", *algorithms});
   LaunchSpec launch_plan = plan_for_this_program(plan.ranks, arguments, backend);
-  // Ranks that the scheduler put on one core and leaves there wait for each other's time slices: another thing than the
+  // Ranks that the scheduler keeps on one core wait for each other's time slices, which would not measure the
   // transport.
   launch_plan.bind_to_cores = static_cast<std::size_t>(plan.ranks) <= allowed_cores().size();
   launch_plan.on_output = [&](int, std::string_view text) {
@@ -94,7 +94,7 @@ BenchCallbacks printing(BenchReport& report) {
           .on_row = [&](const BenchRow& row) { print(report.add(row)); }};
 }
 
-/// As a rank that another launcher started.
+/// Runs as a rank that another launcher started.
 int run_here(const BenchOptions& options, const BenchSpec& plan) {
   if (plan.backends.size() > 1)
     throw base::InvalidUsage(
@@ -119,7 +119,7 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
   print(report.begin());
   for (const std::string& backend : plan.backends) {
     BenchCallbacks callbacks = printing(report);
-    // The names that were asked for tell results apart, also where one backend hands over to another.
+    // Results carry the requested names, even if one backend delegates to another.
     if (plan.backends.size() > 1)
       callbacks.on_row = [&](BenchRow row) {
         row.out_of_place.backend = backend;
@@ -134,7 +134,7 @@ int run_all(const CommandLine& commands, const BenchOptions& options, const Benc
   return 0;
 }
 
-/// The backend's own choice first, then each of its algorithms, in fresh processes.
+/// Runs the backend's own choice first, then each of its algorithms, in fresh processes.
 int tune(const CommandLine& commands, const BenchOptions& options, const BenchSpec& plan) {
   BenchReport report(plan, false);
   AlgorithmTuner tuning(plan);
@@ -163,7 +163,7 @@ int tune(const CommandLine& commands, const BenchOptions& options, const BenchSp
   write_file(options.tune, tuning.file(setting));
   print(fmt::format("#\n# {} is written; TESSERA_ALGO=@{} uses it\n", options.tune, options.tune));
   ordered_json json = report.json();
-  json["fits"] = ordered_json::array();  // of several algorithms: they would mean nothing
+  json["fits"] = ordered_json::array();  // a fit over several algorithms would mean nothing
   json["tune"] = tuning.json();
   if (!options.json.empty()) write_file(options.json, json_text(json, 1) + "\n");
   if (const std::string failure = report.failure(); !failure.empty()) throw CheckFailed(failure);

@@ -1,4 +1,4 @@
-// The options of `tessera bench`, and what they mean.
+// The options of `tessera bench` and the spec made from them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -33,18 +33,17 @@ struct BenchOptions {
   std::string json;
   std::string plot;
   std::string tune;
-  std::string only;                       ///< set in the ranks: the backend that this process runs
+  std::string only;                       ///< set in the ranks: the backend that this process benchmarks
   std::optional<std::string> algorithms;  ///< set in the ranks of --tune: as TESSERA_ALGO, "" for the backend's choice
 };
 
-/// The options as `command` parses them.
+/// Adds the options to `command`, which parses them into `options`.
 void add_bench_options(CLI::App& command, BenchOptions& options);
 
-/// Everything that can be wrong is found here, before a rank is started. Throws InvalidUsage: one line that says what
-/// to do.
+/// Checks all options before a rank is started. Throws InvalidUsage: one line with the remedy.
 BenchSpec make_bench_plan(const BenchOptions& options, int ranks);
 
-/// Writes JSON and plot, and throws CheckFailed (exit code 1) where a value was wrong.
+/// Writes JSON and plot, and throws CheckFailed (exit code 1) if a value was wrong.
 void finish_bench(const BenchOptions& options, const BenchReport& report);
 
 }  // namespace tessera::tools

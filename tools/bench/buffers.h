@@ -18,20 +18,20 @@ struct BenchCall {
   comm::ReduceOp op = {};
   int root = 0;
   comm::Work start(comm::Communicator& world) const;
-  /// Takes its buffers out of the caches.
+  /// Evicts its buffers from the caches.
   void evict() const;
 };
 
-/// In place one of the two buffers serves both sides: the larger one.
+/// In place, one of the two buffers is both input and output: the larger one.
 class BenchBuffers {
  public:
   /// `memory` outlives it.
   BenchBuffers(BenchMemory& memory, int rank, const BenchData& data, const BenchShape& largest);
 
-  /// Fresh inputs; everything else that the call will touch is poisoned.
+  /// Writes fresh inputs and poisons all other memory that the call accesses.
   void fill(const BenchShape& shape, bool in_place);
   BenchCall call(const BenchShape& shape, bool in_place) const;
-  /// The call's output as the host reads it: the memory itself, or a copy, which is made here.
+  /// The call's output in host memory: the buffer itself, or a copy that is made here.
   comm::View output(const BenchShape& shape, bool in_place);
 
  private:

@@ -10,7 +10,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::uintptr_t kLine = 64;  // flushing a longer line twice does no harm
+constexpr std::uintptr_t kLine = 64;  // flushing a longer line twice is harmless
 
 template <class F>
 void each_line(std::span<const std::byte> bytes, F&& flush) {
@@ -20,7 +20,7 @@ void each_line(std::span<const std::byte> bytes, F&& flush) {
 }
 
 #if defined(__x86_64__)
-/// Like clflush, but lines needn't wait for each other: ten times faster.
+/// Like clflush, but the lines need not wait for each other: ten times faster.
 [[gnu::target("clflushopt")]] void evict_unordered(std::span<const std::byte> bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
   for (std::uintptr_t at = begin / kLine * kLine; at < begin + bytes.size(); at += kLine)

@@ -1,8 +1,8 @@
-// Takes memory out of the processor's caches: `bench --cold`.
+// Evicts memory from the processor's caches: `bench --cold`.
 //
-// Lines are flushed by address, which reaches every cache of the machine, also that of a peer which has the memory
-// mapped. Reading a large array instead would push out most lines and leave some, depending on the caches' replacement,
-// and takes as long for 8 bytes as for 64 MiB.
+// Lines are flushed by address, which reaches every cache of the machine, including that of a peer that maps the
+// memory. Reading a large array instead evicts most lines but not all, depending on the caches' replacement policy, and
+// takes as long for 8 bytes as for 64 MiB.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace tessera::tools {
 
-/// Whether this processor lets a program do that.
+/// Whether this processor lets a program evict lines.
 bool can_evict();
 
-/// When it returns, the next access to any of these bytes goes to memory. Their content stays.
+/// After the return, the next access to any of these bytes goes to memory. Their content is unchanged.
 void evict(std::span<const std::byte> bytes);
 
 }  // namespace tessera::tools

@@ -75,12 +75,12 @@ int exact_bits(DType dtype) {
 }
 
 constexpr std::int64_t kLargestSum = 126;   // fits i8, and is exact in bf16
-constexpr int kMostAddends = 16;            // other ranks give 0 here, and something elsewhere
+constexpr int kMostAddends = 16;            // other ranks have 0 for this element, and a value for others
 constexpr int kMostFactors = 6;             // 2^6 fits i8
 constexpr std::int64_t kLargestFactor = 2;  // of premul_sum
 
-/// How the inputs of one case are drawn: of n ranks `active` give low .. low + range - 1 for an element, the others
-/// `rest`.
+/// The distribution of one case's inputs: of n ranks, `active` have a value in low .. low + range - 1 for an element,
+/// the others `rest`.
 struct Draw {
   int ranks = 1;
   int active = 1;
@@ -143,7 +143,7 @@ bool same(T got, T expected, bool rounded) {
     const auto a = static_cast<W>(got);
     const auto b = static_cast<W>(expected);
     if (a == b) return true;
-    // One unit in the last place, relative to the smaller neighbour.
+    // One unit in the last place, relative to the smaller neighbor.
     const double unit = std::is_same_v<T, double>      ? 0x1p-52
                         : std::is_same_v<T, float>     ? 0x1p-23
                         : std::is_same_v<T, base::f16> ? 0x1p-10

@@ -27,7 +27,7 @@ struct Line {
 Line solve(const Sums& s) {
   const double determinant = s.aa * s.bb - s.ab * s.ab;
   const Line free{(s.a * s.bb - s.b * s.ab) / determinant, (s.b * s.aa - s.a * s.ab) / determinant};
-  // The sum of squares is convex: where the best line has a negative coefficient, the best allowed one has a 0 there.
+  // The sum of squares is convex: if the best line has a negative coefficient, the best allowed one has a 0 there.
   if (free.alpha < 0) return {0, s.b / s.bb};
   if (free.beta < 0) return {s.a / s.aa, 0};
   return free;

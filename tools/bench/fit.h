@@ -1,4 +1,4 @@
-// time = alpha + beta x bytes: what a backend costs per operation and per byte.
+// Fits time = alpha + beta x bytes: a backend's cost per operation and per byte.
 #pragma once
 
 #include <optional>
@@ -17,15 +17,15 @@ struct AlphaBetaFit {
   double beta_us_per_byte = 0;
   double median_error = 0;
   double worst_error = 0;
-  int points = 0;   ///< different sizes
+  int points = 0;   ///< distinct sizes
   double span = 1;  ///< largest size / smallest
   double microseconds(double bytes) const { return alpha_us + beta_us_per_byte * bytes; }
 };
 
 inline constexpr int kFewestFitPoints = 3;  ///< a line goes through any two
 
-/// The line with the least sum of squared relative errors, neither coefficient negative. Points without bytes or time
-/// are left out; nothing where fewer than kFewestFitPoints sizes remain.
+/// Returns the line with the least sum of squared relative errors and no negative coefficient. Ignores points without
+/// bytes or time; returns nothing if fewer than kFewestFitPoints sizes remain.
 std::optional<AlphaBetaFit> fit_alpha_beta(std::span<const FitPoint> points);
 
 }  // namespace tessera::tools

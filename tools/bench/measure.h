@@ -14,19 +14,19 @@ namespace tessera::tools {
 struct Repeats {
   int warmup = 0;
   int iterations = 1;
-  /// Before each call, outside of its time; may be empty.
+  /// Called before each call, outside its time; may be empty.
   std::function<void()> prepare = {};
 };
 
-/// For measurements beside the main one: as many as tell a median.
+/// For secondary measurements: as many repeats as a median needs.
 inline Repeats fewer(const Repeats& repeats) { return {1, std::clamp(repeats.iterations / 2, 3, 20), repeats.prepare}; }
 
-/// Every sample becomes that of the slowest rank. Collective.
+/// Replaces every sample by that of the slowest rank. Collective.
 inline void take_slowest(comm::HostCollectives& world, std::vector<double>& samples) {
   world.all_reduce(samples.data(), samples.size(), comm::ReduceOp::max(), "bench");
 }
 
-/// This rank's microseconds for one call of `body`, which begins after a barrier. Collective.
+/// This rank's microseconds for one call of `body`, which starts after a barrier. Collective.
 template <class F>
 double time_once(comm::HostCollectives& world, const Repeats& repeats, F&& body) {
   if (repeats.prepare) repeats.prepare();

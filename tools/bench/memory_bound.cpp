@@ -15,7 +15,7 @@ std::size_t rounded_up(std::size_t bytes) {
   return (bytes + base::kAlignment - 1) / base::kAlignment * base::kAlignment;
 }
 
-/// The rest of a pass, and all of it where there are no vectors.
+/// The rest of a pass, or all of it without vector instructions.
 void combine_words(const CombinePass& pass, std::size_t begin) {
   for (std::size_t at = begin; at < pass.bytes; ++at) {
     auto sum = std::to_integer<unsigned>(pass.from[at]);
@@ -28,7 +28,7 @@ void combine_words(const CombinePass& pass, std::size_t begin) {
 #if defined(__x86_64__)
 constexpr std::size_t kStep = 64;
 
-/// Returns the bytes done.
+/// Returns the number of processed bytes.
 template <bool kStream>
 [[gnu::target("avx2")]] std::size_t combine_avx2(const CombinePass& pass) {
   const std::size_t whole = pass.bytes / kStep * kStep;
@@ -95,7 +95,7 @@ PrivateMemory::PrivateMemory(base::MemoryPool& pool, const MemoryTraffic& larges
       rounded_up(largest.combined) * static_cast<std::size_t>(largest.sources) + rounded_up(largest.copied);
   from_ = pool.allocate(from, base::MemoryCategory::other);
   to_ = pool.allocate(to, base::MemoryCategory::other);
-  if (from != 0) std::memset(from_.data(), 1, from);  // memory that was never written is one cached page of zeros
+  if (from != 0) std::memset(from_.data(), 1, from);  // unwritten memory is one cached page of zeros
   if (to != 0) std::memset(to_.data(), 1, to);
 }
 

@@ -1,5 +1,5 @@
-// What the memory of this machine allows: the loads and stores of an operation on private memory, without
-// synchronisation.
+// The bound that this machine's memory sets: the loads and stores of an operation on private memory, without
+// synchronization.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,16 @@ namespace tessera::tools {
 
 enum class Stores : std::uint8_t { plain, non_temporal };
 
-/// Private memory of one rank, faulted in, and passes over it. Distinct addresses of the operation are distinct here
+/// Private memory of one rank, with pages, and passes over it. Distinct addresses of the operation are distinct here
 /// too.
 class PrivateMemory {
  public:
-  /// Room for every traffic up to this one.
+  /// Allocates memory for any traffic up to `largest`.
   PrivateMemory(base::MemoryPool& pool, const MemoryTraffic& largest);
 
-  /// One pass: what `traffic` says, once.
+  /// Runs one pass: the loads and stores of `traffic`, once.
   void run(const MemoryTraffic& traffic, Stores stores) const;
-  /// Takes what such a pass touches out of the caches.
+  /// Evicts the memory of such a pass from the caches.
   void evict(const MemoryTraffic& traffic) const;
 
  private:
@@ -28,7 +28,7 @@ class PrivateMemory {
   base::Buffer to_;
 };
 
-/// dst = the sum, word by word, of `sources` pieces that lie `stride` bytes apart. Everything is aligned to
+/// dst = the word-by-word sum of `sources` pieces that lie `stride` bytes apart. All addresses are aligned to
 /// base::kAlignment.
 struct CombinePass {
   const std::byte* from = nullptr;

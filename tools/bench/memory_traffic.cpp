@@ -36,7 +36,7 @@ std::size_t BenchMemory::larger_than_caches() const {
   return all == 0 ? kEnough / 8 : std::min(kEnough, all / 64);
 }
 
-/// A device's memory that is not the communicator's passes through the host's, on backends of the host.
+/// Device memory that is not the communicator's is staged through host memory on backends of the host.
 base::Buffer BenchMemory::allocate_there(std::size_t bytes) {
   const MemoryKind kind = on_host() ? MemoryKind::host : MemoryKind::device;
   if (communicator_memory_ && takes(world_, kind))

@@ -1,4 +1,4 @@
-// The memory that benchmarked calls move: the host's or a device's.
+// The memory of benchmarked calls: the host's or a device's.
 #pragma once
 
 #include <memory>
@@ -10,30 +10,30 @@
 
 namespace tessera::tools {
 
-/// Of one rank; used by one thread.
+/// The memory of one rank; used by one thread.
 class BenchMemory {
  public:
   struct Block {
-    base::Buffer memory;  ///< what calls get
-    base::Buffer copy;    ///< of it, for the host; empty where the host reads the memory itself
+    base::Buffer memory;  ///< the memory passed to calls
+    base::Buffer copy;    ///< its copy for the host; empty if the host accesses the memory itself
     std::byte* host() const { return copy ? copy.bytes_at(0) : memory.bytes_at(0); }
   };
 
-  /// All outlive it. `communicator_memory`: what the backend moves fastest; else the C library's, or the device's.
-  /// Throws InvalidUsage where the communicator doesn't take the device's memory.
+  /// All arguments outlive it. `communicator_memory`: the memory that the backend moves fastest; else that of the C
+  /// library or the device. Throws InvalidUsage if the communicator doesn't support the device's memory.
   BenchMemory(comm::Communicator& world, base::DeviceRuntime& device, bool communicator_memory);
 
   base::Device device() const { return runtime_.device(); }
   bool on_host() const { return runtime_.host_accessible(); }
-  /// Bytes that a device's caches can't hold, and its memory easily can.
+  /// Bytes that exceed a device's caches and easily fit into its memory.
   std::size_t larger_than_caches() const;
   base::MemoryPool& host_pool() { return pool_; }
 
   Block allocate(std::size_t bytes);
-  void put(Block& block, std::size_t bytes);  ///< what the host wrote to its first bytes; waits
-  void get(Block& block, std::size_t bytes);  ///< the other way
+  void put(Block& block, std::size_t bytes);  ///< copies the first bytes from the host's copy; waits
+  void get(Block& block, std::size_t bytes);  ///< copies in the other direction
 
-  /// Moves as many bytes as `traffic` loads and stores, within the device's memory, and waits. Not for the host.
+  /// Moves as many bytes within the device's memory as `traffic` loads and stores, and waits. Not for the host.
   void move(const MemoryTraffic& traffic);
 
  private:

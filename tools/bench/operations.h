@@ -1,4 +1,4 @@
-// What `bench` measures: the shape of each operation, and the bytes that each rank must load and store for it.
+// The operations that `bench` measures: their shapes, and the bytes that each rank must load and store.
 #pragma once
 
 #include <cstddef>
@@ -21,38 +21,38 @@ struct BenchOp {
     gather,
     scatter,
     all_to_all,
-    send_recv,  ///< every rank sends to the next one and receives from the one before, in one batch
+    send_recv,  ///< every rank sends to the next and receives from the previous one, in one batch
     barrier,
   };
   Id id = Id::all_reduce;
   std::string_view name;
-  comm::OpKind kind = comm::OpKind::all_reduce;  ///< that the communicator knows
+  comm::OpKind kind = comm::OpKind::all_reduce;  ///< the communicator's name for it
   bool reduces = false;
   bool rooted = false;
-  bool in_place = false;  ///< has a form where in and out share memory
+  bool in_place = false;  ///< has a form in which in and out share memory
 };
 
 std::span<const BenchOp> bench_ops();
 /// Throws InvalidUsage listing the known names.
 const BenchOp& bench_op(std::string_view name);
 
-/// One size of one operation. `bytes` is the total, as nccl-tests counts: the larger of the two buffers. Where the
-/// operation cuts a buffer in parts, `count` is that of one part and what is left over is not sent.
+/// One size of one operation. `bytes` is the total, as nccl-tests counts: the larger of the two buffers. If the
+/// operation divides a buffer into parts, `count` is that of one part, and the remainder is not sent.
 struct BenchShape {
   std::size_t bytes = 0;      ///< the column `size`
-  std::size_t count = 0;      ///< the column `count`: elements, per rank where the operation has a part for each rank
-  std::size_t in_count = 0;   ///< elements of a rank's input, where it has one
-  std::size_t out_count = 0;  ///< elements of a rank's output, where it has one
+  std::size_t count = 0;      ///< the column `count`: elements, per rank if the operation has a part for each rank
+  std::size_t in_count = 0;   ///< elements of a rank's input, if it has one
+  std::size_t out_count = 0;  ///< elements of a rank's output, if it has one
 };
 BenchShape bench_shape(const BenchOp& op, std::uint64_t bytes, base::DType dtype, int ranks);
 
-/// busbw / algbw, by nccl-tests' page on performance: how much of `bytes` must cross the busiest link of an ideal
-/// machine.
+/// busbw / algbw as in nccl-tests' page on performance: the share of `bytes` that must cross the busiest link of an
+/// ideal machine.
 double bus_factor(const BenchOp& op, int ranks);
 
-/// What one rank does in the `direct` algorithm when every buffer can be read in place: it combines `sources` pieces of
-/// `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads and stores
-/// them).
+/// The memory traffic of one rank in the `direct` algorithm if every buffer can be read in place: it combines `sources`
+/// pieces of `combined` bytes into one (loads sources x combined, stores combined), then copies `copied` bytes (loads
+/// and stores them).
 struct MemoryTraffic {
   int sources = 0;
   std::size_t combined = 0;

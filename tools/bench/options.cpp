@@ -1,4 +1,4 @@
-// The options of `tessera bench`, and the plan that they make.
+// The options of `tessera bench`, and the plan made from them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace tessera::tools {
 namespace {
 
-/// Results are told apart by backend and operation.
+/// Backend and operation identify a result, so neither may repeat.
 void refuse_repeats(std::vector<std::string> names, const std::string& what) {
   std::sort(names.begin(), names.end());
   if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())

@@ -10,7 +10,7 @@
 namespace tessera::tools {
 namespace {
 
-/// nccl-tests', as far as its columns go.
+/// The header of nccl-tests, for the columns that it has.
 std::string header(const BenchSpec& plan) {
   const std::string more[3] = {"           out-of-place (us)", "      p50      p99      min      max", ""};
   const std::string overlap[3] = {"       out-of-place", "  overlap", "      (%)"};
@@ -27,7 +27,7 @@ std::string header(const BenchSpec& plan) {
   return text;
 }
 
-/// A time in the seven columns that nccl-tests gives it: fewer decimals for longer ones.
+/// A time in the seven columns of nccl-tests: longer times have fewer decimals.
 std::string time_text(double microseconds) {
   return fmt::format("{:.{}f}", microseconds, microseconds < 9999.995 ? 2 : microseconds < 99999.95 ? 1 : 0);
 }

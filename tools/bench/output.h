@@ -1,4 +1,4 @@
-// What `tessera bench` prints and writes.
+// The output of `tessera bench`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,19 +9,19 @@
 
 namespace tessera::tools {
 
-/// Collects results and renders them: nccl-tests' table, or CSV. Each function returns the text to print now.
+/// Collects results and renders them as nccl-tests' table or CSV. Each function returns the text to print immediately.
 class BenchReport {
  public:
   BenchReport(const BenchSpec& plan, bool csv) : plan_(plan), csv_(csv) {}
 
   std::string begin();
-  /// Of the first backend's run; the others' say the same.
+  /// Printed for the first backend's run only; the others' are the same.
   std::string add(const MemcpySpeed& speed);
   std::string add(const BenchRow& row);
   std::string end();
 
   nlohmann::ordered_json json() const;
-  /// One line that names what was wrong; "" where nothing was.
+  /// One line that names what was wrong; "" if nothing was.
   std::string failure() const;
   /// The results as SVG.
   std::string plot() const;

@@ -8,7 +8,7 @@
 namespace tessera::tools {
 namespace {
 
-/// Eight chains, as many as a core can have under way. Ends with a value that the compiler can't foresee.
+/// Eight chains, as many as a core can have in flight. The result is a value that the compiler can't predict.
 void run_chains(std::int64_t rounds) {
   std::array<double, 8> chains = {1, 2, 3, 4, 5, 6, 7, 8};
   for (std::int64_t i = 0; i < rounds; ++i)
@@ -25,7 +25,7 @@ double overlap_percent(const OverlapTimes& times) {
 
 Computation::Computation() {
   constexpr std::int64_t kRounds = 20'000;
-  constexpr int kAttempts = 20;  // the fastest: the others were interrupted
+  constexpr int kAttempts = 20;  // the fastest counts: the others were interrupted
   double best = 1e9;
   for (int i = 0; i < kAttempts; ++i) {
     const std::int64_t start = base::host_time_ns();

@@ -1,4 +1,5 @@
-// How much of an operation's time computing can hide: `bench --overlap`, by the formula of the OSU micro-benchmarks.
+// The share of an operation's time that computation can hide: `bench --overlap`, by the formula of the OSU
+// micro-benchmarks.
 #pragma once
 
 #include "tools/bench/measure.h"
@@ -8,15 +9,15 @@ namespace tessera::tools {
 /// Medians over iterations of the slowest rank's time, in microseconds.
 struct OverlapTimes {
   double pure = 0;     ///< the operation alone
-  double compute = 0;  ///< as long a computation alone
-  double total = 0;    ///< the operation started, the same computation, the operation awaited
+  double compute = 0;  ///< a computation of the same length alone
+  double total = 0;    ///< start of the operation, the same computation, wait for the operation
 };
 
-/// max(0, 100 (1 - (total - compute) / pure)): 100 where the computation hides the operation, 0 where the two take as
-/// long as one after the other. Noise can lift it above 100.
+/// max(0, 100 (1 - (total - compute) / pure)): 100 if the computation hides the operation, 0 if the two take as long as
+/// one after the other. Noise can raise it above 100.
 double overlap_percent(const OverlapTimes& times);
 
-/// Arithmetic in registers: calls nothing, so it moves no operation on.
+/// Arithmetic in registers without calls, so it advances no operation.
 class Computation {
  public:
   /// Measures this core's speed.
@@ -28,8 +29,8 @@ class Computation {
   double rounds_per_microsecond_ = 0;
 };
 
-/// The three in turn, in every iteration, so that a change of the machine's speed meets all. Collective; `start` begins
-/// the operation, `compute` takes about as long.
+/// Measures the three in turn in every iteration, so that a change of the machine's speed affects all. Collective;
+/// `start` starts the operation, `compute` takes about as long.
 OverlapTimes measure_overlap(comm::HostCollectives& world, const Repeats& repeats,
                              const std::function<comm::Work()>& start, const std::function<void()>& compute);
 

@@ -20,8 +20,8 @@ using report::significant;
 
 constexpr double kPanelWidth = 400;
 constexpr double kPanelHeight = 220;
-constexpr double kLeft = 70;  // of a panel: room for the labels of its y axis
-constexpr double kTop = 100;  // of the first row: room for caption and legend
+constexpr double kLeft = 70;  // left margin of a panel, for the labels of its y axis
+constexpr double kTop = 100;  // top margin of the first row, for caption and legend
 constexpr double kRowHeight = kPanelHeight + 80;
 constexpr double kWidth = 2 * (kLeft + kPanelWidth) + 20;
 
@@ -42,7 +42,7 @@ struct Panel {
   std::vector<Curve> curves;
 };
 
-/// Whole powers of `base` around all values, and how many steps of it there are.
+/// Whole powers of `base` around all values, and the number of steps.
 struct Axis {
   double base = 10;
   int low = 0;
@@ -104,7 +104,7 @@ std::string color(std::size_t index) {
   return "var(--c" + std::to_string(index % static_cast<std::size_t>(report::kColours)) + ")";
 }
 
-/// Backends beyond the palette's colours are told apart by dashes.
+/// Backends beyond the palette's colors are distinguished by dashes.
 std::string dashes(std::size_t index) {
   const std::size_t round = index / static_cast<std::size_t>(report::kColours);
   return round == 0 ? "" : fmt::format(" stroke-dasharray=\"{} 3\"", 3 + 3 * round);

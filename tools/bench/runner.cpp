@@ -42,7 +42,7 @@ MemcpySpeed measure_memcpy(comm::HostCollectives& world, BenchMemory& memory) {
   return {gigabytes_per_second(size, alone), gigabytes_per_second(size * world.size(), together)};
 }
 
-/// One rank's state while it measures.
+/// The state of one rank's measurement.
 class BenchRunner {
  public:
   BenchRunner(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
@@ -82,7 +82,7 @@ class BenchRunner {
     }
   }
 
-  /// Calls once. Nothing: refused, which happens before anything is sent, alike on all ranks.
+  /// Calls once. Nothing: refused, before anything is sent and equally on all ranks.
   std::optional<std::string> algorithm_of(const BenchCall& call) {
     try {
       call.start(world_).wait();
@@ -133,7 +133,7 @@ class BenchRunner {
     return std::min(plain, with(Stores::non_temporal));
   }
 
-  /// Once more, with fresh inputs and poisoned outputs.
+  /// Calls once more, with fresh inputs and poisoned outputs.
   std::uint64_t check(const BenchOp& op, const BenchShape& shape, BenchBuffers& buffers, bool in_place) {
     const BenchData data = data_of(op);
     buffers.fill(shape, in_place);

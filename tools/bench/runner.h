@@ -1,4 +1,4 @@
-// One rank's part of `tessera bench`: makes the buffers, times the calls, checks what came.
+// One rank's part of `tessera bench`: allocates the buffers, times the calls, checks the results.
 #pragma once
 
 #include <cstdint>
@@ -25,20 +25,20 @@ struct BenchSpec {
   comm::ReduceOp::Kind redop = comm::ReduceOp::Kind::sum;
   int root = 0;
   bool check = false;
-  std::string device = "cpu";       ///< whose memory; as --device
+  std::string device = "cpu";       ///< memory of this device; as --device
   bool communicator_memory = true;  ///< from Communicator::allocate; else the C library's, or the device's
   std::optional<int> iterations;    ///< per size; not set: default_iterations()
   int warmup = 5;
-  bool cold = false;     ///< each timed call finds its buffers out of the caches
-  bool overlap = false;  ///< also measure how much of a call computing hides
-  /// A size that the chosen algorithm refuses is left out instead of an error: tuning tries them all.
+  bool cold = false;     ///< each timed call starts with its buffers evicted from the caches
+  bool overlap = false;  ///< also measure the share of a call that computation hides
+  /// Skips a size that the chosen algorithm refuses instead of failing: tuning tries all sizes.
   bool leave_out_refused = false;
 
   /// min_bytes, times factor, up to max_bytes; {0} for an operation without data.
   std::vector<std::uint64_t> sizes(const BenchOp& op) const;
 };
 
-/// Many for small messages, so that p99 means something; few for large ones, which take their time.
+/// Many for small messages, so that p99 is meaningful; few for large ones, which take long.
 int default_iterations(std::uint64_t bytes);
 
 /// Microseconds. A sample is one iteration's time on its slowest rank.
@@ -48,7 +48,7 @@ struct BenchTimes {
   double min = 0;
   double max = 0;
 };
-/// Sorts. p99 is the smallest sample that 99% of them do not exceed. Throws InvalidUsage where there are none.
+/// Sorts. p99 is the smallest sample that 99% of the samples do not exceed. Throws InvalidUsage if there are none.
 BenchTimes bench_times(std::vector<double> samples);
 
 /// One element of "results" in the JSON that --json writes.
@@ -82,16 +82,15 @@ struct MemcpySpeed {
 };
 
 struct BenchCallbacks {
-  /// What Capabilities::algorithms has; rank 0 only; first.
+  /// The names of Capabilities::algorithms; rank 0 only; called first.
   std::function<void(const std::vector<std::string>&)> on_algorithms = {};
   std::function<void(const MemcpySpeed&)> on_memcpy = {};  ///< rank 0 only
   std::function<void(const BenchRow&)> on_row = {};        ///< rank 0 only
-  /// Gets each checked output before it is compared: tests break it here, to see that the check finds it.
+  /// Called with each checked output before it is compared: tests corrupt it to prove that the check detects it.
   std::function<void(comm::View out)> before_check = {};
 };
 
-/// Collective: every rank calls it with the same plan, of which `backends` is not looked at. `device`: whose memory is
-/// moved.
+/// Collective: every rank calls it with the same plan, whose `backends` is ignored. `device`: its memory is moved.
 void run_bench(const BenchSpec& plan, comm::Communicator& world, base::DeviceRuntime& device,
                const BenchCallbacks& callbacks);
 

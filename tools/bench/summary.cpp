@@ -9,7 +9,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr int kEnoughPoints = 6;
-constexpr double kEnoughSpan = 1000;  // less tells one of the two coefficients badly
+constexpr double kEnoughSpan = 1000;  // a smaller span determines one of the coefficients badly
 
 std::optional<AlphaBetaFit> fit_of(std::span<const BenchResult> results, const BenchResult& like) {
   std::vector<FitPoint> points;

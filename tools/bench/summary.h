@@ -1,4 +1,4 @@
-// What the single results add up to: a fit for each backend and operation, and the backends side by side.
+// Summaries of the results: a fit for each backend and operation, and the backends side by side.
 #pragma once
 
 #include <span>
@@ -16,14 +16,14 @@ struct BackendFit {
   AlphaBetaFit fit;
 };
 
-/// Over the medians out of place, in the order of the results; without those that have too few sizes.
+/// Fits over the medians out of place, in the order of the results; without backends and operations with too few sizes.
 std::vector<BackendFit> fits_of(std::span<const BenchResult> results);
 nlohmann::ordered_json to_json(const BackendFit& fit);
 
-/// The fit of one backend and operation in a line: "1.23 us + size / 4.56 GB/s, ...". `results` are theirs alone.
+/// The fit of one backend and operation in a line: "1.23 us + size / 4.56 GB/s, ...". `results` contains only theirs.
 std::string fit_line(std::span<const BenchResult> results);
 
-/// Operation, size, and the median of each backend out of place, the best marked. A table whose lines begin with #.
+/// Operation, size, and each backend's median out of place, with the best marked. A table whose lines start with #.
 std::string side_by_side(std::span<const BenchResult> results);
 
 }  // namespace tessera::tools

@@ -33,7 +33,7 @@ const double* time_at(const AlgorithmTimes& times, std::uint64_t bytes) {
   return found == times.us.end() ? nullptr : &found->second;
 }
 
-/// Who follows `champion` (null: nobody yet) at sizes[i].
+/// The algorithm after `champion` (null: none yet) at sizes[i].
 const AlgorithmTimes* successor(std::span<const AlgorithmTimes> times, const std::vector<std::uint64_t>& sizes,
                                 std::size_t i, const AlgorithmTimes* champion) {
   const double* to_beat = champion == nullptr ? nullptr : time_at(*champion, sizes[i]);
@@ -42,7 +42,7 @@ const AlgorithmTimes* successor(std::span<const AlgorithmTimes> times, const std
   for (const AlgorithmTimes& one : times) {
     const double* us = time_at(one, sizes[i]);
     if (us == nullptr || &one == champion || *us >= best_us) continue;
-    if (to_beat != nullptr && i + 1 < sizes.size()) {  // one lucky measurement is no range
+    if (to_beat != nullptr && i + 1 < sizes.size()) {  // a single fast measurement is no range
       const double* next = time_at(one, sizes[i + 1]);
       const double* next_to_beat = time_at(*champion, sizes[i + 1]);
       if (next != nullptr && next_to_beat != nullptr && *next >= *next_to_beat) continue;
@@ -66,7 +66,7 @@ std::vector<AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times)
     const AlgorithmTimes* next = successor(times, sizes, i, champion);
     if (next == champion && !ranges.empty()) continue;
     std::uint64_t from = 0;
-    if (!ranges.empty()) {  // nobody is asked for sizes between one that he took and one that he refused
+    if (!ranges.empty()) {  // no algorithm is used between a size it accepted and one it refused
       ranges.back().to = time_at(*champion, sizes[i]) != nullptr ? sizes[i] : sizes[i - 1] + 1;
       from = time_at(*next, sizes[i - 1]) != nullptr ? ranges.back().to : sizes[i];
     }

@@ -1,4 +1,4 @@
-// Which algorithm is best for which sizes, from measured times: `bench --tune`.
+// Selects the fastest algorithm by size from measured times: `bench --tune`.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tessera::tools {
 
 struct AlgorithmTimes {
   std::string name;
-  std::map<std::uint64_t, double> us;  ///< by bytes; a size is missing where the algorithm refused it
+  std::map<std::uint64_t, double> us;  ///< by bytes; sizes that the algorithm refused are missing
 };
 
 /// from <= bytes < to
@@ -25,20 +25,20 @@ struct AlgorithmRange {
   bool operator==(const AlgorithmRange&) const = default;
 };
 
-/// A challenger must be this much faster than the algorithm of the next smaller size, and still be faster at the next
-/// larger one: noise doesn't make a range.
+/// An algorithm must be this much faster than that of the next smaller size, and still faster at the next larger size:
+/// noise makes no range.
 inline constexpr double kChallengerWins = 0.95;
 
-/// The ranges of one operation, from 0 on. The first of `times` is the first champion. The last range has no end where
-/// sizes up to kEndless were measured: algorithms for small messages have refused by then; else it ends there, and the
-/// backend chooses beyond.
+/// Returns the ranges of one operation, from 0. The first of `times` is the initial choice. The last range is endless
+/// if sizes up to kEndless were measured, since algorithms for small messages have refused by then; else it ends there,
+/// and the backend chooses beyond.
 inline constexpr std::uint64_t kEndless = 1 << 20;
 std::vector<AlgorithmRange> choose_ranges(std::span<const AlgorithmTimes> times);
 
 /// "all_reduce=direct:0-64K;ring:64K-max", as TESSERA_ALGO has it.
 std::string algorithms_text(std::string_view operation, std::span<const AlgorithmRange> ranges);
 
-/// Collects the runs of a backend: the first with its own choice, then one for each round of algorithms.
+/// Collects the runs of a backend: first with its own choice, then one for each round of algorithms.
 class AlgorithmTuner {
  public:
   explicit AlgorithmTuner(const BenchSpec& plan) : plan_(plan) {}
@@ -47,13 +47,13 @@ class AlgorithmTuner {
   void set_known(const std::vector<std::string>& known) { known_ = known; }
   /// TESSERA_ALGO's text for round 0, 1, ...: the next algorithm of every operation that has one; "" after the last.
   std::string round(std::size_t number) const;
-  /// A result of the run without a choice, and of one with.
+  /// A result of the run without an algorithm, and of a run with one.
   void add_default(const BenchResult& result);
   void add(const BenchResult& result);
 
-  /// Times by algorithm, and what the table takes.
+  /// Times by algorithm, and the selected ranges.
   std::string table() const;
-  /// The file's content. `setting` says how it was measured.
+  /// The file's content. `setting` describes the measurement.
   std::string file(const std::string& setting) const;
   /// By operation: "direct:0-64K;ring:64K-max".
   nlohmann::ordered_json json() const;

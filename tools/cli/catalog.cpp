@@ -29,7 +29,7 @@ ModelEntry model_entry(const std::string& name) {
 
 std::vector<base::EnvVariable> all_variables() {
   std::vector<base::EnvVariable> all;
-  append(all, comm::variables());  // a further owner is a further line
+  append(all, comm::variables());  // one line for each owner of variables
   append(all, tool_variables());
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return all;

@@ -1,4 +1,4 @@
-// What this program has: the lists behind `tessera info`.
+// The parts of this program that `tessera info` lists.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace tessera::tools {
 struct BackendEntry {
   std::string name;
   bool available = false;
-  std::string reason;  ///< why it isn't, or what it found
+  std::string reason;  ///< why it is unavailable, or what was detected
   std::vector<std::string> devices;
 };
 
@@ -29,13 +29,13 @@ struct Catalog {
   std::vector<std::string> strategies;
   std::vector<std::string> collectives;
   std::vector<ModelEntry> models;
-  std::vector<comm::ModuleVariable> variables;  ///< those of modules too
+  std::vector<comm::ModuleVariable> variables;  ///< including those of modules
 };
 
-/// What the program's own parts declare, sorted by name. Modules have more: those are in the catalog.
+/// Variables that the program itself declares, sorted by name. The catalog also has those of modules.
 std::vector<base::EnvVariable> all_variables();
 
-/// Asks each library for what it offers.
+/// Asks each library for its entries.
 Catalog catalog();
 
 }  // namespace tessera::tools

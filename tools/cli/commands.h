@@ -1,4 +1,4 @@
-// The subcommands: one file each. A subcommand adds its options to the parser and says what to run when it was chosen.
+// The subcommands: one file each. A subcommand adds its options to the parser and sets the function to run.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,8 +11,8 @@ namespace tessera::tools {
 struct CommandLine {
   CLI::App& app;
   std::vector<std::string> arguments;  ///< of the program, without its name: for ranks that re-run it
-  std::vector<std::string> program;    ///< what followed `--` of `run`
-  std::function<int()> chosen;         ///< set by the callback of the subcommand that was named; returns the exit code
+  std::vector<std::string> program;    ///< arguments after `--` of `run`
+  std::function<int()> chosen;         ///< set by the callback of the parsed subcommand; returns the exit code
 };
 
 void add_bench(CommandLine& commands);

@@ -1,4 +1,4 @@
-// The text that training reads where nothing else is asked for.
+// The default training text.
 #pragma once
 
 #include <string>
@@ -6,8 +6,7 @@
 namespace tessera::tools {
 
 /// The corpus that scripts/setup unpacked: beside the build (`<folder of the program>/../corpus/gcide.txt`), else
-/// installed
-/// (`/usr/share/tessera/corpus/gcide.txt`). Throws InvalidUsage that says how to get it.
+/// installed (`/usr/share/tessera/corpus/gcide.txt`). Throws InvalidUsage that explains how to get it.
 std::string default_corpus();
 
 }  // namespace tessera::tools

@@ -1,4 +1,4 @@
-// --device: where a rank computes.
+// --device: the device on which a rank computes.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,10 +11,10 @@ namespace tessera::tools {
 /// Adds --device to a subcommand; `name` holds the default.
 void add_device_option(CLI::App& command, std::string& name);
 
-/// Throws InvalidUsage, saying why, where the device can't be used here.
+/// Throws InvalidUsage with the reason if the device can't be used on this host.
 void check_device(const std::string& name);
 
-/// The device of this rank: "cuda" without a number is shared out over the ranks of the host.
+/// The device of this rank: "cuda" without a number is distributed over the ranks of the host.
 base::Device device_of_rank(const std::string& name);
 
 }  // namespace tessera::tools

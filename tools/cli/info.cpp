@@ -1,4 +1,4 @@
-// tessera info: what this program has.
+// tessera info: shows what this program has.
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -32,7 +32,7 @@ struct InfoOptions {
 std::string shown_value(const comm::ModuleVariable& variable) {
   const auto value = base::read_env({variable.name, variable.default_value, variable.help});
   if (!value) return "";
-  return variable.name == "TESSERA_TOKEN" ? "(set)" : *value;  // a secret stays one
+  return variable.name == "TESSERA_TOKEN" ? "(set)" : *value;  // a secret is not shown
 }
 
 nlohmann::json to_json(const Catalog& all) {
@@ -107,7 +107,7 @@ void print_all(const Catalog& all) {
 
 double mb(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
-/// What a wrapping makes of a model: what is gathered together, and what for nothing.
+/// Prints the units of a wrapping: what is gathered together, and what needlessly.
 void print_units(const InfoOptions& options) {
   nn::Context context;
   const auto model = nn::make_model(context, nn::find_config(options.model));

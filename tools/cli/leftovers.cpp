@@ -38,7 +38,7 @@ std::set<std::string> segments() {
   return found;
 }
 
-/// Gone, or ended and not yet waited for: it uses nothing any more.
+/// True if the process is gone, or has ended and is not reaped: it uses nothing any more.
 bool has_ended(const fs::path& process) {
   std::ifstream file(process / "stat");
   std::string line;
@@ -47,8 +47,8 @@ bool has_ended(const fs::path& process) {
   return state < line.size() && line[state] == 'Z';
 }
 
-/// Takes out of `unused` what this process has open or mapped: descriptors first, since what is closed between the two
-/// is mapped by then. False: it can't be looked at, though it lives.
+/// Removes from `unused` what this process has open or mapped. Reads descriptors first: a file that is closed in
+/// between is mapped by then. False: the process is alive but can't be inspected.
 bool take_out_used(const fs::path& process, std::set<std::string>& unused) {
   std::error_code error;
   for (auto file = fs::directory_iterator(process / "fd", error); !error && file != fs::directory_iterator();
@@ -63,7 +63,7 @@ bool take_out_used(const fs::path& process, std::set<std::string>& unused) {
   return maps.eof() || has_ended(process);
 }
 
-/// From the first namespace of pids all processes are seen.
+/// All processes are visible from the initial pid namespace.
 bool sees_all_processes() {
   struct stat status = {};
   constexpr ino_t kFirst = 0xEFFFFFFC;  // the kernel's PROC_PID_INIT_INO
@@ -75,7 +75,7 @@ void remove_segments() {
   std::set<std::string> unused = segments();
   if (unused.empty()) return;
   for (const auto& process : fs::directory_iterator("/proc")) {
-    if (std::atoi(process.path().filename().c_str()) <= 1) continue;  // init is no rank, and may not be looked at
+    if (std::atoi(process.path().filename().c_str()) <= 1) continue;  // init is not a rank and may not be inspectable
     struct stat status = {};
     if (::stat(process.path().c_str(), &status) != 0 || status.st_uid != ::geteuid()) continue;
     if (!take_out_used(process.path(), unused)) return;
@@ -89,7 +89,7 @@ void remove_leftovers() noexcept {
   comm::remove_dead_job_files();
   try {
     remove_segments();
-  } catch (const std::exception&) {  // they stay until the next start
+  } catch (const std::exception&) {  // they remain until the next start
   }
 }
 

@@ -1,4 +1,4 @@
-// The machine that measurements were taken on.
+// Describes the machine of a measurement.
 #pragma once
 
 #include <string>

@@ -15,8 +15,8 @@ void Outlet::write(std::string_view text) {
   flush();
 }
 
-/// The stream stays as blocking as it is, since others share it. A pipe that says it can be written takes PIPE_BUF
-/// bytes.
+/// The stream keeps its blocking mode, because other processes share it. A pipe that is ready for writing accepts
+/// PIPE_BUF bytes.
 void Outlet::flush() {
   while (!empty()) {
     pollfd entry{stream_, POLLOUT, 0};

@@ -1,4 +1,4 @@
-// Writes to one of our own streams without ever waiting for its reader: what it doesn't take yet is kept.
+// Writes to a standard stream without waiting for its reader: unwritten output is kept.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@ namespace tessera::tools {
 class Outlet {
  public:
   explicit Outlet(int stream) : stream_(stream) {}
-  /// Appends, and writes what the stream takes now.
+  /// Appends, and writes what the stream accepts now.
   void write(std::string_view text);
-  /// To be polled for POLLOUT; -1: nothing is left to write.
+  /// Descriptor to poll for POLLOUT; -1: nothing is left to write.
   int waiting() const { return empty() ? -1 : stream_; }
-  /// Writes what the stream takes now.
+  /// Writes what the stream accepts now.
   void flush();
   bool empty() const { return kept_.size() == written_; }
-  /// So much is kept that no more should be asked for.
+  /// True if so much is kept that no more should be appended.
   bool full() const { return kept_.size() - written_ > kMost; }
-  /// errno of the write that failed, after which nothing is written any more; 0: none.
+  /// errno of a failed write, after which nothing more is written; 0: none.
   int error() const { return error_; }
 
  private:

@@ -1,4 +1,4 @@
-// Files that a command writes: checked before the work begins, replaced whole when it is done.
+// Output files of a command: checked before the work starts, replaced as a whole when it is done.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,27 +9,26 @@
 
 namespace tessera::tools {
 
-/// Throws InvalidUsage where `path` can't be written: better before an hour of training than after. "" is no file.
+/// Throws InvalidUsage if `path` can't be written, so that the error comes before an hour of training. "" is no file.
 void check_writable(std::string_view option, const std::string& path);
 
-/// Replaces the file at once (written beside it, then renamed); pipes and devices are written as they are. Throws
+/// Replaces the file atomically (writes a file beside it, then renames); writes pipes and devices directly. Throws
 /// SystemError.
 void write_file(const std::string& path, std::string_view content);
 
-/// Throws InvalidUsage where the output file `path` is one of the `inputs`, which it would replace.
+/// Throws InvalidUsage if the output file `path` is one of the `inputs`, which it would replace.
 void refuse_to_replace(std::string_view option, const std::string& path, const std::vector<std::string>& inputs);
 
-/// `json` as text, on one line where `indent` is negative. Bytes that are not UTF-8, as in a file's name, become
-/// U+FFFD.
+/// `json` as text, on one line if `indent` is negative. Bytes that are not UTF-8, as in a file's name, become U+FFFD.
 std::string json_text(const nlohmann::ordered_json& json, int indent = -1);
 
-/// What was checked is wrong: exit code 1.
+/// A check failed: exit code 1.
 class CheckFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// 1234567 -> "1.23 MB" (MB = 1e6), at most five characters of number.
+/// 1234567 -> "1.23 MB" (MB = 1e6), at most five characters for the number.
 std::string human_bytes(double bytes);
 
 }  // namespace tessera::tools

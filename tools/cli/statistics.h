@@ -4,11 +4,11 @@
 
 namespace tessera::tools {
 
-/// The one in the middle, or the mean of the two that are; 0 of none.
+/// The middle value, or the mean of the two middle ones; 0 if empty.
 double median(std::vector<double> values);
-/// That which `part` (0 to 1) of them are below; the nearest there is, 0 of none.
+/// The value that the fraction `part` (0 to 1) of the values lies below, or the nearest value; 0 if empty.
 double percentile(std::vector<double> values, double part);
-/// Whether both hold the same numbers, bit for bit. One NaN equals any other: JSON has no words for their bits.
+/// Whether both contain the same numbers, bit for bit. All NaNs are equal: JSON can't represent their bits.
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b);
 
 }  // namespace tessera::tools

@@ -1,5 +1,5 @@
-// tessera checkpoint: what is in a checkpoint, whether it is whole, and a Hugging Face folder of it. No ranks are
-// needed.
+// tessera checkpoint: shows the content of a checkpoint, checks that it is complete, and converts it to a Hugging Face
+// folder. Needs no ranks.
 #include "tessera/fsdp/checkpoint.h"
 
 #include <fmt/format.h>
@@ -84,7 +84,7 @@ int verify(const CheckpointCommand& options) {
   return 0;
 }
 
-/// Whole; nothing where everything was trained.
+/// The complete adapters; nothing if all parameters were trained.
 std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn::ModelConfig& model) {
   const std::optional<nn::LoraOptions> lora = lora_in(checkpoint.folder());
   if (!lora) return std::nullopt;
@@ -99,7 +99,7 @@ std::optional<nn::LoraMerger> adapters_in(fsdp::Checkpoint& checkpoint, const nn
   return merge;
 }
 
-/// One piece of a tensor at a time is in memory; adapters are merged.
+/// Holds one piece of a tensor at a time in memory and merges adapters.
 int export_folder(const CheckpointCommand& options) {
   constexpr std::int64_t kAtOnce = std::int64_t{4} << 20;  // elements
   fsdp::Checkpoint checkpoint(options.folder);
@@ -114,7 +114,7 @@ int export_folder(const CheckpointCommand& options) {
     const auto found =
         std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == tensor.name; });
     if (found == tensors.end()) throw base::InvalidUsage(options.folder + ": '" + tensor.name + "' is not the model's");
-    const bool encoded = quantized && found->shape != tensor.shape;  // read whole: any part needs what stands before
+    const bool encoded = quantized && found->shape != tensor.shape;  // read whole: any part depends on what precedes it
     if (encoded) {
       numbers.resize(static_cast<std::size_t>(elements_of(tensor.shape)));
       checkpoint.read(tensor.name, fsdp::Checkpoint::kValue, {0, elements_of(tensor.shape)}, numbers.data());

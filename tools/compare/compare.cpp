@@ -1,4 +1,4 @@
-// tessera compare: the same training under several strategies, each in fresh processes, side by side.
+// tessera compare: the same training with several strategies, each in fresh processes, side by side.
 #include "tools/compare/compare.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/device.h"
@@ -24,16 +24,16 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Every strategy's runs use the same algorithm, so that bytes can be held against the formulas.
+/// Every strategy's runs use the same algorithm, so that bytes can be compared with the formulas.
 constexpr const char* kPinnedAlgorithm = "all_reduce=direct,all_gather=direct,reduce_scatter=direct";
 
 struct CompareOptions : TrainOptions {
-  std::vector<std::string> wraps;  ///< empty: --wrap's alone
+  std::vector<std::string> wraps;  ///< empty: only --wrap
   std::string only;                ///< set in the ranks: the strategy that this process runs
-  std::string only_wrap;           ///< ... and its wrapping, of several
+  std::string only_wrap;           ///< ... and its wrapping, if there are several
 };
 
-/// Strategies to run. Under the default list one that can't run here is left out, with a line that says so.
+/// Strategies to run. From the default list, one that can't run here is skipped with a message.
 std::vector<std::string> strategies_of(const CompareOptions& options, const TrainPlan& plan, bool say) {
   std::vector<std::string> chosen;
   if (!options.strategies.empty()) {
@@ -63,7 +63,7 @@ std::string events_to_text(const std::vector<base::TraceEvent>& events) {
   return text.str();
 }
 
-/// The progress line: on a terminal only, and never in what is piped.
+/// The progress line: only on a terminal, never in piped output.
 class ProgressLine {
  public:
   ProgressLine() : on_(::isatty(STDERR_FILENO) != 0) {}
@@ -84,10 +84,10 @@ class ProgressLine {
 struct CompareRun {
   RunResult result;
   std::string trace;
-  std::string backend;  ///< the one that carried it
+  std::string backend;  ///< the one that was used
 };
 
-/// As one of the ranks. Under another's launcher the same processes run all strategies, each in a world of its own:
+/// Runs as one of the ranks. Under another launcher the same processes run all strategies, each in a world of its own:
 /// `generation` counts them.
 CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int generation,
                     const std::function<void(const StepReport&)>& on_step) {
@@ -105,7 +105,7 @@ CompareRun run_here(const TrainPlan& plan, const std::string& strategy, int gene
           std::string(world->backend())};
 }
 
-/// What a rank of ours tells the process that started it: a line of JSON per step, and one with the result.
+/// Runs as a rank that this tool started; prints a line of JSON per step for its parent, and one with the result.
 int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
   const auto tell = [](const ordered_json& line) {
     fmt::print("{}\n", json_text(line));
@@ -120,7 +120,7 @@ int run_as_child(const TrainPlan& plan, const CompareOptions& options) {
   return 0;
 }
 
-/// Starts fresh ranks for one strategy. Returns the exit code; 0 fills `run`.
+/// Starts fresh ranks for one strategy. Returns the exit code; on 0 it has filled `run`.
 int run_in_processes(const CommandLine& commands, const CompareOptions& options, const TrainPlan& plan,
                      const std::string& strategy, CompareRun& run) {
   std::vector<std::string> arguments = commands.arguments;
@@ -129,7 +129,7 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
   LaunchSpec launch_plan = training_launch_spec(plan, std::move(arguments));
   ProgressLine progress;
   launch_plan.on_output = [&](int, std::string_view line) {
-    if (!line.starts_with('{')) {  // not ours: what a vendor's library says
+    if (!line.starts_with('{')) {  // the output of a vendor's library
       std::cerr << line << '\n';
       return;
     }
@@ -147,14 +147,14 @@ int run_in_processes(const CommandLine& commands, const CompareOptions& options,
   return launch(launch_plan);
 }
 
-/// Without what a file's name can't have.
+/// Replaces characters that a file name can't have.
 std::string trace_name(const RunResult& run) {
   std::string name = run.strategy;
   for (const char c : run.wrap.empty() ? "" : "." + run.wrap) name += c == '/' || c == ';' ? '_' : c;
   return name;
 }
 
-/// Why runs over two mesh axes differ from the others where gradients are reduced in 16 bits; else "".
+/// Why runs over two mesh axes differ from the others if gradients are reduced in 16 bits; else "".
 std::string rounding_note(const TrainPlan& plan, const Comparison& comparison) {
   if (plan.precision.reduce == base::DType::f32) return "";
   const auto two_axes = [](const RunResult& run) { return run.mesh[0] > 1 && run.mesh[1] > 1; };
@@ -179,7 +179,7 @@ void write_outputs(const CompareOptions& options, const TrainPlan& plan, const C
     write_file(options.trace + "." + trace_name(comparison.runs[i]) + ".json", traces[i]);
 }
 
-/// One for each wrapping.
+/// One plan for each wrapping.
 std::vector<TrainPlan> plans_of(const CompareOptions& options, int ranks) {
   std::vector<std::string> wraps = options.wraps;
   if (!options.only_wrap.empty()) wraps = {options.only_wrap};

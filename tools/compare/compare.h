@@ -1,4 +1,4 @@
-// What a comparison found, for the table, the JSON and the report.
+// The results of a comparison, for the table, the JSON and the report.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// One run as compare.json describes it. The names are fixed: programs outside this repository read them.
+// One run as in compare.json. The names are fixed: programs outside this repository read them.
 #pragma once
 
 #include <array>
@@ -40,31 +40,31 @@ struct RunResult {
     std::uint64_t optimizer = 0;
   };
   std::string strategy;
-  std::string wrap;  ///< where several are compared
+  std::string wrap;  ///< if several wrappings are compared
   std::array<int, 2> mesh = {1, 1};
   std::vector<Unit> units;
   std::vector<double> losses;
   std::string final_parameters_hash;
   std::optional<Evaluation> evaluation;        ///< of the final parameters, if --eval was given
-  std::optional<std::uint64_t> skipped_steps;  ///< of f16: whose gradients overflowed
+  std::optional<std::uint64_t> skipped_steps;  ///< of f16: steps whose gradients overflowed
   double step_ms_median = 0;
   double step_ms_p95 = 0;
   double tokens_per_second = 0;
   double exposed_communication_ms = 0;
   std::uint64_t copied_bytes_per_step = 0;
   PerCollective calls_per_step, wire_bytes_per_step, formula_bytes_per_step;
-  PerCollective plain_bytes_per_step;  ///< the formula, were all collectives carried by `plain`
+  PerCollective plain_bytes_per_step;  ///< the formula if `plain` ran all collectives
   ModelState model_state_bytes;
   base::MemoryTracker::Snapshot peak_bytes;
 };
 
-/// A number of a JSON file, where null stands for one that isn't finite.
+/// A number of a JSON file, in which null stands for a number that isn't finite.
 template <class Json>
 double number_or_nan(const Json& value) {
   return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.template get<double>();
 }
 
-/// The strategy, with the wrapping where several are compared.
+/// The strategy, with the wrapping if several are compared.
 std::string name_of(const RunResult& result);
 
 nlohmann::ordered_json to_json(const RunResult& result);

@@ -47,7 +47,7 @@ Launcher::Launcher(const LaunchSpec& plan)
       errors_(STDERR_FILENO),
       ranks_(plan.prefix.empty() ? static_cast<std::size_t>(plan.ranks) : 1) {
   if (by_prefix()) watch_.emplace(plan.ranks, plan.own_program);
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a dead rank leaves behind becomes our child, see sweep()
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes left by a dead rank become children of the launcher, see sweep()
 }
 
 Launcher::~Launcher() {
@@ -82,8 +82,8 @@ std::vector<std::string> Launcher::command() const {
   return all;
 }
 
-/// Under a prefix the ranks learn their place from it, and nothing that is set here may say otherwise. The run id is
-/// how the guardian knows them.
+/// Under a prefix, the prefix program sets the ranks' numbers, so no variable set here may contradict it. The reaper
+/// finds the ranks by the run id.
 std::vector<std::pair<std::string, std::string>> Launcher::variables(int rank, const std::string& token) const {
   std::vector<std::pair<std::string, std::string>> all = plan_.environment;
   const auto place = [&](const std::string& text) { return by_prefix() ? "" : text; };
@@ -107,7 +107,7 @@ void Launcher::start(int child, const std::string& token) {
                         .on_output = plan_.on_output,
                         .output = &output_,
                         .errors = &errors_};
-  output.capture = plan_.tag || plan_.on_output || plan_.log_dir;  // else a terminal stays a terminal for the rank
+  output.capture = plan_.tag || plan_.on_output || plan_.log_dir;  // else a rank's terminal stays a terminal
   if (plan_.log_dir)
     output.log_file = *plan_.log_dir / (by_prefix() ? "ranks.log" : "rank-" + std::to_string(child) + ".log");
   rank.output.emplace(std::move(output));
@@ -135,7 +135,7 @@ void Launcher::pump(std::chrono::milliseconds longest) {
   ::poll(waiting.data(), waiting.size(), static_cast<int>(longest.count()));
   output_.flush();
   errors_.flush();
-  if (watch_) watch_->take();  // before what a rank may say of it
+  if (watch_) watch_->take();  // before output that refers to it
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (waiting[others + 2 * i].revents != 0) ranks_[i].output->read_output();
     if (waiting[others + 1 + 2 * i].revents != 0) ranks_[i].output->read_errors();
@@ -148,7 +148,8 @@ void Launcher::pump(std::chrono::milliseconds longest) {
   if (const int signal = signals_.take(); signal != 0) on_interrupt(signal);
 }
 
-/// Once all writers are gone; the deadline is for one that escaped. Whoever reads our own output may take its time.
+/// Reads until all writers have closed; the deadline is for a process that escaped. Readers of this process's output
+/// may take their time.
 void Launcher::read_rest() {
   const auto all_read = [&] {
     return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.output->ended(); });
@@ -161,7 +162,7 @@ void Launcher::read_rest() {
   }
 }
 
-/// False: a reader has not taken all of it within `patience` after the run failed, or was asked to end.
+/// False: a reader has not consumed all output within `patience` after the run failed or was interrupted.
 bool Launcher::write_rest(std::chrono::milliseconds patience) {
   auto deadline = Clock::now() + patience;
   while (!output_.empty() || !errors_.empty()) {
@@ -173,8 +174,8 @@ bool Launcher::write_rest(std::chrono::milliseconds patience) {
   return true;
 }
 
-/// Collects ranks that ended. Of those seen in one go, one killed by a signal is the cause rather than one that ended
-/// by itself, and what another rank's failure made of a rank is a cause only where nothing better comes.
+/// Reaps ranks that ended. Among those reaped together, a rank killed by a signal is the cause rather than one that
+/// exited; a rank that failed because of another rank is the cause only if there is no better one.
 void Launcher::reap() {
   const auto weight = [](const Rank& rank) {
     if (WIFSIGNALED(rank.status)) return 2;
@@ -196,7 +197,7 @@ void Launcher::reap() {
   begin_grace();
 }
 
-/// The others get time to notice by themselves, once.
+/// Starts the grace period, once: the others can detect the failure themselves.
 void Launcher::begin_grace() {
   if (stage_ != Stage::running) return;
   stage_ = Stage::grace;
@@ -213,7 +214,7 @@ void Launcher::signal_running(int signal) {
 }
 
 void Launcher::on_interrupt(int signal) {
-  if (interrupted_by_ != 0) {  // asked twice: at once
+  if (interrupted_by_ != 0) {  // second signal: kills at once
     stage_ = Stage::killing;
     return signal_running(SIGKILL);
   }
@@ -235,7 +236,7 @@ void Launcher::escalate() {
   }
 }
 
-/// Ends what the ranks started and left running. As a subreaper we are their parent now.
+/// Kills processes that the ranks started and left running. They are children of this process, which is a subreaper.
 void Launcher::sweep() {
   const std::string path = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
   for (int round = 0; round < 100; ++round) {
@@ -252,7 +253,7 @@ void Launcher::sweep() {
 }
 
 int Launcher::run() {
-  remove_leftovers();  // of runs whose launcher died, too
+  remove_leftovers();  // also of runs whose launcher died
   const std::string token = random_hex(32);
   for (std::size_t child = 0; child < ranks_.size(); ++child) start(static_cast<int>(child), token);
   while (any_running()) {
@@ -260,7 +261,7 @@ int Launcher::run() {
     reap();
     if (stage_ != Stage::running) escalate();
   }
-  sweep();  // before the pipes are read to their end: what was left running holds them open
+  sweep();  // before the pipes are drained: processes left running hold them open
   if (stage_ != Stage::running) remove_leftovers();
   read_rest();
   return report();

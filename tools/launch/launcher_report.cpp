@@ -1,4 +1,4 @@
-// How a run has ended: whose fault it was, in the last line.
+// The outcome of a run: the last line names the cause.
 #include <sys/wait.h>
 
 #include <cstdio>
@@ -27,7 +27,7 @@ std::string Launcher::cause_text(Rank& rank, int number) {
   return rank.output->last_error_line().empty() ? text : text + ": " + rank.output->last_error_line();
 }
 
-/// The program that starts the ranks knows little of them; what they report, and what they say, goes first.
+/// The program that starts the ranks knows little of them, so the ranks' reports and output have priority.
 Launcher::Verdict Launcher::verdict_under_prefix() {
   Rank& starter = ranks_.front();
   const bool starter_failed = first_failed_ >= 0;
@@ -36,7 +36,8 @@ Launcher::Verdict Launcher::verdict_under_prefix() {
   auto lost = watch_->lost();
   if (lost)
     if (const auto named = watch_->named_in(starter.output->others())) lost = named;
-  // Whether we see a foreign program's exit code before its starter takes it is chance; the starter's own words aren't.
+  // Whether this process sees a foreign program's exit code before its starter reaps it is chance; the starter's own
+  // message is not.
   const bool killed = lost && lost->status && WIFSIGNALED(*lost->status);
   const bool starter_explains =
       !plan_.own_program && !killed && starter_failed && !starter.output->last_error_line().empty();
@@ -73,7 +74,7 @@ Launcher::Verdict Launcher::verdict() {
   return {WIFEXITED(first.status) && WEXITSTATUS(first.status) == 2 ? 2 : 1, cause_text(first, first_failed_)};
 }
 
-/// Prints the errors that were held, and the first cause after them.
+/// Prints the held errors, then the first cause.
 int Launcher::report() {
   std::fflush(stdout);
   const bool all_written = write_rest(kForOutput);
@@ -81,13 +82,13 @@ int Launcher::report() {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     RankOutput& output = *ranks_[i].output;
     const std::string others = output.take_others();
-    if (code != 2) errors_.write(others);  // wrong usage is one line
+    if (code != 2) errors_.write(others);  // wrong usage is reported in one line
     const auto error = output.take_error();
     if (code == 0 && !output.log_problem().empty()) {
       code = 1;
       cause = output.log_problem();
     }
-    if (!error || code == 2) continue;  // wrong usage: every rank says the same, and once is enough
+    if (!error || code == 2) continue;  // wrong usage: every rank reports the same error, and one line suffices
     if (cause.ends_with(*error)) continue;
     errors_.write("tessera: " + (by_prefix() ? "" : "rank " + std::to_string(i) + ": ") + *error + "\n");
   }

@@ -1,4 +1,4 @@
-// The launcher at work: launcher.cpp starts and ends the ranks, launcher_report.cpp says how it ended.
+// The launcher's state: launcher.cpp starts and ends the ranks, launcher_report.cpp reports the outcome.
 #pragma once
 
 #include <chrono>
@@ -29,14 +29,14 @@ class Launcher {
   struct Rank {
     pid_t pid = -1;
     bool running = false;
-    bool told_to_stop = false;  ///< by us: its end is no cause
+    bool told_to_stop = false;  ///< by the launcher: its end is not the cause
     int status = 0;             ///< of waitpid
     std::optional<RankOutput> output;
     bool failed() const { return !running && status != 0 && !told_to_stop; }
   };
   struct Verdict {
     int code = 0;
-    std::string cause;  ///< where the code isn't 0
+    std::string cause;  ///< set if the code is not 0
   };
   enum class Stage { running, grace, terminating, killing };
 
@@ -69,7 +69,7 @@ class Launcher {
   std::optional<RankWatch> watch_;  ///< under a prefix
   std::vector<Rank> ranks_;
   int first_failed_ = -1;
-  bool error_came_first_ = false;  ///< under a prefix: before a rank was lost
+  bool error_came_first_ = false;  ///< under a prefix: an error line came before a rank was lost
   int interrupted_by_ = 0;
   Clock::time_point failed_at_{};
   Stage stage_ = Stage::running;

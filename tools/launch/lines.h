@@ -1,4 +1,4 @@
-// Cuts a stream of bytes into lines.
+// Divides a stream of bytes into lines.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@ namespace tessera::tools {
 
 class LineSplitter {
  public:
-  /// Longer lines are cut, so that a program without newlines can't fill the launcher's memory.
+  /// Longer lines are split, so that a program without newlines can't fill the launcher's memory.
   static constexpr std::size_t kLongest = 16 * 1024 * 1024;
 
-  /// Calls `line` for each finished line, without its newline.
+  /// Calls `line` for each complete line, without its newline.
   template <class F>
   void feed(std::string_view bytes, F&& line) {
     while (!bytes.empty()) {
@@ -32,7 +32,7 @@ class LineSplitter {
     }
   }
 
-  /// The last line, where it has no newline.
+  /// Calls `line` for the last line if it has no newline.
   template <class F>
   void finish(F&& line) {
     const std::string rest = std::move(rest_);

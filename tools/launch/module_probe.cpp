@@ -1,5 +1,5 @@
-// Loads one module and says what it is, for comm::ask_modules(): what a vendor's library does when it is loaded happens
-// in this process, and ends with it.
+// Loads one module and prints its description, for comm::ask_modules(). Side effects of loading a vendor's library stay
+// in this process and end with it.
 #include <unistd.h>
 
 #include <string>
@@ -8,7 +8,7 @@
 
 int main(int count, char** arguments) {
   if (count != 2) return 2;
-  const int out = ::dup(STDOUT_FILENO);  // the library may print on the other one
+  const int out = ::dup(STDOUT_FILENO);  // the library may print to the original
   if (out < 0 || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return 1;
   const std::string text = tessera::comm::describe_module(arguments[1]);
   for (std::size_t written = 0; written < text.size();) {

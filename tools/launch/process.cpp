@@ -60,7 +60,7 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-struct Prepared {  // everything the child needs, made before the fork: after it only system calls are safe
+struct Prepared {  // all that the child needs, prepared before the fork: after it only system calls are safe
   std::vector<char*> arguments;
   std::vector<char*> environment;
   cpu_set_t cores;
@@ -69,7 +69,7 @@ struct Prepared {  // everything the child needs, made before the fork: after it
 
 [[noreturn]] void run_child(const ProcessSpec& plan, const Prepared& prepared, int report) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != prepared.parent) ::_exit(127);  // it died before the line above
+  if (::getppid() != prepared.parent) ::_exit(127);  // the parent died before the call above
   sigset_t none;
   ::sigemptyset(&none);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE}) ::signal(signal, SIG_DFL);
@@ -94,7 +94,7 @@ pid_t start_process(const ProcessSpec& plan) {
   Prepared prepared{pointers(plan.command), pointers(plan.environment), {}, ::getpid()};
   CPU_ZERO(&prepared.cores);
   for (const int core : plan.cores) CPU_SET(core, &prepared.cores);
-  Pipe report = make_pipe();  // closes by itself when the exec succeeds
+  Pipe report = make_pipe();  // closes itself when exec succeeds
   const pid_t pid = ::fork();
   if (pid < 0) throw base::system_error("launcher: can't start '" + plan.command[0] + "'");
   if (pid == 0) run_child(plan, prepared, report.write_end.get());
@@ -113,7 +113,7 @@ pid_t start_process(const ProcessSpec& plan) {
 
 namespace {
 
-/// True where NAME=value is one of the process's initial variables.
+/// True if NAME=value is one of the process's initial variables.
 bool has_marker(pid_t pid, const char* marker, std::size_t length) {
   char path[64];
   char* end = path + sizeof path;  // no stdio: this runs in a forked child
@@ -151,16 +151,16 @@ int kill_marked(const char* marker, std::size_t length) {
 }
 
 [[noreturn]] void guard(int lifeline, const std::string& marker) {
-  ::setsid();  // out of reach of the terminal's Ctrl-C
+  ::setsid();  // detached from the terminal's Ctrl-C
   ::prctl(PR_SET_NAME, "tessera-guard");
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(signal, SIG_IGN);
-  const int null = ::open("/dev/null", O_RDWR);  // holding the terminal's or a pipe's end would keep its reader waiting
+  const int null = ::open("/dev/null", O_RDWR);  // an open terminal or pipe would block its reader
   for (int stream = 0; stream < 3; ++stream) ::dup2(null, stream);
   char byte = 0;
   ssize_t got = 0;
   do got = ::read(lifeline, &byte, 1);
   while (got < 0 && errno == EINTR);
-  if (got == 1) ::_exit(0);  // the launcher said that all is well
+  if (got == 1) ::_exit(0);  // the launcher ended normally
   for (int round = 0; round < 100 && kill_marked(marker.data(), marker.size()) > 0; ++round) ::usleep(20'000);
   ::_exit(0);
 }

@@ -8,7 +8,7 @@
 
 namespace tessera::tools {
 
-/// A file descriptor with an owner.
+/// An owned file descriptor.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -29,26 +29,26 @@ struct Pipe {
   Descriptor read_end;
   Descriptor write_end;
 };
-/// Closed on exec at both ends. Throws SystemError.
+/// Creates a pipe; both ends are closed on exec. Throws SystemError.
 Pipe make_pipe();
 
 struct ProcessSpec {
   std::vector<std::string> command;      ///< looked up in PATH
   std::vector<std::string> environment;  ///< NAME=value
-  int output = -1;                       ///< becomes its standard output; -1: as ours
-  int errors = -1;                       ///< likewise for standard error
-  std::vector<int> cores;                ///< empty: as ours
-  bool reads_input = true;               ///< shares our standard input; else it reads nothing
+  int output = -1;                       ///< its standard output; -1: inherited
+  int errors = -1;                       ///< its standard error; -1: inherited
+  std::vector<int> cores;                ///< empty: inherited
+  bool reads_input = true;               ///< inherits standard input; else it reads nothing
 };
 
-/// Starts a program that dies with this process. Throws InvalidUsage where there is no such program, else SystemError.
+/// Starts a program that dies with this process. Throws InvalidUsage if there is no such program, else SystemError.
 pid_t start_process(const ProcessSpec& plan);
 
 /// The cores that this process may use.
 std::vector<int> allowed_cores();
 
-/// A helper process that outlives a launcher which dies unexpectedly, just long enough to kill every process whose
-/// environment has `marker` in it: the ranks' own children too. It ends by itself with the object.
+/// A helper process that outlives a launcher which dies unexpectedly, just long enough to kill every process with
+/// `marker` in its environment, including the ranks' own children. It ends with the object.
 class OrphanReaper {
  public:
   explicit OrphanReaper(const std::string& marker);

@@ -1,11 +1,11 @@
-// rank-guard NAME STARTER FIRST COUNT: beside the ranks that a launcher of the user's own has started on this host, one
-// for all of them. Where a rank ends without a word it says so in its place: nobody else there knows which rank it was.
+// rank-guard NAME STARTER FIRST COUNT: one process per host beside ranks that the user's own launcher has started. If a
+// rank dies without a message, the guard prints one in its place: no other process there knows which rank it was.
 //
-// Each rank starts one; the first that gets NAME stays, the others end at once. The ranks connect to it, say who they
-// are, and before they end that they do; the first connection that ends without that is of the rank that died, the
-// launcher kills the others. COUNT ranks from FIRST on are on this host; before all of them have come it may be one of
-// the rest. STARTER is a launcher (0: none) that says much on standard error at its end: then the guard waits for that,
-// and speaks last.
+// Each rank starts a guard; the first that acquires NAME stays, the others exit at once. The ranks connect to it, send
+// their rank, and announce their end. The first connection that closes without this announcement belongs to the dead
+// rank; the launcher kills the others. COUNT ranks from FIRST on are on this host; until all of them have connected,
+// the dead rank may be one of the missing. STARTER is a launcher (0: none) that prints much on standard error at its
+// end: then the guard waits for its end and prints last.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
@@ -25,10 +25,10 @@
 
 namespace {
 
-constexpr int kFirstRank = 10'000;  // ms until a rank has come
+constexpr int kFirstRank = 10'000;  // ms until the first rank connects
 constexpr int kStarter = 5'000;     // until the launcher has ended
 constexpr int kTurn = 2;            // for the cause of an abort
-constexpr int kGrace = 2'000;       // for the others to notice by themselves
+constexpr int kGrace = 2'000;       // for the others to detect the failure themselves
 constexpr int kTerminated = 1'000;  // between SIGTERM and SIGKILL
 constexpr int kForEver = -1;
 constexpr int kMost = 4096;  // descriptors; more ranks on one host are not guarded
@@ -38,7 +38,7 @@ int listen_at(const char* name) {
   address.sun_family = AF_UNIX;
   const std::size_t length = std::strlen(name);
   if (length + 1 > sizeof address.sun_path) return -1;
-  std::memcpy(address.sun_path + 1, name, length);  // an abstract name: gone with this process
+  std::memcpy(address.sun_path + 1, name, length);  // an abstract name: it disappears with this process
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const auto whole = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
   const bool ours = fd >= 0 && ::bind(fd, reinterpret_cast<const sockaddr*>(&address), whole) == 0;
@@ -49,22 +49,22 @@ class Guard {
  public:
   explicit Guard(int listener) : listener_(listener) { watch(listener); }
 
-  /// Until a rank has died: its number. -1: none has; all are gone, or one has failed and said why.
+  /// Waits until a rank dies; returns its rank. -1: no rank died; all have ended, or one has failed and reported why.
   int wait_for_death();
-  /// Gives the ranks that are left their time, and ends them.
+  /// Waits for the remaining ranks, then kills them.
   void end_others();
   bool came(int rank) const { return ranks_[rank].came; }
 
  private:
   struct Rank {
     bool came = false;
-    bool ends = false;    ///< by itself, or since the launcher tells it to
-    bool aborts = false;  ///< perhaps because of another that died just before
+    bool ends = false;    ///< by itself, or because the launcher ends it
+    bool aborts = false;  ///< perhaps because of another rank that died just before
   };
   struct Connection {
     bool open = false;
-    int rank = -1;  ///< it has not said yet
-    pid_t pid = 0;  ///< which lives while the connection does
+    int rank = -1;  ///< not received yet
+    pid_t pid = 0;  ///< alive while the connection is open
   };
   enum class Heard { nothing, late, end, failure };
   bool watch(int fd) const;
@@ -98,7 +98,7 @@ void Guard::accept_one() {
   begun_ = true;
 }
 
-/// One thing that has happened: what came first is the first.
+/// Handles one event. Events are in the order in which they happened.
 Guard::Heard Guard::next(int patience, int& rank) {
   epoll_event event = {};
   const int count = ::epoll_wait(events_, &event, 1, patience);
@@ -176,14 +176,14 @@ void Guard::end_others() {
   if (!wait_until_gone(kTerminated)) signal_all(SIGKILL);
 }
 
-/// What the launcher writes to on its standard error; -1: not known.
+/// The launcher's standard error; -1: unknown.
 int errors_of(int process) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/2", process);
   return ::open(path, O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
 }
 
-/// The line for a rank that died while others of `all` had not come.
+/// The line for a rank that died before others of `all` had connected.
 int last_line(char* text, std::size_t size, int rank, const Guard& guard, int first, int all) {
   char missing[512] = {};
   std::size_t length = 0;
@@ -202,7 +202,7 @@ int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const int listener = listen_at(argv[1]);
   if (listener < 0) return 0;
-  ::setsid();  // out of reach of what the launcher sends to the ranks' group
+  ::setsid();  // detached from signals to the ranks' process group
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
   const int starter = std::atoi(argv[2]);
   const int handle = starter > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, starter, 0)) : -1;
@@ -215,7 +215,7 @@ int main(int argc, char** argv) {
     [[maybe_unused]] const ssize_t written = ::write(where, text, static_cast<std::size_t>(length));
   };
   if (errors < 0) say(STDERR_FILENO);
-  ::close(STDERR_FILENO);  // the launcher waits for its end
+  ::close(STDERR_FILENO);  // the launcher waits until it is closed
   guard.end_others();
   if (errors < 0 || length == 0) return 0;
   pollfd ended{handle, POLLIN, 0};

@@ -72,7 +72,7 @@ void RankOutput::on_line(std::string_view line, bool is_error) {
   held_ = error;
 }
 
-/// The first line that can't be written ends the log: one with holes would mislead.
+/// The first line that can't be written ends the log: a log with gaps would mislead.
 void RankOutput::log(std::string_view line) {
   std::string text(line);
   text += '\n';

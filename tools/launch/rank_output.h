@@ -1,4 +1,4 @@
-// What one rank prints: read from its pipes, cut into lines and passed on.
+// The output of one rank: read from its pipes, divided into lines and forwarded.
 #pragma once
 
 #include <functional>
@@ -17,40 +17,40 @@ struct RankOutputPlan {
   int rank = 0;
   bool tag = false;          ///< "[rank] " before each line
   bool hold_errors = false;  ///< keep the last line that begins with "tessera: " until take_error()
-  bool hold_first = false;  ///< ... the first such line instead, and what isn't ours until take_others(): several ranks
-                            ///< and the program that started them write here
-  bool capture = false;     ///< standard output goes through us too; else it is inherited
-  std::string log_file;     ///< empty: none
+  bool hold_first = false;   ///< ... the first such line instead, and foreign lines until take_others(): several ranks
+                             ///< and the program that started them write to this pipe
+  bool capture = false;      ///< standard output is forwarded too; else it is inherited
+  std::string log_file;      ///< empty: none
   std::function<void(int rank, std::string_view line)> on_output;  ///< instead of standard output
-  Outlet* output = nullptr;                                        ///< standard output, which outlives the rank
-  Outlet* errors = nullptr;                                        ///< standard error, likewise
+  Outlet* output = nullptr;                                        ///< standard output; outlives the rank
+  Outlet* errors = nullptr;                                        ///< standard error; outlives the rank
 };
 
 class RankOutput {
  public:
-  /// Throws InvalidUsage where the log can't be written.
+  /// Throws InvalidUsage if the log can't be written.
   explicit RankOutput(RankOutputPlan plan);
 
-  /// What the rank writes to; closed by detach() in this process.
+  /// Write ends for the rank; detach() closes them in this process.
   int child_output() const { return output_pipe_.write_end.get(); }
   int child_errors() const { return errors_pipe_.write_end.get(); }
   void detach();
 
-  /// What to poll; -1 where there is nothing (more) to read, or nobody takes what was read.
+  /// Descriptors to poll; -1 if no (more) data can come, or if the forwarded output is not read.
   int output() const { return plan_.output->full() ? -1 : output_pipe_.read_end.get(); }
   int errors() const { return plan_.errors->full() ? -1 : errors_pipe_.read_end.get(); }
   bool ended() const { return !output_pipe_.read_end && !errors_pipe_.read_end; }
-  /// Reads what has come. False when that source has ended.
+  /// Reads the available data. False after the end of the source.
   bool read_output() { return read(output_pipe_.read_end, output_lines_, false); }
   bool read_errors() { return read(errors_pipe_.read_end, error_lines_, true); }
 
-  /// The rank's held error line without its "tessera: ", if there is one; it is then forgotten.
+  /// Returns and clears the rank's held error line, without its "tessera: ".
   std::optional<std::string> take_error();
-  /// What was held and is not ours, as it came; it is then forgotten.
+  /// Returns and clears the held lines of other programs, unchanged.
   std::string take_others() { return std::exchange(others_, {}); }
   const std::string& others() const { return others_; }
   bool has_error() const { return held_.has_value(); }
-  /// Why the log lacks lines; "" where it has them all.
+  /// Why the log is incomplete; "" if it is complete.
   const std::string& log_problem() const { return log_problem_; }
   const std::string& last_error_line() const { return last_error_line_; }
 

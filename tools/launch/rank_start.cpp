@@ -1,6 +1,6 @@
-// rank-start PROGRAM ARGS: between a launcher of MPI's and a rank. Tells the tool which process is which rank, before
-// that one takes its time to load, and becomes the program. Without libraries, so that nothing of a rank's life is
-// missed.
+// rank-start PROGRAM ARGS: runs between an MPI launcher and a rank. Reports to the tool which process is which rank,
+// before the rank's program takes its time to load, and then executes that program. Uses no libraries, so that no part
+// of a rank's life is missed.
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ const char* value_of(char** variables, const char* name) {
   return nullptr;
 }
 
-/// Without the tool's socket (it may be on another host) the rank starts all the same.
+/// Without the tool's socket (it may be on another host) the rank starts nevertheless.
 void tell(const char* name, const char* rank) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;

@@ -24,7 +24,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr std::uint64_t kListener = std::uint64_t{1} << 32;
-constexpr std::uint64_t kConnection = std::uint64_t{1} << 33;  // and its descriptor; without either: a process
+constexpr std::uint64_t kConnection = std::uint64_t{1} << 33;  // plus its descriptor; without either flag: a process
 
 struct Address {
   sockaddr_un content = {};
@@ -49,7 +49,7 @@ std::string random_name() {
   return name.str();
 }
 
-/// How a process ended that its parent has not asked about yet; as of waitpid.
+/// Status, as of waitpid, of a process that ended and is not reaped yet.
 std::optional<int> status_of_ended(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
@@ -90,12 +90,12 @@ void RankWatch::watch(int fd, std::uint64_t mark) {
     throw base::system_error("launcher: can't watch its ranks");
 }
 
-/// The kernel lists what has happened in the order in which it happened, so the first that ended comes first. A process
-/// closes its connection before it has ended: only then can its death have led to another's.
+/// The kernel lists events in the order in which they happened, so the first process that ended comes first. A process
+/// closes its connection before it has ended, and only its end can cause that of another.
 void RankWatch::take() {
   std::array<epoll_event, 64> events{};
   const int count = ::epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
-  accept_all();  // what a process that has ended reported before that
+  accept_all();  // reports that a process sent before it ended
   for (int i = 0; i < count; ++i) {
     const std::uint64_t what = events[static_cast<std::size_t>(i)].data.u64;
     if (what == kListener) continue;
@@ -124,7 +124,7 @@ void RankWatch::on_connection(Descriptor connection, pid_t pid) {
     process.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     if (process.handle) watch(process.handle.get(), static_cast<std::uint64_t>(pid));
   }
-  // Sent at once after connecting; the deadline is for one that is stopped just there.
+  // Sent immediately after connecting; the deadline is for a process that is stopped in between.
   constexpr int kPatience = 100;
   pollfd entry{connection.get(), POLLIN, 0};
   char text[64];
@@ -135,7 +135,7 @@ void RankWatch::on_connection(Descriptor connection, pid_t pid) {
     connections_[fd] = {std::move(connection), pid};
     watch(fd, kConnection | static_cast<std::uint64_t>(fd));
   }
-  if (!process.handle) on_end(pid);  // it has ended already
+  if (!process.handle) on_end(pid);  // it has already ended
 }
 
 void RankWatch::on_hangup(int fd) {
@@ -154,7 +154,7 @@ void RankWatch::on_report(pid_t pid, const std::string& text) {
   std::istringstream fields(text);
   std::string what;
   int number = -1;
-  while (fields >> what >> number) {  // one that fails at once has said both when we look
+  while (fields >> what >> number) {  // a rank that fails at once has sent both by now
     if (what == "start" && number >= 0 && number < ranks_) processes_[pid].rank = number;
     if (what == "end") processes_[pid].code = number;
   }
@@ -162,7 +162,7 @@ void RankWatch::on_report(pid_t pid, const std::string& text) {
 
 void RankWatch::on_end(pid_t pid) {
   Process& process = processes_[pid];
-  if (std::exchange(process.ended, true)) return;  // asked again, it may have been reaped, and the status be gone
+  if (std::exchange(process.ended, true)) return;  // on a second event its status may be gone
   process.status = status_of_ended(pid);
   if (process.code) return;
   if (lost_ && lost_->rank == process.rank) lost_->status = process.status;

@@ -1,6 +1,7 @@
-// Which process is which rank, and which of them ended first, where another program starts the ranks: the kernel tells
-// our own children's ends only. The ranks report at a Unix socket whose name they find in their environment: when they
-// start (rank_start.cpp), and the tool's own ranks again when they begin, on a connection that stays until they end.
+// Maps processes to ranks and finds the one that ended first, if another program starts the ranks: the kernel reports
+// only the end of a process's own children. The ranks connect to a Unix socket that is named in their environment: when
+// they start (rank_start.cpp), and the tool's own ranks again when they begin, with a connection that stays open until
+// they end.
 #pragma once
 
 #include <sys/types.h>
@@ -21,35 +22,35 @@ namespace tessera::tools {
 
 class RankWatch {
  public:
-  /// `own_program`: ranks report their end, so one that doesn't was ended by something else. Throws SystemError.
+  /// `own_program`: ranks report their end, so a rank that doesn't was ended from outside. Throws SystemError.
   RankWatch(int ranks, bool own_program);
-  /// For the environment of the ranks.
+  /// Environment variable for the ranks.
   std::pair<std::string, std::string> variable() const;
-  /// ... where it has nothing to report to.
+  /// The same if the ranks have no launcher to report to.
   static std::pair<std::string, std::string> no_variable();
-  /// Becomes readable when take() has something to do.
+  /// Becomes readable when take() has events to process.
   int descriptor() const { return events_.get(); }
   void take();
 
   struct Lost {
     int rank = 0;
-    std::optional<int> status;  ///< as of waitpid, where it is known
+    std::optional<int> status;  ///< as of waitpid, if known
   };
-  /// The first rank that ended without having reported it, or, where ranks don't, with a code that isn't 0.
+  /// The first rank that ended without a report, or, if ranks don't report, with a code that isn't 0.
   const std::optional<Lost>& lost() const { return lost_; }
-  /// The one of which another rank says that it was gone: UCX ends a process that reads the memory of one that dies,
-  /// and such a reader can be gone first. `text` has "pid=N", as UCX writes it.
+  /// The rank whose death another rank reports in `text` as "pid=N", as UCX writes it: UCX ends a process that reads
+  /// the memory of a dead one, and the reader can end first.
   std::optional<Lost> named_in(const std::string& text) const;
-  /// All ranks have reported that they ended with code 0.
+  /// True if all ranks have reported that they ended with code 0.
   bool all_done() const;
 
  private:
   struct Process {
     int rank = -1;
-    Descriptor handle;        ///< readable when it has ended
+    Descriptor handle;        ///< readable when the process has ended
     std::optional<int> code;  ///< as reported
     bool ended = false;
-    std::optional<int> status;  ///< as of waitpid, where it is known
+    std::optional<int> status;  ///< as of waitpid, if known
   };
   void accept_all();
   void watch(int fd, std::uint64_t mark);
@@ -69,13 +70,14 @@ class RankWatch {
   std::optional<Lost> lost_;
 };
 
-/// A rank's connection to somebody who must learn of its death in time. It is two: when a process is killed, the kernel
-/// closes its descriptors by number, some kernels upwards, some downwards, and may be interrupted in between; one of
-/// the two is closed before that by which mpirun learns of it, and begins to kill the others.
+/// A rank's connection to a process that must learn of its death in time. It consists of two sockets: when a process is
+/// killed, the kernel closes its descriptors by number, some kernels upwards, some downwards, and may be interrupted in
+/// between. One of the two is closed before the descriptor by which mpirun detects the death and starts to kill the
+/// others.
 class LauncherConnection {
  public:
   LauncherConnection() = default;
-  /// To the Unix socket with this abstract name; says `first`. Not connected where nobody listens.
+  /// Connects to the Unix socket with this abstract name and sends `first`. Not connected if no process listens.
   LauncherConnection(const std::string& name, std::string_view first);
   bool connected() const { return static_cast<bool>(sockets_.back()); }
   int last() const { return sockets_.back().get(); }
@@ -85,23 +87,24 @@ class LauncherConnection {
   std::array<Descriptor, 2> sockets_;
 };
 
-/// Of a rank to our own launcher above, if there is one that wants to know.
+/// A rank's connection to this tool's launcher above it, if there is one that requests reports.
 class RankReport {
  public:
   RankReport();
-  /// This rank ends with this code.
+  /// Reports that this rank ends with `code`.
   void end(int code) const { connection_.send("end " + std::to_string(code) + "\n"); }
 
  private:
   LauncherConnection connection_;
 };
 
-/// Of a rank that another launcher has started, to the process beside it that says that the rank died (rank_guard.cpp).
+/// The connection of a rank that another launcher has started to the guard process, which reports the rank's death
+/// (rank_guard.cpp).
 class RankGuard {
  public:
-  /// None for a world of one, or for ranks of our own launcher.
+  /// Not connected for a world of one, or for ranks of this tool's launcher.
   explicit RankGuard(const comm::Launch& launch);
-  /// This rank ends by itself with this code, and has said why where it isn't 0.
+  /// Reports that this rank exits with `code`; if it isn't 0, the rank has printed the cause.
   void end(int code) const;
 
  private:

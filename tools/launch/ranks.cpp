@@ -26,7 +26,7 @@ constexpr base::EnvVariable kVariables[] = {
 std::shared_ptr<base::Logger> make_logger(int rank) {
   return std::make_shared<base::Logger>(
       base::parse_log_level(base::env_or_default(kVariables[0])), [rank](base::LogLevel level, std::string_view text) {
-        // As notes and warnings, which the launcher passes on at once; what a rank fails with, its exception says.
+        // As notes and warnings, which the launcher forwards at once; the exception reports a rank's failure.
         std::fprintf(stderr, "tessera: %s: rank %d: %.*s\n", level < base::LogLevel::warn ? "note" : "warning", rank,
                      static_cast<int>(text.size()), text.data());
       });
@@ -52,7 +52,7 @@ void note_if_alone_under_a_launcher(int ranks) {
 }
 
 LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments) {
-  // Said by the one that sees all cores: a bound rank sees its share only.
+  // Passed by the process that sees all cores: a bound rank sees only its share.
   if (!plan.options.threads) arguments.insert(arguments.end(), {"--threads", std::to_string(plan.threads)});
   LaunchSpec launch_plan =
       plan_for_this_program(plan.ranks, arguments, plan.options.backend_given ? plan.options.backend : "");
@@ -81,7 +81,7 @@ std::string default_backend() {
 
 std::vector<std::string> launch_prefix(const std::string& backend) {
   std::string name = backend.empty() ? default_backend() : backend;
-  if (name == "auto") return {};  // finds only what needs no launcher of its own
+  if (name == "auto") return {};  // selects only backends that need no launcher of their own
   if (const std::size_t plus = name.find('+'); plus != std::string::npos) name.erase(0, plus + 1);
   const auto& prefix = comm::find_backend(name).launch_prefix;
   return {prefix.begin(), prefix.end()};
@@ -91,7 +91,7 @@ LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& argu
   LaunchSpec plan;
   plan.ranks = ranks;
   plan.prefix = launch_prefix(backend);
-  const std::string self = "/proc/self/exe";  // which is another program once a prefix has been started
+  const std::string self = "/proc/self/exe";  // which is another program once a prefix runs
   plan.command = {plan.prefix.empty() ? self : std::filesystem::read_symlink(self).string()};
   plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
   plan.own_program = true;

@@ -1,4 +1,4 @@
-// How a subcommand becomes ranks: started by a launcher it is one already; else it starts copies of itself.
+// How a subcommand becomes ranks: a process that a launcher started is one already; any other starts copies of itself.
 #pragma once
 
 #include <memory>
@@ -16,51 +16,52 @@
 
 namespace tessera::tools {
 
-/// The world's size: the launcher's where there is one (then --ranks must agree), else --ranks, else 4. A launcher's
-/// world of one may be overruled by --ranks. Throws InvalidUsage.
+/// The world's size: the launcher's if there is one (then --ranks must agree), else --ranks, else 4. --ranks may
+/// override a launcher's world of one. Throws InvalidUsage.
 int world_size(const std::optional<int>& ranks);
 
-/// True where this process must start the ranks; false where it is one (or the only one).
+/// True if this process must start the ranks; false if it is one (or the only one).
 bool must_spawn(int ranks);
 
-/// Says so on standard error where a launcher has started one rank only, and these are started here instead.
+/// Prints a note on standard error if a launcher has started only one rank, and this process starts the ranks.
 void note_if_alone_under_a_launcher(int ranks);
 
-/// The plan that runs this very program with these arguments as the ranks of a training. They are bound to their shares
-/// of the cores where each computing thread finds one; where there are more threads than cores, the scheduler balances
-/// better than a fixed share would.
+/// Returns the spec that runs this program with these arguments as the ranks of a training. The ranks are bound to
+/// their shares of the cores if there is a core for each computing thread; if there are more threads than cores, the
+/// scheduler balances better than fixed shares would.
 LaunchSpec training_launch_spec(const TrainPlan& plan, std::vector<std::string> arguments);
 
-/// What is set for comm's variable of that name. Throws nothing: an unknown name has no value.
+/// The value of comm's variable of that name. Throws nothing: an unknown name has no value.
 std::optional<std::string> comm_variable(std::string_view name);
 
 /// TESSERA_BACKEND's value or default.
 std::string default_backend();
 
-/// What must start the ranks of a backend ("": the one of TESSERA_BACKEND), as LaunchSpec::prefix; empty for most.
-/// Throws InvalidUsage where the backend can't be used.
+/// The command that must start the ranks of a backend ("": the one of TESSERA_BACKEND), as LaunchSpec::prefix; empty
+/// for most. Throws InvalidUsage if the backend can't be used.
 std::vector<std::string> launch_prefix(const std::string& backend);
 
-/// The plan that runs this very program with these arguments as ranks of a backend ("" likewise).
+/// Returns the spec that runs this program with these arguments as ranks of a backend ("" as above).
 LaunchSpec plan_for_this_program(int ranks, const std::vector<std::string>& arguments, const std::string& backend);
 
-/// Where ranks that another program has started report to the launcher: the variable's name, and its value if it is
-/// set.
+/// The variable that names the socket at which ranks started by another program report to the launcher, and its value
+/// if it is set.
 std::string_view launch_socket_variable();
 std::optional<std::string> launch_socket();
 
-/// What the tool itself reads.
+/// The variables that the tool itself reads.
 std::span<const base::EnvVariable> tool_variables();
 
-/// The communicator of all ranks of this job, as one of them. It logs to standard error, from TESSERA_LOG on.
+/// Options of init_world(), which joins all ranks of this job as one of them. It logs to standard error, from
+/// TESSERA_LOG on.
 struct WorldInitOptions {
   int ranks = 1;
   std::string backend;     ///< "" for TESSERA_BACKEND
   std::string algorithms;  ///< "" for TESSERA_ALGO
-  int generation = 0;      ///< counts the worlds that this process is part of one after another
+  int generation = 0;      ///< number of worlds that this process was part of before
   std::shared_ptr<base::MemoryTracker> memory_tracker;
-  bool ordered = false;      ///< deterministic also where the backend's default is otherwise, unless the user says
-  base::Device device = {};  ///< whose memory the communicator must take beside the host's
+  bool ordered = false;      ///< deterministic even if the backend's default is not, unless the user sets it
+  base::Device device = {};  ///< the communicator must support its memory in addition to the host's
 };
 std::unique_ptr<comm::Communicator> init_world(const WorldInitOptions& options);
 

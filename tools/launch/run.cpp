@@ -1,4 +1,4 @@
-// tessera run: a program of the user's as ranks on this host.
+// tessera run: starts a program of the user as ranks on this host.
 #include <filesystem>
 #include <memory>
 #include <system_error>
@@ -20,7 +20,7 @@ struct RunOptions {
   std::vector<std::string> program;
 };
 
-/// The program needn't be one of ours: a backend that can't be used is its own affair.
+/// The program need not use this library, so a backend that can't be used is not an error.
 std::vector<std::string> prefix_of_program() {
   if (!comm_variable("TESSERA_BACKEND")) return {};
   try {

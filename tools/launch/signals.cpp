@@ -11,7 +11,7 @@
 namespace tessera::tools {
 namespace {
 
-// A handler can reach nothing but a global.
+// A signal handler can only access globals.
 std::atomic<int> signal_target{-1};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 void on_signal(int signal) {

@@ -1,4 +1,4 @@
-// Signals as bytes of a pipe, for as long as an object lives.
+// Signals as bytes of a pipe, during an object's lifetime.
 #pragma once
 
 #include <signal.h>
@@ -9,17 +9,17 @@
 
 namespace tessera::tools {
 
-/// Turns SIGCHLD, SIGINT, SIGTERM and SIGHUP into readable bytes. One at a time; the former handlers come back with its
-/// end.
+/// Turns SIGCHLD, SIGINT, SIGTERM and SIGHUP into readable bytes. At most one at a time; the destructor restores the
+/// former handlers.
 class SignalPipe {
  public:
   SignalPipe();
   ~SignalPipe();
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
-  /// Becomes readable when a signal has come.
+  /// Becomes readable when a signal has arrived.
   int descriptor() const { return pipe_.read_end.get(); }
-  /// Takes what has come; 0, or the last SIGINT, SIGTERM or SIGHUP.
+  /// Consumes the signals that have arrived; returns 0, or the last SIGINT, SIGTERM or SIGHUP.
   int take();
 
  private:
@@ -28,8 +28,8 @@ class SignalPipe {
   std::array<struct sigaction, kSignals.size()> former_{};
 };
 
-/// From here on, until a SignalPipe takes over, SIGINT, SIGTERM and SIGHUP end this process with the line that the
-/// launcher would say, and code 1.
+/// Until a SignalPipe exists, SIGINT, SIGTERM and SIGHUP end this process with the line that the launcher would print,
+/// and code 1.
 void say_what_stops_us();
 
 /// "SIGKILL" for 9.

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-/// An object of the file with its place in it, for messages.
+/// An object of the file with its location in it, for messages.
 class Reader {
  public:
   Reader(const json& value, std::string place) : value_(value), place_(std::move(place)) {

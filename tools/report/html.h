@@ -1,4 +1,4 @@
-// Text for HTML, and numbers for people.
+// Text and formatted numbers for HTML.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace tessera::tools::report {
 
-/// Text as it may stand in an element or a quoted attribute, whatever it holds.
+/// Text that is valid in an element or a quoted attribute, whatever it contains.
 std::string escape(std::string_view text);
 
 /// "10,844,160"
 std::string with_commas(std::int64_t number);
-/// The shortest of `digits` significant digits: "1.23", "0.5".
+/// The shortest form with `digits` significant digits: "1.23", "0.5".
 std::string significant(double value, int digits);
 
-/// The shortest spelling that reads back to the same bits.
+/// The shortest form that reads back as the same bits.
 std::string exact(double value);
 
-/// A table whose first column names the rows. Cells and titles are text: they are escaped here.
+/// A table whose first column names the rows. Cells and titles are text: the table escapes them.
 struct Table {
   std::string caption;
   std::vector<std::string> head;

@@ -47,7 +47,7 @@ std::string head_of(const Comparison& c) {
   return html + verdict(c);
 }
 
-/// Every step's losses, or evenly chosen ones where there are many.
+/// The losses of every step, or of evenly spaced steps if there are many.
 std::string all_losses_of(const Comparison& c) {
   Table table{"Loss by step", {"step"}, {}};
   std::size_t longest = 0;

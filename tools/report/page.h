@@ -1,4 +1,4 @@
-// The report page: one HTML file that needs nothing else.
+// The report page: one self-contained HTML file.
 #pragma once
 
 #include <string>

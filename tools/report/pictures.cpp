@@ -8,7 +8,7 @@
 namespace tessera::tools::report {
 namespace {
 
-constexpr double kWidth = 1000;  // of the curve's own coordinates; the page stretches them
+constexpr double kWidth = 1000;  // in the curve's own coordinates; the page scales them
 constexpr double kHeight = 400;
 constexpr std::size_t kMostPoints = 1000;
 
@@ -52,7 +52,7 @@ std::string path_of(const std::vector<double>& values, const Scale& scale, std::
     const double x = longest > 1 ? kWidth * static_cast<double>(i) / static_cast<double>(longest - 1) : kWidth / 2;
     const double y = kHeight * (scale.high - values[i]) / (scale.high - scale.low);
     path += (pen_down ? "L" : "M") + significant(x, 6) + " " + significant(y, 6);
-    if (!pen_down) path += "h0";  // a lone point is drawn too, as a dot
+    if (!pen_down) path += "h0";  // a single point is drawn as a dot
     pen_down = true;
   }
   return path;

@@ -1,5 +1,5 @@
-// The pictures of the report: curves as SVG, bars as boxes that follow the page's width. All are decoration for a
-// screen reader, which gets the table below each.
+// The report's pictures: curves as SVG, bars as boxes that follow the page's width. Screen readers skip all pictures
+// and read the table below each.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@ struct Curve {
   std::string name;
   std::vector<double> values;  ///< one per step; NaN leaves a gap
 };
-/// Values over steps. Where curves lie on each other, the later ones are drawn thinner, so that all can be seen.
+/// Draws values over steps. If curves coincide, later ones are drawn thinner, so that all are visible.
 std::string curves(const std::vector<Curve>& all, const std::string& label);
 
 struct Segment {
   double value = 0;
   int color = 0;     ///< of the palette
-  std::string name;  ///< shown on hovering
+  std::string name;  ///< shown on hover
 };
 struct Bar {
   std::string name;
-  std::vector<Segment> segments;  ///< laid end to end
-  double mark = -1;               ///< a line across the bar at this value, where it isn't negative
-  std::string text;               ///< at its right
+  std::vector<Segment> segments;  ///< drawn end to end
+  double mark = -1;               ///< a line across the bar at this value, unless negative
+  std::string text;               ///< at the right end
 };
 /// Horizontal bars with one scale.
 std::string bars(const std::vector<Bar>& all, const std::string& label);
@@ -34,7 +34,7 @@ struct Key {
 };
 std::string legend(const std::vector<Key>& keys);
 
-/// Colours of the palette.
+/// Colors of the palette.
 inline constexpr int kColours = 8;
 
 }  // namespace tessera::tools::report

@@ -1,4 +1,4 @@
-// tessera report: the page with pictures, from files that `compare --json` wrote.
+// tessera report: makes the page with pictures from files that `compare --json` wrote.
 #include <cstdio>
 #include <memory>
 

@@ -1,4 +1,4 @@
-// The report page of comparisons that were just made.
+// The report page of new comparisons.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tessera::tools {
 
-/// One self-contained HTML page with the pictures and tables of each; says that they ran on this machine.
+/// One self-contained HTML page with the pictures and tables of each; it states that they ran on this machine.
 std::string report_page(const std::vector<Comparison>& comparisons);
 
 }  // namespace tessera::tools

@@ -1,9 +1,9 @@
-// How pages and pictures look.
+// The style of pages and pictures.
 #pragma once
 
 namespace tessera::tools::report {
 
-/// Colours, by day and by night: --c0 to --c7 tell things apart.
+/// Colors of the light and dark schemes: --c0 to --c7 distinguish items.
 inline constexpr const char* kPalette = R"css(
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #5c6670; --line: #d8dde2; --panel: #f4f6f8;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #e69f00; --c5: #56b4e9; --c6: #7a5195; --c7: #8a9199; }

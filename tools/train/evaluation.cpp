@@ -12,8 +12,8 @@ Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCol
   const std::int64_t ranks = control.size();
   const std::int64_t at_once = std::max<std::int64_t>(1, plan.options.global_batch / ranks);
   double sums[2] = {0, 0};  // of losses, and of windows
-  // Consecutive windows to consecutive ranks: whatever lies beyond the last one is empty, for every rank the same
-  // number of times.
+  // Consecutive windows go to consecutive ranks. Windows beyond the last one are empty, and every rank runs the same
+  // number.
   for (std::int64_t first = 0; first < windows.count(); first += at_once * ranks) {
     const std::int64_t begin = first + at_once * control.rank();
     const std::int64_t real = std::clamp<std::int64_t>(windows.count() - begin, 0, at_once);

@@ -8,8 +8,8 @@
 
 namespace tessera::tools {
 
-/// Cuts --eval's file into non-overlapping windows of seq_len inputs; a shorter rest is left out.
-/// Ranks short of windows run an empty one, so that every rank makes the same collective calls; it counts for nothing.
+/// Divides --eval's file into non-overlapping windows of seq_len inputs; a shorter rest is ignored. A rank with too few
+/// windows runs an empty one, which does not count, so that every rank makes the same collective calls.
 Evaluation evaluate(const TrainPlan& plan, nn::CausalModel& model, comm::HostCollectives& control);
 
 }  // namespace tessera::tools

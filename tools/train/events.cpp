@@ -9,7 +9,7 @@
 
 namespace tessera::tools {
 
-// They travel as text: unit names vary in length, and this is done once.
+// Sent as text: unit names vary in length, and this runs only once.
 std::vector<base::TraceEvent> gather_events(comm::HostCollectives& control, const std::vector<base::TraceEvent>& own) {
   nlohmann::json mine = nlohmann::json::array();
   for (const base::TraceEvent& e : own)

@@ -7,7 +7,7 @@
 
 namespace tessera::tools {
 
-/// Those of all ranks, by rank. Collective.
+/// Returns the events of all ranks, by rank. Collective.
 std::vector<base::TraceEvent> gather_events(comm::HostCollectives& control, const std::vector<base::TraceEvent>& own);
 
 }  // namespace tessera::tools

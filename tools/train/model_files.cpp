@@ -27,13 +27,13 @@ std::vector<nn::SafetensorsTensor> adapter_tensors(const nn::Module& model) {
   return tensors;
 }
 
-/// Encodes whole tensors of a folder, one at a time, for whoever asks for parts of them.
+/// Encodes whole tensors of a folder, one at a time, for callers that read parts of them.
 class Encoder {
  public:
   Encoder(const nn::HfCheckpointReader& folder, const nn::ModelConfig& config) : folder_(folder) {
     for (const nn::SafetensorsTensor& tensor : dense_tensors(config)) counts_[tensor.name] = nn::count_of(tensor.shape);
   }
-  /// Bytes `range` of the tensor's encoding, as numbers.
+  /// Reads bytes `range` of the tensor's encoding, as numbers.
   void read(const std::string& name, nn::ElementRange range, float* out) {
     if (name != name_) {
       std::vector<float> values(static_cast<std::size_t>(counts_.at(name)));
@@ -53,7 +53,7 @@ class Encoder {
   std::vector<std::byte> bytes_;
 };
 
-/// What the command line says of adapters whose rank, alpha and targets are in `origin`.
+/// Checks the command line against adapters whose rank, alpha and targets are in `origin`.
 void check_given(const TrainOptions& o, const std::optional<nn::LoraOptions>& there, const std::string& origin) {
   const auto refuse = [&](const std::string& option, const std::string& given, const std::string& is) {
     throw InvalidUsage(

@@ -1,4 +1,4 @@
-// The options that train and compare share, and what they mean.
+// The options that train and compare share, and the plan made from them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,7 +16,7 @@
 
 namespace tessera::tools {
 
-/// As given on the command line; see CLI11's help texts in options.cpp.
+/// As given on the command line; see the help texts in options.cpp.
 struct TrainOptions {
   std::optional<int> ranks;
   std::string backend = "shm";
@@ -37,7 +37,7 @@ struct TrainOptions {
   nn::OptimizerConfig optimizer_config;
   std::uint64_t seed = 0;
   std::string strategy = "fsdp";        // train
-  std::vector<std::string> strategies;  // compare; empty: all five that can run
+  std::vector<std::string> strategies;  // compare; empty: those of all five that can run
   std::vector<std::string> collectives;
   fsdp::SyncOverrides period;
   std::string mesh;
@@ -79,45 +79,45 @@ struct TrainOptions {
 /// Adds the shared options to a subcommand.
 void add_train_options(CLI::App& command, TrainOptions& options);
 
-/// The options with names, files and numbers resolved. Everything that can be wrong is found here, before a rank is
-/// started.
+/// The options with names, files and numbers resolved. All errors are detected here, before a rank is started.
 struct TrainPlan {
   TrainOptions options;
   int ranks = 1;
-  int threads = 1;  ///< that compute, per rank
+  int threads = 1;  ///< compute threads per rank
   nn::ModelConfig model;
   std::optional<nn::LoraOptions> lora;  ///< nothing: all parameters are trained
   bool quantized = false;               ///< the weights of linear layers are in NF4
   std::int64_t seq_len = 0;
-  std::shared_ptr<const nn::TokenDataset> data;  ///< null where there is nothing to train
+  std::shared_ptr<const nn::TokenDataset> data;  ///< null if there is nothing to train
   std::shared_ptr<const nn::TokenDataset> eval;  ///< null without --eval
-  std::string checkpoint;                        ///< the folder that the run goes on from; "": from the beginning
-  std::int64_t first_step = 0;                   ///< that were done before
+  std::string checkpoint;                        ///< the folder that the run resumes from; "": from the beginning
+  std::int64_t first_step = 0;                   ///< steps done before
   nn::LrSchedule schedule;
   fsdp::Precision precision;
   std::int64_t parameters = 0;
 };
 
-/// Reads the model and the data's head, and checks what each strategy needs of the world. Throws InvalidUsage: one line
-/// that says what to do.
+/// Reads the model and the data's head, and checks the requirements of each strategy on the world. Throws InvalidUsage:
+/// one line with the remedy.
 TrainPlan make_plan(const TrainOptions& options, int ranks);
 
-/// What of a step's course its cost depends on.
+/// The properties of a step that its cost depends on.
 fsdp::StepShape course_of(const TrainOptions& options);
 
-/// Throws InvalidUsage where --json, --trace or --report can't be written or would replace what the run reads.
+/// Throws InvalidUsage if --json, --trace or --report can't be written or would replace an input of the run.
 void check_results(const TrainOptions& options);
 
-/// Says on standard error what of the options does nothing here. Once, by who starts the ranks or is rank 0.
+/// Prints on standard error which options have no effect. Called once, by the process that starts the ranks or by rank
+/// 0.
 void warn_ineffective_options(const TrainOptions& options);
 
-/// Throws InvalidUsage where options of a period are given and no strategy that has one.
+/// Throws InvalidUsage if options of a sync period are given but no strategy has one.
 void check_period(const TrainOptions& options);
 
-/// With --accumulate: one line with what each --reduce-when would send and hold, before anything is started; else "".
+/// With --accumulate: one line with what each --reduce-when would send and keep, before any rank starts; else "".
 std::string accumulation_note(const TrainPlan& plan, const std::string& strategy);
 
-/// The engine's options for one strategy of the plan. Throws InvalidUsage where it can't run on this world.
+/// The engine's options for one strategy of the plan. Throws InvalidUsage if it can't run on this world.
 fsdp::EngineOptions engine_options(const TrainPlan& plan, const std::string& strategy);
 
 }  // namespace tessera::tools

@@ -1,4 +1,4 @@
-// What a training run's options come to, and what is wrong with them.
+// Makes the plan of a training run from its options and checks it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@ using base::InvalidUsage;
 
 namespace {
 
-/// The ranks of a host divide its cores among them. A launcher may have bound this one: the host's cores count, not its
-/// own.
+/// The ranks of a host divide its cores among them. A launcher may have bound this rank, so the host's cores count, not
+/// the rank's.
 int threads_of(const TrainOptions& o, int ranks) {
   if (o.threads) return *o.threads;
   const comm::Launch launch = comm::resolve_launch();
@@ -73,7 +73,7 @@ std::shared_ptr<const nn::TokenDataset> open_data(const TrainOptions& o, const s
   return std::make_shared<const nn::TokenDataset>(files, nn::parse_token_format(o.data_format), model.vocabulary);
 }
 
-/// Opens what the run will read, and lets the reader say what is wrong with it.
+/// Opens the files that the run reads; the readers report errors in them.
 void open_files(TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   if (o.steps > 0) {
@@ -98,7 +98,7 @@ void check_batch(const TrainOptions& o, int ranks) {
                   ranks, o.accumulate == 1 ? "" : fmt::format(" and {} microbatches each", o.accumulate), parts));
 }
 
-/// What a graph of a device can't hold, before anything is started.
+/// Refuses options that a device graph can't capture, before any rank starts.
 void check_graphs(const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   const auto refuse = [](bool wrong, const std::string& what) {
@@ -150,7 +150,7 @@ TrainPlan make_plan(const TrainOptions& options, int ranks) {
   nn::validate(optimizer);
   open_files(plan);
   if (!plan.checkpoint.empty()) plan.first_step = check_resumed(plan);
-  // Names are checked on the model without data: a wrong one must not wait for the ranks.
+  // Checks names on the model without data, so that an error is reported before the ranks start.
   nn::Context context;
   const auto model = nn::make_model(context, plan.model);
   fsdp::make_units(prepare(*model, plan), options.wrap);

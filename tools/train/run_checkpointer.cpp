@@ -21,7 +21,7 @@ constexpr const char* kLossScale = "loss-scale";
 constexpr const char* kGoodSteps = "loss-scale-good-steps";
 constexpr const char* kSkippedSteps = "loss-scale-skipped-steps";
 
-/// What decides which data comes next.
+/// The options that determine the order of the data.
 fsdp::Attributes data_attributes(const TrainPlan& plan) {
   const TrainOptions& o = plan.options;
   return {{"seed", std::to_string(o.seed)},
@@ -63,7 +63,7 @@ std::string checkpoint_to_resume(const TrainOptions& o) {
        {std::pair(o.save_every.has_value(), "--save-every"), {o.keep_last.has_value(), "--keep-last"}})
     if (given && o.save.empty()) throw InvalidUsage(std::string(name) + " needs --save, the folder to write to");
   if (o.resume.empty()) return "";
-  // The same command starts a run and goes on with it after a crash.
+  // The same command starts a run and resumes it after a crash.
   std::error_code error;
   const bool own = !o.save.empty() && std::filesystem::weakly_canonical(o.save, error) ==
                                           std::filesystem::weakly_canonical(o.resume, error);
@@ -91,7 +91,7 @@ std::int64_t check_resumed(const TrainPlan& plan) {
     throw InvalidUsage(fmt::format("--resume {}: written with --optimizer {}, this run has {}", plan.options.resume,
                                    attribute("optimizer"), plan.options.optimizer));
   const auto step = static_cast<std::int64_t>(checkpoint.step());
-  if (plan.data == nullptr || step >= plan.options.steps) return step;  // nothing more is trained
+  if (plan.data == nullptr || step >= plan.options.steps) return step;  // no further training
   for (const auto& [name, value] : data_attributes(plan))
     if (attribute(name) != value)
       throw InvalidUsage(fmt::format(
@@ -114,7 +114,7 @@ void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& sc
   const auto& saved = checkpoint.attributes();
   const auto scale = saved.find(kLossScale);
   if (scale == saved.end()) return;
-  const auto number = [&](const char* name) {  // a text that holds none is 0
+  const auto number = [&](const char* name) {  // a text without a number is 0
     const auto found = saved.find(name);
     return found == saved.end() ? 0LL : std::strtoll(found->second.c_str(), nullptr, 10);
   };

@@ -1,4 +1,4 @@
-// --save and --resume: what train keeps of a run, and what a run must have in common with the one that it goes on with.
+// --save and --resume: what train saves of a run, and what a run must share with the run that it resumes.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,29 +12,29 @@ namespace tessera::tools {
 
 void add_saving_options(CLI::App& command, TrainOptions& options);
 
-/// The newest whole checkpoint of --resume; "" where the run begins at the beginning. Throws InvalidUsage.
+/// The newest complete checkpoint of --resume; "" if the run starts from the beginning. Throws InvalidUsage.
 std::string checkpoint_to_resume(const TrainOptions& options);
 /// The model of a checkpoint that train wrote. Throws InvalidUsage.
 nn::ModelConfig model_in(const std::string& checkpoint);
-/// The steps that were done. Throws InvalidUsage where the plan's data would not be what comes next.
+/// The number of steps done. Throws InvalidUsage if the plan's data would not continue the checkpoint's.
 std::int64_t check_resumed(const TrainPlan& plan);
 
-/// A line where the checkpoint to resume holds values that aren't finite, with the newest that is; else "".
+/// A line if the checkpoint to resume contains values that aren't finite, naming the newest finite one; else "".
 std::string divergence_note(const TrainPlan& plan);
 
-/// The scaler goes on where the checkpoint's run was; from the beginning where that had none.
+/// Restores the scaler's state from the checkpoint; if the checkpoint's run had no scaler, it starts anew.
 void restore_scaler(const fsdp::Checkpoint& checkpoint, fsdp::GradientScaler& scaler);
 
-/// The checkpoints of a run. A save that fails is said on rank 0, and training goes on. Collective.
+/// Writes the checkpoints of a run. A failed save is reported on rank 0, and training continues. Collective.
 class RunCheckpointer {
  public:
-  /// `scaler`: null where there is none. Throws InvalidUsage where another run saves there.
+  /// `scaler`: null if there is none. Throws InvalidUsage if another run saves to the folder.
   RunCheckpointer(const TrainPlan& plan, fsdp::Engine& engine, comm::HostCollectives& control,
                   const fsdp::GradientScaler* scaler);
   void after_step(std::int64_t step);
-  /// Waits until the last step's is whole.
+  /// Waits until the last step's checkpoint is complete.
   void finish();
-  /// Why the last save failed; "" where it didn't.
+  /// Why the last save failed; "" if it didn't.
   const std::string& failure() const { return failure_; }
 
  private:

@@ -1,4 +1,4 @@
-// tessera train: one strategy, a line per step.
+// tessera train: trains with one strategy and prints a line per step.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -20,7 +20,7 @@
 namespace tessera::tools {
 namespace {
 
-/// One JSON object a line; the file is replaced when the run begins, and grows by whole lines.
+/// Writes one JSON object per line; the file is replaced when the run starts, and grows by whole lines.
 class JsonLines {
  public:
   explicit JsonLines(const std::string& path) {
@@ -38,7 +38,7 @@ class JsonLines {
   std::ofstream file_;
 };
 
-/// A folder that is made, and where `file` can be written.
+/// Creates a folder and checks that `file` can be written in it.
 void check_folder(const std::string& option, const std::string& folder, const std::string& file) {
   if (folder.empty()) return;
   std::error_code error;
@@ -107,7 +107,7 @@ int train(const CommandLine& commands, const TrainOptions& options) {
   engine_options(plan, options.strategy);
   if (spawn || comm::resolve_launch().rank == 0) {
     check_outputs(options);
-    if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else it has been said
+    if (comm_variable("TESSERA_LAUNCHER") != "tessera") {  // else the launching process has printed it
       warn_ineffective_options(options);
       if (const std::string note = divergence_note(plan); !note.empty()) fmt::print(stderr, "tessera: {}\n", note);
       if (const std::string note = accumulation_note(plan, options.strategy); !note.empty())

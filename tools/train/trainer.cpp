@@ -30,14 +30,14 @@ using base::MemoryCategory;
 using base::TraceEvent;
 using base::TraceEventKind;
 
-/// What a rank measured; rank 0 takes the slowest and the largest.
+/// One rank's measurements; rank 0 uses the slowest and the largest.
 struct StepMeasurements {
   std::vector<double> step_ms;
   std::vector<double> exposed_ms;
   std::vector<std::uint64_t> figures;  // the order of `figures_of`
 };
 
-/// The first two steps warm caches and pools; with fewer than three steps all there is counts.
+/// The first two steps warm up caches and pools; with fewer than three steps all count.
 std::vector<double> without_warm_up(const std::vector<double>& values) {
   return values.size() > 2 ? std::vector<double>(values.begin() + 2, values.end()) : values;
 }
@@ -82,7 +82,7 @@ class Trainer {
   TrainingOutcome finish() {
     TrainingOutcome outcome;
     outcome.result = summarize();
-    engine_.sync_replicas();  // with a period: what follows is of all of them
+    engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows
     outcome.result.final_parameters_hash = hash_parameters(engine_);
     if (!plan_.options.trace.empty()) outcome.last_step = gather_events(control_, last_events_);
     if (!plan_.options.eval.empty()) outcome.result.evaluation = evaluate(plan_, *model_, control_);
@@ -106,7 +106,7 @@ class Trainer {
     engine_.step(rate);
     note_model_state();
     double own = 0;
-    for (const nn::Tensor& loss : losses)  // the one wait of a step: what came before is all in the queue
+    for (const nn::Tensor& loss : losses)  // the only wait of a step: all earlier work is queued
       own += loss.item() / static_cast<double>(losses.size());
     const double mean = mean_over_ranks(own);
     StepReport report{.step = step + 1, .loss = mean, .learning_rate = rate};
@@ -119,13 +119,13 @@ class Trainer {
     note_times(ms);
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
     if (engine_.measures_norm()) report.grad_norm = engine_.grad_norm();
-    // The scaler skips steps whose norm isn't finite: their parameters stay.
+    // The scaler skips steps whose norm is not finite: their parameters don't change.
     divergence_.after_step(report.step, own, mean,
                            engine_.measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
     return report;
   }
 
-  /// Their losses.
+  /// Runs the microbatches and returns their losses.
   std::vector<nn::Tensor> microbatches(std::int64_t step) {
     std::vector<nn::Tensor> losses;
     for (std::int64_t i = 0; i < plan_.options.accumulate; ++i) {
@@ -141,7 +141,7 @@ class Trainer {
     const nn::TokenBatch batch = batches_->batch(context_, step + 1, {first, first + count});
     context_.random() = {.seed = plan_.options.seed, .step = static_cast<std::uint64_t>(step), .first_sample = first};
     if (!graphed_) return forward_backward(batch);
-    // What a graph reads stays in its place.
+    // A graph's inputs must stay at their addresses.
     if (!graphed_batch_) {
       graphed_batch_.emplace(batch);
     } else {
@@ -169,7 +169,7 @@ class Trainer {
 
   double mean_over_ranks(double loss) {
     if (world_.size() > 1) control_.all_reduce(&loss, 1, comm::ReduceOp::avg(), "loss");
-    return std::isnan(loss) ? std::numeric_limits<double>::quiet_NaN() : loss;  // of the many NaNs one, without a sign
+    return std::isnan(loss) ? std::numeric_limits<double>::quiet_NaN() : loss;  // one of the many NaNs, without a sign
   }
 
   void note_model_state() {
@@ -245,7 +245,7 @@ class Trainer {
   std::optional<fsdp::GradientScaler> scaler_;  // of f16
   std::optional<RunCheckpointer> saving_;
   std::optional<fsdp::GraphedStep> graphed_;     // with --graphs
-  std::optional<nn::TokenBatch> graphed_batch_;  // what it reads
+  std::optional<nn::TokenBatch> graphed_batch_;  // its input
   std::vector<double> losses_;
   StepMeasurements measured_;
   RunResult::ModelState state_;
@@ -289,7 +289,7 @@ RunResult Trainer::summarize() {
   r.peak_bytes.reserved = most[9];
   std::copy_n(most.begin() + 10, base::kMemoryUses, r.peak_bytes.peak.begin());
 
-  // The slowest rank of each step; its exposed time by rank, since a fast rank's wait is another's compute.
+  // The slowest rank of each step; exposed time by rank, because a fast rank's wait is another's compute.
   std::vector<double> slowest(measured_.step_ms.size(), 0);
   for (const auto& rank : control_.gather_all(measured_.step_ms))
     for (std::size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);

@@ -1,4 +1,4 @@
-// The training loop as one rank runs it, and what it measures.
+// The training loop of one rank, and its measurements.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,10 @@ struct TrainingCallbacks {
 struct TrainingOutcome {
   RunResult result;                         ///< complete on rank 0
   std::vector<base::TraceEvent> last_step;  ///< of all ranks, on rank 0, if --trace was given
-  std::string save_failure;                 ///< why the last state is in no checkpoint of --save; "": it is
+  std::string save_failure;                 ///< why no checkpoint of --save contains the last state; "" if one does
 };
 
-/// Collective: every rank of `world` calls it with the same plan. `ledger` is the one that `world` books in.
+/// Collective: every rank of `world` calls it with the same plan. `memory_tracker` is the one that `world` uses.
 TrainingOutcome run_training(const TrainPlan& plan, const std::string& strategy, comm::Communicator& world,
                              const std::shared_ptr<base::MemoryTracker>& memory_tracker,
                              const TrainingCallbacks& callbacks);

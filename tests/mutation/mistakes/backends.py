@@ -32,7 +32,7 @@ MISTAKES = [
     mistake("shm-copy-counted-twice", "backends/shm/tiled_collective.cpp", "    if (!peer.copied_out) credit(", "    credit(", (r"^comm\.Meter", *SHM), "the meter counts the results of an all_reduce twice"),
     mistake("shm-copy-not-counted", "backends/shm/publish.cpp", "    if (op.copied_in) count_sent(", "    if (false) count_sent(", (r"^comm\.Meter", *SHM), "the meter misses what was copied"),
     mistake("shm-rounds-of-a-copy-ignored", "backends/shm/tiled_collective.cpp", "std::min({op.rounds_for(whole.count), there, taken", "std::min({op.rounds_for(whole.count), taken", (r"^comm\.Communicator", r"^comm_processes$", *SHM), "a reader is ahead of who fills the copy"),
-    mistake("shm-mismatch-without-the-others", "backends/shm/tiled_collective.cpp", "    op.everyone = true;  // to say what each of them calls\n", "", (r"^comm\.", *SHM), "a mismatch of a rank that waits for few is never said"),
+    mistake("shm-mismatch-without-the-others", "backends/shm/tiled_collective.cpp", "    op.everyone = true;  // waits for all ranks, to report what each calls\n", "", (r"^comm\.", *SHM), "a mismatch of a rank that waits for few is never said"),
     mistake("shm-deadline-never-set", "backends/shm/shm_group.cpp", "  op.set_deadline();\n  engine.wake", "  engine.wake", (r"^comm\.", *SHM), "an operation waits for ever"),
     mistake("shm-large-symmetric", "backends/shm/shm_group.cpp", "  if (named == kSymmetric && bytes > kEagerBytes)", "  if (named == kSymmetric && bytes > 1000 * kEagerBytes)", (*SHM, r"^comm\.Algorithms"), "TESSERA_ALGO=symmetric is ignored for large sizes"),
 

@@ -75,7 +75,7 @@ MISTAKES = [
             option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval drops activations"),
     mistake("trace-of-one-rank", "tools/train/events.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
             COMPARE, "--trace shows all ranks as one"),
-    mistake("export-misses-the-last-step", "tools/train/trainer.cpp", "    engine_.sync_replicas();  // with a period: what follows is of all of them\n", "",
+    mistake("export-misses-the-last-step", "tools/train/trainer.cpp", "    engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows\n", "",
             option("FiguresTest.test_replicas_meet_before_what_is_exported"), "local_sgd exports one replica"),
     mistake("adapter-config-alpha", "src/nn/peft_adapter.cpp", "{\"lora_alpha\", options.alpha},", "{\"lora_alpha\", options.rank},", r"^tools\.lora$", "PEFT scales an exported adapter wrong"),
     mistake("json-of-a-full-disk", "tools/train/train.cpp", "    if (!file_) throw base::SystemError(\"--json: writing failed; is the disk full?\");\n", "",

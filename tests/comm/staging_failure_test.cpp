@@ -1,6 +1,7 @@
 // What goes wrong with memory of a device on the host's backends: everybody learns it, streams go on, and nothing is
 // written afterwards.
 #include <atomic>
+#include <latch>
 #include <thread>
 
 #include "tests/comm/staging_support.h"
@@ -68,12 +69,13 @@ TEST_P(StagingFailure, AFailureReleasesStreamsAndNothingIsWrittenAfterIt) {
 
 TEST_P(StagingFailure, AbortReachesWhatIsInFlightAndQueued) {
   const auto device = lazy_device();
+  std::latch ready(2);  // not a barrier of comm: the abort may overtake its end on the other rank
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
     const auto never = device->make_signal();
     Values x(comm, *device, *stream, 50'000, 1);
     stream->synchronize();
-    comm.barrier().wait();
+    ready.arrive_and_wait();
     if (comm.rank() == 0) {
       Work moving = comm.all_reduce(x.view(), x.view(), ReduceOp::sum());
       const auto stuck = device->make_stream();

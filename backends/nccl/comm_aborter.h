@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "backends/nccl/api.h"
+#include "tessera/comm/pollable.h"
 
 namespace tessera::comm::nccl {
 

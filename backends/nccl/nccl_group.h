@@ -23,6 +23,7 @@
 #include "backends/nccl/operation.h"
 #include "backends/nccl/runtime.h"
 #include "tessera/comm/failure.h"
+#include "tessera/comm/pollable.h"
 
 namespace tessera::comm::nccl {
 

@@ -7,6 +7,7 @@
 
 #include "backends/nccl/cuda_objects.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/pollable.h"
 
 namespace tessera::comm::nccl {
 

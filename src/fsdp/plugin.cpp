@@ -75,7 +75,7 @@ void look_over(const PluginExports& offer) {
   for (const OfferedCollective& each : offer.collectives) {
     const std::string kind(comm::name_of(each.collective));
     add(kind, each.name);
-    if (std::find(kPluggable.begin(), kPluginState.end(), each.collective) == kPluginState.end())
+    if (std::find(kPluggable.begin(), kPluggable.end(), each.collective) == kPluggable.end())
       throw InvalidUsage("its " + kind + " " + each.name +
                          " would never be called; trainings have all_gather, reduce_scatter and all_reduce");
     if (!each.make) throw InvalidUsage("its " + kind + " " + each.name + " has no maker");

@@ -101,7 +101,7 @@ TEST_P(Calls, OfPartsThatOverlapAtTheRootAreRefused) {
     std::vector<float> part(20);
     const View own = root ? view_of(x.data(), 10) : view_of(part.data(), 20);
     comm.scatter_v(view_of(x.data(), root ? 30 : 0), own, counts, 0).wait();
-    // What a rank gives itself is as much as it takes of itself: neither less nor more.
+    // The amount that a rank sends to itself must equal the amount that it receives from itself.
     for (const bool gives_more : {true, false}) {
       const std::string different = error_of([&] {
         const std::vector<std::size_t> given = {5, 10}, less = {4, 11}, more = {6, 9};

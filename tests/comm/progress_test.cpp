@@ -78,8 +78,7 @@ std::chrono::steady_clock::duration wait_beside_a_waiter(bool progress_thread, s
 
 TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) { EXPECT_LT(wait_beside_a_waiter(true, 1000ms), 500ms); }
 
-TEST(Progress,
-     NorDoesOneThatHasAlwaysWaitedAtOnceBefore) {  // so its progress thread was not woken
+TEST(Progress, NorDoesOneThatHasAlwaysWaitedAtOnceBefore) {  // so its progress thread was not woken
   EXPECT_LT(wait_beside_a_waiter(true, 1000ms, 200), 500ms);
 }
 

@@ -113,7 +113,7 @@ TEST_P(Failure, AMessageAfterACollectiveConcernsTwoRanks) {
   });
 }
 
-/// Data that a failed communicator leaves behind does not slow down others.
+/// Data that a failed communicator leaves behind does not affect other communicators.
 TEST_P(Failure, ManyFailedSplitsWithMessagesThatNobodyReceived) {
   run_ranks(2, [](Communicator& world) {
     const auto sibling = world.split(0, 0);

@@ -52,7 +52,7 @@ struct World {
   bool all_right() const { return right[0] && right[1] && errors[0].empty() && errors[1].empty(); }
 };
 
-/// Two ranks meet over a proxy, exchange blobs, and send each other `text` on a channel.
+/// Runs the rendezvous of two ranks over a proxy; they exchange blobs, and send each other `text` on a channel.
 void run(World& world, std::optional<FlippingProxy::Flip> flip, const std::string& text = "some words") {
   FlippingProxy proxy(0, flip);
   const int port = free_port();

@@ -17,7 +17,7 @@ namespace {
 
 using namespace wire_test;
 
-/// Knows only rank and size.
+/// Provides only the rank and the token of its world.
 class FakeBootstrap final : public Bootstrap {
  public:
   FakeBootstrap(int rank, std::uint8_t world) : rank_(rank) { token_.fill(world); }
@@ -173,7 +173,8 @@ TEST(MatchedTransport, WhatIsGivenUpIsLeftAlone) {
   EXPECT_TRUE(seen);
 }
 
-/// Payload and completion of a message whose sender cancels it before or after the receiver reads it.
+/// A sender cancels a message while the receiver reads it: it must not complete. Without the cancel both sides
+/// complete.
 TEST(MatchedTransport, WhatItsSenderGaveUpDoesNotCountAsComeEvenIfItIsRead) {
   World world(2, 4, 1, Way::near);
   constexpr std::size_t kBytes = std::size_t{3} << 20;  // several pieces

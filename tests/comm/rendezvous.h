@@ -1,4 +1,4 @@
-// Ranks that meet at TESSERA_MASTER: threads with their own connections, as processes have.
+// Rendezvous at TESSERA_MASTER between threads that have their own connections, as processes do.
 #pragma once
 
 #include <chrono>

@@ -37,7 +37,7 @@ def expect(code, output, wanted_code, *texts):
 
 
 def stopped_rank(program):
-    """After the timeout the error names the stopped rank; neither MPI nor its finalization at exit blocks the others."""
+    """After the timeout the error names the stopped rank; neither MPI nor its finalization at exit blocks others."""
     marker = str(os.getpid())
     env = dict(ENVIRONMENT, TEST_MARKER=marker, TESSERA_TIMEOUT="3s")
     ranks = subprocess.Popen([*MPIRUN, "-n", "3", program, "forever"], env=env, stdout=subprocess.PIPE, text=True,

@@ -26,7 +26,7 @@ options = parser.parse_args()
 
 
 def ours(strategy):
-    """In a process of its own, whose children's peak is that of this run alone."""
+    """Runs in its own process, so that the peak of its children is that of this run alone."""
     out = subprocess.run([sys.executable, __file__, options.build, "--measure", strategy, "--steps", str(options.steps)], check=True,
                          text=True, stdout=subprocess.PIPE).stdout
     return json.loads(out)

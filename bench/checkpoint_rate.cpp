@@ -1,5 +1,5 @@
-// How fast a checkpoint is written and read, beside plain sequential writes and reads of as many bytes in the same
-// folder, in turns. Both end when the data is on the disk (fsync); both read from the page cache.
+// Measures how fast checkpoints are written and read, and, in turns, plain sequential writes and reads of as many bytes
+// in the same folder. Writes end when the data is on the disk (fsync); reads come from the page cache.
 //
 //   bench_checkpoint_rate [--model gpt2] [--ranks 1] [--folder /tmp] [--rounds 5]
 #include <fcntl.h>
@@ -58,7 +58,7 @@ void write_plainly(const std::string& path, const std::vector<char>& memory) {
   ::close(file);
 }
 
-/// Into memory of that size that is there already, as the engine's is.
+/// Reads into existing memory of that size, as the engine does.
 void read_plainly(const std::string& path, std::vector<char>& memory) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   require(file >= 0, "open of " + path);

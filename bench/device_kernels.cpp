@@ -1,6 +1,6 @@
-// What a device's kernels achieve at a GPT-2's shapes, beside what the same run measures as the device's limits:
-// copying within its memory, and its largest matrix product. Each kernel's ideal time is the longer of its bytes (each
-// tensor once) at that rate and its operations at that; its gap is the time beyond, times its calls in a step.
+// Measures a device's kernels at a GPT-2's shapes, and the device's limits in the same run: copies within its memory,
+// and its largest matrix product. Each kernel's ideal time is the longer of its bytes (each tensor once) at the copy
+// rate and its operations at the product's rate; its gap is the time beyond that, times its calls per step.
 //
 //   bench_device_kernels --device cuda --dtype bf16 --json FILE
 #include <fmt/format.h>
@@ -32,10 +32,10 @@ struct Sizes {
   }
 };
 
-/// One kernel as a step calls it.
+/// One kernel, as a step calls it.
 struct Case {
   std::string name;
-  double calls = 1;  ///< in a step
+  double calls = 1;  ///< per step
   double flops = 0;
   double bytes = 0;
   std::function<void()> run;
@@ -45,7 +45,7 @@ struct Figure {
   std::string name;
   double calls = 0, us = 0, gbps = 0, tflops = 0;
   double of_limit = 0;  ///< ideal time / time
-  double gap_us = 0;    ///< in a step
+  double gap_us = 0;    ///< per step
 };
 
 struct Limits {
@@ -92,7 +92,7 @@ class Bench {
     return data;
   }
 
-  /// The median of five rounds, in microseconds, on the stream's own clock.
+  /// The median of five rounds, in microseconds, by the stream's own clock.
   double time(const std::function<void()>& work) {
     const auto round = [&](int calls) {
       const base::Event begin = stream().record();
@@ -140,7 +140,7 @@ class Bench {
                      });
   }
 
-  /// The three products of one linear layer, and its bias gradient.
+  /// The three matrix products of one linear layer, and its bias gradient.
   template <class T>
   void linear(const std::string& name, std::size_t in, std::size_t out, double calls, bool gelu) {
     const std::size_t rows = s_.rows();
@@ -295,7 +295,7 @@ class Bench {
          }});
   }
 
-  /// f32 masters; 16-bit gradients and copies where the model is.
+  /// f32 master weights; 16-bit gradients and copies if the model is 16-bit.
   template <class T>
   void optimizer() {
     const std::size_t count = s_.parameters();

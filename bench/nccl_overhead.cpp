@@ -1,7 +1,8 @@
-// What the nccl backend costs over calls of NCCL's own functions: one rank, the same buffers, in turns.
+// The overhead of the nccl backend over direct calls of NCCL: one rank, the same buffers, in turns.
 //
 // "alone": one call, and the host waits for it. "in a row": twenty calls on a stream, and the host waits for the last,
-// as nccl-tests does; ours are tied to the stream as the engine ties them. Medians over rounds, in microseconds a call.
+// as nccl-tests does; calls of the backend depend on the stream as in the engine. Medians over rounds, in microseconds
+// per call.
 //
 //   bench_nccl_overhead [--json FILE]
 #include <fmt/format.h>

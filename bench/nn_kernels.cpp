@@ -1,8 +1,8 @@
-// The kernels at gpt-mini's shapes (batch 8 x 256 positions, width 384, 6 heads of 64, vocabulary 256, f32, one thread),
-// beside the machine's own sgemm and memcpy in the same run.
+// The kernels at gpt-mini's shapes (batch 8 x 256 positions, width 384, 6 heads of 64, vocabulary 256, f32, one
+// thread), and the machine's own sgemm and memcpy in the same run.
 //
-// "flops" is floating-point operations a second (matrix products; attention counts the half below the diagonal only),
-// "bytes" bytes read and written a second, each tensor once.
+// "flops" is floating-point operations per second (matrix products; attention counts only the half below the diagonal),
+// "bytes" is bytes read and written per second, each tensor once.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>

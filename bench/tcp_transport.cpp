@@ -1,5 +1,5 @@
-// The TCP transport between two ranks that are threads: how long a small message takes one way, and how fast large ones
-// move. Compare with `iperf3 -s -1 & iperf3 -c 127.0.0.1` on the same machine.
+// The TCP transport between two ranks that are threads: the one-way latency of small messages and the bandwidth of
+// large ones. Compare with `iperf3 -s -1 & iperf3 -c 127.0.0.1` on the same machine.
 //
 //   bench_tcp_transport [STREAMS ...]        default: 1 2 4
 //   bench_tcp_transport latency RANKS        of a ring of messages among more ranks
@@ -43,7 +43,7 @@ struct Rank {
   std::uint32_t next_tag = 0;
   bool crowded = false;  // more ranks than cores
 
-  /// Waits as the library's progress does: spins, then yields, then sleeps.
+  /// Waits as the library's progress engine does: spins, then yields, then sleeps.
   void until(std::size_t done) {
     Clock::time_point idle_since = Clock::now();
     for (std::uint32_t turn = 1; counter.done < done; ++turn) {
@@ -74,7 +74,7 @@ struct Rank {
   }
 };
 
-/// Passes a message around all ranks; seconds per hop, the best of several tries.
+/// Passes a message around all ranks; returns seconds per hop, the best of several tries.
 double ring_latency(Rank& self, int rank, int ranks, std::size_t bytes) {
   std::vector<std::byte> out(bytes), in(bytes);
   double best = 1;
@@ -97,7 +97,7 @@ double ring_latency(Rank& self, int rank, int ranks, std::size_t bytes) {
   return best;
 }
 
-/// From rank 0 to rank 1, four at a time; the best of several tries.
+/// Sends from rank 0 to rank 1, four messages at a time; returns the best of several tries.
 double bandwidth(Rank& self, int rank, std::size_t bytes) {
   constexpr int kWindow = 4;
   std::vector<std::vector<std::byte>> buffers(kWindow, std::vector<std::byte>(bytes));

@@ -1,5 +1,5 @@
-// Trains a preset alone, without the engine, on random tokens, and prints what one step costs as a line of JSON: the
-// pair of PyTorch's side of docs/performance.md, and what the engine's cost is measured against.
+// Trains a preset without the engine on random tokens, and prints the cost of a step as a line of JSON: the counterpart
+// of PyTorch's figures in docs/performance.md, and the baseline of the engine's cost.
 //
 //   bench_train_alone [MODEL] [BATCH] [POSITIONS] [STEPS] [THREADS] [--device cuda] [--precision bf16]
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ Tensor random_tokens(Context& context, const Options& options, std::int64_t voca
   return tokens;
 }
 
-/// On the stream's own clock, in milliseconds.
+/// By the stream's own clock, in milliseconds.
 struct StepTimes {
   double forward = 0, backward = 0, whole = 0;
 };

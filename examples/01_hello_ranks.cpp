@@ -1,4 +1,4 @@
-// Hello from every rank, in order. Run it alone, or on four ranks:  tessera run -n 4 -- ./01_hello_ranks
+// Prints a greeting from every rank, in order. Run it alone, or on four ranks:  tessera run -n 4 -- ./01_hello_ranks
 #include <cstdio>
 
 #include "tessera/comm/init.h"

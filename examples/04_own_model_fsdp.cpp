@@ -1,4 +1,4 @@
-// A model of one's own under FSDP: embedding, blocks of attention, feed-forward with ReLU and layer norms, an output head.
+// A custom model under FSDP: embedding, blocks of attention, feed-forward with ReLU and layer norms, an output head.
 // The same program trains alone or sharded:  ./04_own_model_fsdp   or   tessera run -n 2 -- ./04_own_model_fsdp
 
 #include "tessera/comm/init.h"
@@ -18,7 +18,7 @@ constexpr std::int64_t kWidth = 48, kHeads = 4, kVocabulary = 101;
 
 class Block : public nn::Layer<Block> {
  public:
-  explicit Block(nn::Context& context) : Layer(context) { mark_block(); }  // a block is a unit of sharding
+  explicit Block(nn::Context& context) : Layer(context) { mark_block(); }  // a block is an FSDP unit
   Tensor forward(const Tensor& x) {
     const Tensor y = nn::ops::add(x, attention_(norm_1_(x)));
     return nn::ops::add(y, down_(nn::ops::relu(up_(norm_2_(y)))));

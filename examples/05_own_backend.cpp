@@ -1,4 +1,4 @@
-// A backend of one's own: ranks are threads, a collective is a meeting where everybody shows their buffers.
+// A custom backend: ranks are threads, and each collective is a barrier at which all ranks publish their buffers.
 #include <barrier>
 #include <cstdio>
 #include <cstring>
@@ -38,7 +38,7 @@ class MeetingCommunicator : public comm::Communicator {
   }
   Work do_start(const OpDesc& call) override {
     meeting_->calls[rank()] = &call;
-    meeting_->arrived.arrive_and_wait();  // all inputs are there
+    meeting_->arrived.arrive_and_wait();  // all inputs are published
     std::vector<std::byte> result(call.out.bytes());
     const auto sum = call.in.dtype == base::DType::u8 ? &MeetingCommunicator::reduce<std::uint8_t> : &MeetingCommunicator::reduce<float>;
     switch (call.kind) {
@@ -50,10 +50,10 @@ class MeetingCommunicator : public comm::Communicator {
         break;
       default: throw base::Unsupported(std::string(comm::name_of(call.kind)) + " over meeting");
     }
-    meeting_->arrived.arrive_and_wait();  // all inputs are read: now outputs, which may be inputs too, can be written
+    meeting_->arrived.arrive_and_wait();  // all inputs are read: now outputs, which may alias inputs, can be written
     if (call.kind != OpKind::barrier) std::memcpy(call.out.data, result.data(), call.out.bytes());
     meeting_->arrived.arrive_and_wait();
-    return Work();  // done: this backend is never asynchronous
+    return Work();  // completed: this backend is never asynchronous
   }
   Work do_batch(std::span<const OpDesc>) override { throw base::Unsupported("batch over meeting"); }
   std::unique_ptr<comm::Communicator> do_split(int color, int) override {

@@ -1,6 +1,6 @@
-// A run that is stopped after three steps and goes on: 16-bit parameters with f32 masters, two microbatches a step,
-// clipped gradients, and a checkpoint that is written while training goes on. It ends with the very losses of one that
-// never stopped.
+// Stops a run after three steps and resumes it: half-precision parameters with f32 master weights, two microbatches per
+// step, clipped gradients, and a checkpoint that is written during training. The losses are bitwise equal to those of
+// an uninterrupted run.
 //   tessera run -n 2 -- ./07_save_and_resume
 
 #include <cstdio>
@@ -31,7 +31,7 @@ struct Run {
           static_cast<int>((static_cast<std::int64_t>(engine.steps()) + 7 * i + engine.rank()) % 256);
     double loss = 0;
     for (int i = 0; i < kMicrobatches; ++i) {
-      engine.set_is_last_backward(i + 1 == kMicrobatches);  // gradients add up until then
+      engine.set_is_last_backward(i + 1 == kMicrobatches);  // gradients accumulate until then
       nn::Tape tape;
       nn::Tensor part;
       {
@@ -69,11 +69,11 @@ int main() {
     for (int step = 1; step <= 6; ++step) {
       losses.push_back(run.step());
       if (step == 3) checkpoints.save({{"data", "made up"}});  // returns when the state is copied
-      checkpoints.poll();                                      // names it when every rank's part is on the disk
+      checkpoints.poll();                                      // publishes it once every rank's part is on the disk
     }
     checkpoints.finish();
   }
-  Run run(*world);  // as after a crash; any other number of ranks and any other strategy would do
+  Run run(*world);  // as after a crash; the number of ranks and the strategy could change
   fsdp::Checkpoint checkpoint(folder);
   fsdp::restore(run.engine, checkpoint);
   bool same = true;
@@ -83,6 +83,6 @@ int main() {
     if (world->rank() == 0) std::printf("step %zu loss %.2f\n", step + 1, loss);
   }
   if (world->rank() == 0) std::printf("%s\n", same ? "as if it had never stopped" : "something is wrong");
-  run.control.gather_all(std::vector<int>{0});  // everybody has read
+  run.control.gather_all(std::vector<int>{0});  // all ranks have read the checkpoint
   if (world->rank() == 0) std::filesystem::remove_all(folder);
 }

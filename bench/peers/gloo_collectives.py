@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Gloo does, through PyTorch on the CPU, with the operations it has; a line of JSON a point, as mpi_collectives.c.
+"""Times the operations that Gloo has, through PyTorch on the CPU; prints a line of JSON per point, as mpi_collectives.c does.
 
     gloo_collectives.py RANKS [MIN_BYTES MAX_BYTES FACTOR]         ranks are processes of this host, over loopback
 """

@@ -1,18 +1,18 @@
-/* What an MPI library does with the operations that `tessera bench` times, measured as it measures: every call begins after
- * a barrier, and takes as long as its slowest rank; the median counts. A line of JSON a point.
+/* Times an MPI library's versions of the operations of `tessera bench`, with the same method: every call begins after a
+ * barrier and takes as long as its slowest rank; the median counts. Prints a line of JSON per point.
  *
  *   mpicc -O2 mpi_collectives.c -o mpi_collectives
  *   mpirun -n 2 ./mpi_collectives [blocking|nonblocking] [MIN_BYTES MAX_BYTES FACTOR]
  *
- * A size is the total, as in nccl-tests: all_gather, reduce_scatter and all_to_all count per rank x ranks. nonblocking: the I-form of
- * the call, then MPI_Test until it is done. */
+ * A size is the total, as in nccl-tests: for all_gather, reduce_scatter and all_to_all it is the count per rank x ranks.
+ * nonblocking: the I-form of the call, then MPI_Test until it completes. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { kMostCalls = 500, kWarmUp = 3 };
-static const double kSecondsAPoint = 1.0; /* some libraries need 10 ms a call where ranks share a core */
+static const double kSecondsAPoint = 1.0; /* some libraries need 10 ms per call if ranks share a core */
 
 static const char* const kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
 enum { kOperations = sizeof kNames / sizeof kNames[0] };
@@ -22,7 +22,7 @@ static int ascending(const void* left, const void* right) {
   return (a > b) - (a < b);
 }
 
-/* A broadcast has one buffer in MPI: `out`, which the root has filled. */
+/* MPI's broadcast has one buffer: `out`, which the root fills. */
 static void blocking_call(int what, const float* in, float* out, int all, int part) {
   if (what == 0) MPI_Allreduce(in, out, all, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   if (what == 1) MPI_Allgather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);

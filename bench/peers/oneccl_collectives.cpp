@@ -1,6 +1,6 @@
-// What oneCCL does with the operations that `tessera bench` times, measured as mpi_collectives.c measures: every call
-// begins after a barrier, and takes as long as its slowest rank; the median counts. A line of JSON a point. MPI starts
-// the ranks and times them; everything that is timed is oneCCL's.
+// Times oneCCL's versions of the operations of `tessera bench`, with the method of mpi_collectives.c: every call begins
+// after a barrier and takes as long as its slowest rank; the median counts. Prints a line of JSON per point. MPI only
+// starts the ranks and measures the time; all timed operations are oneCCL's.
 //
 //   oneccl_collectives [MIN_BYTES MAX_BYTES FACTOR]
 #include <mpi.h>

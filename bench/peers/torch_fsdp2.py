@@ -3,8 +3,8 @@
 
     torch_fsdp2.py [--mode fsdp|ddp] [--batch 8] [--positions 256] [--steps 12] [--ranks 2]
 
-Starts its ranks itself, one thread each. Prints a line of JSON: step_ms (median without the first two), and of the largest rank
-peak_mb, the resident memory at its highest, and grown_mb, the same without what the process had before the model.
+Starts its ranks itself, one thread each. Prints a line of JSON: step_ms (median without the first two steps), and for the
+largest rank peak_mb, its peak resident memory, and grown_mb, the same minus the memory from before the model.
 """
 import argparse
 import json

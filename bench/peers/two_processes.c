@@ -1,6 +1,6 @@
-/* What two processes on two cores need to exchange bytes through memory that both map, with nothing around it: each
- * copies its own to its slot, raises a flag, waits for the other's, copies that, and copies its own beside it, as an
- * all_gather of 2 x BYTES does. The median of all exchanges, and of the first copy alone.
+/* The bare time of two processes on two cores to exchange bytes through memory that both map: each copies its data to
+ * its slot, sets a flag, waits for the peer's flag, copies the peer's data, and copies its own data beside it, as an
+ * all_gather of 2 x BYTES does. Prints the median of all exchanges, and of the first copy alone.
  *
  *   cc -O2 -D_GNU_SOURCE two_processes.c -o two_processes && ./two_processes BYTES writable|read-only
  *
@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
   const _Atomic uint64_t* const their_flag = (_Atomic uint64_t*)(flags + other * kFlagBytes);
   uint64_t count = 0;
   for (int i = 0; i < kExchanges; ++i) {
-    atomic_store(own_flag, ++count); /* together */
+    atomic_store(own_flag, ++count); /* both processes start together */
     wait_for(their_flag, count);
     const size_t slot = (size_t)(i % kSlots) * bytes;
     const double begin = now_us();

@@ -1,5 +1,6 @@
-// The bytes of each collective between two processes over one loopback connection, by the plainest loop there is: no library,
-// no sums, nothing but write() and read() without blocking, each process bound to a core. What the kernel's TCP takes.
+// Moves the bytes of each collective between two processes over one loopback connection in the simplest possible loop:
+// no library, no sums, only non-blocking write() and read(), each process bound to a core. This is the cost of the kernel's
+// TCP.
 //   two_sockets LEAST MOST FACTOR      prints a line of JSON for each operation and size
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -26,7 +27,7 @@ static void fail(const char* what) {
   exit(1);
 }
 
-// Sends and receives `bytes` at the same time, as much as each call takes.
+// Sends and receives `bytes` at the same time, as much per call as the socket accepts.
 static void exchange(int s, const char* in, char* out, size_t bytes) {
   size_t sent = 0, got = 0;
   while (sent < bytes || got < bytes) {

@@ -1,4 +1,4 @@
-"""Ranks that die or stop in the middle of their work, over one backend: the others say so in time, and live.
+"""Ranks that die or stop during operations, over one backend: the other ranks report it in time and stay alive.
 
     faults.py PROGRAM      PROGRAM is test_comm_rank; the backend and its settings come from the environment
 """
@@ -30,7 +30,7 @@ def start(program, run, timeouts):
 
 
 def endings(ranks, skip, patience):
-    """The number, last words and exit code of all ranks but one."""
+    """The number, output and exit code of all ranks except `skip`."""
     deadline = time.monotonic() + patience
     found = []
     for number, rank in enumerate(ranks):
@@ -41,7 +41,7 @@ def endings(ranks, skip, patience):
 
 
 def attempt(program, name, victim, sent, patience, pattern, timeouts=("60s",) * RANKS):
-    """All others name `victim`, which gets the signal `sent`, by `pattern`, and no other rank."""
+    """Sends the signal `sent` to `victim`. All other ranks must report it with `pattern` and name no other rank."""
     ranks = start(program, f"faults-{os.getpid()}-{name}", timeouts)
     try:
         ranks[victim].send_signal(sent)
@@ -61,9 +61,9 @@ def main():
     for victim in (1, 1, 0):
         attempt(program, f"killed-{victim}", victim, signal.SIGKILL, 20, rf"PeerLost: .*rank {victim}")
     attempt(program, "stopped", 1, signal.SIGSTOP, 30, r"Timeout: .*rank 1 is not responding", ["3s"] * RANKS)
-    # What ranks ask and tell each other goes over rank 0: the others are not blamed for its silence ...
+    # Control messages go through rank 0: no other rank is blamed for its silence ...
     attempt(program, "stopped-hub", 0, signal.SIGSTOP, 30, r"Timeout: .*rank 0 is not responding", ["3s"] * RANKS)
-    # ... nor is one that has left because of it.
+    # ... nor is a rank that has left because of it.
     attempt(program, "stopped-hub-and-a-leaver", 0, signal.SIGSTOP, 40, r"Timeout: .*rank 0 is not responding",
             ["60s", "2s", "9s"])
 

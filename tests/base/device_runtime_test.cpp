@@ -111,7 +111,7 @@ TEST(DeviceModules, AModuleIsRefusedWithTheReason) {
   EXPECT_THAT(refusal(folder + "/nothere.so"), HasSubstr("nothere.so"));
 }
 
-/// Counts what a pool asks of a device.
+/// Counts a pool's calls of a device.
 class CountingRuntime final : public DeviceRuntime {
  public:
   CountingRuntime() : DeviceRuntime({DeviceType::cuda, 0}, {.slow_allocation = true}) {}

@@ -17,7 +17,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// What a 16-bit float is, written down from the standard and worked out in double: no bit trick of the code under
+/// A 16-bit float format, written from the standard and computed in double, without the bit tricks of the code under
 /// test.
 struct Format {
   int exponent_bits;
@@ -35,13 +35,13 @@ struct Format {
 
   std::uint16_t infinity() const { return static_cast<std::uint16_t>(((1 << exponent_bits) - 1) << mantissa_bits); }
 
-  /// Round to nearest, ties to even, by bisection over all values and a comparison of distances in double.
+  /// Rounds to nearest, ties to even, by bisection over all values and comparison of distances in double.
   std::uint16_t nearest(double x) const {
     const auto sign = static_cast<std::uint16_t>(std::signbit(x) ? 0x8000 : 0);
     const double magnitude = std::fabs(x);
     if (std::isinf(x)) return sign | infinity();
     std::uint16_t low = 0;
-    std::uint16_t high = infinity();  // counts as the next power of two, where overflow begins to round
+    std::uint16_t high = infinity();  // stands for the next power of two, where rounding overflows
     while (high - low > 1) {
       const auto middle = static_cast<std::uint16_t>(low + (high - low) / 2);
       (value(middle) <= magnitude ? low : high) = middle;
@@ -58,8 +58,8 @@ struct Format {
 constexpr Format kHalf{5, 10};
 constexpr Format kBrain{8, 7};
 
-/// Every value of the format, the middle between it and its neighbour, and the floats right beside both; and the
-/// float's own edges.
+/// Every value of the format, the midpoint between it and its neighbor, the floats adjacent to both, and the edges of
+/// float itself.
 std::vector<float> hard_inputs(const Format& format) {
   std::vector<float> inputs = {kInfinity,
                                -kInfinity,
@@ -157,7 +157,7 @@ TEST(BF16, RoundsAsTheStandardSays) {
   for (const float x : hard_inputs(kBrain)) ASSERT_EQ(bf16::from_float(x), kBrain.nearest(x)) << std::hexfloat << x;
 }
 
-TEST(BF16, NaNsWithALowPayloadStayNaN) {  // cutting the lower half off would give infinity
+TEST(BF16, NaNsWithALowPayloadStayNaN) {  // truncation of the lower half would give infinity
   for (const std::uint32_t bits : {0x7f800001U, 0xff800001U, 0x7f80ffffU, 0x7fffffffU, 0xffffffffU}) {
     const auto value = std::bit_cast<float>(bits);
     EXPECT_TRUE(std::isnan(bf16::to_float(bf16::from_float(value)))) << std::hex << bits;
@@ -208,7 +208,7 @@ TEST(AllFinite, SeesOneNumberAmongMany) {
     for (const std::size_t at : {0, 1, 63, 999}) {
       std::vector<float> floats(1000, -0.0F);
       std::vector<double> doubles(1000, 1e308);
-      std::vector<std::uint16_t> f16s(1000, 0x7bff), bf16s(1000, 0x7f7f);  // the largest there are
+      std::vector<std::uint16_t> f16s(1000, 0x7bff), bf16s(1000, 0x7f7f);  // the largest finite values
       EXPECT_TRUE(all_finite(DType::f32, bytes_of(floats)));
       EXPECT_TRUE(all_finite(DType::f64, bytes_of(doubles)));
       EXPECT_TRUE(all_finite(DType::f16, bytes_of(f16s)));

@@ -62,7 +62,7 @@ TEST(Env, AChildsEnvironmentHoldsEachNameOnce) {
   EXPECT_THAT(lines,
               testing::IsSupersetOf({"TESSERA_TEST_SAMPLE=new", "TESSERA_TEST_OTHER=", "TESSERA_TEST_SAMPLE_2=kept"}));
   EXPECT_THAT(lines, testing::Not(testing::Contains("TESSERA_TEST_SAMPLE=old")));
-  // A rank that starts ranks: they have places of their own.
+  // A rank that starts ranks: the children get their own rank numbers.
   const Setting place("TESSERA_RANK", "3");
   const std::vector<std::pair<std::string, std::string>> child = {{"TESSERA_RANK", "0"}};
   const std::vector<std::string> ranks = environment_with(child);

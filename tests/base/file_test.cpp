@@ -72,7 +72,7 @@ TEST(Text, EscapesTheRest) {
   EXPECT_EQ(printable("\xc2\x9b"
                       "2J"),
             "\\xc2\\x9b2J");                       // a control character above ASCII
-  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");  // none at all, and one cut short
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");  // no UTF-8 at all, and a truncated sequence
   EXPECT_EQ(printable("\xc3(\xe2\x82"), "\\xc3(\\xe2\\x82");
 }
 

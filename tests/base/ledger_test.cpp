@@ -25,7 +25,7 @@ TEST(Ledger, EachUseHasItsOwnPeakAndTheTotalItsOwnInstant) {
   EXPECT_EQ(s.total_peak, 150U) << "the highest sum at one instant, not the sum of the peaks (180)";
 }
 
-TEST(Ledger, PeakRemembersWhatNowForgot) {  // negative control: a peak that followed `now` would say 10
+TEST(Ledger, PeakRemembersWhatNowForgot) {  // negative control: a peak that followed `now` would be 10
   MemoryTracker memory_tracker;
   memory_tracker.add(MemoryCategory::other, 1000);
   memory_tracker.remove(MemoryCategory::other, 990);

@@ -47,7 +47,7 @@ TEST(Log, SurvivesASinkThatThrowsAndNoSink) {
 }
 
 TEST(Log, SinkCallsAreSerialised) {
-  std::vector<int> unguarded;  // the data race would be seen by tsan, the lost element by the count
+  std::vector<int> unguarded;  // tsan would detect the data race, the count the lost element
   Logger logger(LogLevel::debug, [&](LogLevel, std::string_view) { unguarded.push_back(1); });
   std::vector<std::jthread> threads;
   for (int t = 0; t < 4; ++t)

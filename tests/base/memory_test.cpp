@@ -59,7 +59,7 @@ TEST(Pool, AlignsAndBooksEverySize) {
 
 TEST(Pool, BlocksThatCanHoldAHugePageBeginWithOne) {
   Fixture f;
-  std::vector<Buffer> held;  // one after the other: what the kernel happened to give first proves little
+  std::vector<Buffer> held;  // one after the other: the memory that the kernel returns first proves little
   for (const std::size_t bytes : {2 * kMiB, 3 * kMiB, 5 * kMiB + 4096, 2 * kMiB, 17 * kMiB}) {
     held.push_back(f.get(bytes));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(held.back().data()) % (2 * kMiB), 0U) << bytes;
@@ -114,13 +114,13 @@ TEST(Pool, IdleMemoryStaysBounded) {
   options.slack_bytes = kMiB;
   Fixture f(options);
   for (std::size_t i = 1; i <= 40; ++i)
-    f.get(i * kMiB);  // forty sizes, one at a time: no block is ever reused as it is
+    f.get(i * kMiB);  // forty sizes, one at a time: no block can be reused for the next size
   const auto s = f.memory_tracker->snapshot();
   EXPECT_EQ(s.total_peak, 40 * kMiB);
   EXPECT_LE(s.reserved, 2 * kMiB);
 }
 
-TEST(Pool, BoundedSlackCanBeSeenToFail) {  // negative control: with the bound lifted the same work keeps everything
+TEST(Pool, BoundedSlackCanBeSeenToFail) {  // negative control: without the bound the same work keeps all memory
   MemoryPoolOptions options;
   options.slack_bytes = 4096 * kMiB;
   Fixture f(options);
@@ -140,7 +140,7 @@ TEST(Pool, TheUnusedPartOfABlockIsReserved) {
   const Buffer smaller = f.get(7 * kMiB + kMiB / 2);
   const auto s = f.memory_tracker->snapshot();
   EXPECT_EQ(s.total_peak + s.reserved, 8 * kMiB) << "the whole block is held, however much of it was asked for";
-  const Buffer other = f.get(kMiB);  // while the end of the first one is unused
+  const Buffer other = f.get(kMiB);  // while the end of the first block is unused
   const auto both = f.memory_tracker->snapshot();
   EXPECT_EQ(both.total_peak + both.reserved, 9 * kMiB);
 }
@@ -163,7 +163,7 @@ TEST(Pool, PoisonMakesAStaleReadVisible) {
   auto* stale = static_cast<volatile float*>(buffer.data());
   stale[0] = 1.0F;
   stale[kMiB / sizeof(float) - 1] = 2.0F;
-  buffer.reset();  // the pool keeps the pages mapped: the read below is of idle memory of ours
+  buffer.reset();  // the pool keeps the pages mapped: the read below accesses idle memory of the pool
   EXPECT_TRUE(std::isnan(stale[0]));
   EXPECT_TRUE(std::isnan(stale[kMiB / sizeof(float) - 1]));
 }

@@ -62,7 +62,7 @@ TEST(LazyStream, RunsOnlyWhatIsWaitedForInOrder) {
   EXPECT_FALSE(second.done());
   stream->synchronize();
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
-  first.wait();  // again: nothing runs twice
+  first.wait();  // a second wait runs nothing twice
   EXPECT_EQ(order.size(), 3U);
   EXPECT_LE(first.time_ns(), second.time_ns());
   EXPECT_GT(first.time_ns(), 0);
@@ -82,7 +82,7 @@ TEST(LazyStream, ReachesAcrossStreams) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
-TEST(LazyStream, AForgottenDependencyReadsStaleData) {  // negative control: what the lazy stream is for
+TEST(LazyStream, AForgottenDependencyReadsStaleData) {  // negative control: the purpose of the lazy stream
   const auto producer = make_lazy_stream();
   const auto consumer = make_lazy_stream();
   int value = 0;

@@ -26,7 +26,7 @@ TEST(VirtualClock, StreamsOfADeviceGoOnByThemselves) {
   clock.advance(*b, 4);
   EXPECT_EQ(clock.time_of(*a), 10);
   EXPECT_EQ(clock.time_of(*b), 4);
-  EXPECT_EQ(clock.host_time(), 0);  // it has only issued
+  EXPECT_EQ(clock.host_time(), 0);  // the host has only issued work
 
   const Event reached = a->record();
   EXPECT_FALSE(reached.done());
@@ -35,7 +35,7 @@ TEST(VirtualClock, StreamsOfADeviceGoOnByThemselves) {
   EXPECT_EQ(clock.time_of(*b), 11);
   EXPECT_EQ(b->record().time_ns() - reached.time_ns(), 1);
 
-  reached.wait();  // the host; what is issued now can't begin before
+  reached.wait();  // the host waits; work that is issued now can't begin earlier
   EXPECT_TRUE(reached.done());
   const auto c = clock.make_stream();
   clock.advance(*c, 2);
@@ -48,7 +48,7 @@ TEST(VirtualClock, WorkRunsAtOnce) {
   bool ran = false;
   stream->run([&] { ran = true; });
   EXPECT_TRUE(ran);
-  EXPECT_EQ(clock.time_of(*stream), 0);  // nobody said that it takes any
+  EXPECT_EQ(clock.time_of(*stream), 0);  // no cost was declared
 }
 
 TEST(VirtualClock, RefusesAnothersStream) {
@@ -67,8 +67,8 @@ TEST(TimeTable, IsALineBetweenMedians) {
   EXPECT_DOUBLE_EQ(table.at(10), 2);
   EXPECT_DOUBLE_EQ(table.at(15), 3);
   EXPECT_DOUBLE_EQ(table.at(20), 4);
-  EXPECT_DOUBLE_EQ(table.at(40), 8);  // as the last two go on
-  EXPECT_DOUBLE_EQ(table.at(5), 1);   // in proportion
+  EXPECT_DOUBLE_EQ(table.at(40), 8);  // extrapolated from the last two points
+  EXPECT_DOUBLE_EQ(table.at(5), 1);   // proportional to the first point
 }
 
 TEST(TimeTable, NeverFalls) {

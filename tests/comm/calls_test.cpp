@@ -1,5 +1,5 @@
-// What one call says of itself: its deadline, the stream that it comes after, its parts; and what a world keeps of
-// many.
+// Options of single calls: timeouts, streams (`after`) and parts of _v operations; and the resources that a world keeps
+// over many calls.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,11 +24,11 @@ class Calls : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Over, Calls, testing::Values("shm", "tcp"),
                          [](const auto& given) { return std::string(given.param); });
 
-/// The world's deadline is a minute.
+/// The world's timeout is a minute.
 TEST_P(Calls, HaveDeadlinesOfTheirOwnAlsoInABatch) {
   for (const bool batch : {false, true})
     run_threads(3, config_of(GetParam()), [&](Communicator& comm) {
-      if (comm.rank() > 0) {  // until the other's failure has come
+      if (comm.rank() > 0) {  // until the failure of rank 0 arrives
         EXPECT_NE(error_of([&] { comm.barrier().wait(); }), "");
         return;
       }
@@ -62,7 +62,7 @@ TEST_P(Calls, OfABatchComeAfterItsStream) {
       const TrafficStats change = comm.meter() - before;
       EXPECT_EQ(change.of(OpKind::send).calls, 1U);
       EXPECT_EQ(change.of(OpKind::recv).calls, 1U);
-      // The control: without it what was there before is sent.
+      // Control: without `after` the values before the stream's work are sent.
       EXPECT_EQ(y, std::vector<float>(1000, after ? 2.0F : 1.0F));
       stream->synchronize();
     });
@@ -97,11 +97,11 @@ TEST_P(Calls, OfPartsThatOverlapAtTheRootAreRefused) {
           error_of([&] { comm.gather_v(view_of(x.data() + 5, 10), view_of(x.data(), 30), counts, 0).wait(); });
       EXPECT_NE(gather.find("in and out overlap"), std::string::npos) << gather;
     }
-    // The control: in its place it is taken.
+    // Control: the root's part in its own place is accepted.
     std::vector<float> part(20);
     const View own = root ? view_of(x.data(), 10) : view_of(part.data(), 20);
     comm.scatter_v(view_of(x.data(), root ? 30 : 0), own, counts, 0).wait();
-    // What a rank gives itself is as much as it takes of itself: neither less nor more.
+    // The amount that a rank sends to itself must equal the amount that it receives from itself.
     for (const bool gives_more : {true, false}) {
       const std::string different = error_of([&] {
         const std::vector<std::size_t> given = {5, 10}, less = {4, 11}, more = {6, 9};
@@ -122,7 +122,7 @@ TEST_P(Calls, OfOneselfAreRefused) {
   });
 }
 
-/// Calls come for a communicator that their receiver has not made yet.
+/// Calls arrive for a communicator that their receiver has not created yet.
 TEST(Splits, AreUsedAtOnceInCheckedMode) {
   InitOptions config = config_of("tcp");
   config.check = true;
@@ -134,14 +134,14 @@ TEST(Splits, AreUsedAtOnceInCheckedMode) {
   });
 }
 
-/// More communicators, one after the other, than may be there at a time.
+/// Creates more communicators, one after the other, than may exist at a time.
 TEST(Splits, GiveTheirNumbersBack) {
   run_threads(2, config_of("tcp"), [](Communicator& comm) {
     for (int i = 0; i < 4200; ++i) EXPECT_EQ(comm.split(0, comm.rank())->size(), 2);
   });
 }
 
-/// Where ranks of one host go over shared memory and all others over sockets, one failure ends both.
+/// If ranks of one host use shared memory and all others sockets, one failure ends both.
 TEST(Composite, AbortReachesWhatGoesOverSharedMemory) {
   run_threads(2, config_of("shm+tcp"), [](Communicator& comm) {
     comm.barrier().wait();

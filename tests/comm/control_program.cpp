@@ -1,4 +1,4 @@
-// A rank of the control channels' tests: does what standard input says, and says what it hears, a line at a time.
+// A rank of the control channels' tests: executes the commands of standard input and prints the events, one a line.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -43,10 +43,10 @@ std::unique_ptr<ControlChannel> open(Bootstrap& bootstrap, const std::string& na
                  }});
 }
 
-/// Ends the connections of a process that lives on.
+/// Ends the connections of a process that stays alive.
 void hang_up() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
-    ::shutdown(std::stoi(entry.path().filename()), SHUT_RDWR);  // what is no socket stays as it is
+    ::shutdown(std::stoi(entry.path().filename()), SHUT_RDWR);  // descriptors that are not sockets are unaffected
 }
 
 std::shared_ptr<Bootstrap> meet_the_others() {
@@ -57,7 +57,7 @@ std::shared_ptr<Bootstrap> meet_the_others() {
                      .host_id = setting("TESSERA_HOST_ID")});
 }
 
-/// Numbered messages; says how long, in milliseconds, the slowest call took.
+/// Sends numbered messages and prints the duration of the slowest call in milliseconds.
 void flood(ControlChannel& channel, int to, int count, std::size_t bytes, std::chrono::milliseconds pause) {
   std::chrono::steady_clock::duration longest{};
   for (int i = 0; i < count; ++i) {
@@ -106,7 +106,7 @@ class Rank {
       say("at " + bootstrap_->local_address() + " of " + std::to_string(hosts.size()) + " hosts");
     } else if (verb == "hang-up") {
       hang_up();
-    } else if (verb == "fork") {  // a child that holds our connections
+    } else if (verb == "fork") {  // the child keeps our connections open
       if (::fork() == 0) {
         ::sleep(30);
         ::_exit(0);

@@ -1,5 +1,5 @@
-// Control channels between real processes, which die, hang and leave. Each test over a Unix socket on one host, and
-// over TESSERA_MASTER between what claim to be several.
+// Control channels between real processes, which die, hang and leave. Each test runs over a Unix socket on one host,
+// and over TESSERA_MASTER between processes that claim to be on several hosts.
 #include <sys/socket.h>
 
 #include <atomic>
@@ -50,7 +50,7 @@ TEST_P(ControlPlane, MessagesReachWhomTheyAreFor) {
   EXPECT_EQ(ranks[0].line(), "told test 2 1 b");
   ranks[0].say("tell 1 c");
   EXPECT_EQ(ranks[1].line(), "told test 0 1 c");
-  ranks[1].say("tell -1 d");  // all others, and not itself
+  ranks[1].say("tell -1 d");  // all other ranks
   EXPECT_EQ(ranks[0].line(), "told test 1 1 d");
   EXPECT_EQ(ranks[2].line(), "told test 1 1 d");
   ranks[1].say("tell 1 nobody");
@@ -114,7 +114,7 @@ TEST_P(ControlPlane, LongMessagesAreCut) {
   EXPECT_TRUE(ranks[1].line().starts_with("told test 0 65000 0"));
 }
 
-/// Events of connections that were closed while the ranks met must not be taken for others'.
+/// Events of connections that were closed during the rendezvous must not be attributed to other connections.
 TEST_P(ControlPlane, NobodyIsLostWhoLives) {
   for (int i = 0; i < 5; ++i) {
     std::vector<Process> ranks = start(3);
@@ -133,7 +133,7 @@ TEST_P(ControlPlane, AKilledRankIsLostWithinASecond) {
     }
     EXPECT_LT(steady_clock::now() - start, 1s);
     if (victim == 0) continue;
-    ranks[1].say("tell 3 still");  // the others go on
+    ranks[1].say("tell 3 still");  // the other ranks continue
     EXPECT_EQ(ranks[3].line(), "told test 1 5 still");
   }
 }
@@ -149,7 +149,7 @@ TEST_P(ControlPlane, SeveralDeathsAreAllHeardOnce) {
   EXPECT_EQ(ranks[3].line(500ms), "");
 }
 
-/// The two ways in which a death is noticed, each without the other.
+/// A death is detected in two ways; each test disables the other one.
 TEST_P(ControlPlane, AConnectionThatEndsIsALoss) {
   std::vector<Process> ranks = start(3);
   ranks[2].say("hang-up");
@@ -173,7 +173,7 @@ TEST_P(ControlPlane, WhoLeavesInGoodOrderIsNotLost) {
     ranks[static_cast<std::size_t>(first)].end_input();
     EXPECT_EQ(ranks[static_cast<std::size_t>(first)].exit_code(), 0);
     EXPECT_EQ(ranks[2].line(700ms), "") << "rank " << first << " said goodbye";
-    ranks[static_cast<std::size_t>(1 - first)].kill(SIGKILL);  // the control: this one did not
+    ranks[static_cast<std::size_t>(1 - first)].kill(SIGKILL);  // control: this rank left without a farewell
     EXPECT_EQ(ranks[2].line(), "lost " + std::to_string(1 - first) + " on test");
   }
 }
@@ -198,7 +198,7 @@ long memory_of(const Process& process) {
   return resident * ::sysconf(_SC_PAGESIZE) >> 20;
 }
 
-/// Rank 1 tells a stopped rank 86 MiB, which nobody reads. Whether somebody reads says nothing about whether it lives.
+/// Rank 1 sends 86 MiB to a stopped rank, which reads nothing. Whether a rank reads does not tell whether it is alive.
 void flood_a_stopped_rank(std::vector<Process> ranks, int victim) {
   ranks[static_cast<std::size_t>(victim)].kill(SIGSTOP);
   const long before = memory_of(ranks[1]);
@@ -207,7 +207,7 @@ void flood_a_stopped_rank(std::vector<Process> ranks, int victim) {
   const std::string line = ranks[1].line(60s);
   int longest = -1;
   ASSERT_EQ(std::sscanf(line.c_str(), "flooded %d", &longest), 1) << line;
-  EXPECT_LT(longest, 1000);  // of one tell; this machine may be busy
+  EXPECT_LT(longest, 1000);  // for one call; this machine may be busy
   EXPECT_LT(memory_of(ranks[1]) - before, 40);
   if (victim == 0) return;
   EXPECT_LT(memory_of(ranks[0]) - hub_before, 40);

@@ -1,6 +1,6 @@
-// Memory of a device that ranks of a host read from each other: when calls go that way, what is counted, and that
-// nothing is read, reused or freed too early. Results and order are the cases of staging_test.cpp and the conformance
-// suite.
+// Device memory that ranks of a host read from each other: when calls use this algorithm, what is counted, and that
+// nothing is read, reused or freed too early. The cases of staging_test.cpp and the conformance suite check results and
+// order.
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -19,7 +19,7 @@ std::shared_ptr<DeviceRuntime> guarded(GuardedOptions options) {
   return harness::make_guarded_device(options);
 }
 
-/// Each rank has a device of its own, as processes do: what it opens is another mapping.
+/// Each rank has its own device, as processes do: imported memory is another mapping.
 void run_apart(const std::vector<std::shared_ptr<DeviceRuntime>>& devices,
                const std::function<void(Communicator&, DeviceRuntime&)>& body, InitOptions config = quick_config()) {
   std::atomic<int> next{0};
@@ -49,7 +49,7 @@ void expect_nothing_open(const std::vector<std::shared_ptr<DeviceRuntime>>& all)
   }
 }
 
-/// Whether an all_reduce of the view, which must be right, went this way.
+/// Whether an all_reduce of the view, whose result must be right, used the ipc algorithm.
 bool sums_by_ipc(Communicator& comm, DeviceRuntime& device, Stream& stream, View view) {
   stream.run([data = static_cast<float*>(view.data), n = view.count] { std::fill_n(data, n, 1.0F); });
   comm.all_reduce(view, view, ReduceOp::sum(), {.after = &stream}).wait();
@@ -91,14 +91,14 @@ TEST(DeviceIpc, IsTheWayWhereEveryRanksMemoryIsAWindow) {
     for (int odd = 0; odd < comm.size(); ++odd)
       EXPECT_FALSE(sums_by_ipc(comm, device, *stream, comm.rank() == odd ? ordinary : window.view()));
     EXPECT_TRUE(sums_by_ipc(comm, device, *stream, window.view()));
-    // Only what others read has to be a window.
+    // Only memory that peers read has to be a window.
     const View mine{plain, 1, DType::f32, device.device()};
     const View everybodys{plain, 3, DType::f32, device.device()};
     comm.all_gather({window.view().data, 1, DType::f32, device.device()}, everybodys).wait();
     EXPECT_EQ(comm.last_algorithm(), "ipc");
     comm.all_gather(mine, {window.view().data, 3, DType::f32, device.device()}).wait();
     EXPECT_NE(comm.last_algorithm(), "ipc");
-    // Another part of it in every communicator that was split off, at another offset on every rank.
+    // Each split communicator uses another part of it, at another offset on every rank.
     const auto pair = comm.split(comm.rank() == 1 ? -1 : 0, -comm.rank());
     if (pair != nullptr) {
       auto* const data = static_cast<float*>(window.view().data) + 100 * (comm.rank() + 1);
@@ -213,8 +213,8 @@ TEST(DeviceIpc, ADifferentCallIsAMismatchOnEveryRank) {
   }
 }
 
-/// Rank 0 gathers and then writes over what it gave, or gives the memory back to who writes over it; rank 1's copies
-/// are slow. What rank 1 got.
+/// Rank 0 gathers and then overwrites its input, or frees it so that another buffer overwrites it; rank 1's copies are
+/// slow. Returns the value that rank 1 received.
 float gathered_from_a_changing_rank(bool wait, bool free) {
   std::vector<std::shared_ptr<DeviceRuntime>> all = devices(1);
   all.push_back(guarded({.slow_copies = 300ms}));
@@ -233,7 +233,7 @@ float gathered_from_a_changing_rank(bool wait, bool free) {
     if (wait) {
       work.wait();
     } else {
-      // The offers have been exchanged, and rank 1, which has opened our memory, has yet to copy.
+      // Handles have been exchanged, and rank 1 has imported our memory but not copied yet.
       const auto until = std::chrono::steady_clock::now() + 20s;
       while (harness::sharing_of(*all[1]).imports == 0 && std::chrono::steady_clock::now() < until)
         std::this_thread::sleep_for(100us);
@@ -258,7 +258,7 @@ TEST(DeviceIpc, AFinishedCallIsReadByNobodyAnyMore) {
   EXPECT_EQ(gathered_from_a_changing_rank(true, true), 1);
 }
 
-// The control: who doesn't wait changes what a slow peer reads.
+// Negative control: without the wait, the change reaches a slow peer.
 TEST(DeviceIpc, AnUnfinishedOneIs) {
   EXPECT_EQ(gathered_from_a_changing_rank(false, false), 9);
   EXPECT_EQ(gathered_from_a_changing_rank(false, true), 9);
@@ -280,7 +280,7 @@ TEST(DeviceIpc, BuffersMayOutliveTheWorldAndTheirWindowsGoWithThem) {
   expect_nothing_open(all);
 }
 
-// The control of what the tests above ask the guarded device for.
+// Negative control of the guarded device's checks that the tests above rely on.
 TEST(DeviceIpc, MemoryThatIsFreedUnderItsReadersIsSeen) {
   const auto all = devices(2);
   void* const data = all[0]->allocate(5000);

@@ -1,4 +1,4 @@
-// What goes wrong, with ranks as threads: everybody learns the first cause, and nobody hangs.
+// Failures with ranks as threads: every rank reports the first cause, and no rank hangs.
 #include <thread>
 
 #include "tests/comm/support.h"
@@ -99,7 +99,7 @@ TEST_P(Failure, AFailedSplitLeavesTheOtherCommunicatorsAlone) {
   });
 }
 
-/// Checked mode compares collectives: a message is between two, whatever its place in memory was used for before.
+/// Checked mode compares collectives only: a message concerns two ranks, whatever used its slot before.
 TEST_P(Failure, AMessageAfterACollectiveConcernsTwoRanks) {
   run_ranks(3, [](Communicator& comm) {
     for (int round = 0; round < 3; ++round) {
@@ -113,7 +113,7 @@ TEST_P(Failure, AMessageAfterACollectiveConcernsTwoRanks) {
   });
 }
 
-/// What a communicator leaves behind when it fails is no burden to the others.
+/// Data that a failed communicator leaves behind does not affect other communicators.
 TEST_P(Failure, ManyFailedSplitsWithMessagesThatNobodyReceived) {
   run_ranks(2, [](Communicator& world) {
     const auto sibling = world.split(0, 0);
@@ -132,7 +132,7 @@ TEST_P(Failure, ManyFailedSplitsWithMessagesThatNobodyReceived) {
       sends.clear();
       all_reduce(*sibling, 300'000);
     }
-    // A small message still leaves before it is asked for.
+    // A small message still uses the eager protocol.
     std::vector<std::uint8_t> x(60'000);
     Work work;
     if (world.rank() == 0) work = sibling->send(view_of(x.data(), x.size()), 1);
@@ -171,7 +171,7 @@ TEST_P(Failure, ANewWorldWorksAfterwards) {
   }
 }
 
-/// With nothing to do an operation ends when the last rank says what it called, perhaps while it is being submitted.
+/// An operation without data completes when the signature of the last rank arrives, perhaps during its submission.
 TEST_P(Failure, NothingToDoIsComparedToo) {
   run_ranks(3, [](Communicator& comm) {
     for (int i = 0; i < 300; ++i) EXPECT_EQ(error_of([&] { all_reduce(comm, 0); }), "");
@@ -183,7 +183,7 @@ TEST_P(Failure, NothingToDoIsComparedToo) {
 INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::Values("shm", "tcp"),
                          [](const auto& given) { return std::string(given.param); });
 
-/// Nobody else answers for them: they ask each other while both wait for answers.
+/// Only the two ranks can answer each other, and both wait for answers at the same time.
 TEST(Deadlines, OfTwoRanksAtOnceDontCallEachOtherDead) {
   InitOptions config = quick_config();
   config.progress_thread = false;
@@ -196,11 +196,11 @@ TEST(Deadlines, OfTwoRanksAtOnceDontCallEachOtherDead) {
   });
 }
 
-/// A reader of a small broadcast waits for its root alone, and blames nobody else.
+/// A reader of a small broadcast waits for the root alone, so the error names no other rank.
 TEST(Deadlines, OfABroadcastNameItsRoot) {
   run_ranks(3, [](Communicator& comm) {
     std::vector<float> x(10);
-    if (comm.rank() != 1) {  // until the failure has come
+    if (comm.rank() != 1) {  // until the failure arrives
       EXPECT_NE(error_of([&] { comm.recv(view_of(x.data(), 1), 1).wait(); }), "");
       return;
     }
@@ -212,7 +212,7 @@ TEST(Deadlines, OfABroadcastNameItsRoot) {
   });
 }
 
-/// Without the checked mode lengths that differ are still seen where they arrive.
+/// Without checked mode, different lengths are still detected on arrival.
 TEST(Unchecked, AnotherLengthIsAMismatch) {
   for (const char* backend : {"shm", "tcp"}) {
     InitOptions config;
@@ -228,7 +228,8 @@ TEST(Unchecked, AnotherLengthIsAMismatch) {
   }
 }
 
-/// The root of a small broadcast waits for nobody: who reads sees it, says what each rank called, and tells the root.
+/// The root of a small broadcast waits for no rank: the reader detects the mismatch, lists the call of each rank, and
+/// fails the root.
 TEST(Unchecked, AReaderThatExpectsAnotherBroadcastSaysSoToAll) {
   run_ranks(3, [](Communicator& comm) {
     std::vector<float> x(12);
@@ -243,7 +244,7 @@ TEST(Unchecked, AReaderThatExpectsAnotherBroadcastSaysSoToAll) {
   });
 }
 
-/// A message is between two: nobody else is there to notice that it is too short, or too long.
+/// A message concerns two ranks: they alone can detect that it is too short or too long.
 TEST(Unchecked, AShorterOrLongerMessageIsAMismatch) {
   for (const char* backend : {"shm", "tcp"})
     for (const std::size_t count : {9u, 11u}) {
@@ -262,12 +263,12 @@ TEST(Unchecked, AShorterOrLongerMessageIsAMismatch) {
     }
 }
 
-/// A peer that is late may still read them.
+/// A late peer may still read them.
 TEST(FailedWindows, AreNotUsedAgain) {
   run_ranks(2, [](Communicator& comm) {
     const auto child = comm.split(0, comm.rank());
     const auto allocate = [&] { return comm.allocate(std::size_t{1} << 20, MemoryKind::host, MemoryCategory::other); };
-    allocate().reset();  // from here on there is one that is idle
+    allocate().reset();  // from here on one window is idle
     Buffer buffer = allocate();
     const void* const before = buffer.data();
     buffer.reset();

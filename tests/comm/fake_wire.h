@@ -1,4 +1,4 @@
-// A wire that delivers when and in what order it likes, and can be broken; driven by one thread.
+// A link that delivers at random times and in random order, and can be broken. Used by one thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,9 +14,9 @@ namespace tessera::comm_test {
 
 using namespace comm;
 
-inline constexpr std::size_t kLongest = 100;  ///< bytes of a short message
+inline constexpr std::size_t kLongest = 100;  ///< longest payload of an active message
 
-/// What is between the ranks.
+/// Messages in flight between the ranks.
 struct Net {
   struct Note {
     int to;
@@ -32,11 +32,11 @@ struct Net {
   std::vector<Note> notes;
   std::vector<Bulk> sends, receives;
   std::vector<LinkEvents*> events;
-  std::vector<int> closed;  ///< how, by rank; -1: open
-  // Ways to break it.
+  std::vector<int> closed;  ///< CloseMode by rank; -1: open
+  // Faults.
   bool corrupts = false;
-  bool stuck = false;                ///< bulk that is matched never ends
-  bool writes_after_cancel = false;  ///< a receive that was cancelled is still written to
+  bool stuck = false;                ///< matched bulk transfers never complete
+  bool writes_after_cancel = false;  ///< a canceled receive is still written to
 };
 
 class NoSleep final : public ProgressWaiter {
@@ -75,7 +75,7 @@ class FakeLink final : public Link {
       const bool answered =
           std::any_of(net_.sends.begin(), net_.sends.end(), [&](const Net::Bulk& s) { return joined(s, bulk); });
       if (answered && net_.stuck) return CancelResult::never;
-      if (answered && net_.dice() % 2 == 0) {  // it had begun
+      if (answered && net_.dice() % 2 == 0) {  // the transfer had begun
         move(bulk, &message);
         return CancelResult::after;
       }
@@ -105,7 +105,7 @@ class FakeLink final : public Link {
   static bool joined(const Net::Bulk& a, const Net::Bulk& b) {
     return a.from == b.from && a.to == b.to && a.slot == b.slot;
   }
-  /// Any of those for this rank: they overtake each other.
+  /// Delivers a random active message for this rank: they overtake each other.
   bool deliver_note() {
     std::vector<std::size_t> mine;
     for (std::size_t i = 0; i < net_.notes.size(); ++i)
@@ -122,7 +122,7 @@ class FakeLink final : public Link {
       if (receive.to == rank_ && net_.dice() % 2 == 0 && move(Net::Bulk(receive))) return true;
     return false;
   }
-  /// Moves what is for `receive`, if it is there, and tells both sides but `untold`.
+  /// Moves the data for `receive` if it has been sent, and notifies both sides except `untold`.
   bool move(Net::Bulk receive, const Message* untold = nullptr) {
     const auto found =
         std::find_if(net_.sends.begin(), net_.sends.end(), [&](const Net::Bulk& s) { return joined(s, receive); });

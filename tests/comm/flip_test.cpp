@@ -1,5 +1,5 @@
-// Bits that are flipped on the way to rank 0: while the ranks meet, in what they exchange, and in what they tell each
-// other later. Each is done again or an error that says so, and never taken for what somebody has said.
+// Bit flips on the way to or from rank 0: in the rendezvous, in the exchange of blobs and in control messages. Each is
+// retried or is an error that says so; damaged data is never accepted.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -18,7 +18,7 @@ constexpr std::size_t kHello = 5 + 20 + 2 + 5 + 96 + 8;  // of a rank of 'run-1'
 constexpr std::size_t kSeal = 9 + 16;                    // of every later frame
 const std::string kBlob(600, 'b');
 
-/// What a rank heard on its channel.
+/// Events that a rank received on its channel.
 struct Heard {
   std::mutex mutex;
   std::condition_variable changed;
@@ -47,12 +47,12 @@ struct Heard {
 struct World {
   std::array<std::string, 2> errors;
   std::array<Heard, 2> heard;
-  std::array<bool, 2> right{};  // all that came is what was sent
+  std::array<bool, 2> right{};  // all received data equals the data sent
   bool flipped = false;
   bool all_right() const { return right[0] && right[1] && errors[0].empty() && errors[1].empty(); }
 };
 
-/// Two ranks meet over a proxy, exchange something, and tell each other `text` on a channel.
+/// Runs the rendezvous of two ranks over a proxy; they exchange blobs, and send each other `text` on a channel.
 void run(World& world, std::optional<FlippingProxy::Flip> flip, const std::string& text = "some words") {
   FlippingProxy proxy(0, flip);
   const int port = free_port();
@@ -74,7 +74,7 @@ void run(World& world, std::optional<FlippingProxy::Flip> flip, const std::strin
         channel->tell(1 - r, text);
         world.right[i] = world.right[i] && world.heard[i].hears(text);
       });
-      // Who leaves first takes its connection along: the other one has heard all it wanted to by then.
+      // The rank that leaves first closes the connection, so it waits until its peer has received everything.
       if (world.errors[i].empty()) world.heard[1 - i].hears(text);
     });
   for (std::thread& rank : ranks) rank.join();
@@ -90,7 +90,7 @@ TEST(Flipped, NothingIsRight) {  // the control of the tests below
 TEST(Flipped, TheHandshakeIsDoneAgain) {
   for (const bool to_listener : {true, false})
     for (std::size_t at = 3; at < (to_listener ? kHello + 1 : kChallenge + kAnswer); at += 6) {
-      if (at % kChallenge < 5) continue;  // a length, which is waited for: the test below
+      if (at % kChallenge < 5) continue;  // a length, for whose bytes the rank waits: the test below
       World world;
       run(world, FlippingProxy::Flip{.to_listener = to_listener, .at = at, .bit = 1});
       EXPECT_TRUE(world.flipped);
@@ -101,7 +101,7 @@ TEST(Flipped, TheHandshakeIsDoneAgain) {
 TEST(Flipped, ALengthInTheHandshakeIsNotWaitedForLong) {
   World world;
   const auto start = steady_clock::now();
-  run(world, FlippingProxy::Flip{.to_listener = false, .at = 2, .bit = 0});  // 256 bytes more
+  run(world, FlippingProxy::Flip{.to_listener = false, .at = 2, .bit = 0});  // announces 256 bytes more
   EXPECT_TRUE(world.all_right()) << world.errors[0] << world.errors[1];
   EXPECT_LT(steady_clock::now() - start, 9s);
 }
@@ -114,7 +114,7 @@ TEST(Flipped, WhatIsExchangedIsAnErrorOnBothRanks) {
     text.append(
         " came damaged or forged: its authentication code is wrong; check the network between the two, and start "
         "again");
-    for (std::size_t at = begin; at < begin + 200; at += at < begin + 9 ? 1 : 40) {  // each byte of a head
+    for (std::size_t at = begin; at < begin + 200; at += at < begin + 9 ? 1 : 40) {  // each byte of a header
       World world;
       const auto start = steady_clock::now();
       run(world, FlippingProxy::Flip{.to_listener = to_listener, .at = at, .bit = 2});
@@ -142,10 +142,10 @@ TEST(Flipped, WhatIsToldIsHeardAsDamageAndByThatRankAlone) {
 }
 
 TEST(Flipped, OpeningAChannelIsAnError) {
-  // Of what rank 1 sends: hello, the byte behind it, its introduction and its blob. Then it opens the channel.
+  // Rank 1 sends the hello, the byte after it, its introduction and its blob, and then opens the channel.
   const std::size_t blob = kSeal + kBlob.size() + 1;
   for (std::size_t introduction = 20; introduction < 180; introduction += 20) {
-    // How long its introduction is depends on the machine: found by the first flip behind the blob.
+    // The length of the introduction depends on the machine: the first flip after the blob determines it.
     World hurt;
     run(hurt, FlippingProxy::Flip{.to_listener = true, .at = kHello + 1 + kSeal + introduction + blob + 11, .bit = 0});
     if (hurt.errors[0].find("control channel") == std::string::npos) continue;

@@ -1,4 +1,4 @@
-// What ranks tell each other, where the communicator takes memory of the device only.
+// Host data that ranks exchange over a communicator that accepts device memory only.
 #include "tessera/comm/host_collectives.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST(HostExchange, AlsoWhatIsEmptyOrOfDifferentLengths) {
   });
 }
 
-/// False: it took too long.
+/// False: timeout.
 template <class Condition>
 bool comes_true(const Condition& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -62,7 +62,7 @@ bool comes_true(const Condition& condition) {
   return true;
 }
 
-/// Rank 1 comes when rank 0 has looked: before, nothing can have come.
+/// Rank 1 starts after rank 0 has looked: before that, no data can have arrived.
 TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
   std::atomic<bool> looked = false;
   on_two_ranks([&](base::DeviceRuntime& device, comm::Communicator& comm) {
@@ -82,12 +82,12 @@ TEST(HostExchange, WhatIsBegunIsThereWhenItIsDone) {
     }
     control.exchange_through_device(comm::view_of(&second, 1), comm::view_of(&second, 1), sum);
     EXPECT_EQ(second, 30);
-    EXPECT_TRUE(one->done());  // it came before
+    EXPECT_TRUE(one->done());  // it completed earlier
     EXPECT_EQ(first, 3);
   });
 }
 
-/// The room that it came in is another's then.
+/// By then its buffer is used by another exchange.
 TEST(HostExchange, WhatIsDoneStaysAsItIs) {
   on_two_ranks([](base::DeviceRuntime& device, comm::Communicator& comm) {
     HostCollectives control(comm, device);

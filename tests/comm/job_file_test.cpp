@@ -1,4 +1,4 @@
-// The file by which ranks of one host find rank 0: whose it may be, and who is let in by it.
+// The file by which ranks of one host find rank 0: which owners are accepted, and which ranks it admits.
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// As the library names it, for a predictable job of this user.
+/// The name that the library chooses, for a predictable job of this user.
 fs::path path_of(const std::string& job) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : job) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3U;
@@ -39,7 +39,7 @@ class JobFile : public testing::Test {
     std::ofstream(to) << text;
     ::chmod(to.c_str(), 0600);
   }
-  /// What rank 0 has written, as soon as it is there.
+  /// The contents that rank 0 writes, as soon as they exist.
   std::string written() const {
     std::string text;
     for (int i = 0; i < 5000 && text.empty(); ++i) {
@@ -85,7 +85,7 @@ TEST_F(JobFile, ThatIsALinkIsRefused) {
   fs::remove(elsewhere);
 }
 
-/// A process that has ended, or lives; its number and start as they are in a job file.
+/// A process that has ended or is alive; its pid and start time have the format of a job file.
 struct Child {
   explicit Child(bool ended) {
     int ends[2] = {-1, -1};
@@ -100,7 +100,7 @@ struct Child {
     ::close(ends[0]);
     end = ends[1];
     siginfo_t info = {};
-    if (ended) ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);  // it stays as a zombie
+    if (ended) ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);  // it remains a zombie
   }
   ~Child() {
     ::close(end);
@@ -137,7 +137,7 @@ TEST_F(JobFile, OfALivingProcessIsNot) {  // the control
                                             "'; give each run its own TESSERA_RUN_ID");
 }
 
-/// Whoever finds the socket by other ways doesn't know what is in the file.
+/// A process that finds the socket in other ways does not know the contents of the file.
 TEST_F(JobFile, LetsNobodyInWithoutItsToken) {
   auto zero = come(local(0, 4s));
   std::istringstream words(written());

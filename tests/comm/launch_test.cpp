@@ -55,7 +55,7 @@ const Environment kSrun = {{"SLURM_PROCID", "6"},  {"SLURM_STEP_NUM_TASKS", "12"
                            {"SLURM_NTASKS", "99"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3),5,1"},
                            {"SLURM_LOCALID", "0"}};
 
-/// Where both set the same, b counts.
+/// The union of both; b takes precedence.
 Environment both(const Environment& a, Environment b) {
   b.insert(a.begin(), a.end());
   return b;

@@ -1,4 +1,4 @@
-// TagMatchingTransport over a wire that delivers when and in what order it likes, driven by one thread.
+// TagMatchingTransport over a link that delivers at random times and in random order. One thread polls all ranks.
 #include "tessera/comm/tag_matching_transport.h"
 
 #include "tessera/comm/transport/cma_link.h"
@@ -17,7 +17,7 @@ namespace {
 
 using namespace wire_test;
 
-/// Only says who is who.
+/// Provides only the rank and the token of its world.
 class FakeBootstrap final : public Bootstrap {
  public:
   FakeBootstrap(int rank, std::uint8_t world) : rank_(rank) { token_.fill(world); }
@@ -36,7 +36,7 @@ class FakeBootstrap final : public Bootstrap {
   std::vector<std::string> hosts_;
 };
 
-/// Bulk goes over the wire, or (near) by way of the kernel from one rank's memory to the other's, in this process.
+/// Bulk data moves over the link, or (near) by the kernel between the ranks' memory, which is in this process.
 enum class Way { link, near };
 
 struct World {
@@ -63,7 +63,7 @@ struct World {
   std::vector<std::unique_ptr<Rank>> ranks;
 };
 
-/// The first problem of a random exchange; "" if all is right.
+/// Returns the first problem of a random exchange; "" if there is none.
 std::string random_exchange(std::uint64_t seed, bool corrupts, Way way) {
   constexpr std::size_t kSizes[] = {0, 1, 99, 100, 101, 5000, 24575, 24576, 30000};
   World world(3, seed, 1, way);
@@ -106,7 +106,7 @@ TEST(MatchedTransport, JoinsWhatBelongsTogetherInAnyOrder) {
   for (const Way way : {Way::link, Way::near}) {
     for (std::uint64_t seed = 1; seed <= 200; ++seed)
       ASSERT_EQ(random_exchange(seed, false, way), "") << "seed " << seed;
-    EXPECT_NE(random_exchange(1, true, way), "");  // the control: a wrong byte is seen
+    EXPECT_NE(random_exchange(1, true, way), "");  // negative control: a wrong byte is detected
   }
 }
 
@@ -126,7 +126,7 @@ TEST(MatchedTransport, TheReceiverLearnsTheSendersLength) {
       }
 }
 
-/// True: memory of a message that was given up was left alone, and everything after it is right.
+/// True: canceled messages leave memory unchanged, and all later messages are right.
 bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way::link) {
   World world(2, seed, 1, way);
   world.net.writes_after_cancel = writes_after_cancel;
@@ -153,7 +153,7 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way
     world.drive(200);
     good &= before == 0 && parcel.times_done == 0;
     good &= std::all_of(parcel.memory.begin(), parcel.memory.end(), [](std::byte b) { return b == std::byte{0x11}; });
-    Parcel& other = gives_up_send ? received : sent;  // its side is given up, too, before the tag comes again
+    Parcel& other = gives_up_send ? received : sent;  // the other side is canceled too, before its tag is used again
     if (other.times_done == 0) (gives_up_send ? world[1] : world[0]).transport->cancel(other.message);
     world.drive(200);
     const MessageTag next{0, 1, 1000 + i};
@@ -168,12 +168,13 @@ bool survives_cancel(std::uint64_t seed, bool writes_after_cancel, Way way = Way
 TEST(MatchedTransport, WhatIsGivenUpIsLeftAlone) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed)
     for (const Way way : {Way::link, Way::near}) ASSERT_TRUE(survives_cancel(seed, false, way)) << "seed " << seed;
-  bool seen = false;  // the control: a wire that writes after all
+  bool seen = false;  // negative control: a link that writes after the cancel
   for (std::uint64_t seed = 1; seed <= 20; ++seed) seen |= !survives_cancel(seed, true);
   EXPECT_TRUE(seen);
 }
 
-/// The bytes of a message whose sender gave it up before it was read, or after; and whether it counts as come.
+/// A sender cancels a message while the receiver reads it: it must not complete. Without the cancel both sides
+/// complete.
 TEST(MatchedTransport, WhatItsSenderGaveUpDoesNotCountAsComeEvenIfItIsRead) {
   World world(2, 4, 1, Way::near);
   constexpr std::size_t kBytes = std::size_t{3} << 20;  // several pieces
@@ -184,7 +185,7 @@ TEST(MatchedTransport, WhatItsSenderGaveUpDoesNotCountAsComeEvenIfItIsRead) {
     const auto begun = [&] { return received.memory.front() != kUntouched; };
     for (int turn = 0; turn < 3000 && !begun(); ++turn) world.drive(1);
     ASSERT_TRUE(begun());
-    ASSERT_EQ(received.times_done, 0);  // in the middle of it
+    ASSERT_EQ(received.times_done, 0);  // the transfer is in progress
     if (gives_up) {
       world[0].transport->cancel(sent.message);
       std::fill(sent.memory.begin(), sent.memory.end(), std::byte{0x11});
@@ -200,7 +201,7 @@ TEST(MatchedTransport, WhatItsSenderGaveUpDoesNotCountAsComeEvenIfItIsRead) {
 TEST(MatchedTransport, AWithdrawnQuestionIsNotAnswered) {
   World world(2, 3);
   Parcel& given_up = world[1].receive(0, {0, 1, 2}, 3000);
-  world.drive(100);  // the question waits at rank 0
+  world.drive(100);  // the CTS waits at rank 0
   world[1].transport->cancel(given_up.message);
   world.drive(100);
   const Parcel& again = world[1].receive(0, {0, 1, 2}, 3000);
@@ -217,7 +218,7 @@ TEST(MatchedTransport, WhatIsLeftOfAnotherWorldIsThrownAway) {
     now.net.notes = old.net.notes;
     const Parcel& got = now[1].receive(0, {0, 1, 2}, 10);
     now.drive(100);
-    EXPECT_EQ(got.times_done, number == 1 ? 1 : 0);  // the first is the control: it would have been taken
+    EXPECT_EQ(got.times_done, number == 1 ? 1 : 0);  // the first is the control: its messages are accepted
     if (got.times_done == 0) now[1].transport->cancel(now[1].parcels.back()->message);
   }
 }
@@ -269,7 +270,7 @@ TEST(MatchedTransport, AFailureThatNobodyHasBeenToldDoesNotHoldTheEnd) {
   World world(2, 8);
   world.net.events[1]->link_failed("out of order");
   EXPECT_TRUE(world[1].transport->needs_polls());
-  world[1].transport->close(false);  // has waited for ever
+  world[1].transport->close(false);  // must not wait forever
 }
 
 TEST(MatchedTransport, ALostPeerIsTold) {
@@ -285,7 +286,7 @@ TEST(MatchedTransport, ALostPeerIsTold) {
 }
 
 TEST(MatchedTransport, WhatComesForACommunicatorThatWasGivenUpIsThrownAway) {
-  for (const bool given_up : {true, false}) {  // the second is the control
+  for (const bool given_up : {true, false}) {  // false is the control
     World world(2);
     world[0].send(1, {1, 1, 0}, 50);
     world[0].send(1, {1, 2, 0}, 5000);

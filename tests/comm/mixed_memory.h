@@ -1,5 +1,5 @@
-// Operations of every kind and size on memory of either kind, which may differ over the ranks: what shm copies, reads
-// from a process, moves in rounds, or reads in place.
+// Operations of every kind and size on memory of either kind, which may differ between the ranks: shm copies data,
+// reads it from a process, moves it in rounds, or reads it in place.
 #pragma once
 
 #include <unistd.h>
@@ -19,12 +19,12 @@
 
 namespace tessera::comm_test {
 
-/// Whole numbers, so that sums are exact.
+/// Small whole numbers, so that sums are exact.
 inline float mixed_value(int rank, int step, std::size_t i) {
   return static_cast<float>((static_cast<std::size_t>(7 * rank + 3 * step) + i) % 61);
 }
 
-/// A buffer in a window, or in ordinary memory.
+/// A buffer in a window or in ordinary memory.
 class MixedBuffer {
  public:
   MixedBuffer(comm::Communicator& comm, std::size_t count, bool window) {
@@ -46,7 +46,8 @@ class MixedBuffer {
   float* data_ = nullptr;
 };
 
-/// One operation of a sequence that is the same on all ranks, but for where its memory lies and who comes late.
+/// One operation of a sequence that is the same on all ranks, except for the placement of its memory and for late
+/// ranks.
 class MixedStep {
  public:
   static constexpr std::array kKinds = {
@@ -66,7 +67,7 @@ class MixedStep {
     work_ = start();
   }
 
-  /// Waits, spoils the input at once (nobody may still read it), and looks at every value of the output.
+  /// Waits, overwrites the input at once (no rank may still read it), and checks every value of the output.
   void finish() {
     work_.wait();
     std::fill_n(in_.data(), in_count(), std::numeric_limits<float>::quiet_NaN());
@@ -114,7 +115,7 @@ class MixedStep {
     for (int r = 0; r < comm_.size(); ++r) total += mixed_value(r, step_, i);
     return total;
   }
-  /// Nothing where the operation leaves the output alone.
+  /// nullopt if the operation leaves the output unchanged.
   std::optional<float> expected(std::size_t i) const {
     const auto mine = static_cast<std::size_t>(comm_.rank()) * part_;
     const int source = part_ == 0 ? 0 : static_cast<int>(i / part_);
@@ -149,11 +150,12 @@ class MixedStep {
   comm::Work work_;
 };
 
-/// `steps` operations, up to three of them in flight. Throws at the first wrong value.
+/// Runs `steps` operations, up to three of them in flight. Throws at the first wrong value.
 inline void move_mixed_memory(comm::Communicator& comm, unsigned seed, int steps) {
   std::mt19937 common(seed);
   std::mt19937 own(seed * 1000 + static_cast<unsigned>(comm.rank()));
-  // Beside the payload of a slot, in one round of a copy, in several, and beyond what is copied whole.
+  // Sizes that fit beside the payload of a slot, need one round of a copy, need several, and exceed what is copied
+  // whole.
   constexpr std::array<std::size_t, 8> kParts = {1, 300, 1500, 5000, 17'000, 40'000, 120'000, 400'000};
   std::vector<std::unique_ptr<MixedStep>> flying;
   for (int step = 0; step < steps; ++step) {
@@ -161,7 +163,7 @@ inline void move_mixed_memory(comm::Communicator& comm, unsigned seed, int steps
     const std::size_t part = kParts[common() % kParts.size()];
     const int root = static_cast<int>(common() % static_cast<unsigned>(comm.size()));
     const std::size_t leave = common() % 3;
-    if (own() % 4 == 0) ::usleep(own() % 300);  // not to order anything: ranks come at different times
+    if (own() % 4 == 0) ::usleep(own() % 300);  // not for ordering: ranks arrive at different times
     flying.push_back(std::make_unique<MixedStep>(comm, step, kind, part, root, own() % 2 == 0, own() % 2 == 0));
     while (flying.size() > leave) {
       flying.front()->finish();

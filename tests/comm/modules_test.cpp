@@ -1,4 +1,4 @@
-// Loadable modules: good ones are found and carried, bad ones are listed with the reason, and never end this process.
+// Loadable modules: good ones are found and used, bad ones are listed with the reason, and never crash this process.
 #include <gmock/gmock.h>
 #include <stdlib.h>
 
@@ -41,7 +41,7 @@ TEST(Modules, AGoodOneIsListedWithWhatItSays) {
   EXPECT_EQ(state.variables[0].name, "TESSERA_PAPER");
   EXPECT_EQ(state.variables[0].default_value, "a4");
   EXPECT_EQ(state.variables[0].help, "the size of the sheets");
-  EXPECT_TRUE(state_of("shm").available);  // the built-in ones are still there
+  EXPECT_TRUE(state_of("shm").available);  // built-in backends remain
 }
 
 TEST(Modules, ErrorsCrossTheBorderWithTheirType) {
@@ -52,12 +52,12 @@ TEST(Modules, ErrorsCrossTheBorderWithTheirType) {
   try {
     paper.create(nullptr, {.algorithms = "own"});
     ADD_FAILURE();
-  } catch (const std::runtime_error& error) {  // a type that this program doesn't know, by its base
+  } catch (const std::runtime_error& error) {  // a type unknown to this program, caught by its base class
     EXPECT_STREQ(error.what(), "an error of the module's own type");
   }
 }
 
-/// What is wrong with a module stands in the list, and in the error of whoever asks for it; this process lives.
+/// The list and the error of find_backend() name the defect of a module; this process survives.
 void expect_refused(const std::string& name, const testing::Matcher<std::string>& reason) {
   const BackendState state = state_of(name);
   EXPECT_FALSE(state.available);
@@ -117,7 +117,7 @@ TEST(Modules, OfSeveralForOneBackendTheUsableOneIsTaken) {
   search_in(file_of("pair-first") + ":" + file_of("pair-second"));
   EXPECT_TRUE(state_of("pair").available);
   EXPECT_EQ(error_of([] { find_backend("pair").create(nullptr, {}); }), "Unsupported: paper carries nothing");
-  search_in(file_of("pair-first"));  // the control: alone, the other can't be used
+  search_in(file_of("pair-first"));  // control: alone, the unusable module is refused
   expect_refused("pair", testing::Eq("the first has no ink"));
 }
 

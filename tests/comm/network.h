@@ -1,4 +1,4 @@
-// Bare TCP sockets, for whoever the tests let knock at a rank's door.
+// Plain TCP sockets, with which tests act as unauthenticated peers.
 #pragma once
 
 #include <arpa/inet.h>
@@ -24,7 +24,7 @@ inline sockaddr_in loopback(int port) {
   return address;
 }
 
-/// Listens on 127.0.0.1; a port of 0 takes any.
+/// Listens on 127.0.0.1; port 0 selects any free port.
 inline comm::UniqueFd listen_on_port(int port) {
   comm::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
@@ -46,7 +46,7 @@ inline int port_of(const comm::UniqueFd& fd) {
 
 inline int free_port() { return port_of(listen_on_port(0)); }
 
-/// Empty where nobody listens.
+/// Empty if nothing listens.
 inline comm::UniqueFd connect_to_port(int port) {
   comm::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = loopback(port);
@@ -54,7 +54,7 @@ inline comm::UniqueFd connect_to_port(int port) {
   return fd;
 }
 
-/// Waits until somebody listens.
+/// Waits until a socket listens.
 inline comm::UniqueFd connect_when_open(int port) {
   for (int i = 0; i < 5000; ++i) {
     if (comm::UniqueFd fd = connect_to_port(port)) return fd;
@@ -67,7 +67,7 @@ inline void send_bytes(const comm::UniqueFd& fd, std::string_view bytes) {
   (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-/// What comes until the other side closes, or until `time`.
+/// Returns the data received until the other side closes or `time` has passed.
 inline std::string read_all(const comm::UniqueFd& fd, std::chrono::milliseconds time, std::size_t most = 1 << 20) {
   const auto until = std::chrono::steady_clock::now() + time;
   std::string all;
@@ -82,7 +82,7 @@ inline std::string read_all(const comm::UniqueFd& fd, std::chrono::milliseconds 
   return all;
 }
 
-/// Closed by the other side within `time`, whatever came before.
+/// Whether the other side closes within `time`, whatever data arrives before.
 inline bool closed_within(const comm::UniqueFd& fd, std::chrono::milliseconds time) {
   const auto until = std::chrono::steady_clock::now() + time;
   while (std::chrono::steady_clock::now() < until) {

@@ -1,4 +1,4 @@
-// The operations that the conformance suite has no room for, the meter, split and allocate.
+// The operations that the conformance suite does not cover, the meter, split and allocate.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -60,7 +60,7 @@ TEST(Communicator, PartsOfDifferentLengths) {
     });
 }
 
-/// Of one rank, for numbers in f32 and bytes.
+/// A communicator of one rank, for f32 and bytes only.
 class Narrow final : public Communicator {
  public:
   Narrow() : Communicator(0, 1, {}) {
@@ -108,7 +108,7 @@ TEST(Communicator, MessagesArriveInOrderAndInABatchDoNotBlockEachOther) {
         std::vector<std::int32_t> got(2 * count, -1);
         std::fill_n(give, count, comm.rank());
         std::fill_n(give + count, count, 100 + comm.rank());
-        // All send first: with blocking sends this would never end.
+        // All ranks send first: with blocking sends this would deadlock.
         Work first = comm.send(view_of(give, count), right);
         Work second = comm.send(view_of(give + count, count), right);
         comm.recv(view_of(got.data(), count), left).wait();
@@ -155,30 +155,28 @@ TEST(Communicator, SplitOrdersByKeyThenRankAndKnowsMemoryOfTheRoot) {
                      ReduceOp::sum())
         .wait();
     EXPECT_GT(world.memory_tracker()->snapshot().now_of(MemoryCategory::communication),
-              staging);  // the window had needed none
+              staging);  // the window needs none
   });
 }
 
-/// Windows that grow past what was given back: the pages of the old ones are dropped while a place for the new one is
-/// looked for. A broken list of free places shows as windows that overlap, and to the sanitizers at once.
 TEST(Communicator, OnMemoryOfEitherKindOnAnyRank) {
   for (const int ranks : {2, 3, 5}) run_ranks(ranks, [](Communicator& comm) { move_mixed_memory(comm, 5, 60); });
 }
 
-/// A root may be far ahead: its payloads stay until all have read them.
+/// A root may be far ahead: its payloads remain until all ranks have read them.
 TEST(Communicator, ARootThatRunsAheadOverwritesNothing) {
   run_ranks(3, [](Communicator& comm) {
     for (int step = 0; step < 300; ++step) {
       std::vector<float> x(500, comm.rank() == 1 ? static_cast<float>(step) : -1.0f);
-      if (comm.rank() == 2 && step % 50 == 49) std::this_thread::sleep_for(2ms);  // not to order anything: to be late
+      if (comm.rank() == 2 && step % 50 == 49) std::this_thread::sleep_for(2ms);  // not for ordering: to be late
       comm.broadcast(view_of(x.data(), x.size()), view_of(x.data(), x.size()), 1).wait();
       for (const float value : x) ASSERT_EQ(value, static_cast<float>(step));
     }
   });
 }
 
-/// A root is done before the others have read: what it gave stays, though it lets go of the communicator and makes
-/// others.
+/// A root completes before the other ranks have read: its payload remains, although it closes the communicator and
+/// creates others.
 TEST(Communicator, ARootThatLeavesAtOnceTakesNothingAway) {
   std::atomic<bool> gone{false};
   run_ranks(3, [&](Communicator& world) {
@@ -192,7 +190,7 @@ TEST(Communicator, ARootThatLeavesAtOnceTakesNothingAway) {
     EXPECT_EQ(x, std::vector<float>(500, 7.0f));
     all.reset();
     if (pair == nullptr) return;
-    std::vector<std::unique_ptr<Communicator>> others;  // as many as need every free piece of memory
+    std::vector<std::unique_ptr<Communicator>> others;  // enough to need every free piece of memory
     for (int i = 0; i < 20; ++i) {
       others.push_back(pair->split(0, pair->rank()));
       others.back()->broadcast(view, view, 0).wait();
@@ -201,7 +199,7 @@ TEST(Communicator, ARootThatLeavesAtOnceTakesNothingAway) {
   });
 }
 
-/// The room that a large operation needed between its steps is not kept.
+/// The scratch memory that a large operation needs between its steps is freed.
 TEST(Communicator, LargeScratchIsGivenBack) {
   InitOptions config = quick_config();
   config.backend = "tcp";
@@ -209,14 +207,14 @@ TEST(Communicator, LargeScratchIsGivenBack) {
     std::vector<float> x(4 << 20, 1);
     const std::uint64_t before = comm.memory_tracker()->snapshot().now_of(MemoryCategory::communication);
     comm.all_reduce(view_of(x.data(), x.size()), view_of(x.data(), x.size()), ReduceOp::sum()).wait();
-    comm.barrier().wait();  // the operation is put away after its end is told
+    comm.barrier().wait();  // an operation is freed after it reports completion
     const auto after = comm.memory_tracker()->snapshot();
     EXPECT_GT(after.peak_of(MemoryCategory::communication), before + (1U << 20)) << "the control: it needed much";
     EXPECT_LE(after.now_of(MemoryCategory::communication), before + (1U << 20));
   });
 }
 
-/// Checked mode keeps what the ranks called only until they agree.
+/// Checked mode keeps the signatures of an operation only until the ranks agree.
 TEST(Communicator, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
   InitOptions config = quick_config();
   config.backend = "tcp";
@@ -235,6 +233,8 @@ TEST(Communicator, CheckedModeNeedsNoMoreMemoryWithEveryCall) {
   EXPECT_LT(used[1], used[0] + 200'000);
 }
 
+/// Windows grow past the freed ones, whose pages are dropped while the library searches for a place for the new one. A
+/// broken list of free places causes overlapping windows, which the sanitizers detect at once.
 TEST(Communicator, GrowingWindowsNeverOverlapLivingOnes) {
   run_ranks(2, [](Communicator& comm) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -264,7 +264,7 @@ std::size_t resident_bytes() {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// What nobody uses goes back to the machine when something else is asked for.
+/// Idle windows return to the system when an allocation needs another size.
 TEST(Communicator, IdleWindowsAreGivenBack) {
   run_ranks(1, [](Communicator& comm) {
     constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -278,7 +278,7 @@ TEST(Communicator, IdleWindowsAreGivenBack) {
       EXPECT_GT(resident_bytes(), before + 120 * kMiB);
     }
     const Buffer other =
-        comm.allocate(256 * kMiB, MemoryKind::host, MemoryCategory::other);  // larger than any that is idle
+        comm.allocate(256 * kMiB, MemoryKind::host, MemoryCategory::other);  // larger than any idle window
     EXPECT_LT(resident_bytes(), before + 64 * kMiB);
   });
 }
@@ -336,7 +336,7 @@ TEST(Meter, LeavesOutWhatSplittingSends) {
   });
 }
 
-/// What a backend books that can't ask the library below what it sent.
+/// The bytes that backends count if their library can't report what it sent.
 TEST(Meter, TheFormulasPerPeerAddUp) {
   constexpr int kRanks = 5;
   constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::broadcast,
@@ -353,7 +353,7 @@ TEST(Meter, TheFormulasPerPeerAddUp) {
       }
 }
 
-/// The negative control: an algorithm that moves more is seen to.
+/// Negative control: the meter detects an algorithm that moves more data.
 TEST(Meter, SeesThatTheSymmetricAlgorithmMovesMore) {
   InitOptions config = quick_config();
   config.algorithms = "all_reduce=symmetric:0-1K";

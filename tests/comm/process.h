@@ -1,4 +1,4 @@
-// Processes that the tests start, talk to and end.
+// Processes that the tests start, communicate with and end.
 #pragma once
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 
 namespace tessera::comm_test {
 
-/// One rank, ended with its object.
+/// One rank, which ends with its object.
 class Process {
  public:
   Process(std::string program, std::vector<std::string> settings, const std::string& mode) {
@@ -57,7 +57,7 @@ class Process {
     ::waitpid(pid_, nullptr, 0);
   }
 
-  /// The pids of all that were ever started here.
+  /// The pids of all processes that this test program has started.
   static std::set<pid_t>& started() {
     static std::set<pid_t> pids;
     return pids;
@@ -67,14 +67,14 @@ class Process {
   pid_t pid() const { return pid_; }
 
   void end_input() { in_.reset(); }
-  /// A line on its standard input.
+  /// Writes a line to its standard input.
   void say(const std::string& text) const {
     const std::string all = text + "\n";
     if (::write(in_.get(), all.data(), all.size()) != static_cast<ssize_t>(all.size()))
       throw base::system_error("write to a rank");
   }
 
-  /// The next line; "" at the end or after `time`.
+  /// Reads the next line; "" at the end or after `time`.
   std::string line(std::chrono::milliseconds time = std::chrono::seconds(20)) {
     const auto until = std::chrono::steady_clock::now() + time;
     std::string text;
@@ -88,7 +88,7 @@ class Process {
     return text;
   }
 
-  /// Its exit code; -1 if it was killed by a signal or is still there after `time`.
+  /// The exit code; -1 if a signal killed the process or it is still running after `time`.
   int exit_code(std::chrono::milliseconds time = std::chrono::seconds(10)) {
     const auto until = std::chrono::steady_clock::now() + time;
     while (std::chrono::steady_clock::now() < until) {

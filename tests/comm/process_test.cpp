@@ -37,15 +37,15 @@ std::vector<Process> start_ranks(int size, const std::string& mode, const std::s
                                  const std::string& setting = "") {
   std::vector<Process> ranks;
   const std::string run = new_run();
-  for (int r = size; r-- > 0;) ranks.push_back(start_rank(run, r, size, mode, timeout, setting));  // rank 0 comes last
+  for (int r = size; r-- > 0;) ranks.push_back(start_rank(run, r, size, mode, timeout, setting));  // rank 0 starts last
   std::reverse(ranks.begin(), ranks.end());
   return ranks;
 }
 
 const auto kBegun = std::filesystem::file_time_type::clock::now();
 
-/// Files in /tmp and /dev/shm that a process of these tests wrote (other runs may be under way beside them, and older
-/// ones may have left files of processes whose numbers are used again).
+/// Counts files in /tmp and /dev/shm that a process of these tests wrote. Other runs may be in progress, and older ones
+/// may have left files of processes whose pids are reused.
 int files_left() {
   int files = 0;
   for (const char* folder : {"/dev/shm", "/tmp"})
@@ -75,13 +75,13 @@ TEST(ProcessWorld, FindEachOtherAndLeaveNothing) {
   expect_nothing_left();
 }
 
-// Windows that agree in these bits evict each other from AMD's first-level caches, line by line.
+// Windows whose addresses agree in these bits evict each other from AMD's first-level caches, line by line.
 TEST(ProcessWorld, MapTheWindowsOfDifferentRanksAtDifferentColours) {
   std::vector<Process> ranks = start_ranks(4, "windows");
   for (Process& rank : ranks) {
     std::istringstream line(rank.line());
     const std::vector<int> colors(std::istream_iterator<int>(line), {});
-    EXPECT_EQ(colors.size(), 4u);  // a window in several pieces, or none, would be no test
+    EXPECT_EQ(colors.size(), 4u);  // a window in several pieces, or none, would make the test void
     EXPECT_EQ(std::set<int>(colors.begin(), colors.end()).size(), colors.size());
   }
   for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
@@ -154,12 +154,12 @@ TEST(ProcessWorld, StopOnADeviceIsNamedAtTheDeadline) {
 TEST(ProcessWorld, LeaveNoMemoryOfADeviceOpen) {
   std::vector<Process> ranks = start_ranks(4, "device leave");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
-  // Each has opened one window of each other; the window was freed after all had closed it.
+  // Each rank imported one window of every other rank; the window was freed after all had closed it.
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "exported 0, imported 0 of 3, freed too early 0");
   for (Process& rank : ranks) EXPECT_EQ(rank.exit_code(), 0);
 }
 
-// The control: who leaves with an error doesn't wait for the others, and its windows stay.
+// Control: a rank that leaves with an error does not wait for the others, and its windows remain exported.
 TEST(ProcessWorld, WhoLeavesWithAnErrorKeepsItsWindows) {
   std::vector<Process> ranks = start_ranks(2, "device throw");
   for (Process& rank : ranks) EXPECT_EQ(rank.line(), "right");
@@ -184,7 +184,7 @@ TEST_P(Stopped, RankIsNamedAtTheDeadline) {
     EXPECT_EQ(error.find("rank " + std::to_string(3 - victim - r) + " is not responding"), std::string::npos) << error;
     EXPECT_EQ(ranks[static_cast<std::size_t>(r)].exit_code(), 3);
   }
-  ranks[static_cast<std::size_t>(victim)].kill(SIGCONT);  // it wakes up to a world that has failed
+  ranks[static_cast<std::size_t>(victim)].kill(SIGCONT);  // the rank resumes in a world that has failed
   const std::string error = ranks[static_cast<std::size_t>(victim)].line();
   EXPECT_TRUE(error.starts_with("Timeout: ") || error.starts_with("PeerLost: ")) << error;
   EXPECT_EQ(ranks[static_cast<std::size_t>(victim)].exit_code(), 3);
@@ -197,8 +197,7 @@ struct LettingGo {
   const char* error;
 };
 
-/// Memory that is not there any more when a rank comes to read it is not the cause: what made its owner let go of it
-/// is.
+/// If a rank comes to read memory that its owner has freed, the reported cause is what made the owner free it.
 class PeerFailure : public testing::TestWithParam<LettingGo> {};
 
 TEST_P(PeerFailure, MemoryThatAFailedPeerGaveBackIsThatPeersFailure) {
@@ -247,7 +246,7 @@ TEST(ProcessWorld, TheFileOfADeadRunIsReplacedAndThatOfALivingOneIsNot) {
     Process second = start_rank(run, 0, 2, "once");
     EXPECT_NE(second.line().find("is starting a run with the same name"), std::string::npos);
   }
-  EXPECT_EQ(files_left(), 1);  // killed while it waited
+  EXPECT_EQ(files_left(), 1);  // the file of the process that was killed while it waited
   Process zero = start_rank(run, 0, 2, "once");
   Process one = start_rank(run, 1, 2, "once");
   EXPECT_EQ(zero.line(), "ready");

@@ -1,4 +1,4 @@
-// How the threads of a rank sleep and are woken: with a longest sleep that hides nothing.
+// How the threads of a rank sleep and wake up. The longest sleep is long enough to expose a missed wake-up.
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -10,7 +10,7 @@ namespace tessera::comm_test {
 namespace {
 
 constexpr auto kLongest = 60s;
-constexpr auto kSoon = 20s;  // what is woken comes at once, also on a busy machine
+constexpr auto kSoon = 20s;  // a woken thread reacts within this time, also on a busy machine
 
 /// Calls `look` whenever it is polled.
 struct Watched final : Pollable {
@@ -29,11 +29,11 @@ bool soon(const std::function<bool()>& reached) {
 
 void on_another_thread(const std::function<void()>& call) { std::thread(call).join(); }
 
-/// A peer that changes what a thread waits for just after that has looked the last time before it sleeps, and rings.
+/// A peer that changes the awaited state right after a thread's last poll before it sleeps, and then rings.
 class Peer {
  public:
   explicit Peer(Doorbell& bell, int rounds) : bell_(bell), rounds_(rounds) {}
-  /// True: something has moved.
+  /// True: progress was made.
   bool look(bool with_health_check) {
     if (changed_.exchange(false)) {
       ++seen_;
@@ -101,7 +101,7 @@ TEST(Sleeps, OfTheIdleProgressThreadEndWithAnOperation) {
     engine.wake_progress_thread();
     EXPECT_TRUE(soon([&] { return polls.load() > before; }));
     engine.end_operation();
-    ring(bell);  // it sleeps for the operation now
+    ring(bell);  // the thread now sleeps for the operation
   }
 }
 
@@ -117,7 +117,7 @@ TEST(Sleeps, EndWhenTheEngineDoes) {
   EXPECT_LT(Clock::now() - start, kSoon);
 }
 
-TEST(Sleeps, LastWhereNobodyRings) {  // the control
+TEST(Sleeps, LastWhereNobodyRings) {  // control
   Doorbell bell;
   Watched watched;
   std::atomic<std::uint32_t> finished{0};

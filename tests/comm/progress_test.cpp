@@ -1,4 +1,4 @@
-// Operations in flight: several at once, out of order, on several communicators, while ranks are elsewhere.
+// Operations in flight: several at once, out of order, on several communicators, while ranks are outside the library.
 #include <random>
 #include <thread>
 
@@ -51,8 +51,8 @@ TEST(Progress, WaitedOutOfOrder) {
   });
 }
 
-/// How long rank 0 waits for a large all_reduce whose other rank issues its part and then sleeps outside the library,
-/// after `before` operations that were waited for at once.
+/// Returns how long rank 0 waits for a large all_reduce that the other rank issues before it sleeps outside the
+/// library, after `before` operations that were waited for at once.
 std::chrono::steady_clock::duration wait_beside_a_waiter(bool progress_thread, std::chrono::milliseconds nap,
                                                          int before = 0) {
   InitOptions config = quick_config();
@@ -78,11 +78,11 @@ std::chrono::steady_clock::duration wait_beside_a_waiter(bool progress_thread, s
 
 TEST(Progress, ARankThatIssuedAndSleepsDelaysNobody) { EXPECT_LT(wait_beside_a_waiter(true, 1000ms), 500ms); }
 
-TEST(Progress, NorDoesOneThatHasAlwaysWaitedAtOnceBefore) {  // so its progress thread was not woken this time
+TEST(Progress, NorDoesOneThatHasAlwaysWaitedAtOnceBefore) {  // so its progress thread was not woken
   EXPECT_LT(wait_beside_a_waiter(true, 1000ms, 200), 500ms);
 }
 
-TEST(Progress, WithoutTheProgressThreadItDoes) {  // the negative control of the test above
+TEST(Progress, WithoutTheProgressThreadItDoes) {  // negative control of the test above
   EXPECT_GE(wait_beside_a_waiter(false, 300ms), 250ms);
 }
 
@@ -97,8 +97,8 @@ TEST(Progress, FinishesWhileItsCallerNeverWaits) {
   });
 }
 
-/// The same seeded sequence of operations on every member of a group, sizes and kinds at random, some of them left in
-/// flight.
+/// Runs the same seeded sequence of operations on every member of a group. Sizes and kinds are random, and some
+/// operations stay in flight.
 void random_operations(Communicator& comm, std::uint32_t seed, int operations) {
   std::mt19937 random(seed);
   std::vector<Sum> sums;
@@ -166,7 +166,7 @@ TEST(Progress, ALazyStreamRunsBeforeTheOperationAndWaitsAfterIt) {
 }
 
 TEST(Progress,
-     WithoutAfterTheOperationReadsTooEarly) {  // the negative control: the lazy stream shows a forgotten dependency
+     WithoutAfterTheOperationReadsTooEarly) {  // negative control: the lazy stream exposes a missing dependency
   run_ranks(2, [](Communicator& world) {
     const auto stream = make_lazy_stream();
     Sum sum(world, 1000);

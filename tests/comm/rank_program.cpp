@@ -1,4 +1,4 @@
-// A rank of the tests that need real processes. Says what happens on standard output, a line at a time.
+// A rank of the tests that need real processes. Prints events to standard output, one a line.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ void say(const std::string& text) {
 
 constexpr std::size_t kCount = 300'000;
 
-/// One all_reduce in a window and one in ordinary memory, checked.
+/// One all_reduce in a window and one in ordinary memory; both are checked.
 void round_of_sums(Communicator& comm, float* window, std::vector<float>& ordinary) {
   const auto expected = static_cast<float>(comm.size() * (comm.size() + 1) / 2);
   for (float* x : {window, ordinary.data()}) {
@@ -47,8 +47,8 @@ std::string error_of(Work& work) {
   return "no error";
 }
 
-/// Rank 1 offers ordinary memory to rank 0, fails, and gives the memory back; only then is rank 0 told, by a line, to
-/// take its part. Every rank says its error. `mode`: let go PART WHY.
+/// Rank 1 passes ordinary memory to an operation with rank 0, fails, and frees the memory; only then does a line on
+/// standard input let rank 0 start its side. Every rank prints its error. `mode`: let go PART WHY.
 int let_go(Communicator& comm, const std::string& mode) {
   constexpr std::size_t kBytes = 8 << 20;
   const bool message = mode.find("message") != std::string::npos;
@@ -70,15 +70,15 @@ int let_go(Communicator& comm, const std::string& mode) {
     work = comm.send(mine, 0, options);
   }
   if (comm.rank() == 1 && mode.find("abort") != std::string::npos) comm.abort("enough");
-  if (comm.rank() == 2) say("called");  // and is killed
+  if (comm.rank() == 2) say("called");  // the test then kills it
   const std::string error = error_of(work);
   ::munmap(memory, kBytes);
   say(error);
-  std::getchar();  // stays, so that its memory is what can't be read, and not the process
+  std::getchar();  // stays alive, so that its memory is unreadable, not its process gone
   return 3;
 }
 
-/// Where this process mapped the ranks' windows: address bits 21 to 27, one number a window.
+/// Where this process maps the ranks' windows: address bits 21 to 27, one number per window.
 std::string window_colors() {
   std::ifstream maps("/proc/self/maps");
   std::string line;
@@ -89,8 +89,8 @@ std::string window_colors() {
   return colors;
 }
 
-/// All-reduces memory of a device, for ever or so many rounds. What waits for a failed one goes on, and finds no half
-/// of a result later.
+/// All-reduces device memory, forever or for `rounds` rounds. A stream that waits for a failed operation continues, and
+/// its memory holds no partial result later.
 void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device, int rounds = 1'000'000'000) {
   const auto stream = device.make_stream();
   const tessera::base::Buffer memory = comm.allocate(kCount * 4, MemoryKind::device, MemoryCategory::other);
@@ -111,7 +111,8 @@ void sums_on_a_device(Communicator& comm, tessera::base::DeviceRuntime& device, 
   }
 }
 
-/// MODE of "device MODE": "ipc" and "direct" (staged) sum for ever, "leave" and "throw" end and say what is open.
+/// MODE of "device MODE": "ipc" and "direct" (staged) sum forever; "leave" and "throw" end and print the number of
+/// exported and imported pieces.
 int run_on_a_device(InitOptions config, const std::string& mode) {
   const auto device = tessera::harness::make_guarded_device({.lazy = true});
   config.device = device;

@@ -1,4 +1,4 @@
-// The arithmetic of the host backends against the plain reference.
+// The arithmetic of the host backends compared with the plain reference.
 #include "tessera/comm/kernels/reduce.h"
 
 #include "tests/comm/support.h"
@@ -22,7 +22,7 @@ Bytes run(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::size_
   for (const Bytes& input : shifted) sources.push_back(input.data() + skew);
   const std::size_t bytes = inputs.front().size();
   std::vector<std::byte> memory(bytes + 128, std::byte{0xAA});
-  const std::size_t line = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;  // streaming begins on a line
+  const std::size_t line = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;  // where streaming begins
   std::byte* out = memory.data() + line;
   reduce_tree(op, dtype, sources, factors, out, bytes / size_of(dtype), streaming);
   EXPECT_EQ(out[-1], std::byte{0xAA});
@@ -48,7 +48,8 @@ TEST(Reduce, AnyNumberOfSourcesAtAnyPosition) {
         }
 }
 
-/// Every 16-bit value times factors that reach subnormals, ties, overflow: the kernels' conversions equal base's.
+/// Every 16-bit value times factors that reach subnormals, ties and overflow: the kernels' conversions equal those of
+/// base.
 template <class T>
 void every_value_times() {
   std::vector<T> in(65536);

@@ -1,5 +1,4 @@
-// Reading another process: what its owner wrote arrives, and a process that is gone or memory that is not there is told
-// apart.
+// Reading the memory of another process: the data arrives, and a dead process is distinguished from unmapped memory.
 #include "tessera/comm/transport/cma.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +21,7 @@ namespace {
 
 using namespace comm;
 
-/// A child that fills `memory` with 7, 8, ... after the fork, says so, and waits to be killed.
+/// A child that fills `memory` with 7, 8, ... after the fork, reports it, and waits to be killed.
 class Child {
  public:
   explicit Child(std::vector<std::byte>& memory) {
@@ -73,7 +72,7 @@ TEST(Remote, WhoIsGoneIsToldApartFromMemoryThatIsNotThere) {
   EXPECT_FALSE(read_remote(child.pid(), memory.data(), to, sizeof(to)));
 }
 
-/// What every rank finds where each is a thread.
+/// Each rank's result, where the ranks are threads.
 std::vector<std::vector<int>> neighbours(int ranks) {
   std::vector<std::vector<int>> all(static_cast<std::size_t>(ranks));
   auto bootstraps = make_thread_bootstraps(ranks, std::chrono::seconds(20));

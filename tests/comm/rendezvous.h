@@ -1,4 +1,4 @@
-// Ranks that meet at TESSERA_MASTER: threads with connections of their own, as processes have.
+// Rendezvous at TESSERA_MASTER between threads that have their own connections, as processes do.
 #pragma once
 
 #include <chrono>
@@ -36,7 +36,7 @@ inline std::future<Outcome> come(RendezvousOptions one) {
   });
 }
 
-/// All ranks of a world; changed(meeting) may change each.
+/// Runs the rendezvous of a whole world; changed(options) may change the options of each rank.
 inline std::vector<Outcome> meet_all(int size, int port, const std::function<void(RendezvousOptions&)>& changed = {},
                                      const std::string& host = "127.0.0.1") {
   std::vector<std::future<Outcome>> coming;

@@ -1,4 +1,4 @@
-// How ranks meet at TESSERA_MASTER, and what they say where they can't.
+// The rendezvous at TESSERA_MASTER, and its errors.
 #include "tests/comm/rendezvous.h"
 
 #include <ifaddrs.h>
@@ -115,7 +115,7 @@ TEST(Rendezvous, HostsAreToldApart) {
   }
 }
 
-/// An address of this machine that others may reach; "" where it has none.
+/// An address of this machine that other hosts may reach; "" if there is none.
 std::string outer_address() {
   ifaddrs* all = nullptr;
   std::string found;
@@ -131,7 +131,7 @@ std::string outer_address() {
   return found;
 }
 
-/// Rank 1 shares rank 0's host, and finds it by a loopback address, which rank 2 can't use.
+/// Rank 1 shares rank 0's host and finds it by a loopback address, which rank 2 can't use.
 TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
   const std::string outer = outer_address();
   ASSERT_FALSE(outer.empty()) << "needs an IPv4 address that is not loopback's: give this machine one, for example of an "
@@ -147,7 +147,7 @@ TEST(Rendezvous, ALoopbackAddressIsReplacedByTheLinksWhereThereAreOtherHosts) {
   const std::vector<Outcome> all = meet_all(3, port, place);
   expect_complete(all);
   for (const Outcome& one : all) EXPECT_EQ(one.bootstrap->local_address(), outer);
-  // The control: where all are on one host, loopback is the way.
+  // Control: if all ranks are on one host, they use loopback.
   const int other = free_port();
   for (const Outcome& one : meet_all(3, other, [&](RendezvousOptions& each) {
          place(each);
@@ -174,7 +174,7 @@ TEST(Rendezvous, ARankThatStopsAnsweringIsNamed) {
   auto one = std::async(std::launch::async, [&] { return error_of([&] { all[1].bootstrap->all_gather("x"); }); });
   const std::string expected = "Timeout: init: rank 2 of 3 came, but did not answer within 600ms";
   EXPECT_EQ(error_of([&] { all[0].bootstrap->all_gather("x"); }), expected);
-  // Rank 1's own deadline passes at the same time: which of the two it hears of first is open.
+  // Rank 1's own deadline passes at the same time, so either error may come first.
   EXPECT_TRUE(one.get().starts_with("Timeout: init: "));
 }
 
@@ -208,7 +208,7 @@ TEST(Rendezvous, NobodyIsTakenForDeadOnABusyMachine) {
       const auto met = rendezvous({.launch = launch, .timeout = 20s, .master = {}, .token = {}, .host_id = {}});
       const auto channel = met->open_channel("test", {.lost = [&](int) { ++lost; }, .message = {}});
       ++opened;
-      std::this_thread::sleep_for(1s);  // longer than a process that ended may take for its last words
+      std::this_thread::sleep_for(1s);  // longer than the grace period for the farewell of a process that ends
     });
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(opened.load(), kWorlds * kRanks);
@@ -251,7 +251,7 @@ TEST(RendezvousTimeout, ARankThatCameAndDiedCanComeAgain) {
   const int port = free_port();
   auto zero = come(meeting(0, 3, port));
   RendezvousOptions brief = meeting(1, 3, port);
-  brief.timeout = 300ms;  // it gives up while rank 2 is still missing
+  brief.timeout = 300ms;  // its timeout passes while rank 2 is still missing
   EXPECT_NE(come(brief).get().error, "");
   auto one = come(meeting(1, 3, port));
   auto two = come(meeting(2, 3, port));

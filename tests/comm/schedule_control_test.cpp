@@ -1,4 +1,4 @@
-// Negative controls: the tests of schedules see a broken one.
+// Negative controls: the schedule tests detect broken schedules.
 #include <gmock/gmock.h>
 
 #include "tests/comm/schedule_support.h"
@@ -15,7 +15,7 @@ ScheduleWorld world_of(OpKind kind, const std::string& name, int ranks, std::uin
   return ScheduleWorld(problem, name, in_place);
 }
 
-/// Whether the dependency takes data from a step to one that reads it: then nothing else can stand in for it.
+/// Whether the dependency carries data from a step to one that reads it: then no other dependency can replace it.
 bool carries_data(const Schedule& schedule, const ScheduleStep& earlier, const ScheduleStep& later) {
   if (earlier.to.bytes == 0) return false;
   const auto overlaps = [&](const BufferRegion& region) {
@@ -47,7 +47,7 @@ TEST(ScheduleNegativeControl, ADroppedDependencyIsSeen) {
   EXPECT_GT(dropped, 100);
 }
 
-/// The runner sees it too: some order of events gives a wrong result.
+/// The runner detects it too: some order of events gives a wrong result.
 TEST(ScheduleNegativeControl, ADroppedDependencyGivesWrongResults) {
   ScheduleWorld world = world_of(OpKind::all_reduce, "ring", 3);
   const std::vector<Bytes> inputs = make_inputs(world, true, 1);
@@ -66,7 +66,7 @@ TEST(ScheduleNegativeControl, ADroppedDependencyGivesWrongResults) {
   EXPECT_GT(wrong(), 0);
 }
 
-/// In place, what waits for memory to be free matters as well.
+/// In place, dependencies that wait until memory is free matter as well.
 TEST(ScheduleNegativeControl, AForgottenHazardInPlaceIsSeen) {
   for (const char* name : {"symmetric", "recursive_doubling"}) {
     ScheduleWorld world = world_of(OpKind::all_reduce, name, 2, ~0u);
@@ -86,8 +86,7 @@ TEST(ScheduleNegativeControl, AForgottenHazardInPlaceIsSeen) {
   }
 }
 
-/// Where buffers take turns, too, each dependency is needed and its absence seen: all of these algorithms'
-/// dependencies.
+/// Each dependency of these algorithms is needed and its absence is detected, also where buffers are reused in turn.
 TEST(ScheduleNegativeControl, NoDependencyIsIdle) {
   for (const Named& algorithm : algorithms(false)) {
     const std::string& name = algorithm.name;
@@ -162,7 +161,7 @@ TEST(ScheduleNegativeControl, BrokenMessagesAreSeen) {
               HasSubstr("outside"));
 }
 
-/// Two ranks that each receive before they send: no order of events gets through.
+/// Two ranks that each receive before they send: every order of events deadlocks.
 TEST(ScheduleNegativeControl, ACircleIsSeen) {
   ScheduleWorld world = world_of(OpKind::all_to_all, "direct", 2);
   for (Schedule& schedule : world.schedules) {

@@ -1,4 +1,4 @@
-// What can be proved of schedules without running them.
+// Properties of schedules that are proved without running them.
 #include <algorithm>
 #include <stdexcept>
 
@@ -13,7 +13,7 @@ std::string describe(int rank, std::uint32_t index, const ScheduleStep& step) {
          kNames[static_cast<std::size_t>(step.kind)] + ")";
 }
 
-/// Before and after, as a graph: each step begins and ends; a message is written while it lands.
+/// The happens-before relation as a graph: each step begins and ends; a message is written while it arrives.
 class Order {
  public:
   explicit Order(const ScheduleWorld& world) : messages_(messages_of(world)) {
@@ -45,12 +45,12 @@ class Order {
   std::uint32_t landing(std::size_t message) const { return landing_ + static_cast<std::uint32_t>(message); }
   const std::vector<MessagePair>& messages() const { return messages_; }
 
-  /// A send may end only when its receive has begun: transports may insist on that.
+  /// Makes each send end only after its receive has begun, as transports may require.
   void meet() {
     for (const MessagePair& pair : messages_) edge(begin(pair.to, pair.receive), end(pair.from, pair.send));
   }
 
-  /// In an order in which each comes after all before it; shorter than all where they wait in a circle.
+  /// Topological order; shorter than the graph if there is a cycle.
   std::vector<std::uint32_t> sorted() const {
     std::vector<std::uint32_t> waits(next_.size());
     for (const auto& followers : next_)
@@ -65,7 +65,7 @@ class Order {
   }
   std::size_t nodes() const { return next_.size(); }
 
-  /// Fills what before() asks.
+  /// Computes the transitive closure that before() queries.
   void close() {
     const std::size_t words = (next_.size() + 63) / 64;
     words_ = words;
@@ -129,7 +129,7 @@ class Accesses {
         all.push_back({spot.buffer, first, first + region.bytes, writes, i, start, {end, other_end}});
       };
       switch (step.kind) {
-        case ScheduleStep::Kind::send: {  // nobody reads it any more when it is done, or when it has arrived
+        case ScheduleStep::Kind::send: {  // no longer read once it is done or has arrived
           const MessagePair& pair = order_.messages()[message];
           add(step.from, false, begin, order_.end(pair.to, pair.receive));
           break;
@@ -147,7 +147,7 @@ class Accesses {
           add(step.factors, false, begin, end);
           add(step.to, true, begin, end);
           break;
-        case ScheduleStep::Kind::native:  // not among the algorithms that are made of messages
+        case ScheduleStep::Kind::native:  // not among the message-based algorithms
           break;
       }
     }

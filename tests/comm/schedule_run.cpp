@@ -7,7 +7,7 @@
 namespace tessera::comm_test {
 namespace {
 
-/// One run: what has started, what has come, and the memory.
+/// One run: the steps that have started, the messages that have arrived, and the memory.
 class Run {
  public:
   Run(const ScheduleWorld& world, std::uint64_t seed, const std::vector<Bytes>& inputs) : world_(world), random_(seed) {
@@ -96,7 +96,7 @@ class Run {
         message.expected = true;
       } else {
         message.sent = true;
-        // Some transports take a copy and are done, others read when the receiver is there.
+        // Some transports copy and complete at once, others read when the receiver is ready.
         message.copied = random_() % 2 == 0;
         if (message.copied) message.early.assign(at(rank, now.from), at(rank, now.from) + now.from.bytes);
       }
@@ -162,7 +162,7 @@ std::string ScheduleWorld::run(std::uint64_t seed, const std::vector<Bytes>& inp
     const int rank = static_cast<int>(r);
     const std::byte* out = run.at(rank, {BufferId::out, 0, 0});
     outputs.emplace_back(out, out + out_count(rank) * size_of(problems[r].dtype));
-    // What is not written in place stays as it was.
+    // Input bytes that are not overwritten in place stay unchanged.
     const std::byte* in = run.at(rank, {BufferId::in, 0, 0});
     const Spot from = spot(rank, BufferId::in);
     const Spot to = spot(rank, BufferId::out);

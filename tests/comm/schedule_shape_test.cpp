@@ -1,4 +1,4 @@
-// What schedules promise beside their results: bytes, lengths, scratch memory; and which one is taken.
+// Properties of schedules beside their results: bytes, lengths, scratch memory; and the choice of the algorithm.
 #include <chrono>
 #include <map>
 
@@ -29,7 +29,7 @@ int digits(int ranks) {
   return count;
 }
 
-/// Ones in the binary form of the numbers 1 .. n - 1: how often Bruck's algorithm moves a block.
+/// The number of 1 bits in the numbers 1 .. n - 1: how often Bruck's algorithm moves a block.
 int ones_below(int ranks) {
   int count = 0;
   for (int i = 1; i < ranks; ++i)
@@ -39,7 +39,7 @@ int ones_below(int ranks) {
 
 struct Bytes2 {
   double per_rank;  ///< the most that a rank sends
-  double all;       ///< what all send together
+  double all;       ///< the sum over all ranks
 };
 
 /// The textbooks' formulas for N bytes on n ranks, n a power of two, N divisible by n.
@@ -97,7 +97,8 @@ TEST(ScheduleBytes, AreThoseOfTheTextbook) {
   }
 }
 
-/// For any number of ranks: what moves once moves once, and who stands aside in recursive algorithms costs its data.
+/// For any number of ranks: each byte moves once where once is enough, and the ranks outside the power-of-two core of a
+/// recursive algorithm cost their data.
 TEST(ScheduleBytes, OfOtherNumbersOfRanks) {
   for (const int ranks : {3, 5, 6, 7, 9, 13}) {
     const std::size_t count = static_cast<std::size_t>(ranks) * 100;
@@ -144,7 +145,7 @@ TEST(ScheduleBytes, OfDirectEqualTheMetersFormula) {
   }
 }
 
-/// Steps that follow each other over all ranks: what a small call costs.
+/// The longest chain of steps over all ranks, which is the cost of a small call.
 int depth(const ScheduleWorld& world) {
   const auto messages = messages_of(world);
   std::vector<std::vector<int>> hops;
@@ -207,8 +208,8 @@ TEST(ScheduleSize, StaysBoundedForHugeCalls) {
         const Schedule schedule = build_schedule(problem, name);
         const bool many_to_one = ranks == 64 && (name == "symmetric" || text == "reduce=direct");
         EXPECT_LT(schedule.steps.size(), many_to_one ? 80'000u : 20'000u) << describe(problem, name);
-        if (name == "symmetric" && ranks == 64) continue;  // it is for small calls
-        // These keep a copy: for what is sorted, packed, or gathered on the way.
+        if (name == "symmetric" && ranks == 64) continue;  // symmetric is for small calls
+        // These keep a copy for data that is sorted, packed or gathered on the way.
         if (name == "recursive_halving" || name == "bruck" || (name == "binomial" && kind != OpKind::reduce)) continue;
         EXPECT_LE(schedule.scratch_bytes, std::max(count, std::size_t{128} << 20)) << describe(problem, name);
       }
@@ -247,7 +248,7 @@ TEST(ScheduleChoice, PartsOfAnyLengthAreCarried) {
         EXPECT_EQ(refusal(problem, default_algorithm(problem)), "");
 }
 
-/// A bound that only a quadratic loop would break, even on a busy machine.
+/// A limit that only a quadratic loop exceeds, even on a busy machine.
 TEST(ScheduleSize, BuildingIsQuick) {
   const CollectiveSpec small{.kind = OpKind::all_reduce, .ranks = 8, .count = 64};
   const CollectiveSpec huge{.kind = OpKind::all_reduce, .ranks = 8, .count = std::size_t{1} << 30, .ordered = false};

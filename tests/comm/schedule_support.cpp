@@ -5,7 +5,7 @@
 namespace tessera::comm_test {
 namespace {
 
-/// +-1, +-2, +-3; for products mostly 1, and with factors 1, so that sixteen of them fit into sixteen bits.
+/// Values +-1, +-2, +-3; for products mostly 1, with factors of 1, so that sixteen of them fit into sixteen bits.
 Bytes whole_numbers(const CollectiveSpec& problem, int rank, std::size_t count, std::uint64_t seed) {
   Bytes bytes(count * size_of(problem.dtype));
   conformance::with_type(problem.dtype, [&](auto zero) {

@@ -1,4 +1,4 @@
-// Problems, inputs and expected outputs of the tests of schedules.
+// Specs, inputs and expected outputs of the schedule tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ struct Named {
   OpKind kind;
   std::string name;
 };
-/// All that known_algorithms lists.
+/// All algorithms that known_algorithms() lists.
 std::vector<Named> algorithms(bool ordered_only);
 
 inline bool adds(OpKind kind) {
@@ -25,22 +25,23 @@ inline bool has_equal_parts(OpKind kind) {
   return kind != OpKind::all_reduce && kind != OpKind::broadcast && kind != OpKind::reduce;
 }
 
-/// What each rank gives. `exact`: small whole numbers whose sums and products need no rounding in any order; else full
-/// mantissas, with NaNs and infinities among them.
+/// The input of each rank. `exact`: small whole numbers whose sums and products need no rounding in any order; else
+/// full mantissas, with NaNs and infinities among them.
 std::vector<Bytes> make_inputs(const ScheduleWorld& world, bool exact, std::uint64_t seed);
 
-/// What each rank must get, computed serially.
+/// The expected output of each rank, computed serially.
 std::vector<Bytes> expected(const ScheduleWorld& world, const std::vector<Bytes>& inputs);
 
-/// "" or where outputs differ from what is expected.
+/// The first difference between outputs and expected outputs, or "".
 std::string difference(const ScheduleWorld& world, const std::vector<Bytes>& outputs, const std::vector<Bytes>& wanted);
 
-/// check(), race(), then runs in `orders` orders of events; "" or the first thing that is wrong.
+/// Runs check(), race() and then `orders` random orders of events; returns the first problem or "".
 std::string verify(const ScheduleWorld& world, bool exact, int orders = 3);
 
 std::string describe(const CollectiveSpec& problem, const std::string& algorithm);
 
-/// The _v form of `problem` with parts of random lengths, some of them empty; all_to_all has other ones for each rank.
+/// The _v form of `problem` with parts of random lengths, some of them empty; for all_to_all the lengths differ between
+/// the ranks.
 std::vector<CollectiveSpec> with_parts(CollectiveSpec problem, std::uint64_t seed);
 
 }  // namespace tessera::comm_test

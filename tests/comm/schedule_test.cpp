@@ -1,4 +1,4 @@
-// Every algorithm, on every number of ranks, against a serial reference.
+// Every algorithm, on every number of ranks, compared with a serial reference.
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -15,8 +15,8 @@ constexpr Reduce kReduces[] = {Reduce::sum, Reduce::avg, Reduce::prod, Reduce::m
 constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::i32, DType::u64};
 constexpr std::uint32_t kInPlace[] = {0, ~0u, 0xA5A5A5A5u};
 
-/// A cheap way through all combinations: each call takes the next of each list, which have lengths without common
-/// divisors or change at another pace.
+/// Samples all combinations cheaply: each call uses the next value of each list. The lengths of the lists are coprime,
+/// or the lists advance at different rates.
 struct Mixer {
   unsigned at = 0;
   template <class T, std::size_t N>
@@ -103,7 +103,7 @@ TEST(Schedules, PartsOfAnyLength) {
   EXPECT_LE(refused, 80);
 }
 
-/// Large enough for more segments than buffers, so that these take turns.
+/// Large enough for more segments than buffers, so that buffers are reused.
 TEST(Schedules, LargeDataGoesInSegments) {
   for (const Named& algorithm : algorithms(false)) {
     if (algorithm.kind == OpKind::barrier) continue;

@@ -148,7 +148,7 @@ void drop_dependency(Schedule& schedule, std::size_t which) {
       seen += step.followers;
       continue;
     }
-    // The last one takes the place of the dropped one.
+    // The last follower replaces the dropped one.
     const auto first = schedule.followers.begin() + step.first_follower;
     std::swap(first[static_cast<std::ptrdiff_t>(which - seen)], first[step.followers - 1]);
     --schedule.steps[first[step.followers - 1]].waits_for;

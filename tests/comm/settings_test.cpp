@@ -73,7 +73,7 @@ TEST(Algorithms, TheOneThatRanIsNamed) {
   EXPECT_EQ(ran("all_reduce=direct", 1), "direct");
 }
 
-/// Over shm it reads payloads beside the announcements, and there is room for 16 KiB.
+/// Over shm, symmetric reads payloads from the slots, which hold 16 KiB.
 TEST(Algorithms, SymmetricIsRefusedForMoreThanItsRoom) {
   InitOptions config = quick_config();
   config.algorithms = "all_reduce=symmetric";
@@ -135,7 +135,7 @@ TEST(Checks, NameTheValues) {
       comm.all_reduce({in.data(), 4, DType::f32, {DeviceType::cuda, 0}}, view(out, 4), ReduceOp::sum());
     });
     EXPECT_TRUE(error.starts_with("Unsupported: all_reduce: backend shm")) << error;
-    comm.barrier().wait();  // nothing of this hurt the communicator
+    comm.barrier().wait();  // the communicator is still usable
   });
 }
 

@@ -1,5 +1,5 @@
-// What goes wrong with memory of a device on the host's backends: everybody learns it, streams go on, and nothing is
-// written afterwards.
+// Failures with device memory on the host's backends: every rank reports them, streams continue, and nothing is written
+// afterwards.
 #include <atomic>
 #include <latch>
 #include <thread>
@@ -46,7 +46,7 @@ TEST_P(StagingFailure, AFailureReleasesStreamsAndNothingIsWrittenAfterIt) {
     comm.barrier().wait();
     if (comm.rank() == 2) {
       while (failed.load() < 2) std::this_thread::sleep_for(10ms);
-      return;  // behind: never calls it
+      return;  // behind: never issues it
     }
     Work work = comm.all_reduce(x.view(), y.view(), ReduceOp::sum(),
                                 {.after = stream.get(), .timeout = 300ms, .label = "block.7"});
@@ -58,7 +58,7 @@ TEST_P(StagingFailure, AFailureReleasesStreamsAndNothingIsWrittenAfterIt) {
     EXPECT_TRUE(error.starts_with("Timeout: all_reduce")) << error;
     EXPECT_NE(error.find("(block.7)"), std::string::npos) << error;
     EXPECT_NE(error_of([&] { queued.wait(); }), "");
-    stream->synchronize();  // goes on, though what it waited for failed
+    stream->synchronize();  // the stream continues although the operation failed
     y.fill(8);
     stream->synchronize();
     std::this_thread::sleep_for(50ms);

@@ -1,5 +1,5 @@
-// Ranks that are threads with one device that is memory of the host, closed but while the device works: a backend that
-// touched it would crash. Its streams run only when somebody asks for what is behind.
+// Ranks that are threads with one device, whose memory is host memory that is accessible only while the device works: a
+// backend that accessed it would crash. Its streams run only when a later event is polled or waited for.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ inline StagingOptions small_chunks() { return {.chunk_bytes = 16 * 1024, .chunks
 
 inline std::shared_ptr<DeviceRuntime> lazy_device() { return harness::make_guarded_device({.lazy = true}); }
 
-/// The ways of device memory: through the host's over a backend, or, by "ipc", from rank to rank.
+/// The paths of device memory: through host memory over a backend, or, with "ipc", from rank to rank.
 inline constexpr const char* kWays[] = {"shm", "tcp", "ipc"};
 
 inline void run_staged(const std::string& way, int ranks, const std::shared_ptr<DeviceRuntime>& device,
@@ -30,7 +30,7 @@ inline void run_staged(const std::string& way, int ranks, const std::shared_ptr<
   run_threads(ranks, config, body);
 }
 
-/// Elements of the device, which a stream fills, changes and reads. Memory of the communicator.
+/// Elements in device memory of the communicator, which a stream fills, changes and reads.
 class Values {
  public:
   Values(Communicator& comm, DeviceRuntime& device, Stream& stream, std::size_t count, float value)

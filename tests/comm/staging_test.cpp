@@ -1,4 +1,4 @@
-// Memory of a device on the host's backends: results, order, and what is counted.
+// Device memory on the host's backends: results, order and counts.
 #include <functional>
 #include <future>
 
@@ -16,7 +16,7 @@ TEST_P(StagedConformance, EqualsTheSerialReferenceToTheBit) {
   const auto& [backend, kind, ranks] = GetParam();
   const auto device = lazy_device();
   std::vector<conformance::Case> cases = conformance::cases_for(kind, false, 7);
-  std::erase_if(cases, [](const conformance::Case& c) { return c.count > 100'000; });  // more chunks, nothing new
+  std::erase_if(cases, [](const conformance::Case& c) { return c.count > 100'000; });  // more chunks, no new cases
   run_staged(backend, ranks, device, [&](Communicator& comm) {
     const auto stream = device->make_stream();
     const conformance::OnDevice where{*device, *stream};
@@ -40,7 +40,7 @@ TEST_P(Staging, MemoryOfTheHostBehavesAsBefore) {
   });
 }
 
-/// Fills, all-reduces, doubles; with what ties the stream and the operation, or without.
+/// Fills, all-reduces and doubles, with or without the dependencies between the stream and the operation.
 std::vector<float> fill_reduce_double(Communicator& comm, DeviceRuntime& device, bool after, bool wait_on,
                                       const std::function<void()>& doubled = {}) {
   const auto stream = device.make_stream();
@@ -73,7 +73,7 @@ TEST_P(Staging, AnOperationComesAfterItsStreamAndTheStreamAfterIt) {
 TEST_P(Staging, AForgottenDependencyShows) {
   const auto device = lazy_device();
   run_staged(GetParam(), 3, device, [&](Communicator& comm) {
-    // Nobody asked for what the stream holds before the copy read it.
+    // Nothing made the stream run before the copy read the memory.
     EXPECT_EQ(fill_reduce_double(comm, *device, false, true), std::vector<float>(5000, 600));
   });
   std::promise<void> doubled;
@@ -85,7 +85,7 @@ TEST_P(Staging, AForgottenDependencyShows) {
       EXPECT_EQ(doubled.get_future().wait_for(20s), std::future_status::ready);
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait();
     } else {
-      // It doubled what was there before the operation had written.
+      // It doubled the values from before the operation's write.
       EXPECT_EQ(fill_reduce_double(comm, *device, true, false, [&] { doubled.set_value(); }),
                 std::vector<float>(5000, 3));
     }
@@ -103,8 +103,8 @@ TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
       const auto start = std::chrono::steady_clock::now();
       comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = stream.get()}).wait_on(*stream);
       const Event reached = stream->record();
-      EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);  // a host that waits does so until rank 1 gives up
-      EXPECT_FALSE(reached.done());  // rank 1 has not called it
+      EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);  // a host that blocks does so until rank 1 times out
+      EXPECT_FALSE(reached.done());  // rank 1 has not issued it
       told.set_value();
     } else {
       EXPECT_EQ(told.get_future().wait_for(4s), std::future_status::ready);
@@ -114,8 +114,8 @@ TEST_P(Staging, TellingAStreamToWaitDoesNotMakeTheHostWait) {
   });
 }
 
-/// Each operation of one communicator waits for a stream that waits for one of the other: nothing that is put on the
-/// copies' streams may stand in the way of what it depends on.
+/// Each operation of one communicator waits for a stream that waits for an operation of the other: work on the copy
+/// streams must not block its own dependencies.
 TEST_P(Staging, OperationsThatDependOnEachOtherInCircles) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& world) {
@@ -151,7 +151,7 @@ TEST_P(Staging, MessagesOverASplitInBothDirectionsAndOutOfOrder) {
     stream->synchronize();
     Work one = world.recv(first.view(), peer);
     Work two = world.recv(second.view(), peer);
-    const auto part = world.split(0, world.rank());  // what they wait for is sent after it
+    const auto part = world.split(0, world.rank());  // the matching sends are issued after it
     Work three = world.send(given.view(), peer);
     std::vector<int> host = {world.rank(), world.rank()};
     Work sum = world.all_reduce(view_of(host.data(), 2), view_of(host.data(), 2), ReduceOp::sum());
@@ -180,7 +180,7 @@ TEST_P(Staging, PartsOfDifferentLengths) {
     EXPECT_EQ(whole.read(), want);
     comm.reduce_scatter_v(whole.view(), part.view(), counts, ReduceOp::sum(), {.after = stream.get()}).wait_on(*stream);
     EXPECT_EQ(part.read(), std::vector<float>(counts[me], 3 * rank));
-    // Rank a gives rank b 1000 a + b elements.
+    // Rank a sends rank b 1000 a + b elements.
     std::vector<std::size_t> to, from;
     for (std::size_t r = 0; r < 3; ++r) {
       to.push_back(1000 * me + r);
@@ -222,7 +222,7 @@ TEST_P(Staging, ChunksCountAsOneCallAndTheSameBytes) {
     }
 }
 
-/// To pin memory takes longer than an operation.
+/// Pinning memory takes longer than an operation.
 TEST_P(Staging, PinsNothingAnewForOperationsLikeEarlierOnes) {
   const auto device = lazy_device();
   run_staged(GetParam(), 2, device, [&](Communicator& comm) {

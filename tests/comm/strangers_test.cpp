@@ -1,4 +1,4 @@
-// Who is kept out at TESSERA_MASTER: bare sockets, and ranks that belong elsewhere. None of them disturbs the run.
+// Peers that are refused at TESSERA_MASTER: plain sockets, and ranks of other runs. None of them disturbs the run.
 #include <sys/resource.h>
 
 #include <atomic>
@@ -17,7 +17,7 @@
 namespace tessera::comm_test {
 namespace {
 
-/// Rank 0 waits, `disturb` does its worst, and then rank 1 comes: the world must come to be, and soon.
+/// Rank 0 waits, `disturb` interferes, and then rank 1 starts: the world must form, and soon.
 void expect_undisturbed(const std::function<void(int port)>& disturb) {
   const int port = free_port();
   auto zero = come(meeting(0, 2, port));
@@ -46,7 +46,7 @@ TEST(UnauthenticatedPeer, WithGarbageDisturbNobody) {
   });
 }
 
-/// All that can be open at once here, less what the ranks need.
+/// The number of files that this process can open, less those that the ranks need.
 std::size_t open_files_at_most() {
   rlimit limit = {};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -67,7 +67,7 @@ TEST(UnauthenticatedPeer, InTenThousandHalfOpenConnectionsDisturbNobody) {
       ASSERT_TRUE(open.back()) << "connection " << i << ": " << std::strerror(errno);
       if (i % 2 == 0) send_bytes(open.back(), "h");
     }
-    flood = std::async(std::launch::async, [&, port] {  // and on while the honest one comes
+    flood = std::async(std::launch::async, [&, port] {  // continues while the authentic rank connects
       while (!done.load()) {
         open.pop_front();
         open.push_back(connect_to_port(port));
@@ -98,7 +98,7 @@ TEST(UnauthenticatedPeer, LeaveRankZeroTheFilesThatItNeeds) {
   connect_when_open(port);
   std::vector<UniqueFd> strangers;
   for (int i = 0; i < 200; ++i) strangers.push_back(connect_to_port(port));
-  // All that came are in, or out again: the last one gets its challenge.
+  // All connections were accepted, or closed again: the last one receives its challenge.
   EXPECT_FALSE(read_all(strangers.back(), 10s, 1).empty());
   const std::filesystem::directory_iterator files("/proc/" + std::to_string(zero.pid()) + "/fd");
   EXPECT_LT(std::distance(begin(files), end(files)), 64 - 16) << "strangers have what rank 0 needs";
@@ -118,7 +118,7 @@ TEST(UnauthenticatedPeer, WithAnotherTokenAreRefusedAndToldWhy) {
   });
 }
 
-/// As version 4 of the protocol writes it.
+/// Frame format of protocol version 4.
 std::string frame(char type, const std::string& payload) {
   std::string bytes(1, type);
   for (int i = 0; i < 4; ++i) bytes += static_cast<char>(payload.size() >> (8 * i));
@@ -159,7 +159,7 @@ TEST(UnauthenticatedPeer, InRankZerosPlaceAreNotBelieved) {
   EXPECT_GT(welcomed.load(), 0);
 }
 
-/// Nor is what it says, which may be meant for a terminal: a refusal is to be proved.
+/// Nor is its text trusted, which may target a terminal: a refusal must be proved.
 TEST(UnauthenticatedPeer, InRankZerosPlaceRefuseNobodyInWordsOfTheirOwn) {
   const UniqueFd listener = listen_on_port(0);
   std::atomic<bool> done{false};
@@ -185,7 +185,7 @@ TEST(UnauthenticatedPeer, InRankZerosPlaceRefuseNobodyInWordsOfTheirOwn) {
   EXPECT_GE(steady_clock::now() - start, 900ms) << "one such answer is not believed";
 }
 
-/// For a moment only: then the right one is there.
+/// The impostor answers for a moment only; then rank 0 listens.
 TEST(UnauthenticatedPeer, InRankZerosPlaceAreOutlasted) {
   const int port = free_port();
   std::optional<UniqueFd> listener(listen_on_port(port));
@@ -219,7 +219,7 @@ TEST(UnauthenticatedPeer, ThatAreNoRankZeroAreNamed) {
   EXPECT_NE(one.get().error.find("what answers there is no rank 0 of this library"), std::string::npos);
 }
 
-/// What a proven rank says comes to the terminal, too.
+/// The text of an authenticated rank reaches the terminal, too.
 TEST(RejectedPeer, SaysSoWithoutControlCharacters) {
   expect_undisturbed([](int port) {
     RendezvousOptions stale = meeting(1, 2, port);
@@ -247,7 +247,7 @@ TEST(RejectedPeer, IsASecondProcessOfOneRank) {
   auto zero = come(meeting(0, 3, port));
   auto one = come(meeting(1, 3, port));
   auto other = come(meeting(1, 3, port));
-  while (other.wait_for(1ms) == std::future_status::timeout)  // whichever of the two comes first is rank 1
+  while (other.wait_for(1ms) == std::future_status::timeout)  // the first of the two becomes rank 1
     if (one.wait_for(1ms) != std::future_status::timeout) std::swap(one, other);
   const std::string error = other.get().error;
   EXPECT_TRUE(error.starts_with("InvalidUsage")) << error;
@@ -278,7 +278,7 @@ TEST(RejectedPeer, IsAnEarlierRestartAndALaterOneWaits) {
   { connect_when_open(port); }
   EXPECT_NE(come(restarted(1, 0)).get().error.find("rank 1 belongs to run 'run-1', rank 0 to run 'run-1', restart 1"),
             std::string::npos);
-  auto one = come(restarted(1, 2));  // comes while the old rank 0 still has the port
+  auto one = come(restarted(1, 2));  // starts while the old rank 0 still holds the port
   const std::string error = old_zero.get().error;
   EXPECT_NE(error.find("rank 1 did not come"), std::string::npos) << error;
   EXPECT_NE(error.find("; refused: rank 1 belongs to run 'run-1', rank 0 to"), std::string::npos) << error;

@@ -1,4 +1,4 @@
-// What the tests of comm share.
+// Helpers that the comm tests share.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,10 +27,10 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body)
   run_threads(ranks, quick_config(), body);
 }
 
-/// Sums of small whole numbers are exact: rank r gives r + 1.
+/// Sums of small whole numbers are exact: rank r contributes r + 1.
 inline float sum_of_ranks(int ranks) { return static_cast<float>(ranks * (ranks + 1) / 2); }
 
-/// What `call` throws, as "Kind: text"; "" if nothing.
+/// The error that `call` throws, as "Kind: text"; "" if none.
 inline std::string error_of(const std::function<void()>& call) {
   try {
     call();

@@ -1,4 +1,4 @@
-// More than one thing under way: what a communicator promises beside right results of single calls.
+// Behavior with more than one operation in flight, beside the results of single calls.
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -27,7 +27,7 @@ std::int64_t ranks_sum(const Communicator& comm) {
   return static_cast<std::int64_t>(comm.size()) * (comm.size() - 1) / 2;
 }
 
-/// Two communicators of the same ranks, used in opposite order on odd ranks.
+/// Two communicators of the same ranks, used in the opposite order on odd ranks.
 std::string opposite_order(Communicator& world) {
   const auto a = world.split(0, world.rank());
   const auto b = world.split(0, world.rank());
@@ -52,7 +52,7 @@ std::string opposite_order(Communicator& world) {
   return {};
 }
 
-/// Rank 0 issues its part and sleeps outside the library: nobody waits for it to come back.
+/// Rank 0 issues its part and sleeps outside the library: no rank waits until it returns.
 std::string sleeper_delays_nobody(Communicator& world) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kSleep = std::chrono::milliseconds(600);
@@ -74,7 +74,7 @@ std::string sleeper_delays_nobody(Communicator& world) {
   return {};
 }
 
-/// Operations in flight at once, waited for from the last to the first.
+/// Operations in flight at once, waited for in reverse order.
 std::string waited_out_of_order(Communicator& world) {
   constexpr std::size_t kOps = 8;
   const auto n = static_cast<std::size_t>(world.size());
@@ -189,7 +189,7 @@ std::string ragged_parts(Communicator& world) {
   return unequal("all_to_all_v", received, expected);
 }
 
-/// What was sent is counted, by operation and by peer.
+/// The meter counts sent bytes by operation and by peer.
 std::string meter_counts(Communicator& world) {
   const std::size_t count = 1000 * static_cast<std::size_t>(world.size());
   Values in = filled(count, 1);
@@ -207,7 +207,7 @@ std::string meter_counts(Communicator& world) {
   return {};
 }
 
-/// Splitting off, dropping and splitting again; memory of one communicator used by another.
+/// Splitting, dropping and splitting again; memory of one communicator used by another.
 std::string split_and_memory(Communicator& world) {
   for (int round = 0; round < 5; ++round) {
     const auto pair = world.split(world.rank() / 2, -world.rank());

@@ -27,7 +27,7 @@ bool reduces(OpKind kind) {
   return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
 }
 
-/// A place for `count` elements at an odd offset, so that alignment never helps.
+/// Memory for `count` elements at an odd offset, so that no code can rely on alignment.
 class Place {
  public:
   Place(Communicator& comm, bool window, std::size_t bytes, std::size_t skew, const OnDevice* device)
@@ -74,11 +74,11 @@ Bytes part_of(const Bytes& bytes, std::size_t part, int index) {
 }
 
 struct Shape {
-  std::size_t in;  ///< elements
+  std::size_t in;  ///< in elements
   std::size_t out;
-  bool in_counts;  ///< whether this rank's in and out are looked at
+  bool in_counts;  ///< whether this rank's in and out are checked
   bool out_counts;
-  std::size_t in_place_in;  ///< in place: offsets within the shared place, elements
+  std::size_t in_place_in;  ///< in place: offsets within the shared memory, in elements
   std::size_t in_place_out;
 };
 

@@ -20,17 +20,17 @@ import socket
 import subprocess
 import sys
 
-LAUNCHERS = {  # backends whose ranks an MPI library's own launcher must start
+LAUNCHERS = {  # backends whose ranks the launcher of an MPI library must start
     "mpi-openmpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"],
     "mpi-mpich": ["mpirun.mpich", "-n"],
 }
 
 
 def run(build, backend, arguments):
-    """The lines that rank 0 printed, by what they are about, and what went wrong, if anything."""
+    """Returns rank 0's output lines by subject, and the error, if any."""
     program = [str(build / "tests/conformance_ranks")] + ["full"] * arguments.full + ["huge"] * arguments.huge + [arguments.device] * bool(arguments.device)
     launcher = LAUNCHERS.get(backend, [str(build / "tessera"), "run", "--no-tag", "-n"])
-    # Ranks that a small world leaves out wait for it to go through its whole matrix.
+    # Ranks outside a small world wait until it has run its whole matrix.
     environment = dict(os.environ, TESSERA_BACKEND=backend.partition("-")[0], TESSERA_TIMEOUT="6h" if arguments.full else "2m")
     if arguments.hosts > 1:
         program = ["sh", "-c", f'export TESSERA_HOST_ID=host$((TESSERA_RANK * {arguments.hosts} / {arguments.ranks})); exec "$@"', "rank", *program]

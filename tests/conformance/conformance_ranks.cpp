@@ -1,7 +1,7 @@
-// One rank of the conformance suite where ranks are processes: prints, on rank 0, one line of JSON for each operation
-// and behaviour. Ends with 1 where anything was wrong.
+// One rank of the conformance suite with ranks as processes. Rank 0 prints one line of JSON for each operation and
+// behavior. Exits with 1 on any error.
 //   conformance_ranks [full | huge | ipc | staged]      under any launcher; the backend is TESSERA_BACKEND
-// ipc, staged: a part of it in memory of a device, some of which must go by IPC, or none.
+// ipc, staged: a part of the suite in device memory; ipc requires that some operations use IPC, staged that none does.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -26,7 +26,7 @@ struct Tally {
   }
 };
 
-/// Adds up what all ranks found, and prints it. True: all right.
+/// Sums the tallies of all ranks and prints them. True: no errors.
 bool report(Communicator& world, const std::string& what, const Tally& tally) {
   std::int64_t sums[2] = {tally.cases, tally.wrong};
   world.all_reduce(view_of(sums, 2), view_of(sums, 2), ReduceOp::sum()).wait();
@@ -38,7 +38,7 @@ bool report(Communicator& world, const std::string& what, const Tally& tally) {
   return sums[1] == 0;
 }
 
-/// One case beyond 2^31 bytes for each operation.
+/// Runs one case beyond 2^31 bytes for each operation.
 bool run_huge_cases(Communicator& world) {
   bool good = true;
   for (const OpKind kind : all_kinds()) {
@@ -49,7 +49,7 @@ bool run_huge_cases(Communicator& world) {
   return good;
 }
 
-/// The same memory on a device that the host can't touch, which is late as a GPU may be.
+/// Runs cases in memory of a device that the host can't access and that is as late as a GPU may be.
 bool run_on_a_device(Communicator& world, DeviceRuntime& device, bool by_ipc) {
   const auto stream = device.make_stream();
   const OnDevice where{device, *stream};
@@ -61,7 +61,7 @@ bool run_on_a_device(Communicator& world, DeviceRuntime& device, bool by_ipc) {
     Tally tally;
     for (Communicator* comm : {&world, pair.get()})
       for (const Case& c : cases_for(kind, false, 13)) {
-        if (c.count > 100'000) continue;  // more chunks, nothing new
+        if (c.count > 100'000) continue;  // more chunks, no new cases
         tally.add(run_case(*comm, c, &where));
         went += comm->last_algorithm() == "ipc" ? 1 : 0;
       }

@@ -1,5 +1,5 @@
-// The conformance suite with ranks as threads. TESSERA_TEST_FULL=1 runs the whole matrix; else a seeded subset in which
-// every pair of values meets.
+// The conformance suite with ranks as threads. TESSERA_TEST_FULL=1 runs the whole matrix; otherwise a seeded subset in
+// which every pair of values occurs.
 #include <gtest/gtest.h>
 
 #include "tessera/base/env.h"
@@ -19,7 +19,7 @@ constexpr bool kSlow = false;
 #endif
 
 /// Under the thread sanitizer an element costs 20 times as much, and which threads touch it depends on the bytes, not
-/// on the dtype: one dtype has the large sizes there.
+/// on the dtype: only one dtype has the large sizes there.
 bool left_out(const Case& c) { return kSlow && !full_matrix() && c.count > 60000 && c.dtype != DType::f32; }
 
 struct Setting {
@@ -60,8 +60,8 @@ TEST_P(Behaviours, AreAsPromised) {
   });
 }
 
-// The check of what lies beyond 2^31 bytes, on less: it passes, and it sees a byte that is wrong, and data that lies
-// where a wrapped offset would put it.
+// The check of the cases beyond 2^31 bytes, on less data: it passes, and it detects a wrong byte, and data at the
+// position of a wrapped offset.
 class Huge : public testing::TestWithParam<OpKind> {};
 
 TEST_P(Huge, IsCheckedEverywhere) {
@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Tcp, Conformance,
 INSTANTIATE_TEST_SUITE_P(All, Behaviours, testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(kShm, kTcp)),
                          behaviour_name);
 
-/// Every algorithm over a real transport. Sums of 64-bit integers are the same in any order.
+/// Runs every algorithm over a real transport. Sums of 64-bit integers are the same in any order.
 TEST(Algorithms, EachCarriesItsOperation) {
   for (const std::string& name : known_algorithms(false)) {
     const OpKind kind = parse_op_kind(name.substr(0, name.find('=')));
@@ -135,7 +135,7 @@ TEST(Algorithms, EachCarriesItsOperation) {
   }
 }
 
-/// The reference can tell: another order of the sum gives other bits.
+/// The reference distinguishes orders: another order of the sum gives other bits.
 TEST(Reference, SeesAnotherOrderOfTheSum) {
   std::vector<Bytes> inputs;
   for (int r = 0; r < 4; ++r) inputs.push_back(make_input(DType::f32, 7, r, 1000));

@@ -1,5 +1,5 @@
-// The conformance suite with ranks as threads, over a backend that is named on the command line: a module's, say.
-//   conformance_threads BACKEND RANKS [full]      prints what is wrong, and ends with 1
+// The conformance suite with ranks as threads, over a backend that the command line names, for example a module's.
+//   conformance_threads BACKEND RANKS [full]      prints errors, and exits with 1 if there are any
 #include <cstdio>
 #include <cstring>
 #include <mutex>

@@ -1,5 +1,5 @@
-// One case beyond 2^31 bytes an operation. Nothing but the two buffers is held: the data has a prime period, so that
-// what lies a power of two away from where it belongs shows, and is compared a period at a time.
+// One case beyond 2^31 bytes for each operation. Only the two buffers are held: the data has a prime period, so that
+// data displaced by a power of two is detected, and it is compared one period at a time.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kPeriod = 1000003;
 
-/// What one rank gives, or the sum of what several give.
+/// The input of one rank, or the sum of the inputs of several.
 class Pattern {
  public:
   explicit Pattern(const std::vector<int>& ranks) : period_(kPeriod) {
@@ -22,7 +22,7 @@ class Pattern {
       period_[i] = static_cast<std::byte>(sum);
     }
   }
-  /// Elements [first, first + count) of it.
+  /// Writes elements [first, first + count).
   void fill(std::byte* to, std::size_t first, std::size_t count) const {
     pieces(first, count, [&](std::size_t done, const std::byte* from, std::size_t length) {
       std::memcpy(to + done, from, length);
@@ -49,7 +49,7 @@ class Pattern {
   Bytes period_;
 };
 
-/// Memory that is touched only where it is written.
+/// Memory whose pages are touched only by writes.
 using Block = std::unique_ptr<std::byte[]>;
 Block block(std::size_t bytes) { return Block(new std::byte[bytes]); }
 

@@ -1,5 +1,5 @@
-// What every backend must compute, written as plainly as possible: one element after the other, by the tree of
-// docs/collectives.md.
+// The results that every backend must compute, written as simply as possible: one element after the other, by the tree
+// of docs/collectives.md.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using namespace tessera::comm;
 
 using Bytes = std::vector<std::byte>;
 
-/// Calls with a value of the type that `dtype` stands for.
+/// Calls `f` with a value of the type of `dtype`.
 template <class F>
 auto with_type(DType dtype, F&& call) {
   switch (dtype) {
@@ -56,8 +56,8 @@ inline std::uint64_t scramble(std::uint64_t x) {
   return x ^ (x >> 33);
 }
 
-/// Element `i` of what rank `rank` gives. Floats near 1 with full mantissas (so that the order of a sum shows), now and
-/// then a zero, a huge value or a NaN; integers over their whole range, so that sums wrap.
+/// Element `i` of the input of rank `rank`. Floats near 1 with full mantissas (so that the order of a sum matters),
+/// occasionally a zero, a huge value or a NaN; integers over their whole range, so that sums wrap.
 template <class T>
 T element(std::uint64_t seed, int rank, std::size_t i) {
   const std::uint64_t bits = scramble(seed * 1000003 + static_cast<std::uint64_t>(rank) * 7919 + i * 104729 + 12345);
@@ -104,7 +104,7 @@ S combine(ReduceOp::Kind kind, S a, S b) {
         return a + b;
     }
   } else {
-    using U = std::uint64_t;  // wraps, and the low bits are those of S
+    using U = std::uint64_t;  // wraps, and its low bits are those of S
     switch (kind) {
       case ReduceOp::Kind::prod:
         return static_cast<S>(static_cast<U>(a) * static_cast<U>(b));
@@ -125,7 +125,7 @@ S tree(ReduceOp::Kind kind, const std::vector<S>& values, std::size_t a, std::si
   return combine(kind, tree(kind, values, a, m), tree(kind, values, m, b));
 }
 
-/// Element by element over the inputs of all ranks. premul_sum: rank r's factor is `factor(r)`.
+/// Reduces the inputs of all ranks element by element. premul_sum: rank r's factor is `factor(r)`.
 inline double factor(int rank) { return rank + 2; }
 
 inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs) {
@@ -152,7 +152,7 @@ inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs) 
   return out;
 }
 
-/// The index of the first element that differs, or -1. NaNs are equal whatever their payload.
+/// Returns the index of the first element that differs, or -1. NaNs are equal whatever their payload.
 inline std::ptrdiff_t first_difference(DType dtype, const std::byte* a, const std::byte* b, std::size_t count) {
   if (count == 0 || std::memcmp(a, b, count * size_of(dtype)) == 0) return -1;
   return with_type(dtype, [&](auto zero) -> std::ptrdiff_t {
@@ -171,9 +171,9 @@ inline std::ptrdiff_t first_difference(DType dtype, const std::byte* a, const st
   });
 }
 
-/// How far an element may be from the tree's sum where a communicator adds in an order of its own, and rounds `ulps`
-/// units of the last place on its way, as the reference may too: what cancels counts with what it was. Infinite where
-/// it may overflow on its way.
+/// The allowed distance of an element from the tree's sum if a communicator adds in another order, and rounds `ulps`
+/// units of the last place on the way, as the reference may too: terms that cancel count with their magnitudes.
+/// Infinite if an intermediate result may overflow.
 template <class T>
 double tolerance(ReduceOp op, const std::vector<double>& values, double ulps) {
   using Kind = ReduceOp::Kind;
@@ -189,7 +189,7 @@ double tolerance(ReduceOp op, const std::vector<double>& values, double ulps) {
                                                      : 0x1p-1074;
   double sum = 0;
   double product = 1;
-  double widest = 1;  // what an underflow on the way may still be multiplied with
+  double widest = 1;  // the largest factor that may multiply an underflowed intermediate result
   for (const double value : values) {
     sum += std::abs(value);
     product *= std::abs(value);
@@ -202,7 +202,7 @@ double tolerance(ReduceOp op, const std::vector<double>& values, double ulps) {
   return op.kind == Kind::avg ? bound / (op.scalar == 0 ? steps : op.scalar) + smallest : bound;
 }
 
-/// The index of the first element of `have` that is no sum of the inputs in any order, or -1.
+/// Returns the index of the first element of `have` that no order of the sum can produce, or -1.
 inline std::ptrdiff_t first_outside(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, double ulps,
                                     const std::byte* have, const Bytes& want, std::size_t from) {
   return with_type(dtype, [&](auto zero) -> std::ptrdiff_t {

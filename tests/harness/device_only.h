@@ -1,5 +1,5 @@
-// A communicator that takes a device's memory and no other, as vendors' libraries do: what an engine calls, over one
-// that takes both.
+// A communicator that accepts device memory only, as vendors' libraries do. It wraps one that accepts both kinds and
+// supports the operations that the engine calls.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// A TCP proxy on the loopback interface that flips one bit of what goes through it.
+// A TCP proxy on the loopback interface that flips one bit of the data that it forwards.
 #pragma once
 
 #include <arpa/inet.h>
@@ -18,15 +18,15 @@ namespace tessera::harness {
 
 class FlippingProxy {
  public:
-  /// One bit of the byte `at` of one direction of one connection.
+  /// The bit to flip, in the byte at offset `at` of one direction of one connection.
   struct Flip {
-    int connection = 0;        ///< counted as they are accepted
-    bool to_listener = false;  ///< else: of what the listener behind the proxy sends
+    int connection = 0;        ///< numbered in the order of acceptance
+    bool to_listener = false;  ///< false: data that the listener behind the proxy sends
     std::size_t at = 0;
     int bit = 0;
   };
 
-  /// Forwards to 127.0.0.1:`target`. Nothing is flipped without `flip`.
+  /// Forwards to 127.0.0.1:`target`. Without `flip` it changes nothing.
   explicit FlippingProxy(int target, std::optional<Flip> flip = std::nullopt) : target_(target), flip_(flip) {
     listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const sockaddr_in any = loopback(0);
@@ -51,9 +51,9 @@ class FlippingProxy {
     ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length);
     return ntohs(address.sin_port);
   }
-  /// Forwards there from now on: for who chooses a free port when the proxy has its own.
+  /// Changes the target, for listeners that choose a free port after the proxy has chosen its own.
   void aim(int target) { target_.store(target); }
-  /// The bit has been flipped.
+  /// Whether the bit has been flipped.
   bool flipped() const { return flipped_.load(); }
   int connections() const { return connections_.load(); }
 
@@ -107,7 +107,7 @@ class FlippingProxy {
     way.passed += length;
     for (std::size_t at = 0; at < length;) {
       const ssize_t sent = ::send(way.to, bytes.data() + at, length - at, MSG_NOSIGNAL);
-      if (sent <= 0) break;  // that side has gone; the other one is told by its own end
+      if (sent <= 0) break;  // that side has closed; the other side sees the end of its own connection
       at += static_cast<std::size_t>(sent);
     }
   }

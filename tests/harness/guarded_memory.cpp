@@ -24,7 +24,7 @@ std::uint32_t* map_first_page(int fd) {
   return static_cast<std::uint32_t*>(page);
 }
 
-/// What a handle holds.
+/// Contents of a handle.
 struct Content {
   base::ProcessIdentity process{};
   int fd = -1;

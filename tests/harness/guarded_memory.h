@@ -1,4 +1,4 @@
-// The memory of a guarded device, and what of the host's memory its copies may use without waiting.
+// The memory of a guarded device, and the host memory that its copies may use without waiting.
 #pragma once
 
 #include <sys/mman.h>
@@ -14,8 +14,8 @@
 
 namespace tessera::harness {
 
-/// One range of addresses that is opened and closed as a whole, with what was imported. Others may map it, too: it is a
-/// memfd. Under the device's lock.
+/// One address range that is opened and closed as a whole, together with imported memory. It is a memfd, so other
+/// processes can map it. Guarded by the device's lock.
 class Arena {
  public:
   static constexpr std::size_t kBytes = std::size_t{1} << 30;
@@ -47,12 +47,12 @@ class Arena {
   };
   void protect(int rights) const;
   std::byte* base_ = nullptr;
-  std::uint32_t* importers_ = nullptr;  ///< the first page: how many have imported each shared piece
+  std::uint32_t* importers_ = nullptr;  ///< the first page: the number of importers of each shared piece
   int fd_ = -1;
   std::size_t used_ = 0;
   int depth_ = 0;
   std::multimap<std::size_t, void*> idle_;
-  std::map<void*, std::uint32_t> shared_;  ///< their places in importers_
+  std::map<void*, std::uint32_t> shared_;  ///< their indices in importers_
   std::uint32_t next_ = 0;
   std::multimap<void*, Imported> imported_;
   GuardedSharing sharing_;
@@ -69,7 +69,7 @@ class OpenArena {
   Arena& arena_;
 };
 
-/// Ranges of the host's memory.
+/// Pinned address ranges of the host.
 class PinnedRanges {
  public:
   void add(const void* data, std::size_t bytes) { ends_[address(data)] = address(data) + bytes; }
@@ -81,10 +81,10 @@ class PinnedRanges {
 
  private:
   static std::uintptr_t address(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
-  std::map<std::uintptr_t, std::uintptr_t> ends_;  // by begin
+  std::map<std::uintptr_t, std::uintptr_t> ends_;  // keyed by begin
 };
 
-/// What all streams of a device share. Its lock is held while anything of the device works.
+/// State shared by all streams of a device. Its lock is held while the device does any work.
 struct GuardedShared {
   std::recursive_mutex mutex;
   Arena arena;

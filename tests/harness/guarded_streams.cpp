@@ -50,18 +50,18 @@ class GuardedStream final : public CapturingStream {
   const std::shared_ptr<GuardedShared> shared_;
 };
 
-/// Work that runs when somebody asks. Under the device's lock.
+/// Work that runs on demand. Guarded by the device's lock.
 struct LazyWork {
   explicit LazyWork(std::shared_ptr<GuardedShared> device) : shared(std::move(device)) {}
   void run() {
-    if (running || tasks.empty()) return;  // running: it waits for itself
+    if (running || tasks.empty()) return;  // running: a task polls its own stream
     running = true;
     const OpenArena open(shared->arena);
     while (!tasks.empty() && tasks.front()()) tasks.pop_front();
     running = false;
   }
   const std::shared_ptr<GuardedShared> shared;
-  std::deque<std::function<bool()>> tasks;  ///< false: not yet, ask again
+  std::deque<std::function<bool()>> tasks;  ///< false: not ready, retry later
   bool running = false;
 };
 

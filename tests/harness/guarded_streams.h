@@ -13,11 +13,11 @@
 
 namespace tessera::harness {
 
-/// Of the calling thread; host_waits() shows it.
+/// Wait counts of the calling thread, which host_waits() returns.
 HostWaits& waits_of_this_thread();
 
-/// As on a device, memory is handed on in the order of the compute stream, and nothing is held until work has run. What
-/// is recorded runs when it is launched, as often as that happens.
+/// As on a device, memory is reused in the order of the compute stream, and nothing is kept until work has run.
+/// Recorded work runs at each launch.
 class CapturingStream : public base::Stream {
  public:
   using Works = std::vector<std::function<void()>>;
@@ -27,9 +27,9 @@ class CapturingStream : public base::Stream {
 
  protected:
   using Stream::Stream;
-  /// True: it was recorded, and is not to be run.
+  /// Whether `work` was recorded, in which case the caller must not run it.
   bool recorded(std::function<void()>& work);
-  /// Throws where `what` would be part of a graph, and makes the recording one that can't be used.
+  /// Throws if `what` would become part of a graph, and makes the recording unusable.
   void refuse_in_capture(const char* what);
 
  private:
@@ -37,14 +37,14 @@ class CapturingStream : public base::Stream {
   bool broken_ = false;
 };
 
-/// Runs work at once, with the memory open.
+/// Runs work immediately, with the memory open.
 std::unique_ptr<base::Stream> make_guarded_stream(base::Device device, std::shared_ptr<GuardedShared> shared);
 
-/// Runs nothing before somebody asks. `deaf`: it waits for no event, as if whoever uses it had forgotten to say so.
+/// Runs work on demand only. `deaf`: the stream waits for no event, as if its user had forgotten the dependency.
 std::unique_ptr<base::Stream> make_lazy_guarded_stream(base::Device device,
                                                        const std::shared_ptr<GuardedShared>& shared, bool deaf);
 
-/// What comes next on a lazy stream runs so much after somebody first asked for it.
+/// The next work on a lazy stream runs this long after it is first polled.
 void delay_guarded_stream(base::Stream& stream, std::chrono::milliseconds time);
 
 }  // namespace tessera::harness

@@ -1,4 +1,4 @@
-"""Processes that the tests start, and what becomes of them."""
+"""Helpers for processes that the tests start."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(sent=signal.SIGKILL):
-    """For preexec_fn: a test that is killed leaves nothing behind. A launcher gets SIGTERM, to end its ranks itself."""
+    """For preexec_fn: a killed test leaves no process behind. A launcher gets SIGTERM, to end its ranks itself."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, sent)
 
 
@@ -18,7 +18,7 @@ def end_with_parent():
 
 
 def with_setting(name, value):
-    """The processes that have this in their environment, but for this one."""
+    """The other processes that have this setting in their environment."""
     wanted = f"{name}={value}".encode()
     found = []
     for process in filter(str.isdigit, os.listdir("/proc")):
@@ -32,7 +32,7 @@ def with_setting(name, value):
 
 
 def wait_until_gone(name, value, seconds):
-    """Until nobody has this setting any more; who is still there after that is killed. True: nobody had to be."""
+    """Waits until no process has this setting, and kills those that remain after `seconds`. True: none remained."""
     deadline = time.monotonic() + seconds
     while left := with_setting(name, value):
         if time.monotonic() > deadline:

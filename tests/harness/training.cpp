@@ -19,7 +19,7 @@ std::uint32_t mix(std::uint32_t x) {
   return x ^ (x >> 16);
 }
 
-/// A sequence with something to learn: each token follows from the one before it, with some noise.
+/// A sequence that can be learned: each token follows from its predecessor, with some noise.
 std::int32_t token(const TrainingSpec& spec, int step, int sample, int position) {
   const auto key = static_cast<std::uint32_t>((step * spec.global_batch + sample) * 131 + position / 3);
   return static_cast<std::int32_t>(mix(key) % static_cast<std::uint32_t>(spec.model.vocabulary));
@@ -66,7 +66,7 @@ class Rank {
 
   void one_step(int step) {
     const bool last = step + 1 == spec_.steps;
-    engine_.recorder().set_recording(drains_ || last);  // taking what was recorded drains
+    engine_.recorder().set_recording(drains_ || last);  // reading recorded events drains
     const HostWaits before = host_waits();
     std::vector<nn::Tensor> losses;
     try {
@@ -98,7 +98,7 @@ class Rank {
     }
   }
 
-  /// Global means of the steps that have not been read.
+  /// Reads the global means of the steps whose losses are unread.
   void read_losses() {
     if (unread_.empty()) return;
     std::vector<double> means;

@@ -1,4 +1,4 @@
-// Trains a small model under a strategy with ranks as threads, and returns everything that tests ask about.
+// Trains a small model under a strategy with ranks as threads, and returns all results that tests check.
 #pragma once
 
 #include <functional>
@@ -19,38 +19,38 @@ struct TrainingSpec {
   nn::ModelConfig model = nn::preset("gpt-nano");
   int ranks = 2;
   std::string backend = "shm";
-  int first_step = 0;  ///< where data begins; steps before it were another run's
+  int first_step = 0;  ///< first step with data; an earlier run did the steps before it
   int steps = 3;
   int global_batch = 12;
   int microbatches = 1;
   int seq_len = 16;
-  int repeat_data = 0;  ///< the data of so many steps over and over; 0: each step has its own
+  int repeat_data = 0;  ///< repeats the data of this many steps; 0: each step has its own data
   int threads = 1;
   std::uint64_t seed = 0;
   double lr = 1e-2;
   base::DType dtype = base::DType::f32;  ///< of the model
-  /// Modules with one of their own, by path or "type:CLASS".
+  /// Modules with their own dtype, by path or "type:CLASS".
   std::vector<std::pair<std::string, base::DType>> module_dtypes = {};
-  /// Makes the model where `model` alone doesn't say enough.
+  /// Creates models that `model` can't describe.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model = {};
-  /// Whether what is given to a stream runs only when somebody waits for it. Nothing: where the test needs no device of
-  /// its own, and looks at nothing before the last step.
+  /// Whether streams run work only when a caller waits for it. Default: true if the test needs no device of its own and
+  /// inspects nothing before the last step.
   std::optional<bool> lazy_streams = {};
-  /// Whether each step's work has run before the next step begins; nothing: unless streams are lazy. Else only the
-  /// first step's has, losses are read after the last step, and norms are the last step's only: what a step forgets to
-  /// wait for shows in the next one.
+  /// Whether each step's work completes before the next step begins; default: unless streams are lazy. If false, only
+  /// the first step's work does, losses are read after the last step, and only the last step's norms are recorded: a
+  /// wait that a step omits changes the results of the next step.
   std::optional<bool> drains = {};
   std::shared_ptr<base::DeviceRuntime> runtime = {};  ///< null: the host; ranks share a device
-  std::optional<bool> device_ipc = {};                ///< as comm::InitOptions's
+  std::optional<bool> device_ipc = {};                ///< see comm::InitOptions
   fsdp::EngineOptions engine = {};
   bool retry_failed_steps = false;  ///< after Engine::abort_step(), where forward or backward throws on every rank
   std::string decorators = {};      ///< around every rank's communicators; see plugins/decorators/spec.h
-  /// Called on every rank when the engine has its initial values. `control` is of all ranks, for whatever the test
-  /// wants.
+  /// Called on every rank once the engine has its initial values. `control` spans all ranks and is free for the test's
+  /// use.
   std::function<void(fsdp::Engine& engine, comm::Communicator& control)> before_training;
   /// Called on every rank after each step's backward and after each step.
   std::function<void(int rank, int step, fsdp::Engine&engine, nn::CausalModel&model)> after_backward, after_step;
-  /// Called on every rank after `after_step`, with what ranks tell each other over as long as the training lasts.
+  /// Called on every rank after `after_step`, with the host collectives that exist as long as the training lasts.
   std::function<void(int step, fsdp::Engine& engine, comm::HostCollectives& control)> between_steps = {};
 
   bool lazy() const {
@@ -59,7 +59,7 @@ struct TrainingSpec {
   }
 };
 
-/// What the slowest, largest or first rank saw.
+/// Values of the slowest, the largest or the first rank.
 struct TrainingRecord {
   std::vector<double> losses;                            // global means
   std::vector<double> norms;                             // where measured; see TrainingSpec::drains
@@ -72,27 +72,29 @@ struct TrainingRecord {
   std::vector<std::vector<HostWaits>>
       waits;                         // by rank and step: of the thread that trains, from the batch to the update
   std::uint64_t copied_bytes = 0;    // rank 0
-  int failed_steps = 0;              // that rank 0 tried again
+  int failed_steps = 0;              // steps that rank 0 retried
   fsdp::OffloadBytes later_offload;  // rank 0, after the first step
   std::vector<fsdp::Engine::UnitStats> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;
-  fsdp::Strategy strategy;  // as it is laid over the mesh
+  fsdp::Strategy strategy;  // as applied to the mesh
 };
 
 TrainingRecord train(const TrainingSpec& spec);
 
-/// Losses, norms (those that both have, from the last step back) and final parameters; false where there are none.
+/// Whether losses, norms (those that both have, from the last step back) and final parameters are bitwise equal; false
+/// if there are none.
 bool same_bits(const TrainingRecord& a, const TrainingRecord& b);
 
-/// What one step called or sent, on average over `steps`.
+/// Calls or bytes of one step, averaged over `steps`.
 fsdp::TrafficVolume calls_per_step(const fsdp::EngineTraffic& traffic, int steps);
 fsdp::TrafficVolume bytes_per_step(const fsdp::EngineTraffic& traffic, int steps);
 
-/// The engine's options for a strategy by name; everything else default.
+/// The engine's options for a named strategy; all other options have their defaults.
 fsdp::EngineOptions engine_for(const std::string& strategy, const std::string& mesh = "");
 
-/// Token batch of a step: the same for every world size; a microbatch's slice of the rank's slice of the global batch.
+/// A step's token batch, which is the same for every world size; a microbatch is a slice of the rank's slice of the
+/// global batch.
 struct TokenBatch {
   nn::Tensor tokens, targets;
 };

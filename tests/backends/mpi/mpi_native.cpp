@@ -1,5 +1,4 @@
-// One rank of the tests of MPI's own collectives, the algorithm `native`: mpi_native MODE. Says what happened, a line
-// at a time.
+// One rank of the tests of MPI's own collectives, the algorithm `native`: mpi_native MODE. Prints events, one a line.
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,7 +57,7 @@ InitOptions config(std::string algorithms, bool check = false) {
   return made;
 }
 
-/// Cases of the conformance suite, each by MPI's own collective.
+/// Runs cases of the conformance suite, each with MPI's own collective.
 void run_cases(Communicator& world, std::size_t stride) {
   for (const OpKind kind : all_kinds())
     for (const Case& c : cases_for(kind, false, stride)) {
@@ -73,7 +72,7 @@ View all_of(std::vector<T>& values) {
   return view_of(values.data(), values.size());
 }
 
-/// Cases, another divisor than the number of ranks, and operations in flight on several communicators at once.
+/// Runs cases, an average whose divisor is not the number of ranks, and operations in flight on several communicators.
 void cases(bool check) {
   const auto world = init(config(all_native(), check));
   const auto& known = world->capabilities().algorithms;
@@ -98,7 +97,7 @@ void cases(bool check) {
 
 using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
-/// A world of this program's own transport. `generation` counts up.
+/// Creates a world with this program's own transport. `generation` must increase with each world.
 std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piece, const Wrap& wrap,
                                         std::chrono::milliseconds timeout = 30s) {
   BackendOptions options;
@@ -117,7 +116,7 @@ std::unique_ptr<Communicator> own_world(int generation, std::size_t longest_piec
       native_kinds());
 }
 
-/// The negative control of the cases: what they compare with sees another arithmetic, operation and count.
+/// Negative control of the cases: the comparison detects another arithmetic, operation and count.
 void control() {
   const auto world = own_world(0, tessera::comm::mpi::kLongestPiece, with_collectives<WrongCollectives>);
   const auto seen = [&](OpKind kind, DType dtype, ReduceOp::Kind reduce) {
@@ -130,7 +129,7 @@ void control() {
   require(seen(OpKind::all_gather, DType::u8, ReduceOp::Kind::sum), "a part that is too short is not seen");
 }
 
-/// Each rank sends numbers of its own to the next one.
+/// Each rank sends its own numbers to the next rank.
 void exchange_around(Communicator& world, std::size_t count) {
   const int next = (world.rank() + 1) % world.size();
   const int previous = (world.rank() + world.size() - 1) % world.size();
@@ -144,7 +143,7 @@ void exchange_around(Communicator& world, std::size_t count) {
   require(in == out, "a message of several pieces came differently");
 }
 
-/// One call of MPI moves so few bytes that most operations need several.
+/// Limits the bytes of one MPI call so that most operations need several calls.
 void pieces() {
   int generation = 0;
   for (const std::size_t longest : {std::size_t{1000}, std::size_t{100'000}}) {
@@ -154,7 +153,7 @@ void pieces() {
   }
 }
 
-/// What takes part in `native` and what does not, and who says so.
+/// Which communicators use `native`, and what the others report.
 void choice() {
   {
     const auto world = init(config(""));
@@ -168,7 +167,7 @@ void choice() {
     require(carries(*world->split(0, -world->rank())) != kNativeAlgorithm, "another order: native");
     const auto some = world->split(world->rank() == 0 ? 0 : 1, 0);
     if (some->size() > 1) require(carries(*some) != kNativeAlgorithm, "some ranks: native");
-    for (int i = 0; i < 3000; ++i) world->split(0, 0);  // what is dropped is given back: MPICH has 2048 of them
+    for (int i = 0; i < 3000; ++i) world->split(0, 0);  // dropped communicators are freed: MPICH has 2048 of them
   }
   {
     const auto world = init(config("broadcast=direct"));
@@ -190,7 +189,7 @@ void choice() {
   world->barrier().wait();
 }
 
-/// Rank 0 calls another operation: in checked mode nobody enters MPI with it.
+/// Rank 0 calls another operation: in checked mode no rank enters MPI with it.
 void mismatch() {
   const auto world = init(config(all_native(), true));
   std::vector<float> values(10'000, 1);
@@ -209,11 +208,11 @@ void mismatch() {
   require(false, "no Mismatch");
 }
 
-/// A sum that never ends, again and again, until something fails. Afterwards the buffers stay as they are, whatever the
-/// other ranks do, and other communicators say why they can't go on. `unstopped` is its negative control: MPI goes on
-/// with what was given up.
+/// Repeats a sum until it fails. Afterwards the buffers stay unchanged, whatever the other ranks do, and other
+/// communicators report why they can't continue. `unstopped` is the negative control: MPI continues canceled
+/// operations.
 void failing(bool unstopped) {
-  std::signal(SIGUSR1, SIG_IGN);  // with which MPICH's launcher tells that a rank has died
+  std::signal(SIGUSR1, SIG_IGN);  // MPICH's launcher sends it when a rank has died
   std::signal(SIGUSR2, [](int) { ::_exit(0); });
   const auto world = unstopped ? own_world(0, tessera::comm::mpi::kLongestPiece, with_collectives<UnstoppedCollectives>, 3s)
                                : init(config(all_native()));
@@ -235,7 +234,7 @@ void failing(bool unstopped) {
   } catch (const tessera::base::Error& error) {
     say("other: " + std::string(error.kind()) + ": " + error.what());
   }
-  std::this_thread::sleep_for(2s);  // meanwhile the rank that had stopped goes on
+  std::this_thread::sleep_for(2s);  // meanwhile the stopped rank resumes
   say(std::all_of(out.begin(), out.end(), [](float x) { return x == -1; }) ? "untouched" : "written");
 }
 

@@ -1,4 +1,4 @@
-// A program that uses MPI itself, or can't: mpi_program MODE. Says on rank 0 what happened.
+// A program that uses MPI itself, or can't: mpi_program MODE. Rank 0 prints the events.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -36,8 +36,8 @@ void use_both() {
   }
 }
 
-/// MPI's communicators of this rank alone, until there are no more. Apart from that MPI's errors end the process, as in
-/// a program that never thought of them.
+/// Creates MPI communicators of this rank alone until MPI has no more. All other MPI errors end the process, as in a
+/// program without error handling.
 std::vector<MPI_Comm> take_all() {
   std::vector<MPI_Comm> taken;
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
@@ -74,7 +74,7 @@ void expect_used_up(const std::string& error) {
 }
 
 #if defined(OPEN_MPI)
-/// Here MPI is not to be trusted after that, and is not called any more.
+/// After that this MPI is not reliable, so the library does not call it any more.
 void run_out(const std::string& mode) {
   init_mpi();
   InitOptions config;
@@ -94,9 +94,9 @@ void give_back(std::vector<MPI_Comm>& taken, std::size_t how_many) {
   for (; how_many > 0 && !taken.empty(); --how_many, taken.pop_back()) MPI_Comm_free(&taken.back());
 }
 
-/// A world for which MPI has no communicator left, on all ranks or on one, says so, and nothing worse. One comes up
-/// when there is one again; a split of it goes without MPI's own collectives, and says so where they are asked for by
-/// name.
+/// If MPI has no communicator left for a world, on all ranks or on one, the only effect is an error. After one is
+/// freed, a world can be created; its splits do not use MPI's own collectives, and report it if TESSERA_ALGO requests
+/// them by name.
 void run_out(const std::string& mode) {
   const int rank = init_mpi();
   std::vector<MPI_Comm> taken;
@@ -125,7 +125,7 @@ void run_out(const std::string& mode) {
 }
 #endif
 
-/// The same on all ranks of one mpirun.
+/// A name that is the same on all ranks of one mpirun.
 std::string job() { return std::to_string(::getppid()); }
 
 int run(const std::string& mode) {
@@ -153,7 +153,7 @@ int run(const std::string& mode) {
       if (!sums_are_right(*init())) return 1;
   } else if (mode == "threads") {
     run_threads(2, {}, [](Communicator&) {});
-  } else if (mode == "recovers") {  // from a failure that left all ranks alive; then MPI is as good as before
+  } else if (mode == "recovers") {  // from a failure that left all ranks alive; then MPI is fully usable
     {
       const auto world = init();
       std::vector<float> values(world->rank() == 0 ? 10'000 : 20'000);
@@ -165,7 +165,7 @@ int run(const std::string& mode) {
       }
     }
     if (!sums_are_right(*init())) return 1;
-  } else if (mode == "refuses") {  // rank 1 dies, which its launcher is told not to mind
+  } else if (mode == "refuses") {  // rank 1 dies, which its launcher is configured to ignore
     auto world = init();
     if (world->rank() == 1) ::_exit(0);
     try {

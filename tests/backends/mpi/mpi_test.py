@@ -1,4 +1,5 @@
-"""MPI beside the program's own use of it, under its launchers and without them: who starts and ends it, and what is said.
+"""MPI in programs that also use it themselves, with and without its launchers: which side initializes and finalizes it,
+and the messages.
 
     mpi_test.py VARIANT PROGRAM MPIRUN...     VARIANT is openmpi or mpich; PROGRAM is mpi_program, linked with that MPI
 """
@@ -36,14 +37,14 @@ def expect(code, output, wanted_code, *texts):
 
 
 def stopped_rank(program):
-    """A rank that is stopped is named after the timeout, and neither MPI nor its end at exit holds the others."""
+    """After the timeout the error names the stopped rank; neither MPI nor its finalization at exit blocks others."""
     marker = str(os.getpid())
     env = dict(ENVIRONMENT, TEST_MARKER=marker, TESSERA_TIMEOUT="3s")
     ranks = subprocess.Popen([*MPIRUN, "-n", "3", program, "forever"], env=env, stdout=subprocess.PIPE, text=True,
                              stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
     try:
         said = ""
-        while said.count("ready") < 3:  # MPICH may join the ranks' lines
+        while said.count("ready") < 3:  # MPICH may join lines of different ranks
             line = ranks.stdout.readline()
             assert "ready" in line or line == "\n", line
             said += line
@@ -62,10 +63,10 @@ def stopped_rank(program):
 
 
 def out_of_communicators():
-    """What MPI does when it has no number left for one is its own; what we say is one line on every rank, at once."""
+    """Without communicators left, MPI behaves in its own way; the library reports one line on every rank at once."""
     for mode in {"openmpi": ["exhausted", "exhausted-split"], "mpich": ["exhausted", "exhausted-one"]}[VARIANT]:
         begin = time.monotonic()
-        _, output = under_mpirun(mode, ranks=2)  # Open MPI's launcher minds that nobody ends MPI
+        _, output = under_mpirun(mode, ranks=2)  # Open MPI's launcher fails because no rank finalizes MPI
         assert output.count("all right") == 2, (mode, output)
         assert time.monotonic() - begin < 10, mode
 
@@ -84,7 +85,7 @@ def main():
     code, output = under_mpirun("refuses", *KEEP_GOING[VARIANT])
     assert "BackendError: mpi: no new communicator in this process" in output, output
 
-    # Two ranks of torchrun's making: MPI knows nothing of them.
+    # Two ranks that torchrun starts: MPI does not know them.
     torchrun = [dict(RANK=str(r), WORLD_SIZE="2", LOCAL_RANK=str(r), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
                      MASTER_PORT="29511", TORCHELASTIC_RUN_ID=f"mpi-{os.getpid()}") for r in range(2)]
     # Two launchers of one rank each: MPI's world is smaller than ours, as under a bare srun.

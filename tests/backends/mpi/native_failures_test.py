@@ -1,4 +1,4 @@
-"""Ranks that die or stop while MPI carries out a collective: the others say so in time, and their memory stays as it is.
+"""Ranks that die or stop while MPI runs a collective: the others report it in time, and their memory stays unchanged.
 
     native_failures_test.py VARIANT PROGRAM MPIRUN...     VARIANT is openmpi or mpich; PROGRAM is mpi_native
 """
@@ -17,14 +17,14 @@ from processes import end_with_parent  # noqa: E402
 
 VARIANT, PROGRAM, *MPIRUN = sys.argv[1:]
 RANKS = 3
-# MPICH's launcher ends the others after a rank was killed, whatever it was told, but not where one just goes.
+# MPICH's launcher ends the other ranks after one was killed, whatever its options, but not after one exits.
 DEATH = {"openmpi": signal.SIGKILL, "mpich": signal.SIGUSR2}[VARIANT]
 
 
 def fail_mid_way(victim, sent, timeout, mode="failing"):
-    """What the ranks printed, where `victim` gets the signal while sums are under way; seconds until the first error."""
+    """Sends the signal to `victim` during sums; returns the ranks' output and the seconds until the first error."""
     marker = f"{os.getpid()}.{sent.name}.{mode}"
-    # Without CMA: UCX, on which MPICH stands, ends a process that reads the memory of one that has just died.
+    # Without CMA: UCX, which MPICH uses, ends a process that reads the memory of one that has just died.
     env = dict(os.environ, TESSERA_BACKEND="mpi", TEST_MARKER=marker, TESSERA_TIMEOUT=timeout, UCX_TLS="^cma")
     ranks = subprocess.Popen([*MPIRUN, *KEEP_GOING[VARIANT], "-n", str(RANKS), PROGRAM, mode], env=env, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
@@ -73,8 +73,8 @@ def main():
         expect(said, RANKS - 1, "untouched")
         assert took < 5, took
         print(f"rank {victim} dead: named after {took:.2f} s")
-    # The negative control: where MPI goes on with what was given up, the same look at the buffers sees it.
-    for _ in range(4):  # a rank may have been stopped where nothing of it was on its way to the others
+    # Negative control: if MPI continues canceled operations, the same check of the buffers detects it.
+    for _ in range(4):  # a rank may have been stopped while none of its data was in flight to the others
         said, _ = fail_mid_way(1, signal.SIGSTOP, "3s", "unstopped")
         expect(said, 1, r"Timeout: all_reduce #\d+: not done within 3s; rank 1 is not responding")
         if said.count("written") >= RANKS:

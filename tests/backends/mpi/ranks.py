@@ -1,15 +1,15 @@
-"""The ranks that an MPI's launcher has started, from outside."""
+"""Access to the ranks that an MPI launcher has started."""
 
 import os
 
 VARIABLES = {"openmpi": "OMPI_COMM_WORLD_RANK", "mpich": "PMI_RANK"}
-# The launcher is not to end the ranks that are left when one dies.
+# The launcher must not end the remaining ranks when one dies.
 KEEP_GOING = {"openmpi": ["--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"],
               "mpich": ["-disable-auto-cleanup"]}
 
 
 def pid_of(variant, marker, rank):
-    """The process of that rank among those that have TEST_MARKER=`marker` in their environment."""
+    """The pid of that rank among the processes that have TEST_MARKER=`marker` in their environment."""
     wanted = {f"TEST_MARKER={marker}".encode(), f"{VARIABLES[variant]}={rank}".encode()}
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,4 +1,4 @@
-// Transports that are right but for MPI's own collectives: what the negative controls plant.
+// Transports that are correct except for MPI's own collectives: the faults of the negative controls.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@ namespace tessera::mpi_test {
 
 using namespace tessera::comm;
 
-/// Has MPI compute something else than what was called.
+/// Makes MPI compute something else than the caller requested.
 class WrongCollectives final : public NativeCollectives {
  public:
   static constexpr bool kNeedsPolls = false;
@@ -33,11 +33,11 @@ class WrongCollectives final : public NativeCollectives {
   NativeCollectives& right_;
 };
 
-/// Lets MPI go on with what was given up: then it writes memory that is the caller's again. The second sum begins late:
-/// a rank that is stopped meanwhile has all of it before it when it goes on, so that there is something to write.
+/// Lets MPI continue canceled operations, so it writes memory that belongs to the caller again. The second sum begins
+/// late: a rank that is stopped meanwhile still has all of it to do when it resumes, so it does write.
 class UnstoppedCollectives final : public NativeCollectives, NativeOwner {
  public:
-  static constexpr bool kNeedsPolls = true;  ///< also when nobody waits any more
+  static constexpr bool kNeedsPolls = true;  ///< also when no thread waits any more
   explicit UnstoppedCollectives(NativeCollectives& right) : right_(right) {}
   std::unique_ptr<NativeCommunicator> whole_world() override { return right_.whole_world(); }
   bool prefers(const CollectiveSpec& problem) const noexcept override { return right_.prefers(problem); }
@@ -57,7 +57,7 @@ class UnstoppedCollectives final : public NativeCollectives, NativeOwner {
   static constexpr auto kLate = std::chrono::milliseconds(1500);
   struct Started {
     NativeRequest own;
-    NativeRequest* callers = nullptr;  ///< null: through, or given up
+    NativeRequest* callers = nullptr;  ///< null: completed or canceled
   };
   void native_done(NativeRequest& own) noexcept override {
     if (NativeRequest* const callers = std::exchange(started_[own.index].callers, nullptr))
@@ -66,7 +66,7 @@ class UnstoppedCollectives final : public NativeCollectives, NativeOwner {
 
   NativeCollectives& right_;
   int sums_ = 0;
-  std::deque<Started> started_;  ///< all there ever were: MPI has their addresses
+  std::deque<Started> started_;  ///< never erased: MPI holds their addresses
 };
 
 template <class Collectives>

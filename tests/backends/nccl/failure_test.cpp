@@ -1,4 +1,4 @@
-// What goes wrong: everybody learns the first cause in time, nobody hangs, nothing stays.
+// Failures: every rank reports the first cause in time, no rank hangs, and no resource leaks.
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::nccl_test {
@@ -6,7 +6,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Ranks that see errors, and none leaves with one.
+/// Runs ranks that catch their errors, so that `body` throws on none.
 void run_failing(int ranks, const std::function<void(Communicator&)>& body, const comm::nccl::NcclApi& api = fake_api()) {
   EXPECT_EQ(run_world(ranks, quick_options(), body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
 }
@@ -32,14 +32,14 @@ TEST(NcclFailure, AnAsynchronousErrorEndsTheWaiting) {
   run_failing(3, [](Communicator& comm) {
     all_reduce(comm, comm.rank());
     const std::string error = error_of([&] {
-      comm.barrier().wait();  // which others may still be in when the link breaks
+      comm.barrier().wait();  // other ranks may still be in it when the link breaks
       if (comm.rank() == 1) break_link(1, ncclInternalError);
       all_reduce(comm, comm.rank(), {.label = "block.3"});
     });
     EXPECT_EQ(error.find("BackendError: "), 0u) << error;
     EXPECT_NE(error.find("nccl: asynchronous error: fake error (the last error of the fake)"), std::string::npos)
         << error;
-    EXPECT_EQ(error_of([&] { comm.barrier(); }), error);  // the first cause, for good
+    EXPECT_EQ(error_of([&] { comm.barrier(); }), error);  // the first cause is permanent
     EXPECT_EQ(error_of([&] { comm.split(0, 0); }), error);
   });
   EXPECT_TRUE(fake_counts().nothing_left());
@@ -110,7 +110,7 @@ TEST(NcclFailure, CheckedModeComparesTheCalls) {
         EXPECT_EQ(error,
                   "Mismatch: operation #3 differs between the ranks: rank 0: all_reduce of 10 f32 max; rank 1: "
                   "all_reduce of 12 f32 max");
-      } else {  // the vendor hangs
+      } else {  // NCCL hangs
         EXPECT_EQ(error, "Timeout: all_reduce #3: not done within 500ms; all ranks respond, and it is still under way");
       }
     });
@@ -141,7 +141,7 @@ TEST(NcclFailure, AbortFromAnotherThreadReachesAll) {
       });
       const std::string error = error_of([&] {
         OnDevice<float> x(comm, 2, 8, 1);
-        comm.recv(x.view(), 0).wait();  // which never comes
+        comm.recv(x.view(), 0).wait();  // no matching send
       });
       EXPECT_EQ(error, "Aborted: rank 2 aborted: enough");
       other.join();
@@ -157,7 +157,7 @@ TEST(NcclFailure, AChildsFailureLeavesTheOthersAlone) {
   run_ranks(4, [](Communicator& world) {
     const auto half = world.split(world.rank() / 2, 0);
     const std::string error = error_of([&] {
-      half->barrier().wait();  // which rank 1 may still be in
+      half->barrier().wait();  // rank 1 may still be in it
       if (world.rank() == 0) half->abort("only us");
       all_reduce(*half, world.rank());
     });
@@ -181,7 +181,7 @@ TEST(NcclFailure, ARankThatHasClosedIsNotWaitedFor) {
 TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {
   reset_fake({.abort_hangs = true});
   std::thread release([] {
-    std::this_thread::sleep_for(8s);  // beyond what anybody waits
+    std::this_thread::sleep_for(8s);  // longer than every timeout
     change_fake({});
   });
   const auto start = Clock::now();
@@ -195,7 +195,7 @@ TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {
     EXPECT_LT(Clock::now() - start, 7500ms);
   });
   release.join();
-  std::this_thread::sleep_for(500ms);  // the threads that were left behind come back
+  std::this_thread::sleep_for(500ms);  // the abandoned threads return
 }
 
 TEST(NcclFailure, AVendorsRefusalIsABackendErrorWithItsText) {

@@ -13,7 +13,7 @@ Bytes bytes_at(const void* data, std::size_t bytes) {
   return {begin, begin + bytes};
 }
 
-/// Elements `first` .. of all inputs.
+/// Reduces elements `first` .. of all inputs.
 Bytes reduced(const std::vector<Contribution>& parts, const std::vector<Bytes>& inputs) {
   const DType dtype = dtype_of_vendor(parts.front().type);
   Bytes out(inputs.front().size());
@@ -53,7 +53,7 @@ void compute(const std::vector<Contribution>& parts) {
     for (const Contribution& part : parts) put(part.out, whole, 0, bytes);
     return;
   }
-  std::vector<Bytes> inputs;  // copies: outputs may lie in them
+  std::vector<Bytes> inputs;  // copies: outputs may overlap them
   for (const Contribution& part : parts)
     inputs.push_back(bytes_at(part.in, first.kind == Kind::reduce_scatter ? bytes * n : bytes));
   if (first.kind == Kind::all_gather) {

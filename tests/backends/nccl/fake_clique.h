@@ -1,4 +1,4 @@
-// What the fake's communicators of one group share: operations meet here.
+// State that the fake's communicators of one group share: operations synchronize here.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,13 @@ using base::DType;
 using comm::ReduceOp;
 using conformance::Bytes;
 
-/// One rank's part of a collective.
+/// One rank's call of a collective.
 struct Contribution {
   enum class Kind { all_reduce, all_gather, reduce_scatter, broadcast, reduce };
   Kind kind = Kind::all_reduce;
   const void* in = nullptr;
   void* out = nullptr;
-  std::size_t count = 0;  ///< as the vendor's function is given it
+  std::size_t count = 0;  ///< as passed to NCCL's function
   ncclDataType_t type = ncclFloat32;
   ReduceOp op = {};  ///< scalar: premul_sum's factor
   int root = 0;
@@ -34,7 +34,7 @@ struct Round {
   bool done = false;
 };
 
-/// One message, on either side.
+/// A send or a receive.
 struct Message {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -47,20 +47,21 @@ struct SplitRound {
     int key = 0;
   };
   std::vector<std::optional<Choice>> choices;
-  std::vector<int> ranks;  ///< in the child, by rank of the parent; when all are here
+  std::vector<int> ranks;  ///< rank in the child by rank of the parent; set when all ranks have called
   std::map<int, std::shared_ptr<struct Clique>> children;
 };
 
 struct Clique {
   explicit Clique(int ranks) : size(ranks) {}
   const int size;
-  int here = 0;  ///< ranks that have initialised
+  int here = 0;  ///< number of initialized ranks
   std::map<std::uint64_t, Round> rounds;
   std::map<std::uint64_t, SplitRound> splits;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> sent;      ///< by sender and receiver
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> received;  ///< the same
 
-  /// True when all have come: then it is computed. Never true where the ranks call different things.
+  /// Returns true once all ranks have called; then the result is computed. Never true if the ranks call different
+  /// operations.
   bool meet(std::uint64_t number, int rank, const Contribution& part);
   void match(int sender, int receiver);
 };

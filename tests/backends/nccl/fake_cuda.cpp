@@ -136,7 +136,7 @@ cudaError_t query_event(cudaEvent_t event) {
   return mark == nullptr || reach(*mark) ? cudaSuccess : cudaErrorNotReady;
 }
 
-/// Our own kernels, on the fake's streams.
+/// The library's own kernels, on the fake's streams.
 cudaError_t reduce_tree_later(const comm::nccl::TreeReduceArgs& work, cudaStream_t stream) {
   const auto lock = fake_lock();
   stream_of(stream).tasks.emplace_back([work] {
@@ -165,7 +165,7 @@ const char* error_string(cudaError_t error) {
 }  // namespace
 
 void FakeStream::run() {
-  if (running) return;  // it waits for itself
+  if (running) return;  // a task polls its own stream
   const std::shared_ptr<FakeStream> keep = shared_from_this();
   running = true;
   while (!tasks.empty() && tasks.front()()) tasks.pop_front();

@@ -1,4 +1,4 @@
-// The fake's streams and events.
+// Streams and events of the fake.
 #pragma once
 
 #include <deque>
@@ -20,7 +20,7 @@ struct Mark {
 };
 
 struct FakeStream : std::enable_shared_from_this<FakeStream> {
-  using Task = std::function<bool()>;  ///< false: not yet, try again later
+  using Task = std::function<bool()>;  ///< false: not ready, retry later
   int device = 0;
   std::deque<Task> tasks;
   bool running = false;
@@ -31,7 +31,7 @@ struct FakeEvent {
   std::shared_ptr<Mark> mark;
 };
 
-/// Everything of the fake; one lock for all of it.
+/// All state of the fake, under one lock.
 struct FakeState {
   std::recursive_mutex mutex;
   FakeOptions options;

@@ -18,11 +18,11 @@ struct FakeComm {
   std::uint64_t rounds = 0;
   std::uint64_t splits = 0;
   int polls_left = 0;
-  std::function<bool()> ready;  ///< what must be beside the polls; null: nothing
+  std::function<bool()> ready;  ///< further condition beside the polls; null: none
   std::vector<std::pair<cudaStream_t, FakeStream::Task>> held;
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
   bool finalized = false;
-  std::vector<std::pair<ReduceOp, bool>> ops;  ///< made ones, and whether they are still there
+  std::vector<std::pair<ReduceOp, bool>> ops;  ///< created ops, and whether they still exist
 
   bool in_progress() const { return polls_left > 0 || (ready != nullptr && !ready()); }
   ncclResult_t start() {
@@ -34,7 +34,7 @@ struct FakeComm {
 FakeComm& comm_of(ncclComm_t comm) { return *reinterpret_cast<FakeComm*>(comm); }
 ncclComm_t handle_of(FakeComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
 
-/// Calls between group start and end, of this thread.
+/// A call between group start and end of this thread.
 struct Pending {
   FakeComm* comm = nullptr;
   cudaStream_t stream = nullptr;
@@ -58,7 +58,7 @@ ncclResult_t refuse(const std::string& why) {
 
 FakeStream::Task guarded(FakeComm& comm, FakeStream::Task task) {
   return [aborted = comm.aborted, world_rank = comm.world_rank, task = std::move(task)] {
-    if (*aborted) return true;  // the kernel ends, whatever it has done so far
+    if (*aborted) return true;  // the kernel ends, however far it is
     return !fake_state().broken.contains(world_rank) && task();
   };
 }
@@ -69,7 +69,7 @@ FakeStream::Task collective_task(FakeComm& comm, const Contribution& part) {
   });
 }
 
-/// Sends and receives that make progress together.
+/// Sends and receives that progress together.
 FakeStream::Task message_task(FakeComm& comm, std::vector<Pending> calls) {
   return guarded(comm, [clique = comm.clique, rank = comm.rank, calls = std::move(calls), posted = false]() mutable {
     bool all = true;
@@ -84,7 +84,7 @@ FakeStream::Task message_task(FakeComm& comm, std::vector<Pending> calls) {
   });
 }
 
-/// Puts this thread's calls on their streams, or where they wait until that is no longer in progress.
+/// Enqueues this thread's calls on their streams, or holds them back until the communicator is no longer in progress.
 ncclResult_t launch() {
   const auto lock = fake_lock();
   std::vector<Pending> calls;
@@ -155,7 +155,7 @@ ncclResult_t init(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclCon
   return made->start();
 }
 
-/// The last one to come makes the children.
+/// The last rank to arrive creates the children.
 void decide(SplitRound& round) {
   std::map<int, std::vector<std::pair<int, int>>> by_color;  // key and rank
   for (std::size_t r = 0; r < round.choices.size(); ++r) {

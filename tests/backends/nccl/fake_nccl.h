@@ -1,10 +1,10 @@
-// The vendor's functions on ordinary memory, for ranks that are threads: what a real device may do at the latest, this
-// one does only then. Its streams are lazy: nothing runs until somebody asks for an event behind it. Communicators are
-// non-blocking: each call is in progress until that was asked for a few times, and only then on the stream.
+// NCCL's functions on ordinary memory, for ranks that are threads. The fake does everything as late as a real device
+// may. Its streams are lazy: nothing runs until a caller queries or waits for a later event. Communicators are
+// non-blocking: each call stays in progress until it has been polled a few times, and only then runs on the stream.
 //
-// Reductions add like the reference. It complains (an error, of which the tests learn) about what the vendor forbids:
-// a call on a communicator that is still in progress, a reduce operation that is gone, a stream of another device,
-// blocking communicators.
+// Reductions add like the reference. The fake reports a complaint (an error that the tests check) for everything that
+// NCCL forbids: a call on a communicator that is still in progress, a destroyed reduce operation, a stream of another
+// device, blocking communicators.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ namespace tessera::nccl_test {
 
 struct FakeOptions {
   int devices = 8;
-  int polls = 3;             ///< how often a call is asked for before it is not in progress any more
-  bool init_hangs = false;   ///< communicators never get ready
+  int polls = 3;             ///< number of polls for which a call stays in progress
+  bool init_hangs = false;   ///< communicators never become ready
   bool abort_hangs = false;  ///< until the options change
-  int driver_error = 0;      ///< what cudaGetDeviceCount says
+  int driver_error = 0;      ///< result of cudaGetDeviceCount
   int version = 22809;
 };
 
-/// What exists now, and how often something was done.
+/// Live objects and event counts.
 struct FakeCounts {
   int communicators = 0;
   int streams = 0;
@@ -31,7 +31,7 @@ struct FakeCounts {
   int blocks = 0;         ///< of device and pinned memory
   int registrations = 0;  ///< of memory with a communicator
   int reduce_ops = 0;
-  std::uint64_t queries = 0;  ///< of events: each time the host waits for a device it asks at least once
+  std::uint64_t queries = 0;  ///< of events: at least one for each time the host waits for a device
   int complaints = 0;
   std::string complaint;  ///< the first one
   bool nothing_left() const {
@@ -39,13 +39,13 @@ struct FakeCounts {
   }
 };
 
-/// All functions. One fake exists in a process.
+/// All functions. A process has one fake.
 const comm::nccl::NcclApi& fake_api();
-/// Forgets the counts and sets the options.
+/// Resets the counts and sets the options.
 void reset_fake(const FakeOptions& options = {});
 void change_fake(const FakeOptions& options);
 FakeCounts fake_counts();
-/// From now on the communicators of this world rank report an asynchronous error, and their kernels don't move.
+/// From now on the communicators of this world rank report an asynchronous error, and their kernels make no progress.
 void break_link(int rank, ncclResult_t error);
 
 }  // namespace tessera::nccl_test

@@ -1,4 +1,4 @@
-// Memory of the device: whose it may be, and who knows it.
+// Device memory: its ownership and its registration with communicators.
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::nccl_test {

@@ -1,5 +1,5 @@
-// Every operation on every dtype and reduce op becomes the right calls of the vendor: held against the serial
-// reference, with the vendor's functions computed plainly.
+// Every operation on every dtype and reduce op becomes the right NCCL calls. The fake computes NCCL's functions in
+// plain code, and the results are compared with the serial reference.
 #include <numeric>
 
 #include "tests/backends/nccl/support.h"
@@ -15,14 +15,14 @@ constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DT
 constexpr ReduceOp::Kind kReduces[] = {ReduceOp::Kind::sum, ReduceOp::Kind::avg, ReduceOp::Kind::prod,
                                        ReduceOp::Kind::min, ReduceOp::Kind::max, ReduceOp::Kind::premul_sum};
 
-/// Lengths of the ranks' parts: all `count`, or different ones, one of them 0.
+/// Lengths of the ranks' parts: all equal to `count`, or different with one of them 0.
 std::vector<std::size_t> part_lengths(int ranks, std::size_t count, bool ragged) {
   std::vector<std::size_t> lengths(static_cast<std::size_t>(ranks), count);
   for (std::size_t r = 0; ragged && r < lengths.size(); ++r) lengths[r] = r * 7 % (count + 3);
   return lengths;
 }
 
-/// Memory with an operation's buffers, in place or not.
+/// The buffers of an operation, in place or not.
 class Buffers {
  public:
   Buffers(Communicator& comm, DType dtype) : comm_(comm), dtype_(dtype) {}
@@ -53,7 +53,7 @@ struct Setting {
   bool ragged;
 };
 
-/// All operations of one setting on one rank, each against the reference.
+/// All operations of one configuration on one rank, each compared with the reference.
 class Case {
  public:
   Case(Communicator& comm, const Setting& s)
@@ -74,7 +74,7 @@ class Case {
     sum_ = conformance::reduce(s.dtype, op_, wholes_);
   }
 
-  /// The operations whose result differs.
+  /// Returns the operations whose result differs.
   std::vector<std::string> run() {
     const int root = comm_.size() - 1;
     const bool at_root = comm_.rank() == root;
@@ -126,7 +126,7 @@ class Case {
     }
   }
 
-  /// Rank a gives rank b lengths[b] + a elements where parts are ragged, else count.
+  /// Rank a sends rank b lengths[b] + a elements if parts are ragged, else `count`.
   void all_to_all() {
     std::vector<std::size_t> to(n_, s_.count);
     std::vector<std::size_t> from(n_, s_.count);
@@ -249,7 +249,7 @@ TEST(NcclOperations, AveragesOverAnotherNumberThanTheRanks) {
     comm.all_reduce(n.view(), n.view(), ReduceOp::average_over(8)).wait();
     EXPECT_EQ(n.values(), std::vector<std::int32_t>(4, 1));
     std::fill_n(n.data(), 4, 7);
-    comm.all_reduce(n.view(), n.view(), ReduceOp::avg()).wait();  // and the communicator is as good as before
+    comm.all_reduce(n.view(), n.view(), ReduceOp::avg()).wait();  // the communicator is still usable
     EXPECT_EQ(n.values(), std::vector<std::int32_t>(4, 7));
   });
 }

@@ -1,4 +1,4 @@
-// Whether the backend can be used, and what it says where not.
+// Whether the backend is available, and the reason if it is not.
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::comm::nccl {
@@ -19,7 +19,7 @@ TEST(NcclProbe, SaysWhyThereIsNoDevice) {
   EXPECT_EQ(comm::nccl::unusable(fake_api()), "NCCL is version 2.12.5, needs 2.18.1 or newer");
 }
 
-/// With the real libraries, or without them: it answers, and nothing crashes.
+/// With and without the real libraries the probe returns a result and does not crash.
 TEST(NcclProbe, AnswersOnThisMachine) {
   const std::string reason = comm::nccl::backend().probe();
   std::cout << "reason: '" << reason << "'\n";

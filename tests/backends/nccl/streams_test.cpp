@@ -1,5 +1,5 @@
-// What comes after what: between the streams of the program and that of the communicator, without the host. The fake's
-// streams run only when somebody asks for what is behind; the watching thread, who does that too, is switched off.
+// Order between the program's streams and the communicator's stream, without the host. The fake's streams run only when
+// a later event is queried; the watching thread, which also does that, is disabled.
 #include "plugins/decorators/spec.h"
 #include "tests/backends/nccl/support.h"
 
@@ -12,7 +12,7 @@ BackendOptions unwatched() {
   return options;
 }
 
-/// Fills on a stream of the device, all-reduces, and doubles on the stream: in the order that the dependencies say.
+/// Fills on a device stream, all-reduces, and doubles on the stream, in the order that the dependencies allow.
 std::vector<float> fill_reduce_double(Communicator& comm, bool after, bool wait_on) {
   FakeDeviceStream stream(comm.rank());
   OnDevice<float> x(comm, comm.rank(), 4, 100);
@@ -39,7 +39,7 @@ TEST(NcclStreams, AnOperationComesAfterItsStreamAndTheStreamAfterIt) {
 
 TEST(NcclStreams, AForgottenDependencyShows) {
   reset_fake();
-  // The operation runs when it is waited for, and nobody has asked for what the stream holds.
+  // The operation runs when it is waited for; nothing has made the stream run.
   EXPECT_EQ(run_world(3, unwatched(),
                       [](Communicator& comm) {
                         FakeDeviceStream stream(comm.rank());
@@ -69,7 +69,7 @@ TEST(NcclStreams, TellingAStreamToWaitDoesNotMakeTheHostWait) {
           const auto start = std::chrono::steady_clock::now();
           {
             Work work = comm.all_reduce(x.view(), x.view(), ReduceOp::sum(), {.after = &stream});
-            EXPECT_FALSE(work.done());  // rank 1 has not called it
+            EXPECT_FALSE(work.done());  // rank 1 has not issued it
             work.wait_on(stream);
           }
           EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);

@@ -1,4 +1,5 @@
-// What the tests of this backend share: ranks that are threads over the fake, memory and streams of its devices.
+// Helpers that the tests of this backend share: ranks that are threads over the fake, memory and streams of its
+// devices.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +31,7 @@ inline BackendOptions quick_options() {
   return options;
 }
 
-/// What `call` throws, as "Kind: text"; "" if nothing.
+/// The error that `call` throws, as "Kind: text"; "" if none.
 inline std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -40,7 +41,7 @@ inline std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-/// Runs `body` on every rank; what each rank left with, as error_of says it.
+/// Runs `body` on every rank; returns the error of each rank in the format of error_of.
 inline std::vector<std::string> run_world(int ranks, const BackendOptions& options,
                                           const std::function<void(Communicator&)>& body,
                                           const comm::nccl::NcclApi& api = fake_api(),
@@ -60,7 +61,7 @@ inline std::vector<std::string> run_world(int ranks, const BackendOptions& optio
   return errors;
 }
 
-/// The same, where nobody fails; nor does the fake complain, or anything stay.
+/// The same for bodies that succeed on every rank; also checks that the fake has no complaint and nothing leaks.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                       const BackendOptions& options = quick_options(), const comm::nccl::NcclApi& api = fake_api()) {
   EXPECT_EQ(run_world(ranks, options, body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
@@ -71,7 +72,7 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                                      << counts.registrations << " registrations, " << counts.reduce_ops << " ops";
 }
 
-/// A lazy stream of the fake. What runs on it are functions of the host.
+/// A lazy stream of the fake. Its work consists of host functions.
 class FakeDeviceStream final : public DeviceStream {
  public:
   explicit FakeDeviceStream(int device);
@@ -87,7 +88,7 @@ class FakeDeviceStream final : public DeviceStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// `count` elements of a device; the fake's are the host's to look at. In these worlds rank r works on device r.
+/// `count` elements of a device; the fake's memory is readable by the host. In these worlds rank r works on device r.
 template <class T>
 class OnDevice {
  public:

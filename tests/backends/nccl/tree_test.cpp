@@ -1,4 +1,4 @@
-// The deterministic mode, and what else goes by messages and our own kernel: never by the vendor's sums.
+// Deterministic mode and other operations that use messages and the library's own kernel, never NCCL's reductions.
 #include <cmath>
 #include <cstring>
 
@@ -15,8 +15,8 @@ constexpr ReduceOp::Kind kReduces[] = {ReduceOp::Kind::sum, ReduceOp::Kind::avg,
 constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                              DType::u8,  DType::i32, DType::i64, DType::u32,  DType::u64};
 
-/// One dtype and op over `ranks` sources: the kernel's arithmetic on the host, and reduce_tree. Random bits:
-/// subnormals, infinities and NaN are among them.
+/// One dtype and op over `ranks` sources: compares the kernel's arithmetic on the host with reduce_tree. The inputs are
+/// random bits, which include subnormals, infinities and NaN.
 std::ptrdiff_t first_other_bits(DType dtype, ReduceOp::Kind kind, int ranks) {
   constexpr std::size_t kCount = 3000;
   const std::size_t bytes = kCount * size_of(dtype);
@@ -71,7 +71,7 @@ BackendOptions deterministic_options() {
   return options;
 }
 
-/// The vendor's sums fail, but for the byte of a barrier.
+/// NCCL's reductions fail, except for the byte of a barrier.
 const comm::nccl::NcclApi& without_sums() {
   static const comm::nccl::NcclApi kApi = [] {
     comm::nccl::NcclApi api = fake_api();
@@ -91,7 +91,7 @@ const comm::nccl::NcclApi& without_sums() {
   return kApi;
 }
 
-/// all_reduce, reduce and reduce_scatter(_v) of one kind against the reference; what differs.
+/// all_reduce, reduce and reduce_scatter(_v) of one kind compared with the reference; returns those that differ.
 template <class T>
 std::string sums(Communicator& comm, ReduceOp::Kind kind, double scalar, bool in_place, int device = -1) {
   const int ranks = comm.size();

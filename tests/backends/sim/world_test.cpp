@@ -16,7 +16,7 @@ using testing::ThrowsMessage;
 
 constexpr Device kMeta{DeviceType::meta, 0};
 
-/// `count` values of f32 that nobody may look at.
+/// `count` f32 values that no code may read.
 View shape_only(std::size_t count, std::uintptr_t at = std::uintptr_t{1} << 60) {
   return {reinterpret_cast<void*>(at), count, DType::f32, kMeta};  // NOLINT(performance-no-int-to-ptr)
 }
@@ -24,7 +24,7 @@ View shape_only(std::size_t count, std::uintptr_t at = std::uintptr_t{1} << 60) 
 View part_of(const View& view, int parts) {
   View part = view;
   part.count = view.count / static_cast<std::size_t>(parts);
-  part.data = static_cast<std::byte*>(view.data) + (view.bytes() - part.bytes());  // the last one: its own
+  part.data = static_cast<std::byte*>(view.data) + (view.bytes() - part.bytes());  // the last part: the rank's own
   return part;
 }
 
@@ -40,7 +40,7 @@ TEST(Simulation, TakesLatencyAndWhatIsSent) {
   Simulated s(4);
   const View whole = shape_only(4000);
   s.world->all_gather(part_of(whole, 4), whole).wait_on(*s.stream);
-  EXPECT_EQ(s.clock.time_of(*s.stream), 1000 + 3 * 4000);  // three peers get 4000 bytes at 1 byte/ns
+  EXPECT_EQ(s.clock.time_of(*s.stream), 1000 + 3 * 4000);  // three peers receive 4000 bytes at 1 byte/ns
   s.world->all_reduce(whole, whole, ReduceOp::sum(), {.after = s.stream.get()}).wait_on(*s.stream);
   EXPECT_EQ(s.clock.time_of(*s.stream), 13000 + 2 * 1000 + 2 * 12000);
   EXPECT_EQ(s.clock.host_time(), 0);
@@ -56,7 +56,7 @@ TEST(Simulation, ComesAfterItsStream) {
   auto other = s.clock.make_stream(kMeta);
   s.world->all_gather(part_of(whole, 2), whole, {.after = s.stream.get()}).wait_on(*other);
   EXPECT_EQ(s.clock.time_of(*other), 500 + 1000 + 2000);
-  EXPECT_EQ(s.clock.time_of(*s.stream), 500);  // computes meanwhile
+  EXPECT_EQ(s.clock.time_of(*s.stream), 500);  // the stream computes meanwhile
 }
 
 TEST(Simulation, KeepsTheOrderOfACommunicatorAndNoOther) {
@@ -104,10 +104,10 @@ TEST(Simulation, BringsToTheHostWhatEqualRanksWouldHave) {
   std::vector<float> swapped(3, 0);
   s.world->all_to_all(comm::view_of(std::as_const(three).data(), 3), comm::view_of(swapped.data(), 3)).wait();
   EXPECT_THAT(swapped, Each(6.0F));
-  EXPECT_GT(s.clock.host_time(), 0);  // which has waited
+  EXPECT_GT(s.clock.host_time(), 0);  // the host has waited
   EXPECT_THAT([&] { s.world->recv(comm::view_of(swapped.data(), 3), 0); },
               ThrowsMessage<Unsupported>(HasSubstr("recv: a simulation has no other ranks")));
-  // Where the other ranks' parts have other lengths, there is nothing to make them of.
+  // If the other ranks' parts have other lengths, there is no data to derive them from.
   const std::vector<std::size_t> counts = {0, 1, 2};
   EXPECT_THAT(
       [&] {

@@ -1,4 +1,4 @@
-// Once a program is in its stride, no message costs an allocation.
+// In the steady state no message costs an allocation.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -10,7 +10,7 @@ namespace {
 std::atomic<std::uint64_t> allocations{0};
 }
 
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // GCC 12 doesn't see that the two belong together
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // GCC 12 doesn't see that the two match
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
   return std::malloc(bytes == 0 ? 1 : bytes);

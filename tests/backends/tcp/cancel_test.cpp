@@ -1,4 +1,4 @@
-// A message that was given up, in any state: its memory is never touched again, and the others go on.
+// Messages that are canceled in any state: their memory is never accessed again, and other messages continue.
 #include <algorithm>
 #include <cstring>
 
@@ -21,7 +21,7 @@ bool still_poisoned(const Parcel& parcel) {
   return true;
 }
 
-/// The connection between the two is in step, for small messages and large ones.
+/// The connection between the two ranks still works, for small and large messages.
 void expect_usable(const World& world) {
   static std::uint32_t number = 1000;
   for (const std::size_t bytes : {std::size_t{100}, kEagerLimit + 1, std::size_t{3 << 20}})
@@ -35,7 +35,7 @@ void expect_usable(const World& world) {
   EXPECT_TRUE(world[0]->lost.empty() && world[1]->lost.empty());
 }
 
-/// A large message of which a part, but not all, has come and gone.
+/// A large message that has been sent and received in part.
 struct HalfWay {
   World world = make_world(2, 2);
   std::unique_ptr<Parcel> in, out;
@@ -128,7 +128,7 @@ TEST(Cancel, OfAReceiveWhoseMessageComesLater) {
 TEST(Cancel, OfASendThatNobodyAskedFor) {
   const World world = make_world(2, 2);
   auto out = world[0]->send(1, {1, 1, 0}, kLarge);
-  settle(world);  // it has announced itself
+  settle(world);  // its RTS has arrived
   world[0]->transport->cancel(out->message);
   out.reset();
   auto in = world[1]->receive(0, {1, 1, 0}, kLarge);
@@ -143,7 +143,7 @@ TEST(Cancel, OfASendThatNobodyAskedFor) {
 TEST(Cancel, OfSmallSendsThatWaitForRoom) {
   const World world = make_world(2, 1);
   std::vector<std::unique_ptr<Parcel>> out;
-  for (std::uint32_t i = 0; i < 64; ++i) {  // nobody reads: the connection fills up, then the credit is used up
+  for (std::uint32_t i = 0; i < 64; ++i) {  // the peer does not read: first the connection fills up, then the credit
     out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit));
     if (!out.back()->done) break;
   }
@@ -178,7 +178,8 @@ TEST(Cancel, OfQueuedSmallSendsReturnsTheirCredit) {
 
 TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
   const World world = make_world(2, 1);
-  // The receiver reads while the sender's connection is full: some message is there by half when its receive is called.
+  // The receiver reads while the sender's connection is full: some messages are half received when their receive is
+  // posted.
   std::vector<std::unique_ptr<Parcel>> out, in;
   for (std::uint32_t i = 0; i < 15; ++i) out.push_back(world[0]->send(1, {1, i, 0}, kEagerLimit));
   for (std::uint32_t i = 0; i < 15; ++i) {
@@ -196,7 +197,7 @@ TEST(Cancel, OfSomethingUnexpectedThatWasHalfThere) {
   close(world);
 }
 
-/// Small messages that nobody receives take their share of what may go unasked, again and again.
+/// Small messages that are never received use up eager credit, again and again.
 void send_in_vain(const World& world, std::uint32_t communicator, bool told_before) {
   const auto& transport = world[1]->transport;
   std::vector<std::unique_ptr<Parcel>> out, in;
@@ -245,7 +246,7 @@ TEST(DiscardedCommunicator, ControlSeesCommunicatorsThatAreNot) {
   EXPECT_FALSE(goes_unasked(world, {2, 1, 0}));
 }
 
-/// Large messages, of which one is announced and one is half there, and requests that nobody answers.
+/// Large messages, one of them announced and one half received, and CTS without an answer.
 TEST(DiscardedCommunicator, WithLargeMessagesOnTheirWay) {
   HalfWay half;
   const auto asked = half.world[1]->receive(0, {1, 2, 0}, kLarge);
@@ -259,7 +260,7 @@ TEST(DiscardedCommunicator, WithLargeMessagesOnTheirWay) {
   half.world[1]->transport->discard_communicator(1);
   settle(half.world);
   EXPECT_EQ(half.world[0]->transport->peer(1)->outbox().entries(), 0U);
-  EXPECT_LE(half.world[1]->transport->peer(0)->inbox().entries(), 1U);  // what was asked for may still come
+  EXPECT_LE(half.world[1]->transport->peer(0)->inbox().entries(), 1U);  // the data of a CTS may still arrive
   expect_usable(half.world);
   close(half.world);
 }

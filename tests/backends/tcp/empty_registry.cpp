@@ -1,4 +1,4 @@
-// A program that tests a backend's parts links them and comm alone: it has no backends to choose from.
+// An empty registry for programs that test parts of a backend: they link those parts and comm alone.
 #include "tessera/comm/plugins/builtin.h"
 
 namespace tessera::comm {

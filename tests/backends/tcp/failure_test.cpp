@@ -1,4 +1,4 @@
-// Connections that end, in order and not; and how threads sleep.
+// Connections that end, orderly or not; and how threads sleep.
 #include <sys/socket.h>
 
 #include <atomic>
@@ -37,7 +37,7 @@ TEST(Failure, AConnectionThatEndsLosesItsPeerOnceAndNoOther) {
     world[0]->transport->cancel(out->message);
     in.reset();
     out.reset();
-    auto late = world[0]->send(1, {1, 2, 0}, 10);  // to nobody: it just stays
+    auto late = world[0]->send(1, {1, 2, 0}, 10);  // to a lost peer: it stays pending
     const auto other_in = world[2]->receive(0, {1, 1, 0}, 300'000);
     const auto other_out = world[0]->send(2, {1, 1, 0}, 300'000);
     ASSERT_TRUE(drive(world, [&] { return other_in->done && other_out->done; }));
@@ -91,9 +91,9 @@ TEST(Failure, WhoLeavesEarlyWaitsForNobodyAndLosesNothing) {
   const World world = make_world(3, 2);
   std::vector<std::unique_ptr<Parcel>> in, out;
   for (std::uint32_t i = 0; i < 4; ++i) out.push_back(world[0]->send(1, {1, i, 0}, 10'000));
-  const auto unread = world[1]->send(0, {1, 99, 0}, 10'000);  // cuts the connection when rank 0 closes it
+  const auto unread = world[1]->send(0, {1, 99, 0}, 10'000);  // resets the connection when rank 0 closes it
   const auto start = Clock::now();
-  world[0]->transport->close(false);  // the others stay, and do nothing meanwhile
+  world[0]->transport->close(false);  // the other ranks stay, and do nothing meanwhile
   EXPECT_LT(Clock::now() - start, 1s);
   const auto into_the_void = world[1]->send(0, {1, 100, 0}, 10'000);
   for (std::uint32_t i = 0; i < 4; ++i) in.push_back(world[1]->receive(0, {1, i, 0}, 10'000));
@@ -121,7 +121,7 @@ TEST(Sleeping, EndsWhenSomethingComes) {
   const World world = make_world(2, 1);
   const auto in = world[1]->receive(0, {1, 1, 0}, 100);
   settle(world);
-  std::promise<void> sleeps;  // now; what comes a little earlier must end the sleep just the same
+  std::promise<void> sleeps;  // a message that arrives slightly earlier must end the sleep as well
   std::thread other([&] {
     EXPECT_EQ(sleeps.get_future().wait_for(20s), std::future_status::ready);
     world[0]->send(1, {1, 1, 0}, 100);
@@ -155,7 +155,7 @@ TEST(Sleeping, EndsWhenThereIsRoomAgain) {
   });
 }
 
-TEST(Sleeping, LastsWhileThereIsNothing) {  // the control: nothing else ends it
+TEST(Sleeping, LastsWhileThereIsNothing) {  // control: nothing else ends it
   comm::tcp::EpollWaiter waiter;
   const auto start = Clock::now();
   ASSERT_TRUE(waiter.arm());
@@ -181,7 +181,7 @@ TEST(Sleeping, EndsByAWakeSinceArm) {
 
 TEST(Sleeping, NoWakeIsMissedByAnyOfSeveralThreads) {
   comm::tcp::EpollWaiter waiter;
-  std::mutex lock;  // the engine's
+  std::mutex lock;  // the engine's lock
   std::atomic<int> round{0};
   std::atomic<std::int64_t> longest{0};
   std::atomic<int> through{0};

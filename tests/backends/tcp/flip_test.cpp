@@ -1,4 +1,4 @@
-// Bits that are flipped on the way between two hosts: an error that names the rank, never another result.
+// Bit flips on the way between two hosts: they cause an error that names the rank, never a wrong result.
 #include <cstdlib>
 #include <future>
 #include <numeric>
@@ -17,9 +17,9 @@ namespace {
 
 using harness::FlippingProxy;
 
-constexpr std::size_t kCount = 30'000;                   // an all_reduce in pieces and in short messages
-constexpr std::size_t kChallenge = 4 + 32, kProof = 32;  // of the side that accepts, before its first frame
-constexpr std::size_t kAnswer = 4 + 12 + 32 + 32 + 1;    // of the side that connects
+constexpr std::size_t kCount = 30'000;                   // an all_reduce that uses pieces and short messages
+constexpr std::size_t kChallenge = 4 + 32, kProof = 32;  // of the accepting side, before its first frame
+constexpr std::size_t kAnswer = 4 + 12 + 32 + 32 + 1;    // of the connecting side
 
 struct Outcome {
   std::vector<std::string> errors;  // by rank
@@ -28,7 +28,7 @@ struct Outcome {
   bool right() const { return sums[0] == sums[1] && sums[0].front() == 3 && sums[0].back() == 3; }
 };
 
-/// Two ranks over a proxy: rank 0 connects to rank 1. `hosts`: which host each is on.
+/// Two ranks over a proxy: rank 0 connects to rank 1. `hosts`: the host of each rank.
 Outcome run(std::optional<FlippingProxy::Flip> flip, std::vector<std::string> hosts = {"east", "west"},
             bool check = false) {
   Outcome outcome{{"", ""}, {std::vector<float>(kCount), std::vector<float>(kCount)}, false};
@@ -70,7 +70,7 @@ void expect_damage(const Outcome& outcome, const std::string& what) {
   }
 }
 
-/// A byte of a frame that rank 0 sends, and one that it receives.
+/// A byte of a frame that rank 0 sends (to_listener) or receives.
 FlippingProxy::Flip behind_handshake(bool to_listener, std::size_t at) {
   return {
       .connection = 0, .to_listener = to_listener, .at = (to_listener ? kAnswer : kChallenge + kProof) + at, .bit = 3};
@@ -86,7 +86,7 @@ class Streams : public testing::Test {
 };
 using Flipped = Streams;
 
-TEST_F(Flipped, NothingIsRight) {  // the control of the tests below
+TEST_F(Flipped, NothingIsRight) {  // control of the tests below
   const Outcome outcome = run(std::nullopt);
   EXPECT_EQ(outcome.errors, std::vector<std::string>(2));
   EXPECT_TRUE(outcome.right());
@@ -110,9 +110,9 @@ TEST_F(Flipped, ContentOnOneHostIsDamageInCheckedModeAndWhereItIsAskedFor) {
   expect_damage(run(behind_handshake(true, 40'000), {"here", "here"}), "the content of a message from rank 0");
 }
 
-TEST_F(Flipped, ContentWithoutTheChecksumIsAnotherResult) {  // the negative control
+TEST_F(Flipped, ContentWithoutTheChecksumIsAnotherResult) {  // negative control
   ::setenv("TESSERA_TCP_CHECKSUM", "0", 1);
-  const Outcome outcome = run(behind_handshake(true, 280'000));  // of the last all_reduce
+  const Outcome outcome = run(behind_handshake(true, 280'000));  // in the last all_reduce
   EXPECT_TRUE(outcome.flipped);
   EXPECT_EQ(outcome.errors, std::vector<std::string>(2));
   EXPECT_NE(outcome.sums[0], outcome.sums[1]);

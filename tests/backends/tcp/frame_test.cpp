@@ -1,4 +1,4 @@
-// What the wire format does with bytes that nobody of ours has sent.
+// How the wire format handles bytes that this library did not send.
 #include "backends/tcp/frame.h"
 
 #include <cstring>
@@ -31,7 +31,7 @@ void append(Bytes& bytes, Frame frame) {
   bytes.insert(bytes.end(), payload.begin(), payload.end());
 }
 
-/// Feeds the bytes in parts of random lengths. Returns what is wrong with them, or "".
+/// Feeds the bytes in parts of random lengths. Returns the decoder's error, or "".
 std::string feed(FrameDecoder& reader, const Bytes& bytes, std::mt19937& random) {
   std::size_t at = 0;
   while (at < bytes.size()) {
@@ -50,7 +50,7 @@ std::string feed(FrameDecoder& reader, const Bytes& bytes, std::mt19937& random)
   return "";
 }
 
-/// One side of a connection, without the connection: ten receives are open.
+/// One side of a connection, without the connection: ten receives are posted.
 struct Side {
   Node node;
   comm::tcp::SendQueue outbox;
@@ -88,7 +88,7 @@ Bytes good_frames() {
   return bytes;
 }
 
-TEST(Frames, GoodOnesAreReadHoweverTheyAreCut) {  // the control of the tests below
+TEST(Frames, GoodOnesAreReadHoweverTheyAreCut) {  // control of the tests below
   for (unsigned seed = 0; seed < 30; ++seed) {
     std::mt19937 random(seed);
     Side side;
@@ -113,7 +113,7 @@ TEST(Frames, HeadersWithRandomFieldsDoNoHarm) {
   std::size_t refused = 0, accepted = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937 random(seed);
-    Side side(false);  // whose contents are nobody's
+    Side side(false);  // without checksums of the contents
     Bytes bytes;
     const auto any = [&](std::initializer_list<std::uint64_t> values) {
       return *(values.begin() + random() % values.size());
@@ -165,10 +165,10 @@ TEST(Frames, FlippedBitsInGoodOnesDoNoHarm) {
   }
 }
 
-/// One frame, and a bit of it; in pieces as they come, so that content is compared in parts and as a whole.
+/// Flips one bit of a frame; the bytes arrive in pieces, so that content is compared in parts and as a whole.
 struct Flip {
   bool damaged = false;
-  bool intact = false;  ///< every message that is complete
+  bool intact = false;  ///< of every complete message
 };
 Flip flip(const Bytes& good, std::size_t at, bool checked, unsigned seed) {
   std::mt19937 random(seed);
@@ -197,13 +197,13 @@ TEST(Frames, OneFlippedBitIsSeenWhereverItIs) {
   }
 }
 
-TEST(Frames, OneFlippedBitOfContentIsNotSeenWithoutTheChecksum) {  // the control
+TEST(Frames, OneFlippedBitOfContentIsNotSeenWithoutTheChecksum) {  // negative control
   const Bytes good = good_frames();
   for (std::size_t byte = 0; byte < sizeof(Frame); ++byte)
     EXPECT_TRUE(flip(good, byte, false, 1).damaged) << "headers always have one";
   std::size_t wrong = 0;
   for (unsigned seed = 0; seed < 20; ++seed) {
-    // The content of the second frame, behind an empty one and its own header.
+    // The content of the second frame, after an empty frame and its own header.
     const Flip unseen = flip(good, 2 * sizeof(Frame) + seed * 1000, false, seed);
     EXPECT_FALSE(unseen.damaged);
     wrong += unseen.intact ? 0 : 1;

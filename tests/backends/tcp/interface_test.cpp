@@ -1,4 +1,4 @@
-// Which address is chosen, on interfaces that don't exist.
+// The choice of an address, with simulated interfaces.
 #include "backends/tcp/interface.h"
 
 #include "tests/backends/tcp/support.h"

@@ -1,4 +1,4 @@
-// A bootstrap that a test interferes with.
+// A bootstrap that a test can manipulate.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Meddled : public Bootstrap {
   std::string local_address() const override { return address; }
 
   std::string address = "127.0.0.1";
-  std::vector<std::string> own_hosts;  ///< in place of the real ones
+  std::vector<std::string> own_hosts;  ///< replaces the real hosts
   std::function<void(std::vector<std::string>&)> on_addresses;
   Token& own_token() { return token_; }
 
@@ -43,7 +43,7 @@ class Meddled : public Bootstrap {
   int count_ = 0;
 };
 
-/// The port in what a rank tells of itself: "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS".
+/// The port in a rank's address line: "tessera-tcp-2 STREAMS CHECKSUM PORT ADDRESS".
 inline std::uint16_t port_of(const std::string& line) {
   std::istringstream words(line);
   std::string format;

@@ -1,4 +1,4 @@
-// How a world is connected: addresses, settings, strangers, ranks that can't be reached.
+// How a world connects: addresses, settings, unauthenticated peers, unreachable ranks.
 #include "backends/tcp/connection_mesh.h"
 
 #include <arpa/inet.h>
@@ -47,7 +47,7 @@ TEST(Mesh, ConnectsWorldsOfManySizes) {
   }
 }
 
-/// A world whose bootstraps are meddled with, each by itself.
+/// A world whose bootstraps are manipulated one by one.
 WorldPlan meddled(int ranks, const std::function<void(Meddled&)>& meddle) {
   WorldPlan plan;
   plan.ranks = ranks;
@@ -70,7 +70,7 @@ TEST(Mesh, OverIPv6) {
   close(world);
 }
 
-/// Connects 200 times: silent, with garbage, and with the right form but another world's token.
+/// Connects 200 times; half of the connections are silent, half send garbage.
 std::vector<UniqueFd> intrude(std::uint16_t port) {
   std::vector<UniqueFd> strangers;
   for (int i = 0; i < 200; ++i) {
@@ -87,8 +87,8 @@ std::vector<UniqueFd> intrude(std::uint16_t port) {
   return strangers;
 }
 
-/// Somebody who says that it is rank 0, without knowing the token: connected as soon as it exists, then in a thread of
-/// its own.
+/// A peer that claims to be rank 0 without knowing the token: connects in the constructor and continues in its own
+/// thread.
 class Forger {
  public:
   explicit Forger(std::uint16_t port) : socket_(context_) {
@@ -104,7 +104,7 @@ class Forger {
   ~Forger() {
     if (thread_.joinable()) thread_.join();
   }
-  /// Waits for the answer.
+  /// Waits for the refusal.
   const std::string& refusal() {
     thread_.join();
     return refusal_;
@@ -124,7 +124,7 @@ TEST(Mesh, StrangersDisturbNobody) {
   const auto start = Clock::now();
   const World world = make_world(meddled(2, [&](Meddled& own) {
     if (own.rank() != 0) return;
-    own.on_addresses = [&](std::vector<std::string>& lines) {  // before it connects to rank 1 itself
+    own.on_addresses = [&](std::vector<std::string>& lines) {  // before rank 0 itself connects to rank 1
       port = port_of(lines[1]);
       strangers = intrude(port);
       forger.emplace(port);

@@ -22,7 +22,7 @@ std::vector<std::size_t> sizes(std::mt19937& random) {
   return all;
 }
 
-/// Sends to every other rank and receives from it, both in random order, with pauses in between.
+/// Sends to every other rank and receives from it, both in random order, with pauses.
 void exchange_all(Node& node, int ranks, unsigned seed, bool mixed_up) {
   std::mt19937 same(seed), own(seed * 31 + static_cast<unsigned>(node.rank));
   const std::vector<std::size_t> lengths = sizes(same);
@@ -39,7 +39,7 @@ void exchange_all(Node& node, int ranks, unsigned seed, bool mixed_up) {
 
   std::vector<std::unique_ptr<Parcel>> parcels;
   for (const Action& action : actions) {
-    // The tag's step tells the direction, so that the two never have the same content.
+    // The communicator of the tag depends on the direction, so that the two messages never have the same content.
     const int from = action.sends ? node.rank : action.peer;
     const MessageTag tag{static_cast<std::uint32_t>(from), action.number, 7};
     parcels.push_back(action.sends ? node.send(action.peer, tag, lengths[action.number])
@@ -51,7 +51,7 @@ void exchange_all(Node& node, int ranks, unsigned seed, bool mixed_up) {
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < parcels.size(); ++i) {
     EXPECT_EQ(parcels[i]->came, parcels[i]->message.bytes);
-    // The control looks for the content of another message of the same length.
+    // The control expects the content of another message of the same length.
     if (mixed_up) parcels[i]->message.tag.operation += 1;
     wrong += intact(*parcels[i], parcels[i]->memory.size()) ? 0 : 1;
   }
@@ -134,7 +134,7 @@ TEST(Messages, AFloodThatNobodyExpectsIsBoundedAndHindersNoOther) {
   EXPECT_GT(world[1]->transport->peer(0)->inbox().held(), kCredit / 2);
   EXPECT_LT(world[0]->finished, kCount);
 
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, 3 * kPiece}) {  // others still get through
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{100}, 3 * kPiece}) {  // other messages still get through
     const auto later = world[0]->send(1, {2, static_cast<std::uint32_t>(bytes), 0}, bytes);
     const auto expected = world[1]->receive(0, {2, static_cast<std::uint32_t>(bytes), 0}, bytes);
     ASSERT_TRUE(drive(world, [&] { return later->done && expected->done; })) << bytes;
@@ -154,7 +154,7 @@ TEST(Messages, ALongOneWayStreamNeverRunsOutOfCredit) {
     const auto out = world[0]->send(1, {1, i, 0}, 3000);
     ASSERT_TRUE(drive(world, [&] { return in->done && out->done; })) << i;
   }
-  // Had credit run out, messages would have been announced and asked for.
+  // Without credit, messages would have used the rendezvous protocol.
   EXPECT_EQ(world[1]->transport->peer(0)->inbox().announcements(), 0U);
   close(world);
 }
@@ -176,7 +176,7 @@ TEST(Messages, OfAnotherLengthThanExpectedSayHowLongTheyAre) {
         EXPECT_EQ(in->came, sent);
         EXPECT_TRUE(intact(*in, std::min(sent, expected)));
       }
-  const auto out = world[0]->send(1, {2, 0, 0}, 5000);  // and the connection is in step
+  const auto out = world[0]->send(1, {2, 0, 0}, 5000);  // the connection still works
   const auto in = world[1]->receive(0, {2, 0, 0}, 5000);
   ASSERT_TRUE(drive(world, [&] { return in->done && out->done; }));
   EXPECT_TRUE(intact(*in, 5000));

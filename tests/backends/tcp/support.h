@@ -1,4 +1,4 @@
-// Worlds of TCP transports in one process: driven by one thread, in turns, or by a thread each.
+// Worlds of TCP transports in one process, polled by one thread in turns or by one thread per rank.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using tessera::comm::tcp::TcpTransport;
 
 inline constexpr auto kPatience = 60s;
 
-/// A message and its memory, filled by its tag, so that every byte tells where it belongs.
+/// A message and its memory, filled by its tag, so that every byte identifies its position.
 struct Parcel {
   Message message;
   std::vector<std::byte> memory;
@@ -32,7 +32,7 @@ struct Parcel {
   bool done = false;
 };
 
-/// What byte `at` of the message `tag` is.
+/// Byte `at` of the message `tag`.
 inline std::byte pattern(const MessageTag& tag, std::size_t at) {
   std::uint64_t x = (std::uint64_t{tag.operation} << 32 | tag.communicator << 24 | tag.step) * 0x9e3779b97f4a7c15U;
   x ^= (at >> 3) * 0xd6e8feb86659fd93U;
@@ -44,7 +44,7 @@ inline void fill(Parcel& parcel) {
   for (std::size_t i = 0; i < parcel.memory.size(); ++i) parcel.memory[i] = pattern(parcel.message.tag, i);
 }
 
-/// The first `bytes` bytes are those of the message that this parcel's tag names.
+/// Whether the first `bytes` bytes are those of the message that this parcel's tag names.
 inline bool intact(const Parcel& parcel, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i)
     if (parcel.memory[i] != pattern(parcel.message.tag, i)) return false;
@@ -89,7 +89,7 @@ struct Node final : MessageOwner, TransportEvents {
     transport->receive(made->message);
     return made;
   }
-  /// Polls, and sleeps where nothing moves, until the condition holds. False: it did not in time.
+  /// Polls, and sleeps without progress, until the condition holds. False: timeout.
   bool until(const std::function<bool()>& reached, std::chrono::milliseconds time = kPatience) {
     const auto end = Clock::now() + time;
     for (std::uint32_t turn = 1; !reached(); ++turn) {
@@ -123,12 +123,12 @@ struct WorldPlan {
   int ranks = 2;
   TcpOptions settings = {};
   std::chrono::milliseconds timeout = 20s;
-  /// Wraps the bootstrap of a rank, for tests that interfere.
+  /// Wraps the bootstrap of a rank, for tests that manipulate it.
   std::function<std::shared_ptr<Bootstrap>(std::shared_ptr<Bootstrap>)> wrap = {};
   std::function<void(int rank, TcpOptions&)> change = {};
 };
 
-/// Each rank's error, "" where it came up.
+/// Returns the error of each rank; "" if it was created.
 inline std::vector<std::string> try_to_make(const WorldPlan& plan, World& world) {
   world.clear();
   const auto bootstraps = make_thread_bootstraps(plan.ranks, plan.timeout);
@@ -163,7 +163,7 @@ inline World make_world(int ranks, int streams) {
   return make_world(plan);
 }
 
-/// One thread drives all ranks in turns until the condition holds. False: it did not in time.
+/// One thread polls all ranks in turns until the condition holds. False: timeout.
 inline bool drive(const World& world, const std::function<bool()>& reached,
                   std::chrono::milliseconds time = kPatience) {
   const auto end = Clock::now() + time;
@@ -175,7 +175,7 @@ inline bool drive(const World& world, const std::function<bool()>& reached,
   return true;
 }
 
-/// Until nothing has moved for a while.
+/// Polls until there is no progress for a while.
 inline void settle(const World& world, std::chrono::milliseconds quiet = 20ms) {
   auto last = Clock::now();
   for (std::uint32_t turn = 1; Clock::now() - last < quiet; ++turn)

@@ -1,4 +1,4 @@
-// Messages whose every byte tells where it belongs, and a rank that sends, receives and drives them over any transport.
+// Messages whose every byte identifies its position, and a rank that sends, receives and polls them over any transport.
 #pragma once
 
 #include <chrono>
@@ -74,7 +74,7 @@ struct Rank final : MessageOwner, TransportEvents {
     transport->receive(made.message);
     return made;
   }
-  /// "" or what is wrong with a receive that is done.
+  /// Returns "" or the defect of a completed receive.
   static std::string problem(const Parcel& parcel) {
     const Message& m = parcel.message;
     const std::string name = "message " + std::to_string(m.tag.operation) + "/" + std::to_string(m.tag.step) + " of " +
@@ -85,7 +85,7 @@ struct Rank final : MessageOwner, TransportEvents {
       if (parcel.memory[i] != pattern(m.peer, m.tag, i)) return name + ": byte " + std::to_string(i) + " is wrong";
     return "";
   }
-  /// Polls, and sleeps where nothing moves. False: not reached in time.
+  /// Polls, and sleeps without progress. False: timeout.
   bool until(const std::function<bool()>& reached, std::chrono::milliseconds time = std::chrono::seconds(30)) {
     const auto end = Clock::now() + time;
     for (std::uint32_t turn = 1; !reached(); ++turn) {

@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr MessageTag kTag{7, 0xfffffffe, (1u << 24) - 5};  // near the ends of what a tag may be
+constexpr MessageTag kTag{7, 0xfffffffe, (1u << 24) - 5};  // near the limits of a tag
 
 void expect(bool good, const std::string& what) {
   if (!good) throw std::runtime_error(what);
@@ -24,7 +24,8 @@ void expect(bool good, const std::string& what) {
 
 MessageTag tag_number(std::uint32_t i) { return {i % 5 * 1000, kTag.operation + i / 64, kTag.step - i % 64}; }
 
-/// The others go on polling until all are here: nobody's message waits for somebody who is outside.
+/// A barrier in which the ranks keep polling until all have arrived, so that no message waits for a rank outside the
+/// library.
 void meet_again(Rank& me, Bootstrap& bootstrap, std::uint32_t number) {
   std::vector<Parcel*> all;
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
@@ -42,7 +43,7 @@ struct Planned {
   std::size_t bytes;
 };
 
-/// The same on every rank: `count` messages from each rank to each (itself too).
+/// The same plan on every rank: `count` messages from each rank to each rank (also to itself).
 std::vector<Planned> plan(int ranks, std::uint32_t count) {
   constexpr std::size_t kSizes[] = {0, 1, 7, 64, 1000, 4096, 8063, 8064, 8065, 9000, 20'000, 65'536, 70'001, 300'000};
   std::vector<Planned> all;
@@ -55,7 +56,7 @@ std::vector<Planned> plan(int ranks, std::uint32_t count) {
   return all;
 }
 
-/// Every rank issues its part of the plan in an order of its own, polling now and then.
+/// Every rank issues its part of the plan in its own order and polls now and then.
 void messages(Rank& me, Bootstrap& bootstrap) {
   auto all = plan(bootstrap.size(), 120);
   std::mt19937_64 dice(static_cast<std::uint64_t>(me.rank) + 5);
@@ -75,7 +76,7 @@ void messages(Rank& me, Bootstrap& bootstrap) {
   expect(me.sent == payload, std::to_string(me.sent) + " bytes counted instead of " + std::to_string(payload));
 }
 
-/// Whatever the two lengths are, the receiver is told the sender's, and no byte outside its memory changes.
+/// For all pairs of lengths, the receiver gets the sender's length, and no byte outside its memory changes.
 void lengths(Rank& me, Bootstrap& bootstrap) {
   constexpr std::size_t kSizes[] = {0, 10, 8000, 8064, 8065, 100'000, 5'000'000};
   std::uint32_t i = 0;
@@ -101,16 +102,16 @@ void lengths(Rank& me, Bootstrap& bootstrap) {
       }
     }
   meet_again(me, bootstrap, 100'000);
-  for (const auto& parcel : me.parcels)  // what was never asked for
+  for (const auto& parcel : me.parcels)  // never received
     if (parcel->times_done == 0) me.transport->cancel(parcel->message);
   meet_again(me, bootstrap, 100'001);
 }
 
-/// Gives a message up; its memory then belongs to the caller, who writes something else there.
+/// Cancels a message; its memory then belongs to the caller, which overwrites it.
 void give_up(Rank& me, Parcel& parcel) {
   me.transport->cancel(parcel.message);
   std::fill(parcel.memory.begin(), parcel.memory.end(), std::byte{0x11});
-  parcel.message = Message{};  // nobody looks at it any more
+  parcel.message = Message{};  // no longer referenced
 }
 
 void expect_left_alone(const Parcel& parcel) {
@@ -120,7 +121,7 @@ void expect_left_alone(const Parcel& parcel) {
   expect(same, "memory was written after its message was given up");
 }
 
-/// Receives and sends are given up before, while and after their peers do their part; everything else still works.
+/// Receives and sends are canceled before, during and after their peers' calls; everything else still works.
 void cancel(Rank& me, Bootstrap& bootstrap) {
   std::mt19937_64 dice(static_cast<std::uint64_t>(me.rank) + 77);
   std::uint32_t number = 0;
@@ -141,7 +142,7 @@ void cancel(Rank& me, Bootstrap& bootstrap) {
       }
       meet_again(me, bootstrap, 3 * number + 1);
       for (const Parcel* parcel : given_up) expect_left_alone(*parcel);
-      Parcel* next = nullptr;  // another message on the same way
+      Parcel* next = nullptr;  // another message in the same direction
       if (peer < bootstrap.size())
         next = sends ? &me.send(peer, tag_number(5000 + number), bytes)
                      : &me.receive(peer, tag_number(5000 + number), bytes);
@@ -154,7 +155,7 @@ void cancel(Rank& me, Bootstrap& bootstrap) {
     }
 }
 
-/// Many more short messages than there is room for, to a rank that looks late.
+/// Many more short messages than fit into buffers, to a rank that polls late.
 void flood(Rank& me, Bootstrap& bootstrap) {
   constexpr std::uint32_t kMany = 5000;
   std::vector<const Parcel*> received;

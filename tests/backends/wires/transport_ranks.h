@@ -12,8 +12,8 @@ namespace tessera::wire_test {
 
 using MakeTransport = std::function<std::unique_ptr<comm::Transport>(comm::Bootstrap&, comm::TransportEvents&)>;
 
-/// Runs one mode on this rank (see the list in the .cpp), under any launcher. Returns the exit code, and prints on
-/// standard error what was wrong.
+/// Runs one mode on this rank (see the list in the .cpp) under any launcher. Returns the exit code, and prints errors
+/// to standard error.
 int run_transport_ranks(const std::string& mode, const MakeTransport& make_transport);
 
 }  // namespace tessera::wire_test

@@ -1,4 +1,4 @@
-// One small device module that the build makes several of: each has one thing wrong, or nothing.
+// A small device module that the build compiles in several variants: each has one defect or none.
 #include "tessera/base/device_module.h"
 #include "tessera/base/error.h"
 

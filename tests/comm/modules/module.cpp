@@ -1,4 +1,4 @@
-// One small module that the build makes several of: each has one thing wrong, or nothing.
+// A small module that the build compiles in several variants: each has one defect or none.
 #include <stdexcept>
 
 #include "tessera/comm/plugin.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace tessera::comm;
 
-/// A type that only this module knows.
+/// A type that exists in this module only.
 struct OwnError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,4 +1,4 @@
-// Collectives in fewer bytes: what comes out, on every rank, and what crossed between them.
+// Compressed collectives: their result on every rank, and the bytes that the ranks exchange.
 #include "plugins/collectives/compressed.h"
 
 #include <cmath>
@@ -25,7 +25,7 @@ class EncodedCollectives : public testing::TestWithParam<Case> {
     return on_ranks(
         GetParam().world, collective, kShapes, [&] { return std::make_unique<CompressedCollective>(options); }, body);
   }
-  /// Encoded and decoded.
+  /// Encodes and decodes.
   std::vector<float> rounded(const std::vector<float>& values) const {
     nn::Context context;
     std::vector<std::byte> wire(encoded_bytes(GetParam().encoding, values.size()));
@@ -37,7 +37,7 @@ class EncodedCollectives : public testing::TestWithParam<Case> {
     context.device_kernels().sum_encoded(context.stream(), decode);
     return back;
   }
-  /// What each rank has of the padded flat parameter, and the part of it that belongs to `owner`.
+  /// Each rank's padded flat parameter; part_of: the slice of `owner`.
   static std::vector<float> values_of(int rank, std::size_t count) {
     return normals("v" + std::to_string(rank), count);
   }
@@ -46,7 +46,7 @@ class EncodedCollectives : public testing::TestWithParam<Case> {
     const auto first = all.begin() + static_cast<std::ptrdiff_t>(part) * owner;
     return {first, first + static_cast<std::ptrdiff_t>(part)};
   }
-  /// The mean of what `owner` gets, in rank order.
+  /// The mean of the parts that `owner` receives, in rank order.
   std::vector<float> mean_of_parts(int owner, std::size_t padded) const {
     const int ranks = GetParam().world.ranks;
     std::vector<float> sum;
@@ -101,7 +101,7 @@ TEST_P(EncodedCollectives, SendWhatTheirCostSays) {
       const std::vector<float> all = values_of(rank, bench.padded());
       const comm::TrafficStats before = bench.channel().meter();
       bench.run(collective == OpKind::all_gather ? part_of(all, rank) : all);
-      bench.channel().barrier().wait();  // then all have read what I sent
+      bench.channel().barrier().wait();  // then all ranks have read this rank's data
       const comm::TrafficStats moved = bench.channel().meter() - before;
       const std::uint64_t part = bench.padded() / static_cast<std::size_t>(ranks);
       const std::uint64_t encoded = GetParam().encoding == Encoding::bf16 ? 2 * part : part + 4 * ((part + 255) / 256);
@@ -110,7 +110,7 @@ TEST_P(EncodedCollectives, SendWhatTheirCostSays) {
       const fsdp::CollectiveCost cost =
           encoded_cost({collective, GetParam().encoding}, {bench.padded(), base::DType::f32, ranks});
       EXPECT_EQ(cost.bytes, moved.bytes_sent());
-      EXPECT_EQ(cost.calls, moved.calls() - 1);  // the barrier
+      EXPECT_EQ(cost.calls, moved.calls() - 1);  // without the barrier
       EXPECT_EQ(bench.plugin().stats().sent, moved.bytes_sent());
       EXPECT_EQ(bench.plugin().stats().raw, hops * (static_cast<std::uint64_t>(ranks) - 1) * part * sizeof(float));
       EXPECT_EQ(bench.copied(), 0U);
@@ -119,7 +119,7 @@ TEST_P(EncodedCollectives, SendWhatTheirCostSays) {
   }
 }
 
-/// The mean over many steps of the same values comes as close as one likes with feedback, and no closer without.
+/// With error feedback, the mean over many steps of the same values converges; without it, it does not.
 TEST_P(EncodedCollectives, FeedbackMakesUpForRounding) {
   constexpr int kSteps = 64;
   const int ranks = GetParam().world.ranks;
@@ -151,7 +151,7 @@ TEST_P(EncodedCollectives, FeedbackMakesUpForRounding) {
           feedback);
       return *std::max_element(worst.begin(), worst.end());
     };
-    const double step = GetParam().encoding == Encoding::int8 ? 5.0 / 127 : 5.0 / 256;  // of values up to 5
+    const double step = GetParam().encoding == Encoding::int8 ? 5.0 / 127 : 5.0 / 256;  // step of values up to 5
     EXPECT_LT(error_of_mean(true), 2 * step / kSteps);
     EXPECT_GT(error_of_mean(false), 4 * step / kSteps);
   }

@@ -1,4 +1,4 @@
-// PowerSGD: matrices through thin products, with what was lost kept for the next step.
+// PowerSGD: matrices as products of thin factors, with the error kept for the next step.
 #include "plugins/collectives/powersgd.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@ std::size_t offset_of(const Bench& bench, std::size_t entry) {
   return static_cast<std::size_t>(bench.layout().entries[entry].offset);
 }
 
-/// u v^T of every matrix, with these vectors' names.
+/// u v^T for every matrix, with vectors seeded by these names.
 std::vector<float> products(const Bench& bench, const std::string& u, const std::string& v) {
   std::vector<float> all(bench.padded());
   for (std::size_t entry = 0; entry < kShapes.size(); ++entry) {
@@ -26,7 +26,7 @@ std::vector<float> products(const Bench& bench, const std::string& u, const std:
   return all;
 }
 
-/// The largest difference, over the padding too.
+/// The largest difference, padding included.
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double most = 0;
   for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(static_cast<double>(a[i]) - b[i]));
@@ -39,7 +39,7 @@ Results reduce(const World& world, int rank, const std::function<std::vector<flo
       world, OpKind::all_reduce, kShapes, [&] { return std::make_unique<PowerSgd>("powersgd", rank, feedback); }, body);
 }
 
-/// Matrices whose mean has rank 1 come out exactly, and the same on all ranks.
+/// Matrices whose mean has rank 1 are exact, and the same on all ranks.
 TEST(PowerSgd, GivesAMeanOfItsRankExactly) {
   for (const World& world : {World{1}, World{2}, World{3}, World{4}, World{2, "tcp"}, World{3, "shm", true}}) {
     std::vector<float> expected;
@@ -59,7 +59,7 @@ TEST(PowerSgd, GivesAMeanOfItsRankExactly) {
   }
 }
 
-/// What one step loses later ones bring: the mean over steps comes close. Without feedback it doesn't.
+/// Later steps add what one step loses: the mean over steps converges. Without feedback it does not.
 TEST(PowerSgd, FeedbackBringsWhatWasLost) {
   constexpr int kSteps = 80;
   const auto error = [&](bool feedback) {
@@ -87,7 +87,7 @@ TEST(PowerSgd, FeedbackBringsWhatWasLost) {
   EXPECT_GT(error(false), 1.5);
 }
 
-/// A sum over ranks that is divided by more of them, as of a mesh: what is lost is a rank's own share.
+/// The sum over ranks may be divided by more ranks, as in a mesh: the error is a rank's own share.
 TEST(PowerSgd, KeepsItsShareWhateverTheSumIsDividedBy) {
   for (const auto& [op, factor] : {std::pair(ReduceOp::sum(), 1.0F), std::pair(ReduceOp::average_over(8), 8.0F)}) {
     const Results results = reduce({.ranks = 2}, 2, [&](Bench& bench) {
@@ -104,13 +104,13 @@ TEST(PowerSgd, KeepsItsShareWhateverTheSumIsDividedBy) {
   }
 }
 
-/// A gradient that was zero for a while must not close the way for one that isn't.
+/// A gradient that was zero for a while must not prevent later nonzero gradients.
 TEST(PowerSgd, RecoversFromZeros) {
   const Results results = reduce({.ranks = 2}, 2, [](Bench& bench) {
     EXPECT_EQ(distance(bench.run(std::vector<float>(bench.padded())), std::vector<float>(bench.padded())), 0.0);
     const std::vector<float> late = bench.run(products(bench, "u", "v"), ReduceOp::avg());
     std::vector<float> out = bench.run(products(bench, "u", "v"), ReduceOp::avg());
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = (out[i] + late[i]) / 2;  // of two steps
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = (out[i] + late[i]) / 2;  // mean of two steps
     EXPECT_LT(distance(out, products(bench, "u", "v")), 1e-3);
     return out;
   });
@@ -129,7 +129,7 @@ TEST(PowerSgd, SendsWhatItsCostSays) {
       EXPECT_EQ(moved.bytes_sent(), cost.bytes);
       EXPECT_EQ(moved.calls() - 1, cost.calls);
       EXPECT_EQ(bench.plugin().stats().sent, cost.bytes);
-      // P of [24, 40] and [9, 33], and 17 + 4 numbers that aren't worth it; then Q. Rounded up to 8 for each rank.
+      // P of [24, 40] and [9, 33], and 17 + 4 uncompressed numbers; then Q. Rounded up to 8 for each rank.
       const auto rounded = [&](std::uint64_t count) {
         const auto multiple = static_cast<std::uint64_t>(8 * ranks);
         return (count + multiple - 1) / multiple * multiple;

@@ -1,4 +1,4 @@
-// A plug-in between ranks that are threads, without an engine around it.
+// A collective plug-in with ranks as threads, without an engine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using comm::ReduceOp;
 using fsdp::CollectivePlugin;
 using fsdp::FlatLayout;
 
-/// One flat parameter that has these parameters.
+/// The layout of a flat parameter with parameters of these shapes.
 inline FlatLayout layout_of(nn::Context& context, const std::vector<nn::Shape>& shapes, int ranks) {
   std::vector<std::shared_ptr<nn::Parameter>> parameters;
   for (std::size_t i = 0; i < shapes.size(); ++i)
@@ -41,7 +41,7 @@ struct World {
   bool lazy = false;
 };
 
-/// A rank with a plug-in that carries `collective` of one flat parameter.
+/// A rank with a plug-in that runs `collective` for one flat parameter.
 class Bench {
  public:
   Bench(comm::Communicator& channel, const World& world, OpKind collective, const std::vector<nn::Shape>& shapes,
@@ -54,11 +54,11 @@ class Bench {
                   .make_stream = world.lazy ? base::make_lazy_stream : nullptr,
                   .device = {},
                   .runtime = nullptr}),
-        start_(base::make_lazy_stream()),  // beside a compute stream that runs at once, and one that is lazy too
+        start_(base::make_lazy_stream()),  // beside a compute stream that is eager or lazy
         buffers_(
             context_.memory_tracker(), base::MemoryCategory::communication,
             [&](std::size_t bytes) { return channel.allocate(bytes, comm::MemoryKind::host, std::nullopt); },
-            [this](const base::Event& released, void* data, std::size_t bytes) {  // who reads too late reads NaN
+            [this](const base::Event& released, void* data, std::size_t bytes) {  // late reads get NaN
               start_->wait(released);
               context_.runtime().fill(*start_, data, 0xFF, bytes);
               return start_->record();
@@ -79,7 +79,7 @@ class Bench {
   nn::Context& context() { return context_; }
   std::uint64_t copied() const { return copier_.copied_bytes(); }
 
-  /// `in` is this rank's; gives the result. all_reduce is in place.
+  /// Runs the collective on this rank's `in` and returns the result. all_reduce is in place.
   std::vector<float> run(const std::vector<float>& in, ReduceOp op = ReduceOp::sum()) {
     const auto ranks = static_cast<std::size_t>(channel_.size());
     std::vector<float> out(in);
@@ -87,8 +87,8 @@ class Bench {
     if (collective_ == OpKind::reduce_scatter) out.assign(in.size() / ranks, NAN);
     const bool in_place = collective_ == OpKind::all_reduce;
     const std::unique_ptr<base::Stream, void (*)(base::Stream*)> drained(
-        start_.get(), [](base::Stream* stream) { stream->synchronize(); });  // also where the call is refused
-    if (in_place) {  // what comes before the call writes, late, what it reads
+        start_.get(), [](base::Stream* stream) { stream->synchronize(); });  // also if the call is refused
+    if (in_place) {  // work before the call writes its input late
       out.assign(in.size(), NAN);
       start_->run([&] { std::copy(in.begin(), in.end(), out.begin()); });
     }
@@ -112,7 +112,7 @@ class Bench {
   const std::unique_ptr<CollectivePlugin> plugin_;
 };
 
-/// body(bench) on every rank; what it returns, by rank.
+/// Runs body(bench) on every rank; returns the results by rank.
 using Results = std::vector<std::vector<float>>;
 template <class Factory>
 Results on_ranks(const World& world, OpKind collective, const std::vector<nn::Shape>& shapes, const Factory& make,

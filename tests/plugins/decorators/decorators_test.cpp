@@ -1,4 +1,4 @@
-// Decorators around a real backend: what they change is seen, and nothing else changes.
+// Decorators around a real backend: their effects are observed, and nothing else changes.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // --- all of them together leave the results alone
 
-/// Every public operation once, each result checked against its definition.
+/// Calls every public operation once and checks each result against its definition.
 void every_operation(Communicator& comm) {
   const auto n = static_cast<std::size_t>(comm.size());
   const auto r = static_cast<std::size_t>(comm.rank());
@@ -145,7 +145,7 @@ TEST(Delay, HoldsUpTheWorkWhileItsCallerComputes) {
     std::vector<float> x(1000, 1);
     const Clock::time_point start = Clock::now();
     Work work = comm.all_reduce(view_of(x.data(), 1000), view_of(x.data(), 1000), ReduceOp::sum());
-    EXPECT_LT(seconds_since(start), 0.35);  // the call does not wait
+    EXPECT_LT(seconds_since(start), 0.35);  // the call is asynchronous
     EXPECT_FALSE(work.done());
     EXPECT_FALSE(work.wait_for(1ms));
     EXPECT_LT(seconds_since(start), 0.35);
@@ -156,7 +156,7 @@ TEST(Delay, HoldsUpTheWorkWhileItsCallerComputes) {
     EXPECT_TRUE(work.done());
     EXPECT_EQ(x[0], 2);
   });
-  // The control: without it the same takes no such time.
+  // Control: without the decorator the same call is faster.
   run_threads(2, decorated(""), [](Communicator& comm) {
     comm.barrier().wait();
     const Clock::time_point start = Clock::now();
@@ -307,7 +307,7 @@ TEST(Fault, ACorruptedBitIsSeenByTheReference) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::i64}) {
     EXPECT_EQ(differences("", dtype, 1000), std::vector<std::string>{});
     EXPECT_EQ(differences("fault:corrupt@2,rank=1", dtype, 1000), std::vector<std::string>{"1:500"});
-    EXPECT_EQ(differences("fault:corrupt@3,rank=1", dtype, 1000), std::vector<std::string>{});  // never called
+    EXPECT_EQ(differences("fault:corrupt@3,rank=1", dtype, 1000), std::vector<std::string>{});  // never issued
   }
 }
 
@@ -317,7 +317,7 @@ TEST(Fault, CorruptsWhatIsSentWhereThereIsNoResult) {
     const auto view = view_of(x.data(), 3);
     if (comm.rank() == 0) comm.send(view, 1).wait();
     if (comm.rank() == 0) {
-      EXPECT_EQ(x, (std::vector<std::int32_t>{4, 4, 4}));  // the caller's memory is not touched
+      EXPECT_EQ(x, (std::vector<std::int32_t>{4, 4, 4}));  // the caller's memory is unchanged
     }
     if (comm.rank() == 1) comm.recv(view, 0).wait();
     if (comm.rank() == 1) {
@@ -337,7 +337,7 @@ TEST(Fault, ADroppedCallIsATimeoutThatNamesWhoIsBehind) {
     EXPECT_EQ(error, comm.rank() == 1
                          ? "Timeout: all_reduce #2 (block.3): this rank dropped it (a planted fault)"
                          : "Timeout: all_reduce #2 (block.3): not done within 300ms; rank 1 is behind at operation #1");
-    if (comm.rank() == 1) std::this_thread::sleep_for(1s);  // the others ask who is behind: it must still be there
+    if (comm.rank() == 1) std::this_thread::sleep_for(1s);  // must still answer when others ask which rank is behind
   });
 }
 
@@ -351,7 +351,7 @@ TEST(Fault, AbortEndsTheWaitingForADroppedCall) {
   });
 }
 
-/// A rank of a world of two processes; exits with 0 where the other's death was reported to it.
+/// A rank of a world of two processes; exits with 0 if it received the report of the peer's death.
 [[noreturn]] void rank_of_two(int rank, const std::string& job) {
   int code = 1;
   try {

@@ -1,4 +1,4 @@
-// The text that names decorators.
+// The text format that selects decorators.
 #include "tests/plugins/decorators/support.h"
 
 namespace tessera::decorators_test {

@@ -1,4 +1,4 @@
-// What the tests of the decorators share.
+// Helpers that the decorator tests share.
 #pragma once
 
 #include <mutex>
@@ -20,14 +20,14 @@ inline InitOptions decorated(const std::string& spec) {
   return config;
 }
 
-/// One all_reduce of rank + 1; the sum's elements.
+/// One all_reduce of rank + 1; returns the elements of the sum.
 inline std::vector<float> summed(Communicator& comm, std::size_t count, OpOptions options = {}) {
   std::vector<float> x(count, static_cast<float>(comm.rank() + 1));
   comm.all_reduce(view_of(x.data(), count), view_of(x.data(), count), ReduceOp::sum(), options).wait();
   return x;
 }
 
-/// Where what the ranks see is collected.
+/// Collects lines of all ranks. Thread-safe.
 class Lines {
  public:
   void add(std::string line) {

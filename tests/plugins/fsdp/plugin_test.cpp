@@ -1,4 +1,4 @@
-// Shared objects with strategies and collectives: good ones are loaded and named, bad ones refused with the reason.
+// Shared objects with strategies and collectives: good ones are loaded and named, bad ones are refused with the reason.
 #include "tessera/fsdp/plugin.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ const CollectiveRegistry kRegistry = CollectiveRegistry::built_in();
 
 std::string file_of(const std::string& name) { return kModules / (name + ".so"); }
 
-/// What is thrown, with our type's name.
+/// The text of the error that `body` throws, with the name of its type.
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
@@ -49,8 +49,8 @@ TEST(FsdpPlugins, AStrategyHasItsWholeNameAndWhatTheFileOffersCarriesIt) {
   EXPECT_EQ(strategy.name, name);
   EXPECT_EQ(strategy.optimizer, Axes{kShardAxis});
   EXPECT_EQ(strategy.all_gather, file_of("good") + ":carrier");
-  EXPECT_EQ(strategy.reduce_scatter, "bf16");  // built in
-  EXPECT_EQ(strategy.all_reduce, "plain");     // the file has one, but the strategy doesn't name it
+  EXPECT_EQ(strategy.reduce_scatter, "bf16");  // built-in
+  EXPECT_EQ(strategy.all_reduce, "plain");     // the file has an all_reduce, but the strategy doesn't name it
   EXPECT_EQ(parse_strategy(strategy.name, kRegistry).all_gather, strategy.all_gather);
 }
 
@@ -130,7 +130,7 @@ TEST(FsdpPlugins, AnOfferThatCannotBeIsRefusedWithTheReason) {
   expect("nonsense", "strategy own: where parameters are sharded, the optimizer must be too (axis shard)");
 }
 
-/// A mesh may have axes of its own, so which there are is known where it is.
+/// A mesh may have additional axes, so the check needs the mesh.
 TEST(FsdpPlugins, AnAxisThatTheMeshLacksIsRefused) {
   const Strategy stranger = parse_strategy(file_of("stranger") + ":own", kRegistry);
   EXPECT_THAT(error_of([&] { validate(stranger, MeshShape::grid(2, 2)); }),

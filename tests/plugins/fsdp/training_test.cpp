@@ -1,4 +1,4 @@
-// Trainings under what an outside plug-in offers: the same bits, the bytes that its cost says, checkpoints.
+// Trainings with an external plug-in: bitwise equal results, the bytes that its cost predicts, checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,13 +44,13 @@ TEST(Lab, ItsStrategyEndsWithTheBitsOfFsdp) {
     const TrainingRecord own = train(spec);
     TrainingSpec fsdp = spec_for("fsdp", ranks);
     EXPECT_TRUE(same_bits(own, train(fsdp))) << mesh;
-    fsdp.seed = 1;  // the negative control
+    fsdp.seed = 1;  // negative control
     EXPECT_FALSE(same_bits(own, train(fsdp))) << mesh;
     expect_formula(spec, own);
   }
 }
 
-/// Parameters within a replica, all else over all ranks.
+/// Shards parameters within a replica, and gradients and optimizer state over all ranks.
 TEST(Lab, ItsStrategyHoldsWhatItSays) {
   const TrainingSpec spec = spec_for(kLab + ":hfsdp", 4);
   const TrainingRecord own = train(spec), hsdp = train(spec_for("hsdp", 4)), fsdp = train(spec_for("fsdp", 4));
@@ -79,7 +79,7 @@ TEST(Lab, ItsGatherSendsHalfAndAlmostTheSame) {
   }
 }
 
-/// A gather that rounds may not write over the only parameters there are: the engine knows it by its capabilities.
+/// A lossy all_gather must not overwrite the only copy of the parameters: the engine checks its capabilities.
 TEST(Lab, ItsGatherIsRefusedWhereItWouldLoseUpdates) {
   const TrainingSpec spec = spec_for("zero1+" + kLab + ":f16", 2);
   try {

@@ -1,4 +1,4 @@
-// One small plug-in that the build makes several of: each has one thing wrong, or nothing.
+// A small plug-in that the build compiles in several variants: each has one defect or none.
 #include <stdexcept>
 
 #include "tessera/fsdp/plugin.h"
@@ -8,12 +8,12 @@ namespace {
 using namespace tessera::fsdp;
 using tessera::comm::OpKind;
 
-/// A type that only this module knows.
+/// A type that exists in this module only.
 struct OwnError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What the communicator does, and nothing else.
+/// Runs the communicator's own operation and nothing else.
 class Carrier final : public CollectivePlugin {
  public:
   explicit Carrier(OpKind kind) : kind_(kind) {}
@@ -38,7 +38,7 @@ OfferedCollective carrier(OpKind kind, std::string name) {
                .param_after_forward = shard,
                .gradient = shard,
                .optimizer = shard,
-               .all_gather = "carrier",  // the offer's
+               .all_gather = "carrier",  // the plug-in's own collective
                .reduce_scatter = "bf16"};
   PluginExports all{
       .collectives = {carrier(OpKind::all_gather, "carrier"),

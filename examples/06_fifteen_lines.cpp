@@ -6,7 +6,7 @@
 using namespace tessera;
 
 int main() {
-  const auto world = comm::init();  // rank and size come from whoever started this process
+  const auto world = comm::init();  // the launcher sets rank and size
   nn::Context context;
   const auto model = nn::make_model(context, nn::preset("gpt-nano"));
   fsdp::Engine engine(*model, *world, {.strategy = fsdp::strategy_named("fsdp")});  // or ddp, zero1, zero2, hsdp

@@ -134,7 +134,7 @@ void NcclGroup::time_out(const NcclOperation& op) noexcept {
     if (!answer) {
       behind += "; " + rank_name(k) + " is not responding";
     } else if (op.what.sort == NcclOperation::OpClass::message) {
-      behind += "; " + rank_name(k) + " has not called the other side of it";
+      behind += "; " + rank_name(k) + " has not posted the matching send or receive";
     } else if (op.what.sort == NcclOperation::OpClass::ordered && *answer < op.what.sequence) {
       behind += "; " + rank_name(k) + " is behind at operation #" + std::to_string(*answer);
     }

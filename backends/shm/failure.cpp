@@ -169,7 +169,7 @@ void ShmGroup::time_out(const ShmOperation& op) noexcept {
     if (!answered(k)) {
       behind += "; " + rank_name(k) + " is not responding";
     } else if (message) {
-      behind += "; " + rank_name(k) + " has not called the other side of it";
+      behind += "; " + rank_name(k) + " has not posted the matching send or receive";
     } else if (at < wanted) {
       behind += "; " + rank_name(k) + " is behind at operation #" + number(at);
     }

@@ -155,7 +155,7 @@ TEST(UnauthenticatedPeer, InRankZerosPlaceAreNotBelieved) {
   done.store(true);
   impostor.join();
   EXPECT_TRUE(error.starts_with("Timeout: init: rank 1 of 2 found no rank 0")) << error;
-  EXPECT_TRUE(error.ends_with("who answers there does not know the token")) << error;
+  EXPECT_TRUE(error.ends_with("authentication failed; use the same TESSERA_TOKEN on all ranks")) << error;
   EXPECT_GT(welcomed.load(), 0);
 }
 

@@ -46,7 +46,7 @@ Launcher::Verdict Launcher::verdict_under_prefix() {
     if (killed) return {1, who + " " + killed_by(WTERMSIG(*lost->status))};
     if (!lost->status || !starter.output->has_error()) {
       std::string how = lost->status ? " ended with code " + std::to_string(WEXITSTATUS(*lost->status))
-                                     : " died without a word of its own";
+                                     : " died without an error message";
       if (starter_failed)
         how += "; " + plan_.prefix.front() + " ended with code " + std::to_string(WEXITSTATUS(starter.status));
       return {1, who + how};

@@ -191,8 +191,8 @@ int last_line(char* text, std::size_t size, int rank, const Guard& guard, int fi
     if (!guard.came(other))
       length += static_cast<std::size_t>(
           std::snprintf(missing + length, sizeof missing - length, "%srank %d", length > 0 ? " or " : "", other));
-  if (length == 0) return std::snprintf(text, size, "tessera: rank %d died without a word of its own\n", rank);
-  return std::snprintf(text, size, "tessera: %s died before it began, or rank %d without a word of its own\n", missing,
+  if (length == 0) return std::snprintf(text, size, "tessera: rank %d died without an error message\n", rank);
+  return std::snprintf(text, size, "tessera: %s died before it began, or rank %d without an error message\n", missing,
                        rank);
 }
 

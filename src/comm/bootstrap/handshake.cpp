@@ -128,7 +128,7 @@ Attempt client_handshake(Connection& connection, const RankIdentity& self, const
     attempt.why = "rank 0 closed the connection";
   } else if (!same(answer->proof, prove_answer(self.key, *challenge, hello, *answer))) {
     attempt.unproven = answer->verdict == protocol::Verdict::refused;
-    attempt.why = "who answers there does not know the token";
+    attempt.why = "authentication failed; use the same TESSERA_TOKEN on all ranks";
   } else if (answer->verdict == protocol::Verdict::refused) {
     throw InvalidUsage(rank_0 + " refuses rank " + std::to_string(self.rank) + ": " + printable(answer->text));
   } else if (answer->verdict == protocol::Verdict::try_again) {

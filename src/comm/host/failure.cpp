@@ -149,7 +149,7 @@ std::string HostGroup::describe_answers(const ScheduleExecutor& op,
     if (!answer) {
       behind += "; " + rank_name(k) + " is not responding";
     } else if (message) {
-      behind += "; " + rank_name(k) + " has not called the other side of it";
+      behind += "; " + rank_name(k) + " has not posted the matching send or receive";
     } else if (*answer < op.sequence) {
       behind += "; " + rank_name(k) + " is behind at operation #" + std::to_string(*answer);
     }

@@ -7,7 +7,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Runs ranks that catch their errors, so that `body` throws on none.
-void run_failing(int ranks, const std::function<void(Communicator&)>& body, const comm::nccl::NcclApi& api = fake_api()) {
+void run_failing(int ranks, const std::function<void(Communicator&)>& body,
+                 const comm::nccl::NcclApi& api = fake_api()) {
   EXPECT_EQ(run_world(ranks, quick_options(), body, api), std::vector<std::string>(static_cast<std::size_t>(ranks)));
 }
 
@@ -123,7 +124,7 @@ TEST(NcclFailure, AMessageThatNobodyTakesIsATimeout) {
     OnDevice<float> x(comm, comm.rank(), 8, 1);
     if (comm.rank() == 0)
       EXPECT_EQ(error_of([&] { comm.recv(x.view(), 2, {.timeout = 300ms}).wait(); }),
-                "Timeout: recv from rank 2: not done within 300ms; rank 2 has not called the other side of it");
+                "Timeout: recv from rank 2: not done within 300ms; rank 2 has not posted the matching send or receive");
     else
       std::this_thread::sleep_for(1000ms);
   });

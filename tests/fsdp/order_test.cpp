@@ -116,7 +116,7 @@ struct Disagreement {
   int from = 1;  ///< step
   bool refreshes = false;  ///< just before it
   bool checked = false;
-  std::shared_ptr<base::DeviceRuntime> device = {};  ///< not null: this device, with a communicator that accepts its memory only
+  std::shared_ptr<base::DeviceRuntime> device = {};  ///< if set: the communicator accepts only its memory
 };
 
 struct Said {

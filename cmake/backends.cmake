@@ -2,8 +2,8 @@
 # `const comm::Backend& backend()`; nothing in src/ names it: the list below is generated.
 #
 # add_backend(NAME MODULE [VARIANT V] [REQUIRES PKG_CONFIG_NAME] [PACKAGE DEBIAN_NAME] SOURCES ... [LINK ...]): a loadable
-# module instead. Where what it requires isn't there, it is left out and `tessera info` says so. Variants are modules
-# of one backend, one for each vendor's library, made from the same sources.
+# module instead. If the package that it requires is missing, it is not built and `tessera info` reports that. Variants are modules
+# of one backend, one per vendor library, built from the same sources.
 include(${CMAKE_CURRENT_LIST_DIR}/module.cmake)
 
 function(add_backend name)
@@ -58,7 +58,7 @@ TESSERA_PLUGIN(tessera::comm::@name@::backend)
   set_property(GLOBAL APPEND PROPERTY TESSERA_BACKENDS_AS_MODULES ${name})
 endfunction()
 
-# Says why a module of the project isn't part of this build.
+# Records why a module of the project isn't part of this build.
 function(backend_not_built name reason)
   message(STATUS "Backend ${name} is not built: ${reason}")
   set_property(GLOBAL APPEND PROPERTY TESSERA_BACKENDS_NOT_BUILT ${name})
@@ -78,7 +78,7 @@ function(generate_backend_list)
   get_property(modules GLOBAL PROPERTY TESSERA_BACKENDS_AS_MODULES)
   list(REMOVE_DUPLICATES left_out)
   if(modules)
-    list(REMOVE_ITEM left_out ${modules})  # some variant of it is built
+    list(REMOVE_ITEM left_out ${modules})  # at least one variant is built
   endif()
   set(missing "")
   foreach(name ${left_out})

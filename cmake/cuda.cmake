@@ -1,5 +1,5 @@
-# The CUDA device: one loadable module, tessera-modules/devices/cuda.so, where a CUDA compiler is here. Nothing of the vendor is
-# needed to start a program that has it: the runtime library is inside, the driver and cuBLASLt are looked for when used.
+# The CUDA device: a loadable module, tessera-modules/devices/cuda.so, built if there is a CUDA compiler. Programs start without any
+# vendor library: the module contains the runtime library and loads the driver and cuBLASLt on first use.
 include(${CMAKE_CURRENT_LIST_DIR}/module.cmake)
 include(CheckLanguage)
 
@@ -19,15 +19,15 @@ if(CMAKE_CXX_COMPILER_LAUNCHER AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
 endif()
 enable_language(CUDA)
-if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know it of this compiler
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 doesn't know this compiler's option
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
-# CMake's own search for the toolkit is not asked: that of Debian 12 stops at one that has no nvToolsExt, such as CUDA 13.
+# CMake's own search for the toolkit is not used: in Debian 12 it fails for a toolkit without nvToolsExt, such as CUDA 13.
 find_library(TESSERA_CUDART_STATIC cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED)
 cmake_path(GET TESSERA_CUDART_STATIC PARENT_PATH TESSERA_CUDA_LIBRARIES)
 
-# The same IEEE operations as on the host: a fused multiply-add happens only where the source asks for one.
+# The same IEEE operations as on the host: fused multiply-adds occur only where the source has them.
 add_library(tessera_cuda_kernels OBJECT
   ${PROJECT_SOURCE_DIR}/src/comm/kernels/cuda/reduce.cu
   ${PROJECT_SOURCE_DIR}/src/nn/kernels/cuda/kernels.cu)
@@ -56,7 +56,7 @@ tessera_module(tessera_device_cuda cuda
 target_compile_definitions(tessera_device_cuda PRIVATE TESSERA_CUDA_LEAST_GENERATION=${least})
 target_include_directories(tessera_device_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(tessera_device_cuda PRIVATE tessera_options ${TESSERA_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)
-# Where cuBLASLt lay at build time is tried, too: NVIDIA's own folders are not among the loader's.
+# cuBLASLt's folder at build time is searched, too: the loader does not search NVIDIA's own folders.
 set_target_properties(tessera_device_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tessera-modules/devices
   BUILD_RPATH ${TESSERA_CUDA_LIBRARIES} INSTALL_RPATH "$ORIGIN/../..;${TESSERA_CUDA_LIBRARIES}")
 set_property(GLOBAL APPEND PROPERTY TESSERA_DEVICE_MODULES tessera_device_cuda)

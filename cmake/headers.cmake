@@ -1,5 +1,5 @@
-# tessera_public_headers(OUT): the headers that are installed, relative to src/: those that lie directly in the folder of a
-# layer, or in one of nn's folders below. Deeper ones, and those that end in -inl.h, are the project's own.
+# tessera_public_headers(OUT): the installed headers, relative to src/: those directly in a layer's folder, or in one of nn's
+# folders below. Deeper headers and those ending in -inl.h are private.
 function(tessera_public_headers out)
   set(source ${PROJECT_SOURCE_DIR}/src)
   file(GLOB found CONFIGURE_DEPENDS RELATIVE ${source}

@@ -1,5 +1,5 @@
-# What `cmake --install` lays down: the library, its public headers, the package for find_package(tessera), and the tool.
-# The library's own dependencies are private, so the exported target needs nothing but itself.
+# `cmake --install` installs the library, its public headers, the package for find_package(tessera), and the tool.
+# The library's dependencies are private, so the exported target has none.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -26,7 +26,7 @@ if(TARGET tessera_tool)
   install(TARGETS tessera_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
-# The loadable modules, and the program that looks at them.
+# The loadable modules, and the program that probes them.
 set(module_dir ${CMAKE_INSTALL_LIBDIR}/tessera-modules)
 get_property(modules GLOBAL PROPERTY TESSERA_BACKEND_MODULES)
 if(modules)

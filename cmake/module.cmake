@@ -1,6 +1,6 @@
-# tessera_module(TARGET FILE SOURCES...): a loadable module FILE.so that offers a backend (tessera/comm/plugin.h; FILE is BACKEND
-# or BACKEND-VARIANT), or collectives and strategies (tessera/fsdp/plugin.h). Part of the installed package: outside plug-ins are
-# made the same way.
+# tessera_module(TARGET FILE SOURCES...): a loadable module FILE.so with a backend (tessera/comm/plugin.h; FILE is BACKEND or
+# BACKEND-VARIANT), or with collectives and strategies (tessera/fsdp/plugin.h). Part of the installed package: outside plug-ins
+# use it, too.
 function(tessera_module target file)
   add_library(${target} MODULE ${ARGN})
   set_target_properties(${target} PROPERTIES PREFIX "" SUFFIX ".so" OUTPUT_NAME ${file}

@@ -1,9 +1,9 @@
-# What every target of the project is compiled with.
+# Compile options of every target of the project.
 add_library(tessera_options INTERFACE)
 target_compile_options(tessera_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wno-restrict  # GCC 12 sees overlaps in std::string where there are none (PR 105651)
+  -Wall -Wextra -Wpedantic -Wno-restrict  # GCC 12 reports false overlaps in std::string (PR 105651)
   -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
-  # The same IEEE operations wherever an element lies: a fused multiply-add happens only where the source asks for one.
+  # The same IEEE operations for each element, whatever its position: fused multiply-adds occur only where the source has them.
   -ffp-contract=off -fno-math-errno)
 if(TESSERA_WERROR)
   target_compile_options(tessera_options INTERFACE -Werror)
@@ -14,7 +14,7 @@ if(TESSERA_SANITIZE)
 endif()
 target_link_libraries(tessera_options INTERFACE Threads::Threads)
 
-# Headers are spelled "tessera/comm/communicator.h" here as in a program that uses the installed package.
+# Headers are included as "tessera/comm/communicator.h", as in a program that uses the installed package.
 set(TESSERA_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
 file(MAKE_DIRECTORY ${TESSERA_INCLUDE_DIR})
 file(CREATE_LINK ${PROJECT_SOURCE_DIR}/src ${TESSERA_INCLUDE_DIR}/tessera SYMBOLIC)

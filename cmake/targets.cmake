@@ -1,6 +1,6 @@
-# Reading the standard library takes half of a file's compile time: the library's targets share one precompiled header,
-# the tool has another. Release only: the other builds show which file doesn't include what it uses.
-# -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON: without.
+# Parsing the standard library takes half of a file's compile time: the library's targets share one precompiled header,
+# the tool has another. Release only: the other builds reveal files that don't include what they use.
+# -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON builds without.
 set(TESSERA_PRECOMPILED OFF)
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   set(TESSERA_PRECOMPILED ON)
@@ -8,12 +8,12 @@ endif()
 set(TESSERA_STANDARD_HEADERS <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <deque>
   <functional> <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread> <utility> <vector>)
 
-# tessera_precompile(TARGET): with the library's precompiled header, which the first target makes.
+# tessera_precompile(TARGET): uses the library's precompiled header, which the first target builds.
 function(tessera_precompile target)
   if(NOT TESSERA_PRECOMPILED)
     return()
   endif()
-  # From a precompiled <string> GCC 12 reports what it knows to suppress from the plain one (PR 105651).
+  # For a precompiled <string> GCC 12 prints warnings that it suppresses for the plain header (PR 105651).
   target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-stringop-overflow)
   get_property(first GLOBAL PROPERTY TESSERA_PRECOMPILED_BY)
   if(first)
@@ -33,7 +33,7 @@ function(tessera_layer name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
-# How much longer a test may take: the sanitizers cost 3 to 20 times.
+# Factor on test timeouts: the sanitizers make tests 3 to 20 times slower.
 set(TESSERA_PATIENCE 1)
 if(TESSERA_SANITIZE)
   set(TESSERA_PATIENCE 3)
@@ -41,7 +41,7 @@ endif()
 
 # tessera_test(NAME SOURCES ... [LABELS ...] [LINK ...] [TIMEOUT n] [WHOLE] [SERIAL])
 # One executable of GoogleTest cases, registered case by case. WHOLE: one ctest entry for the whole executable.
-# SERIAL: nothing else is tested meanwhile.
+# SERIAL: no other test runs at the same time.
 function(tessera_test name)
   cmake_parse_arguments(arg "WHOLE;SERIAL" "TIMEOUT" "SOURCES;LABELS;LINK" ${ARGN})
   if(NOT arg_TIMEOUT)

@@ -1,9 +1,9 @@
-"""Writes docs/algorithms.md and its pictures from the schedules themselves.
+"""Writes docs/algorithms.md and its pictures from the schedules.
 
     algorithms.py PRINT_SCHEDULES             writes the page and docs/algorithms/*.svg
-    algorithms.py PRINT_SCHEDULES --check     fails where one of them differs
+    algorithms.py PRINT_SCHEDULES --check     fails if one of them differs
 
-What the page says of each algorithm (bytes, messages in a row, roundings) is checked against its schedules, too.
+The statements about each algorithm (bytes, messages in a row, roundings) are checked against its schedules, too.
 """
 
 import collections
@@ -28,7 +28,7 @@ def ones(n):
     return sum(bin(i).count("1") for i in range(n))
 
 
-# algorithm: drawn with so many ranks; messages in a row; most bytes that a rank sends, as parts of N; what it is
+# algorithm: numbers of ranks in the pictures; messages in a row; most bytes that a rank sends, as parts of N; description
 ABOUT = {
     "all_reduce=direct": ((4,), ("2", lambda n: 2), ("2 (n-1)/n", lambda n: 2 * (n - 1) / n),
                           "Rank j owns slice j: it gets that slice of all others, adds all at once, and sends the sum to everyone."),
@@ -81,7 +81,7 @@ ABOUT = {
                               "Empty messages to the rank 1, 2, 4, ... further: after round k, 2^k ranks are known to have come."),
 }
 
-NO_PARTS = {"all_reduce", "broadcast", "reduce", "barrier"}  # operations whose buffers aren't cut into the ranks' parts
+NO_PARTS = {"all_reduce", "broadcast", "reduce", "barrier"}  # operations whose buffers aren't divided into slices of ranks
 
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #1c2024; } .line { stroke: #aeb6be; } .of { text-anchor: middle; font-size: 11px; }
@@ -93,7 +93,7 @@ STYLE = """
 
 
 class Run:
-    """One algorithm on n ranks: its steps, and when each of them can be done if a message takes one unit of time."""
+    """One algorithm on n ranks: its steps, and when each completes if a message takes one unit of time."""
 
     def __init__(self, head):
         self.name, self.ranks, self.bytes = head["algorithm"], head["ranks"], head["bytes"]
@@ -120,7 +120,7 @@ class Run:
                 if not waits[follower]:
                     ready.append(follower)
         assert len(order) == len(self.steps), f"{self.name}: steps wait in a circle"
-        # A chain's segments follow each other: between two ranks one message at a time.
+        # Segments of a chain move one after the other: one message at a time between two ranks.
         free, serial = collections.Counter(), self.name.endswith("=pipelined")
         self.done, self.roundings = collections.Counter(), collections.Counter()
         self.sent_at = {}
@@ -160,7 +160,7 @@ def runs_of(program):
 
 
 def share(part):
-    """A number of N's parts, as a reader writes it."""
+    """A multiple of N as text, such as 3N/4."""
     for bottom in (1, 2, 3, 4, 6, 8, 12, 16, 24):
         top = part * bottom
         if abs(top - round(top)) < 1e-9:
@@ -196,7 +196,7 @@ def picture(run):
 
 
 def check(runs):
-    """The words above against the schedules."""
+    """Checks the statements above against the schedules."""
     for name, (_, (_, hops), (_, part), _) in ABOUT.items():
         for ranks in (4, 8):
             run = runs[name, ranks]

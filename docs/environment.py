@@ -1,7 +1,7 @@
-"""Writes docs/environment.md from what the program itself says.
+"""Writes docs/environment.md from the output of the program.
 
     environment.py TOOL             writes the page
-    environment.py TOOL --check     fails where the page differs
+    environment.py TOOL --check     fails if the page differs
 """
 
 import json
@@ -30,7 +30,7 @@ def page(tool):
 
 
 def same(written, wanted):
-    """The page is written where every module is built; elsewhere a module's own variables may be missing."""
+    """Compares pages. The page comes from a build with all modules; in other builds a module's variables may be missing."""
     lines = wanted.splitlines()
     of_modules = re.compile(r"\| `TESSERA_(NCCL|UCX|MPI)_")
     return [line for line in written.splitlines() if line in lines or not of_modules.match(line)] == lines

@@ -1,4 +1,4 @@
-"""Draws docs/layers.svg: the folders, and who stands on whom. `layers.py --check` compares it with the file."""
+"""Draws docs/layers.svg: the folders and their dependencies. `layers.py --check` compares it with the file."""
 
 import pathlib
 import sys
@@ -6,7 +6,7 @@ import sys
 WIDTH, ROW, GAP = 760, 74, 12
 TARGET = pathlib.Path(__file__).with_suffix(".svg")
 
-# x and width in twelfths of the picture, row from the top, colour, folder, what it holds, rows high if not 1
+# x and width in twelfths of the picture, row from the top, color, folder, contents, height in rows if not 1
 BOXES = [
     (0, 8, 0, "top", "tools/", "the command line: compare, train, bench, report, run, info"),
     (8, 4, 0, "top", "examples/", "programs that use the library", 2),

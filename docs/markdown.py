@@ -1,11 +1,11 @@
-"""What the scripts that write pages share."""
+"""Shared by the scripts that write pages."""
 
 import itertools
 import textwrap
 
 
 def wrapped(lines, width=100):
-    """The text of a page: its paragraphs filled to `width`; headings, tables and pictures as they are."""
+    """The text of a page: paragraphs filled to `width`; headings, tables and pictures unchanged."""
     def is_text(line):
         return bool(line) and line[0] not in "#|!"
 

@@ -1,15 +1,15 @@
-"""Reads the source tree and reports every breach of the shape that the design fixes.
+"""Checks the source tree against the rules of the architecture.
 
-    architecture.py ROOT        prints `path:line: rule: what` for each breach and exits with 1 where there is one
+    architecture.py ROOT        prints `path:line: rule: what` for each breach and exits with 1 if there is one
 
-Folders may include only what `ARROWS` says. planted_breaches.py holds one breach of every rule and proves that it is found.
+`ARROWS` lists what each folder may include. planted_breaches.py proves that one breach of every rule is found.
 """
 
 import pathlib
 import re
 import sys
 
-ARROWS = {  # who may include which layer of src/
+ARROWS = {  # folder: the layers of src/ that it may include
     "src/base": {"base"},
     "src/comm": {"comm", "base"},
     "src/nn": {"nn", "base"},
@@ -19,9 +19,9 @@ ARROWS = {  # who may include which layer of src/
     "tools": {"fsdp", "nn", "comm", "base"},
     "examples": {"fsdp", "nn", "comm", "base"},
 }
-# Headers that are installed lie directly in a layer's folder, or in these; what ends in -inl.h is not installed.
+# Installed headers lie directly in a layer's folder, or in these; headers ending in -inl.h are not installed.
 PUBLIC = re.compile(r"^(src|tessera)/((base|comm|nn|fsdp)|nn/(layers|models|ops|kernels))/[^/]+(?<!-inl)\.h$")
-VENDORS = [  # header, and where it may be included
+VENDORS = [  # header, and the folders that may include it
     (re.compile(r"^(cuda|cublas|curand|nvrtc|nvtx|nvml)\w*(/.*)?\.(h|hpp)$|^cub/|^cooperative_groups"),
      ("src/base/cuda/", "src/comm/kernels/cuda/", "src/nn/kernels/cuda/", "backends/nccl/", "tests/", "bench/")),
     (re.compile(r"^nccl(_\w+)?\.h$"), ("backends/nccl/",)),
@@ -38,13 +38,13 @@ PAGE = re.compile(r"([\w-]+\.md)\b|\bDESIGN\b")
 PROSE = {".h", ".cpp", ".cu", ".cuh", ".py", ".md", ".cmake", ".txt"}
 LINES, EXAMPLE_LINES = 400, 100
 
-# (rule, pattern, where it holds, where it doesn't); the patterns see code without comments.
+# (rule, pattern, folders, exceptions); the patterns apply to code without comments.
 PATTERNS = [
     ("environment", re.compile(r"\b(getenv|secure_getenv)\b|(?<![\w/])environ\b"), LIBRARY + ("tools/", "examples/"),
      re.compile(r"^src/base/env\.cpp$")),
     ("backend name", re.compile(r"(?<!ip::)\b(shm|tcp|ucx|mpi|nccl)\b"), ("src/",), None),
     ("device work", re.compile(r"(\bstream\w*|\bcompute)(\(\))?\s*(\.|->)\s*run\s*\("), ("src/nn/", "src/fsdp/"),
-     re.compile(r"^src/nn/kernels/cpu/cpu_kernels\.cpp$")),  # what the host does with a tensor's memory no other device does
+     re.compile(r"^src/nn/kernels/cpu/cpu_kernels\.cpp$")),  # host code that accesses tensors' memory
     ("host wait", re.compile(r"(\.|->)\s*wait\s*\(\s*\)|\bwait_for\s*\("), ("src/fsdp/",),
      re.compile(r"^src/fsdp/simulation\.cpp$")),  # measures on the host
     ("clock", re.compile(r"\b\w+_clock\b|\bclock_gettime\b|\bgettimeofday\b|\bhost_time_ns\b|\bstd::time\b"), ("src/fsdp/",), None),
@@ -61,7 +61,7 @@ def without_comments(text):
     def keep(match):
         token = match.group(0)
         return re.sub(r"[^\n]", " ", token) if token.startswith(("//", "/*")) else token
-    return TOKEN.sub(keep, re.sub(r"(?<=\d)'(?=\d)", "_", text))  # digit separators are no character literals
+    return TOKEN.sub(keep, re.sub(r"(?<=\d)'(?=\d)", "_", text))  # digit separators don't begin character literals
 
 
 def owner(path):
@@ -79,7 +79,7 @@ def is_internal(name):
 
 
 def include_breaches(path, bracket, name):
-    """The rules that one include line breaks, as (rule, text)."""
+    """The rules that an include line breaks, as (rule, text)."""
     for pattern, allowed in VENDORS:
         if pattern.search(name) and not path.startswith(allowed):
             yield "vendor header", f"<{name}> belongs to {', '.join(allowed)}"
@@ -97,7 +97,7 @@ def include_breaches(path, bracket, name):
             yield "layering", f'{owner(path)} may not include "{name}"'
         if owner(path) == "plugins" and parts[1] == "fsdp" and is_internal(name):
             yield "layering", f'plugins see only the public headers of fsdp, not "{name}"'
-    elif name.startswith("hwy/"):  # Highway's headers that are included again and again want quotes
+    elif name.startswith("hwy/"):  # Highway's headers for repeated inclusion need quotes
         return
     elif path.startswith("src/"):
         yield "spelling", f'"{name}" is spelled "tessera/..." inside src/'
@@ -131,7 +131,7 @@ def breaches(root):
 
 
 def missing_pages(root):
-    """Every mention of a Markdown page that is not in the tree, as breaches() has it."""
+    """Every mention of a Markdown page that is not in the tree, in the form of breaches()."""
     folders = ("", "src", "backends", "plugins", "tools", "examples", "tests", "bench", "docs", "scripts", "cmake")
     files = sorted(f for folder in folders for f in ((root / folder).rglob("*") if folder else root.glob("*")) if f.is_file())
     pages = {f.name for f in files if f.suffix == ".md"}

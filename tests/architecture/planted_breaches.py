@@ -1,4 +1,4 @@
-"""Negative control of architecture.py: one breach of every rule in a tree of its own, and clean code that only looks like one."""
+"""Negative control of architecture.py: a temporary tree with one breach of every rule, and valid code that resembles a breach."""
 
 import pathlib
 import tempfile

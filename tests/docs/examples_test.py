@@ -1,4 +1,4 @@
-"""Every example is a test: one that isn't registered rots without a word, as add_test() before enable_testing() showed."""
+"""Every example is a test. An unregistered one would break unnoticed; add_test() before enable_testing() registers nothing."""
 
 import pathlib
 import re

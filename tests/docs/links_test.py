@@ -1,4 +1,4 @@
-"""Every link to a file, and every path in backticks, in the Markdown pages leads somewhere."""
+"""Every link to a file and every path in backticks in the Markdown pages exists."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ PATH = re.compile(r"`((?:src|backends|plugins|tools|examples|tests|bench|docs|sc
 
 def broken(root):
     for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md")]):
-        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)  # code has brackets of its own
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)  # brackets in code are no links
         for target in LINK.findall(text):
             if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists():
                 yield f"{page.relative_to(root)}: no '{target}'"
@@ -22,7 +22,7 @@ def broken(root):
 def main():
     root = pathlib.Path(sys.argv[1])
     found = list(broken(root))
-    # Negative control: the patterns see a link and a path.
+    # Negative control: the patterns match a link and a path.
     assert LINK.findall("see [x](docs/gone.md#part)") == ["docs/gone.md"] and PATH.findall("`src/gone/x.h`") == ["src/gone/x.h"]
     print("\n".join(found) or "all there")
     raise SystemExit(1 if found else 0)

@@ -1,4 +1,4 @@
-// Prints the schedules that docs/algorithms.py draws, one JSON object a line: an algorithm, then its steps.
+// Prints the schedules that docs/algorithms.py draws, one JSON object per line: an algorithm, then its steps.
 #include <iostream>
 #include <string>
 

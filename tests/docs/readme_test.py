@@ -1,4 +1,4 @@
-"""The README's program is the example, and its output the example's: both are compiled and run by the tests of examples/."""
+"""The README's program equals the example, and its output the example's: the tests of examples/ compile and run both."""
 
 import pathlib
 import re

@@ -8,7 +8,7 @@ WIDTH = 100
 
 
 def too_long(text):
-    """The numbers of the lines that are."""
+    """The numbers of the lines that are too long."""
     without_code = re.sub(r"^( *```).*?^\1", lambda block: re.sub(r"[^\n]", "", block[0]), text, flags=re.M | re.S)
     return [number for number, line in enumerate(without_code.splitlines(), 1)
             if len(line) > WIDTH and not line.startswith(("|", "![")) and not re.fullmatch(r"\s*`[^`]+`[.,;:]?", line)]
@@ -18,7 +18,7 @@ def main():
     root = pathlib.Path(sys.argv[1])
     found = [f"{page.relative_to(root)}:{number}" for page in sorted([*root.glob("*.md"), *(root / "docs").glob("**/*.md")])
              for number in too_long(page.read_text())]
-    # Negative control: a long line is found, before and after code that has a longer one.
+    # Negative control: a long line is found, before and after code with a longer one.
     long = "word " * 21
     assert too_long(f"{long}\n\n```\n{long}{long}\n```\n| {long} |\n{long}\n") == [1, 7]
     print("\n".join(found) or "none")

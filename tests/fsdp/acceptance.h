@@ -1,5 +1,4 @@
-// What the two halves of the acceptance list share: each property over shared memory and over sockets, on several
-// worlds.
+// Fixture of both acceptance test files: each property over shared memory and over sockets, on several worlds.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -40,7 +39,7 @@ class Acceptance : public testing::TestWithParam<std::tuple<std::string, int>> {
     spec.engine.measure_norm = true;
     return spec;
   }
-  /// Those that this world has a mesh for.
+  /// The strategies that have a mesh for this world size.
   std::vector<std::string> strategies() const {
     std::vector<std::string> names = kStrategies;
     if (ranks() % 2 != 0) names.pop_back();

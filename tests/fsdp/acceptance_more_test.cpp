@@ -1,5 +1,5 @@
-// What PyTorch's own tests of FSDP2 assert, as properties of this engine, over shared memory and over sockets. Each
-// test is named after its property; the files beside this one look closer, with the controls. P10 to P20.
+// Properties that PyTorch's own tests of FSDP2 assert, over shared memory and over sockets. Each test is named after
+// its property; the other files of this folder test the details, with negative controls. P10 to P20.
 #include <cmath>
 
 #include "tests/fsdp/acceptance.h"
@@ -9,7 +9,7 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Acceptance, acceptance_worlds(), acceptance_name);
 
-/// Which types are sent.
+/// Records the dtypes that are sent.
 class Typed final : public CollectivePlugin {
  public:
   Typed(comm::OpKind kind, std::set<std::pair<comm::OpKind, DType>>& seen, std::mutex& mutex)
@@ -63,7 +63,7 @@ TEST_P(Acceptance, P11_OneRanksInfinityMakesAllSkip) {
     std::set<bool> done;
     one.after_backward = [](int, int step, Engine& engine, nn::CausalModel&) {
       if (step != 1) return;
-      engine.for_each_gradient([](const GradientShard& gradient) {  // on the ranks that hold that element
+      engine.for_each_gradient([](const GradientShard& gradient) {  // on the ranks that own this element
         if (gradient.parameter.name() == "h.2.mlp.c_fc.weight" && gradient.range.begin == 0)
           static_cast<float*>(gradient.data)[0] = INFINITY;
       });
@@ -111,11 +111,11 @@ TEST_P(Acceptance, P15_OneRankCallsNoCollective) {
     one.engine.clip_norm = 1;
     const EngineTraffic t = train(one).all_later;
     const std::uint64_t calls = t.all_gather.calls + t.reduce_scatter.calls + t.all_reduce.calls + t.control.calls;
-    EXPECT_EQ(calls == 0, ranks() == 1) << name;  // the other worlds are the control
+    EXPECT_EQ(calls == 0, ranks() == 1) << name;  // the other world sizes are the control
   }
 }
 
-/// reduce_scatter by all_reduce: each rank uses its slice.
+/// reduce_scatter by means of all_reduce: each rank uses its slice.
 class Lowered final : public CollectivePlugin {
  public:
   WorkChain run(const CollectiveCall& call) override {
@@ -151,7 +151,7 @@ TEST_P(Acceptance, P17_OverlappedAndSerialRunsHaveTheSameBits) {
     const TrainingRecord overlapped = train(one);
     one.engine.prefetch = 0;
     one.engine.limit_all_gathers = 1;
-    one.after_backward = [](int, int, Engine& engine, nn::CausalModel& model) {  // waits for everything in flight
+    one.after_backward = [](int, int, Engine& engine, nn::CausalModel& model) {  // waits for all pending work
       engine.wait();
       model.context().stream().synchronize();
     };

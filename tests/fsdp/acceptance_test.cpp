@@ -1,5 +1,5 @@
-// What PyTorch's own tests of FSDP2 assert, as properties of this engine, over shared memory and over sockets. Each
-// test is named after its property; the files beside this one look closer, with the controls. P01 to P09.
+// Properties that PyTorch's own tests of FSDP2 assert, over shared memory and over sockets. Each test is named after
+// its property; the other files of this folder test the details, with negative controls. P01 to P09.
 #include <cmath>
 
 #include "tessera/nn/layers/linear.h"
@@ -106,7 +106,7 @@ TEST_P(Acceptance, P07_MicrobatchesGiveTheSameBitsAndCostTheirFormula) {
         const auto formula = communication_formula(one.engine.strategy, record.mesh, record.unit_sizes, {}, course);
         EXPECT_EQ(harness::calls_per_step(record.all_later, one.steps - 1), formula.calls) << name;
         EXPECT_EQ(harness::bytes_per_step(record.all_later, one.steps - 1), formula.bytes) << name;
-        if (way == Accumulation::scatter) continue;  // adds in another order where there are replicas
+        if (way == Accumulation::scatter) continue;  // adds in another order on meshes with replicas
         TrainingSpec ddp = spec("ddp");
         ddp.microbatches = 2;
         ddp.engine.strategy = with_accumulation(ddp.engine.strategy, way);
@@ -114,7 +114,7 @@ TEST_P(Acceptance, P07_MicrobatchesGiveTheSameBitsAndCostTheirFormula) {
       }
 }
 
-/// A layer that is used twice, one that is used by odd ranks' batches only, and two that share a weight of odd size.
+/// A layer that is used twice, one that only the batches of odd ranks use, and two that share a weight of odd size.
 class Odd final : public nn::Layer<Odd> {
  public:
   explicit Odd(nn::Context& context)
@@ -133,7 +133,7 @@ class Odd final : public nn::Layer<Odd> {
   nn::Linear &twice_, &sometimes_, &never_, &out_;
 };
 
-/// By name, after three steps of plain SGD, in double, from gradients that ranks average.
+/// Parameters by name after three steps of plain SGD, in double, with gradients averaged over the ranks.
 std::map<std::string, std::vector<float>> train_odd(const std::string& backend, const std::string& strategy,
                                                     int ranks) {
   std::map<std::string, std::vector<float>> result;
@@ -172,7 +172,7 @@ std::map<std::string, std::vector<float>> train_odd(const std::string& backend, 
 TEST_P(Acceptance, P08_UnusedAndRepeatedModulesTrainAsInReplicas) {
   const auto ddp = train_odd(backend(), "ddp", ranks());
   for (const std::string& name : strategies()) EXPECT_TRUE(train_odd(backend(), name, ranks()) == ddp) << name;
-  // What nothing uses stays; what one step doesn't use is used by the others.
+  // A parameter that no rank uses keeps its value; one that a rank skips is updated from the other ranks' gradients.
   const auto one = train_odd(backend(), "ddp", 1);
   EXPECT_EQ(ddp.at("never.weight"), one.at("never.weight"));
   EXPECT_FALSE(ddp.at("sometimes.weight") == one.at("never.weight"));

@@ -1,4 +1,4 @@
-// Steps of several microbatches: the same bits under all strategies, and what each way of reducing costs.
+// Gradient accumulation: bitwise equal under all strategies, and the cost of each kind of reduction.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ TEST(Accumulation, KeepingUnitsGatheredChangesNoBits) {
   EXPECT_TRUE(same_bits(base, train(spec)));
 }
 
-/// As many sequences in one backward, by an optimizer that shows a wrong scale.
+/// The reference is one backward over as many sequences, with an optimizer that reveals a wrong scale.
 TEST(Accumulation, EqualsOneLargeBatchToRounding) {
   for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter}) {
     TrainingSpec spec = spec_for("hsdp", 4, way, "2x2");
@@ -92,7 +92,7 @@ TEST(Accumulation, EqualsOneLargeBatchToRounding) {
   }
 }
 
-/// The control: a step that lost its first microbatch is not equal.
+/// Negative control: a step without its first microbatch is not equal.
 TEST(Accumulation, ALostMicrobatchIsSeen) {
   TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
   const TrainingRecord right = train(spec);
@@ -159,7 +159,7 @@ TEST_P(AccumulationCost, CallsBytesAndPeaksEqualTheFormula) {
       }
 }
 
-/// The control: one more microbatch than the formula knows of is seen.
+/// Negative control: one microbatch more than in the formula is detected.
 TEST(Accumulation, OneMoreMicrobatchCostsMore) {
   const TrainingSpec spec = spec_for("fsdp", 2, Accumulation::every);
   const TrainingRecord record = train(spec);
@@ -182,7 +182,7 @@ TEST(Accumulation, ReducesWhenTheScheduleSays) {
   EXPECT_EQ(reductions(Accumulation::scatter), units * kMicrobatches + units);
 }
 
-// --- shards in the host's memory
+// --- CPU offload
 
 TEST(Accumulation, WithOffloadGivesTheSameBits) {
   for (const Accumulation way : {Accumulation::every, Accumulation::last, Accumulation::scatter})
@@ -249,7 +249,7 @@ TEST(Accumulation, CallsOutOfOrderAreNamed) {
       "backward: this step's gradients are complete");
 }
 
-/// What a failed microbatch leaves behind is dropped with the step's earlier ones.
+/// A reset drops the gradients of a failed microbatch together with the step's earlier ones.
 TEST(Accumulation, AResetBetweenMicrobatchesLeavesNothing) {
   for (const Accumulation way : {Accumulation::every, Accumulation::last}) {
     TrainingSpec spec = spec_for("fsdp", 2, way);

@@ -1,4 +1,4 @@
-// Activation checkpointing under the engine: the bits, gathers and bytes of a run without, from less memory.
+// Activation checkpointing under the engine: bits, gathers and bytes equal those of a run without it, in less memory.
 #include "tessera/nn/activation_checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ TrainingSpec spec_for(const std::string& strategy, int ranks) {
   return spec;
 }
 
-/// The same with the modules that are picked checkpointed; the blocks.
+/// The same spec with activation checkpointing of the selected modules; by default of the blocks.
 TrainingSpec checkpointed(TrainingSpec spec, const Which& which = {}) {
   spec.make_model = [config = spec.model, which](nn::Context& context) {
     auto model = nn::make_model(context, config);
@@ -43,7 +43,7 @@ TrainingSpec checkpointed(TrainingSpec spec, const Which& which = {}) {
 
 void expect_same_bits(const TrainingRecord& a, const TrainingRecord& b, const std::string& what) {
   EXPECT_EQ(a.losses, b.losses) << what;
-  EXPECT_TRUE(harness::same_bits(a, b)) << what;  // norms of all gradients, too
+  EXPECT_TRUE(harness::same_bits(a, b)) << what;  // including the norms of all gradients
   EXPECT_EQ(a.parameters, b.parameters) << what;
   EXPECT_FALSE(a.parameters.empty());
 }
@@ -79,7 +79,7 @@ TEST_P(Checkpointed, TrainingHasTheBitsAndTheTrafficOfARunWithout) {
         expect_same_traffic(record, plain, model);
         EXPECT_EQ(record.model_state, plain.model_state);
         EXPECT_EQ(record.copied_bytes, 0U);
-        if (lazy) continue;  // such streams keep what they will use
+        if (lazy) continue;  // lazy streams keep the memory of work that has not run
         EXPECT_LT(activation_peak(record), activation_peak(plain));
         EXPECT_EQ(record.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter),
                   plain.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter));
@@ -96,9 +96,9 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Checkpointed,
                                   std::to_string(std::get<1>(given.param));
                          });
 
-// --- units inside and around what is checkpointed
+// --- units inside and around checkpointed modules
 
-/// What a run of `spec` gathers in each step more than without checkpointing, in calls.
+/// Gathers per step of `with` minus those of `without`, in calls.
 std::int64_t further_gathers(const TrainingSpec& with, const TrainingSpec& without, const std::string& what) {
   const TrainingRecord a = train(with), b = train(without);
   expect_same_bits(a, b, what);
@@ -120,11 +120,11 @@ TEST(CheckpointedUnits, EachButTheLastInsideARegionIsGatheredOnceMore) {
     Which which;
     std::int64_t more;
   };
-  // The root and the last unit in forward order are kept after forward, so they are never gathered again.
+  // The root and the last unit in forward order stay unsharded after forward, so they are never gathered again.
   for (const Case& c : {Case{"block", blocks, 0}, Case{"block", mlps, 0}, Case{"none", blocks, 0}, Case{"none", all, 0},
                         Case{"h.0.attn;h.0.mlp;h.1.attn;h.1.mlp", blocks, 2},  // attn of h.0 and of h.1
-                        Case{"block;h.0.attn", blocks, 0},                     // h.0 is unsharded around it
-                        Case{"block", root, 2},                                // h.0 and h.1; h.2 is kept
+                        Case{"block;h.0.attn", blocks, 0},                     // h.0 stays unsharded around it
+                        Case{"block", root, 2},                                // h.0 and h.1; h.2 stays unsharded
                         Case{"block;h.1.mlp", root, 3},                        // h.0, h.1 and h.1.mlp
                         Case{"h.0;h.1+ln_f", root, 1}}) {
     for (const int prefetch : {0, 1, 3}) {
@@ -138,8 +138,8 @@ TEST(CheckpointedUnits, EachButTheLastInsideARegionIsGatheredOnceMore) {
   }
 }
 
-/// Of the two gathers of a unit, over groups and inside one, only the second is done again: what the first has made
-/// stays until the backward, also when the unit was computed again.
+/// A unit gathers in two stages, over groups and inside one. Only the second stage is repeated: the secondary shard
+/// stays until backward, also when the unit is recomputed.
 TEST(CheckpointedUnits, GatherAmongNeighboursWhereThatIsWhatForwardLeft) {
   TrainingSpec spec = spec_for("fsdp", 4);
   spec.engine.reshard_group_size = 2;
@@ -151,10 +151,10 @@ TEST(CheckpointedUnits, GatherAmongNeighboursWhereThatIsWhatForwardLeft) {
 enum class Kind : std::uint8_t {
   plain,
   checkpointed,
-  careless  ///< recomputes with other masks than the forward's
+  careless  ///< recomputes with other dropout masks than forward
 };
 
-/// A model with regions of its own: two blocks in one, a block that is used twice, and a tied head in another.
+/// A model with checkpointed regions of its own: two blocks in one, a block used twice, and a tied head in another.
 class Regions : public nn::CausalModel {
  public:
   Regions(nn::Context& context, const nn::ModelConfig& config, Kind kind)
@@ -212,13 +212,13 @@ TEST(CheckpointedUnits, MayBeUsedSeveralTimesAndTied) {
     TrainingSpec with = regions("fsdp", Kind::checkpointed), without = regions("fsdp", Kind::plain);
     with.engine.prefetch = without.engine.prefetch = prefetch;
     with.lazy_streams = prefetch == 1;
-    // h.0 in either region. Gathers ahead of what is used again differ, so they are left out of the count.
+    // h.0 in either region. Prefetches of units that are used again differ, so they are not counted.
     const std::int64_t more = further_gathers(with, without, "fsdp");
     EXPECT_EQ(prefetch == 0 ? more : 2, 2);
   }
 }
 
-/// The negative control of all that compares bits.
+/// Negative control of all bitwise comparisons.
 TEST(CheckpointedUnits, WouldShowOtherMasks) {
   EXPECT_NE(train(regions("fsdp", Kind::careless)).norms, train(regions("fsdp", Kind::plain)).norms);
 }
@@ -256,7 +256,7 @@ TEST(CheckpointedMemory, IsThatOfOneBlockAndTheInputsOfTheOthers) {
   for (const char* strategy : {"ddp", "fsdp"}) {
     for (const char* model : {"gpt-nano", "llama-nano"}) {
       TrainingSpec spec = spec_for(strategy, 2);
-      spec.lazy_streams = false;  // a host that runs ahead holds more
+      spec.lazy_streams = false;  // a host that runs ahead keeps more memory live
       spec.model = nn::preset(model);
       spec.seq_len = 32;
       spec.model.layers = 1;
@@ -273,7 +273,7 @@ TEST(CheckpointedMemory, IsThatOfOneBlockAndTheInputsOfTheOthers) {
 
 // --- recovery
 
-/// A backward that throws when every unit was computed again.
+/// A backward that throws after every unit was recomputed.
 void fail_in_recompute(const TrainingSpec& spec, int rank, nn::CausalModel& model) {
   struct Thrown {};
   nn::Context& context = model.context();

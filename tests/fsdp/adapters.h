@@ -1,4 +1,4 @@
-// Models with adapters under the engine, dense or with linear weights in four bits.
+// Models with adapters under the engine, with dense or NF4 linear weights.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ namespace tessera::fsdp::adapters {
 
 using harness::TrainingSpec;
 
-inline constexpr int kSlots = 2;  // of AdamW
+inline constexpr int kSlots = 2;  // optimizer states of AdamW
 
 inline std::unique_ptr<nn::CausalModel> adapted(nn::Context& context, const nn::ModelConfig& config) {
   auto model = nn::make_model(context, config);
@@ -36,7 +36,7 @@ inline TrainingSpec spec_for(const std::string& strategy, int ranks, const char*
   return spec;
 }
 
-/// The same with linear weights in NF4, of the values that the dense model begins with.
+/// The same spec with linear weights in NF4, quantized from the initial values of the dense model.
 inline TrainingSpec quantized(TrainingSpec spec) {
   spec.make_model = [config = spec.model](nn::Context& context) {
     auto model = nn::make_model(context, config);

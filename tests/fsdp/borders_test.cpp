@@ -1,4 +1,4 @@
-// Models of several dtypes under every strategy: the same bits, the bytes of the formulas, and what is saved.
+// Models of several dtypes under every strategy: bitwise equality, bytes as by the formulas, checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST_P(MixedDtypes, StrategiesEndWithTheSameBits) {
     for (const char* name : {"zero1", "zero2", "fsdp", "shard_grad_op"})
       EXPECT_TRUE(same_bits(ddp, train(spec_for(name, ranks, GetParam())))) << name << " of " << ranks;
     for (const double loss : ddp.losses) EXPECT_TRUE(std::isfinite(loss));
-    if (ranks < 4 || !GetParam().reduce) continue;  // two stages of 16 bits round twice
+    if (ranks < 4 || !GetParam().reduce) continue;  // two stages of half-precision sums round twice
     EXPECT_TRUE(same_bits(ddp, train(spec_for("hsdp", 4, GetParam(), "2x2"))));
   }
 }
@@ -121,7 +121,7 @@ TEST_P(MixedDtypes, CostWhatTheFormulasSay) {
     TrainingSpec spec = spec_for(name, ranks, GetParam(), mesh);
     const TrainingRecord record = train(spec);
     expect_formulas(spec, record, GetParam().precision());
-    // The control: as if all were of the model's dtype.
+    // The control: the formulas with all parameters of the model's dtype.
     std::vector<UnitSize> one_dtype = record.unit_sizes;
     std::size_t others = 0;
     for (UnitSize& unit : one_dtype) {
@@ -162,7 +162,7 @@ TEST(MixedUnits, HoldEachDtypeInItsOwnFlatParameter) {
             communication_formula(spec.engine.strategy, record.mesh, record.unit_sizes, c.precision()).bytes);
 }
 
-/// Frozen norms are of another dtype, too, and have neither gradient nor optimizer.
+/// Norms of another dtype may be frozen, too; they then have neither gradient nor optimizer state.
 TEST(MixedUnits, MayBeFrozenInPart) {
   for (const char* name : {"zero1", "fsdp"}) {
     TrainingSpec spec = spec_for(name, 2, cases()[0]);

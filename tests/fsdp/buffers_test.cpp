@@ -1,4 +1,4 @@
-// Buffers of modules under every strategy: whose values they have, and what that costs.
+// Module buffers under every strategy: which rank's values they hold, and what synchronization costs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
           << "the control";
     };
     const TrainingRecord record = train(spec);
-    // Each begins at a multiple of 64 bytes.
+    // Each buffer begins at a multiple of 64 bytes.
     const std::uint64_t bytes = 2 * (static_cast<std::uint64_t>(spec.model.width) * 4 + 3 * 64);
     for (const auto& memory_tracker : record.memory_trackers)
       EXPECT_EQ(memory_tracker.now_of(MemoryCategory::other), bytes) << strategy;
@@ -87,14 +87,14 @@ TEST(Statistics, OfTheFirstRankReplaceThoseOfTheOthers) {
   EXPECT_NE(own.buffers[1], own.buffers[0]) << "each has its part of the data";
   EXPECT_NE(own.buffers[1], first.buffers[1]);
   EXPECT_TRUE(same_bits(own.training, first.training)) << "which nothing reads";
-  // Between two broadcasts a rank adds what it saw itself.
+  // Between two broadcasts a rank adds the statistics of its own data.
   const auto one_step = [](bool speaks) {
     TrainingSpec spec = statistics_spec("fsdp", 2);
     spec.steps = 1;
     return train_statistics(speaks ? shared(spec) : spec).buffers;
   };
   EXPECT_EQ(one_step(true), one_step(false)) << "they begin alike";
-  // What feeds back makes a difference, which is the control of all that compares bits.
+  // Statistics that feed back change the training: the control of all bitwise comparisons.
   EXPECT_FALSE(same_bits(train(statistics_spec("fsdp", 2, kFeedsBack)), train(statistics_spec("fsdp", 2))));
   EXPECT_FALSE(
       same_bits(train(shared(statistics_spec("fsdp", 2, kFeedsBack))), train(statistics_spec("fsdp", 2, kFeedsBack))));
@@ -157,7 +157,7 @@ TEST(Statistics, HaveTheSameBitsOnLateStreamsAndWhereTheHostCantReachThem) {
   }
 }
 
-/// What is written to them on the compute stream is what is sent, though it runs late.
+/// A broadcast sends the values that the compute stream writes, even if it writes them late.
 TEST(Statistics, AreSentAfterWhatWasWritten) {
   TrainingSpec spec = shared(statistics_spec("fsdp", 3));
   spec.lazy_streams = true;

@@ -1,4 +1,4 @@
-// What collective plug-ins carry from step to step is saved with the rest: resumed is uninterrupted.
+// Plug-in state is saved in checkpoints: a resumed training equals an uninterrupted one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ Resumed resume(TrainingSpec spec, const std::string& folder, bool forget = false
   Resumed resumed;
   std::mutex mutex;
   spec.first_step = 2;
-  spec.seed += 1;  // other initial values: all must come from the checkpoint
+  spec.seed += 1;  // other initial values: all values must come from the checkpoint
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
     Checkpoint checkpoint(folder);
     const RestoreReport report = restore(engine, checkpoint);
@@ -80,7 +80,7 @@ TEST_P(PluginState, ComesBackWithACheckpoint) {
   const Resumed resumed = resume(spec, folder.path());
   EXPECT_EQ(resumed.dropped, "");
   EXPECT_EQ(resumed.record.parameters, whole.parameters);
-  // The negative control: without it the bits are others.
+  // Negative control: without plug-in state the bits differ.
   EXPECT_NE(resume(spec, folder.path(), true).record.parameters, whole.parameters);
 }
 
@@ -94,7 +94,7 @@ TEST_P(PluginState, IsDroppedWithALineWhereItDoesNotFit) {
   EXPECT_THAT(resume(spec_for(plain), folder.path()).dropped, HasSubstr("they begin anew"));
 }
 
-/// A refresh lays flat parameters out anew, and plug-ins begin anew with them.
+/// A refresh rebuilds the layout of flat parameters, and plug-ins start with new state.
 TEST_P(PluginState, BeginsAnewAfterARefresh) {
   std::mutex mutex;
   std::vector<std::map<std::string, std::vector<float>>> by_rank(static_cast<std::size_t>(GetParam().ranks));

@@ -1,4 +1,4 @@
-// Trainings whose collectives are carried by plug-ins.
+// Trainings whose collectives run in collective plug-ins.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ inline harness::TrainingSpec spec_for(const std::string& strategy, int ranks, co
   return spec;
 }
 
-/// What plug-ins say that they sent is what their communicators counted. For TrainingSpec::after_step.
+/// The bytes that plug-ins report equal those that their communicators count. For TrainingSpec::after_step.
 inline void stats_are_what_was_sent(int rank, int /*step*/, Engine& engine, nn::CausalModel& /*model*/) {
   engine.wait();
   const EngineTraffic traffic = engine.traffic();

@@ -1,4 +1,4 @@
-// Checkpoints: what was saved comes back, on any world, and nothing else does.
+// Checkpoints: the saved state is restored on any world size, and nothing else is accepted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -51,8 +51,8 @@ TEST_P(CheckpointResharding, P12_AnyWorldAndStrategyToAnyOther) {
     TrainingSpec writes = over(spec_for(pick(from), from));
     writes.engine.wrap = wraps[turn % wraps.size()];
     train(saving(writes, folder.path(), 1, &saved));
-    ASSERT_EQ(saved.values.size(), 3u * 28);  // parameters, and two states of each
-    EXPECT_EQ(saved.elements, 3 * 120576);    // each once
+    ASSERT_EQ(saved.values.size(), 3u * 28);  // parameters, and two optimizer states of each
+    EXPECT_EQ(saved.elements, 3 * 120576);    // each element once
     for (const int to : {1, 2, 3, 4, 5, 8}) {
       TrainingSpec reads = over(spec_for(pick(to), to, 0));
       reads.engine.wrap = wraps[turn % wraps.size()];
@@ -85,7 +85,7 @@ TEST_P(CheckpointResharding, P12_AResumedRunIsTheOneThatNeverStopped) {
     }
 }
 
-/// On a device whose streams run late, with shards on it or with the host; and from there to the host alone.
+/// On a device whose streams run late, with shards on the device or offloaded to the CPU; and from there to a CPU run.
 TEST(Checkpoints, OfADeviceAndOfShardsWithTheHost) {
   for (const bool offload : {false, true})
     for (const base::DType dtype : {base::DType::f32, base::DType::bf16}) {
@@ -144,7 +144,7 @@ TEST(Checkpoints, TheStateIsThatOfTheSaveThoughTrainingGoesOn) {
   }
 }
 
-/// A step's work may be under way when it is saved: the save waits for it.
+/// A save waits for work of the step that is still in flight.
 TEST(Checkpoints, AreOfStepsThatHaveRun) {
   std::vector<std::map<std::string, std::vector<float>>> saved;
   for (const bool lazy : {false, true}) {
@@ -216,14 +216,14 @@ TEST(Checkpoints, KeepsTheLastFiniteOne) {
   const TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2, 5);
   spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
-    if (step == 3 && control.rank() == 1)  // one number of one rank
+    if (step == 3 && control.rank() == 1)  // one value of one rank
       engine.for_each_shard([&](const ShardRange& own) {
         if (own.state == 0) static_cast<float*>(const_cast<void*>(own.data))[own.range.count() - 1] = INFINITY;
       });
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1});
     writer.save({});
     writer.finish();
-    if (step == 2) {  // the control: while all are finite only the last one stays
+    if (step == 2) {  // the control: while all checkpoints are finite only the last one stays
       EXPECT_EQ(latest_checkpoint(folder.path()), folder.path("step-00000003"));
       EXPECT_FALSE(fs::exists(folder.path("step-00000002")));
     }
@@ -258,7 +258,7 @@ TEST(Checkpoints, AreReadWhileOlderOnesAreRemoved) {
   over = true;
   reader.join();
   EXPECT_GT(opened, 10);
-  // The negative control: a step that somebody damages is not taken for one that was removed.
+  // The negative control: a damaged step is not mistaken for a removed one.
   std::ofstream(folder.path("step-00000060/rank-00000.json"), std::ios::app) << " ";
   EXPECT_THROW(Checkpoint{folder.path()}, InvalidUsage);
 }
@@ -271,17 +271,17 @@ TEST(Checkpoints, AFolderIsOneRuns) {
     const CheckpointOptions options{.folder = folder.path()};
     auto first = std::make_unique<CheckpointWriter>(engine, control, options);
     first->claim();
-    first->claim();  // it has it already
+    first->claim();  // a second claim has no effect
     first->save({});
     CheckpointWriter second(engine, control, options), elsewhere(engine, control, {.folder = folder.path("other")});
     const std::string who = "another run saves there (process " + std::to_string(::getpid()) + " on ";
     EXPECT_THAT(error_of<base::InvalidUsage>([&] { second.claim(); }), HasSubstr(who)) << rank;
     EXPECT_THAT(error_of<base::SystemError>([&] { second.save({}); }), HasSubstr(who)) << rank;
     elsewhere.claim();
-    first->finish();  // what it was writing meanwhile is whole
+    first->finish();  // its asynchronous save is complete
     EXPECT_EQ(Checkpoint(folder.path()).step(), 1u);
     first.reset();
-    control.gather_all(std::vector<int>{rank});  // rank 0 has let go
+    control.gather_all(std::vector<int>{rank});  // rank 0 has released the folder
     second.claim();
     second.save({{"by", "second"}});
     second.finish();
@@ -298,7 +298,7 @@ TEST(Checkpoints, AFailedSaveThrowsOnEveryRankAndTrainingGoesOn) {
   std::mutex mutex;
   spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     if (step != 0) return;
-    // A file where the folder should be.
+    // A file at the path of the folder.
     CheckpointWriter writer(engine, control, {.folder = folder.write("file", "x") + "/below"});
     const std::string error = error_of<base::SystemError>([&] { writer.save({}); });
     EXPECT_FALSE(writer.saving());

@@ -1,4 +1,4 @@
-// Trainings that save, and that go on from what was saved.
+// Trainings that save checkpoints and resume from them.
 #pragma once
 
 #include <cmath>
@@ -17,10 +17,10 @@ namespace tessera::fsdp {
 
 using harness::TrainingSpec;
 
-/// Everything that an engine saves, whole: by name, and -1 for values or the number of the optimizer's state.
+/// The whole sharded state of an engine: by name, and -1 for values or the number of the optimizer state.
 class WholeState {
  public:
-  /// Called by every rank with its engine.
+  /// Every rank calls it with its engine.
   void add(Engine& engine) {
     engine.for_each_shard([&](const ShardRange& own) {
       ASSERT_EQ(own.dtype, base::DType::f32);
@@ -45,13 +45,13 @@ inline TrainingSpec spec_for(const std::string& strategy, int ranks, int steps =
   TrainingSpec spec;
   spec.ranks = ranks;
   spec.steps = steps;
-  spec.global_batch = 120;  // of which 1, 2, 3, 4, 5 and 8 are factors
+  spec.global_batch = 120;  // divisible by 1, 2, 3, 4, 5 and 8
   spec.seq_len = 4;
   spec.engine = harness::engine_for(strategy);
   return spec;
 }
 
-/// Saves after step `at` (from 0), and keeps what there was to be saved.
+/// Saves after step `at` (from 0) and records the state that was saved.
 inline TrainingSpec saving(TrainingSpec spec, const std::string& folder, int at, WholeState* state) {
   spec = saving(std::move(spec), folder, at);
   spec.between_steps = [=, save = spec.between_steps](int step, Engine& engine, comm::HostCollectives& control) {

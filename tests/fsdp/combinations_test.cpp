@@ -1,4 +1,4 @@
-// A strategy is data: whatever may be sharded over whatever axes of a mesh trains, and costs what the formulas say.
+// A strategy is data: every valid combination of sharded state and mesh axes trains, at the cost of the formulas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using harness::train;
 using harness::TrainingRecord;
 using harness::TrainingSpec;
 
-/// How far an axis is used: each kind of state may be sharded only where the next one is.
+/// How much an axis shards: each kind of state may be sharded only if the next one is.
 enum Depth { nothing, optimizer, gradient, at_rest, after_forward };
 
 Strategy unit_strategy(Depth replicate, Depth shard) {
@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(All, Combinations, testing::Combine(testing::Range(0, 5
 TEST_P(Combinations, TrainOrAreRefusedWithTheReason) {
   const auto [replicate, shard] = GetParam();
   const TrainingSpec spec = spec_for(strategy_);
-  if (replicate > shard && shard != nothing && replicate > optimizer) {  // replicas are outside
+  if (replicate > shard && shard != nothing && replicate > optimizer) {  // replicas are the outer axis
     EXPECT_THROW(validate(strategy_, *spec.engine.mesh), base::Unsupported);
     EXPECT_THROW(train(spec), base::Unsupported);
     return;
@@ -57,7 +57,7 @@ TEST_P(Combinations, TrainOrAreRefusedWithTheReason) {
   EXPECT_NO_THROW(validate(strategy_, *spec.engine.mesh));
   const TrainingRecord own = train(spec);
   const TrainingRecord fsdp = train(spec_for(unit_strategy(nothing, after_forward)));
-  // Sums are formed by one tree where shards are added before replicas; gradients are scattered before they are
+  // Sums follow one binary tree where shards are added before replicas; gradients are reduce-scattered before they are
   // all-reduced.
   if (replicate == nothing || shard != nothing) {
     EXPECT_TRUE(same_bits(own, fsdp));
@@ -69,7 +69,7 @@ TEST_P(Combinations, TrainOrAreRefusedWithTheReason) {
   EXPECT_EQ(harness::bytes_per_step(own.all_later, spec.steps - 1), formula.bytes);
 }
 
-/// Gathers, and writes what has come only when somebody waits for it.
+/// Gathers into a leased buffer and copies to the output only when the work is waited on.
 class Late final : public CollectivePlugin {
  public:
   void prepare(const CollectiveSetup& setup) override {
@@ -102,7 +102,7 @@ class Late final : public CollectivePlugin {
 
 TEST_P(Combinations, GatherOverOneAxisAfterTheOther) {
   const auto [replicate, shard] = GetParam();
-  if (replicate > shard && shard != nothing && replicate > optimizer) return;  // refused, see above
+  if (replicate > shard && shard != nothing && replicate > optimizer) return;  // rejected, see above
   TrainingSpec spec = spec_for(strategy_);
   const TrainingRecord plain = train(spec);
   spec.engine.collectives.add(comm::OpKind::all_gather, "late", [] { return std::make_unique<Late>(); });
@@ -110,7 +110,7 @@ TEST_P(Combinations, GatherOverOneAxisAfterTheOther) {
   EXPECT_TRUE(same_bits(plain, train(spec)));
 }
 
-/// The negative control: one more place that is sharded is other bytes.
+/// Negative control: one more sharded kind of state transfers other bytes.
 TEST(CombinationsControl, AnotherCombinationCostsOtherwise) {
   const TrainingRecord own = train(spec_for(unit_strategy(optimizer, after_forward)));
   const CommunicationFormula other =

@@ -1,4 +1,4 @@
-// How well a model trains with collectives that compress, and that one which throws does no harm.
+// Loss of trainings with compressing collectives; recovery from a plug-in that throws.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ using harness::TrainingSpec;
 
 // --- an exception in a plug-in
 
-/// Throws in its third run on every rank, after it has sent something.
+/// Throws in its third run on every rank, after it has sent data.
 class Failing final : public CollectivePlugin {
  public:
   explicit Failing(std::unique_ptr<CollectivePlugin> inner, bool fails)
@@ -56,9 +56,9 @@ TEST(CompressionRecovery, LeavesTheEngineUsableForTheNextStep) {
     }
 }
 
-// --- how well it trains
+// --- loss
 
-/// The mean loss of the last 20 of 200 steps of gpt-nano.
+/// Mean loss of the last 20 of 200 steps of gpt-nano.
 double trained_loss(const Carriers& carriers, const char* strategy, const CollectiveRegistry& collectives) {
   TrainingSpec spec = spec_for(strategy, 2, carriers);
   spec.steps = 200;
@@ -71,7 +71,7 @@ double trained_loss(const Carriers& carriers, const char* strategy, const Collec
   return sum;
 }
 
-/// int8 as it would be without scales: the same step for all values, for those up to 16.
+/// int8 without scales: one step size for all values, for values up to 16.
 class WithoutScales final : public CollectivePlugin {
  public:
   WorkChain run(const CollectiveCall& call) override {
@@ -96,7 +96,7 @@ TEST(CompressionLoss, StaysNearPlain) {
     EXPECT_NEAR(trained_loss(everywhere(name), "fsdp", known), plain, 0.02) << name;
   EXPECT_NEAR(trained_loss({"int8", "int8_feedback", "plain"}, "fsdp", known), plain, 0.02);
   EXPECT_NEAR(trained_loss({"plain", "plain", "powersgd"}, "ddp", known), plain, 0.1);
-  // Negative controls: what makes them good is seen when it is missing.
+  // Negative controls: without scales and without error feedback the loss is worse.
   EXPECT_GT(trained_loss({"plain", "without_scales", "plain"}, "fsdp", known), plain + 0.2);
   EXPECT_GT(trained_loss({"plain", "plain", "without_feedback"}, "ddp", known), plain + 0.4);
 }

@@ -1,5 +1,5 @@
-// Training with collectives that compress: the same on all ranks, at the formulas' cost, close to plain, and what fits
-// nowhere is refused.
+// Training with compressing collectives: equal on all ranks, at the formulas' cost, close to plain; unsupported
+// combinations are rejected.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,7 +88,7 @@ TEST_P(Compression, CallsAndBytesEqualTheFormula) {
 
 using Values = std::map<std::string, std::vector<float>>;
 
-/// What each rank shows after the last step.
+/// The parameters of each rank after the last step.
 std::vector<Values> parameters_by_rank(TrainingSpec spec) {
   std::mutex mutex;
   std::vector<Values> by_rank(static_cast<std::size_t>(spec.ranks));
@@ -112,7 +112,7 @@ TEST_P(Compression, AllRanksEndWithTheSameParameters) {
   }
 }
 
-/// The negative control: rank 1 adds a little to its own result.
+/// Negative control: rank 1 adds a small value to its own result.
 class Partial final : public CollectivePlugin {
  public:
   WorkChain run(const CollectiveCall& call) override {
@@ -154,7 +154,7 @@ TEST_P(Compression, ReallyRounds) {
   EXPECT_FALSE(same_bits(train(spec()), train(spec_for(GetParam().strategy, GetParam().ranks, {}, GetParam().mesh))));
 }
 
-/// What it needs beside the model: buffers while they are in use, and what is carried over, for as long as it lives.
+/// Compression memory: leased buffers while in use, and plug-in state for the lifetime of the plug-in.
 TEST(CompressionMemory, IsBookedAsCommunication) {
   const auto peak = [](const Carriers& carriers) {
     return train(spec_for("ddp", 2, carriers)).memory_trackers[0].peak_of(base::MemoryCategory::communication);
@@ -168,7 +168,7 @@ TEST(CompressionMemory, IsBookedAsCommunication) {
   EXPECT_EQ(feedback - int8, padded * 4 * 3 / 2) << "an f32 for each value that is sent, and for each that is summed";
 }
 
-/// The negative control of the costs: a plug-in that sends more than it says is seen.
+/// Negative control of the costs: a plug-in that sends more than it reports is detected.
 class Twice final : public CollectivePlugin {
  public:
   WorkChain run(const CollectiveCall& call) override {
@@ -241,7 +241,7 @@ TEST(CompressionElsewhere, Of16BitParametersTheMastersStayExact) {
   }
 }
 
-// --- what is refused
+// --- rejected combinations
 
 std::string refusal_of(TrainingSpec spec) {
   try {

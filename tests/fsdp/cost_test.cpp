@@ -1,4 +1,4 @@
-// What a step costs: calls, bytes, copies, memory. Counted by the backend and the ledger, held against the formulas.
+// Cost of a step: calls, bytes, copies, memory, as counted by backend and memory tracker, against the formulas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ TEST_P(Cost, PeaksStayWithinTheirBounds) {
     for (const auto& memory_tracker : record.memory_trackers) {
       EXPECT_LE(memory_tracker.peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
       EXPECT_LE(memory_tracker.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
-      // ... and the bound is not loose: what must be there at once, is.
+      // The bound is tight: the peak equals it.
       EXPECT_EQ(memory_tracker.peak_of(MemoryCategory::unsharded_gradient), bounds.unsharded_gradient);
     }
   }
@@ -104,7 +104,7 @@ TEST(CostOfAUnit, IsWhatItLeasesAtATime) {
     TrainingSpec spec = spec_for(name, 2);
     if (reduce) spec.dtype = base::DType::bf16;
     if (reduce) spec.engine.reduce_dtype = base::DType::f32;
-    // Parameters and gradients; in bf16 with f32 gradients both forms of the latter, and the parameters are back by
+    // Parameters and gradients. In bf16 with f32 gradients both forms of the gradients; the parameters are released by
     // then.
     const std::size_t element = reduce ? 2 : 4;
     for (const Engine::UnitStats& unit : train(spec).units) {
@@ -114,7 +114,7 @@ TEST(CostOfAUnit, IsWhatItLeasesAtATime) {
   }
 }
 
-/// What is frozen has no gradients: its parameters are all that it ever leases.
+/// A frozen unit has no gradients: it leases its parameters only.
 TEST(CostOfAUnit, ThatIsFrozenIsItsParameters) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.make_model = [config = spec.model](nn::Context& context) {
@@ -141,7 +141,7 @@ TEST(CostOfClipping, IsOneAllReducePerShardedAxis) {
        {std::pair("ddp", 0u), std::pair("zero1", 1u), std::pair("fsdp", 1u), std::pair("hsdp", 1u)}) {
     TrainingSpec spec = spec_for(name, 4);
     spec.engine.clip_norm = 1.0;
-    // One more tells the other ranks in which order units were used.
+    // One more compares the execution order between the ranks.
     EXPECT_EQ(train(spec).all_later.control.calls, (calls + 1) * static_cast<unsigned>(spec.steps - 1)) << name;
   }
 }
@@ -153,8 +153,8 @@ double exposed_ms(int prefetch) {
   spec.global_batch = 16;
   spec.seq_len = 64;
   spec.engine.prefetch = prefetch;
-  spec.decorators = "delay:4ms,op=all_gather";  // a slow link that takes no core
-  spec.lazy_streams = false;                    // times are of work that runs when it is given
+  spec.decorators = "delay:4ms,op=all_gather";  // a slow link that uses no core
+  spec.lazy_streams = false;                    // timed work must run when it is submitted
   std::int64_t exposed = 0;
   for (const base::TraceEvent& event : train(spec).last_events)
     if (event.kind == base::TraceEventKind::unshard_wait) exposed += event.duration_ns();
@@ -162,7 +162,7 @@ double exposed_ms(int prefetch) {
 }
 
 TEST(Overlap, PrefetchHidesGathersBehindCompute) {
-  // Forward the root and 4 blocks, backward 3 blocks (the last is kept): each fully exposed without prefetch.
+  // Forward the root and 4 blocks, backward 3 blocks (the last stays unsharded): all fully exposed without prefetch.
   const double without = exposed_ms(0);
   EXPECT_GT(without, 8 * 4.0 * 0.95);
   EXPECT_LT(exposed_ms(1), 0.85 * without);
@@ -170,7 +170,7 @@ TEST(Overlap, PrefetchHidesGathersBehindCompute) {
 
 // --- negative controls
 
-/// Gathers into memory of its own and copies from there.
+/// Gathers into its own memory and copies from there.
 class Copying final : public CollectivePlugin {
  public:
   WorkChain run(const CollectiveCall& call) override {
@@ -199,7 +199,7 @@ TEST(NegativeControl, ACopyingPluginMakesCopiesAppear) {
   EXPECT_GE(record.copied_bytes, gathered * static_cast<std::uint64_t>(spec.steps));
 }
 
-/// What some engines do under the name of ZeRO: all-reduce everything, use a slice.
+/// What some engines run as ZeRO: all-reduce everything, use a slice.
 class AllReduceAndSlice final : public CollectivePlugin {
  public:
   WorkChain run(const CollectiveCall& call) override {
@@ -226,7 +226,7 @@ TEST(NegativeControl, Zero1ByAllReduceMovesThreePsiAndIsSeen) {
   EXPECT_EQ(2 * sent, 3 * (formula.bytes.all_gather + formula.bytes.reduce_scatter));  // 3 Psi instead of 2 Psi
 }
 
-/// A unit that is never given back breaks the bound on unsharded parameters.
+/// A unit that is never resharded exceeds the bound on unsharded parameters.
 TEST(NegativeControl, KeepingEverythingExceedsTheBoundOfKeepingTwo) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.engine.prefetch = 100;
@@ -235,7 +235,7 @@ TEST(NegativeControl, KeepingEverythingExceedsTheBoundOfKeepingTwo) {
   EXPECT_GT(record.memory_trackers[0].peak_of(MemoryCategory::unsharded_parameter), bounds.unsharded_parameter);
 }
 
-/// Limits hold whatever is asked to be gathered ahead, and change no result.
+/// The limits apply to any prefetch setting and change no result.
 TEST(GatherLimit, OnGathersHoldByCountAndByBytes) {
   TrainingSpec spec = spec_for("fsdp", 2);
   const auto peak = [&](int prefetch, int count, std::size_t bytes) {

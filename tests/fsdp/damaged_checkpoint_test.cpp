@@ -1,4 +1,4 @@
-// What is damaged, missing or something else is named, and nothing is taken for whole that isn't.
+// Errors name damaged, missing and foreign files, and no incomplete checkpoint counts as complete.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -79,7 +79,7 @@ void replace_in(const std::string& path, const std::string& from, const std::str
   std::ofstream(path, std::ios::binary) << text;
 }
 
-/// What is still good JSON, and as good a checkpoint as any.
+/// Damage that leaves valid JSON and an otherwise valid checkpoint.
 TEST_F(CheckpointCorruption, AnotherWordInTheIndexIsSeen) {
   replace_in(step("index.json"), "blue", "glue");
   EXPECT_THAT(error(), HasSubstr("index.json: damaged: its hash differs"));
@@ -87,7 +87,7 @@ TEST_F(CheckpointCorruption, AnotherWordInTheIndexIsSeen) {
   EXPECT_EQ(error(), "");
 }
 
-/// It may be the newest one: nobody goes on from an older one without a word.
+/// If the newest checkpoint is damaged, resuming fails instead of silently using an older one.
 TEST_F(CheckpointCorruption, ANewestOneIsNotPassedOver) {
   train(saving(spec_for("fsdp", 2, 3), folder_.path(), 2));
   EXPECT_EQ(Checkpoint(folder_.path()).step(), 3U);
@@ -147,7 +147,6 @@ TEST_F(CheckpointCorruption, WhatBothHaveIsReadWhereThatIsAskedFor) {
   EXPECT_EQ(record.parameters.at("h.2.mlp.c_fc.weight"), train(fresh).parameters.at("h.2.mlp.c_fc.weight"));
 }
 
-// --- several saves
 
 }  // namespace
 }  // namespace tessera::fsdp

@@ -1,4 +1,4 @@
-// The engine on a device whose memory the host can't touch: alone, and with ranks whose communicators stage it.
+// The engine on a device whose memory the host can't access: alone, and with ranks whose communicators stage it.
 #include <gtest/gtest.h>
 
 #include "tests/harness/guarded_device.h"
@@ -24,7 +24,7 @@ TrainingRecord train_on(const std::string& strategy, int ranks, std::shared_ptr<
   return harness::train(spec);
 }
 
-/// Memory of the device goes through the host's, or from rank to rank.
+/// Device memory moves by host staging or by IPC.
 struct Way {
   const char* strategy;
   int ranks;
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, EngineDevices,
 
 // --- host waits
 
-/// A step on lazy streams, from the batch to the update; the first ones fill the pools.
+/// Host waits per step on lazy streams, from the batch to the update; the first steps fill the pools.
 std::vector<harness::HostWaits> waits_of(TrainingSpec spec) {
   spec.steps = 4;
   spec.global_batch = 4;
@@ -101,10 +101,10 @@ INSTANTIATE_TEST_SUITE_P(Strategies, HostWaiting,
                                   std::to_string(std::get<1>(given.param));
                          });
 
-/// The negative control: one wait in each step, by each rank.
+/// Negative control: one wait in each step, by each rank.
 TEST(HostWaits, ADeliberateOneIsCounted) {
   TrainingSpec spec;
-  spec.after_backward = [](int, int, Engine&, nn::CausalModel&) {};  // the harness waits for the backward then
+  spec.after_backward = [](int, int, Engine&, nn::CausalModel&) {};  // makes the harness wait for the backward
   for (const harness::HostWaits& step : waits_of(spec)) EXPECT_EQ(step, (harness::HostWaits{.events = 1}));
 }
 

@@ -1,4 +1,4 @@
-// Order of events, lifetime of buffers, and recovery: how the engine behaves, not what it computes.
+// Order of events, lifetime of buffers, and recovery: the behavior of the engine, not its numbers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ TrainingSpec spec_for(const std::string& strategy, int ranks = 2) {
   return spec;
 }
 
-/// "forward h.0", ... in the order they were begun, of the kinds asked for.
+/// "forward h.0", ... of the given kinds, in the order of their begin.
 std::vector<std::string> order(const std::vector<TraceEvent>& events, std::initializer_list<TraceEventKind> kinds) {
   std::vector<std::string> out;
   for (const TraceEvent& event : events)
@@ -46,7 +46,7 @@ TEST(EventOrder, FsdpGathersOneUnitAheadBothWays) {
       ElementsAre("unshard_issue root", "unshard_issue h.0", "forward root",  //
                   "unshard_issue h.1", "forward h.0",                         //
                   "unshard_issue h.2", "forward h.1",                         //
-                  "forward h.2",                                              // the last unit stays gathered
+                  "forward h.2",                                              // the last unit stays unsharded
                   "backward root", "unshard_issue h.1", "backward h.2",       //
                   "unshard_issue h.0", "backward h.1", "backward h.0"));
 }
@@ -95,7 +95,7 @@ TEST(EventOrder, EventsCarryBytesAndTimesThatNest) {
 
 // --- buffers
 
-/// One rank's engine over a world of threads, for tests that look inside a step.
+/// One rank's engine in a world of threads, for tests that inspect a step.
 void with_engine(const TrainingSpec& spec,
                  const std::function<void(nn::Context&, nn::CausalModel&, Engine&, comm::Communicator&)>& body) {
   comm::InitOptions config;
@@ -142,7 +142,7 @@ TEST(ParameterLeases, AReshardedParameterSaysWhoseItIs) {
   });
 }
 
-/// Keeps a pointer into a unit's buffer beyond its reshard, as a bug would, and reads what is there.
+/// Keeps a pointer into a unit's buffer after its reshard, as a bug would, and reads through it.
 float read_after_release(bool poison) {
   TrainingSpec spec = spec_for("fsdp");
   spec.engine.poison = poison;
@@ -150,7 +150,7 @@ float read_after_release(bool poison) {
   with_engine(spec, [&](nn::Context&, nn::CausalModel& model, Engine& engine, comm::Communicator& world) {
     const float* stale = nullptr;
     engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
-      if (parameter.name() == "h.2.ln_1.weight") stale = values.data();  // all ones at the beginning
+      if (parameter.name() == "h.2.ln_1.weight") stale = values.data();  // all ones after initialization
     });
     if (world.rank() == 0) seen = *stale;
     world.barrier().wait();
@@ -161,7 +161,7 @@ float read_after_release(bool poison) {
 
 TEST(ParameterLeases, ReadingAReleasedOneGivesNaNWherePoisoned) {
   EXPECT_TRUE(std::isnan(read_after_release(true)));
-  EXPECT_FALSE(std::isnan(read_after_release(false)));  // the control: without poison the stale value looks fine
+  EXPECT_FALSE(std::isnan(read_after_release(false)));  // the control: without poison the stale value looks valid
 }
 
 TEST(ParameterLeases, PoisonChangesNoResult) {
@@ -208,7 +208,7 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   EXPECT_THROW(first.give_back(base::Event()), base::InvalidUsage);
   Lease second = pool.acquire(512, "b", *user);
   EXPECT_FALSE(tenant_done);
-  user->synchronize();  // the next tenant's stream cannot pass before the last one's work is done
+  user->synchronize();  // the next lease's stream waits for the last one's work
   EXPECT_TRUE(tenant_done);
   second.give_back(base::Event());
   EXPECT_EQ(memory_tracker.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
@@ -244,8 +244,8 @@ TEST(Leases, PoisonComesAfterTheLastTenantAndBeforeTheNext) {
 
 // --- state
 
-/// A token outside the vocabulary: the embedding refuses it after the root was gathered and the first block's gather
-/// was begun.
+/// A token outside the vocabulary: the embedding rejects it after the root was gathered and the first block's gather
+/// was submitted.
 void fail_in_forward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
   const auto batch = make_batch(context, spec, step, rank);
   batch.tokens.data<std::int32_t>()[0] = 1 << 20;
@@ -254,7 +254,7 @@ void fail_in_forward(nn::Context& context, nn::CausalModel& model, const Trainin
   EXPECT_THROW(model.loss(batch.tokens, batch.targets), base::InvalidUsage);
 }
 
-/// Throws where backward begins, with what the forward kept still gathered.
+/// Throws where backward begins, with the units that forward kept still unsharded.
 void fail_in_backward(nn::Context& context, nn::CausalModel& model, const TrainingSpec& spec, int step, int rank) {
   struct Thrown {};
   const auto batch = make_batch(context, spec, step, rank);
@@ -315,7 +315,7 @@ TEST(Clipping, ScalesToTheNormThatWasAskedFor) {
   const TrainingRecord plain = train(spec);
   spec.engine.clip_norm = plain.norms[0] / 4;
   const TrainingRecord clipped = train(spec);
-  EXPECT_EQ(plain.norms, clipped.norms);  // the norm is that before clipping
+  EXPECT_EQ(plain.norms, clipped.norms);  // the norm before clipping
   double moved_plain = 0, moved_clipped = 0;
   for (const auto& [name, values] : start.parameters)
     for (std::size_t i = 0; i < values.size(); ++i) {

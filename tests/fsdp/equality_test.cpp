@@ -1,4 +1,4 @@
-// All strategies do the same training, to the last bit; and the tests that say so would notice if they did not.
+// All strategies train bitwise equally; negative controls show that the comparison detects a difference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ TEST_P(Equality, AlsoWithOddSizesClippingAndSmallUnits) {
   base.engine.clip_norm = 0.5;
   base.engine.wrap = "size:30";  // norms become units of their own: fewer elements than 8 x world
   const TrainingRecord ddp = train(base);
-  EXPECT_THAT(ddp.norms, testing::Each(testing::Gt(0.5)));  // it did clip
+  EXPECT_THAT(ddp.norms, testing::Each(testing::Gt(0.5)));  // clipping was active
   for (const char* name : {"zero1", "zero2", "fsdp", "hsdp"}) {
     TrainingSpec spec = base;
     if (std::string(name) == "hsdp" && GetParam() % 2 != 0) continue;
@@ -108,7 +108,7 @@ TEST(EqualityAcross, OptimizersToo) {
   }
 }
 
-/// Negative control: the comparison sees one flipped bit, and a different seed.
+/// Negative control: the comparison detects one flipped bit, and a different seed.
 TEST(EqualityAcross, OneFlippedBitIsSeen) {
   const TrainingRecord base = train(spec_for("ddp", 2));
   TrainingRecord flipped = base;
@@ -123,8 +123,7 @@ TEST(EqualityAcross, OneFlippedBitIsSeen) {
   EXPECT_FALSE(same_bits(base, train(seeded)));
 }
 
-/// A strategy that is told to divide by something else must not pass as equal: AdamW hides a wrong scale, so SGD is
-/// used.
+/// A strategy with a wrong divisor must not pass as equal: AdamW hides a wrong scale, so SGD is used.
 TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
   for (const auto kind : {nn::OptimizerConfig::Kind::sgd, nn::OptimizerConfig::Kind::adamw}) {
     TrainingSpec spec = spec_for("fsdp", 1);
@@ -144,8 +143,8 @@ TEST(EqualityAcross, OneRankAndFourSeeTheSameGradients) {
   }
 }
 
-/// Work that the streams run as late as they can, and only because somebody waits for it, gives the same bits: no
-/// dependency is missing.
+/// Streams that run their work as late as possible, only when something waits for it, give the same bits: no dependency
+/// is missing.
 TEST(LazyStreams, GiveTheSameBits) {
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp"}) {
     TrainingSpec spec = spec_for(name, 2);
@@ -156,7 +155,7 @@ TEST(LazyStreams, GiveTheSameBits) {
   }
 }
 
-#ifndef __SANITIZE_THREAD__  // which rightly reports the race that this control plants
+#ifndef __SANITIZE_THREAD__  // which rightly reports the data race of this control
 
 /// Reduces without waiting for the stream that computes the gradients.
 class Hasty final : public CollectivePlugin {
@@ -168,7 +167,7 @@ class Hasty final : public CollectivePlugin {
   }
 };
 
-/// Negative control of the test above: a forgotten dependency is seen.
+/// Negative control of the test above: a missing dependency is detected.
 TEST(LazyStreams, ShowAForgottenDependency) {
   TrainingSpec spec = spec_for("zero2", 2);
   spec.lazy_streams = true;

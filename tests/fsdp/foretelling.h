@@ -1,4 +1,4 @@
-// A step as the tests of the planner foretell and measure it.
+// A training step that the planner tests simulate and measure.
 #pragma once
 
 #include <string>
@@ -37,7 +37,7 @@ inline StepProfile predict_on(int ranks, const TrainingStep& step, const nn::Ker
   return predict_step(step, *world, clock, kernels, steps);
 }
 
-/// Of the last rank, which is the one that a simulation has.
+/// The profile of the last rank, the one that a simulation reports.
 inline StepProfile measured_on(int ranks, const std::string& backend, const TrainingStep& step, int steps,
                                const std::string& decorators = "") {
   StepProfile record;

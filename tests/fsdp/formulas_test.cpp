@@ -1,4 +1,4 @@
-// The general formulas against the table that users are given, line by line.
+// The general formulas against the table in the documentation, line by line.
 #include <gtest/gtest.h>
 
 #include "tessera/fsdp/formulas.h"

@@ -1,4 +1,4 @@
-// Forward and backward as one graph of a device: the bits of a run without, memory of its own, and what can't be one.
+// Forward and backward as one device graph: bitwise equality, its own memory, and what can't be captured.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ TrainingSpec spec_for(const char* strategy) {
   return spec;
 }
 
-/// One rank that trains from a batch that stays in its place.
+/// One rank that trains from a batch at a fixed address.
 class Alone {
  public:
   Alone(const TrainingSpec& spec, comm::Communicator& world)
@@ -137,7 +137,7 @@ TEST(Graphs, RecomputeWhatIsCheckpointed) {
   EXPECT_EQ(train(spec, true), plain);
 }
 
-/// Records 1 + 2 in memory of the pool, lets others use what the pool then has, and replays.
+/// Captures 1 + 2 in memory of the pool, lets other tensors use the pool's free memory, and replays.
 float sum_after_others(bool own_memory) {
   nn::Context context({.runtime = harness::make_guarded_device({.lazy = true})});
   const auto value = [&](float number) {
@@ -156,7 +156,7 @@ float sum_after_others(bool own_memory) {
   }
   const auto graph = capture->finish();
   capture.reset();
-  const nn::Tensor other = value(5), another = value(7);  // kept over the replay
+  const nn::Tensor other = value(5), another = value(7);  // live during the replay
   graph->launch(context.stream());
   const nn::Tensor scalar = nn::Tensor::empty(context, {1}, base::DType::f32);
   context.kernels<float>("add").add(context.stream(),

@@ -1,4 +1,4 @@
-// Strategies, meshes, wrapping and the flat layout: everything that is decided before a step runs.
+// Strategies, meshes, wrapping and the flat layout: everything that is fixed before the first step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -91,7 +91,7 @@ TEST(Wrap, ByTypeOfModule) {
   Model model(context);
   EXPECT_EQ(type_name(model.h0), "Block");
   EXPECT_THAT(names(make_units(model, "type:Block")), ElementsAre("root", "h.0", "h.1"));
-  // Inside a block's unit its leaves are units of their own, and nothing is left for it.
+  // Inside a block's unit its leaves are units of their own, and no parameter is left for the block.
   EXPECT_THAT(names(make_units(model, "block;type:Leaf")),
               ElementsAre("root", "h.0.norm", "h.0.fc", "h.1.norm", "h.1.fc", "ln_f"));
   try {
@@ -116,7 +116,7 @@ TEST(Wrap, WhatIsIgnoredIsInNoUnit) {
   Model model(context);
   const auto is_norm = [](const nn::Parameter& parameter) { return parameter.shape().size() == 1; };
   const auto units = make_units(model, "block;ln_f", is_norm);
-  ASSERT_THAT(names(units), ElementsAre("root", "h.0", "h.1"));  // ln_f has nothing left
+  ASSERT_THAT(names(units), ElementsAre("root", "h.0", "h.1"));  // ln_f has no parameters left
   for (const UnitSpec& unit : units)
     for (const auto& parameter : unit.parameters) EXPECT_FALSE(is_norm(*parameter)) << parameter->name();
   EXPECT_THROW(make_units(model, "block", [](const nn::Parameter&) { return true; }), InvalidUsage);
@@ -127,7 +127,7 @@ TEST(Wrap, SaysWhatTheRootHoldsForNothing) {
   Model model(context);
   const auto units = make_units(model, "block");
   const auto held = needlessly_held(model, units[0]);
-  ASSERT_EQ(held.size(), 1U);  // wte is the head's too
+  ASSERT_EQ(held.size(), 1U);  // the head uses wte's weight, too
   EXPECT_EQ(held[0].module, &model.ln_f);
   EXPECT_EQ(held[0].elements, 5);
   EXPECT_TRUE(needlessly_held(model, make_units(model, "block;ln_f")[0]).empty());
@@ -137,7 +137,7 @@ TEST(Wrap, AListJoinsModulesAndATiedTensorStaysWithTheRoot) {
   nn::Context context;
   Model model(context);
   const auto units = make_units(model, "block;wte+ln_f");
-  // The root uses wte's weight too, so it may not be resharded when wte's module is left: it stays with the root.
+  // The root uses wte's weight too. Leaving wte's module must not reshard it, so it stays with the root.
   ASSERT_THAT(names(units), ElementsAre("root", "wte+ln_f", "h.0", "h.1"));
   EXPECT_THAT(parameters(units[0]), ElementsAre("wte.weight"));
   EXPECT_THAT(parameters(units[1]), ElementsAre("ln_f.weight"));

@@ -1,4 +1,4 @@
-// A frozen model with adapters under the engine: what is trained, what it costs, and that it is saved.
+// A frozen model with adapters under the engine: what is trained, its cost, its checkpoints.
 #include "tessera/nn/lora.h"
 
 #include <gmock/gmock.h>
@@ -100,7 +100,7 @@ TEST_P(Lora, OfAQuantizedModelEndAlikeAtAnEighthOfTheBytes) {
   }
 }
 
-/// 4 bits a weight, 8 for 64 of them, 32 for each tensor and for 16384: in a block of width 64, four tensors.
+/// 4 bits per weight, 8 per 64 weights, 32 per tensor and per 16384 weights; a block of width 64 has four tensors.
 TEST(AdapterCost, OfAQuantizedBlockIsThatOfThePaper) {
   const TrainingRecord record = train(quantized(spec_for("fsdp", 2)));
   const std::int64_t weights = 12 * 64 * 64;
@@ -110,7 +110,7 @@ TEST(AdapterCost, OfAQuantizedBlockIsThatOfThePaper) {
   EXPECT_NEAR(record.losses[0], dense.losses[0], 0.05 * dense.losses[0]);
 }
 
-/// The negative control: the formulas of a model that is trained as a whole are others.
+/// Negative control: the formulas of full training give other values.
 TEST(AdapterCost, IsFarFromThatOfTrainingEverything) {
   for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
     const TrainingSpec spec = spec_for(strategy, 4);
@@ -140,7 +140,7 @@ TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
     if (four_bits) spec = quantized(spec);
     spec.global_batch = 8;
     spec.microbatches = 2;
-    spec.lazy_streams = false;  // a host that runs ahead holds more
+    spec.lazy_streams = false;  // a host that runs ahead keeps more memory live
     const TrainingRecord plain = train(spec);
     spec.make_model = [make = spec.make_model](nn::Context& context) {
       auto model = make(context);
@@ -154,7 +154,7 @@ TEST(AdapterTraining, GoesOnWithCheckpointedActivationsAndMicrobatches) {
   }
 }
 
-/// What is frozen comes to the device for gathers, and never goes back.
+/// Frozen shards are copied to the device for gathers and never copied back.
 TEST(AdapterTraining, WithShardsInTheHostsMemoryMovesWhatTheFormulaSays) {
   for (const auto& [strategy, ranks] : {std::pair("zero2", 2), std::pair("fsdp", 1), std::pair("fsdp", 2)}) {
     TrainingSpec spec = spec_for(strategy, ranks);

@@ -1,4 +1,4 @@
-// Strategies side by side in one model, and units that are resharded to neighbours only.
+// Several strategies in one model, and units with secondary shards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ TrainingSpec spec_for(const std::string& strategy, int ranks, const std::string&
   return spec;
 }
 
-/// Every unit by another strategy, as often as there are some.
+/// Units use the given strategies in turn.
 TrainingSpec mixed_spec(int ranks, const std::vector<std::string>& names) {
   TrainingSpec spec = spec_for("fsdp", ranks);
   spec.engine.unit_strategy = [names](const UnitSpec& unit) -> std::optional<Strategy> {
@@ -77,12 +77,12 @@ TEST(MixedStrategies, CostTheSumOfTheirFormulas) {
   }
   for (const auto& bytes : record.model_state)
     EXPECT_EQ(bytes, (std::array{state.parameter, state.gradient, state.optimizer}));
-  // The control: none of them alone costs that.
+  // The control: no strategy alone has these costs.
   for (const std::string& name : kAll)
     EXPECT_NE(communication_formula(strategy_named(name), record.mesh, record.unit_sizes).bytes, sum.bytes) << name;
 }
 
-/// As PyTorch's ignored modules, and its tests of DDP(A) + FSDP(B): what the engine leaves alone is the program's.
+/// Like PyTorch's ignored modules and its tests of DDP(A) + FSDP(B): the engine leaves ignored modules to the program.
 TEST(Ignored, ModulesAreTheProgramsOwn) {
   for (const char* name : {"ddp", "fsdp"}) {
     const TrainingSpec spec = spec_for(name, 2);
@@ -110,7 +110,7 @@ TEST(Ignored, ModulesAreTheProgramsOwn) {
       }
       tape.backward(loss);
       engine.step(1e-3);
-      // Nobody has reduced this gradient: the ranks' are those of their own batches.
+      // No collective has reduced this gradient: each rank has that of its own batch.
       std::vector<float> gradient(2);
       const float mine = own.parameters()[0]->gradient().value().data<float>()[3];
       world.all_gather({&mine, 1, DType::f32, {}}, {gradient.data(), 2, DType::f32, {}}).wait();
@@ -140,7 +140,7 @@ TEST(MixedStrategies, WithOtherCollectivesAreRefused) {
   }
 }
 
-// --- resharding to neighbours
+// --- secondary shards
 
 struct Case {
   const char* strategy;
@@ -188,7 +188,7 @@ TEST_P(ReshardGroup, CostsWhatTheFormulaSays) {
   }
 }
 
-/// What hpZ is for: a backward's gathers stay among neighbours.
+/// The purpose of hpZ: gathers of backward stay inside the smaller groups.
 TEST(ReshardGroup, MovesNoMoreBytesInForwardAndFewerInBackward) {
   TrainingSpec spec = spec_for("fsdp", 4);
   spec.steps = 2;

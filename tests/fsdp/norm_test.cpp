@@ -1,4 +1,4 @@
-// Norms of gradients, clipping by them, and the loss scale of f16.
+// Gradient norms, clipping, and the f16 loss scale.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ TrainingSpec spec_for(const std::string& strategy, int ranks, Norm norm, double 
   return spec;
 }
 
-/// From the whole gradients of one rank, in double.
+/// Norm of the full gradients of one rank, in double.
 double norm_of(nn::CausalModel& model, Norm norm) {
   double total = 0;
   for (const auto& parameter : model.parameters()) {
@@ -69,7 +69,7 @@ TEST(Norms, AreThoseOfTheWholeGradient) {
     const double whole = norm_of(*model, norm);
     EXPECT_NEAR(train(spec).norms[0], whole, 1e-9 * whole) << static_cast<int>(norm);
     for (const char* strategy : {"zero2", "fsdp"}) {
-      spec = spec_for(strategy, 3, norm, 0);  // to the rounding of sums over three ranks
+      spec = spec_for(strategy, 3, norm, 0);  // equal up to the rounding of sums over three ranks
       spec.drains = true;
       EXPECT_NEAR(train(spec).norms[0], whole, 1e-5 * whole) << strategy << static_cast<int>(norm);
     }
@@ -85,7 +85,7 @@ TEST(Norms, ClipTheSameUnderEveryStrategy) {
         if (std::string(name) == "hsdp" && ranks % 2 != 0) continue;
         EXPECT_TRUE(same_bits(ddp, train(spec_for(name, ranks, norm, clip)))) << name << static_cast<int>(norm);
       }
-      // The control: another norm clips otherwise.
+      // The control: clipping by another norm differs.
       EXPECT_FALSE(same_bits(ddp, train(spec_for("ddp", ranks, norm == Norm::one ? Norm::two : Norm::one, clip))));
     }
 }
@@ -96,7 +96,8 @@ TEST(Norms, TakeOneReductionPerShardedAxis) {
          {std::tuple("ddp", 3, 0U), std::tuple("zero1", 2, 1U), std::tuple("fsdp", 3, 1U), std::tuple("hsdp", 4, 1U)}) {
       const TrainingSpec spec = spec_for(name, ranks, norm, 0.5);
       for (const EngineTraffic& rank : train(spec).later_by_rank)
-        EXPECT_EQ(rank.control.calls, (calls + 1) * static_cast<unsigned>(spec.steps - 1)) << name;  // one is of orders
+        EXPECT_EQ(rank.control.calls, (calls + 1) * static_cast<unsigned>(spec.steps - 1))
+            << name;  // one compares the execution order
     }
 }
 
@@ -118,7 +119,7 @@ std::map<std::string, std::vector<float>> values_of(Engine& engine) {
   return values;
 }
 
-/// The steps from `first` to before `end`; one rank's loss gets infinite in those that are spoiled.
+/// The steps from `first` to before `end`; in the steps of `spoils` one rank's loss is infinite.
 struct Course {
   std::set<int> spoils;
   int first = 0, end = 6;
@@ -172,7 +173,7 @@ Scaled train_scaled(const std::string& strategy, int ranks, const Course& course
   return scaled;
 }
 
-/// Adds, whatever it is asked to do.
+/// Sums for every reduction, also when asked for the average.
 class SumsFirst final : public CollectivePlugin {
  public:
   explicit SumsFirst(comm::OpKind kind) : kind_(kind) {}
@@ -197,7 +198,7 @@ TEST(GradientScaling, OneRanksInfinityMakesAllSkipAndBackOff) {
     EXPECT_THAT(scaled.scales, testing::ElementsAre(1024, 1024, 512, 512, 512, 512)) << name;
     EXPECT_EQ(scaled.before, scaled.after) << name;
     EXPECT_EQ(scaled.skipped, 1U) << name;
-    // The control: a step that isn't spoiled changes them.
+    // The control: a step without overflow changes them.
     const Scaled whole = train_scaled(name, ranks, {}, {.initial = 1024});
     EXPECT_THAT(whole.done, testing::Each(true));
     EXPECT_LT(whole.losses.back(), whole.losses.front());
@@ -218,7 +219,7 @@ TEST(GradientScaling, GrowsAfterGoodStepsInARow) {
 TEST(GradientScaling, GrowsAgainAndAgainAndCountsFromAnOverflowAnew) {
   const Scaled grown = train_scaled("ddp", 2, {}, {.initial = 16, .interval = 2});
   EXPECT_THAT(grown.scales, testing::ElementsAre(16, 32, 32, 64, 64, 128));
-  // Two good steps before the overflow don't count to the three after it.
+  // Two good steps before the overflow don't count toward the three after it.
   const Scaled anew = train_scaled("ddp", 2, {.spoils = {2}}, {.initial = 1024, .interval = 3});
   EXPECT_THAT(anew.scales, testing::ElementsAre(1024, 1024, 512, 512, 512, 1024));
 }
@@ -229,14 +230,14 @@ TEST(GradientScaling, StaysWithinBounds) {
   EXPECT_THAT(small.done, testing::ElementsAre(false, false, false, false, true));
 }
 
-/// A step that is skipped is none for the optimizer: what follows is a training that never had it.
+/// A skipped step does not count for the optimizer: the rest equals a training without that step.
 TEST(GradientScaling, ASkippedStepIsNoneOfTheOptimizers) {
   for (const char* name : {"ddp", "fsdp"}) {
     const Scaled with = train_scaled(name, 2, {.spoils = {0}}, {.initial = 1024});
     const Scaled without = train_scaled(name, 2, {.first = 1}, {.initial = 512});
     EXPECT_FALSE(with.end.empty());
     EXPECT_EQ(with.end, without.end) << name;
-    // The control: one that isn't skipped.
+    // The control: a step that isn't skipped.
     EXPECT_NE(train_scaled(name, 2, {}, {.initial = 512}).end, without.end) << name;
   }
 }
@@ -257,10 +258,10 @@ TEST(GradientScaling, IsRefusedWhereItMakesNoSense) {
   train(spec);
 }
 
-/// The largest gradient of one backward in which every rank sees the same batch, not finite where one of them isn't.
+/// Largest gradient of one backward; every rank has the same batch. Not finite if any gradient is not finite.
 double largest_gradient(const std::string& strategy, int ranks, double scale, const std::string& reducer) {
   TrainingSpec spec = spec_for(strategy, ranks, Norm::infinity, 0);
-  spec.ranks = 1;  // whose batch all see
+  spec.ranks = 1;  // all ranks use the batch of one rank
   spec.engine.use_loss_scaling = true;
   double largest = 0;
   comm::InitOptions config;
@@ -291,12 +292,12 @@ double largest_gradient(const std::string& strategy, int ranks, double scale, co
   return largest;
 }
 
-/// Four gradients of 40000 make more than an f16 can hold; their mean doesn't.
+/// Four gradients of 40000 exceed the range of f16; their mean doesn't.
 TEST(GradientScaling, AveragesThatFitDontOverflowOnTheWay) {
   const double scale = 40000 / largest_gradient("ddp", 1, 1, "plain");
   for (const char* name : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
     EXPECT_NEAR(largest_gradient(name, 4, scale, "plain"), 40000, 400) << name;
-    // The control: sums that are divided only at the end.
+    // The control: a reduction that divides after the sum.
     EXPECT_FALSE(std::isfinite(largest_gradient(name, 4, scale, "sums_first"))) << name;
   }
 }

@@ -1,11 +1,11 @@
-// A model that no world divides.
+// A model whose sizes no world size divides.
 #pragma once
 
 #include "tessera/nn/models/causal_model.h"
 
 namespace tessera::fsdp {
 
-/// Width 36 in 3 heads, 3 blocks, a vocabulary and a context that are odd.
+/// Width 36 in 3 heads, 3 blocks, odd vocabulary and context sizes.
 inline nn::ModelConfig odd_model() {
   nn::ModelConfig model = nn::preset("gpt-nano");
   model.name = "odd";

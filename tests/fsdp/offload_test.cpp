@@ -1,5 +1,4 @@
-// Shards in the host's memory: the same bits as without, the memory and the bytes of the formulas, and no host that
-// waits.
+// CPU offload: bitwise equal to a run without it, memory and bytes as by the formulas, and no host waits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +39,7 @@ TrainingSpec spec_for(const Case& c, bool offload, harness::GuardedOptions devic
   spec.engine.clip_norm = 0.5;
   spec.engine.poison = true;
   spec.engine.cpu_offload = offload;
-  spec.engine.offload_chunk_elements = 5001;  // several in a unit, at odd places
+  spec.engine.offload_chunk_elements = 5001;  // several chunks per unit, at odd offsets
   spec.runtime = harness::make_guarded_device(device);
   return spec;
 }
@@ -72,7 +71,7 @@ TEST_P(CpuOffload, TheDeviceKeepsWhatTheFormulaLeavesIt) {
     EXPECT_THAT(record.model_state[rank], testing::ElementsAre(state.parameter, state.gradient, state.optimizer));
     EXPECT_EQ(record.memory_trackers[rank].now_of(MemoryCategory::offloaded), state.offloaded);
   }
-  // The negative control: without it, all of that is on the device.
+  // The negative control: without offload, all of that is on the device.
   const TrainingRecord plain = train(spec_for(GetParam(), false));
   EXPECT_THAT(plain.model_state[0], testing::ElementsAre(all.parameter, all.gradient, all.optimizer));
   EXPECT_EQ(plain.memory_trackers[0].now_of(MemoryCategory::offloaded), 0U);
@@ -98,11 +97,11 @@ TEST_P(CpuOffload, AStepMakesTheHostWaitForNothing) {
     for (std::size_t step = 2; step < steps.size(); ++step) EXPECT_EQ(steps[step], harness::HostWaits{});
 }
 
-/// The negative control of the bits: one of the two streams of copies forgets what it has to wait for.
+/// Negative control of the bits: one of the two copy streams skips its waits.
 TEST(OffloadOrder, AForgottenDependencyShows) {
   const Case one{"fsdp", 1};
   const TrainingRecord right = train(spec_for(one, true));
-  for (const int stream : {2, 3})  // the communicator, which has nothing to copy with one rank, has made two before
+  for (const int stream : {2, 3})  // streams 0 and 1 belong to the communicator, which copies nothing with one rank
     EXPECT_FALSE(same_bits(train(spec_for(one, true, {.lazy = true, .deaf_copy_stream = stream})), right)) << stream;
   EXPECT_TRUE(same_bits(train(spec_for(one, true, {.lazy = true, .deaf_copy_stream = 4})), right)) << "there are two";
 }
@@ -127,7 +126,7 @@ TEST(OffloadOrder, EveryOptimizerUpdatesTheHostsState) {
   }
 }
 
-/// Values from outside, in the middle of a training, with copies and gathers in flight.
+/// A training that loads values from a program while copies and gathers are in flight.
 TrainingRecord train_with_values_from_outside(TrainingSpec spec) {
   spec.after_step = [](int, int step, Engine& engine, nn::CausalModel&) {
     if (step == 0)

@@ -1,4 +1,4 @@
-// In which order units are gathered, as the program wishes; and ranks that disagree about it.
+// Gather order of units as set by the program; errors for ranks whose execution orders differ.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,7 +66,7 @@ TEST(PrefetchOrder, MayBeTheProgramsOwn) {
   EXPECT_TRUE(same_bits(neighbours, own));
 }
 
-/// What isn't needed goes back, and what is needed without having been asked for is gathered then.
+/// An unneeded prefetch is resharded, and a unit without prefetch is gathered when it is used.
 TEST(PrefetchOrder, AWrongOneCostsTimeOnly) {
   TrainingSpec spec = spec_for("fsdp");
   const TrainingRecord right = train(spec);
@@ -90,9 +90,9 @@ TEST(PrefetchOrder, NamesUnits) {
   }
 }
 
-// --- ranks that disagree
+// --- ranks with different execution orders
 
-/// Two layers of the same shape; which one comes first is up to the rank.
+/// Two layers of the same shape; the rank chooses which one runs first.
 class TwoWays final : public nn::Layer<TwoWays> {
  public:
   explicit TwoWays(nn::Context& context)
@@ -116,12 +116,12 @@ struct Disagreement {
   int from = 1;  ///< step
   bool refreshes = false;  ///< just before it
   bool checked = false;
-  std::shared_ptr<base::DeviceRuntime> device = {};  ///< not null: there, and the communicator takes its memory only
+  std::shared_ptr<base::DeviceRuntime> device = {};  ///< if set: the communicator accepts only its memory
 };
 
 struct Said {
   std::vector<std::string> by_rank;
-  int steps = 0;  // that the first rank got done
+  int steps = 0;  // completed by the first rank
   double seconds = 0;
 };
 
@@ -188,11 +188,11 @@ TEST(ExecutionOrder, FromTheBeginningAreNamedBeforeTheFirstBackward) {
     }
 }
 
-/// What is trained from then on is new, and most often ranks differ from the beginning.
+/// After a refresh the execution order is recorded anew; ranks usually differ from its beginning.
 TEST(ExecutionOrder, AfterARefreshAreNamedBeforeTheFirstBackward) {
   for (const bool swaps : {true, false}) {
     const Said said = run_two_ways({.strategy = "fsdp", .swaps = swaps, .from = 2, .refreshes = true});
-    EXPECT_EQ(said.steps, swaps ? 2 : 4);  // the control: ranks that agree
+    EXPECT_EQ(said.steps, swaps ? 2 : 4);  // the control: ranks with equal orders
     for (const std::string& text : said.by_rank)
       EXPECT_THAT(text, swaps ? testing::Matcher<std::string>(HasSubstr(kDifferent + std::string("the first backward")))
                               : testing::Matcher<std::string>(""));
@@ -208,14 +208,14 @@ TEST(ExecutionOrder, LaterAreNamedAtTheNextStep) {
       for (const std::string& text : said.by_rank) {
         EXPECT_THAT(text, HasSubstr(kDifferent + std::string("step 3, after"))) << backend << strategy;
       }
-      // The control: as long as they agree, nobody complains.
+      // The control: with equal orders no rank reports an error.
       const Said agreed = run_two_ways({.strategy = strategy, .backend = backend});
       EXPECT_EQ(agreed.steps, 4);
       EXPECT_THAT(agreed.by_rank, testing::Each(""));
     }
 }
 
-/// Where ranks can only tell each other by way of the device's memory.
+/// Ranks whose communicator accepts device memory only.
 TEST(ExecutionOrder, AreNamedOverTheDevicesMemory) {
   for (const bool swaps : {true, false}) {
     const Said said = run_two_ways({.strategy = "ddp", .swaps = swaps, .device = harness::make_guarded_device({})});
@@ -226,7 +226,7 @@ TEST(ExecutionOrder, AreNamedOverTheDevicesMemory) {
   }
 }
 
-/// A gather that another rank doesn't call never ends; the deadline names unit, operation and rank.
+/// A gather that another rank never calls does not complete; the timeout error names unit, operation and rank.
 TEST(ExecutionOrder, InAWayThatHangsAreNamedByTheDeadline) {
   for (const auto& how :
        {Disagreement{.strategy = "fsdp", .swaps = true}, Disagreement{.strategy = "fsdp", .skips = true},
@@ -239,7 +239,7 @@ TEST(ExecutionOrder, InAWayThatHangsAreNamedByTheDeadline) {
   }
 }
 
-/// Under strategies whose forward needs no other rank, one rank may do it again.
+/// Under strategies whose forward needs no other rank, one rank may repeat a forward.
 TEST(ExecutionOrder, DontWhereOneDoesAForwardAgain) {
   const auto run = [](bool again) {
     TrainingSpec spec = spec_for("ddp", 3);
@@ -249,7 +249,7 @@ TEST(ExecutionOrder, DontWhereOneDoesAForwardAgain) {
       nn::Tape tape;
       const nn::TapeScope recording(model.context(), &tape);
       model.loss(batch.tokens, batch.targets);
-      engine.abort_step();  // as after an exception in it
+      engine.abort_step();  // as after an exception during the step
     };
     return train(spec);
   };

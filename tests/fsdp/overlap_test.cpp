@@ -1,5 +1,5 @@
-// Communication behind computation: with collectives as long as a unit's compute, which both only sleep, a step exposes
-// no more than the first gather and the last reduction.
+// Overlap of communication and computation: with collectives as long as a unit's compute, both of which only sleep, a
+// step exposes no more than the first gather and the last reduction.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using base::TraceEventKind;
 constexpr auto kCompute = std::chrono::milliseconds(20);
 constexpr int kLayers = 5;
 
-/// Takes that long in forward and in backward, and no core.
+/// Takes kCompute in forward and in backward, and uses no core.
 class Slow final : public nn::Layer<Slow> {
  public:
   explicit Slow(nn::Context& context)
@@ -58,12 +58,12 @@ class SlowModel final : public nn::Layer<SlowModel> {
   std::vector<Slow*> layers_;
 };
 
-/// Of so many steps after the first so many must stay within a bound. What misses it is the scheduler's doing on a
-/// machine that others use, too; an engine that waits where it needn't misses it in every step.
+/// kGood of the kSteps steps after the first must stay within a bound. The scheduler of a machine shared with other
+/// programs makes single steps miss it; an engine with a needless wait misses it in every step.
 constexpr int kSteps = 8;
 constexpr int kGood = 4;
 
-/// What is exposed in the kGood best steps at most, on the rank that waited longest.
+/// Largest exposed communication of the kGood best steps, on the rank that waited longest.
 double exposed_ms(const std::string& backend, const std::string& strategy, int prefetch) {
   std::vector<std::vector<double>> waited(2);
   comm::InitOptions config;
@@ -111,28 +111,28 @@ INSTANTIATE_TEST_SUITE_P(Backends, OverlapOver, testing::Values("shm", "tcp"),
 
 TEST_P(OverlapOver, P06_FsdpExposesTheFirstGatherAndTheLastReductionOnly) {
   EXPECT_LE(exposed("fsdp", 1), 1.15 * 2 * kCollective);
-  // The control: without prefetch every gather is exposed, of forward and of backward but for the last unit's.
+  // The control: without prefetch every gather of forward is exposed, and every one of backward except the last unit's.
   EXPECT_GE(exposed("fsdp", 0), (2 * kLayers - 1 + 1) * kCollective * 0.95);
 }
 
 TEST_P(OverlapOver, P06_DdpExposesTheLastReductionOnly) { EXPECT_LE(exposed("ddp", 1), 1.15 * kCollective); }
 
-/// After the step each unit's parameters are gathered, in the order of the next forward: the first of them is waited
-/// for.
+/// After the step each unit's parameters are gathered, in the order of the next forward; only the first gather is
+/// exposed.
 TEST_P(OverlapOver, P06_ZeroExposesTheLastReductionAndTheFirstGather) {
   EXPECT_LE(exposed("zero1", 1), 1.15 * 2 * kCollective);
   EXPECT_LE(exposed("zero2", 1), 1.15 * 2 * kCollective);
 }
 
 struct Peeked {
-  const float* last = nullptr;  // a value of the last unit, at rest
-  float before = 0;             // the step's update
-  bool everything = false;      // the control: waits for all that is in the queue
+  const float* last = nullptr;  // a value of the last unit's shard
+  float before = 0;             // its value before the update
+  bool everything = false;      // the control: waits for all queued work
   base::Stream* compute = nullptr;
   int gathers = 0, updated = 0;
 };
 
-/// Runs what the root's gather comes after, and looks whether the last unit has been updated by then.
+/// Waits for the work that the root's gather depends on, and checks whether the last unit has been updated by then.
 class Peeking final : public CollectivePlugin {
  public:
   explicit Peeking(std::map<std::thread::id, Peeked>& peeked, std::mutex& mutex) : peeked_(peeked), mutex_(mutex) {}
@@ -158,7 +158,7 @@ class Peeking final : public CollectivePlugin {
   std::mutex& mutex_;
 };
 
-/// How often the last unit was updated before the first gather of the next step, of how many.
+/// How often the last unit was updated before the first gather of the next step, and the number of such gathers.
 std::pair<int, int> updated_before_the_first_gather(bool everything) {
   std::map<std::thread::id, Peeked> peeked;
   std::mutex mutex;
@@ -208,7 +208,7 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
   return {updated, gathers};
 }
 
-/// The first gather of a step comes after the first unit's update only: it may run while the others are updated.
+/// The first gather of a step depends on the first unit's update only; it may run while the others are updated.
 TEST(Overlap, TheFirstGatherNeedsTheFirstUnitsUpdateOnly) {
   EXPECT_EQ(updated_before_the_first_gather(false), std::pair(0, 2));
   EXPECT_EQ(updated_before_the_first_gather(true), std::pair(2, 2));

@@ -1,4 +1,4 @@
-// Replicas that go their own way for a period of steps, and then meet.
+// Local SGD and DiLoCo: replicas train independently and synchronize after every sync period.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ TrainingSpec with_sgd(TrainingSpec spec) {
   return spec;
 }
 
-/// What every rank shows after every step: [step][rank].
+/// Parameters of every rank after every step: [step][rank].
 std::vector<std::vector<Values>> shown(TrainingSpec spec, bool meet_at_the_end = false) {
   std::mutex mutex;
   std::vector<std::vector<Values>> all(static_cast<std::size_t>(spec.steps),
@@ -113,7 +113,7 @@ TEST_P(LocalSgdSync, CostWhatTheFormulaSays) {
   for (const UnitSize& unit : record.unit_sizes) padded += unit.padded;
   const ModelStateBytes memory = model_state_formula(given.engine.strategy, record.mesh, padded, 2, precision);
   for (std::size_t rank = 0; rank < record.later_by_rank.size(); ++rank) {
-    const EngineTraffic& later = record.later_by_rank[rank];  // of four steps, with two meetings
+    const EngineTraffic& later = record.later_by_rank[rank];  // of four steps, with two syncs
     EXPECT_EQ(later.all_gather.bytes_sent, 4 * formula.bytes.all_gather);
     EXPECT_EQ(later.reduce_scatter.bytes_sent, 4 * formula.bytes.reduce_scatter);
     EXPECT_NEAR(static_cast<double>(later.all_reduce.bytes_sent), 4.0 * static_cast<double>(formula.bytes.all_reduce),
@@ -138,7 +138,7 @@ TEST_P(LocalSgdSync, LazyStreamsGiveTheSameBits) {
   EXPECT_TRUE(same_bits(eager, train(given)));
 }
 
-/// Meeting after every step, as the mean, is averaging gradients where the inner step is a plain one.
+/// Syncing the mean after every step equals averaging gradients if the inner optimizer is plain SGD.
 TEST(LocalSgd, OfOneStepAveragesGradients) {
   TrainingSpec ddp = with_sgd(spec_for("local_sgd", "4x1", 1, 5));
   ddp.engine.strategy = strategy_named("ddp");
@@ -146,12 +146,12 @@ TEST(LocalSgd, OfOneStepAveragesGradients) {
   const Values averaged = train(ddp).parameters;
   EXPECT_LT(distance(train(with_sgd(spec_for("local_sgd", "4x1", 1, 5))).parameters, averaged), 6e-7)
       << "5 steps, each within an ulp of values up to 1";
-  // The negative controls: seldom, and with another outer step.
+  // The negative controls: a longer period, and another outer optimizer.
   EXPECT_GT(distance(train(with_sgd(spec_for("local_sgd", "4x1", 5, 5))).parameters, averaged), 2e-5);
   EXPECT_GT(distance(train(with_sgd(spec_for("diloco", "4x1", 1, 5))).parameters, averaged), 2e-5);
 }
 
-/// theta - lr (1 + momentum) (theta - mean), after the first period.
+/// theta - lr (1 + momentum) (theta - mean), after the first sync period.
 TEST(DiLoCo, TakesTheOuterStepOfItsPaper) {
   const auto start = shown([] {
     TrainingSpec spec = spec_for("diloco", "3x1", 100, 1);
@@ -173,7 +173,7 @@ TEST(DiLoCo, TakesTheOuterStepOfItsPaper) {
   EXPECT_GT(moved, 1e-2);
 }
 
-/// b = momentum b + g, theta -= lr (g + momentum b), where g is theta minus the replicas' mean, meeting after meeting.
+/// b = momentum b + g, theta -= lr (g + momentum b) at every sync, where g is theta minus the replicas' mean.
 TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
   constexpr int kMeetings = 3;
   std::mutex mutex;
@@ -214,10 +214,10 @@ TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
       }
   }
   EXPECT_LT(worst, 1e-6);
-  EXPECT_GT(plugin_state, 1e-3);  // without it the last meetings would end elsewhere
+  EXPECT_GT(plugin_state, 1e-3);  // without momentum the last syncs would give other values
 }
 
-/// Replicas that have met have nothing to meet for, and a training that begins anew has no momentum of an older one.
+/// A second sync in a row has no effect, and initializing drops the momentum of an earlier training.
 TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
   std::mutex mutex;
   std::vector<Values> seen;
@@ -230,7 +230,7 @@ TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
     if (engine.rank() == 0) seen.push_back(values);
   };
   TrainingSpec spec = spec_for("diloco", "2x1", 2, 8);
-  spec.repeat_data = 4;  // so the last four steps are the first four over again
+  spec.repeat_data = 4;  // the last four steps repeat the first four
   spec.after_step = [&](int, int step, Engine& engine, nn::CausalModel&) {
     if (step % 4 == 3) {
       note(engine);
@@ -291,11 +291,11 @@ TEST(Period, ADevicesMemoryIsNotTouchedByTheHost) {
   EXPECT_TRUE(same_bits(host, train(spec)));
 }
 
-// --- checkpoints within a period
+// --- checkpoints within a sync period
 
 TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string* dropped, bool forget = false) {
   spec.first_step = 4;
-  spec.seed += 1;  // other initial values: all must come from the checkpoint
+  spec.seed += 1;  // other initial values: all values must come from the checkpoint
   spec.before_training = [=](Engine& engine, comm::Communicator& control) {
     Checkpoint checkpoint(folder);
     const RestoreReport report = restore(engine, checkpoint);
@@ -308,11 +308,11 @@ TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string*
 TEST_P(LocalSgdSync, GoOnFromACheckpointWithin) {
   const TemporaryFolder folder;
   std::string dropped;
-  const TrainingSpec given = spec(3, 8);  // saved after 4 steps, met after 3 and 6
+  const TrainingSpec given = spec(3, 8);  // saved after 4 steps, synced after 3 and 6
   const TrainingRecord whole = train(saving(given, folder.path(), 3));
   EXPECT_EQ(train(resuming(given, folder.path(), &dropped)).parameters, whole.parameters);
   EXPECT_EQ(dropped, "");
-  // What is resumed within a period and ends there meets, too.
+  // A training that is resumed within a period and ends there syncs, too.
   const TemporaryFolder within;
   TrainingSpec last = saving(spec(3, 5), within.path(), 4);
   last.between_steps = [save = last.between_steps](int step, Engine& engine, comm::HostCollectives& control) {
@@ -327,11 +327,11 @@ TEST_P(LocalSgdSync, GoOnFromACheckpointWithin) {
   };
   more.first_step = more.steps;
   EXPECT_EQ(train(more).parameters, met.parameters);
-  // The negative control: from where they met last.
+  // The negative control: without the plug-in state of the last sync.
   EXPECT_NE(train(resuming(given, folder.path(), &dropped, true)).parameters, whole.parameters);
 }
 
-/// Saved just after a sync within a period: a sync before the next step has nothing to do, as in the run that saved.
+/// Saved just after a sync within a period: a sync before the next step has no effect, as in the saving run.
 TEST_P(LocalSgdSync, GoOnFromACheckpointJustAfterASyncWithin) {
   const TemporaryFolder folder;
   std::string dropped;

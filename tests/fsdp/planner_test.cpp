@@ -1,4 +1,4 @@
-// What is foretold is what comes: the same calls, bytes, memory and events as a real training, and its times.
+// A simulation has the same calls, bytes, memory and events as a real training, and the times of the formulas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using std::chrono::nanoseconds;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-/// Every kernel that `step` calls takes no time.
+/// Cost model in which every kernel that `step` calls takes no time.
 nn::KernelCostModel no_time(const TrainingStep& step, int steps = 1) {
   nn::KernelCostModel times;
   std::mutex mutex;
@@ -33,7 +33,7 @@ comm::sim::Network microseconds_each(int microseconds) {
   return {.time = [=](const comm::sim::SimulatedOp&) { return std::chrono::microseconds(microseconds); }};
 }
 
-/// A period of the strategies that have one is this long here.
+/// Sync period of the strategies that have one.
 constexpr int kPeriod = 4;
 
 EngineOptions engine_of(const std::string& name) {
@@ -58,7 +58,7 @@ TEST(StepPrediction, ForetellsCallsAndBytesOfAnyWorld) {
       };
       EXPECT_EQ(harness::calls_per_step(record.traffic, steps), formula_of(ranks).calls) << name << " " << ranks;
       EXPECT_EQ(harness::bytes_per_step(record.traffic, steps), formula_of(ranks).bytes) << name << " " << ranks;
-      // The control: of another world they are others.
+      // The control: those of another world size differ.
       EXPECT_FALSE(harness::bytes_per_step(record.traffic, steps) == formula_of(2 * ranks).bytes) << name << ranks;
     }
   }
@@ -92,7 +92,7 @@ TEST(StepPrediction, ForetellsTheEventsAndTheMemoryOfARealTraining) {
            {MemoryCategory::parameter, MemoryCategory::gradient, MemoryCategory::optimizer, MemoryCategory::activation,
             MemoryCategory::unsharded_parameter, MemoryCategory::unsharded_gradient})
         EXPECT_EQ(real.memory.peak_of(use), foretold.memory.peak_of(use)) << name << " " << base::name_of(use);
-      // The control: another prefetch has its events in another order, where there is something to gather.
+      // The control: another prefetch gives another order of events if the strategy gathers.
       step.engine.prefetch = 0;
       const StepProfile other = predict_on(4, step, real.kernels, microseconds_each(1));
       const bool gathers = name == "fsdp" || name == "hsdp" || name == "shard_grad_op";
@@ -100,7 +100,7 @@ TEST(StepPrediction, ForetellsTheEventsAndTheMemoryOfARealTraining) {
     }
 }
 
-/// Where nothing is computed, what comes one after the other adds up.
+/// Without compute time the times of sequential collectives add up.
 TEST(StepPrediction, ForetellsWhatAFormulaSays) {
   const TrainingStep ddp = step_of(config_of(3, 32), engine_for("ddp"));
   const nn::KernelCostModel none = no_time(ddp);
@@ -108,7 +108,7 @@ TEST(StepPrediction, ForetellsWhatAFormulaSays) {
   EXPECT_EQ(reduced.steps.back().step_ns, static_cast<std::int64_t>(reduced.units.size()) * 100'000);
   EXPECT_EQ(reduced.steps.back().exposed_ns, reduced.steps.back().step_ns);
 
-  // The other way round: what takes no time to send is never waited for, and a step is what its kernels take.
+  // The opposite: collectives that take no time are never waited for, and a step takes the time of its kernels.
   const StepProfile real = measured_on(1, "shm", ddp, 2);
   const StepProfile alone = predict_on(1, ddp, real.kernels, microseconds_each(100));
   const StepProfile fast = predict_on(8, ddp, real.kernels, microseconds_each(0));
@@ -120,7 +120,7 @@ TEST(StepPrediction, ForetellsWhatAFormulaSays) {
               1000);
 }
 
-/// On a device the host runs ahead: what no stream waits for costs nothing.
+/// On a device the host runs ahead: work that no stream waits for costs nothing.
 TEST(StepPrediction, LetsADevicesStreamsOverlap) {
   EngineOptions engine = engine_for("fsdp");
   engine.prefetch = 1;
@@ -129,7 +129,7 @@ TEST(StepPrediction, LetsADevicesStreamsOverlap) {
   const auto exposed = [&](VirtualClock::Machine machine, int prefetch) {
     TrainingStep one = step;
     one.engine.prefetch = prefetch;
-    // Longer than any unit computes.
+    // Collectives take longer than any unit's compute.
     return predict_on(4, one, real.kernels.scaled(0.01), microseconds_each(1000), 1, machine).steps.back().exposed_ns;
   };
   EXPECT_LE(exposed(VirtualClock::Machine::device, 1), exposed(VirtualClock::Machine::host, 1));
@@ -142,7 +142,7 @@ TEST(StepPrediction, NamesAKernelThatWasNotMeasured) {
               ThrowsMessage<base::InvalidUsage>(HasSubstr("it was not measured how long")));
 }
 
-/// Thousands of ranks, a model that no rank of this machine could hold: shapes only.
+/// Thousands of ranks and a model too large for one rank of this machine: tensors have shapes only.
 TEST(StepPrediction, NeedsNoMemoryForTensors) {
   const nn::KernelCostModel kernels = no_time(step_of(config_of(2, 32), engine_for("fsdp")));
   TrainingStep step = step_of(nn::preset("gpt2-xl"), engine_for("fsdp"));

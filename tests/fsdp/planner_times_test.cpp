@@ -1,4 +1,4 @@
-// Acceptance item 19: how long a step takes is foretold, of a model that was not measured.
+// Acceptance item 19: the simulated step time of a model that was not measured.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,20 +17,20 @@ using std::chrono::nanoseconds;
 
 double milliseconds(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
-/// The fastest step of some, of those after the first: machines that run tests are busy, and a step is long enough to
-/// be interrupted; a kernel, of which the median is taken, is not.
+/// The fastest step after the first. Machines that run tests are busy, and a step is long enough to be interrupted; a
+/// kernel, whose median time is used, is not.
 StepTimes fastest(StepProfile record) {
   record.steps.erase(record.steps.begin());
   return *std::min_element(record.steps.begin(), record.steps.end(),
                            [](const StepTimes& a, const StepTimes& b) { return a.step_ns < b.step_ns; });
 }
 
-/// Links on which nothing is computed and which are as slow as a unit's compute is long.
+/// Links without computation, with a transfer time close to a unit's compute time.
 constexpr int kLatencyMs = 3;
 constexpr double kBytesPerSecond = 200e6;
 const std::string kLinks = "delay:3ms,bandwidth=200000000";
 
-/// As the decorator has it: from the call, by the larger buffer, whatever else is under way.
+/// Times as the delay decorator has them: from the call, by the larger buffer, regardless of concurrent operations.
 comm::sim::Network those_links(double bytes_per_second = kBytesPerSecond) {
   return {.time =
               [=](const comm::sim::SimulatedOp& operation) {
@@ -49,7 +49,7 @@ class PredictionAccuracy : public testing::TestWithParam<std::string> {
     step.seq_len = 64;
     return step;
   }
-  /// From models that are smaller and larger than the one that is foretold.
+  /// Measured on models smaller and larger than the simulated one.
   nn::KernelCostModel kernels() const {
     nn::KernelCostModel times;
     for (const std::int64_t width : {96, 192})
@@ -58,11 +58,11 @@ class PredictionAccuracy : public testing::TestWithParam<std::string> {
   }
 };
 
-/// What is foretold of a model that was never run is at most this far from what is then measured, as a share of the
+/// Bound on the difference between simulated and measured times of a model that was not measured, as a share of the
 /// step.
 constexpr double kError = 0.15;
-/// Of so many attempts so many must be that close, five may miss: where somebody else uses the machine while one of
-/// the two is measured. A planner that is wrong misses in all of them.
+/// kGood of kAttempts attempts must be within the bound. Five may miss it, because other programs use the machine
+/// during one of the two measurements. A wrong planner misses it in all attempts.
 constexpr int kAttempts = 8;
 constexpr int kGood = 3;
 
@@ -85,7 +85,7 @@ TEST_P(PredictionAccuracy, P19_ForetellsStepAndExposedTimeOfAModelThatWasNotMeas
     EngineOptions engine = engine_for(name);
     engine.prefetch = prefetch;
     const TrainingStep step = step_for(5, 128, engine);
-    int good = 0, worse = 0, attempts = 0;  // worse: the control, links that are four times as fast
+    int good = 0, worse = 0, attempts = 0;  // worse: the control, links with four times the bandwidth
     for (; attempts < kAttempts && good < kGood && attempts - good <= kAttempts - kGood; ++attempts) {
       if (attempts > 0) times = kernels();
       const StepTimes foretold = predict_on(2, step, times, those_links()).steps.back();

@@ -1,4 +1,4 @@
-// 16-bit training under every strategy: the same bits, the bytes of the table, and masters that matter.
+// Half-precision training under every strategy: bitwise equality, bytes as by the table, effect of master weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ TEST_P(MixedPrecision, StrategiesEndWithTheSameBits) {
   }
 }
 
-/// Two stages round a 16-bit sum twice; in f32 the tree over replicas and shards is the flat one.
+/// Two stages round a half-precision sum twice; in f32 the tree over replicas and shards is the flat one.
 TEST_P(MixedPrecision, HsdpToo) {
   const TrainingRecord fsdp = train(spec_for("fsdp", 4, GetParam()));
   for (const char* mesh : {"1x4", "4x1", "2x2"}) {
@@ -103,7 +103,7 @@ TEST_P(MixedPrecision, CostsWhatTheTableSays) {
   }
 }
 
-/// The table's own numbers, and that the check above would see the state of f32 (its negative control).
+/// The numbers of the table. Negative control: the check above detects the state size of f32.
 TEST(PrecisionFormulas, AreTheTable) {
   const MeshShape four = MeshShape::grid(1, 4);
   const std::int64_t p = 4096;
@@ -154,8 +154,8 @@ TEST(Precision, LossesStayCloseToThoseOfF32) {
 
 float rounded(float value) { return static_cast<float>(base::bf16(value)); }
 
-/// Steps that are each smaller than a bf16 number's last place add up in the masters. The control: the same values
-/// without masters, rounded at each step, would not have moved.
+/// Steps smaller than the last place of a bf16 number add up in the master weights. The control: the same values
+/// without master weights, rounded at each step, would not have moved.
 TEST(Precision, MastersKeepWhatBf16WouldLose) {
   TrainingSpec spec;
   spec.steps = 20;
@@ -169,14 +169,15 @@ TEST(Precision, MastersKeepWhatBf16WouldLose) {
   const std::vector<float> many = train(spec).parameters.at("ln_f.weight");
   int moved = 0;
   for (std::size_t i = 0; i < many.size(); ++i) {
-    EXPECT_NE(one[i], 1.0F) << i;           // the masters took the first step ...
-    EXPECT_EQ(rounded(one[i]), 1.0F) << i;  // ... which bf16 can't hold, so without them each step begins at 1 again
+    EXPECT_NE(one[i], 1.0F) << i;           // the master weights hold the first step ...
+    EXPECT_EQ(rounded(one[i]), 1.0F) << i;  // ... which bf16 can't represent: without them each step begins at 1 again
     moved += std::abs(many[i] - 1.0F) > 2 * std::abs(one[i] - 1.0F) ? 1 : 0;
   }
   EXPECT_GT(moved, static_cast<int>(many.size() / 2));
 }
 
-/// Values from outside go through the masters and come back whole, and 16-bit parameters are their rounding.
+/// Loaded values are stored in the master weights and read back unrounded; half-precision parameters are their
+/// rounding.
 TEST(Precision, FilledValuesAreKeptInF32) {
   for (const char* name : {"ddp", "zero1", "fsdp", "hsdp"}) {
     TrainingSpec spec = spec_for(name, 4, {DType::bf16, {}});

@@ -1,4 +1,4 @@
-// The ledger against the operating system: what is booked (and reserved) is what the process really used.
+// The memory tracker against the operating system: tracked plus reserved bytes equal what the process uses.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ std::uint64_t status_bytes(const std::string& field) {
   throw std::runtime_error("no " + field);
 }
 
-/// Peaks restart from what is resident now.
+/// Restarts the peak from the memory that is resident now.
 void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 struct Growth {
@@ -28,7 +28,7 @@ struct Growth {
   double error() const { return std::abs(tracked - seen) / seen; }
 };
 
-/// Two steps of GPT-2 (124M parameters) on one rank. `hidden`: bytes that are used but booked nowhere.
+/// Two steps of GPT-2 (124M parameters) on one rank. `hidden`: bytes that are used but not tracked.
 Growth train_gpt2(std::size_t hidden) {
   harness::TrainingSpec spec;
   spec.model = nn::preset("gpt2");
@@ -62,7 +62,7 @@ TEST(ProcessMemory, LedgerAndReservedAgreeWithTheProcessWithinFivePercent) {
   EXPECT_LT(growth.error(), 0.05) << "booked " << growth.tracked << ", process " << growth.seen;
 }
 
-/// Negative control: memory that nobody booked is noticed.
+/// Negative control: untracked memory is detected.
 TEST(ProcessMemory, UnbookedMemoryIsNoticed) {
   const Growth growth = train_gpt2(std::size_t{600} << 20);
   EXPECT_GT(growth.error(), 0.05) << "booked " << growth.tracked << ", process " << growth.seen;

@@ -1,4 +1,4 @@
-// Weights in four bits where parameters are rounded on the way, laid out anew, or only planned: their bytes stay.
+// NF4 weights under compressed gathers, after a refresh, and in plans: their bytes do not change.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ Values encodings_of(Engine& engine) {
   return values;
 }
 
-/// Of what a run ends with.
+/// Encodings at the end of a run.
 Values encodings_of(const TrainingRecord& record, const Values& like) {
   Values values;
   for (const auto& [name, unused] : like) values[name] = record.parameters.at(name);
@@ -71,7 +71,7 @@ TEST(CompressedGathers, LeaveEncodingsToPlainAndCostWhatTheFormulaSays) {
     }
 }
 
-/// Changes a byte of every encoding that it is given, and says of itself what it is told.
+/// Changes a byte of every encoding that it gathers; reports the given capabilities.
 class Damaging final : public CollectivePlugin {
  public:
   explicit Damaging(CollectiveCapabilities capabilities) : capabilities_(std::move(capabilities)) {}
@@ -92,7 +92,7 @@ class Damaging final : public CollectivePlugin {
   const CollectiveCapabilities capabilities_;
 };
 
-/// The negative control is the plug-in that says that it is exact and takes anything: it is given them.
+/// The negative control is the plug-in that claims to be exact for all dtypes: it gathers the encodings.
 TEST(CompressedGathers, GiveEncodingsOnlyToWhoKeepsEveryBit) {
   TrainingSpec spec = quantized(spec_for("fsdp", 2));
   const TrainingRecord plain = train(spec);
@@ -107,8 +107,8 @@ TEST(CompressedGathers, GiveEncodingsOnlyToWhoKeepsEveryBit) {
   EXPECT_FALSE(same_bits(with({}), plain));
 }
 
-/// On a device whose memory the host can't touch, and whose work runs as late as it can: the host's bits, and no wait
-/// for what is decoded.
+/// A device whose memory the host can't access and whose work runs as late as possible: the host's bits, and no wait
+/// for decoded weights.
 TEST(QuantizedOnADevice, HasTheHostsBitsAndWaitsForNothing) {
   for (const auto& [strategy, ranks] : {std::pair("ddp", 1), std::pair("fsdp", 2), std::pair("zero2", 2)}) {
     TrainingSpec spec = quantized(spec_for(strategy, ranks));
@@ -125,7 +125,7 @@ TEST(QuantizedOnADevice, HasTheHostsBitsAndWaitsForNothing) {
   }
 }
 
-/// A unit's adapters are frozen and trained again, and with them its encodings are laid out anew.
+/// Freezing and unfreezing a unit's adapters rebuilds its layout, including its encodings.
 TEST(RefreshedUnits, KeepTheirEncodingsBitForBit) {
   const Values encodings = encodings_at_the_beginning();
   const auto run = [&](TrainingSpec spec, bool refreshes) {

@@ -1,4 +1,4 @@
-// The engine's events as ranges of a profiler: their names, how they nest, and that each ends.
+// Trace events as ranges of a profiler: names, nesting, and that each range ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ TrainingSpec spec_of(const char* strategy) {
   return spec;
 }
 
-/// Of rank 0's second step.
+/// The ranges of rank 0's second step.
 std::vector<std::string> ranges_of_a_step(const char* strategy) {
   TrainingSpec spec = spec_of(strategy);
   spec.steps = 2;
@@ -38,7 +38,7 @@ TEST(Ranges, AreTheEventsOfAStepWithTheirUnits) {
       ranges_of_a_step("fsdp"),
       ElementsAre("unshard_issue root", "unshard_issue h.0", "unshard_wait root", "forward root", "  unshard_issue h.1",
                   "  unshard_wait h.0", "  forward h.0", "  reshard h.0", "  unshard_wait h.1",
-                  "  forward h.1",  // the last unit stays gathered
+                  "  forward h.1",  // the last unit stays unsharded
                   "backward root", "  unshard_issue h.0", "  backward h.1", "  reshard h.1", "  reduce_issue h.1",
                   "  unshard_wait h.0", "  backward h.0", "  reshard h.0", "  reduce_issue h.0", "  reduce_wait h.1",
                   "reshard root", "reduce_issue root", "reduce_wait h.0", "reduce_wait root", "optimizer_step root",
@@ -46,7 +46,7 @@ TEST(Ranges, AreTheEventsOfAStepWithTheirUnits) {
   EXPECT_THAT(ranges_of_a_step("zero1"), testing::Contains("unshard_issue h.1")) << "after the optimizer's step";
 }
 
-/// The loss refuses targets of another shape, with the root's forward still open.
+/// The loss rejects targets of another shape while the root's forward is open.
 void fail_in_forward(nn::CausalModel& model, const TrainingSpec& spec, int rank) {
   const auto batch = harness::make_batch(model.context(), spec, 0, rank);
   const nn::Tensor wrong = nn::Tensor::zeros(model.context(), {1, 1}, base::DType::i32);

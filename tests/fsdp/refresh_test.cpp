@@ -1,4 +1,4 @@
-// Parameters that are frozen, and trained again, between steps.
+// Parameters that are frozen and unfrozen between steps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ void freeze(nn::Module& model, bool frozen, const std::function<bool(const nn::P
   }
 }
 
-/// This rank's part of the optimizer's state, by name and place.
+/// This rank's shard of the optimizer state, by name and index.
 std::map<std::string, float> states_of(Engine& engine) {
   std::map<std::string, float> states;
   engine.for_each_shard([&](const ShardRange& own) {
@@ -105,7 +105,7 @@ TEST(Frozen, StaysAsItIsAndCostsNoGradient) {
 
 // --- between steps
 
-/// Nothing is asked to change, so nothing does.
+/// A refresh changes neither values nor the remaining optimizer states.
 TEST(ApplyRequiresGrad, KeepsValuesAndStatesBitwise) {
   for (const char* name : kStrategies)
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -118,12 +118,12 @@ TEST(ApplyRequiresGrad, KeepsValuesAndStatesBitwise) {
         EXPECT_FALSE(states.empty());
         freeze(model, true);
         engine.apply_requires_grad();
-        // 16-bit parameters that are frozen have no masters any more: those that are trained must not have changed.
+        // Frozen half-precision parameters lose their master weights; those that are trained must not have changed.
         for (const auto& [parameter, now] : values_of(engine))
           if (dtype == DType::f32 || parameter.find(".attn.") == std::string::npos) {
             EXPECT_EQ(now, values.at(parameter)) << name << parameter;
           }
-        // Shards begin elsewhere now, so of each rank's places only some are the same.
+        // Shards begin elsewhere now, so only some indices are on the same rank as before.
         int same = 0;
         for (const auto& [place, value] : states_of(engine)) {
           EXPECT_EQ(place.find(".attn."), std::string::npos);
@@ -138,7 +138,7 @@ TEST(ApplyRequiresGrad, KeepsValuesAndStatesBitwise) {
     }
 }
 
-/// One rank holds all of it, so a run with refreshes is what one with a mask on the gradients is.
+/// Under ddp each rank holds everything, so its run with refreshes equals one with masked gradients: the reference.
 TEST(ApplyRequiresGrad, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
   const auto run = [](const std::string& name, int ranks) {
     TrainingSpec spec = spec_for(name, ranks);
@@ -164,8 +164,8 @@ TEST(ApplyRequiresGrad, TrainsOnAsIfTheLayoutHadAlwaysBeenSo) {
   }
 }
 
-/// Adam's correction for the first steps counts from when a parameter began to be trained: its first update is lr, as
-/// in PyTorch, where each parameter has a step of its own.
+/// Adam's bias correction counts from the step at which a parameter becomes trainable: its first update is lr, as in
+/// PyTorch, where each parameter has its own step count.
 TEST(ApplyRequiresGrad, AnOptimizerBeginsWhereTrainingDoes) {
   TrainingSpec spec = spec_for("fsdp", 2);
   spec.engine.optimizer = {.kind = nn::OptimizerConfig::Kind::adam, .weight_decay = 0};
@@ -197,7 +197,7 @@ TEST(ApplyRequiresGrad, AnOptimizerBeginsWhereTrainingDoes) {
   EXPECT_GT(moved, 0);
 }
 
-/// Also in a run that goes on from a checkpoint.
+/// The same in a run resumed from a checkpoint.
 TEST(ApplyRequiresGrad, ARunThatGoesOnKnowsWhereOptimizersBegan) {
   const nn::test::TemporaryFolder folder;
   TrainingSpec spec = spec_for("fsdp", 2);
@@ -295,7 +295,7 @@ TEST(ApplyRequiresGrad, OfDifferentParametersIsAMismatch) {
     } catch (const base::Mismatch& error) {
       EXPECT_THAT(error.what(), HasSubstr("rank 0: refresh with nothing frozen; rank 1: refresh with frozen h.0.attn"));
     }
-    throw 1;  // nothing goes on from here
+    throw 1;  // the test ends here
   };
   EXPECT_THROW(train(spec), int);
 }

@@ -1,4 +1,4 @@
-// Buffers of modules in checkpoints and folders: there once, as rank 0 had them, and missed by name.
+// Module buffers in checkpoints and folders: saved once, from rank 0, and reported by name if missing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ using nn::test::TemporaryFolder;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// With values that no default has.
+/// With values that no initialization produces.
 TrainingSpec with_odd_values(TrainingSpec spec) {
   spec.before_training = [](Engine& engine, comm::Communicator&) {
     engine.fill_buffers(
@@ -38,7 +38,8 @@ TrainingSpec with_odd_values(TrainingSpec spec) {
 
 std::vector<double> tail(const std::vector<double>& losses) { return {losses.end() - 2, losses.end()}; }
 
-/// Where rank 0 speaks, whatever reads the statistics; where each rank has its own, as far as rank 0's go.
+/// With BufferSync::first_rank all state is resumed, including statistics that feed back; with buffers per rank only
+/// rank 0's.
 TEST(ModuleBufferCheckpoint, AResumedRunIsTheOneThatNeverStopped) {
   for (const char* strategy : {"ddp", "fsdp", "zero1"})
     for (const bool speaks : {true, false}) {

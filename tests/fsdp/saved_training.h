@@ -1,4 +1,4 @@
-// Trainings that save, and that go on from what was saved.
+// Trainings that save checkpoints and resume from them.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ inline harness::TrainingSpec saving(harness::TrainingSpec spec, const std::strin
 inline harness::TrainingSpec resuming(harness::TrainingSpec spec, const std::string& folder, int from,
                                       RestoreOptions options = {}) {
   spec.first_step = from;
-  spec.seed += 1;  // other initial values: all must come from the checkpoint
+  spec.seed += 1;  // other initial values: all values must come from the checkpoint
   spec.before_training = [=](Engine& engine, comm::Communicator&) {
     Checkpoint checkpoint(folder);
     restore(engine, checkpoint, options);

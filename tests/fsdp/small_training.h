@@ -1,4 +1,4 @@
-// A short training of two blocks, for tests that look at values and gradients between its steps.
+// A short training of two blocks, for tests that read values and gradients between its steps.
 #pragma once
 
 #include "tests/harness/training.h"

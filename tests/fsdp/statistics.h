@@ -1,4 +1,4 @@
-// A layer that keeps running statistics, with kernels that every device has, and a model with two of them.
+// A layer with running statistics, from kernels that every device has, and a model with two such layers.
 #pragma once
 
 #include <map>
@@ -14,12 +14,12 @@
 namespace tessera::fsdp {
 
 struct StatisticsOptions {
-  bool feeds_back = false;  ///< training goes on from them: otherwise they are only kept
-  bool careless = false;    ///< also counts calls that are repetitions
-  std::int64_t counts = 1;  ///< of which the first is used
+  bool feeds_back = false;  ///< the output depends on the statistics; otherwise they are only kept
+  bool careless = false;    ///< also counts recomputed forward calls
+  std::int64_t counts = 1;  ///< elements of the counter, of which the first is used
 };
 
-/// mean = 0.9 mean + 0.1 x[0]; count += 1; y = x, from whose first row 0.1 mean is taken where they feed back.
+/// mean = 0.9 mean + 0.1 x[0]; count += 1; y = x; with feeds_back 0.1 mean is subtracted from the first row of y.
 class Statistics : public nn::Layer<Statistics> {
  public:
   Statistics(nn::Context& context, std::int64_t width, StatisticsOptions options)
@@ -114,7 +114,7 @@ struct StatisticsRecord {
   std::vector<std::uint64_t> formula;
 };
 
-/// Trains, and takes the buffers of every rank after the last step.
+/// Trains and returns the buffers of every rank after the last step.
 inline StatisticsRecord train_statistics(harness::TrainingSpec spec) {
   StatisticsRecord record;
   std::mutex mutex;

@@ -1,4 +1,4 @@
-// Gradients by name before a step, and values from a rank or a program.
+// Gradients by name before a step, and values set by a rank or a program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using harness::TrainingSpec;
 
 // --- gradients by name
 
-/// Under plain SGD a parameter whose gradient is written moves by just that.
+/// With plain SGD a parameter whose gradient is overwritten changes by exactly that gradient.
 TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
   for (const char* name : kStrategies) {
     TrainingSpec spec = spec_for(name, 2);
@@ -49,7 +49,7 @@ TEST(Gradients, AreReadAndWrittenByNameBeforeTheStep) {
       if (rank == 0) after = values;
     };
     const TrainingRecord record = train(spec);
-    EXPECT_EQ(record.norms[0], 1000.0) << name;  // the norm is of what was written
+    EXPECT_EQ(record.norms[0], 1000.0) << name;  // the norm of the overwritten gradients
     EXPECT_EQ(seen.size(), before.size());
     for (const auto& [parameter, values] : after)
       for (std::size_t i = 0; i < values.size(); i += 7)
@@ -90,7 +90,7 @@ TEST(BroadcastFrom, GivesEveryRankTheValuesOfOne) {
     }
 }
 
-/// A part of the parameters by the program, the others by their Init; each rank only the ranges that it holds.
+/// The program sets some parameters, Init sets the others; each rank writes only its own ranges.
 TEST(Initialising, MayBeTheProgramsOwn) {
   TrainingSpec spec = spec_for("fsdp", 4);
   spec.steps = 1;
@@ -119,7 +119,7 @@ TEST(Initialising, MayBeTheProgramsOwn) {
   EXPECT_EQ(filled.load(), attention);
 }
 
-/// Moments and the number of steps begin anew, too: the last steps are the first ones over again.
+/// Initializing also resets moments and step count: the last steps repeat the first ones.
 TEST(Initialising, BeginsATrainingAnew) {
   for (const char* name : {"ddp", "zero1", "fsdp"}) {
     std::mutex mutex;
@@ -144,7 +144,7 @@ TEST(Initialising, BeginsATrainingAnew) {
   }
 }
 
-/// The model itself has no memory: an engine gives each rank its shard, and a unit while values are drawn or shown.
+/// The model itself has no memory: the engine allocates each rank's shard, and one unit while values are drawn or read.
 TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
   TrainingSpec spec = spec_for("fsdp", 4);
   spec.model.layers = 8;

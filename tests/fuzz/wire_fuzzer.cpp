@@ -1,4 +1,4 @@
-// The same properties under libFuzzer (the option TESSERA_FUZZ).
+// The properties of wire_properties.h under libFuzzer (option TESSERA_FUZZ).
 #include <cstdlib>
 #include <iostream>
 

@@ -13,7 +13,7 @@ struct Frames {
   bool operator==(const Frames&) const = default;
 };
 
-/// In pieces of 1, 2, .. bytes up to `step` at a time.
+/// Frames read from pieces of 1, 2, ... bytes, up to `step` at a time.
 Frames read_in_pieces(std::string_view bytes, std::size_t longest, std::size_t step) {
   Frames frames;
   FrameParser reader(longest);
@@ -31,7 +31,7 @@ Frames read_in_pieces(std::string_view bytes, std::size_t longest, std::size_t s
   return frames;
 }
 
-/// The same, written a second time without the library.
+/// The same frames by a second, independent reader.
 Frames read_plainly(std::string_view bytes, std::size_t longest) {
   Frames frames;
   while (bytes.size() >= 5) {
@@ -59,7 +59,7 @@ Again again(std::optional<T> (*decode)(std::string_view)) {
 std::vector<Again> messages() {
   return {[](std::string_view payload) -> std::optional<std::string> {
             const std::optional<Challenge> challenge = decode_challenge(payload);
-            // Of another version only the beginning is known.
+            // Of other versions only the beginning of a challenge is defined.
             if (!challenge || challenge->version != kVersion) return std::nullopt;
             return encode(*challenge);
           },

@@ -1,4 +1,4 @@
-// What must hold for any bytes that come over a control connection.
+// Properties that hold for any bytes received over a control connection.
 #pragma once
 
 #include <functional>
@@ -11,18 +11,18 @@
 
 namespace tessera::fuzz {
 
-/// Takes a payload apart and puts it together again; nothing where it is refused.
+/// Decodes a payload and encodes it again; nullopt if decoding rejects it.
 using Again = std::function<std::optional<std::string>(std::string_view payload)>;
 
-/// For each kind of message, as the library does it.
+/// The library's decoder and encoder for each kind of message.
 std::vector<Again> messages();
 
-/// "" or what does not hold: frames are the same however the bytes are cut into pieces, as a plain reading of them
-/// says; none is longer than allowed; what is broken stays broken; and a message that is taken for one is written back
-/// as the same bytes.
+/// "" or the violated property: frames don't depend on how the bytes are split into pieces and equal those of a second
+/// reader; no frame is longer than allowed; a broken stream stays broken; and a message that decodes is encoded to the
+/// same bytes.
 std::string broken_property(std::string_view bytes, const std::vector<Again>& messages);
 
-/// Frames and messages as ranks really send them.
+/// Frames and messages that ranks send in practice.
 std::vector<std::string> seeds();
 
 }  // namespace tessera::fuzz

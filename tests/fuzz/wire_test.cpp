@@ -46,7 +46,7 @@ class Mutator {
   std::mt19937_64 random_{20240607};
 };
 
-/// "" or what the first input breaks.
+/// "" or the property that the first failing input violates.
 std::string run(const std::vector<Again>& all, int mutations) {
   const std::vector<std::string> from = seeds();
   for (const std::string& seed : from)
@@ -70,7 +70,7 @@ TEST(Wire, TakesWhatRanksSend) {
   EXPECT_GE(taken, 10u);
 }
 
-/// The control: readers with the mistakes that such readers have are found out by the same run.
+/// The control: the same run detects readers with typical mistakes.
 TEST(Wire, AMistakeIsFound) {
   using namespace comm::protocol;
   const Again ignores_the_rest = [](std::string_view payload) -> std::optional<std::string> {
@@ -92,7 +92,7 @@ TEST(Wire, AMistakeIsFound) {
 }  // namespace
 }  // namespace tessera::fuzz
 
-/// test_fuzz_wire --seeds DIR writes what libFuzzer starts from.
+/// test_fuzz_wire --seeds DIR writes the initial corpus of libFuzzer.
 int main(int count, char** arguments) {
   if (count == 3 && std::string_view(arguments[1]) == "--seeds") {
     std::filesystem::create_directories(arguments[2]);

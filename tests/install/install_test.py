@@ -52,7 +52,7 @@ def main():
         output = run(scratch / "build" / "outside")
         assert output.startswith("1000 bytes; InvalidUsage; unknown dtype 'f33'"), output
 
-        # A backend of somebody else, built against the package, runs in that program; without the path it isn't there.
+        # An outside backend, built against the package, runs in that program; without the path it is unknown.
         plugin = scratch / "plugin"
         run(args.cmake, "-S", outside.parents[2] / "plugins" / "example", "-B", plugin, *configure[3:])
         run(args.cmake, "--build", plugin)
@@ -66,7 +66,7 @@ def main():
         modules = prefix_modules(prefix)
         assert modules / "module-probe" in modules.iterdir()
 
-        # Negative control: a version that isn't there is refused, so the package was really looked at.
+        # Negative control: a version that doesn't exist is rejected, so CMake really checks the package.
         refused = subprocess.run([str(p) for p in (*configure, "-B", scratch / "other", "-DWANTED_VERSION=99.0")],
                                  text=True, capture_output=True, timeout=250)
         assert refused.returncode != 0 and "99.0" in refused.stderr, refused.stderr
@@ -81,7 +81,7 @@ def main():
             compared = run(tool, "compare", "--model", "gpt-nano", "--seq-len", "16", "--steps", "1", "--data", text,
                            "--strategies", f"fsdp,{lab}/lab.so:hfsdp,fsdp+{lab}/lab.so:f16")
             assert f"fsdp {lab}/lab.so:hfsdp end bitwise equal" in compared, compared
-            for module in modules.glob("*.so"):  # each installed module is looked at where it lies now
+            for module in modules.glob("*.so"):  # each installed module is loaded from its installed folder
                 assert not states[module.stem.split("-")[0]]["reason"].startswith("not built"), states
         else:
             raise SystemExit("the tool was not installed")

@@ -1,4 +1,4 @@
-"""What the meter counts has really crossed, and where: the kernel's own counters of a network of this test's own."""
+"""Counted traffic against the kernel's counters of the test's own network: how many bytes were sent, and where."""
 
 import jobs
 import networks
@@ -20,7 +20,7 @@ class LoopbackTest(jobs.Case):
         return self.host.counters("lo").sent - before, self.read_json("c.json")["runs"][0]
 
     def bytes_per_step(self, strategy, backend):
-        """On the wire by the kernel, and as the ranks counted; what is done once is in neither."""
+        """Bytes per step on the wire, by the kernel, and as counted by the ranks; start-up traffic is in neither."""
         few, _ = self.run_in_host(strategy, backend, STEPS[0])
         many, run = self.run_in_host(strategy, backend, STEPS[1])
         return (many - few) / (STEPS[1] - STEPS[0]), jobs.RANKS * sum(run["wire_bytes_per_step"].values())
@@ -28,7 +28,7 @@ class LoopbackTest(jobs.Case):
     def test_tcp_sends_over_the_network_what_the_meter_counts_and_shm_nothing(self):
         for strategy in ("ddp", "fsdp", "hsdp"):
             wire, counted = self.bytes_per_step(strategy, "tcp")
-            # Headers and acknowledgements come on top; a rank may count a few bytes less than the one that counts most.
+            # Headers and acknowledgements are extra; some ranks count a few bytes less than the maximum.
             self.assertGreater(wire, 0.99 * counted, strategy)
             self.assertLess(wire, 1.10 * counted, strategy)
             silent, same = self.bytes_per_step(strategy, "shm")

@@ -1,6 +1,6 @@
-"""MPI starts and ends under every launcher and over every transport, many times, and no run hangs.
+"""MPI starts and ends under every launcher and over every transport, many times, without a hang.
 
-TESSERA_ENDINGS=50 repeats each combination so often (default 1; 50 takes a quarter of an hour).
+TESSERA_ENDINGS=50 repeats each combination 50 times (default 1; 50 takes a quarter of an hour).
 """
 
 import os
@@ -14,7 +14,7 @@ import jobs
 import slurm
 
 ROUNDS = int(os.environ.get("TESSERA_ENDINGS", "1"))
-TRANSPORTS = {  # what the two MPIs read
+TRANSPORTS = {  # settings of the two MPIs
     "shared memory": {},
     "shared memory without CMA": {"UCX_TLS": "^cma", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
     "tcp": {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"},
@@ -60,8 +60,8 @@ class SlurmTest(EndingsTest):
 
 
 class FinalizeThatHangsTest(jobs.Case):
-    """With UCX's own function in its place again, MPICH's MPI_Finalize hangs in half of the runs: negative control of the
-    tests above, and what a run does then: its work is done, it says what it waits for, and it ends."""
+    """With UCX's original function, MPICH's MPI_Finalize hangs in half of the runs: negative control of the tests above, and
+    a test of such a run: it completes its work, warns what it waits for, and ends."""
 
     def test_it_has_a_deadline(self):
         for _ in range(20):
@@ -76,7 +76,7 @@ class FinalizeThatHangsTest(jobs.Case):
 
 
 class StoppedRankTest(jobs.Case):
-    """A rank that is stopped while the ranks start is named at the deadline, and no rank waits longer."""
+    """A rank that is stopped during start-up is named at the deadline, and no rank waits longer."""
 
     def stop_one(self, launcher, delay, *arguments):
         mark = self.mark()
@@ -86,7 +86,7 @@ class StoppedRankTest(jobs.Case):
             while len(pids := jobs.pids_by_rank(mark)) < jobs.RANKS and time.monotonic() < deadline:
                 pass
             begin = time.monotonic()
-            while time.monotonic() < begin + delay:  # how far the ranks are by then is left to chance
+            while time.monotonic() < begin + delay:  # the ranks' progress by then is random
                 pass
             os.kill(pids[3], signal.SIGSTOP)
             ended = job.finish(20)
@@ -100,7 +100,7 @@ class StoppedRankTest(jobs.Case):
 
 
 class KilledRankTest(jobs.Case):
-    """The last line names the rank that is killed, whenever that is, also where mpirun starts the ranks."""
+    """The last line names the killed rank, at any time of the kill, also if mpirun starts the ranks."""
 
     def kill_one(self, launcher, backend, delay, first_step=False):
         mark = self.mark()

@@ -1,4 +1,4 @@
-"""Runs the tool under launchers: what they are called, what their ranks find in the environment, and how it ended."""
+"""Runs the tool under launchers: their commands, the environment of their ranks, and results."""
 
 import collections
 import json
@@ -22,7 +22,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 
 
 def environment(**changes):
-    """This one, without what a launcher around the test has left in it."""
+    """The current environment without the variables of a launcher around the test."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in TORCHRUN}
     kept.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TESSERA_TIMEOUT="20s")
     kept.update({name: str(value) for name, value in changes.items()})
@@ -37,7 +37,7 @@ def program(name):
 
 
 def start(command, env=None):
-    """In a session of its own, so that all of it can be ended."""
+    """Starts the command in its own session, so that all its processes can be ended."""
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env=env or environment(), start_new_session=True)
 
@@ -65,11 +65,11 @@ def run(command, env=None, seconds=60):
 
 
 class Job:
-    """Processes that somebody started: one launcher, or ranks by themselves."""
+    """Started processes: one launcher, or individual ranks."""
 
     def __init__(self, processes, beside=None):
         self.processes = processes
-        self.beside = beside  # is closed with it
+        self.beside = beside  # closed with the job
 
     def __enter__(self):
         return self
@@ -82,7 +82,7 @@ class Job:
             self.beside.close()
 
     def finish(self, seconds=60):
-        """Codes, outputs and errors one after the other; the code that says most."""
+        """The exit code of the largest magnitude; outputs and errors concatenated."""
         begin = time.monotonic()
         with self:
             ended = [finish(process, max(0.1, begin + seconds - time.monotonic())) for process in self.processes]
@@ -91,7 +91,7 @@ class Job:
 
 
 def start_each(command, places, beside=None):
-    """One process for each place, a place being what the rank finds in its environment."""
+    """One process per place; a place is the environment of a rank."""
     return Job([start(command, environment(**place)) for place in places], beside)
 
 
@@ -113,7 +113,7 @@ class Mpirun:
 
 
 class Torchrun:
-    """What torchrun sets. Rank 0 must not take its MASTER_PORT: it is taken, as torchrun's own agent may do."""
+    """Sets the variables of torchrun. Rank 0 must not use MASTER_PORT: the port is in use, as by torchrun's own agent."""
 
     def __init__(self, restart=0):
         self.restart = restart
@@ -126,7 +126,7 @@ class Torchrun:
 
 
 def pids_by_rank(mark):
-    """The living ranks that have MARK=mark in their environment, whoever started them."""
+    """The live ranks with MARK=mark in their environment, regardless of their launcher."""
     names = (b"TESSERA_RANK", b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"SLURM_PROCID")
     places = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -140,12 +140,12 @@ def pids_by_rank(mark):
         except OSError:
             continue
         places.update({int(pid): (int(found[name]), parent) for name in names if found.get(name)})
-    # A rank's child that has not yet become another program looks like the rank.
+    # A rank's child that has not yet called exec looks like the rank.
     return {rank: pid for pid, (rank, parent) in places.items() if places.get(parent, (None,))[0] != rank}
 
 
 def last_words(err):
-    """The tool's own lines; what a launcher says around them is its business."""
+    """The tool's own lines, without those of a launcher."""
     return [line for line in err.splitlines() if line.startswith("tessera: ")]
 
 
@@ -186,7 +186,7 @@ class Case(unittest.TestCase):
 
 
 def main():
-    """Code 77, which CTest counts as skipped, only where nothing at all could run."""
+    """Exits with code 77, which CTest counts as skipped, only if all tests were skipped."""
     outcome = unittest.main(exit=False).result
     if not outcome.wasSuccessful():
         raise SystemExit(1)

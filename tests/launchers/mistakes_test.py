@@ -1,4 +1,4 @@
-"""Ranks that can't find each other: one clear line from each, the right code, in time."""
+"""Ranks that can't connect to each other: one clear line from each, the right code, in time."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ class VariablesTest(Case):
                 self.assert_one_line(ended, 2, f"^tessera: {words}.*\n$")
 
     def test_a_batch_script_is_no_rank(self):
-        # Slurm sets these around the commands of a script, too, of which each is a world of its own.
+        # Slurm also sets these for the commands of a batch script, each of which is a world of its own.
         job = jobs.start_each(self.training("train", "--ranks", 2, steps=1), [dict(SLURM_JOB_ID=7, SLURM_PROCID=0, SLURM_NTASKS=4)])
         self.assert_good(job.finish())
 
@@ -113,7 +113,7 @@ class MasterTest(Case):
             self.assert_one_line(ended, 1, r"^tessera: rank [02]: init: of 3 ranks, rank 1 did not come at TESSERA_MASTER=\S+ within 2s")
 
     def test_compare_makes_one_world_after_another_at_one_port(self):
-        # The ranks don't end a world at the same moment: one that is first comes for the next, and must not disturb this one.
+        # Ranks don't end a world simultaneously: the first one connects for the next world and must not disturb the current one.
         places = [dict(TESSERA_RANK=r, TESSERA_WORLD_SIZE=4, TESSERA_MASTER=f"127.0.0.1:{self.port}", TESSERA_TOKEN="swordfish") for r in range(4)]
         ended = jobs.start_each(self.training("compare"), places).finish()
         self.assert_good(ended)

@@ -1,4 +1,4 @@
-"""Networks of a test's own: namespaces that count as hosts, with a link between two of them. Made by root, gone afterwards."""
+"""Networks for tests: namespaces that count as hosts, with a link between two of them. Needs root; removed afterwards."""
 
 import collections
 import os
@@ -34,7 +34,7 @@ class Host:
         return [jobs.program("ip"), "netns", "exec", self.name, *command]
 
     def counters(self, interface):
-        """Bytes since the interface was made."""
+        """Bytes since the interface was created."""
         done = subprocess.run(self.command(["cat", "/proc/net/dev"]), capture_output=True, text=True, timeout=20, check=True)
         fields = next(line for line in done.stdout.splitlines() if line.strip().startswith(interface + ":")).split(":")[1].split()
         return Counters(int(fields[0]), int(fields[8]))
@@ -44,7 +44,7 @@ class Host:
 
 
 class Pair:
-    """Two hosts, and one link of a limited rate in each direction."""
+    """Two hosts and a link with a limited rate in each direction."""
 
     ADDRESSES = ("10.77.13.1", "10.77.13.2")
     INTERFACE = "wire0"

@@ -1,4 +1,4 @@
-"""One binary under every launcher: the same parameters, bit for bit, one voice, and what a failure looks like."""
+"""One binary under every launcher: bitwise equal parameters, output from one rank only, and errors of failed ranks."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ import slurm
 from jobs import RANKS, TOOL
 
 STRATEGIES = ["ddp", "zero1", "zero2", "fsdp", "hsdp"]
-SAID_ONCE = "bitwise equal"  # in what compare says at the end
+SAID_ONCE = "bitwise equal"  # in the last output of compare
 
 
 @functools.lru_cache(None)
@@ -21,7 +21,7 @@ def backends():
 
 
 class Case(jobs.Case):
-    reference = None  # the hash after plain --ranks 4 over the default backend
+    reference = None  # the hash of plain --ranks 4 over the default backend
 
     def setUp(self):
         super().setUp()
@@ -33,7 +33,7 @@ class Case(jobs.Case):
             self.fail(f"{backend}: {backends()[backend]['reason']}")
 
     def compare(self, launcher, *arguments):
-        """The one hash of all strategies."""
+        """The hash that all strategies share."""
         with launcher.start(self.training("compare", "--json", self.path("c.json"), *arguments)) as job:
             ended = job.finish()
         self.assert_good(ended)
@@ -49,7 +49,7 @@ class Case(jobs.Case):
 
 
 class Controls(Case):
-    """The checks below would see what they look for."""
+    """Negative controls of the checks below."""
 
     def test_another_seed_gives_another_hash(self):
         self.assertNotEqual(self.compare(jobs.Plain(), "--seed", 1), self.reference)
@@ -75,9 +75,9 @@ class PlainTest(Case):
 
 
 class Launched:
-    """What every launcher must give; `launcher` is all that differs."""
+    """Requirements on every launcher; only `launcher` differs."""
 
-    kills_all = False  # a rank's death takes the others before they can speak
+    kills_all = False  # the launcher kills the other ranks before they can print errors
 
     def test_over_shm_and_tcp(self):
         for backend in ("shm", "tcp"):
@@ -93,7 +93,7 @@ class Launched:
             self.assertEqual(self.compare(launcher, "--backend", "mpi"), self.reference)
 
     def assert_mpi_is_refused(self):
-        """Where the launcher starts no ranks of MPI's; never a world of one rank each instead."""
+        """A launcher that starts no MPI ranks gives an error, never a world of one rank each."""
         self.need("mpi")
         with self.launcher.start(self.training("compare", "--backend", "mpi")) as job:
             ended = job.finish()

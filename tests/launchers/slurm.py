@@ -1,4 +1,4 @@
-"""A Slurm of one node for one test: the real daemons, with all they keep in one folder, and gone with it."""
+"""A one-node Slurm for a test: the real daemons, with all their files in one folder; both are removed at the end."""
 
 import getpass
 import os
@@ -115,7 +115,7 @@ class Slurm:
                 daemon.kill()
                 daemon.wait()
         self.daemons = []
-        # slurmd leaves the daemons of its steps behind, which end when they have told of theirs, or give up.
+        # slurmd leaves the daemons of its job steps running; they end once they have reported their steps, or give up.
         processes.wait_until_gone("SLURM_CONF", self.path("slurm.conf"), 10)
 
 

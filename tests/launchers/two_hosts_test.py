@@ -1,6 +1,6 @@
-"""Two hosts of two ranks each, with 1 Gbit/s between them: what crosses that link, how long it takes, and its end.
+"""Two hosts of two ranks each, with a 1 Gbit/s link: bytes over the link, step times, and a link that is cut.
 
-The hosts are network namespaces; what is sent over the link is counted by the kernel. Rank 0 and 1 are on the first.
+The hosts are network namespaces; the kernel counts the bytes sent over the link. Ranks 0 and 1 are on the first host.
 """
 
 import time
@@ -10,13 +10,13 @@ import networks
 from jobs import RANKS
 
 LINK_BYTES_PER_SECOND = 1e9 / 8
-TIMEOUT = 4  # seconds that an operation waits
+TIMEOUT = 4  # timeout of an operation, in seconds
 WARM_STEPS, LAST_STEP = 2, 7
 DIRECT = "all_reduce=direct,all_gather=direct,reduce_scatter=direct"
 
 
 class Measured:
-    """Of one step: seconds, and the bytes that each interface of a host sent, the larger of the two hosts."""
+    """Per step: seconds, and bytes sent by each interface of a host, the larger value of the two hosts."""
 
     def __init__(self, steps, before, after):
         self.seconds = (after[0] - before[0]) / steps
@@ -54,14 +54,14 @@ class TwoHostsTest(jobs.Case):
         return Measured(LAST_STEP - WARM_STEPS, before, after)
 
     def formulas(self, strategy):
-        """The bytes that a rank sends in a step, by the table of docs/fsdp.md, as compare prints them."""
+        """Bytes that a rank sends per step, by the table of docs/fsdp.md, as compare prints them."""
         ended = jobs.run(self.training("compare", "--strategies", strategy, "--ranks", RANKS, "--global-batch", RANKS, "--seq-len", 32, "--json",
                                        self.path("c.json"), model="gpt-mini", steps=1))
         self.assert_good(ended)
         return self.read_json("c.json")["runs"][0]["formula_bytes_per_step"]
 
     def test_hsdp_is_faster_than_fsdp_by_what_crosses_the_link(self):
-        # fsdp: two of the three peers of each of two ranks are on the other side. hsdp: the one other replica is.
+        # fsdp: two of the three peers of each of two ranks are on the other host. hsdp: the other replica is.
         flat, cut = self.formulas("fsdp"), self.formulas("hsdp")
         expected = {"fsdp": 2 * (flat["all_gather"] + flat["reduce_scatter"]) * 2 / 3, "hsdp": 2 * cut["all_reduce"]}
         within = 2 * (cut["all_gather"] + cut["reduce_scatter"])  # the shard axis, on each host
@@ -70,18 +70,18 @@ class TwoHostsTest(jobs.Case):
         hsdp = self.measure("hsdp", "shm+tcp")
         over_tcp = self.measure("hsdp", "tcp")
         for measured, strategy in ((fsdp, "fsdp"), (hsdp, "hsdp"), (over_tcp, "hsdp")):
-            # When rank 0 ends a step, others may be some units further or behind: a part of one of the five steps.
+            # When rank 0 ends a step, others may be some units ahead or behind: a part of one of the five steps.
             self.assertGreater(measured.link, 0.9 * expected[strategy], strategy)
             self.assertLess(measured.link, 1.15 * expected[strategy], strategy)
-            # The link lets no step be faster than its bytes (but for the bucket of its limiter, and where the clock was read).
+            # No step is faster than its bytes at the link's rate (except for the limiter's token bucket and the reading of the clock).
             self.assertGreater(measured.seconds, 0.9 * expected[strategy] / LINK_BYTES_PER_SECOND, strategy)
-        # shm+tcp: the shard axis is not on the network, and the replicas are. The control is tcp alone.
+        # shm+tcp: the shard axis does not use the network, the replicate axis does. The control is tcp for both.
         self.assertLess(hsdp.loopback, 0.01 * within)
         self.assertGreater(over_tcp.loopback, 0.9 * within)
 
         saved = (expected["fsdp"] - expected["hsdp"]) / LINK_BYTES_PER_SECOND
         print(f"fsdp {fsdp.seconds:.2f} s, hsdp {hsdp.seconds:.2f} s a step; the bytes predict a difference of {saved:.2f} s")
-        # Compute hides some of either, and the 2 GB/s of memory on the way cost some: half to twice the prediction.
+        # Compute hides a part of both, and memory at 2 GB/s adds some time: half to twice the prediction.
         self.assertGreater(fsdp.seconds - hsdp.seconds, 0.5 * saved)
         self.assertLess(fsdp.seconds - hsdp.seconds, 2 * saved)
 
@@ -93,7 +93,7 @@ class TwoHostsTest(jobs.Case):
                 self.addCleanup(self.pair.mend)
                 begin = time.monotonic()
                 ended = [jobs.finish(process, 30) for process in job.processes]
-            # The deadline, the questions after it, and as long again for ranks that wait for those who wait for the link.
+            # The timeout, the status queries after it, and the same again for ranks that wait for ranks waiting for the link.
             self.assertLess(time.monotonic() - begin, 3 * TIMEOUT)
             for rank, one in enumerate(ended):
                 self.assertEqual(one.code, 1, (rank, one.err))

@@ -35,7 +35,7 @@ LOG = SCRATCH / "log"
 
 
 def run(command, limit=None, **options):
-    """Its exit code and output; None for the code where it was killed after `limit` seconds, with all that it started."""
+    """Runs the command; returns exit code and output. Code None: killed after `limit` seconds, with its child processes."""
     process = subprocess.Popen(list(map(str, command)), text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                start_new_session=True, **options)
     try:
@@ -49,7 +49,7 @@ def run(command, limit=None, **options):
 
 
 def stop(process):
-    """Ends a process with its group, and gives its output."""
+    """Kills a process and its group, and returns its output."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -65,7 +65,7 @@ def require(command, **options):
 
 
 def only_one():
-    """A file that is locked as long as this process lives: two runs would make their mistakes in one tree."""
+    """Locks a file for the lifetime of this process: two runs would make their mistakes in the same tree."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     lock = open(SCRATCH / "lock", "w")
     try:
@@ -76,7 +76,7 @@ def only_one():
 
 
 def prepare(jobs):
-    """The scratch tree at HEAD, built."""
+    """Checks out HEAD in the scratch tree and builds it."""
     head = require(["git", "-C", table.ROOT, "rev-parse", "HEAD"]).strip()
     if (TREE / ".git").exists():
         require(["git", "-C", TREE, "reset", "--hard", head])
@@ -89,7 +89,7 @@ def prepare(jobs):
 
 
 def failures_in(output):
-    """The tests that failed by themselves, and those that CTest had to end."""
+    """The tests that failed, and those that CTest ended at their timeout."""
     failed, late = [], []
     for line in output.splitlines():
         seen = re.search(r"Test +#\d+: (\S+).*\*\*\*(\w+)", line)
@@ -106,7 +106,7 @@ class Runner:
         self.outputs = {line.rpartition(": ")[0] for line in lines}
 
     def targets(self, names):
-        """The programs that the commands of these tests name, and what programs load by name."""
+        """The programs in the commands of these tests, and the modules that programs load by name."""
         found = {"tessera_modules"}
         for name in names:
             entry, _, case = name.partition("::")
@@ -118,7 +118,7 @@ class Runner:
         return sorted(found & self.outputs)
 
     def test(self, names):
-        """(what failed, what did not end) of some tests of the table, in their order; it stops at the first that fails."""
+        """Runs tests of the table in order up to the first that fails; returns (failed, not ended)."""
         late = []
         for name in names:
             entry, _, case = name.partition("::")
@@ -158,7 +158,7 @@ class Runner:
         return ("timeout", ", ".join(late)) if late else ("survived", "")
 
     def control(self, chosen):
-        """The tests of the table pass where nothing is wrong: else a failure says nothing."""
+        """Checks that the tests pass without a mistake: otherwise a failure would prove nothing."""
         failed, late = self.test(sorted({test for one in chosen for test in one.tests}))
         if failed or late:
             sys.exit(f"mutate.py: fails without a mistake: {', '.join(failed + late)}; see {LOG}")
@@ -181,7 +181,7 @@ def main():
         for one in chosen:
             print(f"{one.name:40} {one.file}: {one.why}")
         return 0
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # so that the tests that run end, too
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ends running tests, too
         signal.signal(ending, lambda *_: sys.exit("mutate.py: interrupted"))
     if options.results and options.results.exists():
         known = {line.split()[0] for line in options.results.read_text().splitlines() if line.strip()}

@@ -1,4 +1,4 @@
-"""The table of deliberate mistakes: what each changes, and which tests should see it."""
+"""The table of deliberate mistakes: the change, and the tests that should detect it."""
 
 import dataclasses
 import importlib.util
@@ -20,7 +20,7 @@ class Mistake:
     find: str
     replace: str
     tests: tuple
-    why: str  # what a user would see
+    why: str  # effect that a user would see
 
 
 def mistake(name, file, find, replace, tests, why):
@@ -39,7 +39,7 @@ def load():
 
 
 def problem_of(one, root):
-    """Why the mistake can't be made in the tree below `root`, or ''."""
+    """The reason why the mistake can't be made in the tree below `root`, or ''."""
     path = root / one.file
     if not path.is_file():
         return f"{one.name}: {one.file} is not there"
@@ -59,10 +59,10 @@ class Tests:
         self.commands = {test["name"]: test.get("command") for test in json.loads(shown.stdout)["tests"]}
 
     def problem_of(self, test):
-        """Why a test of the table names nothing, or ''."""
+        """The reason why a test of the table doesn't exist, or ''."""
         name, _, case = test.partition("::")
         if not case:
-            # What was not built stands as PREFIX_NOT_BUILT: its cases are not known.
+            # A program that was not built is listed as PREFIX_NOT_BUILT: its cases are unknown.
             known = any(re.search(name, one) or (one.endswith("_NOT_BUILT") and name.lstrip("^").startswith(one[5:-10] + "\\."))
                         for one in self.commands)
             return "" if known else f"no test is called {name}"

@@ -1,4 +1,4 @@
-"""Every mistake of the table can be made in this tree, exactly once, and names tests that exist. None is made: see mutate.py.
+"""Every mistake of the table applies exactly once in this tree and names existing tests. None is made: see mutate.py.
 
     table_test.py BUILD_FOLDER
 """

@@ -1,4 +1,4 @@
-// Modules with a dtype of their own: what they see, what comes out of them, and what is refused.
+// Modules with a dtype of their own: inputs, outputs, and rejected settings.
 #include <gmock/gmock.h>
 
 #include "tessera/nn/models/causal_model.h"
@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Passes on what it is given, and says which dtype that had.
+/// Returns its input and records the dtype.
 class Probe : public Layer<Probe> {
  public:
   Probe(Context& context, std::vector<DType>& seen) : Layer(context), seen_(seen) {}
@@ -28,7 +28,7 @@ class Probe : public Layer<Probe> {
   std::vector<DType>& seen_;
 };
 
-/// before, linear, inside its own module: norm and probe, after.
+/// before, linear, inside (a module of its own: norm and probe), after.
 class Inner : public Layer<Inner> {
  public:
   Inner(Context& context, std::vector<DType>& seen)
@@ -71,12 +71,12 @@ struct Model {
   std::vector<DType> seen;
   Outer outer{context, seen};
 
-  /// Whole is bf16, inner f32.
+  /// Dtypes of the whole model and of `inner`.
   Model(DType whole, DType inner) {
     outer.set_dtype(whole);
     outer.find("inner").set_dtype(inner);
   }
-  /// Values, then gradients of all parameters, by order.
+  /// Values, then gradients of all parameters, in order.
   std::vector<float> results() {
     Tape tape;
     Tensor y;
@@ -110,7 +110,7 @@ TEST(Borders, CastWhatGoesInAndBackWhatComesOut) {
 
 TEST(Borders, AreWhereTheDtypeChangesOnly) {
   Model model(DType::bf16, DType::bf16), plain(DType::bf16, DType::f32);
-  plain.outer.set_dtype(DType::bf16);  // the whole again: what was said of its parts is gone
+  plain.outer.set_dtype(DType::bf16);  // set_dtype of the whole overrides that of its parts
   model.outer.materialize(1);
   plain.outer.materialize(1);
   const auto nodes = [](Model& m) {
@@ -159,7 +159,7 @@ TEST(Borders, CheckpointedKeepWhatCameBeforeTheCast) {
   EXPECT_EQ(checkpointed.results(), plain.results());
   EXPECT_THAT(checkpointed.seen, ElementsAre(DType::f32, DType::bf16, DType::f32)) << "computed again in the backward";
   EXPECT_EQ(plain.seen.size(), 2U) << "the control";
-  // What such a call keeps is its bf16 input, not a cast of it.
+  // Such a call keeps its bf16 input, not a cast of it.
   const auto held = [](Model& m) {
     const Tensor x = filled(m.context, DType::bf16);
     Tape tape;
@@ -172,7 +172,7 @@ TEST(Borders, CheckpointedKeepWhatCameBeforeTheCast) {
   EXPECT_GE(held(plain), 3U * 4 * 4);
 }
 
-/// Returns what it is given in several ways.
+/// Returns its input in several ways.
 class Many : public Layer<Many> {
  public:
   using Layer::Layer;
@@ -247,7 +247,7 @@ TEST(Borders, InAModelGiveLogitsOfTheHeadsTypeAndTakeAnyTable) {
     }
 }
 
-/// Of all gradients together, from those of f32; relative to these.
+/// Error of all gradients together, relative to those of f32.
 double gradient_error(const std::vector<std::string>& f32_modules, DType whole = DType::bf16) {
   const auto gradients = [](DType dtype, const std::vector<std::string>& wide) {
     Context context;
@@ -279,7 +279,7 @@ double gradient_error(const std::vector<std::string>& f32_modules, DType whole =
   return std::sqrt(error / norm);
 }
 
-/// Each module that stays in f32 rounds nothing on the way, forward and backward.
+/// Modules in f32 do not round, forward and backward.
 TEST(Borders, OfF32BringGradientsCloserToThoseOfF32) {
   std::vector<std::string> wide = {"model.norm",
                                    "lm_head",

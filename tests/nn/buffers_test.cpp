@@ -1,4 +1,4 @@
-// Buffers of modules: names, types, memory, and when a layer may change them.
+// Module buffers: names, types, memory, and when a layer may change them.
 #include <gmock/gmock.h>
 
 #include "tessera/nn/activation_checkpoint.h"

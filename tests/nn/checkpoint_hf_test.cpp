@@ -1,4 +1,4 @@
-// config.json, and folders as transformers writes and reads them.
+// config.json, and folders in the format of transformers.
 #include "tessera/nn/hf_checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -83,7 +83,7 @@ class Folders : public testing::Test {
 
   void SetUp() override { model_->materialize(1); }
   void write_config() const { folder_.write("config.json", config_json(config_)); }
-  /// All of the model under names with `prefix`, and `more` tensors of zeros.
+  /// Writes all of the model under names with `prefix`, and the tensors `more`, filled with zeros.
   void write_tensors(const std::string& path, const std::string& prefix,
                      const std::vector<SafetensorsTensor>& more = {}) const {
     std::vector<SafetensorsTensor> all = tensors_of(*model_, prefix);

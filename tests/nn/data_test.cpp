@@ -111,7 +111,7 @@ TEST(Batches, DependOnSeedAndStepAndStayInTheRange) {
   std::set<std::int64_t> seen;
   for (std::int64_t step = 1; step <= 20; ++step)
     for (const std::int64_t start : windows(1, step)) seen.insert(start);
-  EXPECT_EQ(*seen.begin(), 20);  // every place where 30 inputs and one more target fit, and no other
+  EXPECT_EQ(*seen.begin(), 20);  // every position with room for 30 inputs and one more target, and no other
   EXPECT_EQ(*seen.rbegin(), 29);
   EXPECT_EQ(seen.size(), 10U);
 }
@@ -120,9 +120,9 @@ TEST(Windows, CutTheFileAndLeaveTheRestOut) {
   const TemporaryFolder folder;
   const auto files = bytes({folder.write("a", counting(15))});
   const SequentialSampler windows(files, files->all(), 4);
-  EXPECT_EQ(windows.count(), 3);  // 12 inputs; the 13th predicts nothing whole
+  EXPECT_EQ(windows.count(), 3);  // 12 inputs; the 13th begins no complete window
   EXPECT_EQ(SequentialSampler(files, {0, 13}, 4).count(), 3);
-  EXPECT_EQ(SequentialSampler(files, {0, 12}, 4).count(), 2);  // the third would lack its last target
+  EXPECT_EQ(SequentialSampler(files, {0, 12}, 4).count(), 2);  // the third window would lack its last target
   Context context;
   const TokenBatch batch = windows.batch(context, {2, 4});
   EXPECT_EQ(values(batch.tokens), (std::vector<std::int32_t>{8, 9, 10, 11, 0, 0, 0, 0}));

@@ -41,7 +41,7 @@ inline std::unique_ptr<CausalModel> model_of(const std::string& name, Context& c
   return model;
 }
 
-/// `read`: whether losses and parameters are looked at.
+/// `read`: whether losses and parameters are read.
 inline Outcome train(const char* name, Context& context, bool read = true) {
   const auto model = model_of(name, context);
   model->materialize(0);

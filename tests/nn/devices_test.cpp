@@ -1,4 +1,4 @@
-// The same training on other devices: nothing but kernels and copies touches a tensor's memory.
+// The same training on other devices: only kernels and copies access a tensor's memory.
 #include <gtest/gtest.h>
 
 #include "tests/harness/guarded_device.h"
@@ -42,7 +42,7 @@ TEST(MetaDevice, SaysThatThereIsNothingToRead) {
   const Tensor x = Tensor::zeros(context, {}, DType::f32);
   EXPECT_THROW(x.item(), InvalidUsage);
   EXPECT_DEATH(x.data<float>()[0] = 1.0F, "");
-  // Memory is booked, not there.
+  // Memory is tracked but not allocated.
   const Tensor huge = Tensor::empty(context, {1 << 20, 1 << 20}, DType::f32);
   EXPECT_EQ(context.memory_tracker().snapshot().now_of(MemoryCategory::activation), (std::uint64_t{1} << 42U) + 4);
 }

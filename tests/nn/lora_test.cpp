@@ -1,4 +1,4 @@
-// Low-rank adapters: their mathematics, their names and first values as PEFT has them, and their files.
+// Low-rank adapters: their mathematics, names and initial values as in PEFT, and files.
 #include "tessera/nn/lora.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ Tensor parameter_named(Module& model, const std::string& name) {
 constexpr std::int64_t kIn = 5, kOut = 7, kRank = 2, kRows = 3;
 constexpr double kFactor = 0.75;
 
-/// A layer in double with normal numbers in every parameter.
+/// A layer in double with normally distributed values in every parameter.
 struct Adapted {
   explicit Adapted(ops::WeightLayout layout) : layer(context, {.in = kIn, .out = kOut, .layout = layout}) {
     layer.add_adapter(kRank, kFactor);
@@ -138,7 +138,7 @@ TEST(Lora, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(error_of<InvalidUsage>([&] { add_lora(*model, {.targets = {"c_attn"}}); }), HasSubstr("has one already"));
 }
 
-/// A quantized layer with adapters in double, and the dense weight that its bytes stand for.
+/// A quantized layer with adapters in double, and the dense weight that its bytes decode to.
 TEST(Lora, OnAQuantizedWeightIsLoraOnWhatItIsDecodedTo) {
   for (const bool in_out : {false, true}) {
     Context context;
@@ -193,7 +193,7 @@ TEST(Lora, AQuantizedModelHasItsLinearWeightsInBytesAlone) {
 
 // --- merging and files
 
-/// The adapted layer in f32 against one with the merged weight.
+/// Error of the adapted layer in f32 against one with the merged weight.
 double merged_error(bool in_out, bool merge) {
   ModelConfig config = preset(in_out ? "gpt-nano" : "llama-nano");
   const LoraOptions options{.rank = kRank, .alpha = kFactor * kRank, .targets = {"any"}};
@@ -213,7 +213,7 @@ double merged_error(bool in_out, bool merge) {
   Tensor x = leaf(context, {kRows, kIn}, "x", DType::f32);
   const Tensor expected = layer(x);
   const Tensor weight = layer.weight().tensor();
-  if (merge)  // in pieces that begin anywhere
+  if (merge)  // in ranges that begin anywhere
     for (std::int64_t begin = 0; begin < weight.count(); begin += 4)
       merging.merge("layer.weight", {begin, std::min(begin + 4, weight.count())}, weight.data<float>() + begin);
   const Tensor y = ops::linear(x, weight, {}, layout);

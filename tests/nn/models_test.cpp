@@ -1,4 +1,4 @@
-// Models: sizes, names, and training alone on a tape.
+// Models: sizes, names, and training on a tape without an engine.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ TEST(Models, PresetsHaveTheStatedSizes) {
   Context context;
   for (const std::string& name : preset_names()) {
     EXPECT_EQ(parameter_count(preset(name)), sizes.at(name)) << name;
-    const auto model = make_model(context, preset(name));  // handles only: even llama-7b takes no memory
+    const auto model = make_model(context, preset(name));  // without memory: even llama-7b allocates none
     std::int64_t count = 0;
     for (const auto& parameter : model->parameters()) count += parameter->count();
     EXPECT_EQ(count, sizes.at(name)) << name;
@@ -74,7 +74,7 @@ struct Batch {
   Tensor tokens, targets;
 };
 
-/// Sequences that count modulo 17 from different starts: easily learnt.
+/// Sequences that count modulo 17 from different starts: easy to learn.
 Batch counting(Context& context, std::int64_t batch, std::int64_t positions) {
   Batch out{Tensor::empty(context, {batch, positions}, DType::i32),
             Tensor::empty(context, {batch, positions}, DType::i32)};
@@ -108,7 +108,7 @@ std::vector<double> train(const ModelConfig& config, const ContextOptions& optio
 TEST(Models, GptAndLlamaLearn) {
   for (const char* name : {"gpt-nano", "llama-nano"}) {
     const std::vector<double> losses = train(preset(name), {}, 30);
-    EXPECT_NEAR(losses.front(), std::log(256.0), 0.1) << name;  // begins as a guess among 256
+    EXPECT_NEAR(losses.front(), std::log(256.0), 0.1) << name;  // begins as a guess among 256 tokens
     EXPECT_LT(losses.back(), 0.5) << name;
   }
 }

@@ -1,4 +1,4 @@
-// 16-bit tensors on the host: each kernel gives the f32 kernel's result, rounded once; models train on them.
+// Half-precision tensors on the host: each kernel gives the f32 kernel's result, rounded once; models train on them.
 #include <cmath>
 
 #include "tessera/nn/host_access.h"
@@ -10,7 +10,7 @@
 
 namespace tessera::nn::test {
 
-void set_thread_order(int) {}  // the host has none
+void set_thread_order(int) {}  // the host has no thread order
 
 namespace {
 
@@ -29,7 +29,7 @@ void expect_rounded_f32(const Operation& operation) {
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], expected[i]) << "output " << i;
 }
 
-/// Longer than the pieces that are widened at once, and not a multiple of anything.
+/// Longer than the pieces that are converted at once, and a multiple of none.
 constexpr std::size_t kLong = (std::size_t{1} << 19U) + 13;
 
 TYPED_TEST(Narrow, ElementsAreTheRoundedOnesOfF32) {
@@ -81,7 +81,7 @@ TYPED_TEST(Narrow, LinearInPiecesIsTheRoundedOneOfF32WithinOneUnit) {
     ASSERT_NEAR(got[i], expected[i], 1.01 * unit<T>() * std::max(1.0, std::abs(expected[i]))) << i;
 }
 
-/// Squares of 16-bit numbers are exact in f64, so the sum is that of any order to f64's rounding.
+/// Squares of half-precision numbers are exact in f64, so the sum has the same value in any order, up to f64 rounding.
 TYPED_TEST(Narrow, SumOfSquaresIsInF64) {
   using T = TypeParam;
   const auto x = numbers<T>("x", kLong);
@@ -114,7 +114,7 @@ struct Pass {
   std::vector<double> gradients;
 };
 
-/// Loss and all gradients of a model whose weights are 16-bit numbers, computed in `dtype`.
+/// Loss and all gradients of a model with half-precision weights, computed in `dtype`.
 Pass pass_of(const char* name, DType dtype, const ContextOptions& options = {}) {
   Context context(options);
   const auto model = make_model(context, preset(name));
@@ -142,7 +142,7 @@ class NarrowModels : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, NarrowModels, testing::Values("gpt-nano", "llama-nano"),
                          [](const auto& given) { return std::string(given.param).substr(0, 3); });
 
-/// By norms: |a - b| / |b|.
+/// Relative distance of norms: |a - b| / |b|.
 double distance(const Pass& a, const Pass& b) {
   double difference = 0, size = 0;
   for (std::size_t i = 0; i < b.gradients.size(); ++i) {
@@ -158,7 +158,7 @@ TEST_P(NarrowModels, LossAndGradientsAreCloseToThoseOfF32) {
     const Pass narrow = pass_of(GetParam(), dtype);
     EXPECT_NEAR(narrow.loss, wide.loss, 0.2 * bound * wide.loss);
     EXPECT_LT(distance(narrow, wide), bound);
-    EXPECT_GT(distance(narrow, wide), 1e-5);  // it did compute in 16 bits
+    EXPECT_GT(distance(narrow, wide), 1e-5);  // it computes in half precision
   }
 }
 
@@ -185,7 +185,7 @@ TEST_P(NarrowModels, ARunWithoutDataNeedsTheSameMemory) {
   EXPECT_EQ(peaks(meta), peaks(host));
 }
 
-/// Training alone, with the masters that the optimizer keeps.
+/// Training without an engine, with the master weights of the optimizer.
 std::vector<double> losses_of(DType dtype, double rate, int steps) {
   Context context;
   const auto model = make_model(context, preset("gpt-nano"));

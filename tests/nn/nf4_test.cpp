@@ -1,4 +1,4 @@
-// NF4 against its definition, and the error of a round trip against its bound.
+// NF4 against its definition, and the round-trip error against its bound.
 #include "tessera/nn/nf4.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace tessera::nn {
 namespace {
 
-/// The x below which a normal number lies with probability p, by bisection.
+/// The x below which a normally distributed number lies with probability p, by bisection.
 double quantile(double p) {
   double low = -10, high = 10;
   while (high - low > 1e-15) {
@@ -23,7 +23,7 @@ double quantile(double p) {
   return low;
 }
 
-/// To the digits that the published tail was rounded to.
+/// Equal to the digits to which the published tail probability is rounded.
 TEST(Nf4, LevelsAreQuantilesOfTheNormalDistribution) {
   const double tail = 1 - (1.0 / 30 + 1.0 / 32) / 2;
   const double most = quantile(tail);
@@ -47,9 +47,9 @@ std::vector<float> normal(std::size_t count, float deviation) {
   return values;
 }
 
-/// The largest error over each block, over what a block may have: half the largest gap between levels of its scale, and
-/// twice what the scale itself may be off, half a step of 1 / 127 of the largest deviation from the mean: once since
-/// values are levels of the wrong scale, and never more than that where they lie beyond its largest level.
+/// Largest error in each block relative to its bound: half the largest gap between levels at the largest possible
+/// scale, plus the error of the scale, for values beyond its largest level. The scale is off by at most half a step of
+/// 1 / 127 of the largest deviation from the mean.
 double worst(const std::vector<float>& values, double gap) {
   const std::vector<float> out = round_trip(values);
   std::vector<double> largest;

@@ -105,7 +105,7 @@ TEST_P(Updates, AgreeWithTheReferenceInDouble) {
       EXPECT_NEAR(values[i], reference.value, 2e-6);
       without_decay = std::max(without_decay, std::abs(values[i] - other.value));
     }
-    EXPECT_GT(without_decay, 2e-5);  // decay is seen
+    EXPECT_GT(without_decay, 2e-5);  // decay has an effect
   }
 }
 
@@ -144,7 +144,7 @@ TEST(Optimizers, UnusedParametersStay) {
   Optimizer optimizer(*model, {.weight_decay = 0.5});
   optimizer.step(0.1);
   EXPECT_EQ(values(), before);
-  // The control: with gradients, though they are zero, they decay.
+  // The control: with gradients, even zero ones, they decay.
   for (const auto& parameter : model->parameters()) {
     GradientTarget target = parameter->gradient().write();
     std::fill_n(target.tensor.data<float>(), parameter->count(), 0.0F);

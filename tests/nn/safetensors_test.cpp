@@ -1,4 +1,4 @@
-// safetensors: round trips, ranges, and hostile files.
+// safetensors: round trips, ranges, and malformed files.
 #include "tessera/nn/safetensors.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ TEST(Safetensors, WhatIsWrittenByRangesReadsBackByRanges) {
   SafetensorsWriter writer(path, {{"a", {2, 3}}, {"scalar", {}}, {"none", {0, 5}}}, {{"format", "pt"}});
   writer.write("scalar", {0, 1}, b.data());
   writer.write("a", {4, 6}, a.data() + 4);
-  EXPECT_FALSE(std::filesystem::exists(path));  // nothing under the name before it is whole
+  EXPECT_FALSE(std::filesystem::exists(path));  // no file of that name before it is complete
   EXPECT_THROW(writer.commit(), InvalidUsage);
   writer.write("a", {0, 4}, a.data());
   writer.commit();
@@ -139,7 +139,7 @@ TEST(Safetensors, HostileFilesAreRefusedInOneLine) {
   }
 }
 
-/// Every cut and every changed byte of a good file is either refused or still reads within its bounds.
+/// Every truncation and every changed byte of a valid file is either rejected or still read within bounds.
 TEST(Safetensors, NoDamageReadsOutOfBounds) {
   const TemporaryFolder folder;
   const std::string good = file(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");

@@ -39,7 +39,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// The text of the error that `function` throws as E; "" where it throws nothing.
+/// The text of the error E that `function` throws; "" if it throws nothing.
 template <class E, class Function>
 std::string error_of(Function&& function) {
   try {

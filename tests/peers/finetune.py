@@ -1,5 +1,5 @@
-"""Fine-tuning from end to end: a folder of transformers in, killed in the middle, resumed on another number of ranks, and a
-folder out that transformers opens with our loss.
+"""Fine-tuning from end to end: starts from a folder of transformers, is killed midway, resumes on another number of ranks,
+and exports a folder that transformers opens with the same loss.
 
     python3 tests/peers/finetune.py build/release/tessera [lora] [qlora]
 
@@ -56,7 +56,7 @@ def run(tool, kind, extra):
                                  start_new_session=True)
         for line in first.stdout:
             if line.startswith("step 17 "):
-                os.killpg(first.pid, signal.SIGKILL)  # the tool and its ranks
+                os.killpg(first.pid, signal.SIGKILL)  # the launcher and its ranks
                 break
         first.wait()
         out = subprocess.run([*common, "--resume", saves, "--ranks", "3", "--export", end, "--eval", text], capture_output=True, text=True)
@@ -71,7 +71,7 @@ def run(tool, kind, extra):
         print(f"{kind} {' '.join(extra)}: killed at step 17, resumed at {resumed} on 3 ranks; loss {before:.4f} before, "
               f"{ours:.6f} ours in bf16, {in_f32:.6f} of the folder in f32, {theirs:.6f} in transformers: "
               f"{abs(ours - theirs) / theirs:.1e} and {abs(in_f32 - theirs) / theirs:.1e} relative")
-        least = 0.2 if extra else 1  # adapters on a base that was never trained learn less
+        least = 0.2 if extra else 1  # adapters on an untrained base reduce the loss less
         assert 10 < resumed <= 17 and abs(ours - theirs) < 1e-3 * theirs and abs(in_f32 - theirs) < 1e-5 * theirs and theirs < before - least
 
 

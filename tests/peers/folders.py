@@ -1,4 +1,4 @@
-"""Small folders as transformers itself writes them, with the loss that it finds: what --init must be able to open.
+"""Writes small folders with transformers, and its loss: input that --init must support.
 
     python3 tests/peers/folders.py tests/peers
 

@@ -1,10 +1,11 @@
-"""Golden losses and gradients of a folder that write_initial wrote, by PyTorch in double precision.
+"""Computes golden losses and gradients of a folder from write_initial, by PyTorch in double precision.
 
     build/release/tests/write_initial gpt-nano /tmp/gpt-nano
     /usr/bin/python3 tests/peers/golden.py /tmp/gpt-nano tests/peers/gpt-nano [--transformers]
 
 writes tests/peers/gpt-nano.json, the losses of 20 steps, and tests/peers/gpt-nano-gradients.safetensors, every element of the
-first step's gradients rounded to f32. PyTorch 1.13 or later (Debian's python3-torch), numpy. With --transformers also checks that AutoModelForCausalLM opens the folder and finds the same loss.
+first step's gradients rounded to f32. Needs PyTorch 1.13 or later (Debian's python3-torch) and numpy. With --transformers it also
+checks that AutoModelForCausalLM opens the folder and has the same loss.
 """
 import argparse
 import json
@@ -24,7 +25,7 @@ torch.set_num_threads(1)
 
 config = json.load(open(options.folder + '/config.json'))
 weights = {name: tensor.double().requires_grad_() for name, tensor in models.read_safetensors(options.folder + '/model.safetensors').items()}
-batches = list(models.batches(2)) * (STEPS // 2)  # two batches in turn: they are soon learnt, so the losses tell
+batches = list(models.batches(2)) * (STEPS // 2)  # two alternating batches: they are learned fast, so the losses change clearly
 
 if options.transformers:
     from transformers import AutoModelForCausalLM

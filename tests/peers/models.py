@@ -1,4 +1,4 @@
-"""GPT-2 and Llama written down from their papers with plain torch functions: independent of the library, and of transformers."""
+"""GPT-2 and Llama after their papers, in plain torch functions: independent of the library and of transformers."""
 import json
 import math
 import struct
@@ -22,7 +22,7 @@ def read_safetensors(path):
 
 
 def write_safetensors(path, tensors):
-    """As f32, in this order."""
+    """Writes the tensors as f32, in this order."""
     header, parts, at = {}, [], 0
     for name, tensor in tensors.items():
         parts.append(tensor.detach().float().numpy().astype('<f4').tobytes())
@@ -35,7 +35,7 @@ def write_safetensors(path, tensors):
 
 
 def attention(q, k, v):
-    """[batch, heads, positions, dim] each; fewer key heads than heads: grouped queries."""
+    """Each is [batch, heads, positions, dim]; fewer key heads than heads mean grouped queries."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)

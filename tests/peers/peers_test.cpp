@@ -21,7 +21,7 @@ const std::string kFolder = TESSERA_PEERS_DIR;
 
 nlohmann::json read_json(const std::string& name) { return nlohmann::json::parse(std::ifstream(kFolder + "/" + name)); }
 
-/// The generator of models.py.
+/// The token generator of models.py.
 class Tokens {
  public:
   explicit Tokens(Context& context) : context_(context) {}
@@ -62,7 +62,7 @@ class GoldenGradients {
   SafetensorsFile file_;
 };
 
-/// The largest difference of an element over what is allowed: 1e-4 of the tensor's largest, plus 1e-7.
+/// Largest difference of an element relative to the bound: 1e-4 of the tensor's largest, plus 1e-7.
 double gradient_error(std::span<const float> values, std::span<const float> golden) {
   double largest = 0, worst = 0;
   for (std::size_t i = 0; i < golden.size(); ++i) {
@@ -80,7 +80,7 @@ std::span<const float> gradient_of(const Parameter& parameter) {
 class Golden : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Presets, Golden, testing::Values("gpt-nano", "llama-nano"));
 
-/// Largest relative difference of 20 losses; the gradients of the first step are handed to `first`.
+/// Largest relative difference of 20 losses; `first` is called with the gradients of the first step.
 double loss_error(const nlohmann::json& golden, const OptimizerConfig& config, const char* name,
                   const std::function<void(const CausalModel&)>& first) {
   Context context;
@@ -107,7 +107,7 @@ double loss_error(const nlohmann::json& golden, const OptimizerConfig& config, c
 TEST_P(Golden, LossesAndGradientsAreThoseOfPyTorch) {
   const nlohmann::json golden = read_json(std::string(GetParam()) + ".json");
   ASSERT_EQ(golden["losses"].size(), 20U);
-  EXPECT_LT(golden["losses"].back().get<double>(), 0.9 * golden["losses"].front().get<double>());  // it learns
+  EXPECT_LT(golden["losses"].back().get<double>(), 0.9 * golden["losses"].front().get<double>());  // the loss decreases
   const GoldenGradients gradients(GetParam());
   const auto compare = [&](const CausalModel& model) {
     EXPECT_EQ(gradients.count(), model.parameters().size());
@@ -117,7 +117,7 @@ TEST_P(Golden, LossesAndGradientsAreThoseOfPyTorch) {
   EXPECT_LE(loss_error(golden, {}, GetParam(), compare), 1e-4);
 }
 
-/// The negative control: other settings of the optimizer are seen.
+/// Negative control: other settings of the optimizer are detected.
 TEST_P(Golden, AnotherOptimizerIsSeen) {
   const nlohmann::json golden = read_json(std::string(GetParam()) + ".json");
   EXPECT_GT(loss_error(golden, {.beta2 = 0.99}, GetParam(), [](const CausalModel&) {}), 2e-4);
@@ -126,8 +126,8 @@ TEST_P(Golden, AnotherOptimizerIsSeen) {
             2e-4);
 }
 
-/// The negative control: a change of one part in a thousand is seen, and so is one of any single element by two parts
-/// in ten thousand of the largest.
+/// Negative control: a change of one part in a thousand is detected, and so is a change of any single element by two
+/// parts in ten thousand of the largest.
 TEST_P(Golden, AWrongGradientIsSeen) {
   const GoldenGradients gradients(GetParam());
   Context context;

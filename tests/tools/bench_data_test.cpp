@@ -1,5 +1,5 @@
-// What `bench --check` expects, against every operation done by brute force: element after element, rounded at each addition, in
-// both orders. Beside each, a value that is broken and must be counted.
+// Expected values of `bench --check` against a brute-force evaluation of every operation: element by element, rounded
+// at each addition, in both orders. For each, a wrong value must be counted as wrong.
 #include "tools/bench/data.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ T rounded(double value) {
 template <class T>
 using Inputs = std::vector<std::vector<T>>;
 
-/// Element i over all ranks, in the order given, rounded to T after every step.
+/// Element i over all ranks, in the given order, rounded to T after every step.
 template <class T>
 T combine(const Inputs<T>& inputs, Kind kind, std::size_t i, bool backwards) {
   const int n = static_cast<int>(inputs.size());
@@ -105,7 +105,7 @@ void check_case(const BenchData& data) {
       std::vector<T> out = brute_force(data, shape, inputs, rank, backwards);
       ASSERT_EQ(count_wrong(data, shape, rank, out.data()), 0U) << where;
       if (out.empty()) continue;
-      // Negative controls: one element off by about an eighth, and bytes that nobody wrote.
+      // Negative controls: one element off by about an eighth, and bytes that no rank wrote.
       T& broken = out[out.size() / 2];
       broken = number(broken) == 0 ? rounded<T>(1) : rounded<T>(number(broken) + std::max(1.0, number(broken) / 8));
       ASSERT_EQ(count_wrong(data, shape, rank, out.data()), 1U) << where;

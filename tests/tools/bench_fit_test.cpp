@@ -1,5 +1,4 @@
-// The fit against data that was made from known coefficients; beside it, data that no line fits, and the fit that absolute errors
-// would give.
+// The fit against data from known coefficients; data that no line fits; and the fit of absolute errors as a control.
 #include "tools/bench/fit.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +9,7 @@
 namespace tessera::tools {
 namespace {
 
-/// alpha + beta s at 8 B .. 128 MiB, each off by `noise` in one direction or the other.
+/// alpha + beta s at 8 B .. 128 MiB, each off by `noise` up or down.
 std::vector<FitPoint> points_of(double alpha, double beta, double noise) {
   std::vector<FitPoint> points;
   for (int power = 3; power <= 27; power += 2) {
@@ -21,7 +20,7 @@ std::vector<FitPoint> points_of(double alpha, double beta, double noise) {
   return points;
 }
 
-/// Control: alpha by least squares of absolute errors.
+/// Control: alpha from least squares of absolute errors.
 double alpha_of_absolute_errors(const std::vector<FitPoint>& points) {
   double n = 0, s = 0, ss = 0, t = 0, st = 0;
   for (const FitPoint& p : points) {
@@ -58,7 +57,7 @@ TEST(BenchFit, NoiseOnLargeSizesDoesNotDrownSmallOnes) {
 TEST(BenchFit, WhatIsNoLineShowsInTheError) {
   std::vector<FitPoint> points = points_of(3, 2e-4, 0);
   for (FitPoint& p : points)
-    if (p.bytes > 1 << 20) p.microseconds *= 3;  // out of the cache
+    if (p.bytes > 1 << 20) p.microseconds *= 3;  // too large for the cache
   const auto fit = fit_alpha_beta(points);
   ASSERT_TRUE(fit);
   EXPECT_GT(fit->worst_error, 0.3);

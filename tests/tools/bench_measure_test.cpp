@@ -1,4 +1,4 @@
-// Overlap against operations that are known to be hidden or not, and cold caches against warm ones.
+// Overlap of operations that are known to be hidden or not, and cold caches against warm ones.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// An operation that takes its time by itself, whatever its caller does meanwhile.
+/// An operation that completes after a given time, independent of its caller.
 class Timer final : public comm::WorkState {
  public:
   void begin(std::chrono::microseconds time) { end_ = steady_clock::now() + time; }
@@ -31,7 +31,7 @@ class Timer final : public comm::WorkState {
 
 constexpr std::chrono::milliseconds kTime(20);
 
-/// The computation sleeps: on a busy machine that takes as long as asked, unlike arithmetic.
+/// The computation sleeps: on a busy machine that takes the requested time, unlike arithmetic.
 double overlap_of(const std::function<comm::Work()>& start) {
   double percent = 0;
   comm::InitOptions config;
@@ -83,7 +83,7 @@ TEST(BenchCold, EvictedMemoryIsSlowToReadAndUnchanged) {
   ASSERT_TRUE(can_evict());
   std::vector<std::uint64_t> data(1 << 14);  // 128 KiB: in the second-level cache when warm
   std::iota(data.begin(), data.end(), 1);
-  const auto read = [&](bool cold) {  // a chain of loads in an order that no prefetcher knows
+  const auto read = [&](bool cold) {  // a chain of loads in an order that no prefetcher predicts
     std::vector<double> samples;
     for (int i = 0; i < 51; ++i) {
       std::uint64_t sum = std::accumulate(data.begin(), data.end(), std::uint64_t{0});

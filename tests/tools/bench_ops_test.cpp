@@ -1,4 +1,4 @@
-// Sizes, factors and traffic of what `bench` measures, against nccl-tests' formulas worked out by hand.
+// Sizes, factors and traffic of `bench` operations, against nccl-tests' formulas computed by hand.
 #include "tools/bench/operations.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ struct Row {
 };
 
 TEST(BenchOps, ShapesAndFactorsAreThoseOfNcclTests) {
-  // 1000 bytes of f32 on 3 ranks: 250 elements in all, 83 a part.
+  // 1000 bytes of f32 on 3 ranks: 250 elements in all, 83 per slice.
   const std::vector<Row> rows = {
       {"all_reduce", 1000, 250, 250, 250, 4.0 / 3}, {"all_gather", 996, 83, 83, 249, 2.0 / 3},
       {"reduce_scatter", 996, 83, 249, 83, 2.0 / 3}, {"broadcast", 1000, 250, 250, 250, 1},

@@ -1,4 +1,4 @@
-// The measuring loop on ranks that are threads, and what becomes of wrong values.
+// The measuring loop on ranks that are threads, and its reaction to wrong values.
 #include "tools/bench/runner.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// The rows of a small run. `breaks`: this rank writes into one value of each result before it is checked; -1: nobody.
+/// The rows of a small run. `breaks`: the rank that changes one value of each result before the check; -1: none.
 std::vector<BenchRow> rows_of(const BenchSpec& plan, int breaks,
                               const std::shared_ptr<base::DeviceRuntime>& device = base::open_device({})) {
   std::vector<BenchRow> rows;
@@ -78,7 +78,7 @@ TEST(BenchRun, OneBrokenValueIsCountedOnceAndEndsWithCode1) {
     report.add(row);
   }
   EXPECT_THAT(report.failure(), HasSubstr("the first in all_reduce of 4 bytes (out of place, backend shm): 1"));
-  // main() gives code 2 to InvalidUsage alone: this is code 1, and its text the last line.
+  // main() exits with code 2 for InvalidUsage only: this is code 1, with its text as the last line.
   EXPECT_THROW(finish_bench({}, report), CheckFailed);
 }
 

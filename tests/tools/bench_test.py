@@ -30,7 +30,7 @@ def rows(table):
 
 
 def read_as_nccl_tests(text):
-    """What scripts around nccl-tests take from its output: the columns where the header has them, and the two lines at the end."""
+    """Reads output as scripts around nccl-tests do: the columns named in the header, and the two lines at the end."""
     head = next(line for line in text.splitlines() if re.match(r"#\s+size\s+count\s+type\s+redop\s+root\s", line))
     names = head[1:].split()[:13]
     found = []
@@ -101,7 +101,7 @@ class BenchTest(unittest.TestCase):
         small = r["op"] == "all_reduce" and r["bytes"] <= 16384
         self.assertEqual(r["algorithm"], "symmetric" if small else "direct")
         self.assertGreater(r["bound_us"], 0)
-        if r["bytes"] >= 1 << 18:  # the same loads and stores can't be far slower than the operation that waits for others too
+        if r["bytes"] >= 1 << 18:  # the same loads and stores can't be far slower than the operation, which also waits for other ranks
             self.assertLess(r["bound_us"], 5 * time["max"])
 
     def test_odd_ranks_other_types_and_roots(self):
@@ -181,7 +181,7 @@ class BenchTest(unittest.TestCase):
         self.assertIn("shm", [t.text for t in root.iter(name + "text")], "the legend")
 
     def assert_logarithmic(self, drawn, values):
-        """Distances are in proportion to those of the logarithms: one decade or octave is as long as the next."""
+        """Distances are proportional to those of the logarithms: all decades or octaves have equal length."""
         logs = [math.log(value) for value in values]
         low, high = logs.index(min(logs)), logs.index(max(logs))
         scale = (drawn[high] - drawn[low]) / (logs[high] - logs[low])

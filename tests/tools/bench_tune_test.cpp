@@ -1,4 +1,4 @@
-// Which algorithm a table takes for which sizes, and that the communicator reads it so.
+// Which algorithm a tuning table selects for which sizes, and that the communicator reads it so.
 #include "tools/bench/tuner.h"
 
 #include <gmock/gmock.h>

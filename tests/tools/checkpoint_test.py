@@ -1,4 +1,4 @@
-"""train --save and --resume, and checkpoint, as a user meets them: killed anywhere, on a full disk, on other ranks."""
+"""train --save, train --resume and checkpoint as a user runs them: killed at any call, on a full disk, on other ranks."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import time
 import unittest
 
 TOOL = None
-FAULTS = None  # the library to preload: given, the calls that fail are tested, else the rest
+FAULTS = None  # the library to preload; if set, only the tests of failing calls run, otherwise only the others
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 60
 
 
@@ -36,7 +36,7 @@ class Folder(unittest.TestCase):
                 "--data", self.text, *more]
 
     def train(self, steps, *more, ranks=2, env=None):
-        """Its losses by step and the hash of its end."""
+        """Losses by step, and the final hash."""
         code, out, err = tool(*self.arguments(steps, *more, ranks=ranks), env=env)
         self.assertEqual(code, 0, err)
         lines = [line.split() for line in out.splitlines()]
@@ -61,7 +61,7 @@ class CheckpointTest(Folder):
             more, same_end = self.train(6, "--clip-norm", 1, "--resume", self.saves / begin)
             self.assertEqual(more, {step: losses[step] for step in more})
             self.assertEqual((len(more), same_end), (4 if begin else 2, end))
-        # The control: without the checkpoint the last steps are others.
+        # The control: without the checkpoint the run ends with another hash.
         self.assertNotEqual(self.train(2)[1], end)
 
     def test_other_ranks_and_strategies_go_on_from_it(self):
@@ -101,7 +101,7 @@ class CheckpointTest(Folder):
         finally:
             os.killpg(first.pid, signal.SIGKILL)
             first.wait()
-        self.train(2, "--save", self.saves)  # it waits a moment for those that were killed
+        self.train(2, "--save", self.saves)  # waits a moment for the killed ranks
         self.assertIn(2, self.whole_steps())
 
     def test_inspect_verify_and_export(self):
@@ -147,7 +147,7 @@ class CheckpointTest(Folder):
 
     def test_what_would_give_other_batches_is_refused(self):
         self.train(3, "--save", self.saves)
-        wide = self.folder / "wide.txt"  # as many tokens of two bytes, and the same ones
+        wide = self.folder / "wide.txt"  # the same tokens, of two bytes each
         wide.write_text("\0".join(TEXT) + "\0")
         for changes, said in (({"--seq-len": 15}, "--seq-len 16, this run has 15"), ({"--global-batch": 6}, "--global-batch 12, this run has 6"),
                               ({"--data": wide, "--data-format": "u16"}, "--data-format bytes, this run has u16")):
@@ -155,7 +155,7 @@ class CheckpointTest(Folder):
             for option, value in changes.items():
                 options[options.index(option) + 1] = value
             self.assertIn(f"written with {said}: its batches would not be the next ones", self.wrong(*options))
-            # What trains nothing needs no batches.
+            # A run without training steps needs no batches.
             options[options.index("--steps") + 1] = 3
             code, _, err = tool(*options)
             self.assertEqual(code, 0, err)
@@ -175,17 +175,17 @@ class CheckpointTest(Folder):
         self.assertEqual(tool("checkpoint", "verify", self.saves)[0], 0)
         more, same_end = self.train(4, "--resume", self.saves)
         self.assertEqual((sorted(more), same_end), ([3, 4], end))
-        # Nothing of the one that failed keeps room, and with one to keep both fit one after the other.
+        # The failed checkpoint leaves no files that use space.
         self.assertEqual(sorted(path.name for path in self.saves.iterdir()), [".lock", "latest", "step-00000002"])
 
 
 class FaultTest(Folder):
-    """Every call that writes, names, flushes or removes something is the last one once."""
+    """Each call that writes, renames, flushes or removes something is once the one with the fault."""
 
     def hit(self, rank, at, kind):
         count = self.folder / "count"
         count.unlink(missing_ok=True)
-        # Every call over one of the two: of a kill over the one, of a full disk over the other.
+        # Each call is tested over one backend with a kill and over the other with a full disk.
         backend = ("shm", "tcp")[(at + (kind == "full")) % 2]
         env = {"TESSERA_BACKEND": backend, "LD_PRELOAD": FAULTS, "FAULT_FOLDER": str(self.saves), "FAULT_RANK": str(rank), "FAULT_AT": str(at), "FAULT_KIND": kind,
                "FAULT_COUNT": str(count), "TESSERA_TIMEOUT": "20s"}
@@ -208,7 +208,7 @@ class FaultTest(Folder):
             at += 1
             shutil.rmtree(self.saves, ignore_errors=True)
             shutil.copytree(before, self.saves)
-            # Resumed at step 1, it saves step 2 and removes step 1.
+            # The run resumes at step 1, saves step 2 and removes step 1.
             (code, out, err), count = self.hit(rank, at, kind)
             steps = self.whole_steps()
             self.assertTrue(steps, f"call {at}: nothing whole is left")
@@ -216,7 +216,7 @@ class FaultTest(Folder):
             self.assertEqual(verified, 0, f"call {at}: {problem}")
             step = int(text.split("step-")[1][:8])
             self.assertEqual(self.data_of(self.saves / f"step-{step:08}"), wanted[step], f"call {at}")
-            if code == 2 and "--save: can't write" in err and not out:  # before anything began
+            if code == 2 and "--save: can't write" in err and not out:  # before training began
                 continue
             if kind == "full":
                 self.assertEqual(out.split()[-1:], [end], f"call {at}: the training was another: {err}")
@@ -229,9 +229,9 @@ class FaultTest(Folder):
                 continue
             if count is not None and at > count:
                 break
-            hits += 1  # it came when the new checkpoint was whole
+            hits += 1  # the fault came after the new checkpoint was complete
         self.assertGreater(hits, 8)
-        # The control: a rank that nobody hits comes through.
+        # The control: a fault of a rank that does not exist has no effect.
         self.assertEqual(self.hit(7, 1, kind)[0][0], 0)
 
     def test_rank_0_is_killed_at_every_call(self):

@@ -1,4 +1,4 @@
-"""The tool's frame: help, exit codes, and one line for every mistake."""
+"""The command line: help, exit codes, and one line for every mistake."""
 
 import json
 import os

@@ -11,7 +11,7 @@
 namespace tessera::tools {
 namespace {
 
-/// What two ranks with these losses at step 7 say.
+/// The messages of two ranks with these losses at step 7.
 std::string said_for(double first, double second, std::optional<double> norm, int times = 1) {
   testing::internal::CaptureStderr();
   const auto host = base::open_device(base::Device{});

@@ -1,4 +1,4 @@
-"""Trainings whose numbers stop being finite: what compare, train and checkpoints say and keep; and steps that f16 skips."""
+"""Trainings that diverge to infinity or NaN: messages of compare and train, checkpoints that are kept; skipped f16 steps."""
 
 import json
 import pathlib
@@ -79,7 +79,7 @@ class DivergenceTest(Diverging):
         code, _, err = self.tool("train", "--save", saves, "--resume", saves, steps=13)
         self.assertIn("step-00000012 are not finite", err)
         self.assertIn(f"the newest that is finite is {saves / steps[0]}", err)
-        # The negative control: a training that stays finite keeps the last two and no more.
+        # The negative control: a training that stays finite keeps only the last two checkpoints.
         good = self.folder / "good"
         code, _, err = self.tool("train", "--save", good, "--save-every", 1, "--keep-last", 2, steps=4)
         self.assertEqual((code, err), (0, ""))
@@ -88,7 +88,7 @@ class DivergenceTest(Diverging):
         self.assertEqual((code, err), (0, ""))
 
     def test_steps_that_f16_skips_are_said(self):
-        """Gradients times 65536 overflow in f16 where the loss is large, as at a learning rate that is too high."""
+        """Gradients times 65536 overflow in f16 if the loss is large, as with a learning rate that is too high."""
         code, out, err = self.tool("train", "--precision", "f16", "--lr", "0.3", "--json", self.folder / "t.json", steps=20)
         self.assertEqual(code, 0, err)
         steps = [line for line in self.lines("t.json") if "step" in line and "loss" in line]
@@ -108,7 +108,7 @@ class DivergenceTest(Diverging):
 
 
 class LossScaleTest(Diverging):
-    """What f16 keeps from step to step is in the checkpoint, and a run that goes on from it has it."""
+    """Checkpoints contain the state of the f16 loss scale, and a resumed run restores it."""
 
     def attributes(self, folder):
         out = self.folder / "inspect.json"
@@ -127,7 +127,7 @@ class LossScaleTest(Diverging):
         skipped = [line["step"] for line in steps if line["skipped"]]
         self.assertGreater(len(skipped), 1)
         last = max(step for step in skipped if step < 14)
-        stops = (last - 1, last, last + 2)  # before a skipped step, after one, and when some good ones have followed
+        stops = (last - 1, last, last + 2)  # before a skipped step, after one, and after some good steps following it
         for step in range(1, 17):
             before = [one for one in skipped if one <= step]
             expected = (steps[step - 1]["loss_scale"], step - max(before, default=0), len(before))
@@ -142,7 +142,7 @@ class LossScaleTest(Diverging):
             self.assertEqual(same_end, end, stop)
             for step in range(stop + 1, 17):
                 self.assertEqual(self.attributes(saves / f"step-{step:08}"), self.attributes(whole / f"step-{step:08}"), (stop, step))
-        # The control: what another step has kept is something else.
+        # The control: another step has another state.
         self.assertNotEqual(self.attributes(whole / "step-00000001"), self.attributes(whole))
 
 

@@ -1,5 +1,5 @@
-"""What a crash leaves of a save: nothing has a name before it is on the disk, and a step that is replaced is there until
-the new one is."""
+"""State of a save after a crash: no file gets its name before it is on the disk, and a replaced step exists until the new
+one does."""
 
 import os
 import pathlib
@@ -14,13 +14,13 @@ FAULTS = None  # the library to preload
 
 
 def breaches(lines, saves):
-    """What could be lost if the machine stopped: each line is RANK CALL PATH [PATH], as faults.cpp writes them. A file's
-    content is on the disk after an fsync of the file, a name after one of its folder."""
+    """Files that a crash of the machine could lose: each line is RANK CALL PATH [PATH], as faults.cpp writes them. A file's
+    content is on the disk after an fsync of the file, a name after an fsync of its folder."""
     found = []
-    dirty, unnamed, named = {}, {}, None  # files that were written; names in folders; what latest names
+    dirty, unnamed, named = {}, {}, None  # written files; names in folders; the target of `latest`
 
     def pending(folder):
-        """What is not on the disk of all that is in a folder."""
+        """Content and names in a folder that are not on the disk."""
         return [one for one in (*dirty, *(name for names in unnamed.values() for name in names)) if folder in one.parents]
 
     def is_step(path):
@@ -77,7 +77,7 @@ class Faults(checkpoint_test.Folder):
 class OrderTest(Faults):
     def test_what_is_named_is_on_the_disk(self):
         log = self.folder / "log"
-        # Two saves and the removal of a step; then the same two steps again, which replaces one of them.
+        # Two saves and the removal of a step; then the same two steps again, which replace one of them.
         for lr in ("1e-3", "2e-3"):
             log.unlink(missing_ok=True)
             code, _, err = self.train_with("--keep-last", 1, "--lr", lr, log=log)
@@ -87,9 +87,9 @@ class OrderTest(Faults):
             self.assertEqual(breaches(lines, self.saves), [])
         # The control: each flush is needed.
         flushes = [i for i, line in enumerate(lines) if line.split()[1] == "fsync"]
-        self.assertGreaterEqual(len(flushes), 2 * (2 * 2 + 2 + 2))  # data and lists of two ranks, index, latest, folders
+        self.assertGreaterEqual(len(flushes), 2 * (2 * 2 + 2 + 2))  # data and manifests of two ranks, index, latest, folders
         unneeded = [lines[i] for i in flushes if not breaches(lines[:i] + lines[i + 1:], self.saves)]
-        # A step's folder is flushed with each list and once more: one of these is enough.
+        # A step's folder is flushed with each manifest and once more: one of these flushes is enough.
         self.assertEqual({pathlib.Path(line.split()[2]).name for line in unneeded}, {"step-00000001.partial", "step-00000002.partial"})
 
 
@@ -156,7 +156,7 @@ class RecoveryTest(Faults):
         self.assertEqual(code, 0, err)
         self.assertEqual(err.count("training goes on"), 1, err)
         self.assertEqual(self.whole_steps(), [2])
-        # The control: one that fails at the end is what the run ends with.
+        # The control: a save that fails at the end fails the run.
         shutil.rmtree(self.saves)
         code, _, err = self.train_with(steps=1, at=int(count.read_text()) // 2, kind="once")
         self.assertEqual(code, 1)

@@ -56,7 +56,7 @@ class F32ModulesTest(unittest.TestCase):
         others = (["--precision", "bf16"], ["--precision", "bf16", "--f32-modules", "h.0,ln_f"], [])
         ends = {self.hash_of(*other, "--steps", "4", "--resume", self.folder / "c") for other in others}
         self.assertEqual(len(ends | {whole}), 4)
-        # Nothing is lost on the way in: what is saved is f32.
+        # Saving loses no precision: the saved values are f32.
         read = {self.hash_of(*other, "--steps", "2", "--resume", self.folder / "c") for other in (NORMS, *others)}
         self.assertEqual(len(read), 1)
 

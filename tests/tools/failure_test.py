@@ -1,4 +1,4 @@
-"""Ranks that die, stop or are interrupted in the middle of training: named errors, in time, and nothing left behind."""
+"""Ranks that die, stop or are interrupted during training: named errors, in time, and no leftover processes or files."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ class Run:
             [TOOL, "train", "--model", "gpt-mini", "--ranks", "3", "--seq-len", "32", "--global-batch", "3", "--steps", "100000", "--data", text,
              "--threads", "1", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MARK": self.mark, **(env or {})})
-        for line in self.process.stdout:  # until it is in the middle of it
+        for line in self.process.stdout:  # until training is in progress
             if line.startswith("step 2 "):
                 break
 
@@ -49,7 +49,7 @@ class Run:
 
 
 def segments():
-    """Without those of MPI and UCX, whose tests may run beside this one."""
+    """Shared memory segments, except those of MPI and UCX, whose tests may run concurrently."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("vader_segment", "mpich_shar", "ucx_shm"))}
 
 
@@ -110,7 +110,7 @@ class FailureTest(unittest.TestCase):
 
 class AddressSpaceTest(unittest.TestCase):
     def test_too_little_of_it_is_an_error_and_not_a_hang(self):
-        """OpenBLAS tries for ever to get its buffer."""
+        """OpenBLAS would retry forever to allocate its buffer."""
         with tempfile.TemporaryDirectory() as folder:
             text = os.path.join(folder, "text.txt")
             with open(text, "w") as file:
@@ -124,7 +124,7 @@ class AddressSpaceTest(unittest.TestCase):
             done = subprocess.run(["sh", "-c", command.format(limit="")], capture_output=True, text=True, timeout=30, env=by_blas)
             self.assertEqual(done.returncode, 0, done.stderr)  # negative control
             done = subprocess.run(["sh", "-c", command.format(limit="ulimit -v 400000;")], capture_output=True, text=True, timeout=30)
-            self.assertIn(done.returncode, (0, 1), done.stderr)  # by whatever multiplies here, it ends
+            self.assertIn(done.returncode, (0, 1), done.stderr)  # it ends with any BLAS library
 
 
 class FailureOverTcpTest(FailureTest):

@@ -1,4 +1,4 @@
-"""Files that are not what they should be: FIFOs, links, cut-short shared objects, a limit of size. files_test.py TOOL LAB.so"""
+"""Unsuitable files: FIFOs, links, truncated shared objects, a file size limit. files_test.py TOOL LAB.so"""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import unittest
 
 TOOL, LAB = None, None
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 60
-SECONDS = 30  # a FIFO nobody writes to would be waited for without end
+SECONDS = 30  # a FIFO without a writer would block forever
 
 
 class FilesTest(unittest.TestCase):
@@ -39,7 +39,7 @@ class FilesTest(unittest.TestCase):
         for word in words:
             self.assertIn(str(word), err)
 
-    def test_the_same_command_with_good_files_works(self):  # the control of the tests below
+    def test_the_same_command_with_good_files_works(self):  # control of the tests below
         code, _, err = self.train("--strategy", f"{LAB}:hfsdp", "--save", self.folder / "saves")
         self.assertEqual(code, 0, err)
         code, _, err = self.train("--resume", self.folder / "saves", steps=2)

@@ -1,6 +1,6 @@
-"""scripts/gpu-check where there is no GPU: it says so, and a step that fails is a failure whatever the others do.
+"""scripts/gpu-check without a GPU: it reports that, and one failed step fails the run regardless of the others.
 
-Its tools are stand-ins in a PATH of the test's own: what a GPU does with the rest is seen only where there is one.
+The tools that it calls are stubs in the test's own PATH; the steps themselves can be tested only on a GPU.
 """
 
 import importlib.util

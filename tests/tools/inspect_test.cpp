@@ -1,4 +1,4 @@
-// tessera checkpoint, of a checkpoint whose model has buffers.
+// tessera checkpoint on a checkpoint whose model has module buffers.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// What the command prints.
+/// The output of the command.
 std::string run(const std::string& line) {
   CLI::App app;
   CommandLine commands{.app = app, .arguments = {}, .program = {}, .chosen = {}};

@@ -1,4 +1,4 @@
-"""A backend whose ranks another program must start: every subcommand starts its ranks through it.
+"""A backend whose ranks must be started by another program: every subcommand starts its ranks through that program.
 
     launch_prefix_test.py TOOL MODULES PROGRAMS     folders of the module with that backend, and of `parcelrun`
 """

@@ -1,4 +1,4 @@
-"""What the launcher does with its own streams, files and signals: nothing of them holds it up, and none of it gets lost.
+"""The launcher's streams, files and signals: none of them blocks the launcher, and no output or signal is lost.
 
     launcher_streams_test.py TOOL
 """
@@ -30,7 +30,7 @@ def caught(pid):
 
 
 class FullPipe:
-    """A launcher whose standard output nobody reads, until it can't write any more."""
+    """A launcher with an unread standard output, started until it can't write any more."""
 
     def __init__(self, folder, shared=False):
         self.pids = os.path.join(folder, "pids")
@@ -84,7 +84,7 @@ class StreamsTest(unittest.TestCase):
     def test_a_slow_reader_gets_everything(self):
         program = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done; printf '%01000000d\\n' 0; echo last"
         run = subprocess.Popen([TOOL, "run", "-n", "1", "--", "sh", "-c", program], stdout=subprocess.PIPE, text=True)
-        with self.assertRaises(subprocess.TimeoutExpired):  # it waits for its reader, and would do so for long
+        with self.assertRaises(subprocess.TimeoutExpired):  # it blocks until its reader reads
             run.wait(2)
         with run.stdout:
             lines = run.stdout.read().splitlines()
@@ -103,7 +103,7 @@ class StreamsTest(unittest.TestCase):
         self.assertEqual((done.returncode, sorted(done.stdout.split())), (1, ["[0]", "[1]", "x", "x"]))
         problem = f"--log-dir: can't write '{logs}/rank-1.log': No space left on device"
         self.assertEqual(done.stderr.splitlines(), [f"tessera: warning: {problem}; what comes now is not in it", f"tessera: {problem}"])
-        self.assertEqual(pathlib.Path(logs, "rank-0.log").read_text(), "x\n")  # negative control: the other one is whole
+        self.assertEqual(pathlib.Path(logs, "rank-0.log").read_text(), "x\n")  # negative control: the other log is complete
 
     def test_closed_streams_become_no_file_of_ours(self):
         text = os.path.join(self.folder, "text")
@@ -117,13 +117,13 @@ class StreamsTest(unittest.TestCase):
             self.assertEqual([line.get("step") for line in lines], [1, 2, None], closed)
 
     def test_a_signal_that_comes_early_is_named(self):
-        """From the beginning of main() on, which is when it is caught."""
+        """From the beginning of main(), where the handler is installed."""
         for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
             for delay in range(0, 50, 5):
                 run = subprocess.Popen([TOOL, "run", "-n", "2", "--", "sleep", "60"], stderr=subprocess.PIPE, text=True)
                 while not caught(run.pid) >> (number - 1) & 1:
                     pass
-                end = time.monotonic() + delay / 1000  # how far it is by then is left to chance
+                end = time.monotonic() + delay / 1000  # the launcher's progress by then is random
                 while time.monotonic() < end:
                     pass
                 run.send_signal(number)

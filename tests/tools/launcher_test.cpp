@@ -1,4 +1,4 @@
-// The launcher's judgement: which rank failed first, what is printed, which code. Ranks are shell scripts.
+// The launcher's report of failures: which rank failed first, its output, its exit code. Ranks are shell scripts.
 #include "tools/launch/launcher.h"
 
 #include <gmock/gmock.h>
@@ -75,7 +75,7 @@ TEST(Launcher, ARankThatFailedThroughAnotherIsNotTheCauseEvenWhenItEndsFirst) {
   const char* script = "if [ $TESSERA_RANK = 1 ]; then sleep 0.3; echo 'tessera: disk full' >&2; exit 1; fi;"
                        "echo 'tessera: aborted by rank 1' >&2; exit ";
   EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("3")).err, EndsWith("tessera: rank 1: disk full\n"));
-  // Negative control: without the code that says so, the one that ended first is named.
+  // Negative control: without the exit code of a secondary failure, the rank that ended first is named.
   EXPECT_THAT(run({.ranks = 2, .own_program = true}, script + std::string("1")).err, EndsWith("rank 0: aborted by rank 1\n"));
 }
 
@@ -114,7 +114,7 @@ TEST(Launcher, AnOwnLineOfAUsersProgramIsQuoted) {
   EXPECT_EQ(outcome.err, "[0] bad input\ntessera: rank 0 ended with code 1: bad input\n");
 }
 
-/// Ranks under a program that starts them: the script that stands in for a vendor's.
+/// Ranks under a prefix program that starts them: a script in place of a vendor's launcher.
 LaunchSpec under_prefix(int ranks) {
   return {.ranks = ranks, .prefix = {TESSERA_PARCELRUN, "-n", "{ranks}"}, .own_program = true};
 }

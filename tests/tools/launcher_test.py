@@ -1,4 +1,4 @@
-"""Real processes under `tessera run`: whatever dies or stops, nothing is left running, and the first cause is named last."""
+"""Real processes under `tessera run`: after any failure no process is left, and the last line names the first cause."""
 
 import os
 import pathlib
@@ -65,7 +65,7 @@ class LauncherTest(unittest.TestCase):
         mark = f"MARK_{uuid.uuid4().hex}"
         with subprocess.Popen(["sleep", "60"], env={**os.environ, mark: "1"}) as process:
             deadline = time.monotonic() + 5
-            while marked(mark) != [process.pid] and time.monotonic() < deadline:  # until it is that program
+            while marked(mark) != [process.pid] and time.monotonic() < deadline:  # until it has executed that program
                 time.sleep(0.01)
             self.assertEqual(marked(mark), [process.pid])
             process.kill()
@@ -133,7 +133,7 @@ class LauncherTest(unittest.TestCase):
         sent = time.monotonic()
         code, _, err = run.finish()
         self.assertEqual((code, err.splitlines()[-1]), (1, "tessera: stopped by signal 2 (SIGINT)"))
-        self.assertLess(time.monotonic() - sent, 1.5)  # one alone is followed by SIGTERM after a second, and by SIGKILL later
+        self.assertLess(time.monotonic() - sent, 1.5)  # a single signal is followed by SIGTERM after a second, and by SIGKILL later
         self.assertTrue(run.nothing_left())
 
     def test_a_stopped_rank_goes_when_another_fails(self):

@@ -1,4 +1,4 @@
-"""Files that killed ranks leave: removed by their launcher or the next one, and never what somebody still uses.
+"""Files that killed ranks leave: removed by their launcher or the next one, but never files still in use.
 
     leftovers_test.py TOOL
 """
@@ -14,7 +14,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import processes  # noqa: E402
 
 TOOL = None
-WAITS = ("train", "--model", "gpt-nano", "--steps", "1", "--backend", "tcp", "--data", __file__)  # ... for a rank that never comes
+WAITS = ("train", "--model", "gpt-nano", "--steps", "1", "--backend", "tcp", "--data", __file__)  # ... for a rank that is never started
 
 
 def job_files():
@@ -22,7 +22,7 @@ def job_files():
 
 
 def of_process(pid):
-    """The rendezvous file that this process has written."""
+    """The rendezvous file that this process wrote."""
     for name in job_files():
         try:
             with open(os.path.join("/tmp", name), encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""Adapters (--lora) as a user trains, exports, reads back and merges them."""
+"""Adapters (--lora) as a user trains, exports, imports and merges them."""
 
 import json
 import os
@@ -65,10 +65,10 @@ class LoraTest(unittest.TestCase):
             factors = tensors(adapter / "adapter_model.safetensors")
             self.assertEqual(len(factors), 2 * 2 * len(targets))
             self.assertIn(f"{prefix}{layer}.lora_A.weight", factors)
-            # The adapter beside its base is the trained model, to the bit, on other ranks to rounding; the merged one too.
+            # Base and adapter equal the trained model bitwise, on other ranks up to rounding; so does the merged model.
             self.assertEqual(self.eval_loss(*init, "--init-adapter", adapter, "--steps", "0"), loss)
             self.assertAlmostEqual(self.eval_loss("--init", merged, "--steps", "0", ranks=3), loss, delta=1e-6)
-            # W + alpha / r B A, and nothing else has changed.
+            # W + alpha / r B A, and no other change.
             before, after = tensors(self.folder / "base" / "model.safetensors"), tensors(merged / "model.safetensors")
             self.assertEqual(before.keys(), after.keys())
             changed = {name for name in before if before[name] != after[name]}

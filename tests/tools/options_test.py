@@ -1,4 +1,4 @@
-"""Every option of train does what it says: what reaches the optimizer, the schedule, the engine and the files."""
+"""Every option of train has its documented effect on the optimizer, the LR schedule, the engine and the files."""
 
 import json
 import math
@@ -15,7 +15,7 @@ TOOL = None
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 60
 MODEL = {"model_type": "gpt2", "n_layer": 3, "n_head": 2, "n_embd": 8, "vocab_size": 256, "n_positions": 64,
          "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
-ONE_WINDOW = "the only sequence."  # of whose nine tenths a sequence of 15 tokens and its targets is all there is
+ONE_WINDOW = "the only sequence."  # nine tenths of it hold exactly one sequence of 15 tokens and its targets
 
 
 def tool(*arguments, timeout=60):
@@ -46,7 +46,7 @@ class Training(unittest.TestCase):
             self.files[name].write_text(text)
 
     def train(self, *more, command="train"):
-        """The lines of --json and the last hash."""
+        """The lines of --json and the final hash."""
         options = {"--ranks": 2, "--steps": 3, "--model": self.files["model.json"], "--global-batch": 4, "--seq-len": 15, "--threads": 1,
                    "--data": self.files["text"]}
         words = [str(word) for word in more]
@@ -68,13 +68,13 @@ class OptionsTest(Training):
         return folder
 
     def gradient(self, folder):
-        """At the weights of a folder: what a step of plain descent takes off. There is one sequence, so each batch is the same."""
+        """The gradient at the weights of a folder, from a step of plain SGD. There is one sequence, so all batches are equal."""
         before = tensors(folder)
         after = tensors(self.exported("--init", folder, "--steps", 1, "--optimizer", "sgd", "--lr", 1, "--weight-decay", 0))
         return {name: [b - a for b, a in zip(before[name], after[name])] for name in before}
 
     def check_optimizer(self, rule, *options):
-        """Three steps end where `rule` says: of a list of gradients and the values before, an element's value after."""
+        """Three steps give the values of `rule`: from the gradients so far and the values before, an element's value after."""
         start = self.folder / "start"
         self.exported("--steps", 0).rename(start)
         values, gradients = [tensors(start)], []
@@ -88,11 +88,11 @@ class OptionsTest(Training):
         last = tensors(self.exported("--init", start, "--steps", 3, *options))
         moved = 0
         for name in ("h.1.mlp.c_fc.weight", "h.2.ln_1.weight", "h.0.attn.c_attn.bias"):
-            decays = len(values[0][name]) > 24  # norms and biases don't
+            decays = len(values[0][name]) > 24  # norms and biases don't decay
             for i, value in enumerate(values[2][name]):
                 history = [gradient[name][i] for gradient in gradients]
                 expected = rule(history, value, decays)
-                if max(map(abs, history)) > 1e-4:  # below it the gradients' own rounding shows
+                if max(map(abs, history)) > 1e-4:  # below it the gradients' own rounding dominates
                     self.assertAlmostEqual(last[name][i], expected, delta=1e-5 + 0.02 * abs(expected - value), msg=(options, name, i))
                     moved += abs(expected - value) > 1e-5
         self.assertGreater(moved, 100, options)
@@ -132,7 +132,7 @@ class OptionsTest(Training):
         self.check_optimizer(adam(lr, eps=0.05, decay=0.5), "--lr", lr, "--eps", 0.05, "--weight-decay", 0.5)
         self.check_optimizer(adam(lr, (0.5, 0.1), 1e-3, 0, True, -1), "--lr", lr, "--betas", "0.5,0.1", "--eps", 1e-3, "--weight-decay", 0,
                              "--amsgrad", "--maximize")
-        # The negative control: a value that is off by a tenth is seen.
+        # The negative control: a value that is off by a tenth is detected.
         with self.assertRaises(AssertionError):
             self.check_optimizer(adam(lr, eps=0.055, decay=0), "--lr", lr, "--eps", 0.05, "--weight-decay", 0)
 
@@ -154,7 +154,7 @@ class OptionsTest(Training):
             self.assertAlmostEqual(lines[0]["grad_norm"], norm, delta=1e-3 * norm, msg=kind)
 
     def gathers(self, *more):
-        """In rank 0's last step: which units are gathered and computed, in order: "h.0" for a gather, "(h.0)" for a computation."""
+        """Gathers and computations of rank 0's last step, in order: "h.0" is a gather, "(h.0)" forward, "[h.0]" backward."""
         self.train(*more, "--trace", self.folder / "trace")
         events = [event for event in json.loads((self.folder / "trace").read_text())["traceEvents"] if event["ph"] != "M" and event["pid"] == 0]
         shown = {"unshard_issue": "{}", "forward": "({})", "backward": "[{}]"}
@@ -164,7 +164,7 @@ class OptionsTest(Training):
     def test_gathers_come_in_the_order_that_was_asked_for(self):
         at_once = "root (root) h.0 (h.0) h.1 (h.1) h.2 (h.2) [root] [h.2] h.1 [h.1] h.0 [h.0]"
         self.assertEqual(self.gathers("--prefetch", 0), at_once)
-        self.assertEqual(self.gathers("--prefetch", 2, "--limit-all-gathers", 1), "root h.0 (root)" + at_once.removeprefix("root (root) h.0"))  # beside the root
+        self.assertEqual(self.gathers("--prefetch", 2, "--limit-all-gathers", 1), "root h.0 (root)" + at_once.removeprefix("root (root) h.0"))  # besides the root
         self.assertEqual(self.gathers(), "root h.0 (root) h.1 (h.0) h.2 (h.1) (h.2) [root] h.1 [h.2] h.0 [h.1] [h.0]")
         self.assertEqual(self.gathers("--prefetch", 2), "root h.0 h.1 (root) h.2 (h.0) (h.1) (h.2) [root] h.1 h.0 [h.2] [h.1] [h.0]")
         self.assertEqual(self.gathers("--backward-prefetch", "post"), "root h.0 (root) h.1 (h.0) h.2 (h.1) (h.2) [root] [h.2] h.1 [h.1] h.0 [h.0]")
@@ -173,7 +173,7 @@ class OptionsTest(Training):
         twice = ("--prefetch", 0, "--accumulate", 2)
         self.assertEqual(self.gathers(*twice), f"{at_once} {at_once}")
         kept = self.gathers(*twice, "--reshard-after-backward", "false")
-        self.assertEqual([kept.split().count(unit) for unit in ("root", "h.0", "h.1", "h.2")], [1, 3, 3, 1], kept)  # not for the second forward
+        self.assertEqual([kept.split().count(unit) for unit in ("root", "h.0", "h.1", "h.2")], [1, 3, 3, 1], kept)  # not gathered for the second forward
         self.assertEqual(self.gathers("--wrap", "none"), "root (root) [root]")
 
     def test_every_option_changes_what_it_should(self):
@@ -183,7 +183,7 @@ class OptionsTest(Training):
         lora, replicas, f16 = ("--init", init, "--lora", 2), ("--strategy", "local_sgd"), ("--precision", "bf16")
         dropout = ("--model", self.files["dropout.json"], "--data", self.files["one"], "--seed", 3)
         twice, clipped, sgd = ("--accumulate", 2), ("--clip-norm", 0.1), ("--optimizer", "sgd", "--lr", 0.1)
-        other_end = {  # with the second option a run that ends elsewhere than with the first alone
+        other_end = {  # option: (other options, values): with it a run ends with another hash than with the others alone
             "--model": ((), ("gpt-nano",)), "--data": ((), (self.files["other"],)), "--data-format": (("--data", self.files["wide"]), ("u16",)),
             "--init": (("--seed", 1), (init,)), "--lora": (("--init", init), (2,)), "--lora-alpha": (lora, (3,)), "--lora-targets": (lora, ("c_attn,c_fc",)),
             "--quantize": (lora, ("nf4",)), "--init-adapter": (("--init", init, "--lora", 2), (adapter,)), "--steps": ((), (4,)),
@@ -195,7 +195,7 @@ class OptionsTest(Training):
             "--maximize": ((), ()), "--collectives": ((), ("int8",)), "--sync-every": (replicas, (2,)), "--outer-lr": (("--sync-every", 2, *replicas), (0.5,)),
             "--outer-momentum": (("--sync-every", 1, *replicas), (0.5,)), "--strategy": ((), ("diloco",)),
         }
-        same_end = {  # which cost other times, bytes or memory: tests of their own look at those
+        same_end = {  # options that change time, bytes or memory: other tests check them
             "--ranks": None, "--backend": ((), ("tcp",)), "--device": ((), ("cpu",)), "--mesh": (("--strategy", "hsdp", "--ranks", 4), ("4x1",)),
             "--wrap": ((), ("none",)), "--prefetch": ((), (2,)), "--backward-prefetch": ((), ("post",)), "--limit-all-gathers": ((), (1,)),
             "--reshard-after-forward": ((), ("false",)), "--reshard-after-backward": (twice, ("false",)), "--checkpoint-activations": ((), ()),
@@ -216,7 +216,7 @@ class OptionsTest(Training):
                 self.assertEqual(self.end(*without) == self.end(*without, option, *value), expected, option)
         self.assertEqual(self.end("--resume", saves), self.end(*lora))
         self.assertNotEqual(self.end("--resume", saves, "--steps", 1), self.end(*lora))
-        # A seed is that of the order of batches (above, where values are given) and of dropout.
+        # --seed also determines the order of batches (above, with given values) and dropout.
         self.train(*dropout, "--steps", 0, "--export", self.folder / "dropped")
         drops = ("--init", self.folder / "dropped", "--data", self.files["one"])
         self.assertNotEqual(self.end(*drops, "--seed", 0), self.end(*drops, "--seed", 1))
@@ -231,7 +231,7 @@ class FiguresTest(Training):
         return json.loads((self.folder / "c").read_text())["runs"][0]
 
     def test_the_first_two_steps_are_no_part_of_the_times(self):
-        run = self.compare("--steps", 3)  # so the third alone is
+        run = self.compare("--steps", 3)  # so only the third is measured
         self.assertEqual(run["step_ms"]["median"], run["step_ms"]["p95"])
         self.assertAlmostEqual(run["tokens_per_second"] * run["step_ms"]["median"] / 1e3, 4 * 15, delta=1e-6 * 60)
         run = self.compare("--steps", 30)
@@ -241,7 +241,7 @@ class FiguresTest(Training):
         whole, _ = self.train("--steps", 1)
         parts, _ = self.train("--steps", 1, "--accumulate", 2)
         self.assertAlmostEqual(parts[0]["loss"], whole[0]["loss"], delta=1e-5)
-        half, _ = self.train("--steps", 1, "--global-batch", 2)  # the control: a part of the batch has another loss
+        half, _ = self.train("--steps", 1, "--global-batch", 2)  # the control: half of the batch has another loss
         self.assertGreater(abs(half[0]["loss"] - whole[0]["loss"]), 1e-4)
 
     def test_an_evaluation_has_no_dropout(self):
@@ -251,7 +251,7 @@ class FiguresTest(Training):
             losses.add(lines[0]["eval_loss"])
         self.assertEqual(len(losses), 1)
         steps = [self.train("--model", self.files[model], "--steps", 1)[0][0]["loss"] for model in ("model.json", "dropout.json")]
-        self.assertNotEqual(*steps)  # the control: a training has
+        self.assertNotEqual(*steps)  # the control: training has dropout
 
     def test_replicas_meet_before_what_is_exported(self):
         ends = [self.end("--strategy", "local_sgd", "--sync-every", every, "--export", self.folder / str(every)) for every in (3, 10)]

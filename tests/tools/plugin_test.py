@@ -1,4 +1,4 @@
-"""Strategies and collectives of shared objects, as a user names them: plugin_test.py TOOL LAB.so FOLDER (of wrong ones)."""
+"""Strategies and collectives from shared objects, as a user names them: plugin_test.py TOOL LAB.so FOLDER (of invalid ones)."""
 
 import json
 import os
@@ -77,7 +77,7 @@ class PluginTest(unittest.TestCase):
         (self.folder / "text.so").write_text(TEXT)
         mistakes = {
             "./gone.so:own": "./gone.so: there is no such file",
-            "lab.so:hfsdp": "name its folder too, as ./lab.so",  # it is not here
+            "lab.so:hfsdp": "name its folder too, as ./lab.so",  # not in the current folder
             f"{self.folder}/text.so:own": "text.so: ",
             LAB: f"write {LAB}:NAME; it offers strategy hfsdp, all_gather f16",
             f"{LAB}:fsdp": f"offers no strategy 'fsdp'; it offers strategy hfsdp, all_gather f16",
@@ -101,7 +101,7 @@ class PluginTest(unittest.TestCase):
                 self.assertEqual(len(err.splitlines()), 1, err)
                 self.assertIn(reason, err)
 
-    def test_a_good_one_of_the_same_file_is_taken(self):  # the control of the mistakes above
+    def test_a_good_one_of_the_same_file_is_taken(self):  # control of the mistakes above
         code, out, err = self.train("--steps", 1, "--strategy", f"{WRONG}/good.so:own")
         self.assertEqual(code, 0, err)
 

@@ -1,4 +1,4 @@
-"""Ranks whose matrix products come from different libraries round differently: they are refused before they train."""
+"""Ranks that multiply matrices with different libraries round differently: the run fails before it trains."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ TEXT = "It was a bright cold day in April, and the clocks were striking thirteen
 
 class ProductsTest(unittest.TestCase):
     def train(self, limited_rank):
-        """One rank's oneDNN is kept from the instructions that it is used for."""
+        """Disables on one rank the instructions for which oneDNN is used."""
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
             text.write(TEXT)
             text.flush()
@@ -29,7 +29,7 @@ class ProductsTest(unittest.TestCase):
         with open("/proc/cpuinfo") as file:
             processor = file.read()
         if "avx512vl" not in processor or "avx512bw" not in processor or "ONEDNN_MAX_CPU_ISA" in os.environ:
-            self.assertEqual(code, 0, err)  # all multiply by OpenBLAS
+            self.assertEqual(code, 0, err)  # all ranks multiply by OpenBLAS
             return
         self.assertEqual(code, 1, err)
         self.assertIn("rank 0: the first backward with products by oneDNN", err)

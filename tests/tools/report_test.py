@@ -1,6 +1,6 @@
-"""The report: a golden comparison becomes one well-formed page that needs nothing else and hides nothing.
+"""The report: a golden comparison becomes one well-formed, self-contained page in which nothing is hidden.
 
-    report_test.py TOOL [BROWSER]     without a browser, which is to render the page, one test fails
+    report_test.py TOOL [BROWSER]     without a browser, which renders the page, one test fails
 """
 
 import copy
@@ -153,7 +153,7 @@ class ReportTest(unittest.TestCase):
         self.assertIn("fsdp none, fsdp block, fsdp size:1000, fsdp block;wte and fsdp <b> end bitwise equal", page.verdicts[0])
         names = [row[0] for row in page.table("Bytes of model")[1:]]
         self.assertEqual(names, ["fsdp none", "fsdp block", "fsdp size:1000", "fsdp block;wte", "fsdp 2x2 <b>"])
-        # The negative control: a report without wrappings names strategies alone.
+        # The negative control: a report without wrappings names strategies only.
         self.assertNotIn("block", Page(self.text_of(GOLDEN)).verdicts[0])
 
     def test_bytes_have_one_unit_with_the_terminal(self):
@@ -202,7 +202,7 @@ class ReportTest(unittest.TestCase):
     def test_a_browser_shows_it(self):
         if BROWSER is None:
             self.fail("no Chromium on this machine, which would render the page; scripts/setup --tests installs it")
-        # A script of the test's own measures what was laid out; the page itself has none.
+        # A script of the test measures the layout; the page itself has no script.
         measure = ("<script>const w = e => e.getBoundingClientRect().width;"
                    "document.body.setAttribute('data-seen', JSON.stringify({page: document.documentElement.scrollWidth,"
                    "window: innerWidth, bars: [...document.querySelectorAll('.track i')].map(w),"

@@ -1,4 +1,4 @@
-"""train and compare as a user runs them: equal bits, counted costs, files in and out, mistakes."""
+"""train and compare as a user runs them: bitwise equality, counted costs, input and output files, mistakes."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def cut(k, total):
 
 
 def expected_cost(run, ranks, parameter=4, gradient=4, optimizer=8):
-    """The table of docs/fsdp.md, from the units that the run lists and the bytes that an element has of each kind."""
+    """The costs by the table of docs/fsdp.md, from the units of the run and the bytes per element of each kind."""
     sizes = [unit["elements"] + unit["padding"] for unit in run["units"]]
     units, psi = len(sizes), sum(sizes)
     kept = [size for size, unit in zip(sizes, run["units"]) if unit["kept_after_forward"]]
@@ -129,7 +129,7 @@ class TrainingTest(unittest.TestCase):
     def test_bf16_costs_what_the_table_says_and_all_strategies_agree(self):
         for arguments, gradient, alike in ((["--strategies", "ddp,zero1,zero2,fsdp"], 2, 1), (["--reduce-dtype", "f32"], 4, 1), ([], 2, 2)):
             comparison, _ = self.compare("--model", "gpt-nano", "--precision", "bf16", "--clip-norm", "0.5", *arguments)
-            # Two stages of hsdp round a bf16 sum twice; f32 ones follow the same tree as the others.
+            # The two stages of hsdp round a bf16 sum twice; f32 sums follow the same tree as in the other strategies.
             self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), alike, arguments)
             self.check_costs(comparison, parameter=2, gradient=gradient, optimizer=12)
 
@@ -137,7 +137,7 @@ class TrainingTest(unittest.TestCase):
         hashes = {}
         for when, alike in (("every", 1), ("last", 1), ("scatter", 3)):
             comparison, _ = self.compare("--model", "gpt-nano", "--accumulate", "3", "--reduce-when", when, "--clip-norm", "0.5")
-            # Scattered each and all-reduced at the last: ddp only all-reduces, hsdp does both, the others only scatter.
+            # Each microbatch is reduce-scattered, the last one all-reduced: ddp only all-reduces, hsdp does both, the others only scatter.
             hashes[when] = [run["final_parameters_hash"] for run in comparison["runs"]]
             self.assertEqual(len(set(hashes[when])), alike, when)
             for run in comparison["runs"]:
@@ -165,7 +165,7 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(runs["ddp+int8"]["wire_bytes_per_step"]["all_reduce"], 2 * int8)
             self.assertEqual(runs["zero2+reduce_scatter=int8_feedback"]["wire_bytes_per_step"]["reduce_scatter"], int8)
             self.assertEqual(2 * runs["fsdp+bf16"]["wire_bytes_per_step"]["all_gather"], runs["fsdp"]["wire_bytes_per_step"]["all_gather"])
-            self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), len(names) - 1)  # ddp and fsdp are one
+            self.assertEqual(len({run["final_parameters_hash"] for run in comparison["runs"]}), len(names) - 1)  # ddp and fsdp have the same hash
             self.assertIn("formula", out)
         one, _ = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp+int8")
         two, out = self.compare("--model", "gpt-nano", "--ranks", "2", "--strategies", "fsdp", "--collectives", "int8")
@@ -252,7 +252,7 @@ class TrainingTest(unittest.TestCase):
         command += ["--threads", str(threads)] if threads else []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, mark: "1", **(env or {})}) as training:
             try:
-                self.assertIn("step 1 ", training.stdout.readline())  # by now all threads are there
+                self.assertIn("step 1 ", training.stdout.readline())  # by then all threads are running
                 return {rank: threads_cores(pid) for rank, pid in ranks_marked(mark).items()}
             finally:
                 training.send_signal(signal.SIGTERM)
@@ -277,7 +277,7 @@ class TrainingTest(unittest.TestCase):
                               "--json", self.path("t.json"))
                 with open(self.path("t.json")) as file:
                     curves.append([json.loads(line) for line in file][:20])
-            self.assertLess(curves[1][-1]["loss"], curves[1][0]["loss"] - 0.5)  # it did learn
+            self.assertLess(curves[1][-1]["loss"], curves[1][0]["loss"] - 0.5)  # the loss decreased
             for one, four in zip(*curves):
                 for key in ("loss", "grad_norm"):
                     self.assertLess(abs(one[key] - four[key]), 3e-6 * one[key], (optimizer, key, one["step"]))

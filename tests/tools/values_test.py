@@ -1,4 +1,4 @@
-"""What the values of options may be: each wrong one is one line and code 2, and nothing that was there is lost."""
+"""Values of options: each invalid one gives one line and code 2, and existing files stay as they were."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class ValuesTest(unittest.TestCase):
             for spelling in ([option, ""], [f"{option}="]):
                 self.assertIn(option, self.wrong(*spelling))
         self.assertIn("--report", self.wrong("--report", "", command="compare"))
-        done = subprocess.run([TOOL, "run", "-n", "1", "--", "test", "-z", ""], timeout=30)  # the negative control: a program's own
+        done = subprocess.run([TOOL, "run", "-n", "1", "--", "test", "-z", ""], timeout=30)  # the negative control: an argument of the started program
         self.assertEqual(done.returncode, 0)
 
     def test_results_do_not_replace_what_is_read(self):

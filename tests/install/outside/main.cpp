@@ -1,11 +1,11 @@
-// A program of somebody else: all it knows is find_package(tessera).
+// A program outside the project: it uses nothing but find_package(tessera).
 #include <cstdio>
 #include <memory>
 #include <vector>
 
-#include "all_headers.h"  // written by the test: every header that was installed
+#include "all_headers.h"  // written by the test: every installed header
 
-/// All ranks of a backend that this program has never heard of add up 1, 2 and 3.
+/// All ranks of a backend that this program does not name add 1, 2 and 3.
 int use_backend(const char* name) {
   try {
     float sum = 0;
@@ -31,7 +31,7 @@ int main(int count, char** arguments) {
   const Buffer buffer = pool.allocate(1000, MemoryCategory::parameter);
   try {
     parse_dtype("f33");
-  } catch (const InvalidUsage& error) {  // an exception type that crosses the library's border
+  } catch (const InvalidUsage& error) {  // an exception type that crosses the library boundary
     std::printf("%llu bytes; %s; %s\n", static_cast<unsigned long long>(memory_tracker->snapshot().total_now),
                 std::string(error.kind()).c_str(), error.what());
     return 0;

@@ -1,4 +1,4 @@
-"""tools: from an option to the step, what is printed and written, ranks that are started and ended."""
+"""tools: effects of options, printed and written results, start and end of ranks."""
 
 from table import mistake
 
@@ -16,21 +16,21 @@ LAUNCHER = (r"^tools\.launcher$", r"^tools\.Launcher\.", r"^tools\.LaunchPrefix\
 COMPARE = r"^tools\.training$"
 
 MISTAKES = [
-    # An option that is parsed, and not passed on.
+    # Options that are parsed but not applied.
     mistake("option-eps", "src/nn/optimizer.cpp", "  args.eps = config.eps;\n", "  args.eps = 1e-8;\n", OPTIMIZER, "--eps does nothing"),
-    mistake("option-amsgrad", "tools/train/options.cpp", "c.amsgrad, \"adam divides", "o.graphs, \"adam divides", OPTIMIZER, "--amsgrad does something else"),
+    mistake("option-amsgrad", "tools/train/options.cpp", "c.amsgrad, \"adam divides", "o.graphs, \"adam divides", OPTIMIZER, "--amsgrad has another effect"),
     mistake("option-maximize", "src/nn/optimizer.cpp", "  args.maximize = config.maximize;\n  args.first_step", "  args.first_step",
             OPTIMIZER, "--maximize does nothing with sgd"),
     mistake("option-nesterov", "src/nn/optimizer.cpp", "  args.nesterov = config.nesterov;\n", "  args.nesterov = false;\n", OPTIMIZER, "--nesterov does nothing"),
     mistake("option-betas-swapped", "tools/train/plan.cpp", "  optimizer.beta1 = options.betas.at(0);\n  optimizer.beta2 = options.betas.at(1);",
-            "  optimizer.beta1 = options.betas.at(1);\n  optimizer.beta2 = options.betas.at(0);", OPTIMIZER, "--betas are taken in the other order"),
+            "  optimizer.beta1 = options.betas.at(1);\n  optimizer.beta2 = options.betas.at(0);", OPTIMIZER, "--betas are swapped"),
     mistake("option-weight-decay", "tools/cli/engine_options.cpp", "  engine.optimizer = plan.options.optimizer_config;\n",
             "  engine.optimizer = plan.options.optimizer_config;\n  engine.optimizer.weight_decay = 0.01;\n", OPTIMIZER, "--weight-decay does nothing"),
     mistake("option-warmup", "tools/train/plan.cpp", ".warmup = o.warmup,", ".warmup = 0,", SCHEDULE, "--warmup does nothing"),
     mistake("option-schedule", "tools/train/plan.cpp", ".kind = nn::parse_schedule(o.schedule),", ".kind = nn::LrSchedule::Kind::constant,", SCHEDULE, "--schedule does nothing"),
     mistake("schedule-a-step-late", "tools/train/trainer.cpp", "nn::learning_rate(plan_.schedule, step + 1)", "nn::learning_rate(plan_.schedule, step)",
             SCHEDULE, "the first step's learning rate is 0"),
-    mistake("option-norm-type", "tools/cli/engine_options.cpp", "type == \"3\" ? nn::kernels::Norm::three", "type == \"3\" ? nn::kernels::Norm::two", NORM, "--norm-type 3 is 2"),
+    mistake("option-norm-type", "tools/cli/engine_options.cpp", "type == \"3\" ? nn::kernels::Norm::three", "type == \"3\" ? nn::kernels::Norm::two", NORM, "--norm-type 3 acts as 2"),
     mistake("option-clip-norm", "tools/cli/engine_options.cpp", "  engine.clip_norm = plan.options.clip_norm;\n", "", CHANGES, "--clip-norm does nothing"),
     mistake("option-reduce-when", "tools/cli/engine_options.cpp", "  if (!plan.options.reduce_when.empty())\n", "  if (plan.options.reduce_when == \"scatter\")\n",
             CHANGES, "--reduce-when last does nothing"),
@@ -66,38 +66,38 @@ MISTAKES = [
     mistake("loss-of-one-microbatch", "tools/train/trainer.cpp", "own += loss.item() / static_cast<double>(losses.size());", "own = loss.item();",
             option("FiguresTest.test_the_loss_is_the_mean_over_microbatches"), "with --accumulate the printed loss is the last microbatch's"),
     mistake("warm-up-counted", "tools/train/trainer.cpp", "values.begin() + 2, values.end()", "values.begin(), values.end()",
-            option("FiguresTest.test_the_first_two_steps_are_no_part_of_the_times"), "step_ms counts the steps that warm up"),
+            option("FiguresTest.test_the_first_two_steps_are_no_part_of_the_times"), "step_ms includes warm-up steps"),
     mistake("p95-is-the-median", "tools/train/trainer.cpp", "percentile(warm, 0.95)", "percentile(warm, 0.5)",
             option("FiguresTest.test_the_first_two_steps_are_no_part_of_the_times"), "p95 is the median"),
     mistake("eval-counts-windows-twice", "tools/train/evaluation.cpp", "std::clamp<std::int64_t>(windows.count() - begin, 0, at_once)", "at_once",
             COMPARE, "--eval depends on the number of ranks"),
     mistake("eval-with-dropout", "tools/train/evaluation.cpp", "  const nn::EvaluationScope no_dropout(model.context());\n", "",
-            option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval drops activations"),
+            option("FiguresTest.test_an_evaluation_has_no_dropout"), "--eval applies dropout"),
     mistake("trace-of-one-rank", "tools/train/events.cpp", "mine.push_back({static_cast<int>(e.kind), e.unit, e.rank,", "mine.push_back({static_cast<int>(e.kind), e.unit, 0,",
             COMPARE, "--trace shows all ranks as one"),
     mistake("export-misses-the-last-step", "tools/train/trainer.cpp", "    engine_.sync_replicas();  // with a sync period: makes all replicas equal for what follows\n", "",
             option("FiguresTest.test_replicas_meet_before_what_is_exported"), "local_sgd exports one replica"),
-    mistake("adapter-config-alpha", "src/nn/peft_adapter.cpp", "{\"lora_alpha\", options.alpha},", "{\"lora_alpha\", options.rank},", r"^tools\.lora$", "PEFT scales an exported adapter wrong"),
+    mistake("adapter-config-alpha", "src/nn/peft_adapter.cpp", "{\"lora_alpha\", options.alpha},", "{\"lora_alpha\", options.rank},", r"^tools\.lora$", "PEFT scales an exported adapter wrongly"),
     mistake("json-of-a-full-disk", "tools/train/train.cpp", "    if (!file_) throw base::SystemError(\"--json: writing failed; is the disk full?\");\n", "",
-            option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "--json on a full disk ends with code 0"),
+            option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "--json on a full disk exits with code 0"),
     mistake("lost-output-is-success", "tools/main.cpp", "std::fflush(stdout) == 0 && std::ferror(stdout) == 0", "std::fflush(stdout) != 12345",
-            option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "output that a full disk took ends with code 0"),
-    mistake("usage-error-code", "tools/main.cpp", "  if (error.kind() == \"InvalidUsage\") return 2;", "  if (error.kind() == \"InvalidUsage\") return 1;", r"^tools\.values$", "wrong usage ends with code 1"),
+            option("FiguresTest.test_results_that_cannot_be_written_are_an_error"), "output lost on a full disk exits with code 0"),
+    mistake("usage-error-code", "tools/main.cpp", "  if (error.kind() == \"InvalidUsage\") return 2;", "  if (error.kind() == \"InvalidUsage\") return 1;", r"^tools\.values$", "wrong usage exits with code 1"),
     mistake("save-failure-is-success", "tools/train/train.cpp", "  if (!outcome.save_failure.empty()) throw base::SystemError(outcome.save_failure);\n", "",
-            "tools.checkpoint::CheckpointTest.test_a_full_disk_fails_the_save_and_not_the_training", "a run without its last checkpoint ends with code 0"),
-    mistake("divergence-warns-every-step", "tools/train/divergence.cpp", "  warned_ = true;\n", "", r"^tools\.Divergence", "one line a step"),
+            "tools.checkpoint::CheckpointTest.test_a_full_disk_fails_the_save_and_not_the_training", "a run without its last checkpoint exits with code 0"),
+    mistake("divergence-warns-every-step", "tools/train/divergence.cpp", "  warned_ = true;\n", "", r"^tools\.Divergence", "one warning per step"),
     mistake("divergence-names-all", "tools/train/divergence.cpp", "    if (!std::isfinite(losses[rank])) ranks.push_back(rank);", "    ranks.push_back(rank);", r"^tools\.Divergence", "the rank with the NaN is not named"),
 
     # Ranks.
     mistake("launcher-blames-the-last", "tools/launch/launcher.cpp", "  if (first || better) first_failed_ = best;", "  first_failed_ = best;", LAUNCHER, "the rank that failed last is named"),
     mistake("launcher-blames-the-stopped", "tools/launch/launcher.cpp", "    rank.told_to_stop = true;\n", "", LAUNCHER, "a rank that the launcher stopped is named"),
-    mistake("launcher-forgets-stopped", "tools/launch/launcher.cpp", "    ::kill(rank.pid, SIGCONT);\n", "", LAUNCHER, "a rank that is stopped stays"),
-    mistake("launcher-forgets-grandchildren", "tools/launch/launcher.cpp", "  sweep();  // before the pipes", "  // before the pipes", LAUNCHER, "what ranks started goes on"),
-    mistake("launcher-never-kills", "tools/launch/launcher.cpp", "stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after", "stage_ == Stage::terminating && since < plan_.grace", LAUNCHER, "a rank that ignores SIGTERM stays"),
+    mistake("launcher-forgets-stopped", "tools/launch/launcher.cpp", "    ::kill(rank.pid, SIGCONT);\n", "", LAUNCHER, "a stopped rank is never ended"),
+    mistake("launcher-forgets-grandchildren", "tools/launch/launcher.cpp", "  sweep();  // before the pipes", "  // before the pipes", LAUNCHER, "child processes of ranks keep running"),
+    mistake("launcher-never-kills", "tools/launch/launcher.cpp", "stage_ == Stage::terminating && since >= plan_.grace + plan_.kill_after", "stage_ == Stage::terminating && since < plan_.grace", LAUNCHER, "a rank that ignores SIGTERM keeps running"),
     mistake("rank-outlives-launcher", "tools/launch/process.cpp", "  ::prctl(PR_SET_PDEATHSIG, SIGKILL);\n", "", (*LAUNCHER, r"^tools\.failure$"), "ranks outlive a killed launcher for a while"),
     mistake("guardian-sleeps", "tools/launch/process.cpp", "  if (got == 1) ::_exit(0);", "  if (got >= 0) ::_exit(0);", LAUNCHER, "grandchildren outlive a killed launcher"),
     mistake("bound-to-one-core", "tools/launch/launcher.cpp", "  return {cores.begin() + rank * share, cores.begin() + (rank + 1) * share};", "  return {cores.begin(), cores.begin() + share};",
             (*LAUNCHER, COMPARE), "all ranks share the first cores"),
     mistake("second-interrupt-ignored", "tools/launch/launcher.cpp", "    stage_ = Stage::killing;\n    return signal_running(SIGKILL);", "    return;",
-            "tools.launcher::LauncherTest.test_a_second_interrupt_ends_ranks_at_once", "a second Ctrl-C does nothing"),
+            "tools.launcher::LauncherTest.test_a_second_interrupt_ends_ranks_at_once", "a second Ctrl-C has no effect"),
 ]

@@ -7,7 +7,7 @@ namespace tessera::nn::kernels {
 namespace {
 using namespace test;
 
-/// One problem with separate q, k, v of [batch, positions, heads, dim].
+/// A problem with separate q, k, v of [batch, positions, heads, dim].
 template <class T>
 struct Case {
   AttentionShape shape;
@@ -36,7 +36,7 @@ struct Case {
   }
 };
 
-/// The textbook's attention with its whole matrix of probabilities, and its gradients by the chain rule.
+/// Textbook attention with the full matrix of probabilities, and its gradients by the chain rule.
 void naive(Case<double>& c) {
   const AttentionShape& s = c.shape;
   const std::size_t S = s.positions, D = s.dim, group = s.heads / s.kv_heads;
@@ -124,7 +124,7 @@ TEST(Attention, GradientsAgainstDifferences) {
   }
 }
 
-// The future must not show: a change at position t changes no output before t (and does change the one at t).
+// A change at position t must change no output before t (and does change the one at t).
 TEST(Attention, IsCausal) {
   ThreadPool pool;
   Case<float> c({1, 130, 2, 2, 16});
@@ -182,15 +182,15 @@ TEST(Attention, AFusedBufferGivesTheSameBits) {
       for (std::size_t i = 0; i < H * D; ++i) ASSERT_EQ(dqkv[(row * 3 + part) * H * D + i], (*gradients[part])[row * H * D + i]);
 }
 
-// 8,192 positions: scratch stays under 512 KiB a thread (backward: and 4 bytes a row and head), and nothing is written
-// beyond what was stated. A matrix of 8192 x 8192 would be 256 MiB.
+// 8,192 positions: scratch stays under 512 KiB a thread (backward: plus 4 bytes a row and head), and no kernel writes
+// beyond the stated size. A matrix of 8192 x 8192 would be 256 MiB.
 TEST(Attention, EightThousandPositionsStayUnderTheStatedBytes) {
   ThreadPool pool(2);
   AttentionShape shape{1, 8192, 2, 1, 64};
   EXPECT_LE(attention_forward_scratch_bytes(shape, 2, 4), 2u * 512 * 1024);
   EXPECT_LE(attention_backward_scratch_bytes(shape, 2, 4), 2u * 512 * 1024 + 8192 * 2 * 4 + 64);
   EXPECT_GT(std::size_t{8192} * 8192 * 4, 200 * attention_backward_scratch_bytes(shape, 2, 4));
-  shape.dim = 16;  // the run itself with small heads: sanitizers do this too
+  shape.dim = 16;  // the run itself uses small heads, so that sanitizers can run it, too
   const std::size_t forward = attention_forward_scratch_bytes(shape, 2, 4), backward = attention_backward_scratch_bytes(shape, 2, 4);
   AttentionShape shorter = shape;
   shorter.positions = 64;

@@ -94,7 +94,8 @@ TEST(Swiglu, GradientsAgainstDifferences) {
   }
 }
 
-/// Runs `kernel(x, y, n)` over a range whole and cut anywhere, unaligned and with tails: do the bits stay the same?
+/// Whether `kernel(x, y, n)` gives the same bits for a whole range and for the range split anywhere, unaligned and with
+/// tails.
 template <class T, class Kernel>
 bool placeless(Kernel kernel) {
   const std::size_t n = 199;
@@ -132,7 +133,7 @@ TEST(Elementwise, AnElementsBitsDoNotDependOnItsPlace) {
   expect_all_placeless<float>();
   expect_all_placeless<double>();
 }
-// The control: a kernel that treats the last elements of its range otherwise is seen.
+// The control: a kernel that treats the last elements of its range differently is detected.
 TEST(Elementwise, TheCheckOfPlacesSeesADifference) {
   EXPECT_FALSE(placeless<float>([](const float* x, float* y, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) y[i] = i < n / 8 * 8 ? std::fma(x[i], x[i], x[i]) : x[i] * x[i] + x[i];

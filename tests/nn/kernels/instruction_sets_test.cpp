@@ -1,5 +1,5 @@
-// Every instruction set that this build and this machine have must give right results, and those with fused multiply-adds
-// the same bits: sums keep their lanes whatever the vector's width.
+// Every instruction set of this build and this machine must give right results, and those with fused multiply-adds the
+// same bits: the order of sums does not depend on the vector width.
 #include <array>
 #include <map>
 #include <string>
@@ -20,7 +20,7 @@ class InstructionSets : public testing::Test {
  protected:
   void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
 
-  /// run()'s result under each instruction set that this machine has.
+  /// Result of run() under each instruction set of this machine.
   template <class Run>
   auto under_each(Run run) {
     hwy::SetSupportedTargetsForTest(0);
@@ -34,7 +34,7 @@ class InstructionSets : public testing::Test {
     return results;
   }
 
-  /// All agree to `tolerance`, those that fuse bit for bit.
+  /// All agree to `tolerance`, those with fused multiply-adds bitwise.
   template <class Results>
   void expect_agreement(const Results& results, double tolerance) {
     const auto& scalar = results.at(HWY_SCALAR);
@@ -52,7 +52,7 @@ TEST_F(InstructionSets, RandomNumbersHaveTheSameBitsEverywhere) {
   for (const auto& [target, result] : results) EXPECT_TRUE(same_bits(result, results.at(HWY_SCALAR))) << hwy::TargetName(target);
 }
 
-// The control: code that fuses differs from code that does not, so another path really ran.
+// The control: code with fused multiply-adds differs from code without, so another path really ran.
 TEST_F(InstructionSets, AnotherPathReallyRuns) {
   ThreadPool pool;
   const auto x = random_vector<float>(1000, 1);

@@ -100,7 +100,7 @@ TEST(CrossEntropy, GradientsAgainstDifferences) {
 TEST(CrossEntropy, LossAndCountAndFloat) {
   ThreadPool pool;
   LossCase c(33);
-  for (double& x : c.logits) x += 500;  // the maximum is taken out: no overflow
+  for (double& x : c.logits) x += 500;  // the maximum is subtracted: no overflow
   double expected = 0;
   for (const std::size_t row : {0u, 2u}) {
     long double sum = 0;
@@ -220,7 +220,7 @@ TEST(Dropout, TheMaskBelongsToTheGlobalSample) {
     const auto begin = all.y.begin() + static_cast<long>(sample * elements);
     const std::vector<float> expected(begin, begin + static_cast<long>(elements));
     EXPECT_TRUE(same_bits(Dropped(one, 1, elements).y, expected));
-    // Controls: another sample, step, module or seed has another mask.
+    // Controls: another sample, step, module or seed gives another mask.
     Key other = one;
     other.first_sample += 1;
     EXPECT_FALSE(same_bits(Dropped(other, 1, elements).y, expected));

@@ -99,7 +99,7 @@ TEST(LayerNorm, BitsForOneTwoAndThreeThreads) {
   EXPECT_LT(relative_difference(one, layer_norm_bits<double>(1)), 1e-5);
 }
 
-// A row's result must not depend on the rows beside it: the global batch is cut by ranks.
+// A row's result must not depend on its neighbors: ranks split the global batch.
 TEST(LayerNorm, ARowsBitsDoNotDependOnItsPlace) {
   ThreadPool pool;
   LayerNormCase<float> all(40, 77);

@@ -32,7 +32,7 @@ struct Form {
   bool accumulate = false;
 };
 
-/// op(A) op(B) + 1.5 where it accumulates, of the rounded inputs, in double.
+/// op(A) op(B), plus 1.5 where it accumulates, of the rounded inputs, in double.
 template <class T>
 std::vector<double> definition(const Form& f, const std::vector<T>& a, const std::vector<T>& b) {
   std::vector<double> c(f.m * f.n);

@@ -12,7 +12,7 @@ constexpr std::uint64_t kSteps = 12;
 
 template <class T>
 std::vector<T> gradient_of(std::uint64_t step) {
-  return random_vector<T>(kCount, 100 + step, 1.0 / static_cast<double>(step * step));  // shrinks, so that amsgrad matters
+  return random_vector<T>(kCount, 100 + step, 1.0 / static_cast<double>(step * step));  // decreases: amsgrad has an effect
 }
 
 /// PyTorch's documented algorithms, in double, one element at a time.
@@ -62,13 +62,13 @@ const std::vector<std::size_t> kWhole = {0, kCount}, kCut = {0, 1, 9, 31, 64, 65
 
 template <class T>
 std::vector<AdamStep<T>> adam_settings() {
-  static T amsgrad_wanted;  // any address: the runs put their own buffer there
+  static T amsgrad_wanted;  // any address: the runs use their own buffer
   AdamStep<T> plain{.learning_rate = 1e-2, .weight_decay = 0.1};
   std::vector<AdamStep<T>> all(6, plain);
   all[1].decoupled = false;
   all[2].beta2 = 0.8, all[2].max_second_moment = &amsgrad_wanted;
   all[3].maximize = true;
-  all[4].grad_scale = 0.25, all[4].eps = 1e-2;  // Adam hides a factor but for eps
+  all[4].grad_scale = 0.25, all[4].eps = 1e-2;  // Adam hides a factor, except with a large eps
   all[5].beta1 = 0.8, all[5].beta2 = 0.95, all[5].eps = 1e-3, all[5].decoupled = false, all[5].max_second_moment = &amsgrad_wanted;
   return all;
 }
@@ -80,7 +80,7 @@ TEST(Adam, AgainstTheReference) {
     const auto expected = adam_reference(in_double[i]);
     EXPECT_LT(relative_difference(adam_run(in_double[i], kWhole, 1), expected), 1e-13) << i;
     EXPECT_LT(relative_difference(adam_run(in_float[i], kWhole, 1), expected), 2e-6) << i;
-    // Control: the settings differ from each other, so a reference of another setting would be seen.
+    // Control: results of the settings differ, so a reference with another setting would be detected.
     if (i > 0) {
       EXPECT_GT(relative_difference(adam_reference(in_double[0]), expected), 1e-4) << i;
     }

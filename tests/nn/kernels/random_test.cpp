@@ -53,7 +53,7 @@ TEST(Random, SeedNameAndIndexEachMatter) {
 
 double normal_below(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
 
-// Words chosen over the whole range: the value must be the quantile of the word's probability.
+// Words over the whole range: the value must be the quantile of the word's probability.
 TEST(Random, NormalsAreQuantiles) {
   double worst = 0;
   for (std::uint64_t k = 0; k < 4096; ++k) {
@@ -66,7 +66,7 @@ TEST(Random, NormalsAreQuantiles) {
       normal_from_words(both, z, 2);
       EXPECT_EQ(z[0], -z[1]);
       const double v = (static_cast<double>(magnitude & 0x7fffffffu) + 0.5) * 0x1p-32;
-      // P(Z > z) = v; its error in z is that of the probability over the density.
+      // P(Z > z) = v; the error in z is the error of the probability divided by the density.
       const double density = std::exp(-0.5 * z[0] * z[0]) / std::sqrt(2 * M_PI);
       worst = std::max(worst, std::abs((normal_below(-static_cast<double>(z[0])) - v) / density) / std::max(1.0, std::abs(static_cast<double>(z[0]))));
     }
@@ -110,7 +110,7 @@ TEST(Random, MomentsOfNormalAndUniform) {
   EXPECT_NEAR(sum / n, 0.5, 4 * std::sqrt(1.0 / 12) / root);
 }
 
-// The values themselves, so that another compiler, vector width or machine that rounds differently is caught.
+// The values themselves, so that a compiler, vector width or machine that rounds differently is detected.
 TEST(Random, TheBitsAreFixed) {
   std::vector<float> x(100000);
   fill_normal({.name = "fixed", .seed = 1, .end = x.size()}, 0.0f, 1.0f, x.data());

@@ -1,4 +1,4 @@
-// What the kernels' tests share: reproducible inputs, central differences in double, and comparisons bit by bit.
+// Shared by the kernel tests: reproducible inputs, central differences in double, and bitwise comparisons.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ inline double dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
-/// What a backward leaves when it adds to `start`.
+/// The result of a backward that adds to `start`.
 template <class T>
 std::vector<T> plus(const std::vector<T>& start, const std::vector<T>& gradient) {
   std::vector<T> sum = start;

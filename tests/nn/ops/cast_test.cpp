@@ -1,4 +1,4 @@
-// Conversions on the tape: values and gradients are rounded once, and where nothing is to be done nothing is.
+// Casts on the tape: values and gradients are rounded once, and a cast without effect does nothing.
 #include "tessera/nn/ops/cast.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ std::vector<double> rounded(const std::vector<double>& values) {
   return out;
 }
 
-/// A leaf of numbers that f32 holds, and the weights of weighted_sum() as f32 has them.
+/// A leaf with values that f32 represents exactly, and the weights of weighted_sum() in f32.
 struct Given {
   Context context;
   Tensor x = leaf(context, {10, 100}, "x", DType::f32);
@@ -60,7 +60,7 @@ TEST_P(Casts, RoundValuesAndGradientsOnce) {
   EXPECT_EQ(std::vector<double>(y.data<float>(), y.data<float>() + kCount), expected(given.values()));
   EXPECT_EQ(given.gradient(), expected(Given::weights()));
   EXPECT_NE(given.gradient(), Given::weights()) << "the control: a gradient that was never cast";
-  // In double, the derivative of what is rounded is the upstream itself.
+  // In double, the derivative with respect to the rounded value is the upstream gradient itself.
   const std::vector<double> exact = Given::weights(), got = given.gradient();
   const double most = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
   for (std::size_t i = 0; i < kCount; ++i) EXPECT_NEAR(got[i], exact[i], most * std::abs(exact[i]));

@@ -1,4 +1,4 @@
-// The gradient of an operation through the tape against central differences in double.
+// Compares the gradient of an operation through the tape with central differences in double.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace tessera::nn::test {
 
-/// A leaf of normal numbers that wants a gradient.
+/// A leaf of normally distributed numbers that requires a gradient.
 inline Tensor leaf(Context& context, Shape shape, std::string_view name, DType dtype = DType::f64) {
   Tensor tensor = Tensor::empty(context, std::move(shape), dtype);
   const auto count = static_cast<std::uint64_t>(tensor.count());
@@ -31,7 +31,7 @@ inline Tensor ids(Context& context, const Shape& shape, const std::vector<std::i
   return tensor;
 }
 
-/// sum of x * (fixed normal weights): makes a scalar of anything, with a gradient that differs in every element.
+/// sum of x * (fixed normal weights): a scalar of any tensor, with a gradient that differs in every element.
 inline Tensor weighted_sum(const Tensor& x) {
   Context& context = x.context();
   Tensor loss = Tensor::empty(context, {}, DType::f64);
@@ -70,7 +70,7 @@ inline double evaluate(Context& context, const Loss& loss) {
   return loss().item();
 }
 
-/// The gradient of `input` by the tape.
+/// The gradient of `input` through the tape.
 inline std::vector<double> gradient_of(Context& context, const Loss& loss, const std::vector<Tensor>& inputs,
                                        std::size_t which) {
   for (const Tensor& input : inputs) input.gradient()->clear();

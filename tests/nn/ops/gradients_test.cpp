@@ -127,16 +127,16 @@ TEST_P(Gradients, AttentionLooksBackOnly) {
     return std::vector<double>(y.data<double>(), y.data<double>() + 4 * 3);
   };
   const std::vector<double> before = first_row();
-  qkv.data<double>()[4 * 12 + 5] += 3.0;  // a key at position 4: rows 0 to 2 don't see it
+  qkv.data<double>()[4 * 12 + 5] += 3.0;  // a key at position 4 does not affect rows 0 to 2
   EXPECT_EQ(first_row(), before);
-  qkv.data<double>()[1 * 12 + 5] += 3.0;  // one at position 1: they do
+  qkv.data<double>()[1 * 12 + 5] += 3.0;  // a key at position 1 does
   EXPECT_NE(first_row(), before);
 }
 
 TEST_P(Gradients, Rope) {
   const ops::RopeTable table = ops::make_rope_table(context_, {.positions = 6, .dim = 4}, DType::f64);
   const Tensor x = leaf({2, 5, 3 * 4}, "x");
-  // rope() works in place, so it gets a tensor of its own
+  // rope() works in place, so it needs a tensor of its own
   expect([&] { return weighted_sum(ops::rope(ops::scale(x, 1.0), table, 3)); }, {x});
 }
 

@@ -1,5 +1,5 @@
-// What operations take from the pool: fused attention has nothing of size positions^2, a residual branch costs no copy,
-// and the logits' gradient lies in the logits' memory.
+// Pool memory of operations: fused attention allocates nothing of size positions^2, a residual branch costs no copy,
+// and the logits' gradient reuses the logits' memory.
 #include "tessera/nn/ops/activation.h"
 #include "tessera/nn/ops/arithmetic.h"
 #include "tessera/nn/ops/attention.h"
@@ -10,7 +10,7 @@
 namespace tessera::nn::test {
 namespace {
 
-/// Peak of `activation` while `loss` is computed and walked backwards, beyond what was live before; in bytes.
+/// Peak of `activation` during `loss` and its backward, beyond what was live before; in bytes.
 std::uint64_t peak(Context& context, const Loss& loss) {
   context.memory_tracker().reset_peaks();
   const std::uint64_t before = context.memory_tracker().snapshot().now_of(MemoryCategory::activation);
@@ -27,7 +27,7 @@ TEST(OperationMemory, AttentionAt8192PositionsStaysSmall) {
   Context context;
   const Tensor qkv = leaf(context, {1, kPositions, 3 * kDim}, "qkv", DType::f32);
   EXPECT_LT(peak(context, [&] { return weighted_sum(ops::causal_attention(qkv, 1)); }), kMost);
-  // The control: scores in memory would be seen.
+  // The control: scores in memory are detected.
   const auto with_scores = [&] {
     const Tensor scores = Tensor::empty(context, {kPositions, kPositions}, DType::f32);
     return weighted_sum(ops::causal_attention(qkv, 1));

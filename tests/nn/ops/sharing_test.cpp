@@ -1,4 +1,4 @@
-// Gradients that share memory, parameters whose memory comes and goes, and tied use.
+// Gradients that share memory, parameters whose memory is acquired and released, and tied parameters.
 #include <algorithm>
 #include <numeric>
 
@@ -12,7 +12,7 @@
 namespace tessera::nn::test {
 namespace {
 
-/// x used by several branches; the order in which they are recorded decides who writes x's gradient first.
+/// x used by several branches; their recording order determines which one writes x's gradient first.
 Tensor branches(const Tensor& x, const Tensor& w, const std::vector<int>& order) {
   Tensor sum;
   for (const int branch : order) {
@@ -60,7 +60,7 @@ TEST(GradientSharing, AGivenGradientIsNotWrittenWhileAnotherHoldsIt) {
   EXPECT_EQ(b.value().data<double>()[0], shared.data<double>()[0]);
 }
 
-/// The negative control: what the rule is good for.
+/// Negative control: without write() the shared gradient is corrupted.
 TEST(GradientSharing, WritingIntoSharedMemoryWouldCorruptTheOther) {
   Context context;
   const Tensor shared = leaf(context, {4}, "shared");

@@ -45,7 +45,7 @@ TEST(LazyStream, GivesTheSameResults) { EXPECT_EQ(step(lazy(), true), step({}, t
 
 TEST(LazyStream, AMissingDependencyShows) {
   EXPECT_NE(step(lazy(), false), step({}, true));
-  EXPECT_EQ(step({}, false), step({}, true));  // which an immediate stream hides
+  EXPECT_EQ(step({}, false), step({}, true));  // an immediate stream hides the missing dependency
 }
 
 TEST(LazyStream, MemoryIsReusedInStreamOrderOnly) {

@@ -1,5 +1,5 @@
-"""A rank of the tool's own that fails: says why, then reports its beginning and its end at once (tools/launch/rank_watch.h).
-reporting_rank.py FILE: rank 1 is the first that fails; the others do when it has made FILE."""
+"""A failing rank of the tool: prints the error, then reports its begin and end together (tools/launch/rank_watch.h).
+reporting_rank.py FILE: rank 1 fails first; the others fail once rank 1 has created FILE."""
 
 import os
 import socket

@@ -1,13 +1,13 @@
-// Preloaded into a rank: the N-th call that changes anything below a folder ends the process, or fails as on a full
-// disk; and all of them can be written down.
+// Library preloaded into a rank: the N-th call that changes anything below a folder ends the process, or fails as on a
+// full disk; all such calls can be logged.
 //
-//   FAULT_FOLDER   absolute; FAULT_RANK: the rank that is hit (TESSERA_RANK); FAULT_AT: N, from 1
-//   FAULT_KIND     kill; full: that call and all later ones that need room fail; once: that one alone does;
+//   FAULT_FOLDER   absolute path; FAULT_RANK: the affected rank (TESSERA_RANK); FAULT_AT: N, from 1
+//   FAULT_KIND     kill; full: that call and all later ones that need space fail; once: that one alone does;
 //                  short: from that call on every write is interrupted or does half of its work;
-//                  close: from that call on files of data can't be closed, as on a network's full disk
-//   FAULT_COUNT    a file that the number of calls is written to when the process exits
-//   FAULT_LOG      a file outside the folder that every rank adds its calls to: "RANK CALL PATH [PATH]". What flushes
-//                  stands there when it is done, everything else before it is done.
+//                  close: from that call on files of data can't be closed, as on a full network disk
+//   FAULT_COUNT    a file to which the number of calls is written when the process exits
+//   FAULT_LOG      a file outside the folder to which every rank appends its calls: "RANK CALL PATH [PATH]". Calls that
+//                  flush are logged when they are done, all others before.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -50,13 +50,13 @@ bool below_file(int file) { return is_hit_rank() && in_folder(path_of(file)); }
 
 enum class Needs { room, nothing };
 
-/// Whether the fault's call has come, with this one.
+/// Whether this call or an earlier one is the N-th.
 bool has_come() {
   const std::string at(variable("FAULT_AT"));
   return !at.empty() && calls >= std::stol(at);
 }
 
-/// True where the call must fail for want of room.
+/// True if the call must fail for lack of space.
 bool reached(Needs needs) {
   ++calls;
   if (!has_come()) return false;
@@ -68,7 +68,7 @@ bool reached(Needs needs) {
   return true;
 }
 
-/// The function of that name that would have been called.
+/// The function of that name that the preloaded one replaces.
 template <class Function>
 Function real(const char* name, Function) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
@@ -83,11 +83,11 @@ void write_down(std::string_view call, std::string_view path, std::string_view s
   line += '\n';
   const int file = real("open", static_cast<int (*)(const char*, int, ...)>(nullptr))(
       log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  [[maybe_unused]] const ssize_t written = ::write(file, line.data(), line.size());  // one call: lines stay whole
+  [[maybe_unused]] const ssize_t written = ::write(file, line.data(), line.size());  // one call keeps lines whole
   real("close", &::close)(file);
 }
 
-/// A write that does half of its work, and every third one none.
+/// A write that does half of its work, and at every third call none.
 ssize_t write_some(int file, const void* data, std::size_t bytes, off_t at) {
   static std::atomic<int> writes{0};
   if (++writes % 3 == 0) {

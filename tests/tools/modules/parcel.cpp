@@ -1,4 +1,5 @@
-// A backend whose ranks must be started by a program of its own, `parcelrun`; the operations are those of the default backend.
+// A backend whose ranks must be started by its own program, `parcelrun`; the operations are those of the default
+// backend.
 #include "tessera/comm/plugin.h"
 
 namespace {

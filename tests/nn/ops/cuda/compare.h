@@ -33,7 +33,7 @@ double as_double(T value) {
   }
 }
 
-/// Normal numbers that T holds exactly.
+/// Normally distributed numbers that T represents exactly.
 template <class T>
 std::vector<double> numbers(std::string_view name, std::size_t count, double deviation = 1.0) {
   std::vector<double> values(count);
@@ -42,7 +42,7 @@ std::vector<double> numbers(std::string_view name, std::size_t count, double dev
   return values;
 }
 
-/// Where arrays are made: in the host's memory, or while one of these lives in a device's.
+/// Selects where arrays are allocated: in host memory, or in a device's memory while a Placement lives.
 class Placement {
  public:
   Placement(DeviceRuntime& runtime, Stream& stream) : runtime_(runtime), stream_(stream) { current() = this; }
@@ -65,7 +65,7 @@ class Placement {
   Stream& stream_;
 };
 
-/// `count` elements between guards. `offset` elements beyond a multiple of 16 bytes.
+/// `count` elements between guards, `offset` elements after a multiple of 16 bytes.
 template <class T>
 class Array {
  public:
@@ -76,7 +76,7 @@ class Array {
     device_ = static_cast<T*>(placement_->allocate(bytes()));
     placement_->copy(CopyDirection::host_to_device, device_, data_.data(), bytes());
   }
-  /// Poisoned: whoever reads before writing computes NaN.
+  /// Poisoned: reads before the first write give NaN.
   static Array poisoned(std::size_t count, std::size_t offset = 0) {
     return Array(std::vector<double>(count, std::numeric_limits<double>::quiet_NaN()), offset);
   }
@@ -125,7 +125,7 @@ constexpr double unit() {
   return std::is_same_v<T, f16> ? 0x1p-11 : 0x1p-8;
 }
 
-/// The host, and the device under test: emulated CUDA, or in tests of their own the real one, and the host itself.
+/// The host and the device under test: emulated CUDA; in builds of their own a real device, or the host itself.
 struct Devices {
   Context host;
 #if defined(TESSERA_TEST_HARDWARE)
@@ -154,8 +154,9 @@ inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
-/// operation(kernels of U, stream) -> all outputs, as a template over U. Errors are bounded by `units` of T's, relative
-/// to the largest of 1 and the expected value; for 16-bit types, which add in f32 and round little, by `short_units`.
+/// operation(kernels of U, stream) -> all outputs, as a template over U. Errors are bounded by `units` rounding units
+/// of T, relative to the largest of 1 and the expected value; by `short_units` for half-precision types, which add in
+/// f32 and round few times.
 template <class T, class Operation>
 void expect_as_in_double(const Operation& operation, double units, double short_units = 3.0) {
   if (sizeof(T) < 4) units = std::min(units, short_units);
@@ -177,7 +178,7 @@ void expect_as_in_double(const Operation& operation, double units, double short_
     ASSERT_NEAR(got[i], expected[i], units * unit<T>() * std::max(1.0, std::abs(expected[i]))) << "output " << i;
 }
 
-/// The host's f32 kernels give the very bits.
+/// The device gives the same bits as the host's f32 kernels.
 template <class Operation>
 void expect_bits_of_the_host(const Operation& operation) {
   Devices devices;

@@ -1,4 +1,4 @@
-// Element-wise CUDA kernels, emulated, against the host's in double, and bit by bit against the host's in f32.
+// Element-wise CUDA kernels, emulated, against the host's in double, and bitwise against the host's in f32.
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::test {
@@ -9,7 +9,7 @@ class CudaElements : public testing::Test {};
 using Types = testing::Types<float, double, f16, bf16>;
 TYPED_TEST_SUITE(CudaElements, Types);
 
-/// Whole vectors, a tail, and memory that isn't aligned to one.
+/// Whole vectors, a tail, and memory that isn't aligned to a vector.
 struct Place {
   std::size_t count, offset;
 };
@@ -180,7 +180,7 @@ TEST(CudaOptimizers, SgdHasTheHostsBits) {
   }
 }
 
-/// f32 masters with 16-bit or f32 gradients, and the copy that is written beside them.
+/// f32 master weights with half-precision or f32 gradients, and the half-precision copy written with them.
 template <class N>
 std::vector<double> narrow_steps(KernelTable<float>& k, Stream& s, bool narrow_gradient, std::size_t offset) {
   const auto p = numbers<float>("p", 2061), g = numbers<N>("g", 2061);
@@ -267,7 +267,7 @@ TEST(CudaElements, PositionsAndClipping) {
     for (const double bad : {static_cast<double>(INFINITY), static_cast<double>(NAN)})
       for (const Norm norm : {Norm::one, Norm::two, Norm::three, Norm::infinity}) {
         EXPECT_TRUE(std::isnan(clip({.norm = norm, .skips = true}, {1, bad, 5, 0, 0}).second));
-        EXPECT_EQ(clip({.norm = norm}, {1, bad, 5, 0, 0}).second, 1.0);  // nobody asked
+        EXPECT_EQ(clip({.norm = norm}, {1, bad, 5, 0, 0}).second, 1.0);  // not requested
       }
   };
   devices.on_device(check);

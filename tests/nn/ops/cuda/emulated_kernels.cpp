@@ -28,7 +28,7 @@ T weight_at(const T* weight, const kernels::LinearShape& s, std::size_t in, std:
   return s.layout == WeightLayout::out_in ? weight[out * s.in + in] : weight[in * s.out + out];
 }
 
-/// Plain loops, for the element types that the host has no products for; bias and GELU in the same pass, as cuBLASLt.
+/// Plain loops for element types without products on the host; bias and GELU in the same pass, as in cuBLASLt.
 template <class T>
 class LoopProducts final : public cuda::MatmulKernels<T> {
  public:
@@ -79,7 +79,7 @@ class LoopProducts final : public cuda::MatmulKernels<T> {
   }
 };
 
-/// The host's products.
+/// Matrix products of the host.
 template <class T>
 class HostProducts final : public cuda::MatmulKernels<T> {
  public:

@@ -1,4 +1,4 @@
-// The whole table of CUDA kernels over the emulation; only matrix products are the host's.
+// All CUDA kernels over the emulation; only matrix products are the host's.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@ namespace tessera::nn::test {
 
 std::unique_ptr<DeviceKernels> make_emulated_kernels(const KernelResources& resources);
 
-/// In which order the threads of a block run from now on: 0 to kThreadOrders - 1, as emulation.h has them.
+/// Sets the order of the threads of a block from now on: 0 to kThreadOrders - 1, as in emulation.h.
 void set_thread_order(int order);
 inline constexpr int kThreadOrders = 4;
 

@@ -1,10 +1,11 @@
-// Blocks and threads of a GPU in plain C++, so that the kernels of src/nn/kernels/cuda run in a CPU test: include this
-// before them.
+// Emulates blocks and threads of a GPU in plain C++, so that the kernels of src/nn/kernels/cuda run in a CPU test:
+// include this before them.
 //
 // Blocks run one after the other. The threads of a block are fibers that run one after the other from barrier to
 // barrier, in an order that the test chooses: a kernel whose result depends on the order lacks a barrier. Shared memory
-// is poisoned before every block and watched beyond its end. What waits for a thread that never comes is a Failure.
-// What this does not see: races between blocks, inside a warp where the chosen orders don't show them (a shuffle orders
+// is poisoned before every block, and writes beyond its end are detected. A wait that can't end is a Failure. The
+// emulation does not detect: races between blocks; races inside a warp that no chosen order reveals (a shuffle orders
+// memory here; on a GPU only a barrier does); bank conflicts; misalignment; and time.
 // memory here, on a GPU a barrier alone does), bank conflicts, alignment, and time.
 #pragma once
 
@@ -30,14 +31,14 @@
 
 namespace tessera::emulation {
 
-/// A kernel that a GPU would hang on, or that would write where it must not.
+/// Thrown where a kernel would hang on a GPU or write out of bounds.
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// In which order the threads of a block run: each to its next barrier before any goes on, from the first or from the
-/// last; or each warp as far as it gets before another begins, so that it meets what slower ones have not yet read or
-/// written.
+/// Order of the threads of a block: each runs to its next barrier before any continues, from the first or from the
+/// last; or each warp runs as far as it can before another begins, and so reaches data that slower warps have not yet
+/// read or written.
 enum class Order { ascending, descending, first_warp_ahead, last_warp_ahead };
 inline constexpr int kOrders = 4;
 
@@ -51,7 +52,7 @@ class Thread {
 
   enum class State { ready, at_block, at_warp, done };
   State state = State::ready;
-  std::array<std::uint64_t, 2> slots{};  // exchanged values, of the last two exchanges: nobody reads an older one
+  std::array<std::uint64_t, 2> slots{};  // values of the last two exchanges; no lane reads an older one
   std::size_t exchanges = 0;
 
   void restart();
@@ -69,7 +70,7 @@ class Thread {
   bool begun_ = false;
 };
 
-/// One block at a time; one of these per test thread.
+/// A block of threads; runs one block at a time; one object per test thread.
 class Block {
  public:
   static constexpr unsigned kWarp = 32;
@@ -92,7 +93,7 @@ class Block {
 
   void* shared() { return shared_.data() + kGuard; }
   Thread& thread() { return *threads_[current]; }
-  /// What another lane of the current thread's warp gave.
+  /// The value that another lane of the current thread's warp exchanges.
   std::uint64_t slot_of(unsigned lane, std::size_t exchange) const {
     const unsigned other = current / kWarp * kWarp + lane;
     if (other >= count) throw Failure("a shuffle with a lane that there isn't");
@@ -116,7 +117,7 @@ class Block {
         throw Failure("block " + std::to_string(index) + " wrote beyond its shared memory");
   }
 
-  /// The ready ones of [begin, end), each to its next barrier. False where there was none.
+  /// Runs the ready threads of [begin, end), each to its next barrier. False if none was ready.
   bool run_threads(unsigned begin, unsigned end) {
     bool ran = false;
     const bool backwards = order == Order::descending || order == Order::last_warp_ahead;
@@ -128,7 +129,7 @@ class Block {
     }
     return ran;
   }
-  /// One warp after the other, each until the block holds it.
+  /// Runs one warp after the other, each until it reaches a block barrier.
   bool run_warps() {
     bool ran = false;
     const unsigned warps = (count + kWarp - 1) / kWarp;
@@ -151,7 +152,7 @@ class Block {
   void release(unsigned begin, unsigned end) {
     for (unsigned t = begin; t < end; ++t) threads_[t]->state = State::ready;
   }
-  /// A barrier opens when all that it is for are there; one that has left never comes.
+  /// A barrier opens when all its threads have arrived; a thread that has returned never arrives.
   bool open_barriers() {
     bool opened = false;
     for (unsigned begin = 0; begin < count; begin += kWarp) {
@@ -212,7 +213,7 @@ inline void Thread::wait(State where) {
   if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
 }
 
-/// What kernels are launched on: called with each launch, null: at once.
+/// Stream of a launch: called with each launch; null runs the launch at once.
 using NativeStream = const std::function<void(const std::function<void()>&)>*;
 
 template <class Grid>
@@ -224,7 +225,7 @@ void run(NativeStream stream, const Grid& grid, const std::function<void()>& ker
 
 inline void sync_block() { block().thread().wait(Thread::State::at_block); }
 
-/// What these lanes of the warp give here. All of its lanes take part.
+/// The values of the given lanes of the warp. All lanes of the warp must call it.
 template <std::size_t lanes, class T>
 std::array<T, lanes> from_lanes(T value, const std::array<unsigned, lanes>& wanted) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t));
@@ -240,7 +241,7 @@ std::array<T, lanes> from_lanes(T value, const std::array<unsigned, lanes>& want
   return values;
 }
 
-/// As __shfl_xor_sync of a whole warp.
+/// Like __shfl_xor_sync of a whole warp.
 template <class T>
 T shuffle_xor(T value, unsigned mask) {
   return from_lanes<1>(value, {block().current % Block::kWarp ^ mask})[0];

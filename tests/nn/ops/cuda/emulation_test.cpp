@@ -1,4 +1,4 @@
-// The emulation itself: kernels with a mistake are seen, the right ones pass.
+// Tests of the emulation: it detects wrong kernels, and right ones pass.
 #include "tests/nn/ops/cuda/emulation.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ namespace {
 using emulation::Failure;
 using emulation::Order;
 
-/// Runs `kernel` over 2 blocks in all orders; the results, one after the other.
+/// Results of `kernel` over 2 blocks in all orders, one after the other.
 template <class Kernel>
 std::vector<std::vector<float>> outcomes(unsigned threads, std::size_t shared, Kernel kernel) {
   std::vector<std::vector<float>> all;
@@ -31,7 +31,7 @@ std::vector<std::vector<float>> outcomes(unsigned threads, std::size_t shared, K
   return all;
 }
 
-/// Each thread hands its number to the next one through shared memory.
+/// Each thread passes its number to the next one through shared memory.
 void pass_on(float* out) {
   float* room = shared_memory<float>();
   room[thread_index()] = static_cast<float>(thread_index());
@@ -61,7 +61,7 @@ TEST(Emulation, AMissingBarrierShows) {
   EXPECT_TRUE(std::isnan(all[0][64]));
 }
 
-/// Two sums through the same shared memory. Without the last barrier a fast warp writes the second over the first.
+/// Two sums in the same shared memory. Without the last barrier a fast warp overwrites the first sum with the second.
 template <bool last_barrier>
 void two_sums(float* out) {
   float* room = shared_memory<float>();
@@ -121,7 +121,7 @@ TEST(Emulation, KernelsThatWouldHangOrOverwriteAreRefused) {
               testing::HasSubstr("beyond its shared memory"));
 }
 
-/// One element too many, as an off-by-one in a kernel's bound would write.
+/// One element too many, like an off-by-one error in a kernel's bound.
 struct TooFar {
   float* out;
   std::size_t count;

@@ -1,4 +1,4 @@
-// Numbers in fewer bytes: what comes back, how far it is off, and a device's bits beside the host's.
+// Compressed encodings: decoded values, their error, and bitwise equality of device and host.
 #include "tests/nn/ops/cuda/compare.h"
 
 namespace tessera::nn::test {
@@ -11,7 +11,7 @@ using kernels::kEncodingBlock;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// What a reader makes of `x`, in f32; with feedback also what was kept.
+/// `x` encoded and decoded, in f32; with error feedback also the kept error.
 std::vector<double> there_and_back(DeviceKernels& k, Stream& stream, Encoding encoding, const std::vector<double>& x,
                                    const std::vector<double>& error = {}) {
   Array<float> in(x);
@@ -91,7 +91,7 @@ TEST(Encodings, FeedbackKeepsWhatWasTakenOff) {
   }
 }
 
-/// Every type, encoding and sum: the device's bits are the host's, in any order of threads.
+/// Every type, encoding and sum: the device's bits equal the host's, in any order of threads.
 template <class T>
 std::vector<double> sums(DeviceKernels& k, Stream& stream, Encoding encoding, std::size_t count) {
   constexpr std::size_t kSources = 3;
@@ -119,7 +119,7 @@ void check_sums() {
         EXPECT_TRUE(same_bits(got, expected)) << count;
       }
       set_thread_order(0);
-      // ... which are those of decoding and adding one after the other.
+      // ... which equal those of decoding and adding one after the other.
       const auto in = numbers<T>("in", 3 * count), error = numbers<float>("error", 3 * count, 0.01);
       std::vector<float> sum(count, -0.0F);
       for (std::size_t s = 0; s < 3; ++s) {

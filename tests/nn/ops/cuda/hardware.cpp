@@ -1,4 +1,4 @@
-// Makes the tests beside it run on a real device, or all be skipped with the reason why there is none.
+// Makes the tests of this folder run on a real device; without one all are skipped with the reason.
 #include <gtest/gtest.h>
 
 #include "tessera/base/device_runtime.h"

@@ -1,4 +1,4 @@
-// Weights in four bits on a device: decoded to the host's bits, and a whole training on them.
+// NF4 weights on a device: bitwise the host's decoding, and a whole training with them.
 #include "tessera/nn/nf4.h"
 
 #include "tests/fsdp/adapters.h"
@@ -7,7 +7,7 @@
 namespace tessera::nn::test {
 namespace {
 
-/// Blocks of all magnitudes, one of zeros among them.
+/// Encoded blocks of all magnitudes, including a block of zeros.
 std::vector<std::byte> encoding_of(std::size_t count) {
   std::vector<float> values(count);
   fill_normal({"x", 5, 0, count}, 0.0F, 0.02F, values.data());
@@ -20,7 +20,7 @@ std::vector<std::byte> encoding_of(std::size_t count) {
   return bytes;
 }
 
-/// Bytes, as the numbers of an array that may lie on a device.
+/// Bytes as the numbers of an array that may lie on a device.
 std::vector<double> as_numbers(std::vector<std::byte> bytes) {
   bytes.resize((bytes.size() + 3) / 4 * 4);
   std::vector<double> numbers;

@@ -1,4 +1,4 @@
-// Columns made orthonormal: what comes out, and a device's bits beside the host's.
+// Orthonormalization of columns: its results, and bitwise equality of device and host.
 #include "tessera/nn/kernels/orthonormalize.h"
 
 #include "tests/fsdp/carriers.h"
@@ -29,7 +29,7 @@ double dot(Matrix& m, std::size_t a, std::size_t b) {
   return sum;
 }
 
-/// The device's result, which is the host's in every order of threads.
+/// The device's result, checked to equal the host's in every order of threads.
 Matrix check(const Matrix& given) {
   Devices devices;
   const Matrix expected = orthonormal(devices.host.device_kernels(), devices.host.stream(), given);
@@ -61,7 +61,7 @@ TEST(Orthonormalize, KeepsWhatTheColumnsSpan) {
 }
 
 TEST(Orthonormalize, AColumnThatSaysNothingGetsAnother) {
-  for (const double factor : {0.0, 2.0}) {  // zero, or along the first
+  for (const double factor : {0.0, 2.0}) {  // zero, or parallel to the first
     Matrix given = random_matrix(300, 3);
     for (std::size_t row = 0; row < 300; ++row) given.at(row, 1) = factor * given.at(row, 0);
     expect_orthonormal(check(given));
@@ -80,7 +80,7 @@ TEST(Orthonormalize, WhatIsNotFiniteShows) {
   }
 }
 
-/// The negative control: the comparison of bits sees the last place of one number.
+/// Negative control: the bitwise comparison detects a change in the last place of one number.
 TEST(Orthonormalize, AnotherNumberIsSeen) {
   Matrix given = random_matrix(300, 4);
   const Matrix before = check(given);

@@ -35,7 +35,7 @@ TYPED_TEST(CudaRows, LayerNormForward) {
   }
 }
 
-/// Gradients of layer norm (`centered`) or RMS norm, each overwritten and added to, dx also in place.
+/// Gradients of layer norm (`centered`) or RMS norm, each overwritten and accumulated, dx also in place.
 template <class T>
 void check_norm_backward(Rows r, bool centered) {
   const auto x = numbers<T>("x", r.rows * r.width), w = numbers<T>("w", r.width), dy = numbers<T>("dy", x.size());
@@ -210,7 +210,7 @@ TYPED_TEST(CudaRows, LinearWithItsBias) {
   }
 }
 
-/// Widths that cuBLASLt's epilogue takes and that it doesn't; GELU, which it has, and another.
+/// Widths that cuBLASLt's epilogue supports and ones that it doesn't; GELU, which it has, and another activation.
 TYPED_TEST(CudaRows, LinearWithItsActivation) {
   using T = TypeParam;
   const std::size_t rows = 53, in = 7;
@@ -273,7 +273,7 @@ void check_attention(const AttentionCase& c) {
         k.attention_backward(s, back);
         return y.values() + statistics.values() + gradient.values();
       },
-      400, 8.0);  // on the matrix units weights and their gradients are rounded before the next product
+      400, 8.0);  // matrix units round weights and their gradients before the next product
 }
 
 TYPED_TEST(CudaRows, AttentionOfOddShapes) {

@@ -1,4 +1,4 @@
-// Whole training steps: on the emulated CUDA kernels, in memory that the host can't touch; in a test of its own on
+// Whole training steps on the emulated CUDA kernels, in memory that the host can't access; in a test of its own on
 // hardware.
 #include <gtest/gtest.h>
 
@@ -26,11 +26,11 @@ TEST_P(CudaTraining, HasTheHostsLosses) {
   for (std::size_t step = 0; step < got.losses.size(); ++step)
     EXPECT_NEAR(got.losses[step], expected.losses[step], 2e-5) << "step " << step + 1;
   EXPECT_NE(got.losses.front(), got.losses.back());
-  // Element-wise kernels have the host's bits, sums another order: the first loss differs in its last places only.
+  // Element-wise kernels have the host's bits, sums another order: the first loss differs only in its last places.
   EXPECT_NEAR(got.losses.front(), expected.losses.front(), 1e-6);
 }
 
-/// Sums of another order are rounded to other numbers of 16 bits.
+/// Sums in another order round to other half-precision numbers.
 TEST(CudaMixedTraining, OfSeveralDtypesHasLossesCloseToTheHosts) {
   Context host, device(device_options());
   const Outcome expected = train("mixed", host), got = train("mixed", device);

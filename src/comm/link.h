@@ -17,20 +17,20 @@ namespace tessera::comm {
 struct AmHeader {
   /// The type of an active message, which gives `slot` and the payload their meaning.
   enum class Kind : std::uint32_t {
-    content,   ///< eager message; its payload follows
-    announce,  ///< RTS: a large message of `bytes` waits for its CTS
-    ask,       ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
+    content,    ///< eager message; its payload follows
+    announce,   ///< RTS: a large message of `bytes` waits for its CTS
+    ask,        ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
     withdraw,   ///< cancels the CTS of that slot, since its receive was cancelled
     withdrawn,  ///< reply to it unless the bulk transfer had started: the slot receives nothing
     offer,      ///< of CmaLink: the location of that slot's data; a CmaAddress follows
     taken       ///< FIN, the reply to an offer: the data was read
   };
   Kind kind = Kind::content;  ///< selects the meaning of the other fields
-  std::int32_t from = 0;  ///< rank
-  MessageTag tag;  ///< of the message that this active message belongs to
-  std::uint32_t world = 0;  ///< number of the world; messages of an earlier world are dropped
-  std::uint64_t bytes = 0;  ///< of the message
-  std::uint64_t slot = 0;  ///< number of the bulk transfer; 0 for content and announce
+  std::int32_t from = 0;      ///< rank
+  MessageTag tag;             ///< of the message that this active message belongs to
+  std::uint32_t world = 0;    ///< number of the world; messages of an earlier world are dropped
+  std::uint64_t bytes = 0;    ///< of the message
+  std::uint64_t slot = 0;     ///< number of the bulk transfer; 0 for content and announce
 };
 static_assert(sizeof(AmHeader) == 40);
 
@@ -68,7 +68,7 @@ class TESSERA_API Link {
 
   /// How a link ends.
   enum class CloseMode {
-    orderly,  ///< no message was cancelled
+    orderly,        ///< no message was cancelled
     with_failures,  ///< messages were cancelled, but everything else that was sent arrives
     broken          ///< waits for nothing
   };

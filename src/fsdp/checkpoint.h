@@ -89,16 +89,16 @@ class TESSERA_API CheckpointWriter {
 
 /// One tensor of a checkpoint.
 struct CheckpointTensor {
-  std::string name;  ///< of the parameter
-  nn::Shape shape;  ///< of the whole parameter
+  std::string name;                 ///< of the parameter
+  nn::Shape shape;                  ///< of the whole parameter
   int states = 0;                   ///< optimizer states per element; 0: the parameter was frozen
   std::uint64_t trained_since = 0;  ///< step after which its training began
 };
 
 /// A persistent buffer of a module, with rank 0's values.
 struct CheckpointBuffer {
-  std::string name;  ///< canonical: "bn.running_mean"
-  nn::Shape shape;  ///< of the whole buffer; every rank has all of it
+  std::string name;          ///< canonical: "bn.running_mean"
+  nn::Shape shape;           ///< of the whole buffer; every rank has all of it
   DType dtype = DType::f32;  ///< in which the values are stored
 };
 
@@ -131,7 +131,7 @@ class TESSERA_API Checkpoint {
   void read_buffer(const std::string& name, void* out);
   /// State of the collective plug-ins of a rank that wrote the checkpoint, named as by Engine::plugin_state().
   struct PluginStateEntry {
-    std::string name;  ///< CollectivePlugin::State::name
+    std::string name;       ///< CollectivePlugin::State::name
     std::size_t count = 0;  ///< f32 values
     /// By name, then count.
     auto operator<=>(const PluginStateEntry&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside

@@ -46,7 +46,7 @@ TESSERA_API std::vector<UnitSize> planned_units(nn::Module& model, std::string_v
 struct TrafficVolume {
   std::uint64_t all_gather = 0;                           ///< of parameters
   std::uint64_t reduce_scatter = 0;                       ///< of gradients
-  std::uint64_t all_reduce = 0;                           ///< of gradients
+  std::uint64_t all_reduce = 0;                           ///< of gradients or parameter deltas
   bool operator==(const TrafficVolume&) const = default;  ///< by value
 };
 

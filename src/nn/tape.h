@@ -38,7 +38,9 @@ class TESSERA_API Tape {
   /// gradient() of each input that it writes.
   void record(std::string_view op, const Tensor& output, std::function<void()> backward);
 
+  /// Records that a call of `module` begins; backward() calls notify_backward_ends() there.
   void enter(Module& module);
+  /// Records that a call of `module` ends; backward() calls notify_backward_begins() there.
   void leave(Module& module);
 
   /// Computes the gradients of everything that requires one, starting with d(loss)/d(loss) = `seed`. Empties the tape,
@@ -46,9 +48,9 @@ class TESSERA_API Tape {
   void backward(const Tensor& loss, double seed = 1.0);
   /// Like backward(), but starts from gradients that the caller wrote. Empties the tape, also if it throws.
   void backward_from_gradients();
-  void clear();
-  Phase phase() const { return phase_; }
-  std::size_t size() const { return nodes_.size(); }
+  void clear();                                       ///< drops all nodes and the activations that they saved
+  Phase phase() const { return phase_; }              ///< as given to the constructor
+  std::size_t size() const { return nodes_.size(); }  ///< number of recorded nodes, module boundaries included
 
  private:
   enum class Kind : std::uint8_t { operation, enter, leave };

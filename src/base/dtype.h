@@ -131,10 +131,10 @@ inline constexpr DType dtype_of = [] {
   static_assert(sizeof(T) == 0, "no DType stands for this type");
   return DType::f32;
 }();
-template <> inline constexpr DType dtype_of<float> = DType::f32;
-template <> inline constexpr DType dtype_of<double> = DType::f64;
-template <> inline constexpr DType dtype_of<f16> = DType::f16;
-template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <> inline constexpr DType dtype_of<float> = DType::f32;   ///< IEEE binary32
+template <> inline constexpr DType dtype_of<double> = DType::f64;  ///< IEEE binary64
+template <> inline constexpr DType dtype_of<f16> = DType::f16;     ///< IEEE binary16
+template <> inline constexpr DType dtype_of<bf16> = DType::bf16;   ///< bfloat16
 template <> inline constexpr DType dtype_of<std::int8_t> = DType::i8;
 template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;

@@ -39,7 +39,7 @@ class TESSERA_API Buffer {
 
 class DeviceRuntime;
 
-/// Sizes of a pool's reserve.
+/// Settings of a MemoryPool.
 struct MemoryPoolOptions {
   std::size_t pooled_from = 256 * 1024;       ///< smaller requests use the C library
   double slack = 0.02;                        ///< idle memory to keep, as a fraction of the highest live total ...

@@ -13,15 +13,15 @@ namespace tessera::base {
 
 /// The purpose of memory. Reports and JSON use these names.
 enum class MemoryCategory : std::uint8_t {
-  parameter,
-  gradient,
-  optimizer,
-  activation,
-  unsharded_parameter,
-  unsharded_gradient,
-  communication,
-  other,
-  offloaded,  ///< shards in host memory that belong on a device: a different memory, excluded from totals
+  parameter,            ///< parameters at rest
+  gradient,             ///< kept gradients
+  optimizer,            ///< optimizer state and master weights
+  activation,           ///< activations, and other tensors of a forward or backward
+  unsharded_parameter,  ///< leases of gathered parameters
+  unsharded_gradient,   ///< leases of full gradients
+  communication,        ///< buffers of collectives
+  other,                ///< module buffers, tables, scratch memory
+  offloaded,            ///< shards in host memory that belong on a device: a different memory, excluded from totals
 };
 /// Number of memory categories.
 inline constexpr std::size_t kMemoryUses = 9;

@@ -17,14 +17,14 @@ namespace tessera::base {
 
 /// The engine's actions, which the trace records.
 enum class TraceEventKind : std::uint8_t {
-  unshard_issue,
-  unshard_wait,
-  forward,
-  backward,
-  reshard,
-  reduce_issue,
-  reduce_wait,
-  optimizer_step,
+  unshard_issue,   ///< a gather is submitted
+  unshard_wait,    ///< compute waits for a gather
+  forward,         ///< computes a unit, recomputation included
+  backward,        ///< computes the gradients of a unit
+  reshard,         ///< the full parameters are released
+  reduce_issue,    ///< a gradient reduction is submitted
+  reduce_wait,     ///< compute waits for a gradient reduction
+  optimizer_step,  ///< updates the parameters of a unit
 };
 /// "unshard_issue", ...: the names of the JSON.
 TESSERA_API std::string_view name_of(TraceEventKind kind);

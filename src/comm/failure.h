@@ -12,7 +12,15 @@
 namespace tessera::comm {
 
 /// The fatal error types, as encoded in messages between ranks.
-enum class FailureKind : std::uint32_t { none, mismatch, timeout, peer_lost, aborted, system, backend };
+enum class FailureKind : std::uint32_t {
+  none,       ///< no failure
+  mismatch,   ///< Mismatch
+  timeout,    ///< Timeout
+  peer_lost,  ///< PeerLost
+  aborted,    ///< Aborted
+  system,     ///< SystemError
+  backend     ///< BackendError
+};
 
 /// A failure of a communicator; none by default.
 struct Failure {

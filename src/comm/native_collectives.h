@@ -51,7 +51,7 @@ struct NativeRequest {
   const std::byte* in = nullptr;                ///< if the operation reads it on this rank
   /// If the operation writes it on this rank; overlaps `in` only as the operation documents (in place).
   std::byte* out = nullptr;
-  NativeCommunicator* group = nullptr;  ///< of which the operation is; outlives the request
+  NativeCommunicator* group = nullptr;  ///< on which the operation runs; outlives the request
   /// If not null, the request is not an operation: it creates another group of the same ranks and stores it here, or
   /// null if the library has no more groups, perhaps not on all ranks.
   std::unique_ptr<NativeCommunicator>* copy = nullptr;

@@ -43,7 +43,7 @@ struct tessera_plugin {
   std::string_view name;            ///< Backend::name
   std::string_view devices;         ///< Backend::devices
   std::string (*probe)() noexcept;  ///< Backend::probe; an exception becomes its text
-  /// Backend::create.
+  /// As Backend::create, without exceptions.
   tessera::comm::PluginCommunicator (*create)(std::shared_ptr<tessera::comm::Bootstrap>,
                                               const tessera::comm::BackendOptions&) noexcept;
   std::span<const tessera::base::EnvVariable> variables;  ///< Backend::variables

@@ -17,7 +17,7 @@ namespace tessera::comm {
 
 class Bootstrap;
 
-/// What init() passes to Backend::create. The same on every rank, except for `first_failure`.
+/// What init() passes to Backend::create.
 struct BackendOptions {
   CommunicatorOptions communicator;  ///< of the world communicator
   bool deterministic = true;         ///< deterministic mode (TESSERA_DETERMINISTIC)

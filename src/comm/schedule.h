@@ -17,8 +17,13 @@
 
 namespace tessera::comm {
 
-/// `factor` holds 8 bytes: this rank's factor of premul_sum, a double.
-enum class BufferId : std::uint8_t { in, out, scratch, factor };
+/// The memory of a BufferRegion.
+enum class BufferId : std::uint8_t {
+  in,       ///< the call's input
+  out,      ///< the call's output
+  scratch,  ///< the operation's scratch memory
+  factor    ///< 8 bytes: this rank's factor of premul_sum, a double
+};
 
 /// Bytes of the call's buffers or of the operation's scratch memory.
 struct BufferRegion {
@@ -39,11 +44,11 @@ enum class ReducePhase : std::uint8_t {
 struct ScheduleStep {
   /// What a step does.
   enum class Kind : std::uint8_t {
-    send,
-    receive,
-    copy,
-    reduce,
-    native  ///< the whole operation, by the library under the transport (native_collectives.h); at most one
+    send,     ///< sends `from` to `peer`
+    receive,  ///< receives into `to` from `peer`
+    copy,     ///< copies `from` to `to`
+    reduce,   ///< reduces the sources into `to`
+    native    ///< the whole operation, by the library under the transport (native_collectives.h); at most one
   };
   Kind kind = Kind::copy;                         ///< selects which of the other fields have a meaning
   ReducePhase arithmetic = ReducePhase::partial;  ///< of reduce steps

@@ -52,7 +52,14 @@ View view_of(T* data, std::size_t count) {
 /// and rounded once; minimum and maximum propagate NaN.
 struct ReduceOp {
   /// The arithmetic of a reduction.
-  enum class Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
+  enum class Kind : std::uint8_t {
+    sum,        ///< a + b
+    avg,        ///< the sum divided by ReduceOp::scalar, or by the number of ranks if that is 0
+    prod,       ///< a * b
+    min,        ///< the smaller element
+    max,        ///< the larger element
+    premul_sum  ///< the sum of each rank's input times its ReduceOp::scalar
+  };
   Kind kind = Kind::sum;  ///< default: sum
   /// avg: the divisor of the sum (applied once, before rounding; integers truncate), 0 for the number of ranks.
   /// premul_sum: the factor of this rank's input (may differ per rank). Otherwise unused.
@@ -78,17 +85,17 @@ TESSERA_API ReduceOp::Kind parse_reduce_op(std::string_view name);
 
 /// The operation called. A _v form counts as the form without.
 enum class OpKind : std::uint8_t {
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  broadcast,
-  reduce,
-  gather,
-  scatter,
-  all_to_all,
-  send,
-  recv,
-  barrier,
+  all_reduce,      ///< Communicator::all_reduce()
+  all_gather,      ///< Communicator::all_gather()
+  reduce_scatter,  ///< Communicator::reduce_scatter()
+  broadcast,       ///< Communicator::broadcast()
+  reduce,          ///< Communicator::reduce()
+  gather,          ///< Communicator::gather()
+  scatter,         ///< Communicator::scatter()
+  all_to_all,      ///< Communicator::all_to_all()
+  send,            ///< Communicator::send()
+  recv,            ///< Communicator::recv()
+  barrier,         ///< Communicator::barrier()
 };
 /// Number of OpKind values.
 inline constexpr std::size_t kOpKinds = 11;

@@ -35,10 +35,17 @@ struct OuterOptimizer {
 /// What the ranks of an axis exchange, and when: gradients in every step, or parameter deltas after every `period`
 /// steps.
 struct Sync {
-  /// After what the ranks exchange: each microbatch, each step, or each sync period.
-  enum class When : std::uint8_t { microbatch, step, period };
+  /// When the ranks exchange.
+  enum class When : std::uint8_t {
+    microbatch,  ///< in every backward
+    step,        ///< in the last backward of a step
+    period       ///< after every Sync::period steps
+  };
   /// What the ranks exchange.
-  enum class What : std::uint8_t { gradient, parameter_delta };
+  enum class What : std::uint8_t {
+    gradient,        ///< gradients, before the update
+    parameter_delta  ///< changes of the parameters since the anchor
+  };
   When when = When::microbatch;  ///< how often
   What what = What::gradient;    ///< parameter_delta only with `period`
   int period = 1;                ///< steps

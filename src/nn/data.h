@@ -57,7 +57,7 @@ struct TokenBatch {
 /// Which windows a BatchSampler draws.
 struct BatchOptions {
   ElementRange range;             ///< of the files, such as TokenDataset::training()
-  std::int64_t positions = 0;     ///< length of a window in tokens
+  std::int64_t positions = 0;     ///< inputs per sequence, in tokens
   std::int64_t global_batch = 0;  ///< sequences per step over all ranks and microbatches
   std::uint64_t seed = 0;         ///< of the random order
 };

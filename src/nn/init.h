@@ -11,7 +11,12 @@ namespace tessera::nn {
 /// How a parameter's initial values are drawn.
 struct Init {
   /// The distribution of the values.
-  enum class Kind : std::uint8_t { zeros, ones, normal, uniform };
+  enum class Kind : std::uint8_t {
+    zeros,   ///< all 0
+    ones,    ///< all 1
+    normal,  ///< mean 0, standard deviation Init::deviation
+    uniform  ///< in [-Init::deviation, Init::deviation)
+  };
   Kind kind = Kind::zeros;  ///< default: zeros
   double deviation = 0.0;   ///< of uniform numbers: exclusive bound of their magnitude
   static constexpr Init zeros() { return {Kind::zeros, 0.0}; }  ///< all 0

@@ -14,8 +14,12 @@ namespace tessera::nn {
 
 /// Settings of an optimizer, with PyTorch's names and meanings.
 struct OptimizerConfig {
-  /// The update formula. adam adds weight decay to the gradient; adamw decays the parameter.
-  enum class Kind : std::uint8_t { sgd, adam, adamw };
+  /// The update formula.
+  enum class Kind : std::uint8_t {
+    sgd,   ///< stochastic gradient descent
+    adam,  ///< adds weight decay to the gradient
+    adamw  ///< decays the parameter
+  };
   Kind kind = Kind::adamw;     ///< default: AdamW
   double beta1 = 0.9;          ///< decay of the first moment; adam and adamw
   double beta2 = 0.999;        ///< decay of the second moment; adam and adamw

@@ -20,13 +20,20 @@ namespace tessera::nn {
 class Module;
 
 /// The pass in which a hook is called.
-enum class Phase : std::uint8_t { forward, recompute, backward };
+enum class Phase : std::uint8_t {
+  forward,    ///< the first computation of the activations
+  recompute,  ///< their recomputation in backward
+  backward    ///< the computation of gradients
+};
 
 /// Used by one thread. Tapes nest: a checkpointed region records its recomputation on its own tape.
 class TESSERA_API Tape {
  public:
-  /// `nothing`: marks outputs that require a gradient, as recording does, but drops every node.
-  enum class RecordMode : std::uint8_t { nodes, nothing };
+  /// What becomes of recorded operations.
+  enum class RecordMode : std::uint8_t {
+    nodes,   ///< records
+    nothing  ///< marks outputs that require a gradient, as recording does, but drops every node
+  };
   /// `phase`: passed to the hooks of the forwards that the tape records.
   explicit Tape(Phase phase = Phase::forward, RecordMode keep = RecordMode::nodes) : phase_(phase), keep_(keep) {}
   ~Tape();

@@ -11,7 +11,10 @@ namespace tessera::nn::kernels {
 /// int8: q * scale, with scale = the largest magnitude of a block / 127 and q rounded to nearest (ties to even), so the
 /// error of a value is at most half a scale. A block whose largest magnitude is below 1e-30 becomes zeros; a block with
 /// an infinity or a NaN becomes NaN.
-enum class Encoding : std::uint8_t { bf16, int8 };
+enum class Encoding : std::uint8_t {
+  bf16,  ///< rounded to nearest, ties to even; no scales
+  int8   ///< q * scale, in blocks of kEncodingBlock values
+};
 
 /// Values per int8 block; the scales are then 1.6 % of the bytes.
 inline constexpr std::size_t kEncodingBlock = 256;

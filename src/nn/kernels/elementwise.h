@@ -89,7 +89,12 @@ TESSERA_API void column_sums(ThreadPool& pool, const ColumnSumsArgs<T>& args);
 template <class T>
 TESSERA_API double sum(ThreadPool& pool, const T* x, std::size_t count);
 /// A vector norm: (sum of |x|^p)^(1/p), or the largest |x|.
-enum class Norm : std::uint8_t { one, two, three, infinity };
+enum class Norm : std::uint8_t {
+  one,      ///< p = 1
+  two,      ///< p = 2
+  three,    ///< p = 3
+  infinity  ///< the largest |x|
+};
 /// Partial result of a norm: the sum of |x|^p in f64, in an order that depends only on `count`; or the largest |x|, NaN
 /// if x contains one. Partial results combine by addition, or by their maximum.
 template <class T>

@@ -45,8 +45,11 @@ TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args);
 /// 2.6.3 (avx512_core_bf16)". Two processes with different libraries may round differently.
 TESSERA_API std::string products_name();
 
-/// Storage of a linear layer's weight: out_in as in torch.nn.Linear, in_out as in GPT-2's Conv1D.
-enum class WeightLayout : bool { out_in, in_out };
+/// Storage of a linear layer's weight.
+enum class WeightLayout : bool {
+  out_in,  ///< [out, in], as in torch.nn.Linear
+  in_out   ///< [in, out], as in GPT-2's Conv1D
+};
 
 /// The extents of a linear layer.
 struct LinearShape {

@@ -3,6 +3,7 @@
 
 #include "tessera/base/dtype.h"
 
+/// Arguments of the kernels of all devices, and the kernels of the host.
 namespace tessera::nn::kernels {
 
 /// Defines the opmath type of T; see Wide.

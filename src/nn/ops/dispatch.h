@@ -8,6 +8,7 @@
 #include "tessera/nn/tape.h"
 #include "tessera/nn/tensor.h"
 
+/// Operations on tensors, which record their backward on the tape.
 namespace tessera::nn::ops {
 
 /// Calls function(T{}) with the C++ type of `dtype`.

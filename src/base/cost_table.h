@@ -22,7 +22,7 @@ class TESSERA_API CostTable {
   /// below the smallest, and with a single size, the time is proportional to the size. Never decreases with the size,
   /// even if a measurement did. 0 without measurements.
   double at(double size) const;
-  bool empty() const { return measured_.empty(); }
+  bool empty() const { return measured_.empty(); }  ///< true without measurements
 
  private:
   struct Point {

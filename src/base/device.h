@@ -9,16 +9,18 @@
 
 namespace tessera::base {
 
+/// The kind of a device.
 enum class DeviceType : std::uint8_t {
-  cpu,
-  cuda,
+  cpu,   ///< the host and its memory
+  cuda,  ///< an NVIDIA GPU, by a loadable module
   meta,  ///< shapes without data: construction and planning
 };
 
+/// A device by kind and number. A value type, which opens and owns nothing; see open_device().
 struct Device {
-  DeviceType type = DeviceType::cpu;
-  int index = 0;
-  bool operator==(const Device&) const = default;
+  DeviceType type = DeviceType::cpu;               ///< default: the host
+  int index = 0;                                   ///< of the GPU, from 0; 0 for cpu and meta
+  bool operator==(const Device&) const = default;  ///< by type and index
 };
 
 /// "cpu", "meta", "cuda:0".

@@ -16,13 +16,14 @@ namespace tessera::base {
 
 /// The result of open(). Nothing throws through the entry: an exception is returned as a value.
 struct OpenedDevice {
-  std::shared_ptr<DeviceRuntime> runtime;
-  std::exception_ptr error;
+  std::shared_ptr<DeviceRuntime> runtime;  ///< null if `error` is set
+  std::exception_ptr error;                ///< the exception that open() caught; null on success
 };
 
+/// The result of probe(), which finds devices without opening them.
 struct DeviceProbe {
-  std::string problem;  ///< why no device can be used, or ""
-  std::vector<DeviceProperties> devices;
+  std::string problem;                    ///< why no device can be used, or ""
+  std::vector<DeviceProperties> devices;  ///< the devices that open() accepts, by index
 };
 
 }  // namespace tessera::base
@@ -31,12 +32,13 @@ extern "C" {
 
 /// The library reads `abi` and `size` first; unless they equal its own, it reads nothing else.
 struct tessera_device {
-  const char* abi;   ///< TESSERA_ABI
-  std::size_t size;  ///< of this struct
-  std::string_view name;
-  tessera::base::DeviceProbe (*probe)() noexcept;
-  tessera::base::OpenedDevice (*open)(int index) noexcept;
+  const char* abi;                                          ///< TESSERA_ABI
+  std::size_t size;                                         ///< of this struct
+  std::string_view name;                                    ///< of the device type: "cuda"
+  tessera::base::DeviceProbe (*probe)() noexcept;           ///< looks for devices
+  tessera::base::OpenedDevice (*open)(int index) noexcept;  ///< opens the device of this index
 };
 
+/// The type of tessera_device_entry(). The struct that it returns is never freed.
 using tessera_device_entry_function = const tessera_device*();
 }

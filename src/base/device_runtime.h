@@ -18,6 +18,7 @@
 
 namespace tessera::base {
 
+/// Properties of one device of this machine.
 struct DeviceProperties {
   std::string name;              ///< the vendor's name
   std::size_t memory_bytes = 0;  ///< 0: not known
@@ -26,8 +27,10 @@ struct DeviceProperties {
   bool shares_memory = false;    ///< IPC with processes of its host is supported; each process may still refuse it
 };
 
+/// The memories between which DeviceRuntime::copy() copies.
 enum class CopyDirection : std::uint8_t { host_to_device, device_to_host, device_to_device };
 
+/// What the layers above must know of a kind of device.
 struct DeviceTraits {
   bool host_accessible = false;  ///< the host may read and write the device's memory (in the order of its streams)
   bool slow_allocation = false;  ///< pools keep more idle memory, and split large blocks into small ones
@@ -37,7 +40,7 @@ struct DeviceTraits {
 /// A handle by which another process maps memory of a device. Bytes that may be sent to it; their meaning is the
 /// device's.
 struct IpcMemoryHandle {
-  std::array<std::byte, 128> bytes{};
+  std::array<std::byte, 128> bytes{};  ///< opaque to all but the device
 };
 
 /// An event that the host sets, which lets a stream wait for work of the host.
@@ -72,12 +75,12 @@ class TESSERA_API DeviceRuntime {
   DeviceRuntime(const DeviceRuntime&) = delete;
   DeviceRuntime& operator=(const DeviceRuntime&) = delete;
 
-  Device device() const { return device_; }
-  const DeviceTraits& traits() const { return traits_; }
-  bool host_accessible() const { return traits_.host_accessible; }
-  virtual DeviceProperties properties() const = 0;
+  Device device() const { return device_; }                         ///< the device that this runtime opened
+  const DeviceTraits& traits() const { return traits_; }            ///< constant for the lifetime of the runtime
+  bool host_accessible() const { return traits_.host_accessible; }  ///< DeviceTraits::host_accessible
+  virtual DeviceProperties properties() const = 0;  ///< queries the device; zeros for values that it doesn't know
 
-  virtual std::unique_ptr<Stream> make_stream() = 0;
+  virtual std::unique_ptr<Stream> make_stream() = 0;  ///< a new stream; only events order it after other streams
   /// A stream for copies that must progress while all other streams wait.
   virtual std::unique_ptr<Stream> make_copy_stream() { return make_stream(); }
   /// Streams of this device that wait for its events wait on the device. In the default implementation the host waits
@@ -101,10 +104,11 @@ class TESSERA_API DeviceRuntime {
 
   /// Allocates host memory that copies from and to this device can use without making the host wait.
   virtual void* allocate_host(std::size_t bytes) = 0;
+  /// Frees memory of allocate_host(), with the size requested there. No copy may still use it.
   virtual void free_host(void* data, std::size_t bytes) noexcept = 0;
   /// Pins existing host memory for such copies, until unpin_host().
   virtual void pin_host(void*, std::size_t) {}
-  virtual void unpin_host(void*, std::size_t) noexcept {}
+  virtual void unpin_host(void*, std::size_t) noexcept {}  ///< reverses pin_host(); no copy may still use the memory
 
   /// Appends a copy to `stream`. Host memory not from allocate_host() also works, but may make the host wait.
   virtual void copy(Stream& stream, CopyDirection direction, void* to, const void* from, std::size_t bytes) = 0;
@@ -125,17 +129,19 @@ class TESSERA_API DeviceRuntime {
   /// Shows the calling thread's work up to range_end() as "WHAT UNIT" in the vendor's profiler, if one is attached.
   /// Ranges of a thread nest, and each must be ended.
   virtual void range_begin(std::string_view /*what*/, std::string_view /*unit*/) noexcept {}
-  virtual void range_end() noexcept {}
+  virtual void range_end() noexcept {}  ///< ends the calling thread's innermost range
 
   /// Returns this device's table for a layer above, by the name that the layer chose; null if it has none. The layer's
   /// header defines the type; find<Table>() looks up Table::kInterface.
   virtual const void* find(std::string_view interface) const noexcept = 0;
+  /// The table of type Table, or null if the device has none.
   template <class Table>
   const Table* find() const noexcept {
     return static_cast<const Table*>(find(Table::kInterface));
   }
 
  protected:
+  /// For derived classes; both values are constant.
   DeviceRuntime(Device device, DeviceTraits traits) : device_(device), traits_(traits) {}
 
  private:
@@ -149,9 +155,10 @@ TESSERA_API void require_device(Device device);
 /// Opens the device. Throws InvalidUsage with the reason if it can't be used on this machine.
 TESSERA_API std::shared_ptr<DeviceRuntime> open_device(Device device);
 
+/// A kind of device and whether this machine can use it.
 struct DeviceInfo {
-  std::string name;  ///< "cpu", "meta", "cuda"
-  bool available = false;
+  std::string name;                       ///< "cpu", "meta", "cuda"
+  bool available = false;                 ///< true if at least one can be used
   std::string reason;                     ///< why it isn't available
   std::vector<DeviceProperties> devices;  ///< the devices found
 };

@@ -17,8 +17,8 @@ class TESSERA_API DeviceStream : public Stream {
   void hold(std::shared_ptr<const void>) override {}
 
  protected:
-  using Stream::Stream;
-  void enqueue(std::function<void()> work) override { work(); }
+  using Stream::Stream;                                          ///< as Stream's
+  void enqueue(std::function<void()> work) override { work(); }  ///< runs `work` at once
 };
 
 }  // namespace tessera::base

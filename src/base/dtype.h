@@ -11,6 +11,7 @@
 
 namespace tessera::base {
 
+/// An element type. The floating-point types come first (is_floating()).
 enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, u32, u64 };
 
 /// Bytes of one element.
@@ -30,6 +31,7 @@ constexpr std::size_t size_of(DType dtype) {
   return 0;
 }
 
+/// True for f32, f64, f16 and bf16.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
 
 /// "f32", "bf16", ...: the spelling of options, errors and JSON.
@@ -43,24 +45,24 @@ TESSERA_API bool all_finite(DType dtype, std::span<const std::byte> elements);
 
 /// IEEE binary16, stored as bits. Conversions round to nearest even; NaN stays NaN, overflow gives infinity.
 struct f16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  ///< sign, 5 bits of exponent, 10 bits of mantissa
   f16() = default;
-  constexpr explicit f16(float value) : bits(from_float(value)) {}
-  constexpr explicit operator float() const { return to_float(bits); }
-  static constexpr f16 of_bits(std::uint16_t bits);
-  static constexpr std::uint16_t from_float(float value);
-  static constexpr float to_float(std::uint16_t bits);
+  constexpr explicit f16(float value) : bits(from_float(value)) {}  ///< rounds to nearest even
+  constexpr explicit operator float() const { return to_float(bits); }  ///< exact
+  static constexpr f16 of_bits(std::uint16_t bits);  ///< the value with these bits, without conversion
+  static constexpr std::uint16_t from_float(float value);  ///< the bits of the nearest value, ties to even
+  static constexpr float to_float(std::uint16_t bits);  ///< the value of these bits; exact
 };
 
 /// bfloat16: the upper half of a binary32. Rounds to nearest even; NaN stays (a quiet) NaN.
 struct bf16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  ///< sign, 8 bits of exponent, 7 bits of mantissa
   bf16() = default;
-  constexpr explicit bf16(float value) : bits(from_float(value)) {}
-  constexpr explicit operator float() const { return to_float(bits); }
-  static constexpr bf16 of_bits(std::uint16_t bits);
-  static constexpr std::uint16_t from_float(float value);
-  static constexpr float to_float(std::uint16_t bits);
+  constexpr explicit bf16(float value) : bits(from_float(value)) {}  ///< rounds to nearest even
+  constexpr explicit operator float() const { return to_float(bits); }  ///< exact
+  static constexpr bf16 of_bits(std::uint16_t bits);  ///< the value with these bits, without conversion
+  static constexpr std::uint16_t from_float(float value);  ///< the bits of the nearest value, ties to even
+  static constexpr float to_float(std::uint16_t bits);  ///< the value of these bits; exact
 };
 
 constexpr f16 f16::of_bits(std::uint16_t bits) {
@@ -129,10 +131,10 @@ inline constexpr DType dtype_of = [] {
   static_assert(sizeof(T) == 0, "no DType stands for this type");
   return DType::f32;
 }();
-template <> inline constexpr DType dtype_of<float> = DType::f32;
-template <> inline constexpr DType dtype_of<double> = DType::f64;
-template <> inline constexpr DType dtype_of<f16> = DType::f16;
-template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <> inline constexpr DType dtype_of<float> = DType::f32;   ///< IEEE binary32
+template <> inline constexpr DType dtype_of<double> = DType::f64;  ///< IEEE binary64
+template <> inline constexpr DType dtype_of<f16> = DType::f16;     ///< IEEE binary16
+template <> inline constexpr DType dtype_of<bf16> = DType::bf16;   ///< bfloat16
 template <> inline constexpr DType dtype_of<std::int8_t> = DType::i8;
 template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;

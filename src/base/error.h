@@ -7,6 +7,7 @@
 
 #include "tessera/base/export.h"
 
+/// Devices, memory, streams, errors and the environment, which all other layers use.
 namespace tessera::base {
 
 /// The base class. what() is one line that states the problem, with the values, and the remedy.

@@ -13,32 +13,34 @@ namespace tessera::base {
 class TESSERA_API UniqueFd {
  public:
   UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept;
-  UniqueFd& operator=(UniqueFd&& other) noexcept;
+  explicit UniqueFd(int fd) : fd_(fd) {}           ///< becomes the owner of `fd`; negative: owns nothing
+  UniqueFd(UniqueFd&& other) noexcept;             ///< leaves `other` empty
+  UniqueFd& operator=(UniqueFd&& other) noexcept;  ///< closes the current descriptor and leaves `other` empty
   ~UniqueFd() { reset(); }
-  void reset() noexcept;
-  int release() noexcept;
-  int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
+  void reset() noexcept;                    ///< closes the descriptor, if any
+  int release() noexcept;                   ///< returns the descriptor, which the caller then closes; -1 if empty
+  int get() const noexcept { return fd_; }  ///< still owned by this object; -1 if empty
+  explicit operator bool() const noexcept { return fd_ >= 0; }  ///< true if it owns a descriptor
 
  private:
   int fd_ = -1;
 };
 
+/// The result of open_regular().
 struct OpenedFile {
-  UniqueFd fd;
-  std::uint64_t bytes = 0;
-  int code = 0;         ///< errno if it can't be opened; 0 if it is not a regular file
-  std::string problem;  ///< "No such file or directory", "not a regular file"; "" if it is open
+  UniqueFd fd;              ///< empty if the file isn't open
+  std::uint64_t bytes = 0;  ///< size of the file when it was opened
+  int code = 0;             ///< errno if it can't be opened; 0 if it is not a regular file
+  std::string problem;      ///< "No such file or directory", "not a regular file"; "" if it is open
 };
 
 /// Opens a regular file for reading. A FIFO doesn't block: FIFOs, folders, devices and sockets are reported as a
 /// problem. `flags` are added to O_RDONLY, O_CLOEXEC and O_NONBLOCK for open(). Doesn't throw.
 TESSERA_API OpenedFile open_regular(const std::string& path, int flags = 0);
 
+/// The result of read_regular().
 struct FileText {
-  std::string text;
+  std::string text;     ///< incomplete if `problem` isn't empty
   std::string problem;  ///< as above; "" if `text` is the whole file
 };
 

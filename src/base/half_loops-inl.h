@@ -12,10 +12,13 @@
 
 namespace tessera::base {
 
+/// The value as f32, without change.
 TESSERA_HALF_INLINE float widen(float x) { return x; }
 
+/// The value as f32; exact.
 TESSERA_HALF_INLINE float widen(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
 
+/// The value as f32; exact.
 TESSERA_HALF_INLINE float widen(f16 x) {
   const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
   // The exponent's bias differs by 112; the product renormalizes subnormals exactly.
@@ -28,11 +31,13 @@ TESSERA_HALF_INLINE float widen(f16 x) {
 template <class T>
 T narrow(float value) = delete;
 
+/// The value itself.
 template <>
 TESSERA_HALF_INLINE float narrow<float>(float value) {
   return value;
 }
 
+/// As bf16::from_float().
 template <>
 TESSERA_HALF_INLINE bf16 narrow<bf16>(float value) {
   const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
@@ -41,6 +46,7 @@ TESSERA_HALF_INLINE bf16 narrow<bf16>(float value) {
   return bf16::of_bits(static_cast<std::uint16_t>((x & 0x7fffffffu) > 0x7f800000u ? nan : rounded));
 }
 
+/// As f16::from_float().
 template <>
 TESSERA_HALF_INLINE f16 narrow<f16>(float value) {
   const std::uint32_t x = std::bit_cast<std::uint32_t>(value);

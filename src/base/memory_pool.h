@@ -18,16 +18,18 @@ class TESSERA_API Buffer {
  public:
   using Release = std::function<void(void* data, std::size_t bytes)>;  ///< must not throw
   Buffer() = default;
+  /// Becomes the owner of `data`; the destructor calls `release`, which may be null.
   Buffer(void* data, std::size_t bytes, Release release) : data_(data), bytes_(bytes), release_(std::move(release)) {}
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(Buffer&& other) noexcept;             ///< leaves `other` empty
+  Buffer& operator=(Buffer&& other) noexcept;  ///< releases the current bytes and leaves `other` empty
   ~Buffer() { reset(); }
-  void reset() noexcept;
+  void reset() noexcept;  ///< releases the bytes, if any; the buffer is then empty
 
-  void* data() const noexcept { return data_; }
+  void* data() const noexcept { return data_; }  ///< owned by this buffer; null if empty
+  /// The address `offset` bytes after data().
   std::byte* bytes_at(std::size_t offset) const noexcept { return static_cast<std::byte*>(data_) + offset; }
-  std::size_t bytes() const noexcept { return bytes_; }
-  explicit operator bool() const noexcept { return data_ != nullptr; }
+  std::size_t bytes() const noexcept { return bytes_; }                 ///< as requested, without a pool's rounding
+  explicit operator bool() const noexcept { return data_ != nullptr; }  ///< true unless empty
 
  private:
   void* data_ = nullptr;
@@ -37,6 +39,7 @@ class TESSERA_API Buffer {
 
 class DeviceRuntime;
 
+/// Settings of a MemoryPool.
 struct MemoryPoolOptions {
   std::size_t pooled_from = 256 * 1024;       ///< smaller requests use the C library
   double slack = 0.02;                        ///< idle memory to keep, as a fraction of the highest live total ...
@@ -70,8 +73,8 @@ class TESSERA_API MemoryPool {
   /// Exchanges the two pools for later requests; existing buffers return to their own pool. Not thread-safe.
   void swap(MemoryPool& other) noexcept { impl_.swap(other.impl_); }
 
-  MemoryTracker& memory_tracker() const noexcept;
-  std::shared_ptr<MemoryTracker> shared_memory_tracker() const noexcept;
+  MemoryTracker& memory_tracker() const noexcept;                         ///< counts this pool's buffers
+  std::shared_ptr<MemoryTracker> shared_memory_tracker() const noexcept;  ///< shares ownership of memory_tracker()
 
  private:
   class Impl;

@@ -13,39 +13,45 @@ namespace tessera::base {
 
 /// The purpose of memory. Reports and JSON use these names.
 enum class MemoryCategory : std::uint8_t {
-  parameter,
-  gradient,
-  optimizer,
-  activation,
-  unsharded_parameter,
-  unsharded_gradient,
-  communication,
-  other,
-  offloaded,  ///< shards in host memory that belong on a device: a different memory, excluded from totals
+  parameter,            ///< parameters at rest
+  gradient,             ///< kept gradients
+  optimizer,            ///< optimizer state and master weights
+  activation,           ///< activations, and other tensors of a forward or backward
+  unsharded_parameter,  ///< leases of gathered parameters
+  unsharded_gradient,   ///< leases of full gradients
+  communication,        ///< buffers of collectives
+  other,                ///< module buffers, tables, scratch memory
+  offloaded,            ///< shards in host memory that belong on a device: a different memory, excluded from totals
 };
+/// Number of memory categories.
 inline constexpr std::size_t kMemoryUses = 9;
+/// The category's name in reports and JSON: "parameter".
 TESSERA_API std::string_view name_of(MemoryCategory use);
 
 /// Tracks one rank's memory. Thread-safe. All values are bytes.
 class TESSERA_API MemoryTracker {
  public:
+  /// The tracker's values at one time. Arrays are indexed by MemoryCategory.
   struct Snapshot {
-    std::array<std::uint64_t, kMemoryUses> now{};
+    std::array<std::uint64_t, kMemoryUses> now{};   ///< live bytes of each category
     std::array<std::uint64_t, kMemoryUses> peak{};  ///< peak of each category by itself
-    std::uint64_t total_now = 0;
-    std::uint64_t total_peak = 0;  ///< highest sum at one instant
-    std::uint64_t reserved = 0;    ///< highest held minus total_peak: the pools' worst overhead
+    std::uint64_t total_now = 0;                    ///< live bytes of all categories but `offloaded`
+    std::uint64_t total_peak = 0;                   ///< highest sum at one instant
+    std::uint64_t reserved = 0;                     ///< highest held minus total_peak: the pools' worst overhead
+    /// Highest live bytes of the category.
     std::uint64_t peak_of(MemoryCategory use) const { return peak[static_cast<std::size_t>(use)]; }
+    /// Live bytes of the category.
     std::uint64_t now_of(MemoryCategory use) const { return now[static_cast<std::size_t>(use)]; }
   };
 
-  void add(MemoryCategory use, std::size_t bytes) noexcept;
+  void add(MemoryCategory use, std::size_t bytes) noexcept;  ///< counts bytes that become live
+  /// Counts bytes that are no longer live; must match an earlier add().
   void remove(MemoryCategory use, std::size_t bytes) noexcept;
 
   /// Reports a change of the bytes that a pool holds beyond its live ones (idle blocks, rounding).
   void hold(std::int64_t change) noexcept;
 
-  Snapshot snapshot() const noexcept;
+  Snapshot snapshot() const noexcept;  ///< a copy of the values; not atomic if other threads change them meanwhile
   /// Resets the peaks to the bytes live now.
   void reset_peaks() noexcept;
 
@@ -64,14 +70,16 @@ class TESSERA_API MemoryTracker {
 class TESSERA_API TrackedBytes {
  public:
   TrackedBytes() = default;
+  /// Adds the bytes to the tracker.
   TrackedBytes(MemoryTracker& memory_tracker, MemoryCategory use, std::size_t bytes)
       : memory_tracker_(&memory_tracker), use_(use), bytes_(bytes) {
     memory_tracker.add(use, bytes);
   }
-  TrackedBytes(TrackedBytes&& other) noexcept;
+  TrackedBytes(TrackedBytes&& other) noexcept;  ///< leaves `other` without bytes
+  /// Removes the current bytes from their tracker; leaves `other` without bytes.
   TrackedBytes& operator=(TrackedBytes&& other) noexcept;
   ~TrackedBytes() { reset(); }
-  void reset() noexcept;
+  void reset() noexcept;  ///< removes the bytes from the tracker, once
 
  private:
   MemoryTracker* memory_tracker_ = nullptr;

@@ -20,21 +20,24 @@ namespace tessera::base {
 /// the stream may use it; a device's events may be used by any thread.
 class TESSERA_API Event {
  public:
+  /// A stream's implementation of its events, shared by their handles.
   class State {
    public:
     virtual ~State();
-    virtual bool done() const = 0;
+    virtual bool done() const = 0;       ///< true once the event is reached; never blocks
     virtual void wait() = 0;             ///< the host waits; rethrows what the stream's work threw
     virtual std::int64_t time_ns() = 0;  ///< when the event was reached, on the stream's clock; waits for it
   };
   Event() = default;
-  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  bool done() const { return state_ == nullptr || state_->done(); }
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}  ///< null: an event that is always reached
+  bool done() const { return state_ == nullptr || state_->done(); }  ///< true once the event is reached; never blocks
+  /// The host waits until the event is reached. Rethrows what the stream's work threw.
   void wait() const {
     if (state_ != nullptr) state_->wait();
   }
+  /// When it was reached, in ns of the stream's clock; waits for it. 0 for a default-constructed event.
   std::int64_t time_ns() const { return state_ == nullptr ? 0 : state_->time_ns(); }
-  const std::shared_ptr<State>& state() const { return state_; }
+  const std::shared_ptr<State>& state() const { return state_; }  ///< null for a default-constructed event
 
  private:
   std::shared_ptr<State> state_;
@@ -47,7 +50,7 @@ class TESSERA_API Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  Device device() const { return device_; }
+  Device device() const { return device_; }  ///< the device whose work it orders
   /// True if run() finishes the work before it returns.
   bool immediate() const { return immediate_; }
 
@@ -67,22 +70,25 @@ class TESSERA_API Stream {
     if (!immediate_) enqueue([thing = std::move(thing)] {});
   }
 
-  virtual Event record() = 0;
+  virtual Event record() = 0;  ///< an event that is reached when everything appended so far has run
   /// Work appended from here on runs after `event`.
   virtual void wait(const Event& event) = 0;
   /// The host waits until everything appended so far has run.
   void synchronize() { record().wait(); }
 
  protected:
+  /// `immediate`: run() executes its argument itself and never calls enqueue().
   Stream(Device device, bool immediate) : device_(device), immediate_(immediate) {}
-  virtual void enqueue(std::function<void()> work) = 0;
+  virtual void enqueue(std::function<void()> work) = 0;  ///< appends `work`, which is executed once, in order
 
  private:
   const Device device_;
   const bool immediate_;
 };
 
+/// A host stream whose run() executes its argument at once.
 TESSERA_API std::unique_ptr<Stream> make_immediate_stream();
+/// A host stream that executes its work only when an event or the stream is waited for.
 TESSERA_API std::unique_ptr<Stream> make_lazy_stream();
 
 /// Nanoseconds of the steady clock, which is the clock of host streams.

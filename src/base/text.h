@@ -8,7 +8,7 @@
 
 namespace tessera::base {
 
-/// Makes text safe for a terminal and a single line: control characters and invalid UTF-8 become \xNN.
+/// Makes text safe for a terminal and a single line: control characters and invalid UTF-8 become `\xNN`.
 TESSERA_API std::string printable(std::string_view text);
 
 }  // namespace tessera::base

@@ -15,26 +15,29 @@
 
 namespace tessera::base {
 
+/// The engine's actions, which the trace records.
 enum class TraceEventKind : std::uint8_t {
-  unshard_issue,
-  unshard_wait,
-  forward,
-  backward,
-  reshard,
-  reduce_issue,
-  reduce_wait,
-  optimizer_step,
+  unshard_issue,   ///< a gather is submitted
+  unshard_wait,    ///< compute waits for a gather
+  forward,         ///< computes a unit, recomputation included
+  backward,        ///< computes the gradients of a unit
+  reshard,         ///< the full parameters are released
+  reduce_issue,    ///< a gradient reduction is submitted
+  reduce_wait,     ///< compute waits for a gradient reduction
+  optimizer_step,  ///< updates the parameters of a unit
 };
+/// "unshard_issue", ...: the names of the JSON.
 TESSERA_API std::string_view name_of(TraceEventKind kind);
 
+/// One action of one rank on one unit.
 struct TraceEvent {
-  TraceEventKind kind = TraceEventKind::forward;
-  std::string unit;
-  int rank = 0;
-  std::uint64_t bytes = 0;
+  TraceEventKind kind = TraceEventKind::forward;  ///< selects the row of the trace, too
+  std::string unit;                               ///< name of the unit that the action concerns
+  int rank = 0;                                   ///< global rank
+  std::uint64_t bytes = 0;    ///< as passed to begin() or mark(): what the engine transfers or updates
   std::int64_t start_ns = 0;  ///< on the stream's clock
-  std::int64_t end_ns = 0;
-  std::int64_t duration_ns() const { return end_ns - start_ns; }
+  std::int64_t end_ns = 0;    ///< on the same clock; equal to start_ns for a mark
+  std::int64_t duration_ns() const { return end_ns - start_ns; }  ///< time from start to end
 };
 
 class DeviceRuntime;
@@ -53,8 +56,9 @@ class TESSERA_API TraceRecorder {
   void set_recording(bool recording) { recording_ = recording; }
 
   using Span = std::size_t;  ///< identifies a begun event until it ends
+  /// Begins an event at the current end of `stream`. Returns a value that end() ignores while recording is off.
   Span begin(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
-  void end(Span span, Stream& stream);
+  void end(Span span, Stream& stream);  ///< ends the event at the current end of `stream`
   /// An event without duration.
   void mark(TraceEventKind kind, std::string_view unit, std::uint64_t bytes, Stream& stream);
 

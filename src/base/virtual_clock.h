@@ -15,18 +15,20 @@ namespace tessera::base {
 /// The clock of a simulated machine. Used by one thread. Streams and events share its state and may outlive it.
 class TESSERA_API VirtualClock {
  public:
+  /// What a simulated machine executes concurrently.
   enum class Machine : std::uint8_t {
     host,    ///< host streams: work runs one after the other, as on immediate streams
     device,  ///< each stream progresses independently, and the host, which only issues, takes no time
   };
-  explicit VirtualClock(Machine machine);
+  explicit VirtualClock(Machine machine);  ///< starts at time 0
   ~VirtualClock();
   VirtualClock(const VirtualClock&) = delete;
   VirtualClock& operator=(const VirtualClock&) = delete;
 
+  /// An immediate stream on this clock that claims to belong to `device`.
   std::unique_ptr<Stream> make_stream(Device device = {});
 
-  bool made(const Stream& stream) const;
+  bool made(const Stream& stream) const;  ///< true if this clock's make_stream() created the stream
 
   /// Adds `ns` to the stream's time. Throws InvalidUsage for another clock's stream; so does time_of().
   void advance(Stream& stream, std::int64_t ns);

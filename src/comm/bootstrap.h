@@ -38,8 +38,8 @@ class TESSERA_API ControlChannel {
   /// per sender and receiver. A message is lost if the route (possibly through rank 0) is broken, or if megabytes are
   /// queued for a receiver that doesn't read. Bytes beyond kLongestMessage are cut off.
   virtual void tell(int to, std::string_view message) noexcept = 0;
-  static constexpr int kAll = -1;
-  static constexpr std::size_t kLongestMessage = 65'000;
+  static constexpr int kAll = -1;                         ///< receiver of tell(): all other ranks
+  static constexpr std::size_t kLongestMessage = 65'000;  ///< in bytes
 };
 
 /// Connects the ranks of a world during setup and provides its control channels afterwards. The exchanges are
@@ -47,11 +47,11 @@ class TESSERA_API ControlChannel {
 /// ranks), PeerLost and SystemError.
 class TESSERA_API Bootstrap {
  public:
-  using Token = std::array<std::uint8_t, 32>;
+  using Token = std::array<std::uint8_t, 32>;  ///< 32 secret bytes, which authenticate connections between the ranks
 
   virtual ~Bootstrap();
-  virtual int rank() const noexcept = 0;
-  virtual int size() const noexcept = 0;
+  virtual int rank() const noexcept = 0;  ///< of this process or thread in the world, from 0
+  virtual int size() const noexcept = 0;  ///< number of ranks in the world
 
   /// True if the ranks are threads of this process, which exchange shared objects as pointers.
   virtual bool in_process() const noexcept = 0;

@@ -24,20 +24,22 @@ namespace tessera::comm {
 
 /// One operation as a backend receives it: validated, numbered, with a fixed deadline.
 struct OpDesc {
-  OpKind kind = OpKind::barrier;
-  ConstView in = {};
-  View out = {};
-  ReduceOp op = {};  ///< avg's divisor is filled in
-  int root = 0;      ///< of rooted collectives; the peer of send and recv
+  OpKind kind = OpKind::barrier;  ///< the operation; a _v form has the kind of the form without
+  ConstView in = {};              ///< what this rank contributes; empty where it contributes nothing
+  View out = {};                  ///< where this rank's result goes; empty where it gets none
+  ReduceOp op = {};               ///< avg's divisor is filled in
+  int root = 0;                   ///< of rooted collectives; the peer of send and recv
   /// For the _v forms: elements per rank. `in_counts` describes the parts of `in`, `out_counts` those of `out`; empty
   /// for equal parts. Valid only during the call.
   std::span<const std::size_t> in_counts = {};
-  std::span<const std::size_t> out_counts = {};
-  std::chrono::milliseconds timeout{};
-  std::string_view label = {};
+  std::span<const std::size_t> out_counts = {};  ///< as in_counts
+  std::chrono::milliseconds timeout{};           ///< from issue to completion
+  std::string_view label = {};                   ///< OpOptions::label
 };
 
+/// Settings that a communicator passes on to those split from it.
 struct CommunicatorOptions {
+  /// Default of OpOptions::timeout; each operation must complete within it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   std::shared_ptr<Logger> logger;                 ///< null: no logging
   std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: creates one
@@ -62,9 +64,11 @@ class TESSERA_API Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
+  int rank() const noexcept { return rank_; }  ///< of this process or thread in this communicator, from 0
+  int size() const noexcept { return size_; }  ///< number of ranks
+  /// Name of the backend: "tcp"; valid while the communicator lives.
   std::string_view backend() const noexcept { return capabilities().backend; }
+  /// The same on every rank; valid while the communicator lives.
   virtual const Capabilities& capabilities() const noexcept = 0;
 
   /// out[i] = op over ranks of in[i]; in.count == out.count. In place: in == out.
@@ -87,9 +91,12 @@ class TESSERA_API Communicator {
   /// The same with parts of different lengths, concatenated in rank order. `counts` has size() entries, the elements of
   /// each rank's part. It is the same on every rank and is not read after the call returns.
   Work all_gather_v(ConstView in, View out, std::span<const std::size_t> counts, OpOptions options = {});
+  /// As reduce_scatter(), with parts of `counts` elements.
   Work reduce_scatter_v(ConstView in, View out, std::span<const std::size_t> counts, ReduceOp op,
                         OpOptions options = {});
+  /// As gather(), with parts of `counts` elements.
   Work gather_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
+  /// As scatter(), with parts of `counts` elements.
   Work scatter_v(ConstView in, View out, std::span<const std::size_t> counts, int root, OpOptions options = {});
   /// Sends `in_counts[r]` elements to rank r and receives `out_counts[r]` from it; rank a's in_counts[b] is rank b's
   /// out_counts[a].
@@ -99,7 +106,7 @@ class TESSERA_API Communicator {
   /// Sends to, or receives from, one peer other than this rank. Messages between two ranks arrive in the order they
   /// were sent; counts and dtypes of the two sides must agree. Neither waits for collectives or other peers.
   Work send(ConstView data, int peer, OpOptions options = {});
-  Work recv(View data, int peer, OpOptions options = {});
+  Work recv(View data, int peer, OpOptions options = {});  ///< the counterpart of send(); `data` is written
   /// Sends and receives that progress together. Done when all are done.
   Work batch(std::span<const P2POp> parts, OpOptions options = {});
 
@@ -126,16 +133,20 @@ class TESSERA_API Communicator {
   /// The algorithm of the last operation called, in the spelling of TESSERA_ALGO: "direct". "" before the first call.
   std::string_view last_algorithm() const noexcept;
 
-  const std::shared_ptr<Logger>& logger() const noexcept { return options_.logger; }
+  const std::shared_ptr<Logger>& logger() const noexcept { return options_.logger; }  ///< null: no logging
+  /// Counts the memory of allocate().
   const std::shared_ptr<MemoryTracker>& memory_tracker() const noexcept { return options_.memory_tracker; }
+  /// The default timeout of operations.
   std::chrono::milliseconds timeout() const noexcept { return options_.timeout; }
 
  protected:
+  /// Called by a backend. `rank` and `size` never change.
   Communicator(int rank, int size, CommunicatorOptions options);
-  const CommunicatorOptions& options() const noexcept { return options_; }
+  const CommunicatorOptions& options() const noexcept { return options_; }  ///< as given to the constructor
 
   /// For a decorator around a communicator of the same ranks: passes on calls that were already validated.
   static Work forward_to(Communicator& inner, const OpDesc& call);
+  /// As above, for the parts of a batch.
   static Work forward_to(Communicator& inner, std::span<const OpDesc> parts);
 
  private:

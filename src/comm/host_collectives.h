@@ -26,9 +26,9 @@ class TESSERA_API HostCollectives {
   HostCollectives(Communicator& communicator, base::DeviceRuntime& device)
       : communicator_(communicator), device_(device) {}
 
-  Communicator& communicator() { return communicator_; }
-  int rank() const { return communicator_.rank(); }
-  int size() const { return communicator_.size(); }
+  Communicator& communicator() { return communicator_; }  ///< the communicator given to the constructor
+  int rank() const { return communicator_.rank(); }       ///< the communicator's
+  int size() const { return communicator_.size(); }       ///< the communicator's
 
   /// Runs the collective. `in` and `out` are host memory; `run` may receive copies of them in device memory.
   void exchange(ConstView in, View out, const Exchange& run);
@@ -41,6 +41,7 @@ class TESSERA_API HostCollectives {
   class TESSERA_API AsyncCollective;
   /// As exchange(), without blocking: `in` and `out` must stay valid until it is done.
   std::unique_ptr<AsyncCollective> begin(ConstView in, View out, const Exchange& run);
+  /// As begin(), always with copies in device memory.
   std::unique_ptr<AsyncCollective> begin_through_device(ConstView in, View out, const Exchange& run);
 
   /// In place.
@@ -80,6 +81,7 @@ class TESSERA_API HostCollectives {
   std::vector<std::unique_ptr<StagingBuffer>> rooms_;  // kept, since allocating device memory synchronizes the device
 };
 
+/// See HostCollectives::begin(). Used by the thread of its HostCollectives.
 class HostCollectives::AsyncCollective {
  public:
   ~AsyncCollective();

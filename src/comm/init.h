@@ -26,9 +26,9 @@ struct InitOptions {
   std::optional<bool> deterministic;                 ///< TESSERA_DETERMINISTIC
   std::optional<bool> check;                         ///< TESSERA_CHECK
   std::optional<std::string> algorithms;             ///< TESSERA_ALGO
-  std::shared_ptr<Logger> logger;
-  std::shared_ptr<MemoryTracker> memory_tracker;
-  bool progress_thread = true;
+  std::shared_ptr<Logger> logger;                    ///< null: no logging
+  std::shared_ptr<MemoryTracker> memory_tracker;     ///< null: creates one
+  bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
   /// With a device, communicators also support its memory, staged through host memory if the backend doesn't support it
   /// (staging.h). Null: only host memory and what the backend supports. Ranks that are threads share the device.
   std::shared_ptr<DeviceRuntime> device;

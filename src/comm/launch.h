@@ -12,15 +12,16 @@
 
 namespace tessera::comm {
 
+/// The identity of a rank in its job, as a launcher assigned it. Default: a world of one.
 struct Launch {
   std::string launcher = "none";  ///< "tessera", "torchrun", "openmpi", "pmi", "slurm"; "none": a world of one
-  int rank = 0;
-  int size = 1;
-  int local_rank = 0;  ///< on this host; never used as proof that other ranks are on this host
-  int local_size = 1;
-  std::string job;            ///< identifies this run: common to its ranks and unique among the user's runs
-  bool job_is_local = false;  ///< ranks on other hosts have another `job`, since the launcher names none
-  std::uint64_t restart = 0;  ///< how often the launcher has restarted this run; also part of `job`
+  int rank = 0;                   ///< global rank, below `size`
+  int size = 1;                   ///< number of ranks in the job
+  int local_rank = 0;             ///< on this host; never used as proof that other ranks are on this host
+  int local_size = 1;             ///< number of the job's ranks on this host; `size` if the launcher doesn't provide it
+  std::string job;                ///< identifies this run: common to its ranks and unique among the user's runs
+  bool job_is_local = false;      ///< ranks on other hosts have another `job`, since the launcher names none
+  std::uint64_t restart = 0;      ///< how often the launcher has restarted this run; also part of `job`
   /// Counts the worlds that these processes create in succession. A rank that has finished one world and starts the
   /// next must not connect to the previous one, where other ranks still work. Launchers don't provide it; the program
   /// counts.

@@ -15,21 +15,22 @@ namespace tessera::comm {
 
 /// The header of every active message. All ranks of a world have the same architecture.
 struct AmHeader {
+  /// The type of an active message, which gives `slot` and the payload their meaning.
   enum class Kind : std::uint32_t {
-    content,   ///< eager message; its payload follows
-    announce,  ///< RTS: a large message of `bytes` waits for its CTS
-    ask,       ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
+    content,    ///< eager message; its payload follows
+    announce,   ///< RTS: a large message of `bytes` waits for its CTS
+    ask,        ///< CTS: the receive of `bytes` has started; send them as bulk number `slot`
     withdraw,   ///< cancels the CTS of that slot, since its receive was cancelled
     withdrawn,  ///< reply to it unless the bulk transfer had started: the slot receives nothing
     offer,      ///< of CmaLink: the location of that slot's data; a CmaAddress follows
     taken       ///< FIN, the reply to an offer: the data was read
   };
-  Kind kind = Kind::content;
-  std::int32_t from = 0;  ///< rank
-  MessageTag tag;
-  std::uint32_t world = 0;  ///< number of the world; messages of an earlier world are dropped
-  std::uint64_t bytes = 0;  ///< of the message
-  std::uint64_t slot = 0;
+  Kind kind = Kind::content;  ///< selects the meaning of the other fields
+  std::int32_t from = 0;      ///< rank
+  MessageTag tag;             ///< of the message that this active message belongs to
+  std::uint32_t world = 0;    ///< number of the world; messages of an earlier world are dropped
+  std::uint64_t bytes = 0;    ///< of the message
+  std::uint64_t slot = 0;     ///< number of the bulk transfer; 0 for content and announce
 };
 static_assert(sizeof(AmHeader) == 40);
 
@@ -37,12 +38,15 @@ static_assert(sizeof(AmHeader) == 40);
 /// Link.
 class TESSERA_API LinkEvents {
  public:
+  /// An active message arrived. `payload` is valid during the call.
   virtual void note_arrived(const AmHeader& header, std::span<const std::byte> payload) noexcept = 0;
   /// The memory is no longer in use, and all bytes have moved.
   virtual void bulk_done(Message& message) noexcept = 0;
   /// The bulk transfer failed; the link no longer refers to the message.
   virtual void bulk_failed(Message& message, const std::string& why) noexcept = 0;
+  /// Nothing more can be exchanged with `peer`.
   virtual void peer_lost(int peer, const std::string& why) noexcept = 0;
+  /// The link can no longer be used.
   virtual void link_failed(const std::string& why) noexcept = 0;
 
  protected:
@@ -52,16 +56,19 @@ class TESSERA_API LinkEvents {
 /// The number of a world, carried by its active messages.
 TESSERA_API std::uint32_t world_number(const Bootstrap& bootstrap);
 
+/// The interface of a message library to all ranks of a world. Used under the engine's lock.
 class TESSERA_API Link {
  public:
+  /// Whether a cancelled bulk transfer had moved.
   enum class CancelResult {
     before,  ///< nothing had moved; a peer may still send to the slot
     after,   ///< it has moved completely
     never    ///< the link may access its memory as long as the link lives
   };
 
+  /// How a link ends.
   enum class CloseMode {
-    orderly,
+    orderly,        ///< no message was cancelled
     with_failures,  ///< messages were cancelled, but everything else that was sent arrives
     broken          ///< waits for nothing
   };
@@ -77,11 +84,14 @@ class TESSERA_API Link {
   /// Moves Message::data to or from Message::peer. A send matches a receive by (sender, receiver, slot); their sizes
   /// are equal. The link may use Message::handle.
   virtual void send_bulk(Message& message, std::uint64_t slot) noexcept = 0;
+  /// The counterpart of send_bulk(): writes Message::data.
   virtual void receive_bulk(Message& message, std::uint64_t slot) noexcept = 0;
   /// Ends an incomplete bulk transfer within about a second. bulk_done() is then not called for it, but may be called
   /// for others.
   virtual CancelResult cancel_bulk(Message& message) noexcept = 0;
+  /// As Pollable::poll(); calls the LinkEvents.
   virtual bool poll(bool with_health_check) noexcept = 0;
+  /// As Transport::waiter(). Valid while the link lives.
   virtual ProgressWaiter& waiter() noexcept = 0;
   /// Native collectives, which poll() progresses. Null if there are none.
   virtual NativeCollectives* native() noexcept { return nullptr; }

@@ -14,6 +14,7 @@
 
 namespace tessera::comm {
 
+/// The name of the algorithm in TESSERA_ALGO and last_algorithm().
 inline constexpr std::string_view kNativeAlgorithm = "native";
 
 /// The collectives that such a library may implement: all of them.
@@ -42,21 +43,21 @@ class TESSERA_API NativeOwner {
 
 /// One operation in flight. Its owner keeps it in place until native_done() or give_up().
 struct NativeRequest {
-  OpKind kind = OpKind::barrier;
-  DType dtype = DType::f32;
+  OpKind kind = OpKind::barrier;                ///< one of native_kinds()
+  DType dtype = DType::f32;                     ///< of `in` and `out`
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;  ///< sum, prod, min or max
   std::size_t count = 0;                        ///< elements of one rank's part, or of everything if there are no parts
-  int root = 0;
-  const std::byte* in = nullptr;  ///< if the operation reads it on this rank
+  int root = 0;                                 ///< rank of the root in rooted collectives
+  const std::byte* in = nullptr;                ///< if the operation reads it on this rank
   /// If the operation writes it on this rank; overlaps `in` only as the operation documents (in place).
   std::byte* out = nullptr;
-  NativeCommunicator* group = nullptr;
+  NativeCommunicator* group = nullptr;  ///< on which the operation runs; outlives the request
   /// If not null, the request is not an operation: it creates another group of the same ranks and stores it here, or
   /// null if the library has no more groups, perhaps not on all ranks.
   std::unique_ptr<NativeCommunicator>* copy = nullptr;
-  NativeOwner* owner = nullptr;
-  std::uint32_t index = 0;    ///< for the owner
-  std::uint32_t pending = 0;  ///< for the library
+  NativeOwner* owner = nullptr;  ///< notified of the completion
+  std::uint32_t index = 0;       ///< for the owner
+  std::uint32_t pending = 0;     ///< for the library
 };
 
 /// Provided by a transport. All ranks start the operations of a group in the same order; different groups are
@@ -67,6 +68,7 @@ class TESSERA_API NativeCollectives {
   virtual std::unique_ptr<NativeCommunicator> whole_world() = 0;
   /// Whether the library is known to be faster than the project's schedules. The same result on all ranks.
   virtual bool prefers(const CollectiveSpec& problem) const noexcept = 0;
+  /// Starts the request. Its owner is notified from within a later Transport::poll().
   virtual void start(NativeRequest& collective) noexcept = 0;
   /// After return, the operation's memory is no longer accessed. This may make the whole transport fail, since the
   /// library may be unable to cancel an operation.

@@ -28,8 +28,8 @@ namespace tessera::comm {
 /// because both sides use one C++ library and the same exception types, as the ABI string verifies, and because the
 /// code of the module's own exceptions stays loaded.
 struct PluginCommunicator {
-  std::unique_ptr<Communicator> communicator;
-  std::exception_ptr error;
+  std::unique_ptr<Communicator> communicator;  ///< null if `error` is set
+  std::exception_ptr error;                    ///< the exception that create() threw; null on success
 };
 
 }  // namespace tessera::comm
@@ -38,18 +38,20 @@ extern "C" {
 
 /// The library reads `abi` and `size` first; unless they equal its own, it reads nothing else.
 struct tessera_plugin {
-  const char* abi;   ///< TESSERA_PLUGIN_ABI
-  std::size_t size;  ///< of this struct
-  std::string_view name;
-  std::string_view devices;
-  std::string (*probe)() noexcept;
+  const char* abi;                  ///< TESSERA_PLUGIN_ABI
+  std::size_t size;                 ///< of this struct
+  std::string_view name;            ///< Backend::name
+  std::string_view devices;         ///< Backend::devices
+  std::string (*probe)() noexcept;  ///< Backend::probe; an exception becomes its text
+  /// As Backend::create, without exceptions.
   tessera::comm::PluginCommunicator (*create)(std::shared_ptr<tessera::comm::Bootstrap>,
                                               const tessera::comm::BackendOptions&) noexcept;
-  std::span<const tessera::base::EnvVariable> variables;
-  bool deterministic;  ///< Backend::deterministic
-  std::span<const std::string_view> launch_prefix;
+  std::span<const tessera::base::EnvVariable> variables;  ///< Backend::variables
+  bool deterministic;                                     ///< Backend::deterministic
+  std::span<const std::string_view> launch_prefix;        ///< Backend::launch_prefix
 };
 
+/// The type of tessera_plugin_entry(). The struct that it returns is never freed.
 using tessera_plugin_entry_function = const tessera_plugin*();
 }
 

@@ -17,18 +17,21 @@ namespace tessera::comm {
 
 class Bootstrap;
 
+/// What init() passes to Backend::create.
 struct BackendOptions {
-  CommunicatorOptions communicator;
-  bool deterministic = true;
-  std::string algorithms;  ///< in the grammar of TESSERA_ALGO; "": the backend chooses
-  bool check = false;      ///< checked mode (TESSERA_CHECK): compare the ranks' calls before an operation completes
+  CommunicatorOptions communicator;  ///< of the world communicator
+  bool deterministic = true;         ///< deterministic mode (TESSERA_DETERMINISTIC)
+  std::string algorithms;            ///< in the grammar of TESSERA_ALGO; "": the backend chooses
+  bool check = false;  ///< checked mode (TESSERA_CHECK): compare the ranks' calls before an operation completes
   bool progress_thread = true;  ///< off only in tests: operations then progress only inside calls of their rank
   std::shared_ptr<FirstFailureRecord> first_failure;  ///< of this rank, over this world and others; null: not recorded
   std::vector<int> job_ranks;  ///< global rank of each rank if this world has only some of the job's; else empty
 
+  /// Records a cause in `first_failure`, if there is one. Thread-safe.
   void note_failure(std::string_view cause) const noexcept {
     if (first_failure != nullptr) first_failure->note(cause);
   }
+  /// "" without a failure, or if none is recorded.
   std::string first_failure_cause() const { return first_failure == nullptr ? "" : first_failure->cause(); }
 
   /// The rank number in error messages, which use the job's ranks.
@@ -38,7 +41,7 @@ struct BackendOptions {
 /// One entry of the registry. A backend's folder defines it, and `add_backend(name)` registers it, built into the
 /// library or as a loadable module (plugin.h).
 struct Backend {
-  std::string_view name;
+  std::string_view name;     ///< as in TESSERA_BACKEND
   std::string_view devices;  ///< "cpu", "cuda", ...: for display
   /// Why the backend can't be used on this machine; "" if it can. Must not throw or start anything permanent.
   std::function<std::string()> probe;
@@ -56,16 +59,17 @@ struct Backend {
 
 /// A module's EnvVariable with owned text, since the module may not be loaded in this process.
 struct ModuleVariable {
-  std::string name;
-  std::string default_value;
-  std::string help;
+  std::string name;           ///< EnvVariable::name
+  std::string default_value;  ///< EnvVariable::default_value
+  std::string help;           ///< EnvVariable::help
 };
 
+/// A backend as list_backends() reports it.
 struct BackendState {
-  std::string name;
-  bool available = false;
-  std::string reason;  ///< why it can't be used, or ""
-  std::string devices;
+  std::string name;                        ///< as in TESSERA_BACKEND; of a module from its file name
+  bool available = false;                  ///< true if find_backend() would return it
+  std::string reason;                      ///< why it can't be used, or ""
+  std::string devices;                     ///< Backend::devices
   std::vector<std::string> launch_prefix;  ///< as Backend::launch_prefix
   std::vector<ModuleVariable> variables;   ///< of modules; comm::variables() has those of built-in backends
 };

@@ -17,15 +17,20 @@
 
 namespace tessera::comm {
 
-/// `factor` holds 8 bytes: this rank's factor of premul_sum, a double.
-enum class BufferId : std::uint8_t { in, out, scratch, factor };
+/// The memory of a BufferRegion.
+enum class BufferId : std::uint8_t {
+  in,       ///< the call's input
+  out,      ///< the call's output
+  scratch,  ///< the operation's scratch memory
+  factor    ///< 8 bytes: this rank's factor of premul_sum, a double
+};
 
 /// Bytes of the call's buffers or of the operation's scratch memory.
 struct BufferRegion {
-  BufferId place = BufferId::in;
-  std::size_t offset = 0;
-  std::size_t bytes = 0;
-  bool operator==(const BufferRegion&) const = default;
+  BufferId place = BufferId::in;                         ///< buffer of the region
+  std::size_t offset = 0;                                ///< in bytes from the buffer's start
+  std::size_t bytes = 0;                                 ///< length
+  bool operator==(const BufferRegion&) const = default;  ///< by value
 };
 
 /// What a reduce step computes from its sources.
@@ -35,17 +40,19 @@ enum class ReducePhase : std::uint8_t {
   whole,    ///< the complete operation at once: avg divides, premul_sum multiplies by `factors`
 };
 
+/// One step of a schedule: a message, or work on this rank's buffers.
 struct ScheduleStep {
+  /// What a step does.
   enum class Kind : std::uint8_t {
-    send,
-    receive,
-    copy,
-    reduce,
-    native  ///< the whole operation, by the library under the transport (native_collectives.h); at most one
+    send,     ///< sends `from` to `peer`
+    receive,  ///< receives into `to` from `peer`
+    copy,     ///< copies `from` to `to`
+    reduce,   ///< reduces the sources into `to`
+    native    ///< the whole operation, by the library under the transport (native_collectives.h); at most one
   };
-  Kind kind = Kind::copy;
-  ReducePhase arithmetic = ReducePhase::partial;
-  int peer = 0;                    ///< of send and receive
+  Kind kind = Kind::copy;                         ///< selects which of the other fields have a meaning
+  ReducePhase arithmetic = ReducePhase::partial;  ///< of reduce steps
+  int peer = 0;                                   ///< of send and receive
   std::uint32_t number = 0;        ///< send, receive: the message's index between the two ranks in this direction
   BufferRegion from;               ///< read by send, copy and native
   BufferRegion to;                 ///< written by receive, copy, reduce and native
@@ -54,33 +61,34 @@ struct ScheduleStep {
   BufferRegion factors;         ///< premul_sum in phase `whole`: one double per source, in scratch; bytes 0 otherwise
   std::uint32_t waits_for = 0;  ///< number of steps that must be done before
   std::uint32_t first_follower = 0;  ///< index in Schedule::followers of the first step that waits for this one
-  std::uint32_t followers = 0;
+  std::uint32_t followers = 0;       ///< how many steps wait for this one
 };
 
+/// The steps of one rank in one collective. A value: it owns no memory of the call.
 struct Schedule {
-  std::string_view algorithm;       ///< a literal
-  std::vector<ScheduleStep> steps;  ///< each step comes after all those that it waits for
-  std::vector<BufferRegion> sources;
-  std::vector<std::uint32_t> followers;
-  std::size_t scratch_bytes = 0;
+  std::string_view algorithm;            ///< a literal
+  std::vector<ScheduleStep> steps;       ///< each step comes after all those that it waits for
+  std::vector<BufferRegion> sources;     ///< of all reduce steps, one after the other
+  std::vector<std::uint32_t> followers;  ///< indices in `steps`, of all steps, one after the other
+  std::size_t scratch_bytes = 0;         ///< the executor allocates it
 };
 
 /// Everything that determines a schedule.
 struct CollectiveSpec {
-  OpKind kind = OpKind::barrier;
-  DType dtype = DType::f32;
-  ReduceOp::Kind reduce = ReduceOp::Kind::sum;
-  int ranks = 1;
-  int rank = 0;
-  int root = 0;
+  OpKind kind = OpKind::barrier;                ///< the operation; a _v form has the kind of the form without
+  DType dtype = DType::f32;                     ///< of the elements
+  ReduceOp::Kind reduce = ReduceOp::Kind::sum;  ///< for reductions
+  int ranks = 1;                                ///< number of ranks in the communicator
+  int rank = 0;                                 ///< for which the schedule is built
+  int root = 0;                                 ///< of rooted collectives
   /// Elements on a rank that uses both buffers; all_gather: `in` is one part of count / ranks, ...
   std::size_t count = 0;  ///< of the larger buffer
   bool in_place = false;  ///< in the way that the operation documents
   bool ordered = true;    ///< reductions must follow the tree of slices.h bit for bit
   /// For the _v forms: ranks + 1 offsets, in elements, of the parts of `in` and `out`; empty for equal parts.
   std::vector<std::size_t> in_starts;
-  std::vector<std::size_t> out_starts;
-  bool operator==(const CollectiveSpec&) const = default;
+  std::vector<std::size_t> out_starts;                     ///< as in_starts
+  bool operator==(const CollectiveSpec&) const = default;  ///< by value
 };
 
 /// "all_reduce=direct", ...: every algorithm, in the spelling of TESSERA_ALGO. `ordered_only`: those that can follow

@@ -8,9 +8,10 @@
 
 namespace tessera::comm {
 
+/// A contiguous range of elements.
 struct Slice {
-  std::size_t offset = 0;
-  std::size_t count = 0;
+  std::size_t offset = 0;  ///< first element
+  std::size_t count = 0;   ///< number of elements
 };
 
 /// Slice `index` when `count` elements are divided into `parts` contiguous slices. Their lengths differ by at most one,

@@ -11,6 +11,7 @@
 
 namespace tessera::comm {
 
+/// Settings of stage().
 struct StagingOptions {
   /// How many bytes of a call are copied, moved and copied back at once. The same on all ranks.
   std::size_t chunk_bytes = std::size_t{2} << 20;

@@ -20,13 +20,17 @@
 
 namespace tessera::comm {
 
+/// A transport over any link; see the top of this file. Owns its link.
 class TESSERA_API TagMatchingTransport final : public Transport, private LinkEvents {
  public:
+  /// Called once, by the constructor; `events` outlives the link.
   using LinkFactory = std::function<std::unique_ptr<Link>(LinkEvents& events)>;
+  /// `events` outlives the transport. Throws what `make_link` throws.
   TagMatchingTransport(const Bootstrap& bootstrap, TransportEvents& events, const LinkFactory& make_link);
   ~TagMatchingTransport() override;
 
-  void send(Message& message) noexcept override;
+  void send(Message& message) noexcept override;  ///< posts the send; eager messages may complete in the call
+  /// Posts the receive; it may complete in the call if the message is here.
   void receive(Message& message) noexcept override;
   void cancel(Message& message) noexcept override;
   void discard_communicator(std::uint32_t communicator) noexcept override;

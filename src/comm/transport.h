@@ -18,11 +18,12 @@ namespace tessera::comm {
 
 /// Pairs a send with its receive, together with the two ranks. Each value is used once per pair and direction.
 struct MessageTag {
-  std::uint32_t communicator = 0;  ///< at most kMostCommunicators live at once
-  std::uint32_t operation = 0;     ///< counts up; wraps
-  std::uint32_t step = 0;          ///< within the operation, below 2^24
-  auto operator<=>(const MessageTag&) const = default;
+  std::uint32_t communicator = 0;                       ///< at most kMostCommunicators live at once
+  std::uint32_t operation = 0;                          ///< counts up; wraps
+  std::uint32_t step = 0;                               ///< within the operation, below 2^24
+  auto operator<=>(const MessageTag&) const = default;  ///< by communicator, operation, step
 };
+/// Limit of MessageTag::communicator values in use at one time.
 inline constexpr std::uint32_t kMostCommunicators = 4096;
 
 struct Message;
@@ -42,21 +43,21 @@ class TESSERA_API MessageOwner {
 
 /// One message in flight. Its owner keeps it in place until message_done() or cancel().
 struct Message {
-  std::byte* data = nullptr;  ///< send only reads it
-  std::size_t bytes = 0;      ///< 0 is a message too
-  int peer = 0;               ///< rank in the transport's world
-  MessageTag tag;
-  MessageOwner* owner = nullptr;
+  std::byte* data = nullptr;      ///< send only reads it
+  std::size_t bytes = 0;          ///< 0 is a message too
+  int peer = 0;                   ///< rank in the transport's world
+  MessageTag tag;                 ///< of this message; both ranks use the same value
+  MessageOwner* owner = nullptr;  ///< notified of the completion
   std::atomic<std::uint64_t>* sent =
       nullptr;              ///< the transport adds the payload bytes that it actually sends; may be null
   std::uint32_t index = 0;  ///< for the owner
 
   // For the transport, while the message is in flight.
-  Message* next = nullptr;
-  Message* previous = nullptr;
-  std::size_t moved = 0;
-  void* handle = nullptr;
-  std::uint32_t state = 0;
+  Message* next = nullptr;      ///< list link
+  Message* previous = nullptr;  ///< list link
+  std::size_t moved = 0;        ///< size or number, as the transport needs
+  void* handle = nullptr;       ///< of the library below
+  std::uint32_t state = 0;      ///< flags
 };
 
 /// A transport's callbacks to its world. Called under the engine's lock, from within poll(), send() or receive().
@@ -79,7 +80,9 @@ class TESSERA_API TransportEvents {
 /// progress and never blocks. All functions but the constructor run under the engine's lock.
 class TESSERA_API Transport : public Pollable {
  public:
+  /// Starts to send message.data to message.peer. May call message_done() before it returns.
   virtual void send(Message& message) noexcept = 0;
+  /// Starts to receive from message.peer into message.data. May call message_done() before it returns.
   virtual void receive(Message& message) noexcept = 0;
   /// Cancels the message in any state. After return, neither its memory nor the Message is accessed, and message_done()
   /// is not called. A partly sent message is completed from the transport's own memory; a transport that can't

@@ -19,27 +19,30 @@ namespace tessera::comm {
 
 /// `count` elements at `data`, read by the operation. Must stay valid and unchanged until the Work is done.
 struct ConstView {
-  const void* data = nullptr;
-  std::size_t count = 0;
-  DType dtype = DType::f32;
-  Device device = {};
-  std::size_t bytes() const { return count * size_of(dtype); }
+  const void* data = nullptr;                                   ///< first element; may be null if `count` is 0
+  std::size_t count = 0;                                        ///< in elements
+  DType dtype = DType::f32;                                     ///< of the elements
+  Device device = {};                                           ///< to which the memory belongs; default: the host
+  std::size_t bytes() const { return count * size_of(dtype); }  ///< size of all elements
 };
 
 /// The same, written by the operation. The content is undefined until the Work is done, and after a failure.
 struct View {
-  void* data = nullptr;
-  std::size_t count = 0;
-  DType dtype = DType::f32;
-  Device device = {};
-  std::size_t bytes() const { return count * size_of(dtype); }
+  void* data = nullptr;                                         ///< first element; may be null if `count` is 0
+  std::size_t count = 0;                                        ///< in elements
+  DType dtype = DType::f32;                                     ///< of the elements
+  Device device = {};                                           ///< to which the memory belongs; default: the host
+  std::size_t bytes() const { return count * size_of(dtype); }  ///< size of all elements
+  /// The same memory for reading.
   operator ConstView() const { return {data, count, dtype, device}; }  // NOLINT(google-explicit-constructor)
 };
 
+/// Elements in host memory.
 template <class T>
 ConstView view_of(const T* data, std::size_t count) {
   return {data, count, dtype_of<T>, {}};
 }
+/// Elements in host memory.
 template <class T>
 View view_of(T* data, std::size_t count) {
   return {data, count, dtype_of<T>, {}};
@@ -48,22 +51,31 @@ View view_of(T* data, std::size_t count) {
 /// How elements of several ranks are reduced to one. Sums and products of integers wrap; f16 and bf16 are added in f32
 /// and rounded once; minimum and maximum propagate NaN.
 struct ReduceOp {
-  enum class Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
-  Kind kind = Kind::sum;
+  /// The arithmetic of a reduction.
+  enum class Kind : std::uint8_t {
+    sum,        ///< a + b
+    avg,        ///< the sum divided by ReduceOp::scalar, or by the number of ranks if that is 0
+    prod,       ///< a * b
+    min,        ///< the smaller element
+    max,        ///< the larger element
+    premul_sum  ///< the sum of each rank's input times its ReduceOp::scalar
+  };
+  Kind kind = Kind::sum;  ///< default: sum
   /// avg: the divisor of the sum (applied once, before rounding; integers truncate), 0 for the number of ranks.
   /// premul_sum: the factor of this rank's input (may differ per rank). Otherwise unused.
   double scalar = 0;
 
-  static constexpr ReduceOp sum() { return {Kind::sum, 0}; }
-  static constexpr ReduceOp avg() { return {Kind::avg, 0}; }
+  static constexpr ReduceOp sum() { return {Kind::sum, 0}; }  ///< the plain sum
+  static constexpr ReduceOp avg() { return {Kind::avg, 0}; }  ///< the sum divided by the number of ranks
   /// For a sum over more ranks than one communicator has: hsdp adds over two axes and divides once, at the end, by the
   /// number of all ranks.
   static constexpr ReduceOp average_over(std::int64_t n) { return {Kind::avg, static_cast<double>(n)}; }
-  static constexpr ReduceOp prod() { return {Kind::prod, 0}; }
-  static constexpr ReduceOp min() { return {Kind::min, 0}; }
-  static constexpr ReduceOp max() { return {Kind::max, 0}; }
+  static constexpr ReduceOp prod() { return {Kind::prod, 0}; }  ///< the product
+  static constexpr ReduceOp min() { return {Kind::min, 0}; }    ///< the smallest element
+  static constexpr ReduceOp max() { return {Kind::max, 0}; }    ///< the largest element
+  /// The sum of each rank's input times that rank's `factor`.
   static constexpr ReduceOp premul_sum(double factor) { return {Kind::premul_sum, factor}; }
-  bool operator==(const ReduceOp&) const = default;
+  bool operator==(const ReduceOp&) const = default;  ///< by value
 };
 
 /// "sum", "avg", "prod", "min", "max", "premul_sum": the spelling of options, errors and JSON.
@@ -73,23 +85,26 @@ TESSERA_API ReduceOp::Kind parse_reduce_op(std::string_view name);
 
 /// The operation called. A _v form counts as the form without.
 enum class OpKind : std::uint8_t {
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  broadcast,
-  reduce,
-  gather,
-  scatter,
-  all_to_all,
-  send,
-  recv,
-  barrier,
+  all_reduce,      ///< Communicator::all_reduce()
+  all_gather,      ///< Communicator::all_gather()
+  reduce_scatter,  ///< Communicator::reduce_scatter()
+  broadcast,       ///< Communicator::broadcast()
+  reduce,          ///< Communicator::reduce()
+  gather,          ///< Communicator::gather()
+  scatter,         ///< Communicator::scatter()
+  all_to_all,      ///< Communicator::all_to_all()
+  send,            ///< Communicator::send()
+  recv,            ///< Communicator::recv()
+  barrier,         ///< Communicator::barrier()
 };
+/// Number of OpKind values.
 inline constexpr std::size_t kOpKinds = 11;
+/// "all_reduce", ...: the spelling of options, errors and JSON.
 TESSERA_API std::string_view name_of(OpKind kind);
 /// The inverse of name_of. Throws InvalidUsage listing the known names.
 TESSERA_API OpKind parse_op_kind(std::string_view name);
 
+/// Settings of one operation; all are optional.
 struct OpOptions {
   /// The operation starts after the work that this stream holds now. Host backends run that work before they start: an
   /// immediate stream has none left; a lazy one runs its queue up to this point.
@@ -103,12 +118,14 @@ struct OpOptions {
 
 /// One operation of a batch.
 struct P2POp {
+  /// Reads `data`; a send to rank `peer`.
   static P2POp send(ConstView data, int peer) { return {true, data, {}, peer}; }
+  /// Writes `data`; a receive from rank `peer`.
   static P2POp recv(View data, int peer) { return {false, {}, data, peer}; }
-  bool sends = false;
-  ConstView in = {};
-  View out = {};
-  int peer = 0;
+  bool sends = false;  ///< true: uses `in`; false: uses `out`
+  ConstView in = {};   ///< what is sent
+  View out = {};       ///< where the message goes
+  int peer = 0;        ///< rank in the communicator
 };
 
 /// The memory of Communicator::allocate.
@@ -119,7 +136,7 @@ enum class MemoryKind : std::uint8_t {
 
 /// What a backend supports. The same on every rank.
 struct Capabilities {
-  std::string backend;
+  std::string backend;               ///< the name, as in TESSERA_BACKEND
   std::vector<DType> dtypes;         ///< supported by every operation; engines need f32, f64, u8
   std::vector<MemoryKind> memory;    ///< supported by allocate()
   bool moves_nothing = false;        ///< supports memory of device meta, which has no data: a simulation

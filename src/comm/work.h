@@ -28,7 +28,8 @@ class TESSERA_API WorkState {
   /// Later work of `stream` runs after this operation. By default a host stream waits.
   virtual void wait_on(Stream& stream);
 
-  void retain() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
+  void retain() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }  ///< adds a handle
+  /// Removes a handle, and recycles the state after the last one. Thread-safe.
   void release() noexcept {
     if (handles_.fetch_sub(1, std::memory_order_acq_rel) == 1) recycle();
   }
@@ -44,7 +45,7 @@ class TESSERA_API WorkState {
 /// Keeps an operation from being recycled, without waiting for it as a Work does.
 class WorkRef {
  public:
-  explicit WorkRef(WorkState& state) : state_(state) { state_.retain(); }
+  explicit WorkRef(WorkState& state) : state_(state) { state_.retain(); }  ///< adds a handle to `state`
   ~WorkRef() { state_.release(); }
   WorkRef(const WorkRef&) = delete;
   WorkRef& operator=(const WorkRef&) = delete;
@@ -64,11 +65,14 @@ class WorkRef {
 class TESSERA_API Work {
  public:
   Work() = default;
+  /// A handle of `state`; null: a completed operation.
   explicit Work(WorkState* state) noexcept : state_(state) {
     if (state_ != nullptr) state_->retain();
   }
+  /// Leaves `other` as a completed operation, without waiting.
   Work(Work&& other) noexcept
       : state_(std::exchange(other.state_, nullptr)), handed_(std::exchange(other.handed_, false)) {}
+  /// Waits for the current operation, as the destructor does, and leaves `other` as a completed one.
   Work& operator=(Work&& other) noexcept;
   ~Work() { finish(); }
 
@@ -80,6 +84,7 @@ class TESSERA_API Work {
   }
   /// Waits at most this long. False: still in flight, and nothing has changed.
   bool wait_for(std::chrono::milliseconds time) { return wait_until(std::chrono::steady_clock::now() + time); }
+  /// As wait_for(), until a point in time.
   bool wait_until(std::chrono::steady_clock::time_point until) {
     return state_ == nullptr || state_->wait_until(until);
   }

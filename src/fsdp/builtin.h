@@ -5,6 +5,7 @@
 
 namespace tessera::fsdp {
 
+/// Adds them to `registry`; CollectiveRegistry::built_in() calls it.
 void add_built_in_collectives(CollectiveRegistry& registry);
 
 }  // namespace tessera::fsdp

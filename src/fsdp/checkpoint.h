@@ -33,6 +33,7 @@ class DirectoryLock;
 /// Attributes that the program saves beside the engine's state: seed, data position, the model's configuration...
 using Attributes = std::map<std::string, std::string>;
 
+/// Where and how a CheckpointWriter saves.
 struct CheckpointOptions {
   std::string folder;  ///< created if it does not exist; on a file system that all ranks share
   /// Number of checkpoints to keep: older ones are removed when a new one is complete; 0: keep all. The newest
@@ -88,17 +89,17 @@ class TESSERA_API CheckpointWriter {
 
 /// One tensor of a checkpoint.
 struct CheckpointTensor {
-  std::string name;  ///< of the parameter
-  nn::Shape shape;
+  std::string name;                 ///< of the parameter
+  nn::Shape shape;                  ///< of the whole parameter
   int states = 0;                   ///< optimizer states per element; 0: the parameter was frozen
   std::uint64_t trained_since = 0;  ///< step after which its training began
 };
 
 /// A persistent buffer of a module, with rank 0's values.
 struct CheckpointBuffer {
-  std::string name;
-  nn::Shape shape;
-  DType dtype = DType::f32;
+  std::string name;          ///< canonical: "bn.running_mean"
+  nn::Shape shape;           ///< of the whole buffer; every rank has all of it
+  DType dtype = DType::f32;  ///< in which the values are stored
 };
 
 /// An open checkpoint for reading. Every block that is read is verified by its hash. Not thread-safe: one object per
@@ -113,16 +114,16 @@ class TESSERA_API Checkpoint {
   Checkpoint& operator=(const Checkpoint&) = delete;
 
   const std::string& folder() const;  ///< directory of the step
-  std::uint64_t step() const;
+  std::uint64_t step() const;  ///< Engine::steps() when it was saved
   int ranks() const;  ///< number of ranks that wrote it
-  const std::string& strategy() const;
+  const std::string& strategy() const;  ///< Strategy::name of the run that saved; any strategy can read it
   bool finite() const;  ///< no value and no optimizer state is NaN or infinite
   std::optional<bool> replicas_apart() const;  ///< Engine::replicas_apart() of the run that saved, where known
-  const Attributes& attributes() const;
+  const Attributes& attributes() const;  ///< as passed to CheckpointWriter::save()
   const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of the names
   const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise
 
-  static constexpr int kValue = -1;
+  static constexpr int kValue = -1;  ///< `what` of read(): the parameter's values rather than an optimizer state
   /// Reads elements `range` of a parameter (kValue) or of one of its optimizer states, as f32. Throws InvalidUsage that
   /// names file and tensor where a block's hash differs.
   void read(const std::string& tensor, int what, nn::ElementRange range, float* out);
@@ -130,8 +131,9 @@ class TESSERA_API Checkpoint {
   void read_buffer(const std::string& name, void* out);
   /// State of the collective plug-ins of a rank that wrote the checkpoint, named as by Engine::plugin_state().
   struct PluginStateEntry {
-    std::string name;
-    std::size_t count = 0;
+    std::string name;       ///< CollectivePlugin::State::name
+    std::size_t count = 0;  ///< f32 values
+    /// By name, then count.
     auto operator<=>(const PluginStateEntry&) const = default;  // NOLINT(modernize-use-nullptr): it means the 0 inside
   };
   std::vector<PluginStateEntry> plugin_state(int rank) const;  ///< in byte order of the names
@@ -147,6 +149,7 @@ class TESSERA_API Checkpoint {
   std::unique_ptr<State> state_;
 };
 
+/// What restore() sets, and how strictly.
 struct RestoreOptions {
   bool optimizer = true;  ///< false: parameters only; the optimizer is reset
   bool strict = true;     ///< false: tensors that only the model or only the checkpoint has are left unchanged

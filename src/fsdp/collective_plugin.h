@@ -22,14 +22,14 @@ namespace tessera::fsdp {
 
 /// One flat parameter's buffers in a collective. In place where the communicator allows it.
 struct FlatTransfer {
-  comm::ConstView in;
-  comm::View out;
+  comm::ConstView in;                ///< what this rank contributes
+  comm::View out;                    ///< where this rank's result goes
   const FlatLayout* flat = nullptr;  ///< the flat parameter; the same in every step
 };
 
 /// All flat parameters of a unit, in one call.
 struct CollectiveCall {
-  comm::Communicator& channel;
+  comm::Communicator& channel;  ///< the communicator of the axis over which the engine gathers or reduces
   std::span<const FlatTransfer>
       transfers;            ///< valid during the call only; the memory stays valid until the works are done
   comm::ReduceOp op;        ///< of reductions: a sum, or one whose result is divided
@@ -44,18 +44,19 @@ class TESSERA_API WorkChain {
   /// Called once, when the stream waits for the works before it: appends to `stream`, and may submit more operations.
   using Next = std::function<WorkChain(Stream& stream)>;
   WorkChain() = default;
-  WorkChain(WorkChain&&) = default;
+  WorkChain(WorkChain&&) = default;  ///< the source is then only fit for assignment and destruction
+  /// Waits for the current operations before it releases what the next round holds.
   WorkChain& operator=(WorkChain&&) = default;  // waits for the old works before it releases what `next` holds
   ~WorkChain() { works_.clear(); }
 
-  void add(comm::Work work) { works_.push_back(std::move(work)); }
-  void then(Next next) { next_ = std::move(next); }
+  void add(comm::Work work) { works_.push_back(std::move(work)); }  ///< adds an operation to this round
+  void then(Next next) { next_ = std::move(next); }  ///< sets the next round; at most one, which may set another
   /// Makes `stream` wait for this round and submits the next one, if any. Returns false if it was the last round.
   /// Errors are thrown where the stream waits.
   bool advance(Stream& stream);
   /// Makes `stream` wait for all rounds.
   void wait_on(Stream& stream);
-  bool empty() const { return works_.empty() && !next_; }
+  bool empty() const { return works_.empty() && !next_; }  ///< true if there is nothing to wait for
 
  private:
   std::vector<comm::Work> works_;
@@ -76,35 +77,37 @@ struct CollectiveCapabilities {
 
 /// A flat parameter that an instance transfers in every step.
 struct TransferSpec {
-  std::string name;  ///< name of the unit, and of the flat parameter where it has several
-  const FlatLayout* flat = nullptr;
-  DType dtype = DType::f32;
-  std::int64_t elements = 0;  ///< of the larger side: a reduction's input, a gather's output
-  int ranks = 1;              ///< of the communicator
+  std::string name;                  ///< name of the unit, and of the flat parameter where it has several
+  const FlatLayout* flat = nullptr;  ///< outlives the instance
+  DType dtype = DType::f32;          ///< of the data
+  std::int64_t elements = 0;         ///< of the larger side: a reduction's input, a gather's output
+  int ranks = 1;                     ///< of the communicator
 };
 
 /// Environment of an instance. All references outlive it.
 struct CollectiveSetup {
-  comm::OpKind collective = comm::OpKind::all_gather;
-  nn::Context& context;
+  comm::OpKind collective = comm::OpKind::all_gather;  ///< all_gather, reduce_scatter or all_reduce
+  nn::Context& context;                                ///< for memory and kernels
   LeasePool& buffers;                       ///< memory that the backend transfers fastest, tracked as `communication`
   std::span<const TransferSpec> transfers;  ///< valid during the call
 };
 
 /// Cumulative bytes: what `plain` would have sent from this rank, and what was sent.
 struct CollectiveStats {
-  std::uint64_t raw = 0;
-  std::uint64_t sent = 0;
+  std::uint64_t raw = 0;   ///< by `plain`
+  std::uint64_t sent = 0;  ///< by the plug-in
 };
 
-/// The operation that `plain` submits, and the bytes that each rank sends for it.
+/// The operation that `plain` submits.
 TESSERA_API comm::Work start_plain(comm::OpKind collective, const CollectiveCall& call, const FlatTransfer& transfer);
+/// The bytes that each of `ranks` ranks sends for the operation of start_plain().
 TESSERA_API std::uint64_t plain_bytes(comm::OpKind collective, const FlatTransfer& transfer, int ranks);
 
 /// An instance belongs to one engine and one collective. Used by the engine's thread.
 class TESSERA_API CollectivePlugin {
  public:
   virtual ~CollectivePlugin();
+  /// Default: an exact plug-in for any dtype.
   virtual CollectiveCapabilities capabilities() const { return {}; }
   /// Called once, before the first run(). Throws InvalidUsage or Unsupported, naming the plug-in, where it does not
   /// support the setup.
@@ -116,26 +119,27 @@ class TESSERA_API CollectivePlugin {
   /// Plug-in state kept between steps: f32, in device memory, saved and restored with the rank's checkpoint. Empty
   /// before prepare().
   struct State {
-    std::string name;
-    float* data = nullptr;
-    std::size_t count = 0;
+    std::string name;       ///< unique among the states of this plug-in
+    float* data = nullptr;  ///< owned by the plug-in
+    std::size_t count = 0;  ///< values
   };
-  virtual std::vector<State> state() { return {}; }
+  virtual std::vector<State> state() { return {}; }  ///< default: a plug-in without state
   /// Appends work to `stream` that resets the state to its initial value.
   virtual void clear_state(Stream& /*stream*/) {}
-  const CollectiveStats& stats() const { return stats_; }
+  const CollectiveStats& stats() const { return stats_; }  ///< since the instance was created
 
  protected:
-  CollectiveStats stats_;
+  CollectiveStats stats_;  ///< run() adds to both
 };
 
 /// Size of one flat parameter's transfer, for cost formulas.
 struct CollectiveSize {
-  std::uint64_t elements = 0;  ///< of the larger side
-  DType dtype = DType::f32;
-  int ranks = 1;
+  std::uint64_t elements = 0;              ///< of the larger side
+  DType dtype = DType::f32;                ///< of the data
+  int ranks = 1;                           ///< of the communicator
   std::span<const nn::Shape> shapes = {};  ///< of the flat parameter's parameters
 };
+/// What a collective of one flat parameter costs.
 struct CollectiveCost {
   std::uint64_t calls = 0;  ///< of the communicator
   std::uint64_t bytes = 0;  ///< sent by one rank
@@ -145,8 +149,9 @@ struct CollectiveCost {
 /// own.
 class TESSERA_API CollectiveRegistry {
  public:
+  /// Creates an instance for one engine.
   using Factory = std::function<std::unique_ptr<CollectivePlugin>()>;
-  using Cost = std::function<CollectiveCost(const CollectiveSize&)>;
+  using Cost = std::function<CollectiveCost(const CollectiveSize&)>;  ///< the cost formula of a plug-in
   /// `plain`, and the plug-ins of plugins/collectives.
   static CollectiveRegistry built_in();
   /// `cost` empty: the cost of `plain`.
@@ -156,6 +161,7 @@ class TESSERA_API CollectiveRegistry {
   std::unique_ptr<CollectivePlugin> make(comm::OpKind collective, std::string_view name) const;
   /// The plug-in's cost formula. Throws as make() does.
   CollectiveCost cost(comm::OpKind collective, std::string_view name, const CollectiveSize& size) const;
+  /// Whether make() knows the name. Throws if `name` refers to a plug-in file that cannot be loaded.
   bool has(comm::OpKind collective, std::string_view name) const;
   /// "all_gather:plain", ...
   std::vector<std::string> names() const;

@@ -42,28 +42,32 @@ class ParamGroup;
 
 /// A range of a parameter, or of one of its optimizer states, that this rank holds.
 struct ShardRange {
-  const nn::Parameter& parameter;
-  int state = -1;  ///< -1: the parameter's values
-  nn::ElementRange range;
-  DType dtype = DType::f32;
-  const void* data = nullptr;
-  bool offloaded = false;  ///< `data` is in host memory, and already written
+  const nn::Parameter& parameter;  ///< outlives the visitor's call
+  int state = -1;                  ///< -1: the parameter's values
+  nn::ElementRange range;          ///< in elements of the parameter
+  DType dtype = DType::f32;        ///< of the elements at `data`; f32 for optimizer states
+  const void* data = nullptr;      ///< the first element of `range`; in device memory unless `offloaded`
+  bool offloaded = false;          ///< `data` is in host memory, and already written
 };
 
 /// The range of a parameter's gradient with which this rank updates; the whole gradient where the optimizer is
 /// replicated.
 struct GradientShard {
-  const nn::Parameter& parameter;
-  nn::ElementRange range;
-  DType dtype = DType::f32;
-  void* data = nullptr;  ///< may be written, identically on every rank where the optimizer is replicated
-  bool offloaded = false;
+  const nn::Parameter& parameter;  ///< outlives the visitor's call
+  nn::ElementRange range;          ///< in elements of the parameter
+  DType dtype = DType::f32;        ///< of the elements at `data`
+  void* data = nullptr;            ///< may be written, identically on every rank where the optimizer is replicated
+  bool offloaded = false;          ///< `data` is in host memory
 };
 
 /// Calls and bytes sent by one rank, by kind; `control` holds norms and votes. Cumulative.
 struct TESSERA_API EngineTraffic {
-  comm::TrafficStats::TrafficCount all_gather, reduce_scatter, all_reduce, control;
-  comm::TrafficStats::TrafficCount broadcast;  ///< of module buffers
+  comm::TrafficStats::TrafficCount all_gather,  ///< gathers of parameters
+      reduce_scatter,                           ///< reductions to shards
+      all_reduce,                               ///< reductions to full gradients, or of parameter deltas
+      control;                                  ///< norms and votes
+  comm::TrafficStats::TrafficCount broadcast;   ///< of module buffers
+  /// The traffic between two calls of Engine::traffic(), the later one on the left.
   EngineTraffic operator-(const EngineTraffic& earlier) const;
 };
 
@@ -72,6 +76,9 @@ struct TESSERA_API EngineTraffic {
 /// in the same order.
 class TESSERA_API Engine {
  public:
+  /// Divides the model into units, allocates the sharded state and installs the hooks; initialize(), load() or
+  /// restore() then sets the values. Throws InvalidUsage or Unsupported if the options do not fit model, world or
+  /// device.
   Engine(nn::Module& model, comm::Communicator& world, EngineOptions options);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -79,10 +86,12 @@ class TESSERA_API Engine {
 
   /// Sets initial values from the Init of parameters and buffers, each rank its own shard; clears the optimizer.
   void initialize(std::uint64_t seed);
+  /// Selects parameters; empty: all.
+  using ParameterFilter = std::function<bool(const nn::Parameter&)>;
+  /// Writes elements `range` of a parameter to `out`, in host memory.
+  using ParameterLoader = std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>;
   /// Sets values from another source: `fill` is called for ranges of parameters and writes them to the host memory
   /// passed to it. Only parameters that are `wanted` (empty: all).
-  using ParameterFilter = std::function<bool(const nn::Parameter&)>;
-  using ParameterLoader = std::function<void(const nn::Parameter&, nn::ElementRange, float* out)>;
   void load(const ParameterLoader& fill, const ParameterFilter& wanted = {});
 
   /// As initialize(seed), but `own` fills the parameters that are `wanted`, in the ranges that this rank holds.
@@ -116,20 +125,22 @@ class TESSERA_API Engine {
   /// Makes the compute stream wait for the operations that step() left in flight; otherwise the next forward does. For
   /// measurements.
   void wait();
+  /// Whether step() computes the gradient norm.
   bool measures_norm() const { return options_.clip_norm > 0 || options_.measure_norm || options_.use_loss_scaling; }
   /// Sets the factor by which gradients are too large from the next backward on, because the loss is; step() divides by
   /// it. Throws InvalidUsage without use_loss_scaling.
   void set_loss_scale(double scale);
-  double loss_scale() const { return loss_scale_; }
+  double loss_scale() const { return loss_scale_; }  ///< 1 by default
   /// The gradient norm of the last step, over all ranks, before clipping, and unscaled. Waits. Throws InvalidUsage
   /// unless one of clip_norm, measure_norm and use_loss_scaling is set.
   double grad_norm();
-  std::uint64_t steps() const { return steps_; }
+  std::uint64_t steps() const { return steps_; }  ///< steps made, including skipped ones
 
+  /// Receives a parameter and all its values.
+  using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   /// Visits every full parameter, in byte order of the names, on every rank: of half-precision parameters the f32
   /// master weights, of encodings the bytes as numbers (load() and checkpoints do the same). The data is in host memory
   /// and valid during the call. Waits.
-  using Visitor = std::function<void(const nn::Parameter& parameter, std::span<const float> values)>;
   void for_each_parameter(const Visitor& visitor);
 
   /// Visits the sharded state that this rank saves: 1/n of every parameter (its f32 master weights where they exist)
@@ -145,6 +156,7 @@ class TESSERA_API Engine {
   /// The step after which training of a parameter began: 0, unless apply_requires_grad() unfroze it. Its optimizer
   /// counts from there.
   std::uint64_t trained_since(const nn::Parameter& parameter) const;
+  /// For restore(): sets trained_since() of every parameter.
   void set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step);
   /// Sets the step counters as if `steps` steps had been made, of which `skipped` changed nothing: the next step has
   /// the following number. `apart` is replicas_apart() of the run that is resumed; without it, the replicas count as
@@ -154,7 +166,7 @@ class TESSERA_API Engine {
   bool replicas_apart() const { return apart_; }
   /// The number of steps() that changed nothing; the optimizer does not count them.
   std::uint64_t skipped_steps() const { return skipped_steps_; }
-  nn::Module& model() { return model_; }
+  nn::Module& model() { return model_; }  ///< the model given to the constructor
   /// The parameters of all units.
   std::vector<std::shared_ptr<nn::Parameter>> parameters() const;
   /// The buffers of the whole model. The engine owns their memory; they are not sharded or reduced.
@@ -183,30 +195,31 @@ class TESSERA_API Engine {
   /// are as before the step, buffers as its forward left them.
   void abort_step();
 
+  /// A unit's share of the model, for reports.
   struct UnitStats {
-    std::string name;
-    std::int64_t elements = 0;  ///< of the parameters
-    std::int64_t padding = 0;   ///< alignment between parameters and at the end
-    bool kept_after_forward = false;
-    bool is_root = false;
-    Strategy strategy;
-    std::size_t peak_bytes = 0;  ///< of its leases so far: unsharded parameters and gradients
+    std::string name;                 ///< as in UnitSpec
+    std::int64_t elements = 0;        ///< of the parameters
+    std::int64_t padding = 0;         ///< alignment between parameters and at the end
+    bool kept_after_forward = false;  ///< stays unsharded between forward and backward
+    bool is_root = false;             ///< UnitSpec::is_root
+    Strategy strategy;                ///< as applied to this unit
+    std::size_t peak_bytes = 0;       ///< of its leases so far: unsharded parameters and gradients
   };
-  std::vector<UnitStats> units() const;  ///< in forward order
-  std::vector<UnitSize> unit_sizes() const;
+  std::vector<UnitStats> units() const;      ///< in forward order
+  std::vector<UnitSize> unit_sizes() const;  ///< input of the formulas, in forward order
   /// The strategy of most units, as applied to the mesh.
   const Strategy& strategy() const { return options_.strategy; }
-  const MeshShape& mesh() const;
-  int rank() const;
-  EngineTraffic traffic() const;
+  const MeshShape& mesh() const;  ///< of all ranks of the world
+  int rank() const;               ///< of this process or thread in the world
+  EngineTraffic traffic() const;  ///< of this rank, since the engine was created
   /// Bytes that this engine's norms and order checks send per step, at most over ranks.
   std::uint64_t control_formula_bytes() const;
   /// Bytes that this rank sends per step, in one call, where buffers are rank 0's (EngineTraffic::broadcast).
   std::uint64_t buffer_formula_bytes() const;
-  std::uint64_t copied_bytes() const;
+  std::uint64_t copied_bytes() const;  ///< between buffers in device memory, in bytes; cumulative
   /// Bytes between this rank's device and its shards in host memory. Cumulative.
   OffloadBytes offload_bytes() const;
-  TraceRecorder& recorder();
+  TraceRecorder& recorder();  ///< the events of this rank
 
  private:
   void install_hooks();

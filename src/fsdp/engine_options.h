@@ -32,26 +32,28 @@ enum class BufferSync : std::uint8_t {
 /// Units to prefetch, in this order, when a unit begins; all by name. A unit that is needed but not listed is unsharded
 /// when it is needed; a listed unit that is not needed is resharded unused.
 struct PrefetchOrder {
-  std::map<std::string, std::vector<std::string>> forward, backward;
+  std::map<std::string, std::vector<std::string>> forward,  ///< by the unit whose forward begins
+      backward;                                             ///< by the unit whose backward begins
 };
 
+/// Settings of an engine. Every rank passes the same ones.
 struct EngineOptions {
-  Strategy strategy = default_strategy();
-  std::optional<MeshShape> mesh;  ///< empty: default_mesh() for one host
-  std::string wrap = "block";     ///< see make_units()
-  WrapPolicy wrap_policy;         ///< overrides `wrap`: a unit for each module that the predicate selects
+  Strategy strategy = default_strategy();  ///< what is sharded over which axes; default: everything over all ranks
+  std::optional<MeshShape> mesh;           ///< empty: default_mesh() for one host
+  std::string wrap = "block";              ///< see make_units()
+  WrapPolicy wrap_policy;                  ///< overrides `wrap`: a unit for each module that the predicate selects
   /// Parameters that the engine ignores: it does not shard, reduce, update, visit or save them. The program allocates
   /// their memory (Module::materialize of the module that has them) and does everything else for them.
   IgnoredParameters ignored;
   /// Overrides the strategy of some units, on the same mesh and with the same collectives; empty: `strategy`.
   std::function<std::optional<Strategy>(const UnitSpec&)> unit_strategy;
-  int prefetch = 1;  ///< units prefetched, forward and backward; 0: none
-  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
+  int prefetch = 1;                                            ///< units prefetched, forward and backward; 0: none
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;  ///< when a backward unshards the next unit
   PrefetchOrder prefetch_order;  ///< replaces prefetching of neighbors for the units that it lists
   /// Upper bounds on the units that are unsharded or being gathered, by number and by bytes; the root is not counted.
   /// The unit that computes counts, and is unsharded in any case; no unit is prefetched beyond a bound. 0: no limit.
   int limit_all_gathers = 0;
-  std::size_t limit_gather_bytes = 0;
+  std::size_t limit_gather_bytes = 0;  ///< in bytes; see limit_all_gathers
   /// Empty: the root and the last unit stay unsharded between forward and backward. true: the root only; false: all.
   std::optional<bool> reshard_after_forward;
   /// k: after forward, units are resharded over k neighboring ranks only (secondary shards), so that the backward
@@ -59,7 +61,7 @@ struct EngineOptions {
   int reshard_group_size = 0;
   /// false: units stay unsharded between a step's backwards; the last backward reshards them in any case.
   bool reshard_after_backward = true;
-  nn::OptimizerConfig optimizer;
+  nn::OptimizerConfig optimizer;  ///< default: AdamW
   /// dtype of gradients while they are reduced and kept: that of the parameters (empty), or f32.
   std::optional<DType> reduce_dtype;
   /// CPU offload: sharded state lies in host memory and is copied to the device when it is needed. Not for devices that
@@ -67,14 +69,14 @@ struct EngineOptions {
   bool cpu_offload = false;
   /// With cpu_offload: elements that the optimizer updates at a time. The device has room for three such chunks.
   std::int64_t offload_chunk_elements = std::int64_t{1} << 20;
-  double clip_norm = 0;  ///< 0: no clipping
-  nn::kernels::Norm norm = nn::kernels::Norm::two;
-  bool measure_norm = false;  ///< compute grad_norm() also without clipping
+  double clip_norm = 0;                             ///< 0: no clipping
+  nn::kernels::Norm norm = nn::kernels::Norm::two;  ///< which norm is clipped and measured
+  bool measure_norm = false;                        ///< compute grad_norm() also without clipping
   /// A step in which a gradient of any rank is not finite changes nothing on any rank. For f16; see GradientScaler.
   bool use_loss_scaling = false;
-  BufferSync buffers = BufferSync::own;
-  bool poison = false;  ///< fill released buffers with NaN
-  CollectiveRegistry collectives = CollectiveRegistry::built_in();
+  BufferSync buffers = BufferSync::own;                             ///< whose values the model's buffers have
+  bool poison = false;                                              ///< fill released buffers with NaN
+  CollectiveRegistry collectives = CollectiveRegistry::built_in();  ///< plug-ins that the strategy may name
 };
 
 }  // namespace tessera::fsdp

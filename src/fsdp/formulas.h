@@ -16,22 +16,22 @@ namespace tessera::fsdp {
 
 /// A flat parameter whose dtype differs from the model's: of modules with a dtype of their own.
 struct OtherFlat {
-  Precision precision;      ///< if the model's gradients are cast for reduction, so are these
-  std::int64_t padded = 0;  ///< elements
-  bool trained = true;
+  Precision precision;                 ///< if the model's gradients are cast for reduction, so are these
+  std::int64_t padded = 0;             ///< elements
+  bool trained = true;                 ///< false: it has no gradients
   std::vector<nn::Shape> shapes = {};  ///< of its parameters, if it is trained
 };
 
 /// Sizes of a unit: a flat parameter for trained parameters, one for frozen ones, one for encodings, and others.
 struct UnitSize {
-  std::int64_t padded = 0;  ///< elements
-  bool kept_after_forward = false;
-  bool is_root = false;
-  std::int64_t frozen = 0;             ///< of `padded`: elements without gradients
-  std::int64_t bytes = 0;              ///< of `frozen`: one-byte elements of encodings
-  std::vector<nn::Shape> shapes = {};  ///< of its trained parameters, without those of `others`
-  std::vector<OtherFlat> others = {};  ///< not counted in `padded` and `frozen`
-  std::int64_t trained() const { return padded - frozen; }
+  std::int64_t padded = 0;                                  ///< elements
+  bool kept_after_forward = false;                          ///< stays unsharded between forward and backward
+  bool is_root = false;                                     ///< UnitSpec::is_root
+  std::int64_t frozen = 0;                                  ///< of `padded`: elements without gradients
+  std::int64_t bytes = 0;                                   ///< of `frozen`: one-byte elements of encodings
+  std::vector<nn::Shape> shapes = {};                       ///< of its trained parameters, without those of `others`
+  std::vector<OtherFlat> others = {};                       ///< not counted in `padded` and `frozen`
+  std::int64_t trained() const { return padded - frozen; }  ///< elements with gradients
 };
 
 /// Adds a flat parameter to its unit. `model`: the model's dtype, whose Precision the formulas receive; `reduce` as
@@ -44,21 +44,22 @@ TESSERA_API std::vector<UnitSize> planned_units(nn::Module& model, std::string_v
 
 /// Per rank and step (every step after the first).
 struct TrafficVolume {
-  std::uint64_t all_gather = 0;
-  std::uint64_t reduce_scatter = 0;
-  std::uint64_t all_reduce = 0;
-  bool operator==(const TrafficVolume&) const = default;
+  std::uint64_t all_gather = 0;                           ///< of parameters
+  std::uint64_t reduce_scatter = 0;                       ///< of gradients
+  std::uint64_t all_reduce = 0;                           ///< of gradients or parameter deltas
+  bool operator==(const TrafficVolume&) const = default;  ///< by value
 };
 
 /// The properties of a step on which its cost depends.
 struct StepShape {
-  int prefetch = 1;      ///< units prefetched
-  int microbatches = 1;  ///< the strategy says when each axis reduces their gradients
-  bool reshard_after_backward = true;
+  int prefetch = 1;                    ///< units prefetched
+  int microbatches = 1;                ///< the strategy says when each axis reduces their gradients
+  bool reshard_after_backward = true;  ///< as EngineOptions::reshard_after_backward
 };
 
+/// The collectives of one rank in one step.
 struct CommunicationFormula {
-  TrafficVolume calls;
+  TrafficVolume calls;  ///< of the communicators
   TrafficVolume bytes;  ///< sent by one rank
 };
 
@@ -67,10 +68,11 @@ TESSERA_API CommunicationFormula communication_formula(
     const Strategy& strategy, const MeshShape& mesh, std::span<const UnitSize> units, Precision precision = {},
     StepShape course = {}, const CollectiveRegistry& collectives = CollectiveRegistry::built_in());
 
+/// Bytes of a rank's model state, by memory category.
 struct ModelStateBytes {
-  std::uint64_t parameter = 0;
-  std::uint64_t gradient = 0;
-  std::uint64_t optimizer = 0;
+  std::uint64_t parameter = 0;  ///< parameters at rest
+  std::uint64_t gradient = 0;   ///< kept gradients
+  std::uint64_t optimizer = 0;  ///< optimizer state, master weights, and the anchor and outer momentum of a sync period
   std::uint64_t offloaded = 0;  ///< in host memory
 };
 
@@ -88,9 +90,9 @@ TESSERA_API ModelStateBytes with_offload(const Strategy& strategy, ModelStateByt
 
 /// Bytes between a rank's device and the host per step (every step after the first) with CPU offload.
 struct OffloadBytes {
-  std::uint64_t to_device = 0;
-  std::uint64_t to_host = 0;
-  bool operator==(const OffloadBytes&) const = default;
+  std::uint64_t to_device = 0;                           ///< by Copier::upload()
+  std::uint64_t to_host = 0;                             ///< by Copier::download()
+  bool operator==(const OffloadBytes&) const = default;  ///< by value
 };
 
 /// `units` and `slots` as above. The padding at the end of a flat parameter is counted, although no optimizer updates
@@ -98,9 +100,10 @@ struct OffloadBytes {
 TESSERA_API OffloadBytes offload_formula(const Strategy& strategy, const MeshShape& mesh,
                                          std::span<const UnitSize> units, int slots, Precision precision = {});
 
+/// The result of peak_formula(): bounds of two memory categories.
 struct PeakBounds {
-  std::uint64_t unsharded_parameter = 0;
-  std::uint64_t unsharded_gradient = 0;
+  std::uint64_t unsharded_parameter = 0;  ///< leases of gathered parameters
+  std::uint64_t unsharded_gradient = 0;   ///< leases of full gradients
 };
 
 /// Upper bounds in bytes, without CPU offload: CPU offload also unshards on a mesh of one rank, and where gradients are

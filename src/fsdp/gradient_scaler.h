@@ -18,26 +18,27 @@
 
 namespace tessera::fsdp {
 
+/// How the scale changes. The defaults are PyTorch's.
 struct GradientScalerOptions {
-  double initial = 65536;
-  double growth = 2;     ///< factor after `interval` steps in a row without a skipped one
-  double backoff = 0.5;  ///< factor after a skipped step
-  std::int64_t interval = 2000;
+  double initial = 65536;        ///< the first scale
+  double growth = 2;             ///< factor after `interval` steps in a row without a skipped one
+  double backoff = 0.5;          ///< factor after a skipped step
+  std::int64_t interval = 2000;  ///< in steps
 };
 
 /// The state that a checkpoint saves.
 struct GradientScalerState {
-  double scale = 0;
-  std::int64_t good_steps = 0;      ///< in a row
-  std::uint64_t skipped_steps = 0;  ///< in total
-  bool operator==(const GradientScalerState&) const = default;
+  double scale = 0;                                             ///< the factor on the loss of the next step
+  std::int64_t good_steps = 0;                                  ///< in a row
+  std::uint64_t skipped_steps = 0;                              ///< in total
+  bool operator==(const GradientScalerState&) const = default;  ///< by value
 };
 
 /// Used by one engine's thread. Every rank has one, and all ranks make the same calls.
 class TESSERA_API GradientScaler {
  public:
-  using Options = GradientScalerOptions;
-  using State = GradientScalerState;
+  using Options = GradientScalerOptions;  ///< the constructor's options
+  using State = GradientScalerState;      ///< see state()
 
   /// Throws InvalidUsage for invalid options, or an engine without use_loss_scaling.
   explicit GradientScaler(Engine& engine, Options options = {});
@@ -48,7 +49,7 @@ class TESSERA_API GradientScaler {
   /// counted it, and the scale is reduced. Waits, as grad_norm() does.
   bool after_step();
 
-  const State& state() const { return state_; }
+  const State& state() const { return state_; }  ///< to be saved in a checkpoint; the same on every rank
   /// Also sets the engine's number of skipped steps.
   void set_state(const State& state);
 

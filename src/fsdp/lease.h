@@ -17,14 +17,15 @@ class LeasePool;
 class TESSERA_API Lease {
  public:
   Lease() = default;
-  Lease(Lease&& other) noexcept;
+  Lease(Lease&& other) noexcept;  ///< leaves `other` empty
+  /// Releases the current buffer as the destructor does; leaves `other` empty.
   Lease& operator=(Lease&& other) noexcept;
   ~Lease();
 
-  void* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-  const std::string& owner() const { return owner_; }
-  explicit operator bool() const { return pool_ != nullptr; }
+  void* data() const { return data_; }                         ///< null if empty; the pool owns the memory
+  std::size_t bytes() const { return bytes_; }                 ///< as requested from acquire(); 0 if empty
+  const std::string& owner() const { return owner_; }          ///< as passed to acquire(): the name of a unit
+  explicit operator bool() const { return pool_ != nullptr; }  ///< true until give_back()
 
   /// Releases the buffer. Its next lease starts after `released`.
   void give_back(Event released);

@@ -10,15 +10,16 @@
 
 namespace tessera::fsdp {
 
+/// One dimension of a mesh.
 struct MeshAxis {
-  Axis name;
-  int size = 1;
+  Axis name;     ///< unique in the mesh
+  int size = 1;  ///< number of ranks along it
 };
 
 /// Outermost axis first. rank = r * S + s for replicas x shards.
 struct TESSERA_API MeshShape {
-  std::vector<MeshAxis> axes;
-  int size() const;
+  std::vector<MeshAxis> axes;           ///< axes of length 1 may be listed
+  int size() const;                     ///< number of ranks: the product of the axes
   int size_of(const Axis& axis) const;  ///< 1 for an axis that is not in the mesh
   /// A mesh of replicas x shards.
   static MeshShape grid(int replicas, int shards);
@@ -39,25 +40,27 @@ TESSERA_API MeshShape in_groups(const MeshShape& mesh, int shards);
 /// The communicators of one axis. Gathers and reductions have a communicator each, so that neither queues behind the
 /// other; each has one issue order, the same on every rank. `control` is for norms and votes.
 struct AxisCommunicators {
-  std::unique_ptr<comm::Communicator> gather;
-  std::unique_ptr<comm::Communicator> reduce;
-  std::unique_ptr<comm::Communicator> control;
+  std::unique_ptr<comm::Communicator> gather;   ///< for gathers of parameters
+  std::unique_ptr<comm::Communicator> reduce;   ///< for reductions of gradients
+  std::unique_ptr<comm::Communicator> control;  ///< for norms and votes
 };
 
 /// A mesh over the ranks of `world`, which outlives it. The constructor is collective. Axes of length 1 have no
 /// communicators, because nothing is ever called on them.
 class TESSERA_API Mesh {
  public:
+  /// Splits `world`. Throws InvalidUsage unless its size is the shape's.
   Mesh(comm::Communicator& world, MeshShape shape);
 
-  const MeshShape& shape() const { return shape_; }
-  comm::Communicator& world() const { return world_; }
-  int rank() const { return world_.rank(); }
-  int size() const { return world_.size(); }
+  const MeshShape& shape() const { return shape_; }     ///< as given to the constructor
+  comm::Communicator& world() const { return world_; }  ///< the communicator given to the constructor
+  int rank() const { return world_.rank(); }            ///< in `world`
+  int size() const { return world_.size(); }            ///< number of ranks
   /// This rank's coordinate on the axis.
   int coordinate(const Axis& axis) const;
   /// Throws InvalidUsage for an axis of length 1.
   AxisCommunicators& channels(const Axis& axis);
+  /// Of every axis longer than 1.
   const std::vector<std::pair<Axis, AxisCommunicators>>& all_channels() const { return channels_; }
 
  private:

@@ -29,22 +29,22 @@ namespace tessera::fsdp {
 /// The arguments of CollectiveRegistry::add(). Ranks may be threads that call `make` and `cost` concurrently.
 struct OfferedCollective {
   comm::OpKind collective = comm::OpKind::all_gather;  ///< or reduce_scatter, or all_reduce
-  std::string name;
-  CollectiveRegistry::Factory make;
-  CollectiveRegistry::Cost cost = {};  ///< empty: that of `plain`
+  std::string name;                                    ///< NAME of FILE.so:NAME
+  CollectiveRegistry::Factory make;                    ///< creates an instance
+  CollectiveRegistry::Cost cost = {};                  ///< empty: that of `plain`
 };
 
 /// Everything that a file exports. Names consist of letters, digits, '_', '-' and '.', and occur once per kind. A
 /// strategy's collectives are built in, or exported by the same file and referred to by their plain names.
 struct PluginExports {
-  std::vector<OfferedCollective> collectives;
-  std::vector<Strategy> strategies;
+  std::vector<OfferedCollective> collectives;  ///< may be empty
+  std::vector<Strategy> strategies;            ///< may be empty
 };
 
 /// The result of the entry, which throws nothing itself; see comm::PluginCommunicator.
 struct PluginOffer {
-  PluginExports offer;
-  std::exception_ptr error;
+  PluginExports offer;       ///< empty if `error` is set
+  std::exception_ptr error;  ///< the exception that the function threw; null on success
 };
 
 }  // namespace tessera::fsdp
@@ -53,11 +53,12 @@ extern "C" {
 
 /// The loader reads `abi` and `size` first, and nothing else unless they are the library's own.
 struct tessera_fsdp_plugin {
-  const char* abi;   ///< TESSERA_FSDP_PLUGIN_ABI
-  std::size_t size;  ///< of this struct
-  tessera::fsdp::PluginOffer (*offer)() noexcept;
+  const char* abi;                                 ///< TESSERA_FSDP_PLUGIN_ABI
+  std::size_t size;                                ///< of this struct
+  tessera::fsdp::PluginOffer (*offer)() noexcept;  ///< calls the function that TESSERA_FSDP_PLUGIN names
 };
 
+/// The type of tessera_fsdp_plugin_entry(). The struct that it returns is never freed.
 using tessera_fsdp_plugin_entry_function = const tessera_fsdp_plugin*();
 }
 

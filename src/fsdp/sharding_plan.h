@@ -13,7 +13,7 @@ namespace tessera::fsdp {
 
 /// One stage of a gradient reduction, from each rank's full gradients to the gradients that are kept.
 struct ReduceStage {
-  Axis axis;
+  Axis axis;             ///< over which the ranks reduce
   bool scatter = false;  ///< reduce_scatter, else all_reduce
   bool to_kept = false;  ///< the result goes to the buffer of kept gradients; else it stays where the input was
   comm::ReduceOp op;     ///< a sum; the last stage also divides by the number of ranks
@@ -27,10 +27,10 @@ struct ShardingPlan {
   /// After forward, parameters stay sharded over fewer axes: the result of the first gathers is kept as the secondary
   /// shard, and the backward gathers over the other axes only.
   bool keeps_secondary = false;
-  bool unshards_to_lease = false;  ///< parameters in use are not those at rest: units are unsharded into leases
-  bool gradient_sharded = false;   ///< full gradients are leased, a shard is kept
-  std::vector<ReduceStage> reductions;
-  std::size_t reduced_each = 0;  ///< the first so many run for every microbatch, the others after the last one
+  bool unshards_to_lease = false;       ///< parameters in use are not those at rest: units are unsharded into leases
+  bool gradient_sharded = false;        ///< full gradients are leased, a shard is kept
+  std::vector<ReduceStage> reductions;  ///< in order; each stage reads the result of the previous one
+  std::size_t reduced_each = 0;         ///< the first so many run for every microbatch, the others after the last one
   /// outermost first, where parameters are replicated and the optimizer is sharded
   std::vector<Axis> gather_after_step;
 
@@ -38,38 +38,46 @@ struct ShardingPlan {
   ElementRange rest(std::int64_t padded) const;
   /// The range that is complete after the first `gathered` of gather_axes.
   ElementRange unsharded(std::int64_t padded, std::size_t gathered) const;
-  ElementRange gradient_range(std::int64_t padded) const;
-  ElementRange optimizer(std::int64_t padded) const;
+  ElementRange gradient_range(std::int64_t padded) const;  ///< this rank's range of the kept gradients
+  ElementRange optimizer(std::int64_t padded) const;       ///< this rank's range of the optimizer state
   /// The range that is complete after the first `gathered` axes of gather_after_step.
   ElementRange after_gathers(std::int64_t padded, std::size_t gathered) const;
 
   /// The kinds of state in host memory.
   struct OffloadedState {
-    bool parameters = false, gradients = false, optimizer = false;
+    bool parameters = false,  ///< at rest
+        gradients = false,    ///< kept gradients
+        optimizer = false;    ///< states and master weights
   };
-  OffloadedState offloaded;
+  OffloadedState offloaded;  ///< all false without CPU offload
 
   /// Replicas that train independently for `steps` steps and then synchronize.
   struct SyncPlan {
-    Axis axis;
-    int replicas = 1;
-    int steps = 1;
-    OuterOptimizer outer;
-    bool has_momentum() const { return outer.momentum > 0; }
+    Axis axis;                                                ///< over which the replicas synchronize
+    int replicas = 1;                                         ///< length of the axis
+    int steps = 1;                                            ///< the sync period
+    OuterOptimizer outer;                                     ///< applied to the mean delta
+    bool has_momentum() const { return outer.momentum > 0; }  ///< whether the outer optimizer keeps a momentum buffer
   };
-  std::optional<SyncPlan> periodic;
+  std::optional<SyncPlan> periodic;  ///< empty: the replicas synchronize in every step
 
+  /// One division of a range: part `coordinate` of `size` equal parts.
   struct AxisSlice {
-    Axis axis;
-    int size = 1;
-    int coordinate = 0;
+    Axis axis;           ///< along which the range is divided
+    int size = 1;        ///< length of the axis
+    int coordinate = 0;  ///< of this rank on the axis
   };
-  std::vector<AxisSlice> rest_cuts, forward_cuts, gradient_cuts, optimizer_cuts;  ///< in the order of application
-  std::vector<AxisSlice> rest_copies, optimizer_copies;  ///< the other axes: their ranks hold the same values
+  std::vector<AxisSlice> rest_cuts,    ///< parameters at rest; each list in the order of application
+      forward_cuts,                    ///< parameters after forward
+      gradient_cuts,                   ///< kept gradients
+      optimizer_cuts;                  ///< optimizer state
+  std::vector<AxisSlice> rest_copies,  ///< axes that do not shard parameters at rest: their ranks hold the same values
+      optimizer_copies;                ///< likewise of the optimizer
 
-  /// The 1/n of a flat parameter that this rank represents: all ranks together cover each element exactly once. own()
-  /// is for trained, own_frozen() for frozen parameters.
+  /// The 1/n of a flat parameter of trained parameters that this rank represents: all ranks together cover each
+  /// element exactly once.
   ElementRange own(std::int64_t padded) const;
+  /// As own(), for frozen parameters.
   ElementRange own_frozen(std::int64_t padded) const;
 };
 

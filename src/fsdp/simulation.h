@@ -24,22 +24,25 @@ namespace tessera::fsdp {
 
 /// A training step of one rank.
 struct TrainingStep {
+  /// Called once per profile or prediction.
   std::function<std::unique_ptr<nn::CausalModel>(nn::Context& context)> make_model;
   std::int64_t sequences = 1;  ///< in a microbatch
-  std::int64_t seq_len = 1;
-  int microbatches = 1;
-  int threads = 1;
-  EngineOptions engine;
+  std::int64_t seq_len = 1;    ///< positions of a sequence
+  int microbatches = 1;        ///< backwards per step
+  int threads = 1;             ///< compute threads of the rank
+  EngineOptions engine;        ///< strategy, wrapping, optimizer
 };
 
+/// The duration of one step, with its trace events.
 struct StepTimes {
-  std::int64_t step_ns = 0;     ///< from the batch to the end of the update, including work left in flight
-  std::int64_t exposed_ns = 0;  ///< exposed communication: the part spent in unshard_wait and reduce_wait
-  std::vector<TraceEvent> events;
+  std::int64_t step_ns = 0;        ///< from the batch to the end of the update, including work left in flight
+  std::int64_t exposed_ns = 0;     ///< exposed communication: the part spent in unshard_wait and reduce_wait
+  std::vector<TraceEvent> events;  ///< of this rank
 };
 
+/// The result of profile_step() and predict_step().
 struct StepProfile {
-  std::vector<StepTimes> steps;
+  std::vector<StepTimes> steps;    ///< in order; without the first step of a prediction
   MemoryTracker::Snapshot memory;  ///< of this rank
   EngineTraffic traffic;           ///< of the last step
   std::vector<UnitSize> units;     ///< input of the formulas

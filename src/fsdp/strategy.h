@@ -14,7 +14,9 @@ namespace tessera::fsdp {
 
 /// A named mesh axis; see mesh.h.
 using Axis = std::string;
+/// The axis between replicas of the shards.
 inline const Axis kReplicateAxis = "replicate";
+/// The axis over whose ranks state is sharded.
 inline const Axis kShardAxis = "shard";
 /// The axis between groups of shards, where parameters are resharded over neighbors only: the mesh is then replicate x
 /// group x shard.
@@ -25,20 +27,29 @@ using Axes = std::set<Axis>;
 /// The outer optimizer: a step of SGD from the anchor by the averaged parameter deltas of the replicas. The default
 /// sets the replicas to their mean.
 struct OuterOptimizer {
-  double learning_rate = 1;
-  double momentum = 0;
-  bool nesterov = false;
+  double learning_rate = 1;  ///< factor of the mean delta
+  double momentum = 0;       ///< of the mean deltas, over sync periods; 0: no state
+  bool nesterov = false;     ///< Nesterov's form of the momentum
 };
 
 /// What the ranks of an axis exchange, and when: gradients in every step, or parameter deltas after every `period`
 /// steps.
 struct Sync {
-  enum class When : std::uint8_t { microbatch, step, period };
-  enum class What : std::uint8_t { gradient, parameter_delta };
-  When when = When::microbatch;
-  What what = What::gradient;
-  int period = 1;        ///< steps
-  OuterOptimizer outer;  ///< of parameter deltas
+  /// When the ranks exchange.
+  enum class When : std::uint8_t {
+    microbatch,  ///< in every backward
+    step,        ///< in the last backward of a step
+    period       ///< after every Sync::period steps
+  };
+  /// What the ranks exchange.
+  enum class What : std::uint8_t {
+    gradient,        ///< gradients, before the update
+    parameter_delta  ///< changes of the parameters since the anchor
+  };
+  When when = When::microbatch;  ///< how often
+  What what = What::gradient;    ///< parameter_delta only with `period`
+  int period = 1;                ///< steps
+  OuterOptimizer outer;          ///< of parameter deltas
 };
 
 /// The axes that shard each kind of state. The engine derives the collectives: where the optimizer is sharded,
@@ -46,16 +57,16 @@ struct Sync {
 /// parameters are all-gathered after the step. `gradient` only says what is kept. Example: ZeRO-1 is {.optimizer =
 /// {"shard"}}.
 struct Strategy {
-  std::string name;
-  Axes param_at_rest;
-  Axes param_after_forward;
-  Axes gradient;
-  Axes optimizer;
-  std::map<Axis, Sync> sync;         ///< axes that are not listed: gradients, every microbatch
-  std::string all_gather = "plain";  ///< names of the plug-ins of the three collectives
-  std::string reduce_scatter = "plain";
-  std::string all_reduce = "plain";
-  bool two_axes = false;  ///< uses a mesh of replicas x shards rather than one axis
+  std::string name;                      ///< as parse_strategy() accepts it
+  Axes param_at_rest;                    ///< axes that shard parameters between steps
+  Axes param_after_forward;              ///< axes that shard parameters from forward to backward
+  Axes gradient;                         ///< axes that shard kept gradients
+  Axes optimizer;                        ///< axes that shard optimizer state and master weights
+  std::map<Axis, Sync> sync;             ///< axes that are not listed: gradients, every microbatch
+  std::string all_gather = "plain";      ///< names of the plug-ins of the three collectives
+  std::string reduce_scatter = "plain";  ///< reduces gradients over axes that shard the optimizer
+  std::string all_reduce = "plain";      ///< reduces gradients or parameter deltas over the other axes
+  bool two_axes = false;                 ///< uses a mesh of replicas x shards rather than one axis
 };
 
 /// When gradients are reduced in a step of several microbatches.
@@ -74,9 +85,9 @@ TESSERA_API Strategy with_accumulation(Strategy strategy, Accumulation accumulat
 TESSERA_API Axis periodic_axis(const Strategy& strategy);
 /// Settings of the sync period that replace those of the strategy; empty: unchanged.
 struct SyncOverrides {
-  std::optional<int> steps;
-  std::optional<double> outer_learning_rate;
-  std::optional<double> outer_momentum;
+  std::optional<int> steps;                   ///< the sync period
+  std::optional<double> outer_learning_rate;  ///< OuterOptimizer::learning_rate
+  std::optional<double> outer_momentum;       ///< OuterOptimizer::momentum
 };
 /// The strategy with these settings. Throws InvalidUsage for a strategy without a sync period.
 TESSERA_API Strategy with_period(Strategy strategy, const SyncOverrides& period);

@@ -7,6 +7,7 @@
 #include "tessera/base/stream.h"
 #include "tessera/base/trace.h"
 
+/// The engine: strategies, units, checkpoints and cost formulas.
 namespace tessera::fsdp {
 
 using namespace base;  // NOLINT: one directory of this header's kind per layer

@@ -15,21 +15,22 @@ class PinnedBufferCache;
 
 /// Inputs of a dropout mask besides its module and element. The masks are the same for every world size.
 struct RngState {
-  std::uint64_t seed = 0;
-  std::uint64_t step = 0;
+  std::uint64_t seed = 0;         ///< of all dropout masks
+  std::uint64_t step = 0;         ///< of training; other steps have other masks
   std::int64_t first_sample = 0;  ///< global index of the batch's first sequence
 };
 
 /// Inputs of a forward besides its tensors.
 struct ForwardState {
-  RngState random;
-  bool training = true;
+  RngState random;       ///< see RngState
+  bool training = true;  ///< see Context::training()
 };
 
+/// Resources of a Context.
 struct ContextOptions {
-  int threads = 1;
-  std::shared_ptr<MemoryTracker> memory_tracker;  ///< null: the context creates one
-  MemoryPoolOptions memory;
+  int threads = 1;  ///< of the compute thread pool, including the caller's; below 1: InvalidUsage
+  std::shared_ptr<MemoryTracker> memory_tracker;         ///< null: the context creates one
+  MemoryPoolOptions memory;                              ///< of the device's memory pool
   std::function<std::unique_ptr<Stream>()> make_stream;  ///< null: a stream of the device
   Device device;                                         ///< where tensors live and kernels run
   std::shared_ptr<DeviceRuntime> runtime;                ///< null: open_device() of `device`
@@ -38,23 +39,27 @@ struct ContextOptions {
 /// Belongs to one rank and is used by one thread. It must outlive every tensor created on it.
 class TESSERA_API Context {
  public:
+  /// Throws InvalidUsage if the device can't be used.
   explicit Context(ContextOptions options = {});
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  Device device() const { return runtime_->device(); }
-  DeviceRuntime& runtime() { return *runtime_; }
-  MemoryPool& memory() { return memory_; }  ///< of the device
-  MemoryTracker& memory_tracker() { return memory_.memory_tracker(); }
-  Stream& stream() { return *stream_; }  ///< the compute stream
+  Device device() const { return runtime_->device(); }                  ///< where tensors live and kernels run
+  DeviceRuntime& runtime() { return *runtime_; }                        ///< owned by the context, perhaps with others
+  MemoryPool& memory() { return memory_; }                              ///< of the device
+  MemoryTracker& memory_tracker() { return memory_.memory_tracker(); }  ///< of memory()
+  Stream& stream() { return *stream_; }                                 ///< the compute stream
+  /// Another stream of the kind of stream(); the caller orders the two by events.
   std::unique_ptr<Stream> make_stream() const;
-  ThreadPool& threads() { return *threads_; }
+  ThreadPool& threads() { return *threads_; }  ///< for kernels on the host; used by one operation at a time
+  /// The state of the next dropout masks, which the program sets before each step. Throws InvalidUsage during a graph
+  /// capture.
   RngState& random() {
     refuse_in_capture("dropout", "its masks change with every step");
     return random_;
   }
-  DeviceKernels& device_kernels() { return *kernels_; }
+  DeviceKernels& device_kernels() { return *kernels_; }  ///< the kernels that have no element type
   /// The kernels for elements of type T. Throws Unsupported "OP: no kernel for DTYPE on DEVICE".
   template <class T>
   KernelTable<T>& kernels(std::string_view op) {
@@ -66,7 +71,7 @@ class TESSERA_API Context {
 
   /// False in evaluation: dropout does nothing.
   bool training() const { return training_; }
-  void set_training(bool training) { training_ = training; }
+  void set_training(bool training) { training_ = training; }  ///< true by default
 
   /// The current state; ForwardStateScope restores it.
   ForwardState forward_state() const { return {random_, training_}; }
@@ -98,7 +103,7 @@ class TESSERA_API Context {
 /// Makes `tape` (null: none) the recording tape during the scope's lifetime. Scopes nest.
 class TESSERA_API TapeScope {
  public:
-  TapeScope(Context& context, Tape* tape);
+  TapeScope(Context& context, Tape* tape);  ///< `context` and `tape` outlive the scope
   ~TapeScope();
   TapeScope(const TapeScope&) = delete;
   TapeScope& operator=(const TapeScope&) = delete;
@@ -111,7 +116,7 @@ class TESSERA_API TapeScope {
 /// Sets an earlier forward state during the scope's lifetime, so that a recomputation draws the same masks.
 class TESSERA_API ForwardStateScope {
  public:
-  ForwardStateScope(Context& context, const ForwardState& state);
+  ForwardStateScope(Context& context, const ForwardState& state);  ///< `context` outlives the scope
   ~ForwardStateScope();
   ForwardStateScope(const ForwardStateScope&) = delete;
   ForwardStateScope& operator=(const ForwardStateScope&) = delete;
@@ -124,6 +129,7 @@ class TESSERA_API ForwardStateScope {
 /// Disables training mode, and with it dropout, during the scope's lifetime.
 class TESSERA_API EvaluationScope {
  public:
+  /// `context` outlives the scope.
   explicit EvaluationScope(Context& context) : context_(context), previous_(context.training()) {
     context.set_training(false);
   }

@@ -12,10 +12,11 @@
 
 namespace tessera::nn {
 
+/// How a file stores tokens.
 enum class TokenFormat : std::uint8_t {
   bytes,  ///< text: every byte is a token, so the vocabulary must have at least 256 entries
   u16,    ///< headerless little-endian ids, as nanoGPT writes them
-  u32,
+  u32,    ///< as u16
 };
 /// "bytes", "u16", "u32". Throws InvalidUsage.
 TESSERA_API TokenFormat parse_token_format(std::string_view name);
@@ -28,7 +29,7 @@ class TESSERA_API TokenDataset {
   TokenDataset(const std::vector<std::string>& paths, TokenFormat format, std::int64_t vocabulary);
 
   std::int64_t size() const { return ends_.back(); }  ///< in tokens
-  ElementRange all() const { return {0, size()}; }
+  ElementRange all() const { return {0, size()}; }    ///< for BatchOptions::range: all tokens
   /// The first nine tenths (rounded down), for training.
   ElementRange training() const { return {0, size() / 10 * 9 + size() % 10 * 9 / 10}; }
   /// The remaining tokens, for validation.
@@ -49,14 +50,16 @@ class TESSERA_API TokenDataset {
 
 /// Two i32 tensors [sequences, positions]; each target is the token after its input.
 struct TokenBatch {
-  Tensor tokens, targets;
+  Tensor tokens,  ///< the inputs
+      targets;    ///< the token after each input; kIgnoreIndex: none
 };
 
+/// Which windows a BatchSampler draws.
 struct BatchOptions {
-  ElementRange range;  ///< of the files, such as TokenDataset::training()
-  std::int64_t positions = 0;
+  ElementRange range;             ///< of the files, such as TokenDataset::training()
+  std::int64_t positions = 0;     ///< inputs per sequence, in tokens
   std::int64_t global_batch = 0;  ///< sequences per step over all ranks and microbatches
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;         ///< of the random order
 };
 
 /// Samples random windows. The window of sequence `index` of step `step` depends only on the seed, the step, the global
@@ -82,7 +85,7 @@ class TESSERA_API SequentialSampler {
  public:
   /// Throws InvalidUsage if the range has no complete window.
   SequentialSampler(std::shared_ptr<const TokenDataset> files, ElementRange range, std::int64_t positions);
-  std::int64_t count() const { return (range_.count() - 1) / positions_; }
+  std::int64_t count() const { return (range_.count() - 1) / positions_; }  ///< complete windows in the range
   /// Windows `windows`. Windows at count() and beyond are empty: all their targets are kIgnoreIndex.
   TokenBatch batch(Context& context, ElementRange windows) const;
 

@@ -7,14 +7,15 @@ namespace tessera::nn {
 
 /// Memory that a backward writes. If `accumulate` is false, the memory holds no value yet and must be overwritten.
 struct GradientTarget {
-  Tensor tensor;
-  bool accumulate = false;
+  Tensor tensor;            ///< the memory, of the gradient's shape
+  bool accumulate = false;  ///< true: add to the memory's values
 };
 
 /// The first write overwrites; later writes add. The first write allocates memory from the pool, unless memory is bound
 /// (a parameter's gradient is a view of a flat buffer).
 class TESSERA_API Gradient {
  public:
+  /// No memory yet; `context` outlives it.
   Gradient(Context& context, Shape shape, DType dtype) : context_(context), shape_(std::move(shape)), dtype_(dtype) {}
 
   /// Acquires the memory for one writer, which must then write (or add) all elements.
@@ -26,7 +27,7 @@ class TESSERA_API Gradient {
   /// memory is never written: adding to a gradient whose memory has another owner continues in a copy.
   void accumulate(const Tensor& gradient);
 
-  bool written() const { return written_; }
+  bool written() const { return written_; }  ///< true if it holds a value
   /// Throws InvalidUsage if nothing was written.
   const Tensor& value() const;
   /// Discards the value; owned memory is released, bound memory stays bound.
@@ -34,8 +35,8 @@ class TESSERA_API Gradient {
 
   /// Binds external memory. `keep`: it holds the gradient of earlier microbatches, so the first write adds, too.
   void bind(void* data, bool keep);
-  void unbind();
-  bool bound() const { return bound_; }
+  void unbind();                         ///< drops the binding and the value
+  bool bound() const { return bound_; }  ///< true if it writes bound memory
   /// Memory category of owned memory; `gradient` for leaves.
   void set_use(MemoryCategory use) { use_ = use; }
 

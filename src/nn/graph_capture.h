@@ -18,6 +18,7 @@ class TESSERA_API GraphCapture {
   GraphCapture(const GraphCapture&) = delete;
   GraphCapture& operator=(const GraphCapture&) = delete;
 
+  /// Ends the capture and returns its graph. Throws what DeviceRuntime::end_capture() throws. Once.
   std::unique_ptr<base::Graph> finish();
 
  private:

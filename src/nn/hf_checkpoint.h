@@ -22,7 +22,7 @@ class TESSERA_API HfCheckpointReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
   explicit HfCheckpointReader(const std::string& folder);
-  const ModelConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }  ///< of config.json
 
   /// Throws InvalidUsage that names missing tensors, unexpected tensors, and tensors whose shape differs from `needed`.
   void check(const std::vector<SafetensorsTensor>& needed) const;
@@ -54,7 +54,9 @@ class TESSERA_API HfCheckpointWriter {
   /// Throws InvalidUsage if the directory can't be created or written.
   HfCheckpointWriter(const std::string& folder, const ModelConfig& config,
                      const std::vector<SafetensorsTensor>& tensors);
+  /// Elements `range` of an f32 tensor.
   void write(std::string_view name, ElementRange range, const float* values) { writer_.write(name, range, values); }
+  /// A tensor of any dtype, at once.
   void write_whole(std::string_view name, const void* values) { writer_.write_whole(name, values); }
   /// Completes the files. Until then the directory's previous content stays unchanged.
   void commit();

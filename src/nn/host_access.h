@@ -21,17 +21,19 @@ TESSERA_API void download(Context& context, const void* from, std::size_t bytes,
 /// Pinned host memory that copies pass through, cached for later copies. One per context.
 class PinnedBufferCache {
  public:
-  explicit PinnedBufferCache(DeviceRuntime& runtime) : runtime_(runtime) {}
+  explicit PinnedBufferCache(DeviceRuntime& runtime) : runtime_(runtime) {}  ///< `runtime` outlives the cache
   ~PinnedBufferCache();
   PinnedBufferCache(const PinnedBufferCache&) = delete;
   PinnedBufferCache& operator=(const PinnedBufferCache&) = delete;
 
+  /// A pinned buffer.
   struct Block {
-    void* data = nullptr;
-    std::size_t bytes = 0;
-    Event free;  ///< reached when the last copy that used the buffer is complete
+    void* data = nullptr;   ///< of DeviceRuntime::allocate_host()
+    std::size_t bytes = 0;  ///< size of the buffer, at least as requested
+    Event free;             ///< reached when the last copy that used the buffer is complete
   };
-  Block take(std::size_t bytes);
+  Block take(std::size_t bytes);  ///< an idle block of at least `bytes`, or a new one; owned by the caller until give()
+  /// Returns a block, which is reused once `free` is reached.
   void give(Block block) { blocks_.push_back(std::move(block)); }
 
  private:

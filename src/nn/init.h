@@ -8,31 +8,39 @@
 
 namespace tessera::nn {
 
+/// How a parameter's initial values are drawn.
 struct Init {
-  enum class Kind : std::uint8_t { zeros, ones, normal, uniform };
-  Kind kind = Kind::zeros;
-  double deviation = 0.0;  ///< of uniform numbers: exclusive bound of their magnitude
-  static constexpr Init zeros() { return {Kind::zeros, 0.0}; }
-  static constexpr Init ones() { return {Kind::ones, 0.0}; }
+  /// The distribution of the values.
+  enum class Kind : std::uint8_t {
+    zeros,   ///< all 0
+    ones,    ///< all 1
+    normal,  ///< mean 0, standard deviation Init::deviation
+    uniform  ///< in [-Init::deviation, Init::deviation)
+  };
+  Kind kind = Kind::zeros;  ///< default: zeros
+  double deviation = 0.0;   ///< of uniform numbers: exclusive bound of their magnitude
+  static constexpr Init zeros() { return {Kind::zeros, 0.0}; }  ///< all 0
+  static constexpr Init ones() { return {Kind::ones, 0.0}; }    ///< all 1
+  /// Mean 0 and this standard deviation.
   static constexpr Init normal(double deviation) { return {Kind::normal, deviation}; }
-  static constexpr Init uniform(double most) { return {Kind::uniform, most}; }
+  static constexpr Init uniform(double most) { return {Kind::uniform, most}; }  ///< uniform in [-most, most)
 };
 
 /// Elements [begin, end) of a tensor.
 struct ElementRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t count() const { return end - begin; }
+  std::int64_t begin = 0;                             ///< first element
+  std::int64_t end = 0;                               ///< after the last element
+  std::int64_t count() const { return end - begin; }  ///< number of elements
 };
 
 class Context;
 
 /// Selects initial values: elements `range` of the tensor called `name`.
 struct InitialValues {
-  Init init;
-  std::string_view name;
-  std::uint64_t seed = 0;
-  ElementRange range;
+  Init init;               ///< distribution of the values
+  std::string_view name;   ///< canonical name of the tensor; valid during the call
+  std::uint64_t seed = 0;  ///< of the whole model
+  ElementRange range;      ///< in elements of the whole tensor
 };
 /// Appends work to the compute stream that writes the values to out[0, range.count()), in device memory. No data is
 /// copied from the host.

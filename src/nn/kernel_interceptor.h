@@ -17,11 +17,12 @@ namespace tessera::nn {
 /// One kernel call. Its size determines its duration: floating-point operations for products and attention, bytes read
 /// and written for all others.
 struct KernelInvocation {
-  std::string_view kernel;  ///< as in KernelTable: "linear_forward"; "copy" and "clear" of the runtime; never freed
-  DType dtype = DType::f32;
-  double size = 0;
+  std::string_view kernel;   ///< as in KernelTable: "linear_forward"; "copy" and "clear" of the runtime; never freed
+  DType dtype = DType::f32;  ///< of the elements; u8 for untyped copies
+  double size = 0;           ///< floating-point operations or bytes
 };
 
+/// Receives the kernel calls of a runtime that observe() wraps, on their thread.
 class TESSERA_API KernelInterceptor {
  public:
   virtual ~KernelInterceptor();
@@ -32,9 +33,11 @@ class TESSERA_API KernelInterceptor {
 /// Duration of each kernel as a function of its size. A value type.
 class TESSERA_API KernelCostModel {
  public:
+  /// Adds one measured call.
   void add(const KernelInvocation& call, double seconds) { tables_[key(call)].add(call.size, seconds); }
   /// 0 for kernels that were not measured; see has().
   double seconds(const KernelInvocation& call) const;
+  /// True if this kernel was measured for this dtype, at any size.
   bool has(const KernelInvocation& call) const { return tables_.contains(key(call)); }
   /// A copy in which all times are `factor` times as long: for another machine, or a test.
   KernelCostModel scaled(double factor) const;
@@ -52,7 +55,7 @@ class TESSERA_API KernelCostModel {
 class TESSERA_API KernelProfiler final : public KernelInterceptor {
  public:
   void call(const KernelInvocation& call, Stream& stream, const std::function<void()>& run) override;
-  const KernelCostModel& times() const { return times_; }
+  const KernelCostModel& times() const { return times_; }  ///< of all calls so far
 
  private:
   KernelCostModel times_;

@@ -14,13 +14,14 @@
 
 namespace tessera::nn {
 
+/// The shape of the adapters.
 struct LoraOptions {
-  std::int64_t rank = 8;
-  double alpha = 8;
+  std::int64_t rank = 8;  ///< columns of A
+  double alpha = 8;       ///< scale of the adapters; see factor()
   /// Path suffixes of linear layers: "c_attn", "mlp.c_fc". Empty: default_lora_targets().
   std::vector<std::string> targets;
-  double factor() const { return alpha / static_cast<double>(rank); }
-  bool operator==(const LoraOptions&) const = default;
+  double factor() const { return alpha / static_cast<double>(rank); }  ///< factor of an adapter's product
+  bool operator==(const LoraOptions&) const = default;                 ///< by value
 };
 
 /// PEFT's defaults: attention's fused projection for gpt2; q_proj and v_proj for llama.
@@ -40,6 +41,7 @@ TESSERA_API bool is_adapter(std::string_view name);
 /// Computes W + alpha / rank B A in f32 for any ranges of the weights, once all adapters were added. The sum over the
 /// rank has a fixed order, so the bits don't depend on how a weight is divided into ranges.
 class TESSERA_API LoraMerger {
+  /// The options with which the adapters were added.
  public:
   LoraMerger(const ModelConfig& config, const LoraOptions& options);
   /// Adds a whole factor: a parameter with is_adapter(name).

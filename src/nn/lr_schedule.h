@@ -13,12 +13,13 @@ namespace tessera::nn {
 ///   constant, s > W:  peak
 ///   cosine,   s > W:  floor + (peak - floor) * (1 + cos(pi * (s - W) / (N - W))) / 2, which reaches `floor` in step N
 struct LrSchedule {
+  /// The course after the warm-up.
   enum class Kind : std::uint8_t { constant, cosine };
-  Kind kind = Kind::constant;
-  double peak = 1e-3;
-  double floor = 0.0;
-  std::int64_t warmup = 0;
-  std::int64_t steps = 0;  ///< in total; required by cosine
+  Kind kind = Kind::constant;  ///< default: constant
+  double peak = 1e-3;          ///< the highest rate, reached at the end of the warm-up
+  double floor = 0.0;          ///< the rate that cosine reaches in its last step
+  std::int64_t warmup = 0;     ///< in steps; 0: none
+  std::int64_t steps = 0;      ///< in total; required by cosine
 };
 
 /// "constant", "cosine". Throws InvalidUsage.

@@ -16,11 +16,12 @@ class TESSERA_API MappedFile {
   /// Throws InvalidUsage "PATH: REASON" if the file can't be opened or is not a regular file. An empty file maps to no
   /// bytes.
   explicit MappedFile(std::string path);
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(MappedFile&& other) noexcept;             ///< leaves `other` without a mapping
+  MappedFile& operator=(MappedFile&& other) noexcept;  ///< exchanges the two
   ~MappedFile();
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return path_; }  ///< as given to the constructor
+  /// The mapped content; valid while this object lives.
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
 
  private:

@@ -21,15 +21,17 @@ namespace tessera::nn {
 /// A trainable tensor. materialize() or an engine provides its memory; the handle is valid from construction on.
 class TESSERA_API Parameter {
  public:
+  /// Without memory; see Module::add_parameter().
   Parameter(Context& context, std::string name, Shape shape, Init init);
   const std::string& name() const { return name_; }  ///< canonical: the path of its first registration
-  const Tensor& tensor() const { return tensor_; }
-  operator const Tensor&() const { return tensor_; }  // NOLINT: a parameter is used as a tensor everywhere
-  Gradient& gradient() const { return *tensor_.gradient(); }
-  const Shape& shape() const { return tensor_.shape(); }
-  std::int64_t count() const { return tensor_.count(); }
-  DType dtype() const { return tensor_.dtype(); }
-  const Init& init() const { return init_; }
+  const Tensor& tensor() const { return tensor_; }   ///< unbound until it has memory
+  /// The same handle as tensor().
+  operator const Tensor&() const { return tensor_; }          // NOLINT: a parameter is used as a tensor everywhere
+  Gradient& gradient() const { return *tensor_.gradient(); }  ///< created by the first call
+  const Shape& shape() const { return tensor_.shape(); }      ///< of the whole parameter, also if an engine shards it
+  std::int64_t count() const { return tensor_.count(); }      ///< elements of the whole parameter
+  DType dtype() const { return tensor_.dtype(); }             ///< see Module::set_dtype()
+  const Init& init() const { return init_; }                  ///< how materialize() and engines initialize it
   /// False for norms and biases (one-dimensional): they get no weight decay.
   bool decays() const { return shape().size() >= 2; }
 
@@ -52,16 +54,18 @@ struct BufferOptions {
 /// it. materialize() or an engine provides its memory; the handle is valid from construction on.
 class TESSERA_API ModuleBuffer {
  public:
+  /// Without memory; see Module::add_buffer().
   ModuleBuffer(Context& context, const std::string& name, Shape shape, BufferOptions options)
       : options_(options), tensor_(Tensor::unbound(context, std::move(shape), options.dtype, name)) {}
   const std::string& name() const { return tensor_.name(); }  ///< canonical: "bn.running_mean"
-  const Tensor& tensor() const { return tensor_; }
-  operator const Tensor&() const { return tensor_; }  // NOLINT: used as a parameter is
-  const Shape& shape() const { return tensor_.shape(); }
-  std::int64_t count() const { return tensor_.count(); }
-  DType dtype() const { return tensor_.dtype(); }
-  const Init& init() const { return options_.init; }
-  bool persistent() const { return options_.persistent; }
+  const Tensor& tensor() const { return tensor_; }            ///< unbound until it has memory
+  /// The same handle as tensor().
+  operator const Tensor&() const { return tensor_; }       // NOLINT: used as a parameter is
+  const Shape& shape() const { return tensor_.shape(); }   ///< of the whole buffer
+  std::int64_t count() const { return tensor_.count(); }   ///< elements
+  DType dtype() const { return tensor_.dtype(); }          ///< BufferOptions::dtype, or the module's if follows_dtype
+  const Init& init() const { return options_.init; }       ///< BufferOptions::init
+  bool persistent() const { return options_.persistent; }  ///< BufferOptions::persistent
 
  private:
   friend class Module;
@@ -72,27 +76,29 @@ class TESSERA_API ModuleBuffer {
 /// Called at a module's boundaries; each may be empty. `post_backward` runs when all gradients that the module's
 /// operations in that call produce are written.
 struct ModuleHooks {
-  std::function<void(Phase)> pre_forward;
-  std::function<void(Phase)> post_forward;
-  std::function<void()> pre_backward;
-  std::function<void()> post_backward;
+  std::function<void(Phase)> pre_forward;   ///< before a forward or its recomputation; the argument says which
+  std::function<void(Phase)> post_forward;  ///< after a forward or its recomputation
+  std::function<void()> pre_backward;       ///< before the backward of a call
+  std::function<void()> post_backward;      ///< after the backward of a call
 };
 
 /// Derive through Layer<Self>. Children and parameters are registered in construction order.
 class TESSERA_API Module {
  public:
-  explicit Module(Context& context) : context_(context) {}
+  explicit Module(Context& context) : context_(context) {}  ///< `context` outlives the module
   virtual ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  Context& context() const { return context_; }
+  Context& context() const { return context_; }      ///< the constructor's
   const std::string& path() const { return path_; }  ///< "h.3.attn"; "" for the root
+  /// In order of registration; owned by this module.
   const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
   /// This module's own parameters, including tied ones.
   const std::vector<std::shared_ptr<Parameter>>& own_parameters() const { return parameters_; }
   /// All parameters of the subtree, depth first in registration order; tied ones once.
   std::vector<std::shared_ptr<Parameter>> parameters() const;
+  /// This module's own buffers.
   const std::vector<std::shared_ptr<ModuleBuffer>>& own_buffers() const { return buffers_; }
   /// All buffers of the subtree, ordered like parameters().
   std::vector<std::shared_ptr<ModuleBuffer>> buffers() const;
@@ -103,15 +109,15 @@ class TESSERA_API Module {
 
   /// True for a natural unit of sharding: a transformer block.
   bool is_block() const { return is_block_; }
-  void mark_block() { is_block_ = true; }
+  void mark_block() { is_block_ = true; }  ///< makes is_block() true
 
   /// If true, calls under a tape save only their arguments, and backward recomputes the activations. For modules that
   /// are called by the call operator and return one tensor. The setting of modules nested in such a module takes
   /// effect, too.
   void checkpoint_activations(bool value) { checkpoints_ = value; }
-  bool checkpoints_activations() const { return checkpoints_; }
+  bool checkpoints_activations() const { return checkpoints_; }  ///< as set by checkpoint_activations()
 
-  void set_hooks(ModuleHooks hooks) { hooks_ = std::move(hooks); }
+  void set_hooks(ModuleHooks hooks) { hooks_ = std::move(hooks); }  ///< replaces the earlier hooks; one set per module
 
   /// Sets the compute dtype of this module and its descendants: that of parameters, activations and gradients. It
   /// overrides earlier settings of descendants, so set a module before its parts:
@@ -138,12 +144,12 @@ class TESSERA_API Module {
 
   /// Called at the module's boundaries by Layer's call operator and by the tape.
   void notify_forward_begins();
-  void notify_forward_ends();
-  void notify_backward_begins();
-  void notify_backward_ends();
+  void notify_forward_ends();     ///< calls post_forward
+  void notify_backward_begins();  ///< calls pre_backward
+  void notify_backward_ends();    ///< calls post_backward
   /// Called before and after a recomputation in this module's backward.
   void notify_recompute_begins();
-  void notify_recompute_ends();
+  void notify_recompute_ends();  ///< calls post_forward
 
  protected:
   /// Constructs a child M(context, arguments...) named `name` (dots make a path: "h.0").
@@ -154,6 +160,7 @@ class TESSERA_API Module {
     adopt(std::move(name), std::move(child));
     return reference;
   }
+  /// Registers a parameter, without memory; `name` is relative to this module's path. The module owns it.
   Parameter& add_parameter(std::string name, Shape shape, Init init);
   /// Uses another module's parameter under this module, too: a tied parameter.
   Parameter& tie_parameter(const Parameter& parameter, const Module& owner);
@@ -171,6 +178,7 @@ class TESSERA_API Module {
 
   /// True if calls cast.
   bool is_boundary() const { return own_dtype_ && parent_ != nullptr && *own_dtype_ != parent_->dtype(); }
+  /// The argument in the module's dtype: a copy for tensors, the argument itself for all else.
   template <class T>
   decltype(auto) cast_input(T& argument) const {
     if constexpr (std::is_same_v<std::remove_const_t<T>, Tensor>) {
@@ -179,6 +187,7 @@ class TESSERA_API Module {
       return (argument);
     }
   }
+  /// The result in the parent's dtype unless set_cast_outputs(false).
   template <class T>
   T cast_output(T result) const {
     if (casts_results_back_) cast_back(result);
@@ -225,7 +234,9 @@ class TESSERA_API Module {
 template <class Self>
 class Layer : public Module {
  public:
-  using Module::Module;
+  using Module::Module;  ///< as Module's
+  /// Calls Self::forward(arguments...) between the module's hooks, with the casts of set_dtype(); checkpointed if
+  /// checkpoint_activations() is set.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     notify_forward_begins();

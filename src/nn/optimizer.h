@@ -12,17 +12,23 @@
 
 namespace tessera::nn {
 
+/// Settings of an optimizer, with PyTorch's names and meanings.
 struct OptimizerConfig {
-  enum class Kind : std::uint8_t { sgd, adam, adamw };
-  Kind kind = Kind::adamw;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0.01;
-  double momentum = 0.0;
-  bool nesterov = false;
-  bool amsgrad = false;
-  bool maximize = false;
+  /// The update formula.
+  enum class Kind : std::uint8_t {
+    sgd,   ///< stochastic gradient descent
+    adam,  ///< adds weight decay to the gradient
+    adamw  ///< decays the parameter
+  };
+  Kind kind = Kind::adamw;     ///< default: AdamW
+  double beta1 = 0.9;          ///< decay of the first moment; adam and adamw
+  double beta2 = 0.999;        ///< decay of the second moment; adam and adamw
+  double eps = 1e-8;           ///< added to the root of the second moment; adam and adamw
+  double weight_decay = 0.01;  ///< factor; not for norms and biases (OptimizerRange::decay)
+  double momentum = 0.0;       ///< of sgd; 0: no state
+  bool nesterov = false;       ///< of sgd, with momentum
+  bool amsgrad = false;        ///< of adam and adamw
+  bool maximize = false;       ///< true: ascends the gradient
 };
 
 /// "sgd", "adam", "adamw". Throws InvalidUsage.
@@ -33,12 +39,13 @@ TESSERA_API void validate(const OptimizerConfig& config);
 
 /// f32 values of state per parameter: adam and adamw 2, with amsgrad 3; sgd 0, with momentum 1.
 TESSERA_API int state_slots(const OptimizerConfig& config);
+/// The most values that state_slots() returns.
 inline constexpr int kMaxStateSlots = 3;
 
 /// Settings of one step, the same for all ranges.
 struct OptimizerStep {
-  std::uint64_t number = 1;  ///< from 1
-  double learning_rate = 1e-3;
+  std::uint64_t number = 1;     ///< from 1
+  double learning_rate = 1e-3;  ///< of this step
   /// The update multiplies gradients by *gradient_scale (clipping, unscaling) and reads it when it runs on the stream.
   /// Null: 1. NaN: nothing is changed.
   const double* gradient_scale = nullptr;
@@ -49,8 +56,8 @@ struct OptimizerRange {
   float* values = nullptr;                        ///< for half-precision parameters: their f32 master weights
   const float* gradients = nullptr;               ///< null if narrow.gradient holds them
   std::array<float*, kMaxStateSlots> state = {};  ///< the first state_slots() are used; zeros before the first step
-  std::int64_t count = 0;
-  bool decay = true;                ///< false: norms and biases
+  std::int64_t count = 0;                         ///< elements of each array
+  bool decay = true;                              ///< false: norms and biases
   kernels::NarrowStep narrow = {};  ///< half-precision gradients, and parameters that get the rounded master weights
 };
 
@@ -62,8 +69,9 @@ TESSERA_API void update(Context& context, const OptimizerConfig& config, const O
 /// initialized from the parameters at construction. Gradients are those of the last backward; step() clears them.
 class TESSERA_API Optimizer {
  public:
+  /// `model` has memory and outlives the optimizer. Throws InvalidUsage for an invalid config.
   Optimizer(Module& model, OptimizerConfig config);
-  void step(double learning_rate);
+  void step(double learning_rate);  ///< updates the parameters that have a gradient; others stay unchanged
 
  private:
   struct Entry {

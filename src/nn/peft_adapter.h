@@ -21,7 +21,7 @@ class TESSERA_API PeftAdapterReader {
  public:
   /// Throws InvalidUsage if a file is missing or malformed.
   explicit PeftAdapterReader(const std::string& folder);
-  const LoraOptions& options() const { return options_; }
+  const LoraOptions& options() const { return options_; }  ///< of adapter_config.json
   /// `needed`: the adapters' parameters. Throws InvalidUsage that names tensors that are missing, of another shape, or
   /// unexpected.
   void check(const std::vector<SafetensorsTensor>& needed) const;
@@ -41,6 +41,7 @@ class TESSERA_API PeftAdapterWriter {
   /// `tensors`: the adapters' parameters.
   PeftAdapterWriter(const std::string& folder, std::string json, const ModelConfig& config,
                     const std::vector<SafetensorsTensor>& tensors);
+  /// Writes elements `range` of the parameter called `name`.
   void write(std::string_view name, ElementRange range, const float* values);
   /// Completes the files. Until then the directory's previous content stays unchanged.
   void commit();

@@ -16,7 +16,9 @@
 
 namespace tessera::nn {
 
+/// A 128-bit counter, the low word first.
 using PhiloxCounter = std::array<std::uint32_t, 4>;
+/// A 64-bit key, the low word first.
 using PhiloxKey = std::array<std::uint32_t, 2>;
 
 /// Ten rounds of Philox4x32: 128 random bits from a 128-bit counter and a 64-bit key.
@@ -27,7 +29,7 @@ TESSERA_API std::uint64_t hash_name(std::string_view name);
 
 /// A stream of random 32-bit words: word i is word i % 4 of Philox at counter (i / 4, high), under `key`.
 struct RandomStream {
-  PhiloxKey key{};
+  PhiloxKey key{};         ///< selects the stream, with `high`
   std::uint64_t high = 0;  ///< upper half of the counter
 };
 
@@ -46,26 +48,32 @@ TESSERA_API void normal_from_words(const std::uint32_t* words, float* out, std::
 /// Elements [begin, end) of a whole tensor; out[0] is element `begin`. `out` is f32, and rounded once for half
 /// precision.
 struct RandomRange {
-  std::string_view name;
-  std::uint64_t seed = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
+  std::string_view name;    ///< of the tensor
+  std::uint64_t seed = 0;   ///< of the model
+  std::uint64_t begin = 0;  ///< first element
+  std::uint64_t end = 0;    ///< after the last element
 };
 /// out = mean + std * normal
 TESSERA_API void fill_normal(const RandomRange& range, float mean, float std, float* out);
+/// As above, for f64 elements.
 TESSERA_API void fill_normal(const RandomRange& range, double mean, double std, double* out);
 /// Elements [begin, end) of a stream. The functions above use tensor_stream(seed, name).
 struct StreamRange {
-  RandomStream stream;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
+  RandomStream stream;      ///< the stream of words
+  std::uint64_t begin = 0;  ///< first element
+  std::uint64_t end = 0;    ///< after the last element
 };
+/// As above, for a range of a stream.
 TESSERA_API void fill_normal(const StreamRange& range, float mean, float std, float* out);
+/// As above, for f64 elements.
 TESSERA_API void fill_normal(const StreamRange& range, double mean, double std, double* out);
 /// out = low + (high - low) * u, u in [0, 1) with 24 bits
 TESSERA_API void fill_uniform(const RandomRange& range, float low, float high, float* out);
+/// As above, for f64 elements.
 TESSERA_API void fill_uniform(const RandomRange& range, double low, double high, double* out);
+/// As above, for a range of a stream.
 TESSERA_API void fill_uniform(const StreamRange& range, float low, float high, float* out);
+/// As above, for f64 elements.
 TESSERA_API void fill_uniform(const StreamRange& range, double low, double high, double* out);
 
 }  // namespace tessera::nn

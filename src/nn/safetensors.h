@@ -17,25 +17,26 @@
 
 namespace tessera::nn {
 
+/// A tensor of a file.
 struct SafetensorsEntry {
-  std::string name;
-  std::string dtype;  ///< as spelled in the file: "F32", "BF16", "BOOL", ...
-  std::size_t element_bytes = 0;
-  Shape shape;
-  std::uint64_t begin = 0;  ///< in bytes after the header
-  std::uint64_t end = 0;
-  std::int64_t count() const { return static_cast<std::int64_t>((end - begin) / element_bytes); }
+  std::string name;               ///< unique in the file
+  std::string dtype;              ///< as spelled in the file: "F32", "BF16", "BOOL", ...
+  std::size_t element_bytes = 0;  ///< size of one element
+  Shape shape;                    ///< empty for a scalar
+  std::uint64_t begin = 0;        ///< in bytes after the header
+  std::uint64_t end = 0;          ///< after the last byte; on the same scale as `begin`
+  std::int64_t count() const { return static_cast<std::int64_t>((end - begin) / element_bytes); }  ///< elements
 };
 
 /// Longer headers are rejected, as by the reference implementation.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 
-/// Entries and metadata of a file, in the file's order. parse_safetensors_header() parses and checks the header of a
-/// file whose data part has `data_bytes` bytes; `origin` names the file in errors.
+/// Entries and metadata of a file.
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;
-  std::map<std::string, std::string> metadata;
+  std::vector<SafetensorsEntry> entries;        ///< in the file's order
+  std::map<std::string, std::string> metadata;  ///< the header's "__metadata__"
 };
+/// Parses and checks the header of a file whose data part has `data_bytes` bytes; `origin` names the file in errors.
 TESSERA_API SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                                        const std::string& origin);
 
@@ -45,9 +46,11 @@ TESSERA_API std::string safetensors_name(DType dtype);
 /// A memory-mapped file. Thread-safe.
 class TESSERA_API SafetensorsFile {
  public:
+  /// Maps the file and checks its header. Throws InvalidUsage.
   explicit SafetensorsFile(const std::string& path);
-  const std::string& path() const { return file_.path(); }
-  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
+  const std::string& path() const { return file_.path(); }                          ///< as given to the constructor
+  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }  ///< in the file's order
+  /// The header's "__metadata__".
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// Returns null if there is no such tensor.
   const SafetensorsEntry* find(std::string_view name) const;
@@ -65,10 +68,11 @@ class TESSERA_API SafetensorsFile {
   std::map<std::string, std::size_t, std::less<>> index_;
 };
 
+/// A tensor to be written.
 struct SafetensorsTensor {
-  std::string name;
-  Shape shape;
-  DType dtype = DType::f32;
+  std::string name;          ///< unique in the file
+  Shape shape;               ///< of the whole tensor
+  DType dtype = DType::f32;  ///< in the file
 };
 
 /// Writes tensors, most of them f32: the constructor writes the header, then any ranges are written in any order, then

@@ -20,13 +20,20 @@ namespace tessera::nn {
 class Module;
 
 /// The pass in which a hook is called.
-enum class Phase : std::uint8_t { forward, recompute, backward };
+enum class Phase : std::uint8_t {
+  forward,    ///< the first computation of the activations
+  recompute,  ///< their recomputation in backward
+  backward    ///< the computation of gradients
+};
 
 /// Used by one thread. Tapes nest: a checkpointed region records its recomputation on its own tape.
 class TESSERA_API Tape {
  public:
-  /// `nothing`: marks outputs that require a gradient, as recording does, but drops every node.
-  enum class RecordMode : std::uint8_t { nodes, nothing };
+  /// What becomes of recorded operations.
+  enum class RecordMode : std::uint8_t {
+    nodes,   ///< records
+    nothing  ///< marks outputs that require a gradient, as recording does, but drops every node
+  };
   /// `phase`: passed to the hooks of the forwards that the tape records.
   explicit Tape(Phase phase = Phase::forward, RecordMode keep = RecordMode::nodes) : phase_(phase), keep_(keep) {}
   ~Tape();
@@ -38,7 +45,9 @@ class TESSERA_API Tape {
   /// gradient() of each input that it writes.
   void record(std::string_view op, const Tensor& output, std::function<void()> backward);
 
+  /// Records that a call of `module` begins; backward() calls notify_backward_ends() there.
   void enter(Module& module);
+  /// Records that a call of `module` ends; backward() calls notify_backward_begins() there.
   void leave(Module& module);
 
   /// Computes the gradients of everything that requires one, starting with d(loss)/d(loss) = `seed`. Empties the tape,
@@ -46,9 +55,9 @@ class TESSERA_API Tape {
   void backward(const Tensor& loss, double seed = 1.0);
   /// Like backward(), but starts from gradients that the caller wrote. Empties the tape, also if it throws.
   void backward_from_gradients();
-  void clear();
-  Phase phase() const { return phase_; }
-  std::size_t size() const { return nodes_.size(); }
+  void clear();                                       ///< drops all nodes and the activations that they saved
+  Phase phase() const { return phase_; }              ///< as given to the constructor
+  std::size_t size() const { return nodes_.size(); }  ///< number of recorded nodes, module boundaries included
 
  private:
   enum class Kind : std::uint8_t { operation, enter, leave };

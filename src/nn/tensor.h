@@ -27,6 +27,7 @@ class TESSERA_API Tensor {
 
   /// Uninitialized memory from the context's pool, tracked under category `use`.
   static Tensor empty(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
+  /// As empty(), then filled with zeros on the compute stream.
   static Tensor zeros(Context& context, Shape shape, DType dtype, MemoryCategory use = MemoryCategory::activation);
   /// A handle without memory; see bind().
   static Tensor unbound(Context& context, Shape shape, DType dtype, std::string name);
@@ -36,14 +37,15 @@ class TESSERA_API Tensor {
   /// The same memory without a gradient: what a backward saves and reads. For a parameter, see viewed().
   Tensor detached() const;
 
+  /// False for an empty handle; all other functions then throw InvalidUsage.
   explicit operator bool() const { return impl_ != nullptr; }
-  const Shape& shape() const;
-  std::int64_t dim(int index) const;  ///< negative: counted from the end
-  std::int64_t count() const;
-  std::size_t bytes() const;
-  DType dtype() const;
-  Context& context() const;
-  Device device() const { return context().device(); }
+  const Shape& shape() const;                           ///< extents, outermost first
+  std::int64_t dim(int index) const;                    ///< negative: counted from the end
+  std::int64_t count() const;                           ///< elements
+  std::size_t bytes() const;                            ///< of all elements
+  DType dtype() const;                                  ///< of the elements
+  Context& context() const;                             ///< the context of the memory and stream
+  Device device() const { return context().device(); }  ///< the context's
 
   /// The elements, in device memory (host_access.h reads and writes them from the host). Throws InvalidUsage if T is
   /// not the dtype, or if the memory is unbound (the error names the tensor and the reason).
@@ -51,8 +53,9 @@ class TESSERA_API Tensor {
   T* data() const {
     return static_cast<T*>(raw(dtype_of<T>));
   }
+  /// As data(), for any dtype.
   void* raw() const;
-  bool bound() const;
+  bool bound() const;  ///< true if it has memory
   /// True if writes could be visible elsewhere: the memory is external, or another view shares it.
   bool shares_memory() const;
 
@@ -64,11 +67,11 @@ class TESSERA_API Tensor {
   /// Waits for the stream and returns the only element, which has a floating-point type.
   double item() const;
 
-  bool requires_grad() const;
-  void set_requires_grad(bool value);
+  bool requires_grad() const;          ///< false by default, true for parameters
+  void set_requires_grad(bool value);  ///< for leaves, such as a parameter to be frozen; recording() sets it on outputs
   /// The holder of this tensor's gradient (created by the first call).
   const std::shared_ptr<Gradient>& gradient() const;
-  const std::string& name() const;
+  const std::string& name() const;  ///< as passed to unbound(), else ""
 
  private:
   struct Impl;

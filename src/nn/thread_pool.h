@@ -20,7 +20,7 @@ class TESSERA_API ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  std::size_t threads() const noexcept { return threads_; }
+  std::size_t threads() const noexcept { return threads_; }  ///< including the caller's
 
   /// Calls function(tile) or function(tile, worker) once for each tile of [0, tiles), on any of the pool's threads.
   /// worker is in [0, threads()), and only one tile at a time runs with a worker number (for scratch memory). Returns

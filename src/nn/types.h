@@ -10,6 +10,7 @@
 #include "tessera/base/memory_pool.h"
 #include "tessera/base/stream.h"
 
+/// Tensors, modules, optimizers, data and models.
 namespace tessera::nn {
 
 using namespace base;  // NOLINT: one directory of this header's kind per layer

@@ -17,8 +17,10 @@ inline constexpr std::size_t kAttentionBlock = 64;
 /// Element d of head h at position t of batch b: data[b*batch_stride + t*position_stride + h*head_stride + d].
 template <class T>
 struct HeadsView {
-  T* data = nullptr;
-  std::size_t batch_stride = 0, position_stride = 0, head_stride = 0;
+  T* data = nullptr;             ///< first element
+  std::size_t batch_stride = 0,  ///< in elements
+      position_stride = 0,       ///< in elements
+      head_stride = 0;           ///< in elements; dim elements of a head are contiguous
 };
 
 /// View of a contiguous [batch, positions, heads, dim] tensor.
@@ -33,9 +35,11 @@ HeadsView<T> fused_qkv_view(T* qkv, std::size_t part, std::size_t positions, std
   return {qkv + part * heads * dim, positions * 3 * heads * dim, 3 * heads * dim, dim};
 }
 
+/// The extents of an attention.
 struct AttentionShape {
-  std::size_t batch = 0, positions = 0;
-  std::size_t heads = 0;
+  std::size_t batch = 0,     ///< sequences
+      positions = 0;         ///< of each sequence
+  std::size_t heads = 0;     ///< query heads
   std::size_t kv_heads = 0;  ///< divides heads; query head h reads kv head h / (heads / kv_heads)
   std::size_t dim = 0;       ///< of one head
   double scale = 0;          ///< of the scores; 0: 1 / sqrt(dim)
@@ -53,33 +57,46 @@ struct AttentionDropout {
 /// independent of the number of positions. Backward: also one element per batch entry, head and position.
 TESSERA_API std::size_t attention_forward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                                         std::size_t element_bytes);
+/// As attention_forward_scratch_bytes(), for the backward.
 TESSERA_API std::size_t attention_backward_scratch_bytes(const AttentionShape& shape, std::size_t threads,
                                                          std::size_t element_bytes);
 
+/// Arguments of attention_forward().
 template <class T>
 struct AttentionForward {
-  AttentionShape shape;
-  HeadsView<const T> q, k, v;
+  AttentionShape shape;  ///< of all views
+  HeadsView<const T> q,  ///< queries, `heads` heads
+      k,  ///< keys, `kv_heads` heads
+      v;  ///< values, `kv_heads` heads
   HeadsView<T> out;             ///< usually heads_view(y, positions, heads, dim) with y[batch, positions, heads * dim]
   Wide<T>* log_sum_exp = nullptr;     ///< [batch, heads, positions], saved for backward; may be null
   void* scratch = nullptr;      ///< attention_forward_scratch_bytes, aligned to 64
-  AttentionDropout dropout;
+  AttentionDropout dropout;  ///< none by default
 };
+/// out = softmax(scale * q k^T, causal) v for each head, with dropout of the weights.
 template <class T>
 TESSERA_API void attention_forward(ThreadPool& pool, const AttentionForward<T>& args);
 
 /// Gradients may be views of one fused dqkv. All three are required.
 template <class T>
 struct AttentionBackward {
-  AttentionShape shape;
-  HeadsView<const T> q, k, v;
-  HeadsView<const T> out, dout;
-  const Wide<T>* log_sum_exp = nullptr;
-  HeadsView<T> dq, dk, dv;
-  bool accumulate_dq = false, accumulate_dk = false, accumulate_dv = false;
-  void* scratch = nullptr;  ///< attention_backward_scratch_bytes, aligned to 64
-  AttentionDropout dropout;  ///< as in forward
+  AttentionShape shape;                  ///< as in forward
+  HeadsView<const T> q,                  ///< as in forward
+      k,                                 ///< as in forward
+      v;                                 ///< as in forward
+  HeadsView<const T> out,                ///< forward's output
+      dout;                              ///< its gradient
+  const Wide<T>* log_sum_exp = nullptr;  ///< as forward saved it
+  HeadsView<T> dq,                       ///< gradient of q
+      dk,                                ///< gradient of k
+      dv;                                ///< gradient of v
+  bool accumulate_dq = false,            ///< true: dq += ...
+      accumulate_dk = false,             ///< true: dk += ...
+      accumulate_dv = false;             ///< true: dv += ...
+  void* scratch = nullptr;               ///< attention_backward_scratch_bytes, aligned to 64
+  AttentionDropout dropout;              ///< as in forward
 };
+/// The gradients of attention_forward().
 template <class T>
 TESSERA_API void attention_backward(ThreadPool& pool, const AttentionBackward<T>& args);
 

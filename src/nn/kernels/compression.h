@@ -11,7 +11,10 @@ namespace tessera::nn::kernels {
 /// int8: q * scale, with scale = the largest magnitude of a block / 127 and q rounded to nearest (ties to even), so the
 /// error of a value is at most half a scale. A block whose largest magnitude is below 1e-30 becomes zeros; a block with
 /// an infinity or a NaN becomes NaN.
-enum class Encoding : std::uint8_t { bf16, int8 };
+enum class Encoding : std::uint8_t {
+  bf16,  ///< rounded to nearest, ties to even; no scales
+  int8   ///< q * scale, in blocks of kEncodingBlock values
+};
 
 /// Values per int8 block; the scales are then 1.6 % of the bytes.
 inline constexpr std::size_t kEncodingBlock = 256;
@@ -25,28 +28,30 @@ constexpr std::size_t encoded_bytes(Encoding encoding, std::size_t count) {
 /// out = factor * in[count], encoded. If `error` is not null, error[count] is added to these values before encoding and
 /// then set to the rounding error (error feedback).
 struct EncodeArgs {
-  Encoding encoding = Encoding::bf16;
-  const void* in = nullptr;
+  Encoding encoding = Encoding::bf16;   ///< of `out`
+  const void* in = nullptr;             ///< [count]
   base::DType from = base::DType::f32;  ///< f32, f16 or bf16
-  std::size_t count = 0;
-  void* out = nullptr;  ///< aligned to 4 bytes
-  float* error = nullptr;
-  float factor = 1;
+  std::size_t count = 0;                ///< values
+  void* out = nullptr;                  ///< aligned to 4 bytes
+  float* error = nullptr;               ///< [count] of f32, or null: no error feedback
+  float factor = 1;                     ///< applied before encoding
 };
 
 /// out[count] = (source 0 + source 1 + ...) / divisor, added in f32 in this order and rounded once to `to`.
 struct SumEncodedArgs {
-  Encoding encoding = Encoding::bf16;
-  const void* in = nullptr;  ///< aligned to 4 bytes
-  std::size_t stride = 0;    ///< bytes from one source to the next, a multiple of 4
-  std::size_t sources = 1;
-  float divisor = 1;
-  void* out = nullptr;
-  base::DType to = base::DType::f32;  ///< f32, f16 or bf16
-  std::size_t count = 0;
+  Encoding encoding = Encoding::bf16;  ///< of all sources
+  const void* in = nullptr;            ///< aligned to 4 bytes
+  std::size_t stride = 0;              ///< bytes from one source to the next, a multiple of 4
+  std::size_t sources = 1;             ///< how many encodings lie at `in`
+  float divisor = 1;                   ///< 1: the plain sum
+  void* out = nullptr;                 ///< [count]
+  base::DType to = base::DType::f32;   ///< f32, f16 or bf16
+  std::size_t count = 0;               ///< values of each source
 };
 
+/// Encodes values as EncodeArgs says.
 TESSERA_API void encode(ThreadPool& pool, const EncodeArgs& args);
+/// Decodes and adds encodings as SumEncodedArgs says.
 TESSERA_API void sum_encoded(ThreadPool& pool, const SumEncodedArgs& args);
 
 }  // namespace tessera::nn::kernels

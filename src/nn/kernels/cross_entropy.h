@@ -10,22 +10,27 @@
 
 namespace tessera::nn::kernels {
 
+/// Default of ignore_index, as in PyTorch: targets of this value have no loss and no gradient.
 inline constexpr std::int32_t kIgnoreIndex = -100;
 
+/// The result of cross_entropy_forward().
 struct CrossEntropyResult {
-  double loss_sum = 0;     ///< over the valid targets, in f64, in the order of the rows
-  std::size_t valid = 0;   ///< targets that are not ignore_index
+  double loss_sum = 0;    ///< over the valid targets, in f64, in the order of the rows
+  std::size_t valid = 0;  ///< targets that are not ignore_index
 };
 
+/// Arguments of cross_entropy_forward().
 template <class T>
 struct CrossEntropyForward {
   const T* logits = nullptr;              ///< [rows, vocabulary]
   const std::int32_t* targets = nullptr;  ///< [rows]; outside [0, vocabulary) and not ignore_index: InvalidUsage
-  std::size_t rows = 0, vocabulary = 0;
-  std::int32_t ignore_index = kIgnoreIndex;
+  std::size_t rows = 0,  ///< targets
+      vocabulary = 0;  ///< classes
+  std::int32_t ignore_index = kIgnoreIndex;  ///< targets that are skipped
   Wide<T>* row_max = nullptr;  ///< [rows], saved for backward; row_max and row_sum may both be null (evaluation)
   Wide<T>* row_sum = nullptr;  ///< [rows], sum of exp(logit - row_max), saved for backward
 };
+/// The loss -log softmax(logits[row])[target], summed over the rows.
 template <class T>
 TESSERA_API CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const CrossEntropyForward<T>& args);
 
@@ -33,33 +38,35 @@ TESSERA_API CrossEntropyResult cross_entropy_forward(ThreadPool& pool, const Cro
 /// 1 / valid for the mean. dlogits may be logits.
 template <class T>
 struct CrossEntropyBackward {
-  const T* logits = nullptr;
-  const std::int32_t* targets = nullptr;
-  std::size_t rows = 0, vocabulary = 0;
-  std::int32_t ignore_index = kIgnoreIndex;
-  const Wide<T>* row_max = nullptr;
-  const Wide<T>* row_sum = nullptr;
-  Wide<T> scale = 1;
-  T* dlogits = nullptr;
-  bool accumulate = false;
+  const T* logits = nullptr;                 ///< as in forward
+  const std::int32_t* targets = nullptr;     ///< as in forward
+  std::size_t rows = 0,                      ///< as in forward
+      vocabulary = 0;                        ///< as in forward
+  std::int32_t ignore_index = kIgnoreIndex;  ///< as in forward
+  const Wide<T>* row_max = nullptr;          ///< as forward saved it
+  const Wide<T>* row_sum = nullptr;          ///< as forward saved it
+  Wide<T> scale = 1;                         ///< gradient of loss_sum
+  T* dlogits = nullptr;                      ///< [rows, vocabulary]
+  bool accumulate = false;                   ///< true: dlogits += ...
 };
+/// The gradient of cross_entropy_forward().
 template <class T>
 TESSERA_API void cross_entropy_backward(ThreadPool& pool, const CrossEntropyBackward<T>& args);
 
 /// For kernel tables: the mean over the valid targets (0 if there are none), and their number.
 template <class T>
 struct MeanCrossEntropy {
-  CrossEntropyForward<T> rows;
-  double* loss = nullptr;   ///< loss_sum / valid
-  double* valid = nullptr;  ///< as a floating-point number, for the backward
+  CrossEntropyForward<T> rows;  ///< input of the sum
+  double* loss = nullptr;       ///< loss_sum / valid
+  double* valid = nullptr;      ///< as a floating-point number, for the backward
 };
 
 /// The gradient of MeanCrossEntropy::loss times *upstream; ignores rows.scale.
 template <class T>
 struct MeanCrossEntropyBackward {
-  CrossEntropyBackward<T> rows;
-  const double* upstream = nullptr;
-  const double* valid = nullptr;
+  CrossEntropyBackward<T> rows;      ///< input; its `scale` is ignored
+  const double* upstream = nullptr;  ///< gradient of the loss, in device memory
+  const double* valid = nullptr;     ///< MeanCrossEntropy::valid
 };
 
 }  // namespace tessera::nn::kernels

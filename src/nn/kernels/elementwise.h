@@ -25,38 +25,41 @@ TESSERA_API void add(ThreadPool& pool, const T* a, const T* b, T* out, std::size
 /// Arguments of assign and add, for kernel tables.
 template <class T>
 struct AssignArgs {
-  const T* x = nullptr;
-  T* out = nullptr;
-  std::size_t count = 0;
-  bool accumulate = false;
+  const T* x = nullptr;     ///< [count]
+  T* out = nullptr;         ///< [count]
+  std::size_t count = 0;    ///< elements
+  bool accumulate = false;  ///< true: out += x
 };
+/// Arguments of add, for kernel tables.
 template <class T>
 struct AddArgs {
-  const T* a = nullptr;
-  const T* b = nullptr;
-  T* out = nullptr;
-  std::size_t count = 0;
+  const T* a = nullptr;   ///< [count]
+  const T* b = nullptr;   ///< [count]
+  T* out = nullptr;       ///< [count]; may be a or b
+  std::size_t count = 0;  ///< elements
 };
 
+/// Arguments of scale().
 template <class T>
 struct ScaleArgs {
-  const T* x = nullptr;
-  Wide<T> factor = 1;
-  T* out = nullptr;
-  std::size_t count = 0;
-  bool accumulate = false;
+  const T* x = nullptr;     ///< [count]
+  Wide<T> factor = 1;       ///< in the opmath type
+  T* out = nullptr;         ///< [count]; may be x
+  std::size_t count = 0;    ///< elements
+  bool accumulate = false;  ///< true: out += factor * x
 };
 /// out = factor * x, or out += factor * x (rounded twice: multiply, then add) if `accumulate`
 template <class T>
 TESSERA_API void scale(ThreadPool& pool, const ScaleArgs<T>& args);
 
+/// Arguments of multiply().
 template <class T>
 struct MultiplyArgs {
-  const T* a = nullptr;
-  const T* b = nullptr;
-  T* out = nullptr;
-  std::size_t count = 0;
-  bool accumulate = false;
+  const T* a = nullptr;     ///< [count]
+  const T* b = nullptr;     ///< [count]
+  T* out = nullptr;         ///< [count]; may be a or b
+  std::size_t count = 0;    ///< elements
+  bool accumulate = false;  ///< true: out += a * b
 };
 /// out = a * b, or out += a * b (rounded twice) if `accumulate`
 template <class T>
@@ -69,12 +72,14 @@ TESSERA_API void add_bias(ThreadPool& pool, const T* bias, T* y, std::size_t row
 template <class T>
 TESSERA_API void broadcast_rows(ThreadPool& pool, const T* bias, T* y, std::size_t rows, std::size_t columns);
 
+/// Arguments of column_sums().
 template <class T>
 struct ColumnSumsArgs {
-  const T* x = nullptr;  ///< [rows, columns]
-  T* out = nullptr;      ///< [columns]
-  std::size_t rows = 0, columns = 0;
-  bool accumulate = false;
+  const T* x = nullptr;     ///< [rows, columns]
+  T* out = nullptr;         ///< [columns]
+  std::size_t rows = 0,     ///< of x
+      columns = 0;          ///< of x
+  bool accumulate = false;  ///< true: out += ...
 };
 /// out[c] = sum over rows of x[r, c], in a fixed order (blocks of 64 rows, each in order): the bias gradient.
 template <class T>
@@ -84,7 +89,12 @@ TESSERA_API void column_sums(ThreadPool& pool, const ColumnSumsArgs<T>& args);
 template <class T>
 TESSERA_API double sum(ThreadPool& pool, const T* x, std::size_t count);
 /// A vector norm: (sum of |x|^p)^(1/p), or the largest |x|.
-enum class Norm : std::uint8_t { one, two, three, infinity };
+enum class Norm : std::uint8_t {
+  one,      ///< p = 1
+  two,      ///< p = 2
+  three,    ///< p = 3
+  infinity  ///< the largest |x|
+};
 /// Partial result of a norm: the sum of |x|^p in f64, in an order that depends only on `count`; or the largest |x|, NaN
 /// if x contains one. Partial results combine by addition, or by their maximum.
 template <class T>
@@ -92,10 +102,15 @@ TESSERA_API double norm_part(ThreadPool& pool, Norm norm, const T* x, std::size_
 
 /// Element conversions as in base/dtype.h (to half precision: nearest even). Ranges must not overlap.
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::f16* out, std::size_t count);
+/// From f32 to bf16.
 TESSERA_API void convert(ThreadPool& pool, const float* in, base::bf16* out, std::size_t count);
+/// From f16 to f32; exact.
 TESSERA_API void convert(ThreadPool& pool, const base::f16* in, float* out, std::size_t count);
+/// From bf16 to f32; exact.
 TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, float* out, std::size_t count);
+/// From f16 to bf16.
 TESSERA_API void convert(ThreadPool& pool, const base::f16* in, base::bf16* out, std::size_t count);
+/// From bf16 to f16.
 TESSERA_API void convert(ThreadPool& pool, const base::bf16* in, base::f16* out, std::size_t count);
 
 }  // namespace tessera::nn::kernels

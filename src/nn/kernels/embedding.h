@@ -15,21 +15,27 @@ struct EmbeddingForward {
   const T* weight = nullptr;          ///< [vocabulary, width]
   const std::int32_t* ids = nullptr;  ///< [rows]
   T* y = nullptr;                     ///< [rows, width]
-  std::size_t rows = 0, vocabulary = 0, width = 0;
-  bool accumulate = false;
+  std::size_t rows = 0,               ///< of ids and y
+      vocabulary = 0,                 ///< of weight
+      width = 0;                      ///< of weight and y
+  bool accumulate = false;            ///< true: y += ...
 };
+/// Looks up the rows as EmbeddingForward says.
 template <class T>
 TESSERA_API void embedding_forward(ThreadPool& pool, const EmbeddingForward<T>& args);
 
 /// dweight[ids[r], :] += dy[r, :] in the order of r; without `accumulate` the whole table is zeroed first.
 template <class T>
 struct EmbeddingBackward {
-  const std::int32_t* ids = nullptr;
-  const T* dy = nullptr;
-  T* dweight = nullptr;
-  std::size_t rows = 0, vocabulary = 0, width = 0;
-  bool accumulate = false;
+  const std::int32_t* ids = nullptr;  ///< [rows]
+  const T* dy = nullptr;              ///< [rows, width], gradient of y
+  T* dweight = nullptr;               ///< [vocabulary, width]
+  std::size_t rows = 0,               ///< of ids and dy
+      vocabulary = 0,                 ///< of dweight
+      width = 0;                      ///< of dweight and dy
+  bool accumulate = false;            ///< false: dweight is zeroed first
 };
+/// Adds up the gradient as EmbeddingBackward says.
 template <class T>
 TESSERA_API void embedding_backward(ThreadPool& pool, const EmbeddingBackward<T>& args);
 

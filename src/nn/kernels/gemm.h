@@ -14,23 +14,26 @@
 
 namespace tessera::nn::kernels {
 
+/// Whether op() transposes the stored matrix.
 enum class Transpose : bool { no, yes };
 
 /// C[m, n] = alpha * op(A) * op(B) + beta * C, op(A)[m, k], op(B)[k, n]. With beta 0, C is not read (NaN in C is
 /// ignored).
 template <class T>
 struct GemmArgs {
-  Transpose trans_a = Transpose::no;
-  Transpose trans_b = Transpose::no;
-  std::size_t m = 0, n = 0, k = 0;
-  Wide<T> alpha = 1;
-  const T* a = nullptr;
-  std::size_t lda = 0;  ///< elements between the starts of two stored rows; 0: packed
-  const T* b = nullptr;
-  std::size_t ldb = 0;
-  Wide<T> beta = 0;
-  T* c = nullptr;
-  std::size_t ldc = 0;
+  Transpose trans_a = Transpose::no;  ///< yes: A is stored as [k, m]
+  Transpose trans_b = Transpose::no;  ///< yes: B is stored as [n, k]
+  std::size_t m = 0,                  ///< rows of C
+      n = 0,                          ///< columns of C
+      k = 0;                          ///< extent of the sums
+  Wide<T> alpha = 1;                  ///< factor of the product
+  const T* a = nullptr;               ///< the stored A
+  std::size_t lda = 0;                ///< elements between the starts of two stored rows; 0: packed
+  const T* b = nullptr;               ///< the stored B
+  std::size_t ldb = 0;                ///< as lda, for B
+  Wide<T> beta = 0;                   ///< factor of the previous C
+  T* c = nullptr;                     ///< the result, [m, n]
+  std::size_t ldc = 0;                ///< as lda, for C
 };
 
 /// T: float, double; bf16 if has_onednn_product(), with alpha 1 and beta 0 or 1: sums are computed in f32 and rounded
@@ -42,25 +45,31 @@ TESSERA_API void gemm(ThreadPool& pool, const GemmArgs<T>& args);
 /// 2.6.3 (avx512_core_bf16)". Two processes with different libraries may round differently.
 TESSERA_API std::string products_name();
 
-/// Storage of a linear layer's weight: out_in as in torch.nn.Linear, in_out as in GPT-2's Conv1D.
-enum class WeightLayout : bool { out_in, in_out };
+/// Storage of a linear layer's weight.
+enum class WeightLayout : bool {
+  out_in,  ///< [out, in], as in torch.nn.Linear
+  in_out   ///< [in, out], as in GPT-2's Conv1D
+};
 
+/// The extents of a linear layer.
 struct LinearShape {
-  std::size_t rows = 0, in = 0, out = 0;
-  WeightLayout layout = WeightLayout::out_in;
+  std::size_t rows = 0,                        ///< of x and y
+      in = 0,                                  ///< columns of x
+      out = 0;                                 ///< columns of y
+  WeightLayout layout = WeightLayout::out_in;  ///< of the weight
 };
 
 /// y[rows, out] = x[rows, in] * W + bias[out]; bias may be null. Overwrites y. If `activated` is not null, also
 /// computes activated = activation(y), in the same pass if the device supports it (then before y is rounded).
 template <class T>
 struct LinearForward {
-  LinearShape shape;
-  const T* x = nullptr;
-  const T* weight = nullptr;
-  const T* bias = nullptr;
-  T* y = nullptr;
-  T* activated = nullptr;
-  Activation activation = Activation::relu;
+  LinearShape shape;                         ///< extents of all arrays
+  const T* x = nullptr;                      ///< [rows, in]
+  const T* weight = nullptr;                 ///< [out, in] or [in, out], by shape.layout
+  const T* bias = nullptr;                   ///< [out], or null
+  T* y = nullptr;                            ///< [rows, out]
+  T* activated = nullptr;                    ///< [rows, out], or null
+  Activation activation = Activation::relu;  ///< unused if `activated` is null
 };
 /// Ignores `activated`.
 template <class T>
@@ -76,17 +85,18 @@ ActivationForward<T> activation_after(const LinearForward<T>& args) {
 /// the existing value, else overwrite. Only dweight needs x and only dx needs weight; the other may be null.
 template <class T>
 struct LinearBackward {
-  LinearShape shape;
-  const T* x = nullptr;
-  const T* weight = nullptr;
-  const T* dy = nullptr;
-  T* dx = nullptr;
-  T* dweight = nullptr;
-  T* dbias = nullptr;
-  bool accumulate_dx = false;
-  bool accumulate_dweight = false;
-  bool accumulate_dbias = false;
+  LinearShape shape;                ///< as in forward
+  const T* x = nullptr;             ///< as in forward; may be null without dweight
+  const T* weight = nullptr;        ///< as in forward; may be null without dx
+  const T* dy = nullptr;            ///< [rows, out], gradient of y
+  T* dx = nullptr;                  ///< gradient of x, or null
+  T* dweight = nullptr;             ///< gradient of weight, or null
+  T* dbias = nullptr;               ///< gradient of bias, or null
+  bool accumulate_dx = false;       ///< true: dx += ...
+  bool accumulate_dweight = false;  ///< true: dweight += ...
+  bool accumulate_dbias = false;    ///< true: dbias += ...
 };
+/// The gradients of linear_forward().
 template <class T>
 TESSERA_API void linear_backward(ThreadPool& pool, const LinearBackward<T>& args);
 

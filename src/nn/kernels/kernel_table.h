@@ -32,25 +32,29 @@ namespace tessera::nn {
 /// out = mean + deviation * normal; out[0] is element range.begin.
 template <class T>
 struct NormalFill {
-  StreamRange range;
-  kernels::Wide<T> mean = 0, deviation = 1;
-  T* out = nullptr;
+  StreamRange range;          ///< part of a stream
+  kernels::Wide<T> mean = 0,  ///< of the values
+      deviation = 1;          ///< standard deviation of the values
+  T* out = nullptr;           ///< end - begin elements
 };
 
 /// out = low + (high - low) * u, u in [0, 1); out[0] is element range.begin.
 template <class T>
 struct UniformFill {
-  StreamRange range;
-  kernels::Wide<T> low = 0, high = 1;
-  T* out = nullptr;
+  StreamRange range;         ///< part of a stream
+  kernels::Wide<T> low = 0,  ///< lower bound
+      high = 1;              ///< upper bound
+  T* out = nullptr;          ///< end - begin elements
 };
 
 /// out[b, c, r] = in[b, r, c]
 template <class T>
 struct TransposeArgs {
-  const T* in = nullptr;
-  T* out = nullptr;
-  std::size_t batch = 0, rows = 0, columns = 0;
+  const T* in = nullptr;  ///< [batch, rows, columns]
+  T* out = nullptr;       ///< [batch, columns, rows]; does not overlap `in`
+  std::size_t batch = 0,  ///< number of matrices
+      rows = 0,           ///< of each matrix of `in`
+      columns = 0;        ///< of each matrix of `in`
 };
 
 /// The kernels for elements of type T. The argument structs in kernels/ document the functions.
@@ -59,25 +63,31 @@ class KernelTable {
  public:
   virtual ~KernelTable() = default;
 
-  virtual void fill(Stream& stream, T value, T* out, std::size_t count) = 0;
-  virtual void fill_normal(Stream& stream, const NormalFill<T>& args) = 0;
-  virtual void fill_uniform(Stream& stream, const UniformFill<T>& args) = 0;
-  virtual void assign(Stream& stream, const kernels::AssignArgs<T>& args) = 0;
-  virtual void add(Stream& stream, const kernels::AddArgs<T>& args) = 0;
-  virtual void scale(Stream& stream, const kernels::ScaleArgs<T>& args) = 0;
-  virtual void transpose(Stream& stream, const TransposeArgs<T>& args) = 0;
+  virtual void fill(Stream& stream, T value, T* out, std::size_t count) = 0;    ///< see kernels::fill
+  virtual void fill_normal(Stream& stream, const NormalFill<T>& args) = 0;      ///< see NormalFill
+  virtual void fill_uniform(Stream& stream, const UniformFill<T>& args) = 0;    ///< see UniformFill
+  virtual void assign(Stream& stream, const kernels::AssignArgs<T>& args) = 0;  ///< see kernels::assign
+  virtual void add(Stream& stream, const kernels::AddArgs<T>& args) = 0;        ///< see kernels::add
+  virtual void scale(Stream& stream, const kernels::ScaleArgs<T>& args) = 0;    ///< see kernels::scale
+  virtual void transpose(Stream& stream, const TransposeArgs<T>& args) = 0;     ///< see TransposeArgs
   /// out[0] = a partial result of the norm (kernels::norm_part). Needs scratch.
   virtual void norm_part(Stream& stream, kernels::Norm norm, const T* x, std::size_t count, double* out) = 0;
 
+  /// See kernels::activation_forward.
   virtual void activation_forward(Stream& stream, const kernels::ActivationForward<T>& args) = 0;
+  /// See kernels::activation_backward.
   virtual void activation_backward(Stream& stream, kernels::Activation kind, const kernels::ActivationBackward<T>&) = 0;
-  virtual void swiglu_forward(Stream& stream, const kernels::SwigluForward<T>& args) = 0;
+  virtual void swiglu_forward(Stream& stream,
+                              const kernels::SwigluForward<T>& args) = 0;  ///< see kernels::swiglu_forward
+  /// See kernels::swiglu_backward.
   virtual void swiglu_backward(Stream& stream, const kernels::SwigluBackward<T>& args) = 0;
-  virtual void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) = 0;
-  virtual void rope(Stream& stream, const kernels::RopeArgs<T>& args) = 0;
+  virtual void dropout(Stream& stream, const kernels::DropoutArgs<T>& args) = 0;  ///< see kernels::dropout
+  virtual void rope(Stream& stream, const kernels::RopeArgs<T>& args) = 0;        ///< see kernels::rope
 
+  /// See kernels::layer_norm_forward.
   virtual void layer_norm_forward(Stream& stream, const kernels::LayerNormForward<T>& args) = 0;
   virtual void layer_norm_backward(Stream& stream, const kernels::LayerNormBackward<T>& args) = 0;  ///< needs scratch
+  /// See kernels::rms_norm_forward.
   virtual void rms_norm_forward(Stream& stream, const kernels::RmsNormForward<T>& args) = 0;
   virtual void rms_norm_backward(Stream& stream, const kernels::RmsNormBackward<T>& args) = 0;  ///< needs scratch
 
@@ -86,6 +96,7 @@ class KernelTable {
   virtual void embedding_forward(Stream& stream, const kernels::EmbeddingForward<T>& args) = 0;
   virtual void embedding_backward(Stream& stream, const kernels::EmbeddingBackward<T>& args) = 0;    ///< needs scratch
   virtual void cross_entropy_forward(Stream& stream, const kernels::MeanCrossEntropy<T>& args) = 0;  ///< needs scratch
+  /// See MeanCrossEntropyBackward.
   virtual void cross_entropy_backward(Stream& stream, const kernels::MeanCrossEntropyBackward<T>& args) = 0;
 
   virtual void linear_forward(Stream& stream, const kernels::LinearForward<T>& args) = 0;    ///< needs scratch
@@ -93,43 +104,46 @@ class KernelTable {
 
   /// Bytes of AttentionForward::scratch and AttentionBackward::scratch.
   virtual std::size_t attention_forward_scratch(const kernels::AttentionShape& shape) const = 0;
+  /// Bytes of AttentionBackward::scratch.
   virtual std::size_t attention_backward_scratch(const kernels::AttentionShape& shape) const = 0;
+  /// See kernels::attention_forward.
   virtual void attention_forward(Stream& stream, const kernels::AttentionForward<T>& args) = 0;
+  /// See kernels::attention_backward.
   virtual void attention_backward(Stream& stream, const kernels::AttentionBackward<T>& args) = 0;
 
-  virtual void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) = 0;
-  virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;
+  virtual void sgd_step(Stream& stream, const kernels::SgdStep<T>& args) = 0;    ///< see kernels::sgd_step
+  virtual void adam_step(Stream& stream, const kernels::AdamStep<T>& args) = 0;  ///< see kernels::adam_step
 };
 
 /// From the partial results parts[count] of a norm: out[0] = norm / loss_scale; out[1] = the factor that unscales and
 /// clips a gradient: min(1, most / (out[0] + 1e-6)) / loss_scale, or 1 / loss_scale without `most`. Parts are added in
 /// order.
 struct ClipArgs {
-  kernels::Norm norm = kernels::Norm::two;
-  const double* parts = nullptr;
-  std::size_t count = 0;
-  std::optional<double> most = {};
-  double loss_scale = 1;
-  bool skips = false;  ///< if the norm isn't finite, out[1] is NaN, so that the optimizer changes nothing
-  double* out = nullptr;
+  kernels::Norm norm = kernels::Norm::two;  ///< of the partial results
+  const double* parts = nullptr;            ///< [count]
+  std::size_t count = 0;                    ///< partial results
+  std::optional<double> most = {};          ///< largest norm; empty: no clipping
+  double loss_scale = 1;                    ///< factor on the loss
+  bool skips = false;     ///< if the norm isn't finite, out[1] is NaN, so that the optimizer changes nothing
+  double* out = nullptr;  ///< [2]
 };
 
 /// Converts `count` elements between any two of f32, f16 and bf16, as in base/dtype.h. Ranges must not overlap.
 struct ConvertArgs {
-  const void* in = nullptr;
-  DType from = DType::f32;
-  void* out = nullptr;
-  DType to = DType::f32;
-  std::size_t count = 0;
+  const void* in = nullptr;  ///< [count]
+  DType from = DType::f32;   ///< type of `in`
+  void* out = nullptr;       ///< [count]
+  DType to = DType::f32;     ///< type of `out`
+  std::size_t count = 0;     ///< elements
 };
 
 /// Decodes an nf4.h encoding, aligned to 4 bytes, to its `count` values, computed in f32 and rounded to a floating
 /// type.
 struct DecodeArgs {
-  const void* encoded = nullptr;
-  std::int64_t count = 0;
-  void* out = nullptr;
-  DType dtype = DType::f32;
+  const void* encoded = nullptr;  ///< nf4_bytes(count) bytes
+  std::int64_t count = 0;         ///< values
+  void* out = nullptr;            ///< [count]
+  DType dtype = DType::f32;       ///< type of `out`
 };
 
 /// All kernels of a device; created for one context and used by its thread.
@@ -139,19 +153,21 @@ class TESSERA_API DeviceKernels {
 
   /// Null if the device has no kernels for the type.
   virtual KernelTable<float>* f32() { return nullptr; }
-  virtual KernelTable<double>* f64() { return nullptr; }
-  virtual KernelTable<f16>* half() { return nullptr; }
-  virtual KernelTable<bf16>* brain() { return nullptr; }
+  virtual KernelTable<double>* f64() { return nullptr; }  ///< as f32(), for f64
+  virtual KernelTable<f16>* half() { return nullptr; }    ///< as f32(), for f16
+  virtual KernelTable<bf16>* brain() { return nullptr; }  ///< as f32(), for bf16
 
   /// out[i] = i % period
   virtual void positions(Stream& stream, std::int32_t* out, std::size_t count, std::size_t period) = 0;
-  virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;
-  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;
-  virtual void encode(Stream& stream, const kernels::EncodeArgs& args) = 0;
-  virtual void sum_encoded(Stream& stream, const kernels::SumEncodedArgs& args) = 0;
-  virtual void decode_nf4(Stream& stream, const DecodeArgs& args) = 0;
+  virtual void clip_factor(Stream& stream, const ClipArgs& args) = 0;                 ///< see ClipArgs
+  virtual void convert(Stream& stream, const ConvertArgs& args) = 0;                  ///< see ConvertArgs
+  virtual void encode(Stream& stream, const kernels::EncodeArgs& args) = 0;           ///< see kernels::encode
+  virtual void sum_encoded(Stream& stream, const kernels::SumEncodedArgs& args) = 0;  ///< see kernels::sum_encoded
+  virtual void decode_nf4(Stream& stream, const DecodeArgs& args) = 0;                ///< see DecodeArgs
+  /// See kernels::orthonormalize.
   virtual void orthonormalize(Stream& stream, const kernels::OrthonormalizeArgs& args) = 0;
 
+  /// The table of type T; null if the device has none.
   template <class T>
   KernelTable<T>* of() {
     if constexpr (std::is_same_v<T, float>) return f32();
@@ -163,14 +179,15 @@ class TESSERA_API DeviceKernels {
 
 /// Resources that kernels use; they must outlive the kernels.
 struct KernelResources {
-  DeviceRuntime& runtime;
-  MemoryPool& memory;
-  ThreadPool& threads;
+  DeviceRuntime& runtime;  ///< of the device
+  MemoryPool& memory;      ///< of the device, for scratch
+  ThreadPool& threads;     ///< for kernels on the host
 };
 
 /// Interface that DeviceRuntime::find() returns for nn.
 struct KernelFactory {
-  static constexpr std::string_view kInterface = "nn.kernels";
+  static constexpr std::string_view kInterface = "nn.kernels";  ///< the name for find()
+  /// Creates the kernels of one context.
   std::unique_ptr<DeviceKernels> (*make)(const KernelResources& resources) = nullptr;
 };
 

@@ -13,62 +13,71 @@ namespace tessera::nn::kernels {
 /// backward follows. mean and rstd may both be null (nothing saved).
 template <class T>
 struct LayerNormForward {
-  std::size_t rows = 0, width = 0;
-  const T* x = nullptr;       ///< [rows, width]
-  const T* weight = nullptr;  ///< [width]
-  const T* bias = nullptr;    ///< [width], or null
-  Wide<T> eps = Wide<T>(1e-5);
-  T* y = nullptr;     ///< [rows, width]
-  Wide<T>* mean = nullptr;  ///< [rows], saved for backward
-  Wide<T>* rstd = nullptr;  ///< [rows], saved for backward
+  std::size_t rows = 0,         ///< of x and y
+      width = 0;                ///< of a row
+  const T* x = nullptr;         ///< [rows, width]
+  const T* weight = nullptr;    ///< [width]
+  const T* bias = nullptr;      ///< [width], or null
+  Wide<T> eps = Wide<T>(1e-5);  ///< added to the variance
+  T* y = nullptr;               ///< [rows, width]
+  Wide<T>* mean = nullptr;      ///< [rows], saved for backward
+  Wide<T>* rstd = nullptr;      ///< [rows], saved for backward
 };
+/// Normalizes the rows as LayerNormForward says.
 template <class T>
 TESSERA_API void layer_norm_forward(ThreadPool& pool, const LayerNormForward<T>& args);
 
 /// Gradients that are null are not computed. dx may be dy.
 template <class T>
 struct LayerNormBackward {
-  std::size_t rows = 0, width = 0;
-  const T* x = nullptr;
-  const T* weight = nullptr;
-  const Wide<T>* mean = nullptr;
-  const Wide<T>* rstd = nullptr;
-  const T* dy = nullptr;
-  T* dx = nullptr;
-  T* dweight = nullptr;
-  T* dbias = nullptr;
-  bool accumulate_dx = false;
-  bool accumulate_dweight = false;
-  bool accumulate_dbias = false;
+  std::size_t rows = 0,             ///< as in forward
+      width = 0;                    ///< as in forward
+  const T* x = nullptr;             ///< as in forward
+  const T* weight = nullptr;        ///< as in forward
+  const Wide<T>* mean = nullptr;    ///< as forward saved it
+  const Wide<T>* rstd = nullptr;    ///< as forward saved it
+  const T* dy = nullptr;            ///< [rows, width], gradient of y
+  T* dx = nullptr;                  ///< gradient of x, or null
+  T* dweight = nullptr;             ///< gradient of weight, or null
+  T* dbias = nullptr;               ///< gradient of bias, or null
+  bool accumulate_dx = false;       ///< true: dx += ...
+  bool accumulate_dweight = false;  ///< true: dweight += ...
+  bool accumulate_dbias = false;    ///< true: dbias += ...
 };
+/// The gradients of layer_norm_forward().
 template <class T>
 TESSERA_API void layer_norm_backward(ThreadPool& pool, const LayerNormBackward<T>& args);
 
 /// y = x * rstd * weight, rstd = 1 / sqrt(mean of x^2 + eps).
 template <class T>
 struct RmsNormForward {
-  std::size_t rows = 0, width = 0;
-  const T* x = nullptr;
-  const T* weight = nullptr;
-  Wide<T> eps = Wide<T>(1e-6);
-  T* y = nullptr;
-  Wide<T>* rstd = nullptr;  ///< [rows], saved for backward; may be null
+  std::size_t rows = 0,         ///< of x and y
+      width = 0;                ///< of a row
+  const T* x = nullptr;         ///< [rows, width]
+  const T* weight = nullptr;    ///< [width]
+  Wide<T> eps = Wide<T>(1e-6);  ///< added to the mean of x^2
+  T* y = nullptr;               ///< [rows, width]
+  Wide<T>* rstd = nullptr;      ///< [rows], saved for backward; may be null
 };
+/// Normalizes the rows as RmsNormForward says.
 template <class T>
 TESSERA_API void rms_norm_forward(ThreadPool& pool, const RmsNormForward<T>& args);
 
+/// As LayerNormBackward, for rms_norm_forward().
 template <class T>
 struct RmsNormBackward {
-  std::size_t rows = 0, width = 0;
-  const T* x = nullptr;
-  const T* weight = nullptr;
-  const Wide<T>* rstd = nullptr;
-  const T* dy = nullptr;
-  T* dx = nullptr;
-  T* dweight = nullptr;
-  bool accumulate_dx = false;
-  bool accumulate_dweight = false;
+  std::size_t rows = 0,             ///< as in forward
+      width = 0;                    ///< as in forward
+  const T* x = nullptr;             ///< as in forward
+  const T* weight = nullptr;        ///< as in forward
+  const Wide<T>* rstd = nullptr;    ///< as forward saved it
+  const T* dy = nullptr;            ///< [rows, width], gradient of y
+  T* dx = nullptr;                  ///< gradient of x, or null
+  T* dweight = nullptr;             ///< gradient of weight, or null
+  bool accumulate_dx = false;       ///< true: dx += ...
+  bool accumulate_dweight = false;  ///< true: dweight += ...
 };
+/// The gradients of rms_norm_forward().
 template <class T>
 TESSERA_API void rms_norm_backward(ThreadPool& pool, const RmsNormBackward<T>& args);
 

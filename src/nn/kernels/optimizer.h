@@ -20,42 +20,46 @@ struct NarrowStep {
 /// The gradient is first multiplied by grad_scale (clipping, loss scaling); `maximize` then negates it.
 template <class T>
 struct SgdStep {
-  T* parameter = nullptr;
-  const T* gradient = nullptr;
+  T* parameter = nullptr;        ///< [count], updated in place
+  const T* gradient = nullptr;   ///< [count]; null if narrow.gradient holds it
   T* momentum_buffer = nullptr;  ///< null if and only if momentum == 0
-  std::size_t count = 0;
-  double learning_rate = 1e-3;
-  double momentum = 0;
-  double weight_decay = 0;  ///< added to the gradient
-  bool nesterov = false;
-  bool maximize = false;
+  std::size_t count = 0;         ///< elements
+  double learning_rate = 1e-3;   ///< of this step
+  double momentum = 0;           ///< factor of the momentum buffer
+  double weight_decay = 0;       ///< added to the gradient
+  bool nesterov = false;         ///< needs a momentum
+  bool maximize = false;         ///< true: ascends the gradient
   bool first_step = false;  ///< the buffer is set to the gradient instead of read (PyTorch's first step; dampening 0)
-  double grad_scale = 1;
+  double grad_scale = 1;    ///< factor of the gradient
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
-  NarrowStep narrow;
+  NarrowStep narrow;                      ///< none by default
 };
+/// One step of stochastic gradient descent on a range.
 template <class T>
 TESSERA_API void sgd_step(ThreadPool& pool, const SgdStep<T>& args);
 
 /// Bias corrections are computed in f64 from `step`, which counts from 1.
 template <class T>
 struct AdamStep {
-  T* parameter = nullptr;
-  const T* gradient = nullptr;
-  T* first_moment = nullptr;
-  T* second_moment = nullptr;
+  T* parameter = nullptr;          ///< [count], updated in place
+  const T* gradient = nullptr;     ///< [count]; null if narrow.gradient holds it
+  T* first_moment = nullptr;       ///< [count], updated in place; zeros before the first step
+  T* second_moment = nullptr;      ///< [count], updated in place; zeros before the first step
   T* max_second_moment = nullptr;  ///< not null: amsgrad
-  std::size_t count = 0;
-  std::uint64_t step = 1;
-  double learning_rate = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  double weight_decay = 0;
+  std::size_t count = 0;           ///< elements
+  std::uint64_t step = 1;          ///< from 1, for the bias corrections
+  double learning_rate = 1e-3;     ///< of this step
+  double beta1 = 0.9,              ///< decay of the first moment
+      beta2 = 0.999,               ///< decay of the second moment
+      eps = 1e-8;                  ///< added to the root of the second moment
+  double weight_decay = 0;         ///< see `decoupled`
   bool decoupled = true;  ///< true: AdamW (parameter *= 1 - lr * decay); false: Adam (decay added to the gradient)
-  bool maximize = false;
-  double grad_scale = 1;
+  bool maximize = false;  ///< true: ascends the gradient
+  double grad_scale = 1;  ///< factor of the gradient
   const double* grad_scale_at = nullptr;  ///< not null: read when the kernel runs, instead of grad_scale; NaN: no step
-  NarrowStep narrow;
+  NarrowStep narrow;                      ///< none by default
 };
+/// One step of Adam or AdamW on a range.
 template <class T>
 TESSERA_API void adam_step(ThreadPool& pool, const AdamStep<T>& args);
 

@@ -18,13 +18,16 @@ namespace tessera::nn::kernels {
 /// order.
 struct OrthonormalizeArgs {
   float* matrix = nullptr;  ///< [rows, columns]
-  std::size_t rows = 0, columns = 0;
+  std::size_t rows = 0,     ///< of the matrix
+      columns = 0;          ///< of the matrix
 };
 
+/// Number of partial sums of a sum over rows.
 inline constexpr std::size_t kOrthonormalizeParts = 256;
 inline constexpr double kDependent = 1e-6;         ///< smallest remaining fraction of a column's length
 inline constexpr std::uint64_t kFreshColumns = 3;  ///< replacements tried; stream "fresh" of seeds 0, 1, 2
 
+/// The host's implementation, on one thread; updates the matrix in place.
 TESSERA_API void orthonormalize(const OrthonormalizeArgs& args);
 
 }  // namespace tessera::nn::kernels

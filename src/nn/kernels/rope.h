@@ -12,16 +12,21 @@ namespace tessera::nn::kernels {
 template <class T>
 TESSERA_API void rope_table(std::size_t positions, std::size_t dim, double theta, T* cosine, T* sine);
 
+/// Arguments of rope().
 template <class T>
 struct RopeArgs {
-  std::size_t batch = 0, positions = 0, heads = 0, dim = 0;  ///< dim even, else InvalidUsage
-  const Wide<T>* cosine = nullptr;                           ///< [positions, dim/2] of rope_table
-  const Wide<T>* sine = nullptr;
-  HeadsView<const T> in;
-  HeadsView<T> out;       ///< may be the same memory as `in`
-  bool inverse = false;   ///< rotates back, for the backward
-  bool accumulate = false;
+  std::size_t batch = 0,            ///< sequences
+      positions = 0,                ///< of each sequence
+      heads = 0,                    ///< of each position
+      dim = 0;                      ///< of one head; even, else InvalidUsage
+  const Wide<T>* cosine = nullptr;  ///< [positions, dim/2] of rope_table
+  const Wide<T>* sine = nullptr;    ///< [positions, dim/2] of rope_table
+  HeadsView<const T> in;            ///< rotated head by head
+  HeadsView<T> out;                 ///< may be the same memory as `in`
+  bool inverse = false;             ///< rotates back, for the backward
+  bool accumulate = false;          ///< true: out += ...
 };
+/// Rotates element pairs (i, i + dim/2) of each head by the angles of the table.
 template <class T>
 TESSERA_API void rope(ThreadPool& pool, const RopeArgs<T>& args);
 

@@ -7,20 +7,22 @@
 
 namespace tessera::nn {
 
+/// Settings of SelfAttention.
 struct SelfAttentionOptions {
-  std::int64_t width = 0;
-  std::int64_t heads = 0;
-  double deviation = 0.02;
+  std::int64_t width = 0;              ///< of x; divisible by `heads`
+  std::int64_t heads = 0;              ///< of width / heads elements each
+  double deviation = 0.02;             ///< of c_attn's initial weights
   double projection_deviation = 0.02;  ///< of c_proj
-  double residual_dropout = 0.0;
-  double attention_dropout = 0.0;
+  double residual_dropout = 0.0;       ///< probability for the output
+  double attention_dropout = 0.0;      ///< probability for the attention weights
 };
 
 /// x[batch, position, width] -> the same shape. Children: c_attn ([width, 3 * width]), c_proj, and a dropout.
 class TESSERA_API SelfAttention : public Layer<SelfAttention> {
  public:
+  /// Parameters get no memory; see Module::materialize().
   SelfAttention(Context& context, const SelfAttentionOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< x and result: [batch, position, width]
 
  private:
   const std::int64_t heads_;
@@ -33,7 +35,8 @@ class TESSERA_API SelfAttention : public Layer<SelfAttention> {
 /// Rotary tables, computed at first use and shared by the layers of a model.
 class TESSERA_API RotaryEmbedding {
  public:
-  explicit RotaryEmbedding(const ops::RopeSettings& settings) : settings_(settings) {}
+  explicit RotaryEmbedding(const ops::RopeSettings& settings) : settings_(settings) {}  ///< allocates nothing yet
+  /// The tables, in `context`'s memory. The first call computes them; later calls ignore `context`.
   const ops::RopeTable& table(Context& context);
 
  private:
@@ -41,21 +44,23 @@ class TESSERA_API RotaryEmbedding {
   ops::RopeTable table_;
 };
 
+/// Settings of GroupedAttention.
 struct GroupedAttentionOptions {
-  std::int64_t width = 0;
-  std::int64_t heads = 0;
-  std::int64_t kv_heads = 0;
-  std::int64_t head_dim = 0;
-  double deviation = 0.02;
-  double attention_dropout = 0.0;
-  std::shared_ptr<RotaryEmbedding> rotary;
+  std::int64_t width = 0;                   ///< of x
+  std::int64_t heads = 0;                   ///< query heads
+  std::int64_t kv_heads = 0;                ///< key and value heads; divides `heads`
+  std::int64_t head_dim = 0;                ///< elements of a head
+  double deviation = 0.02;                  ///< of the initial weights
+  double attention_dropout = 0.0;           ///< probability for the attention weights
+  std::shared_ptr<RotaryEmbedding> rotary;  ///< shared by the layers of a model; must not be null
 };
 
 /// Grouped-query attention with rotary positions. Children: q_proj, k_proj, v_proj, o_proj, without biases.
 class TESSERA_API GroupedAttention : public Layer<GroupedAttention> {
  public:
+  /// Parameters get no memory; see Module::materialize().
   GroupedAttention(Context& context, const GroupedAttentionOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< x and result: [batch, position, width]
 
  private:
   const std::int64_t heads_;

@@ -5,18 +5,20 @@
 
 namespace tessera::nn {
 
+/// Settings of Embedding.
 struct EmbeddingOptions {
-  std::int64_t rows = 0;
-  std::int64_t width = 0;
-  double deviation = 0.02;
+  std::int64_t rows = 0;    ///< number of ids
+  std::int64_t width = 0;   ///< elements of a vector
+  double deviation = 0.02;  ///< of the normal initial weights
 };
 
 /// y[..., width] = weight[ids[...], :]. Parameter: weight [rows, width].
 class TESSERA_API Embedding : public Layer<Embedding> {
  public:
+  /// Parameters get no memory; see Module::materialize().
   Embedding(Context& context, const EmbeddingOptions& options);
-  Tensor forward(const Tensor& ids);
-  const Parameter& weight() const { return weight_; }
+  Tensor forward(const Tensor& ids);                   ///< `ids`: i32 in [0, rows), of any shape
+  const Parameter& weight() const { return weight_; }  ///< for tying; see LmHead
 
  private:
   Parameter& weight_;

@@ -6,10 +6,11 @@
 
 namespace tessera::nn {
 
+/// Settings of Linear.
 struct LinearOptions {
-  std::int64_t in = 0;
-  std::int64_t out = 0;
-  bool bias = true;
+  std::int64_t in = 0;                                   ///< elements of x's last dimension
+  std::int64_t out = 0;                                  ///< elements of y's last dimension
+  bool bias = true;                                      ///< false: no parameter `bias`
   ops::WeightLayout layout = ops::WeightLayout::out_in;  ///< in_out: GPT-2's Conv1D
   double deviation = 0.02;                               ///< of the normal initial weights; biases start at zero
 };
@@ -17,9 +18,10 @@ struct LinearOptions {
 /// One factor of a low-rank adapter: y[..., rows] = x[..., columns] * W^T. Parameter: weight [rows, columns].
 class TESSERA_API LoraFactor : public Layer<LoraFactor> {
  public:
+  /// `shape`: [rows, columns]. The parameter gets no memory; see Module::materialize().
   LoraFactor(Context& context, const Shape& shape, const Init& init)
       : Layer(context), weight_(add_parameter("weight", shape, init)) {}
-  Tensor forward(const Tensor& x) { return ops::linear(x, weight_.tensor()); }
+  Tensor forward(const Tensor& x) { return ops::linear(x, weight_.tensor()); }  ///< x[..., columns] -> [..., rows]
 
  private:
   Parameter& weight_;
@@ -28,10 +30,11 @@ class TESSERA_API LoraFactor : public Layer<LoraFactor> {
 /// y[..., out] = x[..., in] * W + b. Parameters: weight, bias.
 class TESSERA_API Linear : public Layer<Linear> {
  public:
+  /// Parameters get no memory; see Module::materialize().
   Linear(Context& context, const LinearOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);                        ///< y, with the adapter's part if there is an adapter
   Tensor forward(const Tensor& x, ops::Activation then);  ///< activation(then, y)
-  const Parameter& weight() const { return weight_; }
+  const Parameter& weight() const { return weight_; }     ///< its tensor holds NF4 bytes after quantize()
 
   /// Adds an adapter: y += factor * (x A^T) B^T. Children: lora_A (weight [rank, in], uniform below 1 / sqrt(in), as in
   /// PEFT) and lora_B (weight [out, rank], zeros). Call it before an engine uses the model. Throws InvalidUsage for a
@@ -41,7 +44,7 @@ class TESSERA_API Linear : public Layer<Linear> {
   /// Freezes the weight, stores it as NF4 bytes (nf4.h), and decodes it for each product. Call it before an engine uses
   /// the model and before set_dtype().
   void quantize();
-  bool quantized() const { return quantized_; }
+  bool quantized() const { return quantized_; }                ///< true after quantize()
   const Shape& weight_shape() const { return weight_shape_; }  ///< also if the parameter is NF4-encoded
 
  private:

@@ -7,20 +7,22 @@
 
 namespace tessera::nn {
 
+/// Settings of Mlp.
 struct MlpOptions {
-  std::int64_t width = 0;
-  std::int64_t hidden = 0;
-  ops::Activation activation = ops::Activation::gelu_tanh;
-  double deviation = 0.02;
-  double projection_deviation = 0.02;  ///< of c_proj
-  double residual_dropout = 0.0;
+  std::int64_t width = 0;                                   ///< of x and the result
+  std::int64_t hidden = 0;                                  ///< elements between c_fc and c_proj
+  ops::Activation activation = ops::Activation::gelu_tanh;  ///< f
+  double deviation = 0.02;                                  ///< of c_fc's initial weights
+  double projection_deviation = 0.02;                       ///< of c_proj
+  double residual_dropout = 0.0;                            ///< probability for the output
 };
 
 /// c_proj(f(c_fc(x))). Children: c_fc ([width, hidden]), c_proj ([hidden, width]), and a dropout.
 class TESSERA_API Mlp : public Layer<Mlp> {
  public:
+  /// Parameters get no memory; see Module::materialize().
   Mlp(Context& context, const MlpOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< x and result: [..., width]
 
  private:
   const ops::Activation activation_;
@@ -29,17 +31,19 @@ class TESSERA_API Mlp : public Layer<Mlp> {
   Dropout& dropout_;
 };
 
+/// Settings of GatedMlp.
 struct GatedMlpOptions {
-  std::int64_t width = 0;
-  std::int64_t hidden = 0;
-  double deviation = 0.02;
+  std::int64_t width = 0;   ///< of x and the result
+  std::int64_t hidden = 0;  ///< elements between the projections
+  double deviation = 0.02;  ///< of the initial weights
 };
 
 /// SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x)), without biases.
 class TESSERA_API GatedMlp : public Layer<GatedMlp> {
  public:
+  /// Parameters get no memory; see Module::materialize().
   GatedMlp(Context& context, const GatedMlpOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< x and result: [..., width]
 
  private:
   Linear& gate_proj_;

@@ -5,16 +5,18 @@
 
 namespace tessera::nn {
 
+/// Settings of LayerNorm and RMSNorm.
 struct NormOptions {
-  std::int64_t width = 0;
-  double eps = 1e-5;
+  std::int64_t width = 0;  ///< elements of the last dimension
+  double eps = 1e-5;       ///< added to the variance or mean square
 };
 
 /// Parameters: weight (ones), bias (zeros).
 class TESSERA_API LayerNorm : public Layer<LayerNorm> {
  public:
+  /// Parameters get no memory; see Module::materialize().
   LayerNorm(Context& context, const NormOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< ops::layer_norm()
 
  private:
   const double eps_;
@@ -25,8 +27,9 @@ class TESSERA_API LayerNorm : public Layer<LayerNorm> {
 /// Parameter: weight (ones).
 class TESSERA_API RMSNorm : public Layer<RMSNorm> {
  public:
+  /// The parameter gets no memory; see Module::materialize().
   RMSNorm(Context& context, const NormOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< ops::rms_norm()
 
  private:
   const double eps_;

@@ -12,17 +12,19 @@ namespace tessera::nn {
 /// for its blocks.
 class TESSERA_API CausalModel : public Layer<CausalModel> {
  public:
+  /// `config` is valid; see make_model().
   CausalModel(Context& context, ModelConfig config);
-  const ModelConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }  ///< the constructor's
 
   /// Returns the mean cross-entropy over the targets that are not kIgnoreIndex: an f64 scalar. tokens and targets: i32
   /// [batch, position]. It uses the call operator, so the root's hooks enclose the whole computation.
   Tensor loss(const Tensor& tokens, const Tensor& targets) { return (*this)(tokens, targets); }
-  Tensor forward(const Tensor& tokens, const Tensor& targets);
+  Tensor forward(const Tensor& tokens, const Tensor& targets);  ///< called by loss(), between the root's hooks
 
  protected:
   /// The hidden states after the last norm, [batch, position, width].
   virtual Tensor hidden(const Tensor& tokens) = 0;
+  /// The head: [..., width] -> [..., vocabulary].
   virtual Tensor logits(const Tensor& hidden) = 0;
 
  private:

@@ -11,28 +11,30 @@
 
 namespace tessera::nn {
 
+/// Shape and settings of a model, with Hugging Face's meanings.
 struct ModelConfig {
+  /// The architecture.
   enum class Family : std::uint8_t { gpt2, llama };
-  Family family = Family::gpt2;
-  std::string name;  ///< of the preset, or the file that it was read from
-  std::int64_t layers = 0;
-  std::int64_t width = 0;
-  std::int64_t heads = 0;
-  std::int64_t kv_heads = 0;  ///< llama; gpt2: = heads
-  std::int64_t head_dim = 0;  ///< gpt2: width / heads
-  std::int64_t hidden = 0;    ///< of the feed-forward layers
-  std::int64_t vocabulary = 0;
-  std::int64_t context = 0;  ///< maximum number of positions
-  kernels::Activation activation = kernels::Activation::gelu_tanh;
-  bool tied = true;  ///< the head uses the token embedding
-  double norm_eps = 1e-5;
-  double init_deviation = 0.02;
-  double rope_theta = 10000.0;
-  double embedding_dropout = 0.0;
-  double residual_dropout = 0.0;
-  double attention_dropout = 0.0;
+  Family family = Family::gpt2;  ///< default: gpt2
+  std::string name;              ///< of the preset, or the file that it was read from
+  std::int64_t layers = 0;       ///< transformer blocks
+  std::int64_t width = 0;        ///< elements of a hidden state
+  std::int64_t heads = 0;        ///< query heads
+  std::int64_t kv_heads = 0;     ///< llama; gpt2: = heads
+  std::int64_t head_dim = 0;     ///< gpt2: width / heads
+  std::int64_t hidden = 0;       ///< of the feed-forward layers
+  std::int64_t vocabulary = 0;   ///< token ids, from 0
+  std::int64_t context = 0;      ///< maximum number of positions
+  kernels::Activation activation = kernels::Activation::gelu_tanh;  ///< of gpt2; llama uses SwiGLU
+  bool tied = true;                                                 ///< the head uses the token embedding
+  double norm_eps = 1e-5;                                           ///< of all layer or RMS norms
+  double init_deviation = 0.02;                                     ///< standard deviation of initial weights
+  double rope_theta = 10000.0;                                      ///< base of the rotary angles; llama
+  double embedding_dropout = 0.0;                                   ///< probability, after the embeddings; gpt2
+  double residual_dropout = 0.0;   ///< probability, after attention and feed-forward layers; gpt2
+  double attention_dropout = 0.0;  ///< probability, of the attention weights
 
-  bool operator==(const ModelConfig&) const = default;
+  bool operator==(const ModelConfig&) const = default;  ///< by value, with the name
 };
 
 /// "gpt-nano", "gpt-mini", "gpt2", "gpt2-xl", "llama-nano", "llama-7b".

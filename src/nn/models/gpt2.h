@@ -12,8 +12,9 @@ namespace tessera::nn {
 /// x + attn(ln_1(x)), then x + mlp(ln_2(x)).
 class TESSERA_API Gpt2Block : public Layer<Gpt2Block> {
  public:
+  /// Called by Gpt2; marks itself as a block.
   Gpt2Block(Context& context, const ModelConfig& config);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< x and result: [batch, position, width]
 
  private:
   LayerNorm& ln_1_;
@@ -25,6 +26,7 @@ class TESSERA_API Gpt2Block : public Layer<Gpt2Block> {
 /// Children: wte, wpe, drop, h.0 .., ln_f, lm_head.
 class TESSERA_API Gpt2 : public CausalModel {
  public:
+  /// `config` is valid and of family gpt2; see make_model().
   Gpt2(Context& context, const ModelConfig& config);
 
  private:

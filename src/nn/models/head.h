@@ -17,6 +17,7 @@ class TESSERA_API LmHead : public Layer<LmHead> {
                      : add_parameter("weight", embedding.weight().shape(), Init::normal(deviation))) {
     set_cast_outputs(false);
   }
+  /// Logits in the head's dtype.
   Tensor forward(const Tensor& x) { return ops::linear(x, weight_.tensor()); }
 
  private:

@@ -9,10 +9,12 @@
 
 namespace tessera::nn {
 
+/// X + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)).
 class TESSERA_API LlamaBlock : public Layer<LlamaBlock> {
  public:
+  /// `rotary` is shared by the blocks of a model.
   LlamaBlock(Context& context, const ModelConfig& config, std::shared_ptr<RotaryEmbedding> rotary);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x);  ///< x and result: [batch, position, width]
 
  private:
   GroupedAttention& self_attn_;
@@ -24,6 +26,7 @@ class TESSERA_API LlamaBlock : public Layer<LlamaBlock> {
 /// Children: model.embed_tokens, model.layers.0 .., model.norm, lm_head.
 class TESSERA_API Llama : public CausalModel {
  public:
+  /// `config` is valid and of family llama; see make_model().
   Llama(Context& context, const ModelConfig& config);
 
  private:

@@ -12,9 +12,13 @@ using kernels::Activation;
 TESSERA_API Tensor activation(Activation kind, const Tensor& x);
 /// Records y = f(x) on the context's tape if it has one.
 void record_activation(Activation kind, const Tensor& x, Tensor& y);
+/// max(x, 0).
 inline Tensor relu(const Tensor& x) { return activation(Activation::relu, x); }
+/// GELU by tanh; see Activation.
 inline Tensor gelu_tanh(const Tensor& x) { return activation(Activation::gelu_tanh, x); }
+/// Exact GELU; see Activation.
 inline Tensor gelu_erf(const Tensor& x) { return activation(Activation::gelu_erf, x); }
+/// X sigmoid(x).
 inline Tensor silu(const Tensor& x) { return activation(Activation::silu, x); }
 
 /// y = silu(gate) * up. Saves both.

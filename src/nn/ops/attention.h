@@ -9,16 +9,17 @@ namespace tessera::nn::ops {
 
 /// Dropout of the attention weights, as in ops::dropout: the mask depends on `module` (a path) and is never stored.
 struct AttentionDropoutOptions {
-  double probability = 0.0;
-  std::string_view module;
+  double probability = 0.0;  ///< 0: none
+  std::string_view module;   ///< valid during the call
 };
 
 /// GPT-2's variant: qkv[batch, position, 3 * heads * dim] (all queries, then keys, then values) -> [batch, position,
 /// heads * dim]. Saves qkv, the output and one number per row and head.
 TESSERA_API Tensor causal_attention(const Tensor& qkv, std::int64_t heads, const AttentionDropoutOptions& dropout = {});
 
+/// The heads of a grouped-query attention.
 struct AttentionHeads {
-  std::int64_t heads = 1;
+  std::int64_t heads = 1;     ///< query heads
   std::int64_t kv_heads = 1;  ///< divides heads: query head h reads key head h / (heads / kv_heads)
 };
 

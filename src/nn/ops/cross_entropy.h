@@ -8,8 +8,9 @@ namespace tessera::nn::ops {
 
 using kernels::kIgnoreIndex;
 
+/// Settings of cross_entropy().
 struct CrossEntropyOptions {
-  std::int32_t ignore_index = kIgnoreIndex;
+  std::int32_t ignore_index = kIgnoreIndex;  ///< targets of this value are not valid ones
   /// The backward overwrites the logits with their gradient, so only one such buffer exists. Nothing else may read them
   /// then.
   bool overwrite_logits = false;

@@ -8,6 +8,7 @@
 #include "tessera/nn/tape.h"
 #include "tessera/nn/tensor.h"
 
+/// Operations on tensors, which record their backward on the tape.
 namespace tessera::nn::ops {
 
 /// Calls function(T{}) with the C++ type of `dtype`.
@@ -27,6 +28,7 @@ void for_floating(std::string_view op, DType dtype, Function&& function) {
   }
 }
 
+/// An extent as the kernels' unsigned type.
 inline std::size_t size(std::int64_t extent) { return static_cast<std::size_t>(extent); }
 
 /// Number of rows: the product of all extents but the last.
@@ -46,8 +48,9 @@ inline std::shared_ptr<Gradient> slot_of(const Tensor& tensor) {
 /// Memory to write a gradient to, or null data if none is required.
 template <class T>
 struct GradientWriter {
-  T* data = nullptr;
-  bool accumulate = false;
+  T* data = nullptr;        ///< null: no gradient is required
+  bool accumulate = false;  ///< true: add to the values at `data`
+  /// `slot` may be null.
   explicit GradientWriter(const std::shared_ptr<Gradient>& slot) {
     if (slot == nullptr) return;
     const GradientTarget target = slot->write();
@@ -63,6 +66,7 @@ inline void require_shape(std::string_view op, std::string_view what, const Tens
                        ", needs " + to_string(needed));
 }
 
+/// Throws InvalidUsage "OP: WHAT is D, needs E".
 inline void require_dtype(std::string_view op, std::string_view what, const Tensor& tensor, DType needed) {
   if (tensor.dtype() != needed)
     throw InvalidUsage(std::string(op) + ": " + std::string(what) + " is " + std::string(name_of(tensor.dtype())) +

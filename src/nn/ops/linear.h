@@ -20,9 +20,9 @@ TESSERA_API Tensor activated_linear(Activation kind, const Tensor& x, const Tens
 
 /// A weight encoded as in nf4.h, and the shape of its decoded values.
 struct Nf4Weight {
-  Tensor encoded;  ///< u8, without a gradient
-  Shape shape;     ///< [out, in] or [in, out]
-  WeightLayout layout = WeightLayout::out_in;
+  Tensor encoded;                              ///< u8, without a gradient
+  Shape shape;                                 ///< [out, in] or [in, out]
+  WeightLayout layout = WeightLayout::out_in;  ///< of the decoded weight
 };
 
 /// linear() with the decoded weight, which occupies memory only while a product runs; backward decodes it again. Throws

@@ -7,15 +7,17 @@ namespace tessera::nn::ops {
 
 /// Cosines and sines of position * theta^(-2i/dim), [positions, dim/2] each.
 struct RopeTable {
-  Tensor cosine, sine;
-  std::int64_t positions() const { return cosine.dim(0); }
-  std::int64_t dim() const { return 2 * cosine.dim(1); }
+  Tensor cosine,                                            ///< [positions, dim/2]
+      sine;                                                 ///< [positions, dim/2]
+  std::int64_t positions() const { return cosine.dim(0); }  ///< length of the longest sequence
+  std::int64_t dim() const { return 2 * cosine.dim(1); }    ///< of one head
 };
 
+/// Arguments of make_rope_table().
 struct RopeSettings {
-  std::int64_t positions = 0;
-  std::int64_t dim = 0;  ///< of one head; even, else InvalidUsage
-  double theta = 10000.0;
+  std::int64_t positions = 0;  ///< length of the longest sequence
+  std::int64_t dim = 0;        ///< of one head; even, else InvalidUsage
+  double theta = 10000.0;      ///< base of the angles
 };
 
 /// The table's memory is tracked under category `other`.

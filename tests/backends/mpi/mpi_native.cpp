@@ -168,6 +168,7 @@ void choice() {
     const auto some = world->split(world->rank() == 0 ? 0 : 1, 0);
     if (some->size() > 1) require(carries(*some) != kNativeAlgorithm, "some ranks: native");
     for (int i = 0; i < 3000; ++i) world->split(0, 0);  // dropped communicators are freed: MPICH has 2048 of them
+    require(carries(*world->split(0, world->rank())) == kNativeAlgorithm, "after many splits: not native");
   }
   {
     const auto world = init(config("broadcast=direct"));

@@ -1,4 +1,6 @@
 // Failures: every rank reports the first cause in time, no rank hangs, and no resource leaks.
+#include <latch>
+
 #include "tests/backends/nccl/support.h"
 
 namespace tessera::nccl_test {
@@ -177,6 +179,22 @@ TEST(NcclFailure, ARankThatHasClosedIsNotWaitedFor) {
   EXPECT_EQ(errors[0], "");
   EXPECT_EQ(errors[1], "PeerLost: barrier #2: rank 0 has closed its communicator");
   EXPECT_LT(Clock::now() - start, 15s);
+}
+
+/// A broken connection comes with an error of NCCL's and with the name of the rank that is gone: the name is reported.
+TEST(NcclFailure, ReportsTheRankAndNotNcclsRemoteError) {
+  reset_fake();
+  std::latch met(2);
+  std::latch broken(2);
+  const auto errors = run_world(2, quick_options(), [&](Communicator& comm) {
+    comm.barrier().wait();
+    met.arrive_and_wait();
+    if (comm.rank() == 1) break_link(1, ncclRemoteError);
+    broken.arrive_and_wait();
+    if (comm.rank() == 0) return std::this_thread::sleep_for(100ms);  // then it closes its communicator
+    comm.barrier().wait();
+  });
+  EXPECT_EQ(errors[1], "PeerLost: barrier #2: rank 0 has closed its communicator");
 }
 
 TEST(NcclFailure, AnAbortThatHangsIsLeftBehind) {

@@ -63,7 +63,6 @@ MISTAKES = [
     # nccl, with the tests' replacement of the vendor's library
     mistake("nccl-bytes-not-counted", "backends/nccl/nccl_group.cpp", "    const ncclResult_t result = issue(target(), call);\n    count(call);", "    const ncclResult_t result = issue(target(), call);", NCCL, "traffic counts nothing"),
     mistake("nccl-not-after-its-stream", "backends/nccl/nccl_group.cpp", "      if (comes_after_) before_->make_stream_wait(stream_->get());\n", "", NCCL, "data that a stream has not yet written is sent"),
-    mistake("nccl-after-one-stream-for-ever", "backends/nccl/nccl_group.cpp", "      comes_after_ = false;\n", "", NCCL, "operations wait for a destroyed stream"),
     mistake("nccl-remote-error-at-once", "backends/nccl/failure.cpp", "    if (Clock::now() < *suspicious_since_ + kVerdictTime) return Health::suspicious;\n", "", NCCL, "a dead rank is reported in the vendor's words, not by its number"),
     mistake("nccl-wrong-member-named", "backends/nccl/failure.cpp", "  fail({FailureKind::peer_lost, what + rank_name(member) + \" died\"}, true);", "  fail({FailureKind::peer_lost, what + rank_name(rank_) + \" died\"}, true);", (*NCCL, r"^comm_processes$", r"^comm\."), "a rank reports itself as dead"),
     mistake("nccl-closing-not-heard", "backends/nccl/failure.cpp", "  closed_[static_cast<std::size_t>(member)] = called;", "  static_cast<void>(called);", NCCL, "a rank that waits for a closed rank waits until the deadline"),

@@ -71,6 +71,7 @@ void NcclGroup::take_through_locked(std::vector<NcclOperation*>& through, Failur
   while (reached < in_flight_.size() && is_through(*in_flight_[reached])) ++reached;
   // The device may have stopped because of an error that NCCL knows by now.
   const Health health = health_locked(trouble);
+  if (health == Health::suspicious) somebody_left_locked(trouble);  // then its name explains the broken connection
   if (health != Health::well) return;
   suspicious_since_.reset();
   if (error != cudaSuccess)

@@ -72,7 +72,7 @@ MISTAKES = [
     mistake("nccl-wrong-device", "backends/nccl/nccl_group.cpp", "    if (view.count != 0 && view.device.index != world_->device())", "    if (view.count != 0 && view.device.index < 0)", NCCL, "memory of another device is accepted"),
 
     # sim
-    mistake("sim-order-ignored", "backends/sim/world.cpp", "    free_ = begun + took;\n", "    free_ = called + took;\n", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
+    mistake("sim-order-ignored", "backends/sim/world.cpp", "    free_ = begun + took;\n", "    free_ = called + took + (begun - begun);\n", r"^sim\.", "a simulation overlaps operations that one channel runs in sequence"),
     mistake("sim-abort-ignored", "backends/sim/world.cpp", "    if (!simulation_->aborted.empty()) throw Aborted(simulation_->aborted);\n", "", r"^sim\.", "operations still succeed after a simulated abort"),
     mistake("sim-one-latency-too-few", "backends/sim/world.cpp", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 2 : 1; }", "int rounds(OpKind kind) { return kind == OpKind::all_reduce ? 1 : 1; }", (r"^sim\.", r"^fsdp_planner\."), "a simulation counts all_reduce as one exchange"),
 ]

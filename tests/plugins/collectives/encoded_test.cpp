@@ -189,6 +189,10 @@ TEST(EncodedCollective, DoesWhatItCanAndNamesWhatItCannot) {
         EXPECT_THROW(bench.run(std::vector<float>(16), ReduceOp::max()), base::Unsupported);
         EXPECT_THROW(bench.run(std::vector<float>(15)), base::InvalidUsage);
         EXPECT_EQ(bench.run(std::vector<float>(16, 2.0F)), std::vector<float>(16, 4.0F)) << "it still works";
+        // Divided by more ranks than there are, and multiplied before.
+        const std::vector<float> twos(16, 2.0F);
+        EXPECT_EQ(bench.run(twos, ReduceOp::average_over(8)), std::vector<float>(16, 0.5F));
+        EXPECT_EQ(bench.run(twos, ReduceOp::premul_sum(0.5)), std::vector<float>(16, 2.0F));
         return std::vector<float>();
       });
 }

@@ -138,6 +138,21 @@ TEST(Decorators, WaitForWhatALazyStreamHolds) {
   });
 }
 
+TEST(Decorators, ForgetTheStreamOfAnEarlierCall) {
+  run_threads(2, decorated("trace"), [](Communicator& comm) {
+    const auto stream = make_lazy_stream();
+    std::vector<float> x(8, 1);
+    const auto view = view_of(x.data(), 8);
+    comm.all_reduce(view, view, ReduceOp::sum(), {.after = stream.get()}).wait();
+    bool ran = false;
+    stream->run([&] { ran = true; });
+    comm.all_reduce(view, view, ReduceOp::sum()).wait();
+    EXPECT_FALSE(ran) << "the second call waited for the stream of the first";
+    stream->synchronize();
+    EXPECT_TRUE(ran);
+  });
+}
+
 // --- delay
 
 TEST(Delay, HoldsUpTheWorkWhileItsCallerComputes) {
@@ -323,6 +338,19 @@ TEST(Fault, CorruptsWhatIsSentWhereThereIsNoResult) {
     if (comm.rank() == 1) {
       EXPECT_EQ(x, (std::vector<std::int32_t>{4, 5, 4}));
     }
+  });
+  // What the stream has still to write is what is sent, but for one bit.
+  run_threads(2, decorated("fault:corrupt@1,rank=0"), [](Communicator& comm) {
+    std::vector<std::int32_t> x(3, 0);
+    const auto view = view_of(x.data(), 3);
+    if (comm.rank() == 1) {
+      comm.recv(view, 0).wait();
+      EXPECT_EQ(x, (std::vector<std::int32_t>{4, 5, 4}));
+      return;
+    }
+    const auto stream = make_lazy_stream();
+    stream->run([&] { std::fill(x.begin(), x.end(), 4); });
+    comm.send(view, 1, {.after = stream.get()}).wait();
   });
   run_threads(2, decorated("fault:corrupt@1"), [](Communicator& comm) {
     EXPECT_EQ(error_of([&] { comm.barrier(); }),

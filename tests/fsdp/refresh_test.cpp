@@ -280,7 +280,7 @@ TEST(ApplyRequiresGrad, CalledByOneRankOnlyIsAMismatchOnAll) {
     EXPECT_THAT(said[1], HasSubstr("Mismatch: the ranks don't do the same: rank 0: step 2"));
     for (const auto& [rank, text] : said) {
       EXPECT_THAT(text, HasSubstr("the ranks don't do the same"));
-      EXPECT_THAT(text, HasSubstr("rank 1: refresh with nothing frozen"));
+      EXPECT_THAT(text, HasSubstr("rank 1: apply_requires_grad with nothing frozen"));
     }
   }
 }
@@ -293,7 +293,7 @@ TEST(ApplyRequiresGrad, OfDifferentParametersIsAMismatch) {
       engine.apply_requires_grad();
       ADD_FAILURE();
     } catch (const base::Mismatch& error) {
-      EXPECT_THAT(error.what(), HasSubstr("rank 0: refresh with nothing frozen; rank 1: refresh with frozen h.0.attn"));
+      EXPECT_THAT(error.what(), HasSubstr("rank 0: apply_requires_grad with nothing frozen; rank 1: apply_requires_grad with frozen h.0.attn"));
     }
     throw 1;  // the test ends here
   };

@@ -11,7 +11,7 @@ namespace tessera::fsdp {
 void Engine::apply_requires_grad() {
   if (gradients_ != Gradients::none)
     throw InvalidUsage("apply_requires_grad: between a backward and its step; call step() or abort_step() first");
-  std::string what = "refresh with nothing frozen";
+  std::string what = "apply_requires_grad with nothing frozen";
   for (const auto& unit : units_)
     for (const auto& parameter : unit->spec().parameters)
       if (parameter->tensor().requires_grad()) {
@@ -19,7 +19,7 @@ void Engine::apply_requires_grad() {
           throw InvalidUsage("apply_requires_grad: " + parameter->name() +
                              " is an encoding, which can't be trained; leave it without requires_grad");
       } else {
-        if (what.ends_with("nothing frozen")) what = "refresh with frozen";
+        if (what.ends_with("nothing frozen")) what = "apply_requires_grad with frozen";
         what += " " + parameter->name();
       }
   agree(what);

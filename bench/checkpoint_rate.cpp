@@ -84,7 +84,7 @@ std::vector<Rates> measure(const Options& options) {
     comm::HostCollectives control(*channel, context.runtime());
     const std::string own = options.folder + "/plain-" + std::to_string(world.rank());
     std::size_t bytes = 0;
-    engine.for_each_shard(
+    engine.state().for_each_shard(
         [&](const fsdp::ShardRange& range) { bytes += static_cast<std::size_t>(range.range.count()) * 4; });
     std::vector<char> memory(bytes, 1);
     double total = static_cast<double>(bytes);

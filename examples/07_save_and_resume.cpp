@@ -28,7 +28,7 @@ struct Run {
     const nn::Tensor tokens = nn::Tensor::zeros(context, {2, 16}, base::DType::i32);
     for (std::int64_t i = 0; i < tokens.count(); ++i)
       tokens.data<int>()[i] =
-          static_cast<int>((static_cast<std::int64_t>(engine.steps()) + 7 * i + engine.rank()) % 256);
+          static_cast<int>((static_cast<std::int64_t>(engine.steps()) + 7 * i + engine.mesh().rank()) % 256);
     double loss = 0;
     for (int i = 0; i < kMicrobatches; ++i) {
       engine.set_is_last_backward(i + 1 == kMicrobatches);  // gradients accumulate until then

@@ -192,9 +192,9 @@ void CompressedCollective::sum_parts(InFlight& flight, Stream& stream) {
                                                   .out = flight.out(whole ? flight.rank * flight.part : 0),
                                                   .to = flight.transfer.out.dtype,
                                                   .count = flight.part});
-  flight.theirs.give_back(stream.record());
+  flight.theirs.release(stream.record());
   flight.options.after = &stream;
-  if (!whole) flight.mine.give_back(stream.record());
+  if (!whole) flight.mine.release(stream.record());
 }
 
 /// Gathers this rank's part: of an all_gather its input, of an all_reduce the part that it has summed.
@@ -223,7 +223,7 @@ void CompressedCollective::decode_parts(InFlight& flight, Stream& stream) {
                  .out = flight.out(from * flight.part),
                  .to = flight.transfer.out.dtype,
                  .count = flight.part});
-  flight.mine.give_back(stream.record());
+  flight.mine.release(stream.record());
 }
 
 std::vector<fsdp::CollectivePlugin::State> CompressedCollective::state() {

@@ -209,7 +209,7 @@ void PowerSgd::finish(InFlight& flight, Stream& stream) {
     if (feedback_)
       kernels.scale(stream, {out, static_cast<float>(-share), flight.plugin_state.error(piece), piece.count(), true});
   }
-  flight.first.give_back(stream.record());
+  flight.first.release(stream.record());
 }
 
 std::vector<fsdp::CollectivePlugin::State> PowerSgd::state() {

@@ -43,7 +43,7 @@ class F16AllGather final : public CollectivePlugin {
       for (const auto& flight : flights) {
         const auto& out = flight->out;
         context_->device_kernels().convert(stream, {flight->wire.data(), DType::f16, out.data, out.dtype, out.count});
-        flight->wire.give_back(stream.record());
+        flight->wire.release(stream.record());
       }
       return WorkChain();
     });

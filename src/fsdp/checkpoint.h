@@ -118,7 +118,7 @@ class TESSERA_API Checkpoint {
   int ranks() const;  ///< number of ranks that wrote it
   const std::string& strategy() const;  ///< Strategy::name of the run that saved; any strategy can read it
   bool finite() const;  ///< no value and no optimizer state is NaN or infinite
-  std::optional<bool> replicas_apart() const;  ///< Engine::replicas_apart() of the run that saved, where known
+  std::optional<bool> replicas_apart() const;  ///< ShardedState::replicas_apart() of the run that saved, where known
   const Attributes& attributes() const;  ///< as passed to CheckpointWriter::save()
   const std::vector<CheckpointTensor>& tensors() const;  ///< in byte order of the names
   const std::vector<CheckpointBuffer>& buffers() const;  ///< likewise
@@ -129,7 +129,7 @@ class TESSERA_API Checkpoint {
   void read(const std::string& tensor, int what, nn::ElementRange range, float* out);
   /// Reads a whole buffer in its own dtype. Throws InvalidUsage as read() does.
   void read_buffer(const std::string& name, void* out);
-  /// State of the collective plug-ins of a rank that wrote the checkpoint, named as by Engine::plugin_state().
+  /// State of the collective plug-ins of a rank that wrote the checkpoint, named as by ShardedState::plugin_state().
   struct PluginStateEntry {
     std::string name;       ///< CollectivePlugin::State::name
     std::size_t count = 0;  ///< f32 values

@@ -1,197 +1,124 @@
-// The forwards and backwards of a step: implementation of the hooks in the model's modules.
 #include "tessera/fsdp/engine.h"
 
+#include <cmath>
+#include <exception>
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/fsdp/engine/exec_order_validator.h"
-#include "tessera/fsdp/engine/module_buffers.h"
-#include "tessera/fsdp/engine/param_group.h"
-#include "tessera/nn/kernels/gemm.h"
+#include "tessera/fsdp/engine/engine_core.h"
+#include "tessera/fsdp/engine/unit_scheduler.h"
 
 namespace tessera::fsdp {
 
-/// Prefetches neighboring units, in execution direction, while this one computes. Recomputation needs no unit whose
-/// backward is over.
-void Engine::prefetch(std::size_t unit, int direction, nn::Phase phase) {
-  const std::vector<std::size_t>& wanted = (direction > 0 ? ahead_forward_ : ahead_backward_)[unit];
-  for (const std::size_t index : wanted) gather_ahead(index, phase);
-  if (!wanted.empty()) return;
-  for (int ahead = 1; ahead <= options_.prefetch; ++ahead) {
-    const auto next = static_cast<std::ptrdiff_t>(unit) + direction * ahead;
-    if (next < 0 || next >= static_cast<std::ptrdiff_t>(units_.size())) return;
-    if (!gather_ahead(static_cast<std::size_t>(next), phase)) return;
-  }
+using Gradients = UnitScheduler::Gradients;
+
+Engine::Engine(nn::Module& model, comm::Communicator& world, EngineOptions options)
+    : core_(std::make_unique<EngineCore>(model, world, std::move(options))), state_(*core_), stats_(*core_) {
+  core_->publish_values();
+  scheduler_ = std::make_unique<UnitScheduler>(*core_);
 }
 
-/// Returns false if a prefetch limit is reached.
-bool Engine::gather_ahead(std::size_t index, nn::Phase phase) {
-  ParamGroup& unit = *units_[index];
-  if (unit.gathered() || (phase == nn::Phase::recompute && progress_[index].uses == 0)) return true;
-  if (!may_gather_ahead(unit)) return false;
-  order_->note(unit.name());
-  unit.unshard();
-  return true;
-}
-
-/// Before a step's first gather: sends the previous step's execution order to the other ranks.
-void Engine::begin_step() {
-  if (std::exchange(in_step_, true)) return;
-  abort_on_mismatch([this] { order_->begin("step " + std::to_string(steps_ + 1)); });
-}
-
-/// If buffers are rank 0's: broadcasts them before the first forward of a step that a backward follows.
-void Engine::share_buffers(nn::Phase phase) {
-  if (options_.buffers == BufferSync::own || phase != nn::Phase::forward || model_.context().tape() == nullptr) return;
-  if (!std::exchange(buffers_shared_, true)) buffers_->broadcast(0);
-}
-
-void Engine::agree(const std::string& what) {
-  in_step_ = false;
-  abort_on_mismatch([&] { order_->agree(what); });
-}
-
-/// On a mismatch, aborts all communicators: other ranks may be waiting for this rank on any of them, and so receive the
-/// cause.
-template <class Check>
-void Engine::abort_on_mismatch(Check&& check) {
-  try {
-    check();
-  } catch (const base::Mismatch& error) {
-    for (const auto& [axis, channels] : fabric_->mesh.all_channels())
-      for (comm::Communicator* channel : {channels.gather.get(), channels.reduce.get(), channels.control.get()})
-        channel->abort(error.what());
-    throw;
-  }
-}
-
-bool Engine::may_gather_ahead(const ParamGroup& unit) const {
-  int count = 1;
-  std::size_t bytes = unit.bytes();
-  for (const auto& other : units_) {
-    if (!other->plan().unshards_to_lease || !other->gathered() || other->spec().is_root) continue;
-    ++count;
-    bytes += other->bytes();
-  }
-  return (options_.limit_all_gathers == 0 || count <= options_.limit_all_gathers) &&
-         (options_.limit_gather_bytes == 0 || bytes <= options_.limit_gather_bytes);
-}
-
-void Engine::pre_forward(std::size_t index, nn::Phase phase) {
-  ParamGroup& unit = *units_[index];
-  UnitProgress& progress = progress_[index];
-  const bool again = phase == nn::Phase::recompute;
-  if (again) reshard_recomputed(index);
-  if (!again && model_.context().tape() != nullptr) ++progress.uses;
-  ++progress.entered;
-  begin_step();
-  share_buffers(phase);
-  if (!unit.gathered()) order_->note(unit.name());
-  unit.unshard();
-  prefetch(index, +1, phase);
-  unit.wait_for_unshard();
-  progress.spans.push_back(
-      fabric_->recorder.begin(TraceEventKind::forward, unit.name(), unit.bytes(), fabric_->compute()));
-}
-
-void Engine::post_forward(std::size_t index, nn::Module& module, nn::Phase phase) {
-  ParamGroup& unit = *units_[index];
-  UnitProgress& progress = progress_[index];
-  fabric_->recorder.end(progress.spans.back(), fabric_->compute());
-  progress.spans.pop_back();
-  if (unit.kept_after_forward() || &module == &model_) return;
-  // a unit of several modules stays unsharded until each was entered
-  if (progress.entered >= unit.spec().modules.size()) {
-    progress.entered = 0;
-    if (phase == nn::Phase::forward) {
-      unit.reshard(model_.context().tape() != nullptr);
-    } else if (progress.spans.empty()) {  // otherwise this unit is still in use around this call, or in its backward
-      recomputed_.push_back(index);
+Engine::~Engine() {
+  EngineResources& resources = core_->resources;
+  if (resources.offload) resources.offload->finish();  // copies may still use memory that the units release
+  if (!resources.context.runtime().host_accessible() && std::uncaught_exceptions() == 0) {
+    try {
+      resources.compute().synchronize();  // the communicator reuses its memory immediately
+    } catch (const Error&) {              // from an operation whose failure its caller already knows
     }
   }
 }
 
-/// A recomputed unit stays unsharded until the next unit is recomputed, because its backward comes next.
-void Engine::reshard_recomputed(std::size_t but) {
-  for (const std::size_t index : std::exchange(recomputed_, {}))
-    if (index != but) units_[index]->reshard(true);
-}
+void Engine::set_is_last_backward(bool last) { scheduler_->set_is_last_backward(last); }
 
-void Engine::end_root_forward() {
-  for (UnitProgress& progress : progress_) progress.entered = 0;
-  if (model_.context().tape() != nullptr) return;
-  for (const auto& unit : units_) unit->reshard();  // no backward follows
-}
-
-void Engine::pre_backward(std::size_t index) {
-  if (gradients_ == Gradients::complete)
-    throw InvalidUsage(
-        "backward: this step's gradients are complete; call step() first, or set_is_last_backward(false) before all "
-        "backwards of a step but the last");
-  if (!std::exchange(orders_agreed_, true))  // wait once: ranks that differ mostly differ from the beginning
-    abort_on_mismatch([this] {
-      // GEMM libraries round differently: strategies are bitwise equal only if all ranks use the same code.
-      const bool here = model_.context().runtime().host_accessible();
-      order_->agree("the first backward" + (here ? " with products by " + nn::kernels::products_name() : ""));
-    });
-  ParamGroup& unit = *units_[index];
-  std::erase(recomputed_, index);
-  progress_[index].entered = 0;
-  if (!unit.gathered()) order_->note(unit.name());
-  unit.unshard();
-  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch(index, -1, nn::Phase::backward);
-  unit.wait_for_unshard();
-  if (unit.reducing()) finish_reductions();  // of the previous microbatch: they had this forward to overlap with
-  unit.prepare_gradients();
-  progress_[index].spans.push_back(
-      fabric_->recorder.begin(TraceEventKind::backward, unit.name(), unit.bytes(), fabric_->compute()));
-}
-
-void Engine::post_backward(std::size_t index) {
-  UnitProgress& progress = progress_[index];
-  fabric_->recorder.end(progress.spans.back(), fabric_->compute());
-  progress.spans.pop_back();
-  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch(index, -1, nn::Phase::backward);
-  if (--progress.uses > 0) return;  // used again further down the tape
-  reshard_after_backward(index);
-  reduce(index);
-}
-
-void Engine::reshard_after_backward(std::size_t index) {
-  if (last_backward_ || options_.reshard_after_backward) units_[index]->reshard();
-}
-
-void Engine::reduce(std::size_t index) {
-  // The previous reduction overlapped with a whole unit's backward. Advancing it at this point, rather than whenever it
-  // happens to be done, keeps the issue order the same on every rank and at most two full gradients in memory (beside
-  // the root's).
-  order_->note(units_[index]->name());
-  units_[index]->start_reduction(last_backward_);
-  continue_reductions();
-  progress_[index].reduced = true;
-  if (units_[index]->reducing()) reducing_.push_back(index);
-}
-
-void Engine::continue_reductions() {
-  for (const std::size_t i : reducing_) units_[i]->advance_reduction();
-  std::erase_if(reducing_, [this](std::size_t i) { return !units_[i]->reducing(); });
-}
-
-void Engine::finish_reductions() {
-  while (!reducing_.empty()) continue_reductions();
-}
-
-void Engine::end_root_backward() {
-  for (std::size_t i = units_.size(); i-- > 0;) {
-    if (progress_[i].reduced) continue;
-    // This backward did not use the unit. Other ranks may have used it, so this rank contributes zeros.
-    reduce(i);
+void Engine::step(double learning_rate) {
+  scheduler_->begin_update();
+  nn::OptimizerStep step{.number = ++core_->steps - core_->skipped_steps, .learning_rate = learning_rate};
+  const EngineOptions& options = core_->options;
+  if (core_->norm) {
+    core_->norm->compute(loss_scale_);
+    if (options.clip_norm > 0 || options.use_loss_scaling) step.gradient_scale = core_->norm->clip_factor();
   }
-  // Also units that were prefetched but not used: after the step they would hold old parameters.
-  for (std::size_t i = 0; i < units_.size(); ++i) reshard_after_backward(i);
-  gradients_ = last_backward_ ? Gradients::complete : Gradients::of_some;
-  for (UnitProgress& progress : progress_) progress = UnitProgress{};
-  recomputed_.clear();
+  core_->replicas_apart = core_->units.front()->plan().periodic.has_value();
+  const bool syncs = core_->replicas_apart && core_->steps % core_->sync_period() == 0;
+  for (const auto& unit : core_->units) {
+    unit->optimizer.update(options.optimizer, step);
+    if (!syncs) unit->group.all_gather_updated();
+  }
+  if (syncs) sync_replicas();
 }
+
+void Engine::sync_replicas() {
+  if (!std::exchange(core_->replicas_apart, false)) return;
+  for (const auto& unit : core_->units) unit->sync.start_sync();
+  for (const auto& unit : core_->units) {
+    unit->sync.finish_sync();
+    unit->group.all_gather_updated();
+  }
+}
+
+void Engine::wait() { core_->wait(); }
+void Engine::abort_step() { scheduler_->abort_step(); }
+
+void Engine::set_loss_scale(double scale) {
+  if (!core_->options.use_loss_scaling) throw InvalidUsage("set_loss_scale: set EngineOptions::use_loss_scaling");
+  if (!(scale > 0) || !std::isfinite(scale))
+    throw InvalidUsage("set_loss_scale: " + std::to_string(scale) + "; pass a finite number above 0");
+  loss_scale_ = scale;
+}
+
+double Engine::grad_norm() {
+  if (!core_->norm) throw InvalidUsage("grad_norm: set clip_norm, measure_norm or use_loss_scaling");
+  return core_->norm->value();
+}
+
+void Engine::for_each_gradient(const std::function<void(const GradientShard&)>& visitor) {
+  if (scheduler_->gradients() != Gradients::complete)
+    throw InvalidUsage("for_each_gradient: gradients are incomplete; call it after the last backward");
+  if (core_->resources.offload && core_->norm)
+    throw Unsupported(
+        "for_each_gradient: with cpu offload the norm is computed before gradients move to the host; disable one");
+  scheduler_->finish_reductions();
+  if (core_->resources.offload) core_->begin_writing_values();
+  for (const auto& unit : core_->units) unit->reducer.for_each_gradient(visitor);
+  if (core_->norm) core_->norm->on_gradients_written();
+}
+
+void Engine::apply_requires_grad() {
+  if (scheduler_->gradients() != Gradients::none)
+    throw InvalidUsage("apply_requires_grad: a backward has no step yet; call step() or abort_step() first");
+  std::string frozen;
+  for (const auto& parameter : state_.parameters()) {
+    const bool trains = parameter->tensor().requires_grad();
+    if (trains && parameter->dtype() == DType::u8)
+      throw InvalidUsage("apply_requires_grad: " + parameter->name() +
+                         " is quantized and cannot be trained; clear its requires_grad");
+    if (!trains) frozen += " " + parameter->name();
+  }
+  core_->agree("apply_requires_grad with " + (frozen.empty() ? "nothing frozen" : "frozen" + frozen));
+  scheduler_->on_layout_changed();
+  if (core_->units.front()->plan().periodic)
+    throw Unsupported("apply_requires_grad: strategy " + core_->options.strategy.name +
+                      " has a sync period, and its replicas would lose their own state; call it without one");
+  core_->begin_writing_values();
+  bool changed = false;
+  for (const auto& unit : core_->units)
+    if (unit->group.outdated()) {
+      unit->lay_out_again(core_->steps - core_->skipped_steps);
+      changed = true;
+    }
+  // plug-ins refer to flat parameters that no longer exist; their state is dropped, too
+  if (changed) core_->create_collectives();
+  if (core_->resources.offload) core_->reserve_offload_chunks();
+  if (core_->norm) core_->norm = std::make_unique<GradNorm>(*core_);
+  core_->publish_values();
+}
+
+std::uint64_t Engine::steps() const { return core_->steps; }
+std::uint64_t Engine::skipped_steps() const { return core_->skipped_steps; }
+nn::Module& Engine::model() const { return core_->model; }
+const EngineOptions& Engine::options() const { return core_->options; }
+const Mesh& Engine::mesh() const { return core_->resources.mesh; }
+TraceRecorder& Engine::trace() { return core_->resources.trace; }
 
 }  // namespace tessera::fsdp

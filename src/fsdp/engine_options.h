@@ -77,6 +77,9 @@ struct EngineOptions {
   BufferSync buffers = BufferSync::own;                             ///< whose values the model's buffers have
   bool poison = false;                                              ///< fill released buffers with NaN
   CollectiveRegistry collectives = CollectiveRegistry::built_in();  ///< plug-ins that the strategy may name
+
+  /// Whether Engine::step() computes the gradient norm.
+  bool measures_norm() const { return clip_norm > 0 || measure_norm || use_loss_scaling; }
 };
 
 }  // namespace tessera::fsdp

@@ -13,7 +13,7 @@ GradientScaler::GradientScaler(Engine& engine, Options options) : engine_(engine
 }
 
 void GradientScaler::set_state(const State& state) {
-  engine_.set_steps(engine_.steps(), state.skipped_steps);
+  engine_.state().set_steps(engine_.steps(), state.skipped_steps);
   engine_.set_loss_scale(state.scale);
   state_ = state;
 }

@@ -1,5 +1,7 @@
 #include "tessera/fsdp/graphed_step.h"
 
+#include "tessera/fsdp/engine/engine_core.h"
+#include "tessera/fsdp/engine/unit_scheduler.h"
 #include "tessera/nn/graph_capture.h"
 
 namespace tessera::fsdp {
@@ -20,7 +22,7 @@ class WithoutEvents {
 }  // namespace
 
 GraphedStep::GraphedStep(nn::Context& context, Engine& engine) : context_(context), engine_(engine) {
-  engine_.require_graphable();
+  require_graphable();
 }
 
 GraphedStep::~GraphedStep() {
@@ -30,11 +32,24 @@ GraphedStep::~GraphedStep() {
   }
 }
 
+void GraphedStep::require_graphable() const {
+  const EngineCore& core = *engine_.core_;
+  const int ranks = core.resources.mesh.size();
+  if (ranks > 1) throw InvalidUsage("graphs: " + std::to_string(ranks) + " ranks synchronize streams; use one rank");
+  if (core.resources.offload)
+    throw InvalidUsage("graphs: cpu offload copies parameters on another stream; disable cpu_offload");
+  for (const auto& unit : core.units)
+    for (const FlatParameter& flat : unit->group.flats())
+      if (flat.precision.casts())
+        throw InvalidUsage(
+            "graphs: gradients are converted in leased buffers; reduce them in the dtype of the parameters");
+}
+
 nn::Tensor GraphedStep::run(const std::function<nn::Tensor()>& step) {
   if (!std::exchange(warm_, true)) return step();
   if (graph_ == nullptr) record(step);
   graph_->launch(context_.stream());
-  engine_.note_replayed();
+  engine_.scheduler_->on_replayed();
   return loss_;
 }
 
@@ -42,7 +57,7 @@ void GraphedStep::record(const std::function<nn::Tensor()>& step) {
   // the graph has its own memory: free what the last step left idle, or it would be allocated twice
   context_.memory().trim();
   memory_ = context_.memory().make_keeping();
-  const WithoutEvents without(engine_.recorder());
+  const WithoutEvents without(engine_.trace());
   nn::GraphCapture capture(context_, *memory_);
   loss_ = step();
   graph_ = capture.finish();

@@ -12,7 +12,7 @@ namespace tessera::fsdp {
 
 /// Captures the steps of one engine and batch shape. Used by the engine's thread, and destroyed before the engine.
 /// Engine::step() stays outside the graph, since its arguments change. The memory of a step's activations is kept for
-/// the object's lifetime. Trace events (Engine::recorder()) cover only work that is not replayed.
+/// the object's lifetime. Trace events (Engine::trace()) cover only work that is not replayed.
 class TESSERA_API GraphedStep {
  public:
   /// Throws InvalidUsage, with the reason, if a step of this engine is not the same work on one stream each time.
@@ -29,6 +29,7 @@ class TESSERA_API GraphedStep {
   nn::Tensor run(const std::function<nn::Tensor()>& step);
 
  private:
+  void require_graphable() const;
   void record(const std::function<nn::Tensor()>& step);
   nn::Context& context_;
   Engine& engine_;

@@ -26,7 +26,7 @@ Lease::~Lease() {
   if (pool_ != nullptr) pool_->release(slot_, Event());
 }
 
-void Lease::give_back(Event released) {
+void Lease::release(Event released) {
   if (pool_ == nullptr) throw InvalidUsage("lease: given back twice");
   std::exchange(pool_, nullptr)->release(slot_, std::move(released));
   data_ = nullptr;

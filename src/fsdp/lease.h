@@ -12,7 +12,7 @@ namespace tessera::fsdp {
 
 class LeasePool;
 
-/// Exclusive use of a pooled buffer by a named owner. Move-only. give_back() is explicit, because it needs an event.
+/// Exclusive use of a pooled buffer by a named owner. Move-only. release() is explicit, because it needs an event.
 /// Destroying an unreturned lease (after an error) waits for nothing; the caller must have stopped all streams.
 class TESSERA_API Lease {
  public:
@@ -25,10 +25,10 @@ class TESSERA_API Lease {
   void* data() const { return data_; }                         ///< null if empty; the pool owns the memory
   std::size_t bytes() const { return bytes_; }                 ///< as requested from acquire(); 0 if empty
   const std::string& owner() const { return owner_; }          ///< as passed to acquire(): the name of a unit
-  explicit operator bool() const { return pool_ != nullptr; }  ///< true until give_back()
+  explicit operator bool() const { return pool_ != nullptr; }  ///< true until release()
 
   /// Releases the buffer. Its next lease starts after `released`.
-  void give_back(Event released);
+  void release(Event released);
 
  private:
   friend class LeasePool;

@@ -59,15 +59,15 @@ StepProfile run(const TrainingStep& step, comm::Communicator& world, nn::Context
   StepProfile record;
   EngineTraffic first;
   for (int i = 0; i < steps; ++i) {
-    engine.recorder().drain();
+    engine.trace().drain();
     const Event begin = context.stream().record();
     train_step(step, *model, engine);
     const Event end = context.stream().record();
-    record.steps.push_back(timed(begin, end, engine.recorder().drain()));
-    if (i == 0) first = engine.traffic();
+    record.steps.push_back(timed(begin, end, engine.trace().drain()));
+    if (i == 0) first = engine.stats().traffic();
   }
-  record.traffic = engine.traffic() - first;
-  record.units = engine.unit_sizes();
+  record.traffic = engine.stats().traffic() - first;
+  record.units = engine.stats().unit_sizes();
   record.memory = context.memory_tracker().snapshot();
   return record;
 }

@@ -71,7 +71,7 @@ TEST_P(Acceptance, P11_OneRanksInfinityMakesAllSkip) {
     std::map<std::string, std::vector<float>> before, after;
     one.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
       auto& values = step == 0 ? before : after;
-      engine.for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
+      engine.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
         if (rank == 0) values[p.name()].assign(v.begin(), v.end());
       });
       const std::lock_guard lock(mutex);

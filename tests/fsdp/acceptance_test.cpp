@@ -45,7 +45,7 @@ TEST_P(Acceptance, P03_CallsAndBytesEqualTheFormula) {
       EXPECT_EQ(harness::calls_per_step(rank, one.steps - 1), formula.calls) << name;
       EXPECT_EQ(harness::bytes_per_step(rank, one.steps - 1), formula.bytes) << name;
     }
-    for (const Engine::UnitStats& unit : record.units) EXPECT_EQ((unit.elements + unit.padding) % (8 * ranks()), 0);
+    for (const UnitStats& unit : record.units) EXPECT_EQ((unit.elements + unit.padding) % (8 * ranks()), 0);
   }
 }
 
@@ -162,7 +162,7 @@ std::map<std::string, std::vector<float>> train_odd(const std::string& backend, 
       tape.backward(loss);
       engine.step(0.1);
     }
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       if (world.rank() == 0) result[parameter.name()].assign(values.begin(), values.end());
     });
   });

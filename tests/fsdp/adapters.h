@@ -49,7 +49,7 @@ inline TrainingSpec quantized(TrainingSpec spec) {
     std::map<std::string, std::shared_ptr<nn::Parameter>> dense;
     const auto model = nn::make_model(context, config);
     for (const auto& parameter : model->parameters()) dense[parameter->name()] = parameter;
-    engine.load(
+    engine.state().load(
         [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
           const nn::Parameter& from = *dense.at(parameter.name());
           std::vector<float> values(static_cast<std::size_t>(from.count()));

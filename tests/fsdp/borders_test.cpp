@@ -167,7 +167,7 @@ TEST(MixedUnits, MayBeFrozenInPart) {
   for (const char* name : {"zero1", "fsdp"}) {
     TrainingSpec spec = spec_for(name, 2, cases()[0]);
     spec.before_training = [](Engine& engine, comm::Communicator&) {
-      for (const auto& parameter : engine.parameters())
+      for (const auto& parameter : engine.state().parameters())
         if (parameter->dtype() == DType::f32) nn::Tensor(parameter->tensor()).set_requires_grad(false);
       engine.apply_requires_grad();
     };

@@ -45,7 +45,7 @@ TEST(BufferMemory, IsTheSameEverywhereAndThatOfAMaterializedModel) {
     spec.before_training = [&](Engine& engine, comm::Communicator&) {
       const BufferBytes bytes = buffers_of(engine);
       EXPECT_EQ(bytes.size(), 8U);
-      for (const auto& buffer : engine.buffers())
+      for (const auto& buffer : engine.state().buffers())
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer->tensor().raw()) % 64, 0U) << buffer->name();
       for (const auto& [name, values] : expected) EXPECT_EQ(floats(bytes.at(name)), values) << name;
       engine.initialize(8);
@@ -131,7 +131,7 @@ TEST(Statistics, AreNotSentForAForwardWithoutABackward) {
     const BufferBytes before = buffers_of(engine);
     model.loss(batch.tokens, batch.targets);
     EXPECT_EQ(buffers_of(engine), before) << "evaluation is no training";
-    EXPECT_EQ(engine.traffic().broadcast.calls, 0U);
+    EXPECT_EQ(engine.stats().traffic().broadcast.calls, 0U);
   };
   const StatisticsRecord record = train_statistics(spec);
   EXPECT_EQ(record.traffic[0].broadcast.calls, 4U);
@@ -164,7 +164,7 @@ TEST(Statistics, AreSentAfterWhatWasWritten) {
   spec.steps = 0;
   spec.before_training = [spec](Engine& engine, comm::Communicator& control) {
     nn::Context& context = engine.model().context();
-    for (const auto& buffer : engine.buffers())
+    for (const auto& buffer : engine.state().buffers())
       if (buffer->name() == "last.count")
         context.kernels<float>("test").fill(context.stream(), static_cast<float>(5 + control.rank()),
                                             buffer->tensor().data<float>(), 1);
@@ -216,12 +216,12 @@ TEST(Statistics, AreThoseOfTheRankThatBroadcasts) {
   std::map<int, BufferBytes> before, after;
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
     const int rank = control.rank();
-    engine.fill_buffers(
+    engine.state().load_buffers(
         [&](const nn::ModuleBuffer& buffer, void* out) { std::memset(out, rank + 1, buffer.tensor().bytes()); },
         [](const nn::ModuleBuffer& buffer) { return buffer.name() != "last.one"; });
     const BufferBytes own = buffers_of(engine);
     EXPECT_EQ(floats(own.at("last.one")), std::vector<float>{1}) << "was not wanted";
-    engine.broadcast_from(
+    engine.state().broadcast_from(
         1, [](const nn::Parameter&, nn::ElementRange range, float* out) { std::fill_n(out, range.count(), 0.5F); });
     const BufferBytes all = buffers_of(engine);
     const std::lock_guard lock(mutex);

@@ -54,7 +54,7 @@ Resumed resume(TrainingSpec spec, const std::string& folder, bool forget = false
     Checkpoint checkpoint(folder);
     const RestoreReport report = restore(engine, checkpoint);
     EXPECT_TRUE(checkpoint.verify().empty());
-    if (forget) engine.load_plugin_state({});
+    if (forget) engine.state().load_plugin_state({});
     const std::lock_guard lock(mutex);
     if (control.rank() == 0) resumed.dropped = report.dropped;
   };
@@ -107,7 +107,7 @@ TEST_P(PluginState, BeginsAnewAfterARefresh) {
       }
       engine.apply_requires_grad();
       std::size_t plugin_state = 0, not_zero = 0;
-      for (const CollectivePlugin::State& state : engine.plugin_state()) {
+      for (const CollectivePlugin::State& state : engine.state().plugin_state()) {
         if (state.name.find("error") == std::string::npos) continue;
         plugin_state += state.count;
         not_zero += static_cast<std::size_t>(
@@ -118,7 +118,7 @@ TEST_P(PluginState, BeginsAnewAfterARefresh) {
     }
     if (step != 4) return;
     std::map<std::string, std::vector<float>> mine;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       mine[parameter.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex);

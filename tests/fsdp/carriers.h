@@ -28,12 +28,12 @@ inline harness::TrainingSpec spec_for(const std::string& strategy, int ranks, co
 /// The bytes that plug-ins report equal those that their communicators count. For TrainingSpec::after_step.
 inline void stats_are_what_was_sent(int rank, int /*step*/, Engine& engine, nn::CausalModel& /*model*/) {
   engine.wait();
-  const EngineTraffic traffic = engine.traffic();
+  const EngineTraffic traffic = engine.stats().traffic();
   for (const auto& [kind, sent] : {std::pair(comm::OpKind::all_gather, traffic.all_gather.bytes_sent),
                                    {comm::OpKind::reduce_scatter, traffic.reduce_scatter.bytes_sent},
                                    {comm::OpKind::all_reduce, traffic.all_reduce.bytes_sent}})
-    EXPECT_EQ(engine.collective_stats(kind).sent, sent) << comm::name_of(kind) << " of rank " << rank;
-  EXPECT_THROW(static_cast<void>(engine.collective_stats(comm::OpKind::barrier)), base::InvalidUsage);
+    EXPECT_EQ(engine.stats().collective_stats(kind).sent, sent) << comm::name_of(kind) << " of rank " << rank;
+  EXPECT_THROW(static_cast<void>(engine.stats().collective_stats(comm::OpKind::barrier)), base::InvalidUsage);
 }
 
 inline Carriers everywhere(const std::string& name) { return {name, name, name}; }

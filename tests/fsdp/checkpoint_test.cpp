@@ -176,13 +176,13 @@ TEST(Checkpoints, ARankReadsLittleMoreThanItNeeds) {
   reads.steps = 0;
   reads.before_training = [&](Engine& engine, comm::Communicator&) {
     std::uint64_t needed = 0, ranges = 0;
-    engine.for_each_shard([&](const ShardRange& own) {
+    engine.state().for_each_shard([&](const ShardRange& own) {
       needed += static_cast<std::uint64_t>(own.range.count()) * sizeof(float);
       ++ranges;
     });
     Checkpoint checkpoint(folder.path());
     restore(engine, checkpoint);
-    ranges += 3 * 2 * engine.units().size();  // each third of a unit begins another range
+    ranges += 3 * 2 * engine.stats().units().size();  // each third of a unit begins another range
     EXPECT_GE(checkpoint.bytes_read(), needed);
     EXPECT_LE(checkpoint.bytes_read(), needed + needed / 20 + ranges * 2 * 64 * 1024);
     EXPECT_LE(checkpoint.bytes_read(), needed + needed / 4) << "the bound by ranges says little here: " << needed;
@@ -217,7 +217,7 @@ TEST(Checkpoints, KeepsTheLastFiniteOne) {
   TrainingSpec spec = spec_for("fsdp", 2, 5);
   spec.between_steps = [&](int step, Engine& engine, comm::HostCollectives& control) {
     if (step == 3 && control.rank() == 1)  // one value of one rank
-      engine.for_each_shard([&](const ShardRange& own) {
+      engine.state().for_each_shard([&](const ShardRange& own) {
         if (own.state == 0) static_cast<float*>(const_cast<void*>(own.data))[own.range.count() - 1] = INFINITY;
       });
     CheckpointWriter writer(engine, control, {.folder = folder.path(), .keep_last = 1});

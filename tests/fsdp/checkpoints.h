@@ -22,7 +22,7 @@ class WholeState {
  public:
   /// Every rank calls it with its engine.
   void add(Engine& engine) {
-    engine.for_each_shard([&](const ShardRange& own) {
+    engine.state().for_each_shard([&](const ShardRange& own) {
       ASSERT_EQ(own.dtype, base::DType::f32);
       nn::download(engine.model().context(), own.data, static_cast<std::size_t>(own.range.count()) * sizeof(float),
                    [&](const void* data) {

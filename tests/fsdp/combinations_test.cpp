@@ -88,7 +88,7 @@ class Late final : public CollectivePlugin {
     works.then([this, come](Stream& stream) {
       for (const auto& [out, room] : come) {
         context_->runtime().copy(stream, base::CopyDirection::device_to_device, out.data, room->data(), out.bytes());
-        room->give_back(stream.record());
+        room->release(stream.record());
       }
       return WorkChain();
     });

@@ -95,7 +95,7 @@ std::vector<Values> parameters_by_rank(TrainingSpec spec) {
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
     if (step + 1 != spec.steps) return;
     Values mine;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       mine[parameter.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex);

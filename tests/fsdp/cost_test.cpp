@@ -107,7 +107,7 @@ TEST(CostOfAUnit, IsWhatItLeasesAtATime) {
     // Parameters and gradients. In bf16 with f32 gradients both forms of the gradients; the parameters are released by
     // then.
     const std::size_t element = reduce ? 2 : 4;
-    for (const Engine::UnitStats& unit : train(spec).units) {
+    for (const UnitStats& unit : train(spec).units) {
       const auto padded = static_cast<std::size_t>(unit.elements + unit.padding);
       EXPECT_EQ(unit.peak_bytes, padded * (reduce ? 6 : element * static_cast<std::size_t>(factor))) << name;
     }
@@ -127,7 +127,7 @@ TEST(CostOfAUnit, ThatIsFrozenIsItsParameters) {
     return model;
   };
   int frozen = 0;
-  for (const Engine::UnitStats& unit : train(spec).units) {
+  for (const UnitStats& unit : train(spec).units) {
     const auto padded = static_cast<std::size_t>(unit.elements + unit.padding);
     const bool is_frozen = unit.name == "h.0";
     frozen += is_frozen ? 1 : 0;

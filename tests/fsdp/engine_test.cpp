@@ -149,7 +149,7 @@ float read_after_release(bool poison) {
   float seen = 0;
   with_engine(spec, [&](nn::Context&, nn::CausalModel& model, Engine& engine, comm::Communicator& world) {
     const float* stale = nullptr;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       if (parameter.name() == "h.2.ln_1.weight") stale = values.data();  // all ones after initialization
     });
     if (world.rank() == 0) seen = *stale;
@@ -204,13 +204,13 @@ TEST(Leases, ReturnTwiceIsRefusedAndReuseWaitsForTheEvent) {
   EXPECT_EQ(memory_tracker.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 1024u);
   bool tenant_done = false;
   stream->run([&] { tenant_done = true; });
-  first.give_back(stream->record());
-  EXPECT_THROW(first.give_back(base::Event()), base::InvalidUsage);
+  first.release(stream->record());
+  EXPECT_THROW(first.release(base::Event()), base::InvalidUsage);
   Lease second = pool.acquire(512, "b", *user);
   EXPECT_FALSE(tenant_done);
   user->synchronize();  // the next lease's stream waits for the last one's work
   EXPECT_TRUE(tenant_done);
-  second.give_back(base::Event());
+  second.release(base::Event());
   EXPECT_EQ(memory_tracker.snapshot().now_of(base::MemoryCategory::unsharded_parameter), 0u);
 }
 
@@ -232,14 +232,14 @@ TEST(Leases, PoisonComesAfterTheLastTenantAndBeforeTheNext) {
   float last_seen = 0, next_seen = 0;
   user->run([=] { *value = 1; });
   user->run([&last_seen, value] { last_seen = *value; });
-  first.give_back(user->record());
+  first.release(user->record());
   Lease second = pool.acquire(sizeof(float), "b", *user);
   ASSERT_EQ(second.data(), value);
   user->run([&next_seen, value] { next_seen = *value; });
   user->synchronize();
   EXPECT_EQ(last_seen, 1.0F);
   EXPECT_TRUE(std::isnan(next_seen));
-  second.give_back(base::Event());
+  second.release(base::Event());
 }
 
 // --- state

@@ -75,7 +75,7 @@ class Alone {
       outcome_.losses.push_back(loss.item());
       outcome_.norms.push_back(engine_.grad_norm());
     }
-    engine_.for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
+    engine_.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
       outcome_.parameters[p.name()].assign(values.begin(), values.end());
     });
     return outcome_;
@@ -183,7 +183,7 @@ TEST(Graphs, TheHostWaitsForNothingAndEventsAreThoseOfTheFirstStep) {
     }
     EXPECT_EQ(last, harness::HostWaits{});
     std::map<base::TraceEventKind, int> events;
-    for (const base::TraceEvent& event : rank.engine_.recorder().drain()) events[event.kind] += event.unit == "root";
+    for (const base::TraceEvent& event : rank.engine_.trace().drain()) events[event.kind] += event.unit == "root";
     EXPECT_EQ(events[base::TraceEventKind::forward], 1);
     EXPECT_EQ(events[base::TraceEventKind::backward], 1);
     EXPECT_EQ(events[base::TraceEventKind::optimizer_step], 6);

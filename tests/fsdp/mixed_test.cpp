@@ -97,7 +97,7 @@ TEST(Ignored, ModulesAreTheProgramsOwn) {
       options.ignored = [](const nn::Parameter& parameter) { return parameter.name().starts_with("h.1.mlp."); };
       Engine engine(*model, world, options);
       engine.initialize(0);
-      EXPECT_EQ(engine.parameters().size() + own.parameters().size(), model->parameters().size());
+      EXPECT_EQ(engine.state().parameters().size() + own.parameters().size(), model->parameters().size());
       nn::Optimizer optimizer(own, {});
       const std::vector<float> before(own.parameters()[0]->tensor().data<float>(),
                                       own.parameters()[0]->tensor().data<float>() + 64);
@@ -118,7 +118,7 @@ TEST(Ignored, ModulesAreTheProgramsOwn) {
       EXPECT_TRUE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
       optimizer.step(1e-3);
       EXPECT_FALSE(std::equal(before.begin(), before.end(), own.parameters()[0]->tensor().data<float>()));
-      engine.for_each_parameter([](const nn::Parameter& parameter, std::span<const float>) {
+      engine.state().for_each_parameter([](const nn::Parameter& parameter, std::span<const float>) {
         EXPECT_FALSE(parameter.name().starts_with("h.1.mlp.")) << parameter.name();
       });
     });

@@ -114,7 +114,7 @@ struct Scaled {
 
 std::map<std::string, std::vector<float>> values_of(Engine& engine) {
   std::map<std::string, std::vector<float>> values;
-  engine.for_each_parameter(
+  engine.state().for_each_parameter(
       [&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
   return values;
 }

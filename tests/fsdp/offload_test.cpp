@@ -80,7 +80,7 @@ TEST_P(CpuOffload, TheDeviceKeepsWhatTheFormulaLeavesIt) {
 TEST_P(CpuOffload, TheLinkCarriesTheBytesOfTheFormulaAndNothingIsCopiedTwice) {
   const TrainingSpec spec = spec_for(GetParam(), true);
   const TrainingRecord record = train(spec);
-  for (const Engine::UnitStats& unit : record.units) ASSERT_EQ(unit.padding, 0) << "the formula counts it";
+  for (const UnitStats& unit : record.units) ASSERT_EQ(unit.padding, 0) << "the formula counts it";
   const OffloadBytes formula =
       offload_formula(spec.engine.strategy, record.mesh, record.unit_sizes, 2, GetParam().precision());
   const auto later = static_cast<std::uint64_t>(spec.steps - 1);
@@ -130,7 +130,7 @@ TEST(OffloadOrder, EveryOptimizerUpdatesTheHostsState) {
 TrainingRecord train_with_values_from_outside(TrainingSpec spec) {
   spec.after_step = [](int, int step, Engine& engine, nn::CausalModel&) {
     if (step == 0)
-      engine.load([](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+      engine.state().load([](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
         for (std::int64_t i = range.begin; i < range.end; ++i)
           out[i - range.begin] = 0.02F * static_cast<float>((i * 7 + parameter.count()) % 13 - 6);
       });

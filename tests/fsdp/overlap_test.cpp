@@ -87,7 +87,7 @@ double exposed_ms(const std::string& backend, const std::string& strategy, int p
       tape.backward(loss);
       engine.step(1e-3);
       double exposed = 0;
-      for (const TraceEvent& event : engine.recorder().drain())
+      for (const TraceEvent& event : engine.trace().drain())
         if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
           exposed += static_cast<double>(event.duration_ns()) / 1e6;
       if (step > 0) waited[static_cast<std::size_t>(world.rank())].push_back(exposed);
@@ -192,7 +192,7 @@ std::pair<int, int> updated_before_the_first_gather(bool everything) {
       Peeked& mine = peeked[std::this_thread::get_id()];
       mine.everything = everything;
       mine.compute = &context.stream();
-      engine.for_each_shard([&](const ShardRange& own) {
+      engine.state().for_each_shard([&](const ShardRange& own) {
         if (own.parameter.name().starts_with("h.1.") && own.state < 0) mine.last = static_cast<const float*>(own.data);
       });
       mine.before = *mine.last;

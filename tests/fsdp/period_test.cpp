@@ -45,7 +45,7 @@ std::vector<std::vector<Values>> shown(TrainingSpec spec, bool meet_at_the_end =
   spec.after_step = [&](int rank, int step, Engine& engine, nn::CausalModel&) {
     if (meet_at_the_end && step + 1 == spec.steps) engine.sync_replicas();
     Values mine;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       mine[parameter.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex);
@@ -181,7 +181,7 @@ TEST(DiLoCo, CarriesItsMomentumFromMeetingToMeeting) {
   std::vector<std::vector<Values>> apart(kMeetings, std::vector<Values>(2));
   const auto values_of = [](Engine& engine) {
     Values values;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
       values[parameter.name()].assign(all.begin(), all.end());
     });
     return values;
@@ -223,11 +223,11 @@ TEST(DiLoCo, MeetsOnceAndBeginsAnew) {
   std::vector<Values> seen;
   const auto note = [&](Engine& engine) {
     Values values;
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> all) {
       values[parameter.name()].assign(all.begin(), all.end());
     });
     const std::lock_guard lock(mutex);
-    if (engine.rank() == 0) seen.push_back(values);
+    if (engine.mesh().rank() == 0) seen.push_back(values);
   };
   TrainingSpec spec = spec_for("diloco", "2x1", 2, 8);
   spec.repeat_data = 4;  // the last four steps repeat the first four
@@ -299,7 +299,7 @@ TrainingSpec resuming(TrainingSpec spec, const std::string& folder, std::string*
   spec.before_training = [=](Engine& engine, comm::Communicator& control) {
     Checkpoint checkpoint(folder);
     const RestoreReport report = restore(engine, checkpoint);
-    if (forget) engine.load_plugin_state({});
+    if (forget) engine.state().load_plugin_state({});
     if (control.rank() == 0) *dropped = report.dropped;
   };
   return spec;
@@ -344,7 +344,7 @@ TEST_P(LocalSgdSync, GoOnFromACheckpointJustAfterASyncWithin) {
   TrainingSpec more = resuming(spec(3, 8), folder.path(), &dropped);
   more.before_training = [restore = more.before_training](Engine& engine, comm::Communicator& control) {
     restore(engine, control);
-    EXPECT_FALSE(engine.replicas_apart());
+    EXPECT_FALSE(engine.state().replicas_apart());
     engine.sync_replicas();
   };
   EXPECT_EQ(train(more).parameters, whole.parameters);

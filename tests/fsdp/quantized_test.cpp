@@ -25,7 +25,7 @@ using Values = std::map<std::string, std::vector<float>>;
 
 Values encodings_of(Engine& engine) {
   Values values;
-  engine.for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
+  engine.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> v) {
     if (p.dtype() == DType::u8) values[p.name()].assign(v.begin(), v.end());
   });
   return values;

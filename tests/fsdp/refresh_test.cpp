@@ -32,7 +32,7 @@ void freeze(nn::Module& model, bool frozen, const std::function<bool(const nn::P
 /// This rank's shard of the optimizer state, by name and index.
 std::map<std::string, float> states_of(Engine& engine) {
   std::map<std::string, float> states;
-  engine.for_each_shard([&](const ShardRange& own) {
+  engine.state().for_each_shard([&](const ShardRange& own) {
     if (own.state < 0) return;
     for (std::int64_t i = 0; i < own.range.count(); i += 13)
       states[own.parameter.name() + "/" + std::to_string(own.state) + "/" + std::to_string(own.range.begin + i)] =
@@ -78,7 +78,7 @@ TEST(Frozen, StaysAsItIsAndCostsNoGradient) {
       const Values values = values_of(engine);
       if (control.rank() == 0) before = values;
       if (control.rank() == 0)
-        for (const UnitSize& unit : engine.unit_sizes()) frozen += unit.frozen;
+        for (const UnitSize& unit : engine.stats().unit_sizes()) frozen += unit.frozen;
     };
     spec.after_step = [&](int rank, int, Engine& engine, nn::CausalModel&) {
       const Values values = values_of(engine);
@@ -219,7 +219,7 @@ TEST(ApplyRequiresGrad, ARunThatGoesOnKnowsWhereOptimizersBegan) {
     resumed.before_training = [&](Engine& engine, comm::Communicator&) {
       Checkpoint checkpoint(folder.path());
       restore(engine, checkpoint);
-      if (forgets) engine.set_trained_since([](const nn::Parameter&) { return std::uint64_t{0}; });
+      if (forgets) engine.state().set_trained_since([](const nn::Parameter&) { return std::uint64_t{0}; });
     };
     EXPECT_EQ(train(resumed).parameters == whole.parameters, !forgets);  // the control is not equal
   }

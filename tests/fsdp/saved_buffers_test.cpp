@@ -26,7 +26,7 @@ using testing::HasSubstr;
 /// With values that no initialization produces.
 TrainingSpec with_odd_values(TrainingSpec spec) {
   spec.before_training = [](Engine& engine, comm::Communicator&) {
-    engine.fill_buffers(
+    engine.state().load_buffers(
         [](const nn::ModuleBuffer&, void* out) {
           const std::int64_t values[] = {std::int64_t{1} << 60, -5};
           std::memcpy(out, values, sizeof(values));
@@ -57,7 +57,7 @@ TEST(ModuleBufferCheckpoint, AResumedRunIsTheOneThatNeverStopped) {
         const BufferBytes initial = buffers_of(engine);
         read(engine, control);
         EXPECT_NE(buffers_of(engine), initial);
-        engine.fill_buffers([&](const nn::ModuleBuffer& buffer, void* out) {
+        engine.state().load_buffers([&](const nn::ModuleBuffer& buffer, void* out) {
           std::copy(initial.at(buffer.name()).begin(), initial.at(buffer.name()).end(), static_cast<std::byte*>(out));
         });
       };
@@ -191,10 +191,10 @@ TEST(ModuleBufferCheckpoint, OfHuggingFacesFolderAreUnderTheirNames) {
     if (step != 1) return;
     written = buffers_of(engine);
     nn::HfCheckpointWriter writer(folder.path(), config, nn::saved_tensors(model));
-    engine.for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
+    engine.state().for_each_parameter([&](const nn::Parameter& parameter, std::span<const float> values) {
       writer.write(parameter.name(), {0, parameter.count()}, values.data());
     });
-    for (const auto& buffer : engine.buffers())
+    for (const auto& buffer : engine.state().buffers())
       if (buffer->persistent()) writer.write_whole(buffer->name(), written.at(buffer->name()).data());
     writer.commit();
   };

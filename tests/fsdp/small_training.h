@@ -29,7 +29,7 @@ using Values = std::map<std::string, std::vector<float>>;
 
 inline Values values_of(Engine& engine) {
   Values values;
-  engine.for_each_parameter(
+  engine.state().for_each_parameter(
       [&](const nn::Parameter& p, std::span<const float> v) { values[p.name()].assign(v.begin(), v.end()); });
   return values;
 }

@@ -93,7 +93,7 @@ using BufferBytes = std::map<std::string, std::vector<std::byte>>;
 
 inline BufferBytes buffers_of(Engine& engine) {
   BufferBytes bytes;
-  for (const auto& buffer : engine.buffers())
+  for (const auto& buffer : engine.state().buffers())
     nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(), [&](const void* from) {
       const auto* const first = static_cast<const std::byte*>(from);
       bytes[buffer->name()].assign(first, first + buffer->tensor().bytes());
@@ -128,8 +128,8 @@ inline StatisticsRecord train_statistics(harness::TrainingSpec spec) {
     const BufferBytes bytes = buffers_of(engine);
     const std::lock_guard lock(mutex);
     record.buffers[static_cast<std::size_t>(rank)] = bytes;
-    record.traffic[static_cast<std::size_t>(rank)] = engine.traffic();
-    record.formula[static_cast<std::size_t>(rank)] = engine.buffer_formula_bytes();
+    record.traffic[static_cast<std::size_t>(rank)] = engine.stats().traffic();
+    record.formula[static_cast<std::size_t>(rank)] = engine.stats().buffer_formula_bytes();
   };
   record.training = harness::train(spec);
   return record;

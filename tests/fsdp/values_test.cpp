@@ -74,7 +74,7 @@ TEST(BroadcastFrom, GivesEveryRankTheValuesOfOne) {
       spec.steps = 1;
       spec.dtype = dtype;
       spec.before_training = [&](Engine& engine, comm::Communicator& control) {
-        engine.broadcast_from(2, [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
+        engine.state().broadcast_from(2, [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
           EXPECT_EQ(control.rank(), 2);
           EXPECT_EQ(range.count(), parameter.count());
           for (std::int64_t i = 0; i < range.count(); ++i)
@@ -84,7 +84,7 @@ TEST(BroadcastFrom, GivesEveryRankTheValuesOfOne) {
           for (std::size_t i = 0; i < values.size(); ++i)
             ASSERT_EQ(values[i], static_cast<float>(parameter.size()) + 1e-3F * static_cast<float>(i % 1000))
                 << name << parameter;
-        EXPECT_THROW(engine.broadcast_from(4, {}), base::InvalidUsage);
+        EXPECT_THROW(engine.state().broadcast_from(4, {}), base::InvalidUsage);
       };
       train(spec);
     }
@@ -99,7 +99,7 @@ TEST(Initialising, MayBeTheProgramsOwn) {
   spec.before_training = [&](Engine& engine, comm::Communicator& control) {
     engine.initialize(7);
     const Values drawn = values_of(engine);
-    engine.initialize(
+    engine.state().initialize(
         7,
         [&](const nn::Parameter&, nn::ElementRange range, float* out) {
           filled += range.count();
@@ -156,7 +156,7 @@ TEST(Initialising, NeedsNoRankThatHoldsTheModel) {
     peaks[static_cast<std::size_t>(control.rank())] =
         memory_tracker.peak_of(MemoryCategory::parameter) + memory_tracker.peak_of(MemoryCategory::unsharded_parameter);
     if (control.rank() == 0)
-      for (const UnitSize& unit : engine.unit_sizes()) whole += static_cast<std::uint64_t>(unit.padded) * 4;
+      for (const UnitSize& unit : engine.stats().unit_sizes()) whole += static_cast<std::uint64_t>(unit.padded) * 4;
   };
   train(spec);
   for (const std::uint64_t peak : peaks) EXPECT_EQ(peak, whole / 4);

@@ -66,7 +66,7 @@ class Rank {
 
   void one_step(int step) {
     const bool last = step + 1 == spec_.steps;
-    engine_.recorder().set_recording(drains_ || last);  // reading recorded events drains
+    engine_.trace().set_recording(drains_ || last);  // reading recorded events drains
     const HostWaits before = host_waits();
     std::vector<nn::Tensor> losses;
     try {
@@ -86,15 +86,15 @@ class Rank {
     waits_.push_back(host_waits() - before);
     unread_.push_back(std::move(losses));
     if (drains_) read_losses();
-    if ((drains_ || last) && engine_.measures_norm()) norms_.push_back(engine_.grad_norm());
+    if ((drains_ || last) && engine_.options().measures_norm()) norms_.push_back(engine_.grad_norm());
     if (spec_.after_step) spec_.after_step(world_.rank(), step, engine_, *model_);
     if (spec_.between_steps) spec_.between_steps(step, engine_, exchange_);
-    if (drains_ || last) events_ = engine_.recorder().drain();
+    if (drains_ || last) events_ = engine_.trace().drain();
     if (step == spec_.first_step) {
       engine_.wait();
       context_.stream().synchronize();
-      first_ = engine_.traffic();
-      first_offload_ = engine_.offload_bytes();
+      first_ = engine_.stats().traffic();
+      first_offload_ = engine_.stats().offload_bytes();
     }
   }
 
@@ -142,12 +142,12 @@ class Rank {
   void record() {
     engine_.wait();
     context_.stream().synchronize();
-    const fsdp::EngineTraffic later = engine_.traffic() - first_;
+    const fsdp::EngineTraffic later = engine_.stats().traffic() - first_;
     const base::MemoryTracker::Snapshot memory_tracker = world_.memory_tracker()->snapshot();
-    const std::uint64_t copied = engine_.copied_bytes();
-    const fsdp::OffloadBytes offload = engine_.offload_bytes();
+    const std::uint64_t copied = engine_.stats().copied_bytes();
+    const fsdp::OffloadBytes offload = engine_.stats().offload_bytes();
     std::map<std::string, std::vector<float>> parameters;
-    engine_.for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
+    engine_.state().for_each_parameter([&](const nn::Parameter& p, std::span<const float> values) {
       parameters[p.name()].assign(values.begin(), values.end());
     });
     const std::lock_guard lock(mutex_);
@@ -166,10 +166,10 @@ class Rank {
     record_.copied_bytes = copied;
     record_.failed_steps = failed_steps_;
     record_.later_offload = {offload.to_device - first_offload_.to_device, offload.to_host - first_offload_.to_host};
-    record_.units = engine_.units();
-    record_.unit_sizes = engine_.unit_sizes();
-    record_.mesh = engine_.mesh();
-    record_.strategy = engine_.strategy();
+    record_.units = engine_.stats().units();
+    record_.unit_sizes = engine_.stats().unit_sizes();
+    record_.mesh = engine_.mesh().shape();
+    record_.strategy = engine_.options().strategy;
   }
 
   const TrainingSpec& spec_;

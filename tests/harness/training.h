@@ -74,7 +74,7 @@ struct TrainingRecord {
   std::uint64_t copied_bytes = 0;    // rank 0
   int failed_steps = 0;              // steps that rank 0 retried
   fsdp::OffloadBytes later_offload;  // rank 0, after the first step
-  std::vector<fsdp::Engine::UnitStats> units;
+  std::vector<fsdp::UnitStats> units;
   std::vector<fsdp::UnitSize> unit_sizes;
   fsdp::MeshShape mesh;
   fsdp::Strategy strategy;  // as applied to the mesh

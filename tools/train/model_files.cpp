@@ -157,7 +157,7 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
   if (!plan.checkpoint.empty()) {
     fsdp::Checkpoint checkpoint(plan.checkpoint);
     const fsdp::RestoreReport report = fsdp::restore(engine, checkpoint);
-    if (engine.rank() == 0 && !report.dropped.empty()) fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
+    if (engine.mesh().rank() == 0 && !report.dropped.empty()) fmt::print(stderr, "tessera: --resume {}\n", report.dropped);
     if (scaler != nullptr) restore_scaler(checkpoint, *scaler);
     return;
   }
@@ -166,20 +166,20 @@ void load_values(const TrainPlan& plan, fsdp::Engine& engine, fsdp::GradientScal
     const nn::HfCheckpointReader folder(plan.options.init);
     folder.check(dense_tensors(plan.model));
     Encoder encoder(folder, plan.model);
-    engine.load(
+    engine.state().load(
         [&](const nn::Parameter& parameter, nn::ElementRange range, float* out) {
           if (parameter.dtype() == base::DType::u8) return encoder.read(parameter.name(), range, out);
           folder.read(parameter.name(), range, out);
         },
         [](const nn::Parameter& parameter) { return !nn::is_adapter(parameter.name()); });
-    engine.fill_buffers(
+    engine.state().load_buffers(
         [&](const nn::ModuleBuffer& buffer, void* out) { folder.read_whole(buffer.name(), buffer.dtype(), out); },
         [](const nn::ModuleBuffer& buffer) { return buffer.persistent(); });
   }
   if (plan.options.init_adapter.empty()) return;
   const nn::PeftAdapterReader adapters(plan.options.init_adapter);
   adapters.check(adapter_tensors(engine.model()));
-  engine.load([&](const nn::Parameter& parameter, nn::ElementRange range,
+  engine.state().load([&](const nn::Parameter& parameter, nn::ElementRange range,
                   float* out) { adapters.read(parameter.name(), range, out); },
               [](const nn::Parameter& parameter) { return nn::is_adapter(parameter.name()); });
 }
@@ -231,10 +231,10 @@ void export_folders(const TrainPlan& plan, fsdp::Engine& engine, int rank) {
     if (!o.export_adapter.empty())
       writers.adapter.emplace(o.export_adapter, lora_json_of(plan), plan.model, adapter_tensors(engine.model()));
   }
-  engine.for_each_parameter(
+  engine.state().for_each_parameter(
       [&](const nn::Parameter& parameter, std::span<const float> values) { writers.write(parameter, values); });
   if (writers.model) {
-    for (const auto& buffer : engine.buffers())
+    for (const auto& buffer : engine.state().buffers())
       if (buffer->persistent())
         nn::download(engine.model().context(), buffer->tensor().raw(), buffer->tensor().bytes(),
                      [&](const void* values) { writers.model->write_whole(buffer->name(), values); });

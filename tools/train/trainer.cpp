@@ -118,10 +118,10 @@ class Trainer {
     const double ms = static_cast<double>(base::host_time_ns() - start) / 1e6;
     note_times(ms);
     report.tokens_per_second = static_cast<double>(plan_.options.global_batch * plan_.seq_len) / ms * 1e3;
-    if (engine_.measures_norm()) report.grad_norm = engine_.grad_norm();
+    if (engine_.options().measures_norm()) report.grad_norm = engine_.grad_norm();
     // The scaler skips steps whose norm is not finite: their parameters don't change.
     divergence_.after_step(report.step, own, mean,
-                           engine_.measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
+                           engine_.options().measures_norm() && !scaler_ ? std::optional(report.grad_norm) : std::nullopt);
     return report;
   }
 
@@ -181,7 +181,7 @@ class Trainer {
   }
 
   void note_times(double ms) {
-    last_events_ = engine_.recorder().drain();
+    last_events_ = engine_.trace().drain();
     std::int64_t exposed = 0;
     for (const TraceEvent& event : last_events_)
       if (event.kind == TraceEventKind::unshard_wait || event.kind == TraceEventKind::reduce_wait)
@@ -193,9 +193,9 @@ class Trainer {
   /// Traffic is counted from the end of the first step: the formulas describe every step after it.
   void mark_first_step() {
     engine_.wait();
-    first_traffic_ = engine_.traffic();
+    first_traffic_ = engine_.stats().traffic();
     first_control_ = control_communicator_->meter();
-    first_copied_ = engine_.copied_bytes();
+    first_copied_ = engine_.stats().copied_bytes();
   }
 
   struct Traffic {
@@ -209,22 +209,22 @@ class Trainer {
     if (steps <= 0) return traffic;
     const bool one = steps == 1;
     const auto count = static_cast<std::uint64_t>(one ? 1 : steps - 1);
-    const fsdp::EngineTraffic t = engine_.traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
+    const fsdp::EngineTraffic t = engine_.stats().traffic() - (one ? fsdp::EngineTraffic{} : first_traffic_);
     const comm::TrafficStats loss =
         one ? control_communicator_->meter() : control_communicator_->meter() - first_control_;
     traffic.calls = {t.all_gather.calls / count, t.reduce_scatter.calls / count, t.all_reduce.calls / count,
                      (t.control.calls + loss.calls()) / count};
     traffic.bytes = {t.all_gather.bytes_sent / count, t.reduce_scatter.bytes_sent / count,
                      t.all_reduce.bytes_sent / count, (t.control.bytes_sent + loss.bytes_sent()) / count};
-    traffic.copied = (engine_.copied_bytes() - (one ? 0 : first_copied_)) / count;
+    traffic.copied = (engine_.stats().copied_bytes() - (one ? 0 : first_copied_)) / count;
     return traffic;
   }
 
   PerCollective formula_bytes(const fsdp::Strategy& strategy) const {
-    const auto f = fsdp::communication_formula(strategy, engine_.mesh(), engine_.unit_sizes(), plan_.precision,
+    const auto f = fsdp::communication_formula(strategy, engine_.mesh().shape(), engine_.stats().unit_sizes(), plan_.precision,
                                                course_of(plan_.options));
     PerCollective bytes{f.bytes.all_gather, f.bytes.reduce_scatter, f.bytes.all_reduce, 0};
-    bytes.control = engine_.control_formula_bytes();
+    bytes.control = engine_.stats().control_formula_bytes();
     if (world_.size() > 1)
       bytes.control += comm::direct_bytes_sent(comm::OpKind::all_reduce, 1, sizeof(double), world_.size(), 0);
     return bytes;
@@ -266,16 +266,16 @@ RunResult Trainer::summarize() {
   figures.insert(figures.end(), peak.peak.begin(), peak.peak.end());
 
   RunResult r;
-  r.strategy = engine_.strategy().name;
-  const int replicas = engine_.mesh().size_of(fsdp::kReplicateAxis);
-  r.mesh = {replicas, engine_.mesh().size() / replicas};
-  for (const auto& unit : engine_.units())
+  r.strategy = engine_.options().strategy.name;
+  const int replicas = engine_.mesh().shape().size_of(fsdp::kReplicateAxis);
+  r.mesh = {replicas, engine_.mesh().shape().size() / replicas};
+  for (const auto& unit : engine_.stats().units())
     r.units.push_back({unit.name, unit.elements, unit.padding, unit.kept_after_forward, unit.peak_bytes});
   r.losses = losses_;
   if (scaler_) r.skipped_steps = scaler_->state().skipped_steps;
   r.calls_per_step = traffic.calls;
-  r.formula_bytes_per_step = formula_bytes(engine_.strategy());
-  fsdp::Strategy plain = engine_.strategy();
+  r.formula_bytes_per_step = formula_bytes(engine_.options().strategy);
+  fsdp::Strategy plain = engine_.options().strategy;
   plain.all_gather = plain.reduce_scatter = plain.all_reduce = "plain";
   r.plain_bytes_per_step = formula_bytes(plain);
 

@@ -42,7 +42,7 @@ struct Index {
   std::string strategy;
   Attributes attributes;
   bool finite = true;  ///< no value and no optimizer state is NaN or infinite
-  std::optional<bool> apart;  ///< Engine::replicas_apart(); absent in checkpoints of older versions
+  std::optional<bool> apart;  ///< ShardedState::replicas_apart(); absent in checkpoints of older versions
   std::vector<CheckpointTensor> tensors;
   std::vector<CheckpointBuffer> buffers;
   std::vector<std::string> manifests;  ///< by rank: XXH3-128 of the manifest's text

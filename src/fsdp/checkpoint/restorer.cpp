@@ -31,7 +31,7 @@ void add_unexpected(const std::vector<Entry>& there, std::vector<std::string> kn
 
 void compare_buffers(Engine& engine, const Checkpoint& checkpoint, RestoreReport& report) {
   std::vector<std::string> names;
-  for (const auto& buffer : engine.buffers()) {
+  for (const auto& buffer : engine.state().buffers()) {
     if (!buffer->persistent()) continue;
     names.push_back(buffer->name());
     const CheckpointBuffer* const saved = find(checkpoint.buffers(), buffer->name());
@@ -52,7 +52,7 @@ void compare_buffers(Engine& engine, const Checkpoint& checkpoint, RestoreReport
 RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const RestoreOptions& options) {
   RestoreReport report;
   std::vector<std::string> names;
-  for (const auto& parameter : engine.parameters()) {
+  for (const auto& parameter : engine.state().parameters()) {
     names.push_back(parameter->name());
     const CheckpointTensor* tensor = find(checkpoint.tensors(), parameter->name());
     if (tensor == nullptr) {
@@ -62,10 +62,10 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
     if (tensor->shape != parameter->shape())
       throw InvalidUsage(checkpoint.folder() + ": '" + tensor->name + "' has shape " + nn::to_string(tensor->shape) +
                          ", the model's " + nn::to_string(parameter->shape()));
-    if (options.optimizer && parameter->tensor().requires_grad() && tensor->states != engine.states())
+    if (options.optimizer && parameter->tensor().requires_grad() && tensor->states != engine.state().optimizer_slots())
       throw InvalidUsage(checkpoint.folder() + ": the optimizer kept " + std::to_string(tensor->states) +
                          " values for each element of '" + tensor->name + "', this one keeps " +
-                         std::to_string(engine.states()) + "; give the optimizer that it was written with");
+                         std::to_string(engine.state().optimizer_slots()) + "; give the optimizer that it was written with");
   }
   add_unexpected(checkpoint.tensors(), std::move(names), report);
   compare_buffers(engine, checkpoint, report);
@@ -81,9 +81,9 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
 /// with cleared state.
 std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
   std::vector<Checkpoint::PluginStateEntry> expected;
-  for (const CollectivePlugin::State& state : engine.plugin_state()) expected.push_back({state.name, state.count});
+  for (const CollectivePlugin::State& state : engine.state().plugin_state()) expected.push_back({state.name, state.count});
   std::sort(expected.begin(), expected.end());
-  const int ranks = engine.mesh().size();
+  const int ranks = engine.mesh().shape().size();
   bool fits = checkpoint.ranks() == ranks, has_some = false;
   for (int rank = 0; rank < checkpoint.ranks(); ++rank) {
     const std::vector<Checkpoint::PluginStateEntry> found = checkpoint.plugin_state(rank);
@@ -91,12 +91,12 @@ std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
     fits = fits && found == expected;
   }
   if (!fits) {
-    engine.load_plugin_state({});
+    engine.state().load_plugin_state({});
     if (expected.empty() && !has_some) return "";
     return checkpoint.folder() + ": what collectives carry from step to step is not there for this world, strategy " +
            "and choice of collectives; they begin anew";
   }
-  engine.load_plugin_state([&](const CollectivePlugin::State& state, int rank, float* out) {
+  engine.state().load_plugin_state([&](const CollectivePlugin::State& state, int rank, float* out) {
     checkpoint.read_plugin_state(rank, state.name, out);
   });
   return "";
@@ -109,26 +109,26 @@ RestoreReport restore(Engine& engine, Checkpoint& checkpoint, RestoreOptions opt
   const auto there = [&](const nn::Parameter& parameter) {
     return find(checkpoint.tensors(), parameter.name()) != nullptr;
   };
-  engine.load([&](const nn::Parameter& parameter, nn::ElementRange range,
+  engine.state().load([&](const nn::Parameter& parameter, nn::ElementRange range,
                   float* out) { checkpoint.read(parameter.name(), Checkpoint::kValue, range, out); },
               there);
-  engine.fill_buffers([&](const nn::ModuleBuffer& buffer, void* out) { checkpoint.read_buffer(buffer.name(), out); },
+  engine.state().load_buffers([&](const nn::ModuleBuffer& buffer, void* out) { checkpoint.read_buffer(buffer.name(), out); },
                       [&](const nn::ModuleBuffer& buffer) {
                         return buffer.persistent() && find(checkpoint.buffers(), buffer.name()) != nullptr;
                       });
   if (!options.optimizer) {
-    engine.load_plugin_state({});
+    engine.state().load_plugin_state({});
     return report;
   }
-  engine.set_trained_since([&](const nn::Parameter& parameter) {
+  engine.state().set_trained_since([&](const nn::Parameter& parameter) {
     const CheckpointTensor* const tensor = find(checkpoint.tensors(), parameter.name());
     return tensor == nullptr ? std::uint64_t{0} : tensor->trained_since;
   });
-  engine.load_optimizer_state([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
+  engine.state().load_optimizer_state([&](const nn::Parameter& parameter, int state, nn::ElementRange range,
                                   float* out) { checkpoint.read(parameter.name(), state, range, out); },
                               there);
   report.dropped = restore_plugin_state(engine, checkpoint);
-  engine.set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());
+  engine.state().set_steps(checkpoint.step(), 0, checkpoint.replicas_apart());
   return report;
 }
 

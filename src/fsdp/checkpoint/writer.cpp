@@ -33,19 +33,19 @@ void remove_step(const fs::path& path) {
 /// same order.
 template <class Function>
 void for_pieces(Engine& engine, const Function& function) {
-  engine.for_each_shard([&](const ShardRange& own) {
+  engine.state().for_each_shard([&](const ShardRange& own) {
     function(
         checkpoint::TensorSlice{
             .tensor = own.parameter.name(), .what = own.state, .range = own.range, .dtype = own.dtype},
         own.data, own.offloaded);
   });
-  for (const CollectivePlugin::State& state : engine.plugin_state())
+  for (const CollectivePlugin::State& state : engine.state().plugin_state())
     function(checkpoint::TensorSlice{.tensor = state.name,
                                      .what = checkpoint::kPluginState,
                                      .range = {0, static_cast<std::int64_t>(state.count)}},
              state.data, false);
-  if (engine.rank() != 0) return;
-  for (const auto& buffer : engine.buffers())
+  if (engine.mesh().rank() != 0) return;
+  for (const auto& buffer : engine.state().buffers())
     if (buffer->persistent() && buffer->count() > 0)
       function(checkpoint::TensorSlice{.tensor = buffer->name(),
                                        .what = checkpoint::kBuffer,
@@ -62,16 +62,16 @@ std::vector<checkpoint::TensorSlice> pieces_of(Engine& engine) {
 
 std::vector<CheckpointTensor> tensors_of(Engine& engine) {
   std::vector<CheckpointTensor> tensors;
-  for (const auto& parameter : engine.parameters())
-    tensors.push_back({parameter->name(), parameter->shape(), parameter->tensor().requires_grad() ? engine.states() : 0,
-                       engine.trained_since(*parameter)});
+  for (const auto& parameter : engine.state().parameters())
+    tensors.push_back({parameter->name(), parameter->shape(), parameter->tensor().requires_grad() ? engine.state().optimizer_slots() : 0,
+                       engine.state().trained_since(*parameter)});
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return tensors;
 }
 
 std::vector<CheckpointBuffer> buffers_of(Engine& engine) {
   std::vector<CheckpointBuffer> buffers;
-  for (const auto& buffer : engine.buffers())
+  for (const auto& buffer : engine.state().buffers())
     if (buffer->persistent()) buffers.push_back({buffer->name(), buffer->shape(), buffer->dtype()});
   std::sort(buffers.begin(), buffers.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return buffers;
@@ -224,10 +224,10 @@ void CheckpointWriter::save(const Attributes& attributes) {
   finish();
   save_ = std::make_unique<Save>(options_, checkpoint::Index{.step = engine_.steps(),
                                                              .sequence = 0,
-                                                             .strategy = engine_.strategy().name,
+                                                             .strategy = engine_.options().strategy.name,
                                                              .attributes = attributes,
                                                              .finite = true,
-                                                             .apart = engine_.replicas_apart(),
+                                                             .apart = engine_.state().replicas_apart(),
                                                              .tensors = tensors_of(engine_),
                                                              .buffers = buffers_of(engine_),
                                                              .manifests = {}});

@@ -31,53 +31,53 @@ Buffer CpuOffload::allocate(std::size_t bytes) {
           }};
 }
 
-void CpuOffload::reserve(std::size_t piece_bytes) {
-  for (UpdateSlot& piece : pieces_) piece.room = context_.memory().allocate(piece_bytes, MemoryCategory::other);
+void CpuOffload::reserve(std::size_t chunk_bytes) {
+  for (UpdateSlot& chunk : chunks_) chunk.memory = context_.memory().allocate(chunk_bytes, MemoryCategory::other);
 }
 
-std::size_t CpuOffload::room_of(std::size_t bytes) {
+std::size_t CpuOffload::aligned(std::size_t bytes) {
   return (bytes + base::kAlignment - 1) / base::kAlignment * base::kAlignment;
 }
 
-void CpuOffload::begin_piece() {
-  current_ = (current_ + 1) % pieces_.size();
+void CpuOffload::begin_chunk() {
+  current_ = (current_ + 1) % chunks_.size();
   used_ = 0;
-  up_->wait(pieces_[current_].free);
+  up_->wait(chunks_[current_].free);
 }
 
-void* CpuOffload::room_for(std::size_t bytes) {
-  void* const at = pieces_[current_].room.bytes_at(used_);
-  used_ += room_of(bytes);
+void* CpuOffload::suballocate(std::size_t bytes) {
+  void* const at = chunks_[current_].memory.bytes_at(used_);
+  used_ += aligned(bytes);
   return at;
 }
 
-void* CpuOffload::bring(const void* host, std::size_t bytes) {
-  void* const device = room_for(bytes);
+void* CpuOffload::upload(const void* host, std::size_t bytes) {
+  void* const device = suballocate(bytes);
   copier_.upload(*up_, device, host, bytes);
   return device;
 }
 
-void* CpuOffload::place(void* host, std::size_t bytes) {
-  void* const device = room_for(bytes);
-  returns_.push_back({host, device, bytes});
+void* CpuOffload::reserve_download(void* host, std::size_t bytes) {
+  void* const device = suballocate(bytes);
+  downloads_.push_back({host, device, bytes});
   return device;
 }
 
 void* CpuOffload::exchange(void* host, std::size_t bytes) {
-  void* const device = place(host, bytes);
+  void* const device = reserve_download(host, bytes);
   copier_.upload(*up_, device, host, bytes);
   return device;
 }
 
-void CpuOffload::arrive() { context_.stream().wait(up_->record()); }
+void CpuOffload::wait_for_uploads() { context_.stream().wait(up_->record()); }
 
-void CpuOffload::start_write_back() {
+void CpuOffload::start_downloads() {
   down_->wait(context_.stream().record());
-  for (const WriteBack& result : returns_) copier_.download(*down_, result.host, result.device, result.bytes);
-  returns_.clear();
-  UpdateSlot& piece = pieces_[current_];
-  if (poison_) context_.runtime().fill(*down_, piece.room.data(), 0xFF, piece.room.bytes());
-  piece.free = down_->record();
+  for (const Download& result : downloads_) copier_.download(*down_, result.host, result.device, result.bytes);
+  downloads_.clear();
+  UpdateSlot& chunk = chunks_[current_];
+  if (poison_) context_.runtime().fill(*down_, chunk.memory.data(), 0xFF, chunk.memory.bytes());
+  chunk.free = down_->record();
 }
 
 }  // namespace tessera::fsdp

@@ -17,8 +17,9 @@ namespace tessera::fsdp {
 
 /// One per engine; used by its thread. `context` and `copier` outlive it.
 ///
-/// The optimizer state passes through the device in pieces, pipelined: one is uploaded, one updated, one downloaded.
-///   begin_piece(); bring(), exchange(), place() for each array; arrive(); kernels; start_write_back();
+/// The optimizer state passes through the device in chunks, pipelined: one is uploaded, one updated, one downloaded.
+///   begin_chunk(); upload(), exchange() or reserve_download() for each array; wait_for_uploads(); kernels;
+///   start_downloads();
 class TESSERA_API CpuOffload {
  public:
   CpuOffload(nn::Context& context, Copier& copier, bool poison);
@@ -34,42 +35,42 @@ class TESSERA_API CpuOffload {
   /// Zeroed pinned host memory, so that copies are asynchronous, tracked as `offloaded`.
   Buffer allocate(std::size_t bytes);
 
-  /// Allocates device memory for pieces of this size.
-  void reserve(std::size_t piece_bytes);
-  /// Device bytes that an array of a piece occupies.
-  static std::size_t room_of(std::size_t bytes);
+  /// Allocates device memory for chunks of this size.
+  void reserve(std::size_t chunk_bytes);
+  /// Device bytes that an array of a chunk occupies.
+  static std::size_t aligned(std::size_t bytes);
 
-  void begin_piece();
+  void begin_chunk();
   /// Uploads an array; returns its device address, from which kernels read.
-  void* bring(const void* host, std::size_t bytes);
-  /// Returns the device address to which kernels write an array that start_write_back() downloads to `host`.
-  void* place(void* host, std::size_t bytes);
-  void* exchange(void* host, std::size_t bytes);  ///< bring() and place()
-  /// Kernels appended from here on start after the piece's uploads.
-  void arrive();
+  void* upload(const void* host, std::size_t bytes);
+  /// Returns the device address to which kernels write an array that start_downloads() downloads to `host`.
+  void* reserve_download(void* host, std::size_t bytes);
+  void* exchange(void* host, std::size_t bytes);  ///< upload() and reserve_download()
+  /// Makes the compute stream wait for the uploads of the chunk.
+  void wait_for_uploads();
   /// Downloads what the kernels wrote.
-  void start_write_back();
+  void start_downloads();
 
  private:
   struct UpdateSlot {
-    Buffer room;
+    Buffer memory;
     Event free;  // its results have been downloaded
   };
-  struct WriteBack {
+  struct Download {
     void* host;
     const void* device;
     std::size_t bytes;
   };
-  void* room_for(std::size_t bytes);
+  void* suballocate(std::size_t bytes);
 
   nn::Context& context_;
   Copier& copier_;
   const bool poison_;
   const std::unique_ptr<Stream> up_, down_;
-  std::array<UpdateSlot, 3> pieces_;
+  std::array<UpdateSlot, 3> chunks_;
   std::size_t current_ = 0;
-  std::size_t used_ = 0;  // bytes of the current piece
-  std::vector<WriteBack> returns_;
+  std::size_t used_ = 0;  // bytes of the current chunk
+  std::vector<Download> downloads_;
 };
 
 }  // namespace tessera::fsdp

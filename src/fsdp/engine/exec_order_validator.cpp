@@ -24,31 +24,31 @@ ExecOrderValidator::ExecOrderValidator(comm::Communicator& world, base::DeviceRu
         return communicator_->all_gather(in, out, options);
       }) {}
 
-void ExecOrderValidator::note(std::string_view what) {
+void ExecOrderValidator::record(std::string_view what) {
   hash_ = XXH3_64bits_withSeed(what.data(), what.size(), hash_ + 1);
-  if (noted_.size() > sizeof(OrderRecord::text)) return;
-  noted_ += ' ';
-  noted_ += what;
+  if (text_.size() > sizeof(OrderRecord::text)) return;
+  text_ += ' ';
+  text_ += what;
 }
 
-void ExecOrderValidator::forget() {
-  hash_ = told_hash_;
-  noted_.clear();
+void ExecOrderValidator::discard_records() {
+  hash_ = sent_hash_;
+  text_.clear();
 }
 
-ExecOrderValidator::OrderRecord ExecOrderValidator::take(const std::string& next) {
-  OrderRecord told;
-  const std::string text = next + (noted_.empty() ? "" : ", after" + noted_);
-  told.hash = XXH3_64bits_withSeed(text.data(), text.size(), hash_);
-  std::copy_n(text.data(), std::min(text.size(), told.text.size() - 1), told.text.data());
-  told_hash_ = hash_;
-  noted_.clear();
-  return told;
+ExecOrderValidator::OrderRecord ExecOrderValidator::take_record(const std::string& next) {
+  OrderRecord record;
+  const std::string text = next + (text_.empty() ? "" : ", after" + text_);
+  record.hash = XXH3_64bits_withSeed(text.data(), text.size(), hash_);
+  std::copy_n(text.data(), std::min(text.size(), record.text.size() - 1), record.text.data());
+  sent_hash_ = hash_;
+  text_.clear();
+  return record;
 }
 
 void ExecOrderValidator::begin(const std::string& next) {
   check();
-  const OrderRecord mine = take(next);
+  const OrderRecord mine = take_record(next);
   if (communicator_->size() == 1) return;
   auto& exchange = exchanges_.emplace_back(std::make_unique<PendingCheck>());
   exchange->mine = mine;
@@ -60,8 +60,8 @@ void ExecOrderValidator::check() {
   while (!exchanges_.empty() && exchanges_.front()->pending->done()) {
     const std::unique_ptr<PendingCheck> oldest = std::move(exchanges_.front());
     exchanges_.pop_front();
-    for (const OrderRecord& told : oldest->all)
-      if (told != oldest->mine) fail(oldest->all);
+    for (const OrderRecord& record : oldest->all)
+      if (record != oldest->mine) fail(oldest->all);
   }
 }
 
@@ -73,12 +73,12 @@ std::uint64_t ExecOrderValidator::formula_bytes() const {
 
 void ExecOrderValidator::agree(const std::string& next) {
   check();
-  OrderRecord mine = take(next);
+  OrderRecord mine = take_record(next);
   if (communicator_->size() == 1) return;
   std::vector<OrderRecord> all(static_cast<std::size_t>(communicator_->size()));
   host_.exchange(bytes_of(&mine, sizeof(OrderRecord)), bytes_of(all), gather_);
-  for (const OrderRecord& told : all)
-    if (told != mine) fail(all);
+  for (const OrderRecord& record : all)
+    if (record != mine) fail(all);
 }
 
 void ExecOrderValidator::fail(const std::vector<OrderRecord>& all) {

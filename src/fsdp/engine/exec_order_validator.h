@@ -24,9 +24,9 @@ class TESSERA_API ExecOrderValidator {
   ExecOrderValidator(comm::Communicator& world, base::DeviceRuntime& runtime);
 
   /// Records that an operation was issued.
-  void note(std::string_view what);
+  void record(std::string_view what);
   /// Drops the records since the last exchange: the program repeats the step.
-  void forget();
+  void discard_records();
   /// Starts an exchange of the records since the last one; `next` names what follows. Throws Mismatch if an earlier
   /// exchange has shown a difference, with the text of each rank.
   void begin(const std::string& next);
@@ -52,15 +52,15 @@ class TESSERA_API ExecOrderValidator {
     std::vector<OrderRecord> all;
     std::unique_ptr<comm::HostCollectives::AsyncCollective> pending;
   };
-  OrderRecord take(const std::string& next);
+  OrderRecord take_record(const std::string& next);
   [[noreturn]] void fail(const std::vector<OrderRecord>& all);
 
   std::unique_ptr<comm::Communicator> communicator_;
   comm::HostCollectives host_;
   const comm::HostCollectives::Exchange gather_;
   std::uint64_t hash_ = 0;
-  std::uint64_t told_hash_ = 0;                          // hash_ at the last exchange
-  std::string noted_;                                    // as much text as is exchanged
+  std::uint64_t sent_hash_ = 0;                          // hash_ at the last exchange
+  std::string text_;                                     // as much text as is exchanged
   std::deque<std::unique_ptr<PendingCheck>> exchanges_;  // oldest first
 };
 

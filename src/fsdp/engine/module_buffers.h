@@ -14,11 +14,11 @@ namespace tessera::fsdp {
 
 struct EngineResources;
 
-/// The module buffers of one engine and rank; used by its thread. Only fill() makes the host wait.
+/// The module buffers of one engine and rank; used by its thread. Only load() makes the host wait.
 class TESSERA_API ModuleBuffers {
  public:
-  /// Allocates their memory, tracked as `other`. Collective if there are any. `fabric` outlives it.
-  ModuleBuffers(const nn::Module& model, EngineResources& fabric);
+  /// Allocates their memory, tracked as `other`. Collective if there are any. `resources` outlives it.
+  ModuleBuffers(const nn::Module& model, EngineResources& resources);
   ~ModuleBuffers();
   ModuleBuffers(const ModuleBuffers&) = delete;
   ModuleBuffers& operator=(const ModuleBuffers&) = delete;
@@ -29,7 +29,7 @@ class TESSERA_API ModuleBuffers {
   /// Broadcasts the buffers of rank `from`, in the order of the compute stream. Collective; no effect on one rank or
   /// without buffers.
   void broadcast(int from);
-  void fill(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
+  void load(const std::function<void(const nn::ModuleBuffer&, void* out)>& fill,
             const std::function<bool(const nn::ModuleBuffer&)>& wanted);
   /// Bytes that this rank sends in a broadcast from rank 0.
   std::uint64_t formula_bytes() const;
@@ -38,7 +38,7 @@ class TESSERA_API ModuleBuffers {
  private:
   comm::View view();
 
-  EngineResources& fabric_;
+  EngineResources& resources_;
   const std::vector<std::shared_ptr<nn::ModuleBuffer>> buffers_;
   Buffer memory_;
   std::unique_ptr<comm::Communicator> channel_;  // null if nothing is ever sent

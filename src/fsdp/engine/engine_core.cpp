@@ -1,0 +1,190 @@
+#include "tessera/fsdp/engine/engine_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+void require_offload(const base::DeviceRuntime& runtime) {
+  if (runtime.device().type == base::DeviceType::meta)
+    throw InvalidUsage("cpu offload: device meta has shapes without data; disable cpu_offload");
+  if (runtime.host_accessible())
+    throw InvalidUsage("cpu offload: device " + base::name_of(runtime.device()) +
+                       " already uses host memory; disable cpu_offload");
+}
+
+void set_group_size(EngineOptions& options) {
+  const int group = options.reshard_group_size;
+  if (options.reshard_after_forward)
+    throw InvalidUsage("reshard_group_size and reshard_after_forward are both set; set only one of them");
+  const int shards = options.mesh->size_of(kShardAxis);
+  if (group < 1 || shards % group != 0)
+    throw InvalidUsage("reshard_group_size: " + std::to_string(group) + " does not divide the " +
+                       std::to_string(shards) + " shards of the mesh; choose a divisor");
+  if (group == 1 || group == shards) {
+    options.reshard_after_forward = group != 1;
+  } else {
+    options.mesh = in_groups(*options.mesh, group);
+    options.strategy = over_groups(std::move(options.strategy));
+  }
+}
+
+}  // namespace
+
+/// Checks what can be checked before ranks communicate, sets the mesh and divides the model.
+EngineCore::Setup EngineCore::checked(nn::Module& model, EngineOptions options, int ranks) {
+  if (options.limit_all_gathers < 0)
+    throw InvalidUsage("limit_all_gathers: " + std::to_string(options.limit_all_gathers) +
+                       " units; pass 0 (no limit) or more");
+  if (options.prefetch < 0)
+    throw InvalidUsage("prefetch: " + std::to_string(options.prefetch) + " units; pass 0 or more");
+  if (options.clip_norm < 0)
+    throw InvalidUsage("clip_norm: " + std::to_string(options.clip_norm) + "; pass a norm above 0, or 0 for none");
+  if (options.offload_chunk_elements < 1)
+    throw InvalidUsage("offload_chunk_elements: " + std::to_string(options.offload_chunk_elements) +
+                       " elements; pass 1 or more");
+  nn::validate(options.optimizer);
+  if (!options.mesh) options.mesh = default_mesh(options.strategy, ranks, ranks);
+  if (options.reshard_group_size != 0) set_group_size(options);
+  model.validate_dtypes();
+  std::vector<UnitSpec> specs = options.wrap_policy ? make_units(model, options.wrap_policy, options.ignored)
+                                                    : make_units(model, options.wrap, options.ignored);
+  if (options.cpu_offload) require_offload(model.context().runtime());
+  return {std::move(options), std::move(specs)};
+}
+
+EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, EngineOptions the_options)
+    : EngineCore(the_model, world, checked(the_model, std::move(the_options), world.size())) {}
+
+EngineCore::EngineCore(nn::Module& the_model, comm::Communicator& world, Setup setup)
+    : model(the_model), options(std::move(setup.options)), resources(model.context(), world, options) {
+  for (UnitSpec& spec : setup.specs) add_unit(std::move(spec));
+  create_collectives();
+  buffers = std::make_unique<ModuleBuffers>(model, resources);
+  order = std::make_unique<ExecOrderValidator>(world, model.context().runtime());
+  mark_kept_units();
+  if (resources.offload) reserve_offload_chunks();
+  if (options.measures_norm()) norm = std::make_unique<GradNorm>(*this);
+}
+
+EngineCore::~EngineCore() {
+  for (const auto& unit : units)
+    for (const auto& parameter : unit->group.spec().parameters) {
+      nn::Tensor tensor = parameter->tensor();
+      tensor.unbind("its engine is gone");
+      parameter->gradient().unbind();
+    }
+}
+
+void EngineCore::add_unit(UnitSpec spec) {
+  std::optional<Strategy> own = options.unit_strategy ? options.unit_strategy(spec) : std::nullopt;
+  const bool has_own = own.has_value();
+  Strategy strategy = options.strategy;
+  if (has_own) {
+    strategy = options.mesh->size_of(kGroupAxis) > 1 ? over_groups(*std::move(own)) : *std::move(own);
+    for (const auto member : {&Strategy::all_gather, &Strategy::reduce_scatter, &Strategy::all_reduce})
+      if (strategy.*member != options.strategy.*member)
+        throw InvalidUsage("unit " + spec.name + ": strategy " + strategy.name + " uses collective " +
+                           strategy.*member + " but the engine uses " + options.strategy.*member +
+                           "; use the same collectives in all units");
+  }
+  ShardingPlan plan = make_plan(strategy, resources.mesh, options.cpu_offload);
+  if (plan.periodic && options.use_loss_scaling)
+    throw Unsupported(
+        "strategy " + strategy.name +
+        ": with a sync period, loss scaling would skip different steps on different replicas; use bf16 or "
+        "f32");
+  if (plan.periodic && options.buffers != BufferSync::own)
+    throw Unsupported("strategy " + strategy.name +
+                      ": with a sync period, buffers cannot be broadcast in every step; use BufferSync::own");
+  if (periodic_axis(strategy) != periodic_axis(options.strategy) || (has_own && plan.periodic))
+    throw Unsupported("unit " + spec.name + ": strategy " + strategy.name + " cannot be combined with " +
+                      options.strategy.name + ": a sync period applies to all units; set it in the engine's strategy");
+  units.push_back(std::make_unique<UnitRuntime>(resources, std::move(spec), std::move(strategy), std::move(plan),
+                                                nn::state_slots(options.optimizer)));
+}
+
+void EngineCore::mark_kept_units() {
+  for (const auto& unit : units)
+    unit->group.set_kept_after_forward(keeps_after_forward(unit->plan().sharded_after_forward,
+                                                           unit->group.spec().is_root, unit == units.back(),
+                                                           options.reshard_after_forward));
+}
+
+void EngineCore::create_collectives() {
+  resources.collectives.create(options.collectives, options.strategy);
+  for (const auto& unit : units)
+    for (const FlatParameter& flat : unit->group.flats())
+      if (flat.trainable())
+        validate_collectives(unit->strategy, resources.mesh.shape(), flat.precision, options.collectives);
+  resources.collectives.prepare(resources.context, resources.buffers, [this](comm::OpKind collective) {
+    std::vector<TransferSpec> all;
+    for (const auto& unit : units)
+      for (TransferSpec& transfer : unit->group.transfers_of(collective)) all.push_back(std::move(transfer));
+    return all;
+  });
+}
+
+void EngineCore::clear_plugin_state() {
+  Stream& stream = resources.compute();
+  stream.wait(resources.reduce_stream->record());  // where plug-ins use it
+  resources.collectives.clear_state(stream);
+}
+
+void EngineCore::reserve_offload_chunks() {
+  std::size_t most = 0;
+  for (const auto& unit : units) most = std::max(most, unit->optimizer.chunk_bytes());
+  resources.offload->reserve(most);
+}
+
+std::uint64_t EngineCore::sync_period() const {
+  const std::optional<ShardingPlan::SyncPlan>& periodic = units.front()->plan().periodic;
+  return periodic ? static_cast<std::uint64_t>(periodic->steps) : 1;
+}
+
+void EngineCore::wait() {
+  for (const auto& unit : units) unit->group.wait_for_gathers();
+  resources.join_offload();
+}
+
+void EngineCore::begin_writing_values() {
+  wait();
+  if (resources.offload) resources.compute().synchronize();  // the host itself writes to memory that copies read
+}
+
+void EngineCore::publish_values() {
+  const Event written = resources.compute().record();
+  resources.gather_stream->wait(written);
+  if (resources.offload) resources.offload->up().wait(written);
+}
+
+void EngineCore::exchange_order() {
+  if (std::exchange(order_exchange_begun, true)) return;
+  abort_on_mismatch([this] { order->begin("step " + std::to_string(steps + 1)); });
+}
+
+void EngineCore::agree(const std::string& what) {
+  order_exchange_begun = false;
+  agree_on_order(what);
+}
+
+void EngineCore::agree_on_order(const std::string& next) {
+  abort_on_mismatch([&] { order->agree(next); });
+}
+
+template <class Check>
+void EngineCore::abort_on_mismatch(Check&& check) {
+  try {
+    check();
+  } catch (const base::Mismatch& error) {
+    for (const auto& [axis, channels] : resources.mesh.all_channels())
+      for (comm::Communicator* channel : {channels.gather.get(), channels.reduce.get(), channels.control.get()})
+        channel->abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace tessera::fsdp

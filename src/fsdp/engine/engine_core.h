@@ -1,0 +1,72 @@
+// What the parts of an engine share.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/engine/engine_resources.h"
+#include "tessera/fsdp/engine/exec_order_validator.h"
+#include "tessera/fsdp/engine/grad_norm.h"
+#include "tessera/fsdp/engine/module_buffers.h"
+#include "tessera/fsdp/engine/unit_runtime.h"
+
+namespace tessera::fsdp {
+
+/// One per engine; used by its thread.
+struct EngineCore {
+  /// Checks the options, divides the model into units and allocates their state. Collective. `the_model` and `world`
+  /// outlive it. Throws as Engine's constructor does.
+  EngineCore(nn::Module& the_model, comm::Communicator& world, EngineOptions the_options);
+  ~EngineCore();
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+
+  nn::Module& model;
+  const EngineOptions options;  ///< with a mesh
+  EngineResources resources;
+  std::vector<std::unique_ptr<UnitRuntime>> units;  ///< in forward order
+  std::unique_ptr<ModuleBuffers> buffers;
+  std::unique_ptr<ExecOrderValidator> order;
+  std::unique_ptr<GradNorm> norm;     ///< null unless options.measures_norm()
+  std::uint64_t steps = 0;            ///< made, including skipped ones
+  std::uint64_t skipped_steps = 0;    ///< that changed nothing
+  bool replicas_apart = false;        ///< replicas have made steps since the last sync
+  bool order_exchange_begun = false;  ///< for this step
+
+  /// Steps between replica syncs; 1 without a sync period.
+  std::uint64_t sync_period() const;
+  /// Creates the collective plug-ins for the units' layout; drops the state of former ones.
+  void create_collectives();
+  void clear_plugin_state();
+  void reserve_offload_chunks();
+  /// Makes the compute stream wait for what the last step left in flight.
+  void wait();
+  /// Called before values are written: orders the writes after what the last step left in flight.
+  void begin_writing_values();
+  /// Orders the next gather after what was written to parameters on the compute stream.
+  void publish_values();
+
+  /// Before a step's first gather: sends the previous step's execution order to the other ranks.
+  void exchange_order();
+  /// Between two steps: waits until all ranks have called it with the same text.
+  void agree(const std::string& what);
+  /// As ExecOrderValidator::agree(). On a mismatch, aborts all communicators: other ranks may be waiting for this rank
+  /// on any of them, and so receive the cause.
+  void agree_on_order(const std::string& next);
+
+ private:
+  /// Checked options, and the units into which the model is divided.
+  struct Setup {
+    EngineOptions options;
+    std::vector<UnitSpec> specs;
+  };
+  static Setup checked(nn::Module& model, EngineOptions options, int ranks);
+  EngineCore(nn::Module& the_model, comm::Communicator& world, Setup setup);
+  void add_unit(UnitSpec spec);
+  void mark_kept_units();
+  template <class Check>
+  void abort_on_mismatch(Check&& check);
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,56 @@
+#include "tessera/fsdp/engine/engine_resources.h"
+
+#include <algorithm>
+
+namespace tessera::fsdp {
+
+EngineResources::EngineResources(nn::Context& the_context, comm::Communicator& world, const EngineOptions& options)
+    : context(the_context),
+      mesh(world, *options.mesh),
+      gather_stream(context.make_stream()),
+      reduce_stream(context.make_stream()),
+      poison_stream(options.poison ? context.make_stream() : nullptr),
+      parameters(make_pool(MemoryCategory::unsharded_parameter)),
+      gradients(make_pool(MemoryCategory::unsharded_gradient)),
+      buffers(make_pool(MemoryCategory::communication)),
+      trace(world.rank(), &context.runtime()),
+      copier(context.runtime()),
+      offload(options.cpu_offload ? std::make_unique<CpuOffload>(context, copier, options.poison) : nullptr),
+      offload_chunk_elements(options.offload_chunk_elements),
+      reduce_dtype(options.reduce_dtype) {}
+
+LeasePool EngineResources::make_pool(MemoryCategory use) {
+  LeasePool::Poison poison;
+  if (poison_stream)
+    poison = [this](const Event& released, void* data, std::size_t bytes) {
+      // All ones is NaN in every float type: computing with a released buffer yields NaN, not stale values.
+      poison_stream->wait(released);
+      context.runtime().fill(*poison_stream, data, 0xFF, bytes);
+      return poison_stream->record();
+    };
+  return {context.memory_tracker(), use, [this](std::size_t bytes) { return allocate(bytes, std::nullopt); }, poison};
+}
+
+Buffer EngineResources::allocate(std::size_t bytes, std::optional<MemoryCategory> use) {
+  comm::Communicator& world = mesh.world();
+  base::DeviceRuntime& runtime = context.runtime();
+  if (runtime.host_accessible()) return world.allocate(bytes, comm::MemoryKind::host, use);
+  const std::vector<comm::MemoryKind>& kinds = world.capabilities().memory;
+  if (std::find(kinds.begin(), kinds.end(), comm::MemoryKind::device) != kinds.end())
+    return world.allocate(bytes, comm::MemoryKind::device, use);
+  MemoryTracker& memory_tracker = context.memory_tracker();
+  void* data = runtime.allocate(bytes);
+  if (use) memory_tracker.add(*use, bytes);
+  return {data, bytes, [&runtime, &memory_tracker, use](void* p, std::size_t n) {
+            runtime.free(p, n);
+            if (use) memory_tracker.remove(*use, n);
+          }};
+}
+
+void EngineResources::join_offload() {
+  if (offload == nullptr) return;
+  compute().wait(offload->up().record());
+  compute().wait(offload->down().record());
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,53 @@
+// What the parts of one engine share: streams, buffer pools, communicators and collective plug-ins.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "tessera/base/trace.h"
+#include "tessera/fsdp/copier.h"
+#include "tessera/fsdp/engine/cpu_offload.h"
+#include "tessera/fsdp/engine/engine_collectives.h"
+#include "tessera/fsdp/engine_options.h"
+#include "tessera/fsdp/lease.h"
+#include "tessera/fsdp/mesh.h"
+#include "tessera/nn/context.h"
+
+namespace tessera::fsdp {
+
+/// One per engine; used by its thread. The plug-ins of `collectives` do not exist yet.
+struct EngineResources {
+  /// Collective. `context` and `world` outlive it; options.mesh is set.
+  EngineResources(nn::Context& context, comm::Communicator& world, const EngineOptions& options);
+  EngineResources(const EngineResources&) = delete;
+  EngineResources& operator=(const EngineResources&) = delete;
+
+  nn::Context& context;
+  Mesh mesh;
+  const std::unique_ptr<Stream> gather_stream;  ///< gathers start in its order
+  const std::unique_ptr<Stream> reduce_stream;  ///< likewise reductions
+  const std::unique_ptr<Stream> poison_stream;  ///< null: released buffers are not poisoned
+  LeasePool parameters;                         ///< unsharded
+  LeasePool gradients;                          ///< unsharded
+  LeasePool buffers;                            ///< of collective plug-ins
+  EngineCollectives collectives;                ///< destroyed before their buffers
+  TraceRecorder trace;
+  Copier copier;
+  const std::unique_ptr<CpuOffload> offload;  ///< null: everything is on the device
+  const std::int64_t offload_chunk_elements;  ///< elements that the optimizer updates at a time with CPU offload
+  const std::optional<DType> reduce_dtype;    ///< empty: gradients are reduced in their own dtype
+
+  Stream& compute() { return context.stream(); }
+  Device device() const { return context.device(); }
+  /// Allocates device memory, from the backend if it provides some, since it transfers its own memory fastest. `use`
+  /// empty: not tracked.
+  Buffer allocate(std::size_t bytes, std::optional<MemoryCategory> use);
+  /// Makes the compute stream wait for all copies to and from offloaded shards.
+  void join_offload();
+  void zero(Stream& stream, void* data, std::size_t bytes) { context.runtime().fill(stream, data, 0, bytes); }
+
+ private:
+  LeasePool make_pool(MemoryCategory use);
+};
+
+}  // namespace tessera::fsdp

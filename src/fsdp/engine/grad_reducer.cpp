@@ -1,0 +1,296 @@
+#include "tessera/fsdp/engine/grad_reducer.h"
+
+#include <algorithm>
+
+#include "tessera/nn/ops/dispatch.h"
+
+namespace tessera::fsdp {
+
+/// False: gradients are reduced in the kept buffer, which holds full gradients and is still empty.
+bool GradReducer::reduces_in_lease() const {
+  return group_.plan().gradient_sharded || accumulated_ == Accumulated::in_kept;
+}
+
+void GradReducer::prepare_gradients() {
+  if (state_ == State::writing) return;
+  Stream& stream = resources_.compute();
+  const bool held = accumulated_ == Accumulated::in_full;
+  for (FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    const bool casts = flat.precision.casts();
+    if (!casts && !reduces_in_lease()) {
+      flat.bind_gradients(flat.gradient.data(), held);
+      continue;
+    }
+    Lease& lease = casts ? flat.written_gradient : flat.full_gradient;
+    const bool keep = held && !casts;
+    if (!keep) {
+      lease = resources_.gradients.acquire(flat.layout.bytes(), group_.name(), stream);
+      const DType dtype = flat.layout.dtype;
+      for (const ElementRange gap : flat.layout.gaps())
+        resources_.zero(stream, FlatParameter::at(lease.data(), dtype, gap.begin),
+                        static_cast<std::size_t>(gap.count()) * size_of(dtype));
+    }
+    flat.bind_gradients(lease.data(), keep);
+  }
+  state_ = State::writing;
+  group_.update_peak_bytes();
+}
+
+/// Converts what the backward wrote to the reduce dtype: into the kept buffer, or a lease.
+void GradReducer::cast_gradients(FlatParameter& flat) {
+  Stream& stream = resources_.compute();
+  const auto count = static_cast<std::size_t>(flat.layout.padded);
+  const auto convert_to = [&](void* to) {
+    resources_.context.device_kernels().convert(
+        stream, {flat.written_gradient.data(), flat.layout.dtype, to, flat.precision.reduce, count});
+    flat.written_gradient.release(stream.record());
+  };
+  if (accumulated_ == Accumulated::in_full) {
+    Lease converted = resources_.gradients.acquire(flat.reduced_bytes(), group_.name(), stream);
+    convert_to(converted.data());
+    add_gradients(flat, converted.data(), flat.reduced_gradient_at(0), count);
+    converted.release(stream.record());
+    return;
+  }
+  if (reduces_in_lease())
+    flat.full_gradient = resources_.gradients.acquire(flat.reduced_bytes(), group_.name(), stream);
+  group_.update_peak_bytes();
+  convert_to(flat.reduced_gradient_at(0));
+}
+
+/// to += from, in the reduce dtype.
+void GradReducer::add_gradients(const FlatParameter& flat, const void* from, void* to, std::size_t count) {
+  nn::ops::for_floating("gradients", flat.precision.reduce, [&](auto zero) {
+    using T = decltype(zero);
+    resources_.context.kernels<T>("gradients")
+        .assign(resources_.compute(), {static_cast<const T*>(from), static_cast<T*>(to), count, true});
+  });
+}
+
+/// Called once a backward has written its gradients.
+void GradReducer::end_writing(FlatParameter& flat) {
+  for (const FlatEntry& entry : flat.layout.entries) {
+    nn::Gradient& gradient = entry.parameter->gradient();
+    if (!gradient.written()) {  // an unused parameter: its gradient is zero, not what the memory held before
+      const nn::GradientTarget target = gradient.write();
+      resources_.zero(resources_.compute(), target.tensor.raw(), target.tensor.bytes());
+    }
+    gradient.unbind();
+  }
+  if (flat.written_gradient) cast_gradients(flat);
+}
+
+void GradReducer::start_reduction(bool last) {
+  last_ = last;
+  stages_ = last ? group_.plan().reductions.size() : group_.plan().reduced_each;
+  const bool holds = !last && stages_ == 0;
+  if (holds && state_ != State::writing) return;  // the unit was not used, and no rank waits for its zeros
+  prepare_gradients();
+  stage_input_.clear();
+  for (FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    end_writing(flat);
+    stage_input_.push_back({0, flat.layout.padded});
+  }
+  if (holds) {
+    accumulated_ = Accumulated::in_full;
+    state_ = State::idle;
+    return;
+  }
+  if (accumulated_ == Accumulated::in_full) accumulated_ = Accumulated::none;  // this reduction includes that sum
+  state_ = State::reducing;
+  stage_ = 0;
+  if (stages_ == 0) {
+    finish_reduction();
+  } else {
+    resources_.reduce_stream->wait(resources_.compute().record());
+    start_stage();
+  }
+}
+
+std::vector<FlatTransfer> GradReducer::stage_transfers(const ReduceStage& stage) {
+  const Mesh& mesh = resources_.mesh;
+  std::vector<FlatTransfer> transfers;
+  std::size_t index = 0;
+  for (FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    ElementRange& range = stage_input_[index++];
+    // Full gradients are leased until a stage has written a shard of them to the kept buffer.
+    const bool leased = static_cast<bool>(flat.full_gradient);
+    void* from = leased ? flat.leased_gradient_at(range.begin) : flat.gradient_at(range.begin);
+    const auto count = static_cast<std::size_t>(range.count());
+    void* to = from;
+    std::size_t out_count = count;
+    if (stage.scatter) {
+      const std::int64_t part = range.count() / mesh.shape().size_of(stage.axis);
+      const std::int64_t begin = range.begin + part * mesh.coordinate(stage.axis);
+      range = {begin, begin + part};
+      out_count = static_cast<std::size_t>(part);
+      const bool in_place = leased && (!stage.to_kept || accumulated_ == Accumulated::in_kept);
+      to = in_place ? flat.leased_gradient_at(begin) : flat.gradient_at(begin);
+    }
+    const DType dtype = flat.precision.reduce;
+    transfers.push_back(
+        {{from, count, dtype, resources_.device()}, {to, out_count, dtype, resources_.device()}, &flat.layout});
+  }
+  return transfers;
+}
+
+/// A sum that the last stage divides. If gradients are reduced in f16, whose largest number is 65504, every stage
+/// divides its summands: then no intermediate sum is larger than the largest gradient.
+comm::ReduceOp GradReducer::op_of(const ReduceStage& stage) const {
+  const std::vector<FlatParameter>& flats = group_.flats();
+  const bool in_f16 = std::any_of(flats.begin(), flats.end(), [](const FlatParameter& flat) {
+    return flat.trainable() && flat.precision.reduce == DType::f16;
+  });
+  return in_f16 ? comm::ReduceOp::premul_sum(1.0 / resources_.mesh.shape().size_of(stage.axis)) : stage.op;
+}
+
+void GradReducer::start_stage() {
+  const ReduceStage& stage = group_.plan().reductions[stage_];
+  Stream& stream = *resources_.reduce_stream;
+  const TraceRecorder::Span span =
+      resources_.trace.begin(TraceEventKind::reduce_issue, group_.name(), group_.bytes(), stream);
+  EngineCollectives& collectives = resources_.collectives;
+  CollectivePlugin& plugin = stage.scatter ? collectives.reduce_scatter() : collectives.all_reduce();
+  const std::vector<FlatTransfer> transfers = stage_transfers(stage);
+  reductions_ = plugin.run({*resources_.mesh.channels(stage.axis).reduce,
+                            transfers,
+                            op_of(stage),
+                            {.after = &stream, .label = group_.name()},
+                            resources_.copier});
+  resources_.trace.end(span, stream);
+}
+
+void GradReducer::advance_reduction() {
+  if (!reducing()) return;
+  Stream& stream = resources_.compute();
+  const TraceRecorder::Span span =
+      resources_.trace.begin(TraceEventKind::reduce_wait, group_.name(), group_.bytes(), stream);
+  const bool more = reductions_.advance(stream);
+  resources_.trace.end(span, stream);
+  if (more) return;
+  const bool adds = accumulated_ == Accumulated::in_kept;
+  if (group_.plan().reductions[stage_].to_kept && !adds)
+    for (FlatParameter& flat : group_.flats())
+      if (flat.full_gradient) flat.full_gradient.release(stream.record());
+  ++stage_;
+  if (adds && stage_ == group_.plan().reduced_each) add_earlier_microbatches();
+  if (stage_ == stages_) {
+    finish_reduction();
+  } else {
+    resources_.reduce_stream->wait(stream.record());
+    start_stage();
+  }
+}
+
+/// Adds this microbatch's reduced gradients in the lease to the kept ones of earlier microbatches. The sum is in the
+/// kept buffer, or in the lease if kept gradients are offloaded.
+void GradReducer::add_earlier_microbatches() {
+  Stream& stream = resources_.compute();
+  std::size_t index = 0;
+  for (FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    const ElementRange range = stage_input_[index++];
+    const auto count = static_cast<std::size_t>(range.count());
+    void* const kept = flat.gradient_at(range.begin);
+    void* const leased = flat.leased_gradient_at(range.begin);
+    if (!group_.plan().offloaded.gradients) {
+      add_gradients(flat, leased, kept, count);
+      flat.full_gradient.release(stream.record());
+      continue;
+    }
+    Stream& up = resources_.offload->up();
+    const std::size_t bytes = count * size_of(flat.precision.reduce);
+    Lease earlier = resources_.gradients.acquire(bytes, group_.name(), up);
+    up.wait(stored_);
+    resources_.copier.upload(up, earlier.data(), kept, bytes);
+    stream.wait(up.record());
+    add_gradients(flat, earlier.data(), leased, count);
+    earlier.release(stream.record());
+  }
+}
+
+void GradReducer::finish_reduction() {
+  state_ = State::idle;
+  accumulated_ = last_ ? Accumulated::none : Accumulated::in_kept;
+  if (last_ && norm_partials_ != nullptr) update_norm_partials();
+  if (group_.plan().offloaded.gradients) store_gradients();
+}
+
+/// Copies this rank's shard from the lease to the host. The previous step no longer uses the host's copy: the compute
+/// stream is past that step's updates, and those came after the upload of their gradients.
+void GradReducer::store_gradients() {
+  Stream& down = resources_.offload->down();
+  down.wait(resources_.compute().record());
+  for (FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    const std::int64_t first = flat.optimized.begin;
+    resources_.copier.download(down, flat.gradient_at(first), flat.leased_gradient_at(first),
+                               static_cast<std::size_t>(flat.optimized.count()) * size_of(flat.precision.reduce));
+  }
+  stored_ = down.record();
+  for (FlatParameter& flat : group_.flats())
+    if (flat.full_gradient) flat.full_gradient.release(stored_);
+}
+
+void GradReducer::for_each_gradient(const std::function<void(const GradientShard&)>& visitor) {
+  for (FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    for (const FlatEntry& entry : flat.layout.entries) {
+      const ElementRange range = within(entry, flat.optimized);
+      if (range.count() == 0) continue;
+      visitor({.parameter = *entry.parameter,
+               .range = range,
+               .dtype = flat.precision.reduce,
+               .data = flat.gradient_at(entry.offset + range.begin),
+               .offloaded = group_.plan().offloaded.gradients});
+    }
+  }
+}
+
+std::size_t GradReducer::norm_slots() const {
+  const std::vector<FlatParameter>& flats = group_.flats();
+  return static_cast<std::size_t>(
+      std::count_if(flats.begin(), flats.end(), [](const auto& f) { return f.trainable(); }) * resources_.mesh.size());
+}
+
+void GradReducer::set_norm_slots(double* slots, nn::kernels::Norm norm, std::vector<ShardingPlan::AxisSlice> cuts) {
+  norm_partials_ = slots;
+  norm_ = norm;
+  norm_cuts_ = std::move(cuts);
+}
+
+void GradReducer::update_norm_partials() {
+  const int world = resources_.mesh.size();
+  double* slot = norm_partials_;
+  for (const FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    const std::int64_t length = flat.layout.padded / world;
+    const ElementRange own = narrow({0, flat.layout.padded}, norm_cuts_);
+    for (int i = 0; i < world; ++i, ++slot) {
+      const ElementRange slice = {length * i, length * (i + 1)};
+      if (slice.begin < own.begin || slice.end > own.end) continue;
+      nn::ops::for_floating("norm", flat.precision.reduce, [&](auto zero) {
+        using T = decltype(zero);
+        resources_.context.kernels<T>("norm").norm_part(resources_.compute(), norm_,
+                                                        static_cast<const T*>(flat.reduced_gradient_at(slice.begin)),
+                                                        static_cast<std::size_t>(length), slot);
+      });
+    }
+  }
+}
+
+void GradReducer::reset() {
+  reductions_ = WorkChain();
+  state_ = State::idle;
+  accumulated_ = Accumulated::none;
+  for (FlatParameter& flat : group_.flats()) {
+    for (const FlatEntry& entry : flat.layout.entries) entry.parameter->gradient().unbind();
+    if (flat.full_gradient) flat.full_gradient.release(Event());
+    if (flat.written_gradient) flat.written_gradient.release(Event());
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,131 @@
+#include "tessera/fsdp/engine/sharded_optimizer.h"
+
+#include <algorithm>
+
+namespace tessera::fsdp {
+
+ShardedOptimizer::ShardedOptimizer(EngineResources& resources, ParamGroup& group, const GradReducer& reducer)
+    : resources_(resources), group_(group), reducer_(reducer) {
+  lay_out();
+}
+
+void ShardedOptimizer::lay_out() {
+  ranges_.clear();
+  for (std::size_t i = 0; i < group_.flats().size(); ++i)
+    if (group_.flats()[i].trainable()) add_ranges(i);
+}
+
+/// Padding joins the range before it: it is zero and stays zero.
+void ShardedOptimizer::add_ranges(std::size_t index) {
+  const FlatParameter& flat = group_.flats()[index];
+  bool joins = false;
+  for (const FlatEntry& entry : flat.layout.entries) {
+    const std::int64_t begin = std::max(flat.optimized.begin, entry.offset);
+    const std::int64_t end = std::min(flat.optimized.end, entry.end());
+    if (begin >= end) continue;
+    const bool decay = entry.parameter->decays();
+    const std::uint64_t since = trained_since(*entry.parameter);
+    if (joins && ranges_.back().decay == decay && ranges_.back().since == since) {
+      ranges_.back().range.end = end;
+    } else {
+      ranges_.push_back({index, {begin, end}, decay, since});
+    }
+    joins = true;
+  }
+}
+
+std::uint64_t ShardedOptimizer::trained_since(const nn::Parameter& parameter) const {
+  const auto found = trained_since_.find(&parameter);
+  return found == trained_since_.end() ? 0 : found->second;
+}
+
+void ShardedOptimizer::set_trained_since(const std::function<std::uint64_t(const nn::Parameter&)>& step) {
+  for (const auto& parameter : group_.spec().parameters) trained_since_[parameter.get()] = step(*parameter);
+  lay_out();
+}
+
+void ShardedOptimizer::begin_training_of_unfrozen(std::uint64_t steps) {
+  for (const FlatParameter& flat : group_.flats())
+    for (const FlatEntry& entry : flat.layout.entries)
+      if (entry.parameter->tensor().requires_grad() && !flat.trainable()) trained_since_[entry.parameter.get()] = steps;
+}
+
+void ShardedOptimizer::update(const nn::OptimizerConfig& config, const nn::OptimizerStep& step) {
+  Stream& stream = resources_.compute();
+  CpuOffload* const offload = resources_.offload.get();
+  const TraceRecorder::Span span =
+      resources_.trace.begin(TraceEventKind::optimizer_step, group_.name(), group_.bytes(), stream);
+  if (offload != nullptr) offload->up().wait(reducer_.stored());
+  for (const UpdateRange& all : ranges_) {
+    nn::OptimizerStep own = step;
+    own.number -= all.since;
+    const std::int64_t most = offload == nullptr ? all.range.count() : resources_.offload_chunk_elements;
+    for (std::int64_t begin = all.range.begin; begin < all.range.end; begin += most) {
+      UpdateRange chunk = all;
+      chunk.range = {begin, std::min(begin + most, all.range.end)};
+      if (offload != nullptr) offload->begin_chunk();
+      const nn::OptimizerRange buffers = buffers_of(chunk);
+      if (offload != nullptr) offload->wait_for_uploads();
+      nn::update(resources_.context, config, own, buffers);
+      if (offload != nullptr) offload->start_downloads();
+    }
+  }
+  if (offload != nullptr) group_.set_stored(offload->down().record());
+  resources_.trace.end(span, stream);
+}
+
+/// The buffers that an update of a range reads and writes: at rest, or in a chunk on the device.
+nn::OptimizerRange ShardedOptimizer::buffers_of(const UpdateRange& chunk) {
+  const ShardingPlan::OffloadedState& offloaded = group_.plan().offloaded;
+  const FlatParameter& flat = group_.flats()[chunk.flat];
+  const std::int64_t first = chunk.range.begin;
+  const auto count = static_cast<std::size_t>(chunk.range.count());
+  const auto updated = [&](void* at, bool on_host) {
+    return static_cast<float*>(on_host ? resources_.offload->exchange(at, count * sizeof(float)) : at);
+  };
+  nn::OptimizerRange range{.count = chunk.range.count(), .decay = chunk.decay};
+  if (flat.precision.has_master_weights()) {
+    void* values = flat.value_at(first);
+    range.values = updated(flat.master_at(first), offloaded.optimizer);
+    if (offloaded.parameters) values = resources_.offload->reserve_download(values, count * size_of(flat.layout.dtype));
+    range.narrow = {flat.layout.dtype, nullptr, values};
+  } else {
+    range.values = updated(flat.value_at(first), offloaded.parameters);
+  }
+  const void* gradient = flat.gradient_at(first);
+  if (offloaded.gradients) gradient = resources_.offload->upload(gradient, count * size_of(flat.precision.reduce));
+  if (flat.precision.reduce == DType::f32) {
+    range.gradients = static_cast<const float*>(gradient);
+  } else {
+    range.narrow.gradient = gradient;
+  }
+  for (std::size_t i = 0; i < flat.state.size(); ++i)
+    range.state[i] = updated(flat.state_at(i, first), offloaded.optimizer);
+  return range;
+}
+
+std::size_t ShardedOptimizer::chunk_bytes() const {
+  std::size_t most = 0;
+  for (const FlatParameter& flat : group_.flats()) {
+    if (!flat.trainable()) continue;
+    const auto count = static_cast<std::size_t>(std::min(flat.optimized.count(), resources_.offload_chunk_elements));
+    const std::size_t f32 = CpuOffload::aligned(count * sizeof(float));  // of values, gradients and each state
+    const std::size_t half =
+        flat.precision.has_master_weights() ? CpuOffload::aligned(count * size_of(flat.layout.dtype)) : 0;
+    most = std::max(most, (2 + flat.state.size()) * f32 + half);
+  }
+  return most;
+}
+
+void ShardedOptimizer::clear() {
+  for (FlatParameter& flat : group_.flats())
+    for (Buffer& state : flat.state) {
+      if (group_.plan().offloaded.optimizer) {
+        std::fill_n(state.bytes_at(0), state.bytes(), std::byte{0});
+      } else {
+        resources_.zero(resources_.compute(), state.data(), state.bytes());
+      }
+    }
+}
+
+}  // namespace tessera::fsdp

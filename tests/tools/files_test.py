@@ -81,8 +81,8 @@ class FilesTest(unittest.TestCase):
         for part in (0.1, 0.5, 0.9, 0.999):
             cut = self.folder / "cut.so"
             cut.write_bytes(whole[:int(len(whole) * part)])
-            self.assert_one_line(self.train("--strategy", f"{cut}:hfsdp"), 2, cut, "cut short")
-            self.assert_one_line(self.train("--backend", "cut", env={"TESSERA_PLUGIN_PATH": str(cut)}), 2, "cut short")
+            self.assert_one_line(self.train("--strategy", f"{cut}:hfsdp"), 2, cut, "truncated")
+            self.assert_one_line(self.train("--backend", "cut", env={"TESSERA_PLUGIN_PATH": str(cut)}), 2, "truncated")
         cut.write_bytes(b"not an object")
         self.assert_one_line(self.train("--strategy", f"{cut}:hfsdp"), 2, cut, "not a shared object")
 

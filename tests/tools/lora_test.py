@@ -135,7 +135,7 @@ class LoraTest(unittest.TestCase):
         self.run_tool("train", *init, "--lora", "4", "--steps", "0", "--export-adapter", adapter)
         for hint, arguments in (("--lora-alpha needs adapters", ["--lora-alpha", "4"]), ("--lora-targets needs adapters", ["--lora-targets", "c_attn"]),
                                 ("--export-adapter needs adapters", ["--export-adapter", self.folder / "x"]),
-                                ("'q_proj' is the end of no linear layer", ["--lora", "4", "--lora-targets", "q_proj"]),
+                                ("'q_proj' matches no linear layer", ["--lora", "4", "--lora-targets", "q_proj"]),
                                 ("--init-adapter needs --init", ["--init-adapter", adapter]),
                                 ("--lora 5 is not what is in --init-adapter", [*init, "--init-adapter", adapter, "--lora", "5"]),
                                 ("--lora-alpha 5 is not", [*init, "--init-adapter", adapter, "--lora-alpha", "5"]),

@@ -95,7 +95,7 @@ class CheckpointTest(Folder):
             while not self.whole_steps() and time.monotonic() - begin < 30:
                 time.sleep(0.05)
             error = self.wrong(*self.arguments(2, "--save", self.saves, ranks=3))
-            self.assertRegex(error, f"{self.saves}: another run saves there .process [0-9]+ on .*; give this one a folder of its own$")
+            self.assertRegex(error, f"{self.saves}: another run .process [0-9]+ on .* saves to this directory; use a different one$")
             self.assertIsNone(first.poll())
             self.train(1, "--save", self.folder / "another")
         finally:
@@ -133,8 +133,8 @@ class CheckpointTest(Folder):
     def test_what_makes_no_sense_is_one_line(self):
         self.train(3, "--save", self.saves)
         at = self.arguments(6)
-        self.assertIn("no such folder", self.wrong(*at, "--resume", self.folder / "nowhere"))
-        self.assertIn("no checkpoint in it that was finished", self.wrong(*at, "--resume", self.folder))
+        self.assertIn("no such directory", self.wrong(*at, "--resume", self.folder / "nowhere"))
+        self.assertIn("contains no complete checkpoint", self.wrong(*at, "--resume", self.folder))
         self.assertIn("written with --seed 0, this run has 1", self.wrong(*at, "--resume", self.saves, "--seed", 1))
         self.assertIn("--data of tokens", self.wrong(*at[:-1], sys.argv[0], "--resume", self.saves))
         self.assertIn("leave --init out", self.wrong(*at, "--resume", self.saves, "--init", self.folder))

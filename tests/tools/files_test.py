@@ -92,11 +92,11 @@ class FilesTest(unittest.TestCase):
         victim = self.folder / "victim.txt"
         victim.write_text("what must stay")
         (saves / ".lock").symlink_to(victim)
-        self.assert_one_line(self.train("--save", saves), 2, saves / ".lock", "no regular file", "remove it")
+        self.assert_one_line(self.train("--save", saves), 2, saves / ".lock", "not a regular file", "remove it")
         self.assertEqual(victim.read_text(), "what must stay")
         (saves / ".lock").unlink()
         os.mkfifo(saves / ".lock")
-        self.assert_one_line(self.train("--save", saves), 2, "no regular file")
+        self.assert_one_line(self.train("--save", saves), 2, "not a regular file")
 
     def test_a_limit_of_file_size_fails_the_save(self):
         def limited():

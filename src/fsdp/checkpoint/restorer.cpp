@@ -65,12 +65,12 @@ RestoreReport compare(Engine& engine, const Checkpoint& checkpoint, const Restor
     if (options.optimizer && parameter->tensor().requires_grad() && tensor->states != engine.states())
       throw InvalidUsage(checkpoint.folder() + ": the optimizer kept " + std::to_string(tensor->states) +
                          " values for each element of '" + tensor->name + "', this one keeps " +
-                         std::to_string(engine.states()) + "; give the optimizer that it was written with");
+                         std::to_string(engine.states()) + "; use the optimizer that it was written with");
   }
   add_unexpected(checkpoint.tensors(), std::move(names), report);
   compare_buffers(engine, checkpoint, report);
   if (!options.strict || (report.missing.empty() && report.unexpected.empty())) return report;
-  std::string text = checkpoint.folder() + ": not this model's:";
+  std::string text = checkpoint.folder() + ": does not match the model:";
   if (!report.missing.empty()) text += " it lacks " + listed(report.missing);
   if (!report.unexpected.empty())
     text += std::string(report.missing.empty() ? "" : ";") + " the model has no " + listed(report.unexpected);
@@ -93,8 +93,8 @@ std::string restore_plugin_state(Engine& engine, Checkpoint& checkpoint) {
   if (!fits) {
     engine.load_plugin_state({});
     if (expected.empty() && !has_some) return "";
-    return checkpoint.folder() + ": what collectives carry from step to step is not there for this world, strategy " +
-           "and choice of collectives; they begin anew";
+    return checkpoint.folder() +
+           ": has no plug-in state for this world, strategy and choice of collectives, which therefore starts empty";
   }
   engine.load_plugin_state([&](const CollectivePlugin::State& state, int rank, float* out) {
     checkpoint.read_plugin_state(rank, state.name, out);

@@ -328,7 +328,7 @@ class TrainingTest(unittest.TestCase):
         plain, offloaded = tool(*arguments), tool(*arguments, "--cpu-offload", "--strategy", "ddp")
         self.assertEqual((plain[0], offloaded[0]), (0, 0), offloaded[2])
         self.assertEqual(offloaded[1].split()[-1], plain[1].split()[-1])
-        self.assertEqual(offloaded[2].strip(), "tessera: --cpu-offload does nothing with --device cpu: ranks compute in the host's memory as it is")
+        self.assertEqual(offloaded[2].strip(), "tessera: --cpu-offload does nothing with --device cpu: it already uses host memory")
         self.assertEqual(plain[2], "")
 
     def test_compare_takes_every_option_of_train_but_those_of_one_run(self):
@@ -403,7 +403,7 @@ class TrainingTest(unittest.TestCase):
             (["train", "--json", "/no/such/folder/x.json"], "/no/such/folder"),
             (["compare", "--report", "/no/such/folder/x.html"], "/no/such/folder"),
             (["compare", "--strategies", "hsdp", "--ranks", "3"], "--mesh"),
-            (["train", "--strategy", "hsdp", "--mesh", "3x3"], "9 places"),
+            (["train", "--strategy", "hsdp", "--mesh", "3x3"], "9 positions"),
             (["train", "--wrap", "no.such.module"], "no.such.module"),
             (["train", "--seq-len", "100000"], "context"),
             (["train", "--lr", "0"], "--lr"),
@@ -416,8 +416,8 @@ class TrainingTest(unittest.TestCase):
             (["train", "--norm-type", "4"], "--norm-type"),
             (["compare", "--norm-type", "inf"], "give --clip-norm too"),
             (["train", "--backward-prefetch", "post", "--prefetch", "0"], "leave one of the two out"),
-            (["train", "--graphs"], "device cpu has none; use --device cuda"),
-            (["compare", "--graphs"], "device cpu has none; use --device cuda"),
+            (["train", "--graphs"], "device cpu has no graphs; use --device cuda"),
+            (["compare", "--graphs"], "device cpu has no graphs; use --device cuda"),
             (["train", "--precision", "int8"], "--precision"),
             (["train", "--reduce-dtype", "bf16"], "--reduce-dtype"),
         ]
